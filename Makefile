@@ -111,7 +111,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --quiet --no-deps --editable . & built=$$!; \
 	  $(PIP) --requirement .venv/needs.txt; code=$$?; echo "Compiling the rest of the C++ step."; wait $$built && exit $$code
 	@# Their bytecode is written now, so that the first server starts as fast as later ones.
-	@$(BIN)/python -c "import outrider.engine.worker, outrider.server.run"
+	@$(BIN)/python -c "import outrider.engine.worker.worker, outrider.server.run"
 	@touch $@
 
 $(IMPORTED): $(STAMP)

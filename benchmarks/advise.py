@@ -1,4 +1,4 @@
-"""What ``outrider.planning`` predicts of this machine, beside what it then measures.
+"""What ``outrider.ops.planning`` predicts of this machine, beside what it then measures.
 
 Costs are measured at batch sizes 1, 4 and 16, acceptance at K = 8 with one sequence, on one half of
 the prompts. On the other half, speedups of K = 1 to 8 at batch sizes 2, 8 and 32 are predicted, and
@@ -16,14 +16,14 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.base.types import Counts
 from outrider.bench.machine import machine
 from outrider.bench.steps import profile, timed, tokens_per_second
 from outrider.cli.common import JsonFile, numbers, write_json
 from outrider.llm import LLM
-from outrider.planning import of_counts
-from outrider.planning.figure import MEASURED
-from outrider.planning.roofline import Steps
-from outrider.types import Counts
+from outrider.ops.planning import of_counts
+from outrider.ops.planning.figure import MEASURED
+from outrider.ops.planning.roofline import Steps
 
 from .common import POCKET, PROMPTS, Prompts, Rounds, Tokens, read_prompts, table
 

@@ -141,7 +141,7 @@ SPECULATIVE: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4,
               "num_speculative_tokens": int(K)},
 }  # fmt: skip
-PROPOSER = {"method": "custom_class", "model": "outrider.vllm.Proposer",
+PROPOSER = {"method": "custom_class", "model": "outrider.plugins.vllm.Proposer",
             "num_speculative_tokens": int(K)}  # fmt: skip
 SERVERS: dict[str, tuple[str, Callable[[], Any]]] = {
     "llama.cpp-plain": ("llama.cpp", llama_cpp),

@@ -25,10 +25,10 @@ from safetensors.torch import load_file, save_file
 from outrider import pocket
 from outrider.cli.common import write
 from outrider.native.threads import cpu_name
-from outrider.planning.diagnose import compare, derive, judge
-from outrider.planning.endpoint import Endpoint
-from outrider.planning.facts import Value, check_thresholds
-from outrider.planning.observation import Observation, ask
+from outrider.ops.diagnose.diagnose import compare, derive, judge
+from outrider.ops.diagnose.endpoint import Endpoint
+from outrider.ops.diagnose.facts import Value, check_thresholds
+from outrider.ops.diagnose.observation import Observation, ask
 
 from .common import POCKET, PROMPTS, read_prompts
 from .served import Served

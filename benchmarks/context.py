@@ -22,17 +22,17 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from outrider.base.config import PRESETS
+from outrider.base.types import SamplingParams
 from outrider.bench.intervals import median_interval, shown
 from outrider.bench.machine import machine
 from outrider.bench.offline import PLAIN
 from outrider.bench.record import Pass, run_all, total
+from outrider.checkpoints.families import read_config, read_shape
+from outrider.checkpoints.tokenizers import read_codec
 from outrider.cli.common import Dtype, JsonFile, write_json
-from outrider.config import PRESETS
 from outrider.errors import ConfigError, OutriderError
 from outrider.llm import LLM
-from outrider.models.families import read_config, read_shape
-from outrider.text.read import read_codec
-from outrider.types import SamplingParams
 
 from .common import Length, Rounds, Tokens, measured, ratio, table
 from .peers.pairs import Pair, find_pair, random_prompts

@@ -21,14 +21,15 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider import LLM, SamplingParams
+from outrider.base.types import Request, SequenceState
 from outrider.bench.intervals import shown
 from outrider.bench.machine import machine
 from outrider.bench.record import run_all
+from outrider.checkpoints.files import find_tensors
+from outrider.checkpoints.heads import read_head
 from outrider.cli.common import JsonFile, write_json
 from outrider.drafters.states import StateRing
 from outrider.models.decide import DraftInput
-from outrider.models.files import find_tensors
-from outrider.models.heads import read_head
 from outrider.models.load import load_model
 from outrider.models.native import NativeTransformer
 from outrider.models.native_head import NativeHead
@@ -41,7 +42,6 @@ from outrider.sampling.pipeline import RequestPipeline
 from outrider.text.detokenize import Detokenizer
 from outrider.training.corpus import encode, standard_library, windows
 from outrider.training.eagle import EagleHead, EaglePlan, distil
-from outrider.types import Request, SequenceState
 
 from .common import measured, ratio
 

@@ -19,13 +19,13 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from outrider.base.types import SamplingParams, Speculation
 from outrider.cli.common import JsonFile, numbers, write_json
 from outrider.drafters.registry import sibling
 from outrider.errors import ConfigError, ModelError
 from outrider.llm import LLM
 from outrider.native.choice import library
 from outrider.native.library import Library
-from outrider.types import SamplingParams, Speculation
 
 from .common import (
     POCKET,

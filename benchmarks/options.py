@@ -17,12 +17,12 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.base.types import SamplingParams
 from outrider.bench.record import Pass, run_all, total
 from outrider.bench.replay import SIZES, write_random
 from outrider.cli.common import JsonFile, write_json
-from outrider.input_processor import Prompt
+from outrider.frontend.inputs import Prompt
 from outrider.llm import LLM
-from outrider.types import SamplingParams
 
 from .common import (
     POCKET,

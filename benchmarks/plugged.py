@@ -29,7 +29,7 @@ from .peers.session import Answer, Session
 SOURCE = Path(outrider.__file__).parents[1]
 PLUGIN = """\
 [vllm.general_plugins]
-outrider = outrider.vllm.plugin:register
+outrider = outrider.plugins.vllm.plugin:register
 """
 MODES = ("plain", "draft", "ngram")
 COLUMNS = ("drafts", "T", "batch", "tokens/s without", "with", "ratio")

@@ -13,6 +13,7 @@ from typing import Annotated
 import torch
 import typer
 
+from outrider.base.types import Draft, SamplingParams, Verdict
 from outrider.bench.machine import machine
 from outrider.cli.common import numbers
 from outrider.engine.build import build_engine
@@ -23,7 +24,6 @@ from outrider.sampling.acceptance import AcceptanceRule
 from outrider.sampling.pipeline import StepLogits
 from outrider.sampling.ratio import RULES, make_rule
 from outrider.sampling.shared_noise import Noise, SharedNoise
-from outrider.types import Draft, SamplingParams, Verdict
 
 from .common import (
     POCKET,

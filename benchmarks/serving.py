@@ -21,10 +21,10 @@ import httpx
 import torch
 import typer
 
+from outrider.base.types import SamplingParams
 from outrider.cli.common import JsonFile, write_json
 from outrider.errors import ConfigError
 from outrider.llm import LLM
-from outrider.types import SamplingParams
 
 from .common import Rounds, Tokens, measured, ratio
 from .peers.pairs import PROMPT_TOKENS, Pair, find_pair

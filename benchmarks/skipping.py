@@ -24,6 +24,7 @@ import torch
 import typer
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.base.types import SamplingParams
 from outrider.bench.intervals import shown
 from outrider.bench.machine import machine
 from outrider.bench.record import Pass, run_all
@@ -34,7 +35,6 @@ from outrider.drafters.skips import MOST_SKIPPED, Search, Skips
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.models.native import NativeTransformer
-from outrider.types import SamplingParams
 
 from .common import Rounds, Seed, measured, ratio
 from .peers.pairs import write_tokenizer

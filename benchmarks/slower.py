@@ -19,15 +19,15 @@ from typing import Annotated, NamedTuple
 import typer
 from tqdm import tqdm
 
+from outrider.base.types import SamplingParams
 from outrider.bench.machine import machine
 from outrider.bench.offline import turned
 from outrider.bench.record import run_all
+from outrider.checkpoints.families import find_folder
+from outrider.checkpoints.tokenizers import read_codec
 from outrider.cli.bench import named_workload
 from outrider.cli.common import JsonFile, write_json
 from outrider.llm import LLM
-from outrider.models.families import find_folder
-from outrider.text.read import read_codec
-from outrider.types import SamplingParams
 
 from .common import POCKET, Model, table
 from .portfolio.figures import estimate

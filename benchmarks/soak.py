@@ -26,9 +26,9 @@ import typer
 from tqdm import tqdm
 
 from outrider import pocket
+from outrider.base.types import SamplingParams
 from outrider.cli.common import JsonFile, write_json
 from outrider.llm import LLM
-from outrider.types import SamplingParams
 
 from .common import Seed, percentiles
 from .fuzz.hostile import attack

@@ -17,18 +17,18 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from outrider.base.types import SamplingParams, SequenceState
 from outrider.bench.intervals import median_interval, shown
 from outrider.bench.machine import machine
 from outrider.bench.record import Pass, run_all, total
+from outrider.checkpoints.families import find_folder
 from outrider.cli.common import JsonFile, numbers, write_json
 from outrider.cli.common import shapes as read_shapes
 from outrider.errors import ConfigError, OutriderError
 from outrider.llm import LLM
 from outrider.models.base import Store
 from outrider.models.decide import SampleInput
-from outrider.models.families import find_folder
 from outrider.models.rows import Segment
-from outrider.types import SamplingParams, SequenceState
 
 from .common import POCKET, PROMPTS, Prompts, Tokens, measured, ratio, read_prompts, table
 from .context import lengthened

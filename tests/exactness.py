@@ -17,16 +17,16 @@ from pages import check_engine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outrider.config import EngineConfig
+from outrider.base.config import EngineConfig
+from outrider.base.types import Event, Request, SamplingParams
 from outrider.drafters.base import Drafter, DrafterSpec
 from outrider.drafters.registry import find_drafter
 from outrider.engine.build import build_engine
 from outrider.engine.calibrate import find_costs
-from outrider.engine.costs import Costs
+from outrider.engine.control.costs import Costs
+from outrider.engine.control.outlook import PLAIN, Choice, Stream
 from outrider.engine.engine import Engine
-from outrider.engine.outlook import PLAIN, Choice, Stream
 from outrider.models.base import Model
-from outrider.types import Event, Request, SamplingParams
 
 VOCABULARY = 211
 END = 3

@@ -17,9 +17,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from outrider.guard.loop import Guard
-from outrider.guard.policy import Policy, read
-from outrider.guard.store import Store
+from outrider.ops.guard.loop import Guard
+from outrider.ops.guard.policy import Policy, read
+from outrider.ops.guard.store import Store
 
 Reply = tuple[int, Any]
 

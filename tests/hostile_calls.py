@@ -308,7 +308,7 @@ def from_peer(ask: Callable[[Peer], object]) -> Callable[[bytes], object]:
 
 @reader("HTTP answers")
 def answers(folder: Path) -> Made:
-    from outrider.outside.http import call
+    from outrider.base.outside.http import call
 
     def ask(peer: Peer) -> None:
         call(f"http://127.0.0.1:{peer.port}/x", seconds=1.0).json()
@@ -318,7 +318,7 @@ def answers(folder: Path) -> Made:
 
 @reader("HTTP answers of a load test")
 def loaded_answers(folder: Path) -> Made:
-    from outrider.scraping.client import Client
+    from outrider.ops.metrics.client import Client
 
     async def answer(port: int) -> None:
         client = Client(f"http://127.0.0.1:{port}")
@@ -332,7 +332,7 @@ def loaded_answers(folder: Path) -> Made:
 
 @reader("HTTP answers of an endpoint")
 def endpoint_answers(folder: Path) -> Made:
-    from outrider.planning.endpoint import Endpoint
+    from outrider.ops.diagnose.endpoint import Endpoint
 
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\n" + b'{"data":[{"id": "m"}]}'
     return damaged(head, *HEADS[:2], *HEADS[3:], pieces=HEAD_PIECES), from_peer(
@@ -342,8 +342,8 @@ def endpoint_answers(folder: Path) -> Made:
 
 @reader("switch: HAProxy")
 def switch_haproxy(folder: Path) -> Made:
-    from outrider.guard.policy import Traffic
-    from outrider.guard.switches.haproxy import HAProxy
+    from outrider.ops.guard.policy import Traffic
+    from outrider.ops.guard.switches.haproxy import HAProxy
 
     def ask(peer: Peer) -> None:
         place = f"tcp:127.0.0.1:{peer.port}"

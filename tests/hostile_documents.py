@@ -15,14 +15,14 @@ from hostile_inputs import damaged, jsons, texts, tomls, trees
 from hostile_readers import REPORT, SERVED, Made, check_said, in_file, reader
 from hypothesis import strategies as st
 
+from outrider.base.outside.text import printable
 from outrider.errors import ConfigError
-from outrider.outside.text import printable
 
 
 def advice() -> dict[str, Any]:
     """An advice as ``outrider advise --json`` writes it."""
-    from outrider.planning.advise import advise
-    from outrider.planning.situation import Situation
+    from outrider.ops.planning.advise import advise
+    from outrider.ops.planning.situation import Situation
 
     found: dict[str, Any] = json.loads(
         json.dumps(advise(Situation("llama-3.1-8b", "eagle3", hardware="h100")).to_json())
@@ -32,9 +32,9 @@ def advice() -> dict[str, Any]:
 
 @reader("advice")
 def advice_file(folder: Path) -> Made:
-    from outrider.deploy import advised, spec
-    from outrider.deploy.render import render
-    from outrider.planning.saved import load_advice
+    from outrider.ops.deploy import advised, spec
+    from outrider.ops.deploy.render import render
+    from outrider.ops.planning.saved import load_advice
 
     def read(file: Path) -> None:
         found = load_advice(file)
@@ -49,7 +49,7 @@ def advice_file(folder: Path) -> Made:
 
 @reader("acceptance file")
 def acceptance_file(folder: Path) -> Made:
-    from outrider.planning.acceptance import read_acceptance
+    from outrider.ops.planning.acceptance import read_acceptance
 
     plain = {"acceptance_rate": 0.7, "num_speculative_tokens": 4}
 
@@ -61,7 +61,7 @@ def acceptance_file(folder: Path) -> Made:
 
 @reader("acceptance text")
 def acceptance_text(folder: Path) -> Made:
-    from outrider.planning.acceptance import parse_acceptance
+    from outrider.ops.planning.acceptance import parse_acceptance
 
     return texts(damaged("0.73@5", "0.92,0.81,0.71")), lambda text: parse_acceptance(text)
 
@@ -93,7 +93,7 @@ price = 3.0
 def demand(folder: Path) -> Made:
     import tomllib
 
-    from outrider.deploy.demand import parse_demand
+    from outrider.ops.deploy.demand import parse_demand
 
     sample = tomllib.loads(DEMAND)
     hours = {**sample, "traffic": {**sample["traffic"], "by_hour": [1.0] * 24}}
@@ -131,9 +131,9 @@ TUNED = "[deploy]\n" + re.sub(r"^\[(\w+)\]$", r"[deploy.\1]", SPEC, flags=re.M) 
 
 @reader("deploy spec")
 def spec(folder: Path) -> Made:
-    from outrider.deploy import spec as specs
-    from outrider.deploy.facts import filled
-    from outrider.deploy.render import FORMATS, render
+    from outrider.ops.deploy import spec as specs
+    from outrider.ops.deploy.facts import filled
+    from outrider.ops.deploy.render import FORMATS, render
 
     def read(file: Path) -> None:
         found = filled(specs.parse(specs.read(file), str(file)))
@@ -191,14 +191,14 @@ MERGES = "kind: List\nb0: &b0 {x: 1}\n" + "".join(
 
 @reader("translate: commands")
 def translate_commands(folder: Path) -> Made:
-    from outrider.deploy.translate import translate
+    from outrider.ops.deploy.translate import translate
 
     return texts(damaged(*COMMANDS)), translate
 
 
 @reader("translate: Python")
 def translate_python(folder: Path) -> Made:
-    from outrider.deploy.translate import translate
+    from outrider.ops.deploy.translate import translate
 
     return texts(damaged(PYTHON)), translate
 
@@ -207,7 +207,7 @@ def translate_python(folder: Path) -> Made:
 def translate_manifests(folder: Path) -> Made:
     import yaml
 
-    from outrider.deploy.translate import translate
+    from outrider.ops.deploy.translate import translate
 
     sample = next(iter(yaml.safe_load_all(MANIFEST)))
     cases = st.one_of(damaged(MANIFEST), damaged(MANIFEST, LAUGHS, MERGES), jsons(sample))
@@ -221,14 +221,14 @@ def check_document(found: Any) -> None:
 
 @reader("YAML documents")
 def yaml_documents(folder: Path) -> Made:
-    from outrider.outside.documents import parse_yaml
+    from outrider.base.outside.documents import parse_yaml
 
     return damaged(MANIFEST, LAUGHS, MERGES), lambda data: check_document(parse_yaml(data, "It"))
 
 
 @reader("JSON documents")
 def json_documents(folder: Path) -> Made:
-    from outrider.outside.documents import read_json
+    from outrider.base.outside.documents import read_json
 
     return jsons(REPORT, SERVED), in_file(
         folder, "x.json", lambda file: check_document(read_json(file, "It"))
@@ -237,7 +237,7 @@ def json_documents(folder: Path) -> Made:
 
 @reader("TOML documents")
 def toml_documents(folder: Path) -> Made:
-    from outrider.outside.documents import parse_toml
+    from outrider.base.outside.documents import parse_toml
 
     return damaged(SPEC, DEMAND), lambda data: check_document(parse_toml(data, "It"))
 
@@ -281,7 +281,7 @@ def server_environment(folder: Path) -> Made:
 
 @reader("speculative_config")
 def speculative_config(folder: Path) -> Made:
-    from outrider.vllm_names import translate_deprecated
+    from outrider.base.vllm_names import translate_deprecated
 
     sample = {"method": "eagle3", "model": "h", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
     cases = st.one_of(trees(sample), texts(jsons(sample, {"method": "ngram"})))
@@ -290,7 +290,7 @@ def speculative_config(folder: Path) -> Made:
 
 @reader("kept costs")
 def kept_costs(folder: Path) -> Made:
-    from outrider.planning.situation import read_profile
+    from outrider.ops.planning.situation import read_profile
 
     curve = [[1, 0.001], [8, 0.002], [64, 0.01]]
     sample = {
@@ -302,7 +302,7 @@ def kept_costs(folder: Path) -> Made:
 
 @reader("catalogue config")
 def catalogue_config(folder: Path) -> Made:
-    from outrider.planning.catalogue import eagle_head, find_shape, read_config
+    from outrider.ops.planning.catalogue import eagle_head, find_shape, read_config
 
     sample = {
         "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144,
@@ -364,7 +364,7 @@ DELTA = {"choices": [{"delta": {"content": "x", "tool_calls": [{"function": {"ar
 @reader("stream of a load test")
 def stream(folder: Path) -> Made:
     from outrider.bench.load.stream import Record, read
-    from outrider.scraping.client import Answer
+    from outrider.ops.metrics.client import Answer
 
     whole = b"".join(
         b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in (CHUNK, DELTA, CHUNK)
@@ -387,7 +387,7 @@ def stream(folder: Path) -> Made:
 @reader("models of a load test")
 def listed_models(folder: Path) -> Made:
     from outrider.bench.load.measure import Server
-    from outrider.scraping.client import Answer
+    from outrider.ops.metrics.client import Answer
 
     def call(case: tuple[bytes, int]) -> None:
         body, status = case

@@ -71,7 +71,7 @@ seconds = 30
 
 @reader("guard policy")
 def guard_policy(folder: Path) -> Made:
-    from outrider.guard.policy import read
+    from outrider.ops.guard.policy import read
 
     route = POLICY.replace('advice = "advice.json"\n', "").replace(
         'kind = "haproxy"', 'kind = "httproute"\nnamespace = "n"\nroute = "r"\nurl = "http://k:1"'
@@ -81,7 +81,7 @@ def guard_policy(folder: Path) -> Made:
 
 def guard_documents() -> tuple[Any, Any]:
     """A state and a status as a guard writes them."""
-    from outrider.guard.states import State
+    from outrider.ops.guard.states import State
 
     state = State(
         engine="http://e:8000", pending={"p99": 3.0}, own_weights=(100, 0),
@@ -96,8 +96,8 @@ def guard_documents() -> tuple[Any, Any]:
 
 @reader("guard state")
 def guard_state(folder: Path) -> Made:
-    from outrider.guard.states import carried_over
-    from outrider.guard.store import Store
+    from outrider.ops.guard.states import carried_over
+    from outrider.ops.guard.store import Store
 
     store = Store(folder)
 
@@ -112,7 +112,7 @@ def guard_state(folder: Path) -> Made:
 
 @reader("guard status")
 def guard_status(folder: Path) -> Made:
-    from outrider.guard.store import Store
+    from outrider.ops.guard.store import Store
 
     return jsons(guard_documents()[1]), in_file(
         folder, "status.json", lambda _: Store(folder).status()
@@ -121,7 +121,7 @@ def guard_status(folder: Path) -> Made:
 
 @reader("guard command")
 def guard_command(folder: Path) -> Made:
-    from outrider.guard.store import Store
+    from outrider.ops.guard.store import Store
 
     return jsons({"force": "plain"}), in_file(
         folder, "command.json", lambda _: Store(folder).commanded()
@@ -157,7 +157,7 @@ def guard_history(folder: Path) -> Made:
 
 def policy_of(**parts: Any) -> Any:
     """A policy with an engine, a standby and more."""
-    from outrider.guard.policy import parse
+    from outrider.ops.guard.policy import parse
 
     document = {"engine": {"url": "http://e:8000"}, "standby": {"url": "http://s:8000"}}
     return parse({**document, **parts})
@@ -168,8 +168,8 @@ SWITCH = {"enabled": True, "num_speculative_tokens": 4, "draft_length": 3}
 
 @reader("switch: speculation")
 def switch_speculation(folder: Path) -> Made:
-    from outrider.guard.policy import Server
-    from outrider.guard.switches import speculation
+    from outrider.ops.guard.policy import Server
+    from outrider.ops.guard.switches import speculation
 
     own = speculation.Speculation(Server("http://e:8000"))
     error = {"error": {"message": "no", "code": 400}}
@@ -191,8 +191,8 @@ def check_weights(weights: tuple[int, int]) -> None:
 
 @reader("switch: webhook")
 def switch_webhook(folder: Path) -> Made:
-    from outrider.guard.policy import Traffic
-    from outrider.guard.switches import webhook
+    from outrider.ops.guard.policy import Traffic
+    from outrider.ops.guard.switches import webhook
 
     own = webhook.Webhook(Traffic("webhook", url="http://w:1/x"))
 
@@ -218,9 +218,9 @@ ROUTE: dict[str, Any] = {
 
 @reader("switch: HTTPRoute")
 def switch_route(folder: Path) -> Made:
-    from outrider.guard import kubernetes
-    from outrider.guard.policy import Traffic
-    from outrider.guard.switches.httproute import HTTPRoute
+    from outrider.ops.guard import kubernetes
+    from outrider.ops.guard.policy import Traffic
+    from outrider.ops.guard.switches.httproute import HTTPRoute
 
     names = {"engine": "e", "standby": "s", "namespace": "n", "route": "r"}
     own = HTTPRoute(Traffic("httproute", url="http://k:1", **names))
@@ -236,8 +236,8 @@ def switch_route(folder: Path) -> Made:
 
 @reader("lease: Kubernetes")
 def lease_kubernetes(folder: Path) -> Made:
-    from outrider.guard import kubernetes
-    from outrider.guard.lease import KubernetesLease
+    from outrider.ops.guard import kubernetes
+    from outrider.ops.guard.lease import KubernetesLease
 
     policy = policy_of(lease={"kind": "kubernetes", "namespace": "n", "url": "http://k:1"})
     own = KubernetesLease(policy)
@@ -261,7 +261,7 @@ def lease_kubernetes(folder: Path) -> Made:
 def lease_file(folder: Path) -> Made:
     import fcntl
 
-    from outrider.guard.lease import FileLease
+    from outrider.ops.guard.lease import FileLease
 
     def read(path: Path) -> None:
         other = os.open(path, os.O_RDWR)
@@ -276,7 +276,7 @@ def lease_file(folder: Path) -> Made:
 
 @reader("guard: Prometheus")
 def guard_prometheus(folder: Path) -> Made:
-    from outrider.guard import sources
+    from outrider.ops.guard import sources
 
     source = {"kind": "prometheus", "url": "http://p:1", "engine": 'a="b"', "standby": 'a="c"'}
     own = sources.Prometheus(policy_of(source=source))
@@ -294,7 +294,7 @@ def guard_prometheus(folder: Path) -> Made:
 
 @reader("guard: pages")
 def guard_pages(folder: Path) -> Made:
-    from outrider.guard import sources
+    from outrider.ops.guard import sources
 
     own = [
         sources.Scrapes(policy_of(engine={"url": "http://e:1", "kind": kind}))
@@ -316,8 +316,8 @@ ANSWER = {"data": [{"id": "m"}], "choices": [{"text": "x"}]}
 
 @reader("guard: probe")
 def guard_probe(folder: Path) -> Made:
-    from outrider.guard import watch
-    from outrider.guard.policy import Server
+    from outrider.ops.guard import watch
+    from outrider.ops.guard.policy import Server
 
     def call(case: tuple[bytes, int]) -> None:
         with answering([watch], *case):
@@ -359,12 +359,12 @@ Step = tuple[float, bytes | None, float | None]
 @reader("guard: whole")
 def guard_whole(folder: Path) -> Made:
     """Turns of guards whose every answer is hostile, over deaths and clocks that are set."""
-    from outrider.guard import events, sources, watch
-    from outrider.guard.loop import Guard
-    from outrider.guard.policy import parse
-    from outrider.guard.store import AUDIT, COMMAND
-    from outrider.guard.switches import speculation, webhook
-    from outrider.outside.http import Answer
+    from outrider.base.outside.http import Answer
+    from outrider.ops.guard import events, sources, watch
+    from outrider.ops.guard.loop import Guard
+    from outrider.ops.guard.policy import parse
+    from outrider.ops.guard.store import AUDIT, COMMAND
+    from outrider.ops.guard.switches import speculation, webhook
 
     folder.mkdir(parents=True)
     answer = st.tuples(

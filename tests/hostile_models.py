@@ -40,7 +40,7 @@ def sample_of(folder: Path, name: str) -> Any:
 
 def shaped(folder: Path) -> None:
     """Read a checkpoint's config as a load does."""
-    from outrider.models.families import read_architecture, read_config, read_shape
+    from outrider.checkpoints.families import read_architecture, read_config, read_shape
 
     config = read_config(folder)
     read_shape(config, folder)
@@ -75,7 +75,7 @@ def generation_config(folder: Path) -> Made:
 
 def tokenized(folder: Path) -> None:
     """Read a checkpoint's tokenizer, and use it."""
-    from outrider.text.read import read_codec
+    from outrider.checkpoints.tokenizers import read_codec
 
     codec = read_codec(folder)
     codec.backend.decode(codec.encode("def greet(name):\n    return 1"))
@@ -107,7 +107,7 @@ def headed(header: bytes, tail: bytes, length: int | None) -> bytes:
 
 @reader("model: safetensors header")
 def safetensors(folder: Path) -> Made:
-    from outrider.models.files import find_tensors
+    from outrider.checkpoints.files import find_tensors
 
     whole = (checkpoint(folder.parent) / "model.safetensors").read_bytes()
     end = 8 + int.from_bytes(whole[:8], "little")
@@ -129,7 +129,7 @@ def safetensors(folder: Path) -> Made:
 
 @reader("model: safetensors index")
 def index(folder: Path) -> Made:
-    from outrider.models.files import find_tensors
+    from outrider.checkpoints.files import find_tensors
 
     names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(4)]
     sample = {
@@ -145,9 +145,9 @@ def gguf(folder: Path) -> Made:
     from mutations import POOL
     from test_gguf import add_pieces, byte_level, convert, pieces
 
-    from outrider.gguf import open_gguf
-    from outrider.models.formats.gguf_config import read_gguf_config
-    from outrider.text.gguf_tokenizer import gguf_tokenizer
+    from outrider.checkpoints.formats.gguf import open_gguf
+    from outrider.checkpoints.formats.gguf_config import read_gguf_config
+    from outrider.checkpoints.formats.gguf_tokenizer import gguf_tokenizer
 
     source = checkpoint(folder.parent)
     folder.mkdir(parents=True)
@@ -193,8 +193,8 @@ def heads(folder: Path) -> Made:
     from heads import Eagle, make_head, make_medusa, save_head
     from transformers import AutoConfig
 
-    from outrider.models.head_tensors import check_tensors
-    from outrider.models.heads import read_head
+    from outrider.checkpoints.head_tensors import check_tensors
+    from outrider.checkpoints.heads import read_head
 
     target = AutoConfig.from_pretrained(checkpoint(folder.parent))
     head = make_head(Eagle(drafted=97), target)
@@ -248,9 +248,9 @@ def pairs(folder: Path) -> Made:
 
 @reader("deploy: facts of a folder")
 def facts(folder: Path) -> Made:
-    from outrider.deploy.facts import filled
-    from outrider.deploy.render import render
-    from outrider.deploy.spec import parse
+    from outrider.ops.deploy.facts import filled
+    from outrider.ops.deploy.render import render
+    from outrider.ops.deploy.spec import parse
 
     sample = sample_of(folder, "config.json")
 
@@ -262,7 +262,7 @@ def facts(folder: Path) -> Made:
 
 @reader("quantisation of a config")
 def quantisation(folder: Path) -> Made:
-    from outrider.models.formats.methods import find_format
+    from outrider.checkpoints.formats.methods import find_format
 
     packed = {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],

@@ -68,7 +68,7 @@ def in_file(folder: Path, name: str, read: Callable[[Path], object]) -> Callable
 @contextmanager
 def answering(modules: list[Any], body: bytes, status: int = 200) -> Iterator[None]:
     """Have a server answer every call of some modules with a body."""
-    from outrider.outside.http import Answer
+    from outrider.base.outside.http import Answer
 
     def call(*_: Any, take: Callable[[bytes], None] | None = None, **__: Any) -> Answer:
         if take is None or status != 200:
@@ -89,8 +89,8 @@ def answering(modules: list[Any], body: bytes, status: int = 200) -> Iterator[No
 
 @reader("metrics page")
 def metrics_page(folder: Path) -> Made:
-    from outrider.planning.metrics import facts_of
-    from outrider.scraping import Reader, parse
+    from outrider.ops.diagnose.metrics import facts_of
+    from outrider.ops.metrics import Reader, parse
 
     before: list[Any] = [parse(PAGES[-1].decode())]
 
@@ -114,11 +114,11 @@ def metrics_page(folder: Path) -> Made:
 def exporter(folder: Path) -> Made:
     from prometheus_client import CollectorRegistry, generate_latest
 
-    from outrider.observe.exporter import Exporter
-    from outrider.observe.watcher import Watcher
-    from outrider.outside.http import Answer
-    from outrider.planning import endpoint as planning
-    from outrider.planning.endpoint import Endpoint
+    from outrider.base.outside.http import Answer
+    from outrider.ops.alerts.exporter import Exporter
+    from outrider.ops.alerts.watcher import Watcher
+    from outrider.ops.diagnose import endpoint as planning
+    from outrider.ops.diagnose.endpoint import Endpoint
 
     models = trees({"data": [{"id": "m"}]}).map(made.as_json)
 
@@ -142,7 +142,7 @@ def exporter(folder: Path) -> Made:
 
 @reader("endpoint")
 def endpoint(folder: Path) -> Made:
-    from outrider.planning import endpoint as planning
+    from outrider.ops.diagnose import endpoint as planning
 
     sample = {"data": [{"id": "m"}], "choices": [{"text": "x"}]}
 
@@ -157,9 +157,9 @@ def endpoint(folder: Path) -> Made:
 
 @reader("addresses")
 def addresses(folder: Path) -> Made:
-    from outrider.outside.http import address
-    from outrider.planning.endpoint import Endpoint
-    from outrider.scraping.client import Client
+    from outrider.base.outside.http import address
+    from outrider.ops.diagnose.endpoint import Endpoint
+    from outrider.ops.metrics.client import Client
 
     def call(text: str) -> None:
         for read in (address, Endpoint, Client):
@@ -173,9 +173,9 @@ def addresses(folder: Path) -> Made:
 
 def diagnosed(source: Any) -> None:
     """Diagnose a source as the command does."""
-    from outrider.planning.diagnose import judge, look
-    from outrider.planning.facts import check_thresholds
-    from outrider.planning.problems import markdown
+    from outrider.ops.diagnose.diagnose import judge, look
+    from outrider.ops.diagnose.facts import check_thresholds
+    from outrider.ops.diagnose.problems import markdown
 
     seen = look(source)
     limits = check_thresholds({})
@@ -219,7 +219,7 @@ def diagnose_dict(folder: Path) -> Made:
 
 @reader("diagnose facts and thresholds")
 def diagnose_facts(folder: Path) -> Made:
-    from outrider.planning.facts import check_facts, check_thresholds
+    from outrider.ops.diagnose.facts import check_facts, check_thresholds
 
     def call(case: Any) -> None:
         if isinstance(case, dict):
@@ -235,7 +235,7 @@ def diagnose_facts(folder: Path) -> Made:
 @reader("thresholds file")
 def thresholds(folder: Path) -> Made:
     from outrider.cli.diagnose import read_thresholds
-    from outrider.planning.facts import check_thresholds
+    from outrider.ops.diagnose.facts import check_thresholds
 
     sample = "low_acceptance = 0.5\nhigh_memory = 0.9\n"
     return tomls(sample), in_file(
@@ -245,14 +245,14 @@ def thresholds(folder: Path) -> Made:
 
 @reader("observe baseline")
 def baseline(folder: Path) -> Made:
-    from outrider.observe.exporter import read_baseline
+    from outrider.ops.alerts.exporter import read_baseline
 
     return jsons(SERVED, REPORT), in_file(folder, "base.json", read_baseline)
 
 
 @reader("checklist state")
 def checklist(folder: Path) -> Made:
-    from outrider.planning.checklist import markdown, read_state
+    from outrider.ops.diagnose.checklist import markdown, read_state
 
     point = {"status": "yes", "by": "me", "evidence": "x", "date": "2026-01-01"}
     sample = {

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from outrider.config import Recipe
-from outrider.models.dtypes import choose_dtype, native_dtype
-from outrider.models.families import read_architecture, read_config
+from outrider.base.config import Recipe
+from outrider.checkpoints.dtypes import choose_dtype, native_dtype
+from outrider.checkpoints.families import read_architecture, read_config
 from outrider.models.native import NativeTransformer
 from outrider.models.transformer import Transformer
 from outrider.native.library import Library

@@ -19,13 +19,13 @@ import torch
 from loading import native_model
 
 from outrider import LLM, SamplingParams
+from outrider.base.types import Request
 from outrider.errors import ModelError
 from outrider.native import choice
 from outrider.native.interface import DraftLimits, DraftNodes
 from outrider.native.library import Library
 from outrider.native.native_sampling import NativePipeline
 from outrider.sampling.pipeline import RequestPipeline
-from outrider.types import Request
 
 POCKET = Path(__file__).resolve().parent.parent / "src/outrider/pocket/model"
 CPU = torch.device("cpu")

@@ -10,13 +10,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from outrider.base.types import Request, SamplingParams, SequenceState
 from outrider.models.native import NativeTransformer
 from outrider.native import choice as native
 from outrider.native.library import Library
 from outrider.native.native_sampling import NativePipeline
 from outrider.sampling.pipeline import RequestPipeline
 from outrider.text.detokenize import Detokenizer
-from outrider.types import Request, SamplingParams, SequenceState
 
 HERE = native.available()
 """The instruction sets that were built and that this CPU runs, the best one last."""

@@ -12,8 +12,8 @@ import pytest
 from exactness import VOCABULARY, make_engine, requests, run
 from pages import check_engine
 
+from outrider.base.types import SamplingParams
 from outrider.engine.engine import Engine
-from outrider.types import SamplingParams
 
 Between = Callable[[Engine], None] | None
 

@@ -9,12 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from pages import check_pages
 
-from outrider.cache.pages import PagePool
-from outrider.engine.scheduler import Plan, Scheduler
-from outrider.sampling.acceptance import NOT_FINITE
-from outrider.sampling.pipeline import RequestPipeline, SequencePipeline
-from outrider.text.stop import StopFinder
-from outrider.types import (
+from outrider.base.types import (
     Draft,
     DraftBudget,
     Event,
@@ -23,6 +18,11 @@ from outrider.types import (
     SequenceState,
     Verdict,
 )
+from outrider.cache.pages import PagePool
+from outrider.engine.scheduler import Plan, Scheduler
+from outrider.sampling.acceptance import NOT_FINITE
+from outrider.sampling.pipeline import RequestPipeline, SequencePipeline
+from outrider.text.stop import StopFinder
 
 VOCABULARY = 12
 EOS = 11

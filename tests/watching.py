@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from outrider.observe.gpus import Gpus, GpuUse
-from outrider.observe.watcher import Watcher
-from outrider.planning.endpoint import Endpoint
-from outrider.scraping import Page, parse
+from outrider.ops.alerts.gpus import Gpus, GpuUse
+from outrider.ops.alerts.watcher import Watcher
+from outrider.ops.diagnose.endpoint import Endpoint
+from outrider.ops.metrics import Page, parse
 
 SECONDS = 10.0
 

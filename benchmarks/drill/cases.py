@@ -185,8 +185,8 @@ def _decided(fleet: Fleet, since: float) -> bool:
 
 
 def _weights(fleet: Fleet) -> tuple[int, int]:
-    from outrider.guard.policy import Traffic
-    from outrider.guard.switches.haproxy import HAProxy
+    from outrider.ops.guard.policy import Traffic
+    from outrider.ops.guard.switches.haproxy import HAProxy
 
     return HAProxy(
         Traffic(

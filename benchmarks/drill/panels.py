@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from outrider.observe.rules import read_data
+from outrider.ops.alerts.rules import read_data
 
 VARIABLES = {"$job": ".*", "$instance": ".*", "$model": ".*", "$price": "1"}
 ELSEWHERE = ("GPU utilisation", "GPU memory")

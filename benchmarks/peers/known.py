@@ -11,9 +11,9 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from outrider.config import Recipe
-from outrider.models.export import bits_per_weight
-from outrider.models.families import read_config
+from outrider.base.config import Recipe
+from outrider.checkpoints.export import bits_per_weight
+from outrider.checkpoints.families import read_config
 from outrider.native.choice import VARIABLE as OWN_ISA
 
 from .. import install

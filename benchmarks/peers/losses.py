@@ -16,14 +16,14 @@ from typing import Annotated, Any
 import typer
 
 from outrider import pocket
+from outrider.base.config import Recipe
 from outrider.bench.machine import machine
 from outrider.bench.quality import LEAST, METHOD, WINDOW, cut, distribution, interval, loss
+from outrider.checkpoints.export import bits_per_weight
+from outrider.checkpoints.tokenizers import read_codec
 from outrider.cli.common import JsonFile, write_json
-from outrider.config import Recipe
 from outrider.errors import OutriderError
 from outrider.llm import LLM
-from outrider.models.export import bits_per_weight
-from outrider.text.read import read_codec
 
 from .. import install
 from ..common import table

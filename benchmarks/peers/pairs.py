@@ -18,12 +18,12 @@ import torch
 from safetensors.torch import save_file
 
 from outrider import pocket
+from outrider.base.types import SamplingParams
+from outrider.checkpoints.families import find_folder, read_config
+from outrider.checkpoints.tokenizers import read_codec
 from outrider.drafters.registry import sibling
 from outrider.errors import ConfigError
 from outrider.llm import LLM
-from outrider.models.families import find_folder, read_config
-from outrider.text.read import read_codec
-from outrider.types import SamplingParams
 
 from ..install import home, say
 

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from outrider import pocket
+from outrider.base.types import SamplingParams
 from outrider.bench.offline import recorded_answers
 from outrider.bench.replay import Replay
 from outrider.bench.workload import CODE, Workload, load_workload
+from outrider.checkpoints.tokenizers import read_codec
 from outrider.engine.build import build_engine, load_target
 from outrider.engine.checkpoint import Checkpoint
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.models.base import Model
 from outrider.params import StructuredOutputsParams
-from outrider.text.read import read_codec
-from outrider.types import SamplingParams
 
 WORKLOADS = (CODE, "edit", "prose", "json")
 """Code by the pocket pair; editing, free text and structured JSON by replay targets."""

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.base.types import Event, SamplingParams, grouped_by
 from outrider.errors import NumericalError
 from outrider.llm import LLM
-from outrider.types import Event, SamplingParams, grouped_by
 
 Asked = tuple[list[int], SamplingParams]
 

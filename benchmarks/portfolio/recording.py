@@ -13,9 +13,9 @@ import typer
 from tqdm import tqdm
 
 from outrider.bench.machine import machine
-from outrider.engine.controller import Controller
-from outrider.engine.costs import Costs, Curve, DraftCosts
-from outrider.engine.outlook import Method
+from outrider.engine.control.controller import Controller
+from outrider.engine.control.costs import Costs, Curve, DraftCosts
+from outrider.engine.control.outlook import Method
 from outrider.errors import ConfigError
 
 from .cells import AUTO, CHOICES, Cell, Pair, Source, check_pair, chosen_cells

@@ -1,7 +1,7 @@
 """Writes Grafana's dashboard, with Grafana's foundation SDK.
 
     pip install 'grafana-foundation-sdk==1769699998!10.1.0'
-    python deploy/monitoring/dashboard.py > src/outrider/observe/data/dashboard.json
+    python deploy/monitoring/dashboard.py > src/outrider/ops/alerts/data/dashboard.json
 
 The SDK is needed here only: `outrider observe dashboard` prints the committed file.
 """

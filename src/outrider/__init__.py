@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .base.types import Event, Origin, Speculation
 from .errors import (
     ConfigError,
     EndpointError,
@@ -15,12 +16,11 @@ from .errors import (
     WorkerError,
 )
 from .params import SamplingParams, StructuredOutputsParams
-from .types import Event, Origin, Speculation
 
 if TYPE_CHECKING:
     from .async_llm import AsyncLLM
+    from .frontend.outputs import CompletionOutput, RequestOutput
     from .llm import LLM
-    from .outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,8 +32,8 @@ __all__ = [
 HOMES = {
     "LLM": "llm",
     "AsyncLLM": "async_llm",
-    "CompletionOutput": "outputs",
-    "RequestOutput": "outputs",
+    "CompletionOutput": "frontend.outputs",
+    "RequestOutput": "frontend.outputs",
 }
 
 

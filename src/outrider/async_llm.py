@@ -9,10 +9,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack
 
-from .config import POCKET, EngineOptions
-from .engine.deaths import Deaths
-from .engine.given import given
-from .engine.messages import (
+from .base.config import POCKET, EngineOptions
+from .base.types import Event, Folder, SamplingParams, Speculation, grouped_by
+from .base.vllm_names import of_engine_args
+from .engine.switch import SpeculationState, check_choice
+from .engine.worker.deaths import Deaths
+from .engine.worker.given import given
+from .engine.worker.messages import (
     Abort,
     Beat,
     Beliefs,
@@ -23,16 +26,13 @@ from .engine.messages import (
     Stepped,
     WorkerSpec,
 )  # fmt: skip
-from .engine.post import Post, end_of
-from .engine.process import UNGUARDED, WorkerProcess, unguarded
-from .engine.pulse import Watch
-from .engine.suspects import Suspects, fingerprint
-from .engine.switch import SpeculationState, check_choice
+from .engine.worker.post import Post, end_of
+from .engine.worker.process import UNGUARDED, WorkerProcess, unguarded
+from .engine.worker.pulse import Watch
+from .engine.worker.suspects import Suspects, fingerprint
 from .errors import GenerationError, OutriderError, RequestError, WorkerError
-from .input_processor import InputProcessor, Prompt
-from .outputs import RequestOutput, RequestState
-from .types import Event, Folder, SamplingParams, Speculation, grouped_by
-from .vllm_names import of_engine_args
+from .frontend.inputs import InputProcessor, Prompt
+from .frontend.outputs import RequestOutput, RequestState
 
 if TYPE_CHECKING:
     from .drafters.base import DrafterSpec
@@ -85,7 +85,7 @@ class AsyncLLM:
         self.ready: Ready | None = None
         self.gauges = Gauges()
         self.beliefs: dict[str, Any] | None = None
-        """The beliefs of the engine's controller, see ``engine/beliefs.py``; None without one."""
+        """The beliefs of the engine's controller, see ``control/beliefs.py``; None without one."""
         self.speculation: SpeculationState | None = None
         self.restarts = 0
         self.failure: OutriderError | None = None

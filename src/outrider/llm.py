@@ -11,17 +11,17 @@ from typing import Any, TypeVar, Unpack, cast
 
 from tqdm import tqdm
 
-from .config import POCKET, EngineOptions
+from .base.config import POCKET, EngineOptions
+from .base.types import Event, Folder, SamplingParams, Speculation
 from .drafters.base import DrafterSpec, NoSpec
 from .engine.build import build_engine
 from .engine.checkpoint import Checkpoint
 from .engine.engine import Engine
 from .engine.switch import SpeculationState
 from .errors import GenerationError, OutriderError, RequestError
-from .input_processor import InputProcessor, Prompt, as_list
-from .outputs import RequestOutput, RequestState
+from .frontend.inputs import InputProcessor, Prompt, as_list
+from .frontend.outputs import RequestOutput, RequestState
 from .text.codec import Message
-from .types import Event, Folder, SamplingParams, Speculation
 
 logger = logging.getLogger("outrider")
 T = TypeVar("T")

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .errors import ConfigError, no_option
-from .limits import (
+from .base.limits import (
     BIAS,
     LONGEST_WORD,
     MOST_IDS,
@@ -18,6 +17,7 @@ from .limits import (
     refuse,
     wrong_biases,
 )  # fmt: skip
+from .errors import ConfigError, no_option
 
 LARGEST_GRAMMAR = 2**20
 FORMS = ("json", "regex", "choice", "grammar")

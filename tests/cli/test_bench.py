@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from benchmarks import host
 from outrider import LLM, SamplingParams, pocket
 from outrider.audit.ties import Difference, compare
+from outrider.base.types import Origin
 from outrider.bench import report as reporting
 from outrider.bench.offline import Bench, Options, drafter_names
 from outrider.bench.record import Pass, run_all
@@ -29,7 +30,6 @@ from outrider.models.base import Output, Store
 from outrider.models.rows import Segment
 from outrider.native.choice import library
 from outrider.sampling.noise import gumbel
-from outrider.types import Origin
 
 A, B, P = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN
 PROMPTS = ["def greet(name):", "for word in ("]

@@ -20,10 +20,10 @@ from typer.testing import CliRunner, Result
 from outrider import LLM, SamplingParams, __version__, pocket
 from outrider.audit import ties
 from outrider.audit.ties import Difference
+from outrider.base.types import Event, Origin
 from outrider.cli import app, common
 from outrider.cli import demo as cli_demo
 from outrider.cli.generate import Screen
-from outrider.types import Event, Origin
 
 PROMPT = "def greet(name):\n\treturn"
 SHORT = ("--max-tokens", "12", "--seed", "3")

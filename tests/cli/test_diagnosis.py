@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from benchmarks.served import Served
 from outrider.cli import app
-from outrider.planning import endpoint
+from outrider.ops.diagnose import endpoint
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 
@@ -120,7 +120,7 @@ def test_doctor_reports_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     bad = outrider("doctor", "--model", tmp_path, "--port", "0")
     probe = {"torch": "2", "threads": 2, "isas": ["a"], "isa": "a", "isa_error": "",
              "cuda_build": "", "cuda": []}  # fmt: skip
-    monkeypatch.setattr(sys.modules["outrider.planning.doctor"], "_probe", lambda models: probe)
+    monkeypatch.setattr(sys.modules["outrider.ops.diagnose.doctor"], "_probe", lambda models: probe)
     good = outrider("doctor", "--port", "0", "--json")
     report = json.loads(good.stdout)
     assert report["fit"] is (good.exit_code == 0) is True
@@ -130,7 +130,7 @@ def test_doctor_reports_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_checklist_is_ticked_kept_and_done(tmp_path: Path) -> None:
-    from outrider.planning.checklist import points
+    from outrider.ops.diagnose.checklist import points
 
     state = tmp_path / "state.json"
     first = outrider("checklist", "--state", state, "--source", CASES / "healthy-vllm.json",

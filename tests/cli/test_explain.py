@@ -17,12 +17,12 @@ from typer.testing import CliRunner, Result
 from outrider import LLM, SamplingParams
 from outrider.audit import watch
 from outrider.audit.explain import Explanation, Position, explain, label
+from outrider.base.types import Draft
 from outrider.cli import app
 from outrider.cli import explain as command
 from outrider.errors import NumericalError, RequestError
 from outrider.native import choice as native
 from outrider.sampling.noise import gumbel
-from outrider.types import Draft
 
 PROMPT = "def greet(name):\n    return"
 LOOP = "the lazy dog jumps over the lazy dog jumps over the lazy"

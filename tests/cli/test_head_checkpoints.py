@@ -18,13 +18,13 @@ from transformers import AutoConfig
 from typer.testing import CliRunner, Result
 
 from outrider import LLM, SamplingParams
+from outrider.checkpoints.convert import convert
+from outrider.checkpoints.heads import read_head
+from outrider.checkpoints.unpickle import Refused, read, tensors_in
 from outrider.cli import app
 from outrider.drafters.medusa import MedusaSpec
 from outrider.drafters.registry import GroupSpec, find_drafter
 from outrider.errors import ConfigError, ModelError, OutriderError
-from outrider.models.convert import convert
-from outrider.models.heads import read_head
-from outrider.models.unpickle import Refused, read, tensors_in
 from outrider.native import choice as native
 
 needs_native = pytest.mark.skipif(native.library() is None, reason="the native step is off")

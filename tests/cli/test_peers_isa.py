@@ -13,7 +13,7 @@ from benchmarks.__main__ import application
 from benchmarks.peers import command, known, report
 from benchmarks.peers.known import OWN, Peer
 from benchmarks.peers.measure import Options
-from outrider.config import Recipe
+from outrider.base.config import Recipe
 from outrider.errors import ConfigError
 from outrider.native import choice
 

@@ -22,8 +22,8 @@ from benchmarks.portfolio.figures import (
     mixture,
     student,
 )
+from outrider.base.types import Event, Origin
 from outrider.errors import ConfigError
-from outrider.types import Event, Origin
 
 TINY = ("--rounds", 1, "--tokens", 3, "--replay", "1m", "--drafter", "planted:0.7:1m")
 

@@ -16,12 +16,12 @@ from outrider import LLM, SamplingParams
 from outrider.audit.faults import Fault
 from outrider.audit.reference import transformers_model
 from outrider.audit.verify import Audit, Size
+from outrider.base.config import Recipe
 from outrider.bench.quality import compare, cut, interval, quality
+from outrider.checkpoints.export import export
+from outrider.checkpoints.tokenizers import read_codec
 from outrider.cli import app
-from outrider.config import Recipe
 from outrider.errors import ConfigError
-from outrider.models.export import export
-from outrider.text.read import read_codec
 
 TEXT = " ".join(f"def f{i}(fox): return the_dog[{i * i % 97}]\n" for i in range(400))
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from benchmarks.__main__ import application
 from benchmarks.trees import Shape, best, parents_of
+from outrider.base.trees import depths
 from outrider.cli.common import shapes
 from outrider.errors import ConfigError
-from outrider.trees import depths
 
 
 def test_chains_and_trees_of_forwards() -> None:

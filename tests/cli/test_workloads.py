@@ -15,11 +15,11 @@ from outrider.bench.intervals import median_interval, ranks
 from outrider.bench.offline import Bench, Options
 from outrider.bench.plot import draw
 from outrider.bench.workload import BUNDLED, FOLDER, Item, Workload, load_workload
+from outrider.checkpoints.tokenizers import read_codec
 from outrider.errors import ConfigError
 from outrider.params import StructuredOutputsParams
 from outrider.sampling.grammar import Grammars
 from outrider.text.codec import TextCodec
-from outrider.text.read import read_codec
 
 
 def written(tmp_path: Path, name: str, text: str) -> str:

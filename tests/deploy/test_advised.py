@@ -15,14 +15,14 @@ import yaml
 from typer.testing import CliRunner
 
 from outrider.cli import app
-from outrider.deploy import advised
-from outrider.deploy.render import render as rendered
-from outrider.deploy.spec import parse
 from outrider.errors import ConfigError, OutriderError
-from outrider.guard import policy
-from outrider.observe.rules import break_even_of
-from outrider.planning import Advice, Situation, advise, read_advice
-from outrider.planning.rules import LEAVE
+from outrider.ops.alerts.rules import break_even_of
+from outrider.ops.deploy import advised
+from outrider.ops.deploy.render import render as rendered
+from outrider.ops.deploy.spec import parse
+from outrider.ops.guard import policy
+from outrider.ops.planning import Advice, Situation, advise, read_advice
+from outrider.ops.planning.rules import LEAVE
 
 NAMES = ("--target", "org/target", "--drafter", "org/drafter")
 LARGE = Situation("llama-3.1-70b", "llama-3.2-1b", "h100", 4, concurrency={1: 0.5, 128: 0.5})

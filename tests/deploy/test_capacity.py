@@ -15,13 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.cli import app
-from outrider.deploy.capacity import LARGEST_LOAD, Capacity, plan
-from outrider.deploy.capacity_report import capacity_markdown
-from outrider.deploy.demand import Demand, parse_demand
-from outrider.deploy.queueing import Replica, Run, percentile, simulate
-from outrider.engine.costs import Costs, Curve, DraftCosts
+from outrider.engine.control.costs import Costs, Curve, DraftCosts
 from outrider.errors import ConfigError, OutriderError
-from outrider.planning import Situation, of_positions
+from outrider.ops.deploy.capacity import LARGEST_LOAD, Capacity, plan
+from outrider.ops.deploy.capacity_report import capacity_markdown
+from outrider.ops.deploy.demand import Demand, parse_demand
+from outrider.ops.deploy.queueing import Replica, Run, percentile, simulate
+from outrider.ops.planning import Situation, of_positions
 
 MANY = 60_000
 STEP = 0.02
@@ -99,7 +99,7 @@ def test_prompts_hold_up_those_who_run() -> None:
         def expovariate(self, lambd: float = 1.0) -> float:
             return next(self.times, 1e9)
 
-    import outrider.deploy.queueing as queueing
+    import outrider.ops.deploy.queueing as queueing
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queueing, "Random", Together)
@@ -274,7 +274,7 @@ def test_the_command_writes_markdown_or_json(
         asked.append(demand)
         return usual
 
-    monkeypatch.setattr("outrider.deploy.capacity.plan", planned)
+    monkeypatch.setattr("outrider.ops.deploy.capacity.plan", planned)
     same = run(json.dumps(as_json), "--json", "-")
     assert asked == [parse_demand(TOML, "-")]
     assert json.loads(same.stdout) == json.loads((tmp_path / "plan.json").read_text("utf-8"))

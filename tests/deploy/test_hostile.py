@@ -15,14 +15,14 @@ import pytest
 import yaml
 from test_render import pairs, rich
 
-from outrider.deploy import capabilities
-from outrider.deploy.engines import LAUNCHES
-from outrider.deploy.facts import filled
-from outrider.deploy.launch import Launch
-from outrider.deploy.render import FORMATS, Rendered, render
-from outrider.deploy.spec import Spec, parse
-from outrider.deploy.translate import translate
 from outrider.errors import ConfigError
+from outrider.ops.deploy import capabilities
+from outrider.ops.deploy.engines import LAUNCHES
+from outrider.ops.deploy.facts import filled
+from outrider.ops.deploy.launch import Launch
+from outrider.ops.deploy.render import FORMATS, Rendered, render
+from outrider.ops.deploy.spec import Spec, parse
+from outrider.ops.deploy.translate import translate
 
 LONGEST = 1000
 """Characters of a sentence."""

@@ -29,9 +29,9 @@ from manifests import (
 from typer.testing import CliRunner
 
 from outrider.cli import app as cli
-from outrider.deploy import capabilities
-from outrider.deploy.render import render
-from outrider.deploy.spec import parse
+from outrider.ops.deploy import capabilities
+from outrider.ops.deploy.render import render
+from outrider.ops.deploy.spec import parse
 
 pytestmark = needs_kubectl
 PAIRS = ("overlays/staging", "overlays/production")
@@ -324,7 +324,7 @@ def test_the_guard_is_scraped() -> None:
 
 
 def test_the_guard_takes_its_policy() -> None:
-    policies = pytest.importorskip("outrider.guard.policy", reason="needs outrider guard")
+    policies = pytest.importorskip("outrider.ops.guard.policy", reason="needs outrider guard")
     policy = policies.read(KUBERNETES / "guard" / "policy.toml")
     (route,) = objects("route/5")
     assert policy.traffic.route == route["metadata"]["name"]
@@ -408,7 +408,7 @@ def test_the_example_for_argo_follows_its_schema() -> None:
 
 
 def test_the_alerts_are_a_prometheus_rule() -> None:
-    pytest.importorskip("outrider.observe.rules", reason="needs outrider observe")
+    pytest.importorskip("outrider.ops.alerts.rules", reason="needs outrider observe")
     done = CliRunner().invoke(cli, ["observe", "rules", "--format", "kubernetes"])
     assert done.exit_code == 0, done.output
     (rule,) = yaml.safe_load_all(done.stdout)

@@ -15,13 +15,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from outrider.base.methods import NAMES, WITH_CHECKPOINT
 from outrider.cli import app
-from outrider.deploy import capabilities
-from outrider.deploy.engines import LAUNCHES
-from outrider.deploy.render import FORMATS, render
-from outrider.deploy.spec import parse
 from outrider.errors import ConfigError
-from outrider.methods import NAMES, WITH_CHECKPOINT
+from outrider.ops.deploy import capabilities
+from outrider.ops.deploy.engines import LAUNCHES
+from outrider.ops.deploy.render import FORMATS, render
+from outrider.ops.deploy.spec import parse
 
 SCHEDULE = [[1, 16, 5], [17, 64, 2], [65, 512, 0]]
 HUB = {"target": {"model": "org/target"}}
@@ -546,7 +546,7 @@ def test_nothing_here_imports_torch() -> None:
     code = (
         "import sys, runpy; sys.argv = ['outrider', 'deploy', 'render', '--engine', 'vllm', "
         "'--target', 'x', '--format', 'kustomize']\n"
-        "import outrider.deploy.render, outrider.deploy.translate\n"
+        "import outrider.ops.deploy.render, outrider.ops.deploy.translate\n"
         "from outrider.cli import app\n"
         "try:\n    app()\nexcept SystemExit as end:\n    assert not end.code\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"

@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 
 from benchmarks.install import VLLM, program
 from outrider.cli import app
-from outrider.deploy import capabilities, tables
-from outrider.deploy.render import render
-from outrider.deploy.spec import parse
-from outrider.deploy.translate import translate
-from outrider.deploy.translation.rules import table
-from outrider.deploy.translation.variables import MARKS
 from outrider.errors import ConfigError
+from outrider.ops.deploy import capabilities, tables
+from outrider.ops.deploy.render import render
+from outrider.ops.deploy.spec import parse
+from outrider.ops.deploy.translate import translate
+from outrider.ops.deploy.translation.rules import table
+from outrider.ops.deploy.translation.variables import MARKS
 
 GOLDEN = Path(__file__).parent / "golden"
 REPOSITORY = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ from products import some_for_engines
 
 from outrider.audit.adversary import AdversarySpec
 from outrider.audit.sweep import unlike_before
+from outrider.base.types import SamplingParams
 from outrider.engine.engine import Engine
-from outrider.types import SamplingParams
 
 DRAFTERS = (
     "none", "ngram", "model", "tree", "wrong", "right", "ragged", "suffix", "suffix tree",

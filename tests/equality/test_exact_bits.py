@@ -15,9 +15,9 @@ from outrider import LLM, pocket
 from outrider.audit.adversary import AdversarySpec, Answers
 from outrider.audit.faults import Fault
 from outrider.audit.sweep import MIXES, asks, decode, open_mix
+from outrider.base.types import Request, SamplingParams
+from outrider.checkpoints.tokenizers import read_codec
 from outrider.native.choice import library
-from outrider.text.read import read_codec
-from outrider.types import Request, SamplingParams
 
 pytestmark = [
     pytest.mark.equality,

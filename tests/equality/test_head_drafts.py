@@ -24,17 +24,17 @@ from products import OPTIONS, Product, dealt, prompts, rest, some_for_engines
 from safetensors.torch import load_file, save_file
 
 from outrider.audit.wrapped import WrappedPipeline
+from outrider.base.types import Draft, Request, SamplingParams, SequenceState
 from outrider.drafters import eagle
 from outrider.drafters.base import Drafter
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.medusa import MedusaDrafter
-from outrider.engine.costs import Costs, Curve, DraftCosts
+from outrider.engine.control.costs import Costs, Curve, DraftCosts
 from outrider.engine.engine import Engine
-from outrider.engine.worker import Worker
+from outrider.engine.worker.worker import Worker
 from outrider.models.base import Model
 from outrider.models.rows import Segment
 from outrider.native import choice as native
-from outrider.types import Draft, Request, SamplingParams, SequenceState
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 DRAFTERS = (

@@ -15,6 +15,7 @@ from products import NUMBERS, OPTIONS, UNBOUND, Product, dealt, prompts, rest
 from skipping import LAYERS, planted_target, useless
 
 from outrider import LLM, pocket
+from outrider.base.types import DEFAULT_SPECULATION, Request, SamplingParams, SequenceState
 from outrider.drafters import layerskip, skips
 from outrider.drafters.base import DrafterSpec
 from outrider.drafters.layerskip import LayerskipDrafter, LayerskipSpec, sure_rates
@@ -26,7 +27,6 @@ from outrider.models.native import NativeTransformer
 from outrider.models.native_store import NativeStore
 from outrider.models.rows import Segment
 from outrider.native import choice as native
-from outrider.types import DEFAULT_SPECULATION, Request, SamplingParams, SequenceState
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 SEED = 5

@@ -8,8 +8,8 @@ import pytest
 from exactness import END, VOCABULARY, make_engine, planted_pair, run
 from pages import check_engine, check_pool
 
+from outrider.base.types import SAMPLE, Event, Request, SamplingParams, grouped_by
 from outrider.cache.pages import PagePool, extend_keys
-from outrider.types import SAMPLE, Event, Request, SamplingParams, grouped_by
 
 SIZE = 4  # of a page, in make_engine
 

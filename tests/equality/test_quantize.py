@@ -20,13 +20,13 @@ from test_gguf import SIZES, byte_level, convert
 
 from outrider import LLM, SamplingParams
 from outrider.audit.reference import transformers_model
-from outrider.config import EngineConfig, Recipe
+from outrider.base.config import EngineConfig, Recipe
+from outrider.checkpoints.export import as_tensors, bits_per_weight, export, pack
+from outrider.checkpoints.families import read_architecture, read_config
+from outrider.checkpoints.formats.shared import unpack
+from outrider.checkpoints.quantize import Quantized, quantize
+from outrider.checkpoints.weights import load_weights
 from outrider.errors import ConfigError, ModelError
-from outrider.models.export import as_tensors, bits_per_weight, export, pack
-from outrider.models.families import read_architecture, read_config
-from outrider.models.formats.shared import unpack
-from outrider.models.quantize import Quantized, quantize
-from outrider.models.weights import load_weights
 from outrider.native.choice import library
 
 RECIPES = ("int8", "int4", "int8-g64", "int4-g32", "int4-zp", "int8-zp", "int4-channel")
@@ -227,7 +227,7 @@ def test_the_recipe_is_told_and_other_files_come_along(tiny_llama: Path, tmp_pat
 def test_large_checkpoints_are_sharded(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.models.export.MAX_SHARD", 10_000)
+    monkeypatch.setattr("outrider.checkpoints.export.MAX_SHARD", 10_000)
     recipe = Recipe.parse("int8")
     export(tiny_llama, tmp_path / "few", recipe)
     files = sorted(file.name for file in (tmp_path / "few").glob("*.safetensors"))
@@ -325,7 +325,7 @@ def test_a_failed_copy_leaves_nothing(
     save_file(tensors, bad / "model.safetensors")
     with pytest.raises(ModelError, match="cannot be quantised"):
         export(bad, out, recipe)
-    monkeypatch.setattr("outrider.models.folders.save", full)
+    monkeypatch.setattr("outrider.checkpoints.folders.save", full)
     with pytest.raises(ModelError, match=r"cannot be written .*No space left"):
         export(tiny_llama, out, recipe)
     (empty := tmp_path / "empty").mkdir()

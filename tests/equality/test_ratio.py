@@ -18,7 +18,8 @@ from exactness import make_engine, planted_pair, requests, run
 
 from outrider.audit import oracle
 from outrider.audit.adversary import AdversarySpec
-from outrider.config import ACCEPTANCE_RULES
+from outrider.base.config import ACCEPTANCE_RULES
+from outrider.base.types import Draft, Request, Row, SamplingParams
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
 from outrider.models.base import Model as Target
@@ -30,7 +31,6 @@ from outrider.sampling.pipeline import RequestPipeline, SequencePipeline, StepLo
 from outrider.sampling.ratio import RULES, Block, Chains, Ratio, Rejection, _chains, make_rule
 from outrider.sampling.seeds import SEED_STREAM
 from outrider.sampling.shared_noise import SharedNoise
-from outrider.types import Draft, Request, Row, SamplingParams
 
 CPU = torch.device("cpu")
 PROMPT = (0, 2)

@@ -28,13 +28,13 @@ from outrider.bench.laws import (
 from outrider.bench.offline import Options, drafter_names, recorded_answers
 from outrider.bench.replay import SIZES, Replay, ReplayModel, parse_planted, parts_of
 from outrider.bench.workload import BUNDLED, load_workload
+from outrider.checkpoints.tokenizers import read_codec
 from outrider.cli import app
 from outrider.errors import ConfigError
 from outrider.models.python_step import PythonStep
 from outrider.models.rows import Track
 from outrider.params import StructuredOutputsParams
 from outrider.sampling.noise import words
-from outrider.text.read import read_codec
 
 VOCABULARY = 4096
 PROMPT = [5, 6, 7, 8]

@@ -14,11 +14,11 @@ from products import OPTIONS, Product, dealt, prompts, rest
 from retokenizing import other_tokenizer, save_other
 from safetensors.torch import load_file, save_file
 
+from outrider.base.types import Request, SamplingParams
 from outrider.drafters.retokenize import RetokenizeDrafter
 from outrider.engine.engine import Engine
 from outrider.models.rows import Segment
 from outrider.native import choice as native
-from outrider.types import Request, SamplingParams
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 DRAFTERS = ("{}", "{} tree", "{}+ngram", "auto+{}")

@@ -12,12 +12,12 @@ import torch
 from loading import native_model, torch_model
 
 from outrider.cache.store import KVStore
+from outrider.checkpoints.weights import bf16_kernels
 from outrider.models import transformer
 from outrider.models.base import Output
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import LANES, TILE, Segment, build_rows
 from outrider.models.transformer import Transformer, row_unit
-from outrider.models.weights import bf16_kernels
 from outrider.native.choice import library
 
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ import torch
 from exactness import VOCABULARY, make_engine, planted_pair
 from safetensors.torch import load_file, save_file
 
-from outrider.config import Recipe
-from outrider.models.export import export
+from outrider.base.config import Recipe
+from outrider.checkpoints.export import export
 from outrider.models.load import load_model
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment

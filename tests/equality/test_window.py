@@ -17,21 +17,21 @@ from typer.testing import CliRunner
 
 from benchmarks.__main__ import application
 from outrider import LLM, SamplingParams
+from outrider.base.config import PRESETS, EngineConfig
+from outrider.base.types import Draft, DraftBudget, Request, Scheduled, SequenceState
 from outrider.bench.offline import Bench, Options
 from outrider.bench.workload import Workload
+from outrider.checkpoints.families import read_architecture, read_config
 from outrider.cli import app
-from outrider.config import PRESETS, EngineConfig
 from outrider.drafters.base import DrafterContext
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramSpec
 from outrider.errors import ConfigError, ModelError
-from outrider.models.families import read_architecture, read_config
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer
 from outrider.native.choice import library
 from outrider.sampling.shared_noise import SharedNoise
-from outrider.types import Draft, DraftBudget, Request, Scheduled, SequenceState
 
 CPU = torch.device("cpu")
 Paths: TypeAlias = Transformer | NativeTransformer

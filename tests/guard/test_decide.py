@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.guard.decide import URGENT, decide, wanted
-from outrider.guard.policy import Policy, parse
-from outrider.guard.states import Decision, Drafting, Observation, Side, State, of_json
+from outrider.ops.guard.decide import URGENT, decide, wanted
+from outrider.ops.guard.policy import Policy, parse
+from outrider.ops.guard.states import Decision, Drafting, Observation, Side, State, of_json
 
 POLICY = parse(
     {

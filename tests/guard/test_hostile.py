@@ -17,17 +17,17 @@ from typer.testing import CliRunner
 
 from outrider.cli import app
 from outrider.errors import ConfigError, EndpointError
-from outrider.guard import sources, states
-from outrider.guard.lease import FileLease
-from outrider.guard.loop import Stop, StoppedError, steady
-from outrider.guard.policy import Traffic, parse
-from outrider.guard.sources import Prometheus, Scrapes, side
-from outrider.guard.states import Level, Place, State, Track, carried_over
-from outrider.guard.store import Store, StoreError
-from outrider.guard.switches.base import SwitchError
-from outrider.guard.switches.httproute import HTTPRoute
-from outrider.guard.switches.webhook import Webhook
-from outrider.scraping import Reader, page
+from outrider.ops.guard import sources, states
+from outrider.ops.guard.lease import FileLease
+from outrider.ops.guard.loop import Stop, StoppedError, steady
+from outrider.ops.guard.policy import Traffic, parse
+from outrider.ops.guard.sources import Prometheus, Scrapes, side
+from outrider.ops.guard.states import Level, Place, State, Track, carried_over
+from outrider.ops.guard.store import Store, StoreError
+from outrider.ops.guard.switches.base import SwitchError
+from outrider.ops.guard.switches.httproute import HTTPRoute
+from outrider.ops.guard.switches.webhook import Webhook
+from outrider.ops.metrics import Reader, page
 
 FORGED = "no\x1b[2J\r\n2026-01-01 clear: all is well\u2028\u2029\x85{\ud800\u202e"
 DAY = 86_400.0

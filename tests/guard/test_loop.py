@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from outrider.cli import app
 from outrider.errors import ConfigError
-from outrider.guard.loop import Guard
-from outrider.guard.policy import SIGNALS
-from outrider.guard.states import Drafting
-from outrider.guard.store import Store
+from outrider.ops.guard.loop import Guard
+from outrider.ops.guard.policy import SIGNALS
+from outrider.ops.guard.states import Drafting
+from outrider.ops.guard.store import Store
 
 
 def fail(fleet: Fleet, guard: Guard) -> None:

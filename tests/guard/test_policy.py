@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from outrider.cli import app
 from outrider.errors import ConfigError
-from outrider.guard.policy import read
+from outrider.ops.guard.policy import read
 
 GOOD = """
 folder = "FOLDER"
@@ -163,8 +163,8 @@ def test_nothing_of_the_guard_imports_torch() -> None:
     import sys
 
     code = (
-        "import sys, outrider.guard.loop, outrider.cli.guard\n"
-        "from outrider.guard.switches import httproute, haproxy, webhook, speculation\n"
+        "import sys, outrider.ops.guard.loop, outrider.cli.guard\n"
+        "from outrider.ops.guard.switches import httproute, haproxy, webhook, speculation\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from guarding import Cluster, Engine, HAProxy, http
 
+from outrider.base.outside.http import call
 from outrider.errors import ConfigError, EndpointError
-from outrider.guard import kubernetes
-from outrider.guard.lease import FileLease, KubernetesLease
-from outrider.guard.policy import Policy, Server, Traffic, parse
-from outrider.guard.sources import Prometheus, figures_of, names_of, queries, side
-from outrider.guard.switches.base import SwitchError
-from outrider.guard.switches.haproxy import HAProxy as Switch
-from outrider.guard.switches.httproute import HTTPRoute
-from outrider.guard.switches.speculation import Speculation
-from outrider.guard.switches.webhook import Webhook
-from outrider.guard.watch import is_warm
-from outrider.outside.http import call
-from outrider.scraping import parse as page
+from outrider.ops.guard import kubernetes
+from outrider.ops.guard.lease import FileLease, KubernetesLease
+from outrider.ops.guard.policy import Policy, Server, Traffic, parse
+from outrider.ops.guard.sources import Prometheus, figures_of, names_of, queries, side
+from outrider.ops.guard.switches.base import SwitchError
+from outrider.ops.guard.switches.haproxy import HAProxy as Switch
+from outrider.ops.guard.switches.httproute import HTTPRoute
+from outrider.ops.guard.switches.speculation import Speculation
+from outrider.ops.guard.switches.webhook import Webhook
+from outrider.ops.guard.watch import is_warm
+from outrider.ops.metrics import parse as page
 
 PATH = "/apis/gateway.networking.k8s.io/v1/namespaces/llm/httproutes/chat"
 ROUTE = {

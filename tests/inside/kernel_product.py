@@ -2,7 +2,7 @@
 
 import torch
 
-from outrider.inside import draws, kernel
+from outrider.plugins.common import draws, kernel
 
 DEVICE = "cpu" if kernel.INTERPRETED else "cuda"
 

@@ -1,6 +1,6 @@
 """Outrider's proposers as vLLM loads them, without the controller: drafts are as long as may be."""
 
-from outrider.vllm import proposer
+from outrider.plugins.vllm import proposer
 
 
 class Proposer(proposer.Proposer):

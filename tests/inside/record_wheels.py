@@ -17,7 +17,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from outrider.inside.signatures import Surface, find_function, version_of
+from outrider.plugins.common.signatures import Surface, find_function, version_of
 
 WHEELS = Path(__file__).parent / "wheels"
 Recorded = dict[str, dict[str, dict[str, str]]]
@@ -67,7 +67,7 @@ def _calls(function: ast.FunctionDef, name: str) -> bool:
 
 def record(engine: str, folders: list[Path]) -> Recorded:
     """Return the sources of several versions."""
-    surface: Surface = import_module(f"outrider.{engine}.surface").SURFACE
+    surface: Surface = import_module(f"outrider.plugins.{engine}.surface").SURFACE
     found: Recorded = {}
     for folder in folders:
         package = folder / engine

@@ -7,12 +7,12 @@ import random
 import pytest
 import torch
 
-from outrider.inside import draws
+from outrider.base.types import Row
 from outrider.params import SamplingParams
+from outrider.plugins.common import draws
 from outrider.sampling.noise import gumbel
 from outrider.sampling.pipeline import truncate as truncate_own
 from outrider.sampling.shared_noise import SharedNoise
-from outrider.types import Row
 
 CPU = torch.device("cpu")
 GOLDEN = [  # seed, position, token id, bits of g: those of sample 0 and stream 0 in test_noise

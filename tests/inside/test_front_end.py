@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from outrider.inside.draws import seed_of
-from outrider.vllm import seeds, stats
+from outrider.plugins.common.draws import seed_of
+from outrider.plugins.vllm import seeds, stats
 
 
 def request_of(name: str, seed: int | None) -> Any:
@@ -58,7 +58,7 @@ def test_vllm_s_own_page_has_what_the_exporter_would_tell(
     observed = stats.Observed(registry, "unnamed")
     registry.register(observed)
     clock = iter((100.0, 110.0, 120.0))
-    monkeypatch.setattr("outrider.vllm.stats.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("outrider.plugins.vllm.stats.time.monotonic", lambda: next(clock))
     for name in names.values():
         name.labels(*model).inc(0)
     observed.look()

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import outrider
 from benchmarks.install import TRITON
-from outrider.inside import draws
 
-SOURCE = Path(draws.__file__).parents[2]
+SOURCE = Path(outrider.__file__).parents[1]
 PYTHON = sys.executable if find_spec("triton") else TRITON.python if TRITON.ready else None
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from outrider.inside.lengths import Drafted, Lengths
-from outrider.vllm import scheduler
+from outrider.plugins.common.lengths import Drafted, Lengths
+from outrider.plugins.vllm import scheduler
 
 Seconds = Callable[[int, int], float]
 """Of a step of so many sequences that draft so many tokens each."""

@@ -23,7 +23,7 @@ from transformers import AutoConfig
 from benchmarks.install import VLLM
 from benchmarks.plugged import plugged
 from outrider import LLM, SamplingParams, pocket
-from outrider.inside.signatures import version_of
+from outrider.plugins.common.signatures import version_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,7 +32,7 @@ pytestmark = [
 # vLLM's attention on CPUs knows heads of 32 numbers and more.
 SHAPE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-OURS = {"method": "custom_class", "model": "outrider.vllm.Proposer"}
+OURS = {"method": "custom_class", "model": "outrider.plugins.vllm.Proposer"}
 LENGTHS = range(1, 9)
 DRAFTERS = ("ngram", "draft_model", "proposer", "eagle3", "suffix", "lookup")
 WHEEL = "OUTRIDER_VLLM_WHEEL"

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import outrider.vllm
+import outrider.plugins.vllm
+from outrider.base.types import DraftBudget
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.inside.patching import patch_imports
-from outrider.types import DraftBudget
-from outrider.vllm import v1
-from outrider.vllm.hooks import PATCHES
+from outrider.plugins.common.patching import patch_imports
+from outrider.plugins.vllm import v1
+from outrider.plugins.vllm.hooks import PATCHES
 
 LOOP = [5, 6, 7, 8] * 4
 
@@ -40,7 +40,7 @@ def make(name: str, length: int = 6, limit: int = 100, longest: bool = True, **o
     speculative = SimpleNamespace(num_speculative_tokens=length, **options)
     model = SimpleNamespace(max_model_len=limit)
     config = SimpleNamespace(speculative_config=speculative, model_config=model)
-    made = getattr(outrider.vllm, name)(config)
+    made = getattr(outrider.plugins.vllm, name)(config)
     if longest:
         made._lengths.choose = lambda sizes, most: [most] * len(sizes)
     return made
@@ -94,7 +94,7 @@ def test_a_request_that_ended_is_forgotten() -> None:
 @pytest.mark.parametrize("right", [True, False])
 def test_the_controller_says_how_far(right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(0.02 * i for i in range(1000))
-    monkeypatch.setattr("outrider.vllm.proposer.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("outrider.plugins.vllm.proposer.time.perf_counter", lambda: next(clock))
     proposer, runner = make("Proposer", limit=10_000, longest=False), Runner(["a"])
     text, lengths = [*LOOP], []
     for step in range(120):
@@ -137,8 +137,11 @@ ABOVE = ("outrider.server", "outrider.engine.engine", "outrider.models", "transf
 def test_neither_the_native_step_nor_the_server_is_imported() -> None:
     code = "import sys\n"
     for modules, names in (
-        ("outrider.vllm.v1, outrider.vllm.v2, outrider.vllm.hooks", (*ABOVE, "outrider.native")),
-        ("outrider.vllm.proposer", ABOVE),
+        (
+            "outrider.plugins.vllm.v1, outrider.plugins.vllm.v2, outrider.plugins.vllm.hooks",
+            (*ABOVE, "outrider.native"),
+        ),
+        ("outrider.plugins.vllm.proposer", ABOVE),
     ):
         code += (
             f"import {modules}\nprint([name for name in sys.modules if name.startswith({names})])\n"

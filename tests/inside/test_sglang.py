@@ -14,9 +14,9 @@ import torch
 from record_wheels import load
 
 from outrider.params import SamplingParams
+from outrider.plugins.sglang import hooks, requests, sampling
 from outrider.sampling.noise import gumbel
 from outrider.sampling.pipeline import truncate
-from outrider.sglang import hooks, requests, sampling
 
 VOCABULARY, TOP_K_ALL = 29, 1 << 30
 NODES, DEPTH = 6, 4

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from record_wheels import Recorded, load, write
 
-from outrider.inside import signatures
-from outrider.sglang.surface import SURFACE as sglang
-from outrider.vllm.surface import SURFACE as vllm
+import outrider
+from outrider.plugins.common import signatures
+from outrider.plugins.sglang.surface import SURFACE as sglang
+from outrider.plugins.vllm.surface import SURFACE as vllm
 
-SOURCE = Path(signatures.__file__).parents[2]
+SOURCE = Path(outrider.__file__).parents[1]
 VERSIONS = {
     "vllm": ["0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"],
     "sglang": ["0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"],
@@ -114,7 +115,7 @@ def start(
     info = folder / "outrider-0.1.0.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text("Name: outrider\nVersion: 0.1.0\n", encoding="utf-8")
-    points = f"[{GROUPS[engine]}]\noutrider = outrider.{engine}.plugin:register\n"
+    points = f"[{GROUPS[engine]}]\noutrider = outrider.plugins.{engine}.plugin:register\n"
     (info / "entry_points.txt").write_text(points, encoding="utf-8")
     variable = f"OUTRIDER_{engine.upper()}"
     environment = {name: value for name, value in os.environ.items() if name != variable}
@@ -184,7 +185,9 @@ sys.meta_path.insert(0, Broken())
 """
 
 
-@pytest.mark.parametrize("name", ["outrider.vllm.hooks", "outrider.inside.signatures"])
+@pytest.mark.parametrize(
+    "name", ["outrider.plugins.vllm.hooks", "outrider.plugins.common.signatures"]
+)
 def test_a_failed_import_of_ours_is_not_swallowed(tmp_path: Path, name: str) -> None:
     write_vllm(tmp_path)
     assert f"no {name}" in refused(start(tmp_path, before=BROKEN.format(name=name)))
@@ -205,8 +208,10 @@ def test_sglang_has_the_same_guards(tmp_path: Path) -> None:
     package = write(tmp_path, "sglang", "0.5.23", recorded("sglang")["0.5.23"])
     ended = start(tmp_path, engine="sglang")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "serving\n", "")
-    broken = BROKEN.format(name="outrider.sglang.hooks")
-    assert "no outrider.sglang.hooks" in refused(start(tmp_path, before=broken, engine="sglang"))
+    broken = BROKEN.format(name="outrider.plugins.sglang.hooks")
+    assert "no outrider.plugins.sglang.hooks" in refused(
+        start(tmp_path, before=broken, engine="sglang")
+    )
     (package / "_version.py").write_text("__version__ = '0.5.99'\n", encoding="utf-8")
     said = refused(start(tmp_path, engine="sglang"))
     assert "not tested with SGLang 0.5.99; install one of 0.5.19" in said

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.vllm import v2
+from outrider.plugins.vllm import v2
 
 PATCH = Path(__file__).parents[2] / "docs/upstream/vllm-strict.patch"
 

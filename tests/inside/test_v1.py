@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.plugins.vllm import hooks, v1
 from outrider.sampling.noise import gumbel
-from outrider.vllm import hooks, v1
 
 VOCABULARY = 23
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from outrider.plugins.vllm import v2
 from outrider.sampling.noise import gumbel
-from outrider.vllm import v2
 
 VOCABULARY = 41
 

@@ -12,9 +12,9 @@ from promql import check, needs_promtool, promtool, series
 from typer.testing import CliRunner, Result
 
 from outrider.cli import app
-from outrider.observe.documentation import alerts_section
-from outrider.observe.rules import groups, render, source
-from outrider.planning import Situation, advise
+from outrider.ops.alerts.documentation import alerts_section
+from outrider.ops.alerts.rules import groups, render, source
+from outrider.ops.planning import Situation, advise
 
 DOCS = Path(__file__).parents[2] / "docs" / "monitoring.md"
 ON = 'job="llm",instance="a:1",model_name="m"'

@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 from watching import FakeGpus, Replay
 
 from outrider.cli import app
-from outrider.guard.events import Events
-from outrider.guard.store import Store
-from outrider.observe.exporter import Baseline, Exporter
-from outrider.observe.rules import groups, render
-from outrider.scraping import parse
+from outrider.ops.alerts.exporter import Baseline, Exporter
+from outrider.ops.alerts.rules import groups, render
+from outrider.ops.guard.events import Events
+from outrider.ops.guard.store import Store
+from outrider.ops.metrics import parse
 
 REPOSITORY = Path(__file__).parents[2]
 MONITORING = REPOSITORY / "deploy" / "monitoring"
@@ -160,7 +160,7 @@ def test_the_generator_gives_the_committed_file() -> None:
     done = subprocess.run(
         [sys.executable, MONITORING / "dashboard.py"], capture_output=True, text=True, check=True
     )
-    file = REPOSITORY / "src" / "outrider" / "observe" / "data" / "dashboard.json"
+    file = REPOSITORY / "src" / "outrider" / "ops" / "alerts" / "data" / "dashboard.json"
     assert done.stdout == file.read_text(encoding="utf-8")
 
 

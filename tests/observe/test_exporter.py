@@ -28,10 +28,10 @@ from watching import FakeGpus, Replay
 from benchmarks.served import Served
 from outrider.cli import app
 from outrider.errors import ConfigError
-from outrider.observe.exporter import Baseline, Exporter, read_baseline
-from outrider.observe.figures import SHARES, figures_of
-from outrider.observe.gpus import Gpus
-from outrider.scraping import Page, parse
+from outrider.ops.alerts.exporter import Baseline, Exporter, read_baseline
+from outrider.ops.alerts.figures import SHARES, figures_of
+from outrider.ops.alerts.gpus import Gpus
+from outrider.ops.metrics import Page, parse
 
 P = "outrider_observed_"
 SPEC = "vllm:spec_decode_num"
@@ -294,8 +294,8 @@ def test_the_command_serves_until_it_is_stopped(engine: str, server: Served) -> 
 
 def test_an_engine_that_is_down_is_told_and_awaited(engine: str) -> None:
     said: list[str] = []
-    from outrider.observe.watcher import Watcher
-    from outrider.planning.endpoint import Endpoint
+    from outrider.ops.alerts.watcher import Watcher
+    from outrider.ops.diagnose.endpoint import Endpoint
 
     seen = Watcher(Endpoint(engine), 1.0, said.append)
     Engine.text = b"something_else 1\n"
@@ -317,8 +317,8 @@ def test_an_engine_that_is_down_is_told_and_awaited(engine: str) -> None:
 def test_a_models_name_from_a_hostile_server_is_exported_and_told() -> None:
     from guarding import http
 
-    from outrider.observe.watcher import Watcher
-    from outrider.planning.endpoint import Endpoint
+    from outrider.ops.alerts.watcher import Watcher
+    from outrider.ops.diagnose.endpoint import Endpoint
 
     said: list[str] = []
     name = "po\ud800cket\x1b[2J\nforged: line\u2028"

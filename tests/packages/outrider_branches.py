@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from outrider.base.types import Draft
 from outrider.drafters.base import Drafter, DrafterSpec, Needs
-from outrider.types import Draft
 
 
 class BranchesSpec(DrafterSpec):

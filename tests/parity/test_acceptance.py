@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from outrider.audit import oracle
+from outrider.base.types import Draft, Request, Row, SamplingParams, Verdict
 from outrider.sampling.acceptance import NOT_FINITE, NOTHING_LEFT, Coupled, trouble
 from outrider.sampling.pipeline import RequestPipeline, SequencePipeline, StepLogits
 from outrider.sampling.shared_noise import SharedNoise
-from outrider.types import Draft, Request, Row, SamplingParams, Verdict
 
 CPU = torch.device("cpu")
 VOCABULARY = 50

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from conftest import save_tokenizer
 
+from outrider.checkpoints.tokenizers import read_codec, read_tokenizer
 from outrider.errors import RequestError
 from outrider.server.tools import read
 from outrider.text.codec import TextCodec
-from outrider.text.read import read_codec, read_tokenizer
 from outrider.text.template import LONGEST_TEXT, STEPS, render
 
 MESSAGES: list[dict[str, Any]] = [

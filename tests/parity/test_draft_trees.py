@@ -14,6 +14,7 @@ import torch
 from loading import native_model
 from native_steps import HERE, sequence_of, step
 
+from outrider.base.types import SequenceState
 from outrider.models.decide import DraftInput, DraftNodes
 from outrider.models.native import NativeTransformer
 from outrider.models.python_step import PythonStep
@@ -22,7 +23,6 @@ from outrider.native.interface import Choices, DraftLimits
 from outrider.native.native_sampling import NativeNoise
 from outrider.native.rates import BINS, DEPTHS, RANKS, Rates
 from outrider.sampling.grammar import Mask
-from outrider.types import SequenceState
 
 pytestmark = pytest.mark.engine
 CPU = torch.device("cpu")

@@ -15,16 +15,16 @@ from loading import torch_model
 from safetensors.torch import load_file, save_file
 
 from outrider import LLM, SamplingParams
-from outrider.config import Recipe
+from outrider.base.config import Recipe
+from outrider.checkpoints.export import export
+from outrider.checkpoints.families import read_architecture, read_config, read_shape
+from outrider.checkpoints.formats.methods import find_format
+from outrider.checkpoints.formats.shared import Checkpoint
+from outrider.checkpoints.quantize import Quantized
+from outrider.checkpoints.weights import Loader
 from outrider.errors import ModelError
-from outrider.models.export import export
-from outrider.models.families import read_architecture, read_config, read_shape
-from outrider.models.formats.methods import find_format
-from outrider.models.formats.shared import Checkpoint
 from outrider.models.load import load_model
-from outrider.models.quantize import Quantized
 from outrider.models.rows import Segment
-from outrider.models.weights import Loader
 
 MakeCheckpoint = Callable[..., Path]
 Tensors = dict[str, torch.Tensor]

@@ -22,18 +22,17 @@ from transformers import AutoTokenizer, PretrainedConfig
 
 from outrider import LLM, SamplingParams
 from outrider.audit.reference import transformers_model
+from outrider.checkpoints.families import read_config, read_shape
+from outrider.checkpoints.formats.gguf import open_gguf
+from outrider.checkpoints.formats.gguf_ends import end_token_ids
+from outrider.checkpoints.formats.gguf_weights import GGUFTensors
+from outrider.checkpoints.quantize import Quantized
+from outrider.checkpoints.tokenizers import has_tokenizer, read_codec
 from outrider.engine.probe import checkpoint
 from outrider.errors import ModelError
-from outrider.gguf import open_gguf
-from outrider.models.families import read_config, read_shape
-from outrider.models.formats.gguf_weights import GGUFTensors
 from outrider.models.load import load_model
 from outrider.models.native import NativeTransformer
-from outrider.models.quantize import Quantized
 from outrider.models.rows import Segment
-from outrider.text.codec import has_tokenizer
-from outrider.text.gguf_ends import end_token_ids
-from outrider.text.read import read_codec
 
 MakeCheckpoint = Callable[..., Path]
 CPU = torch.device("cpu")

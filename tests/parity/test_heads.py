@@ -16,12 +16,13 @@ from native_steps import sequence_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from outrider.base.types import DraftBudget
+from outrider.checkpoints.formats.shared import Checkpoint
+from outrider.checkpoints.heads import read_head
 from outrider.drafters.eagle import begun
 from outrider.drafters.model import draft_limits
 from outrider.errors import ModelError
 from outrider.models.decide import DraftInput
-from outrider.models.formats.shared import Checkpoint
-from outrider.models.heads import read_head
 from outrider.models.native import words_of
 from outrider.models.native_head import NativeHead
 from outrider.models.native_medusa import NativeMedusa
@@ -30,7 +31,6 @@ from outrider.native import choice as native
 from outrider.native.checks import Room
 from outrider.native.interface import Choices, DraftLimits
 from outrider.native.native_sampling import NativeNoise
-from outrider.types import DraftBudget
 
 pytestmark = [
     pytest.mark.engine,

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
+from outrider.checkpoints.dtypes import choose_dtype
+from outrider.checkpoints.families import find_folder, read_architecture, read_config, read_shape
 from outrider.errors import ModelError
 from outrider.models.base import Output
-from outrider.models.dtypes import choose_dtype
-from outrider.models.families import find_folder, read_architecture, read_config, read_shape
 from outrider.models.load import load_model
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer, rms_norm

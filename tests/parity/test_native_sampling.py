@@ -14,6 +14,7 @@ from loading import native_model
 from native_steps import HERE, native_noise, step
 
 from outrider import LLM
+from outrider.base.types import Request, Row, SamplingParams, SequenceState
 from outrider.errors import ModelError
 from outrider.models.decide import DraftInput, Keep, SampleInput
 from outrider.models.native import NativeTransformer, words_of
@@ -29,7 +30,6 @@ from outrider.sampling.noise import gumbel
 from outrider.sampling.pipeline import RequestPipeline, SequencePipeline
 from outrider.sampling.shared_noise import SharedNoise
 from outrider.text.detokenize import Detokenizer
-from outrider.types import Request, Row, SamplingParams, SequenceState
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 CPU = torch.device("cpu")

@@ -25,11 +25,11 @@ from transformers import (
 )
 
 from outrider.audit import oracle
+from outrider.base.types import Request
 from outrider.errors import ConfigError, RequestError
 from outrider.params import SamplingParams, StructuredOutputsParams
 from outrider.sampling.grammar import Grammar, Grammars, keep
 from outrider.sampling.pipeline import RequestPipeline, SequencePipeline
-from outrider.types import Request
 
 CPU = torch.device("cpu")
 WIDTH = 50

@@ -13,13 +13,13 @@ import torch
 from loading import native_model
 from native_steps import HERE, step
 
+from outrider.checkpoints.quantize import Quantized
+from outrider.checkpoints.weights import LayerWeights, Loader, Mlp
 from outrider.errors import ModelError
 from outrider.models import native as models_native
 from outrider.models.base import Output
 from outrider.models.native import NativeTransformer
-from outrider.models.quantize import Quantized
 from outrider.models.rows import Segment
-from outrider.models.weights import LayerWeights, Loader, Mlp
 from outrider.native import choice as native
 from outrider.native.interface import Config
 from outrider.native.library import Library

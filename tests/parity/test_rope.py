@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from outrider.checkpoints.rope import Rope
 from outrider.errors import ModelError
-from outrider.models.rope import Rope
 
 CPU = torch.device("cpu")
 TRAINED = 32

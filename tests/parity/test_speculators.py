@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from benchmarks.install import SPECULATORS
 from outrider import LLM, SamplingParams
+from outrider.checkpoints.heads import read_head
 from outrider.drafters.eagle import begun
-from outrider.models.heads import read_head
 from outrider.models.native_head import NativeHead
 from outrider.models.native_store import NativeStore
 from outrider.models.rows import Segment

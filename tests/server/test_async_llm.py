@@ -19,12 +19,12 @@ from prometheus_client import generate_latest
 
 from outrider import LLM, SamplingParams
 from outrider.async_llm import AsyncLLM
-from outrider.engine.process import refuse_unguarded
+from outrider.base.types import Event, Origin, Speculation
 from outrider.engine.switch import SpeculationState
+from outrider.engine.worker.process import refuse_unguarded
 from outrider.errors import ConfigError, ModelError, RequestError, WorkerError
-from outrider.outputs import RequestOutput
+from outrider.frontend.outputs import RequestOutput
 from outrider.server.metrics import Metrics
-from outrider.types import Event, Origin, Speculation
 
 PROMPTS = ["def greet(name):", "for word in", "the lazy dog", "print(greet("]
 PARAMS = [

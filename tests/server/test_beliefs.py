@@ -14,12 +14,12 @@ from forked import Served
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider import LLM, SamplingParams
-from outrider.engine import worker as engine_worker
-from outrider.engine.messages import Beliefs, Message
-from outrider.engine.worker import Worker
+from outrider.base.types import Request
+from outrider.engine.worker import worker as engine_worker
+from outrider.engine.worker.messages import Beliefs, Message
+from outrider.engine.worker.worker import Worker
 from outrider.server import beliefs
 from outrider.server.log import words
-from outrider.types import Request
 
 SALT = "salt-of-a-tenant"
 CHOICES: list[dict[str, Any]] = [

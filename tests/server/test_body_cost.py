@@ -19,7 +19,8 @@ from forked import Served
 from hostile_bodies import HOSTILE
 from httpx import ASGITransport
 
-from outrider.limits import SAMPLING
+from outrider.base.limits import SAMPLING
+from outrider.checkpoints.tokenizers import read_codec
 from outrider.server.admission import ALWAYS, Held, Queue, Room
 from outrider.server.app import create_app
 from outrider.server.bodies import MOST_BRACKETS, parse, read
@@ -27,7 +28,6 @@ from outrider.server.build import build
 from outrider.server.errors import LONGEST_SENTENCE, Refusal, error_body, sentence
 from outrider.server.options import resolve
 from outrider.server.protocol import ChatRequest, CompletionRequest
-from outrider.text.read import read_codec
 
 MIB = 1 << 20
 MOST_MEMORY = 200 * MIB

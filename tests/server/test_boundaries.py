@@ -16,15 +16,15 @@ from forked import Served
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.config import EngineConfig
+from outrider.base.config import EngineConfig
+from outrider.base.limits import REQUEST, SAMPLING, SPECULATION
+from outrider.base.types import Request, SamplingParams, Speculation
 from outrider.errors import ConfigError
-from outrider.limits import REQUEST, SAMPLING, SPECULATION
 from outrider.server.protocol import (
     ChatRequest,
     CompletionRequest,
     SpeculationOptions,
 )
-from outrider.types import Request, SamplingParams, Speculation
 
 LONGEST_SENTENCE = 400
 OWNERS = (SamplingParams, Speculation, Request, EngineConfig)

@@ -17,7 +17,7 @@ from benchmarks.install import GUIDELLM, SCHEMATHESIS, VLLM, Environment
 from benchmarks.peers.known import FOLDER
 from benchmarks.served import Served
 from outrider import pocket
-from outrider.models.families import read_config
+from outrider.checkpoints.families import read_config
 
 pytestmark = pytest.mark.slow
 

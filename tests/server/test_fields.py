@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from outrider.async_llm import AsyncLLM
+from outrider.base.types import Event, Origin
 from outrider.engine.checkpoint import Checkpoint
-from outrider.engine.messages import Ready
 from outrider.engine.switch import SpeculationState
-from outrider.outputs import RequestState
+from outrider.engine.worker.messages import Ready
+from outrider.frontend.outputs import RequestState
 from outrider.params import StructuredOutputsParams
 from outrider.server.app import create_app
 from outrider.server.errors import Refusal
 from outrider.server.fields import IGNORED, Unless
 from outrider.server.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from outrider.server.settings import Settings
-from outrider.types import Event, Origin
 
 DOCS = Path(__file__).parents[2] / "docs" / "server.md"
 MESSAGES: Any = [{"role": "user", "content": "for word"}]

@@ -10,15 +10,15 @@ from typing import Any, get_type_hints
 import pytest
 from typer.testing import CliRunner
 
+from outrider.base.config import ENGINE_OPTIONS, EngineConfig, EngineOptions
+from outrider.base.options import Option
+from outrider.base.vllm_names import translate
 from outrider.cli import app
-from outrider.config import ENGINE_OPTIONS, EngineConfig, EngineOptions
 from outrider.drafters.ngram import NgramSpec
 from outrider.engine.checkpoint import Checkpoint
 from outrider.errors import ConfigError, OutriderError
-from outrider.options import Option
 from outrider.server.build import build, read_defaults, read_hosts, read_keys, read_slo
 from outrider.server.options import OPTIONS, RELAXED, reference, resolve
-from outrider.vllm_names import translate
 
 ENVIRONMENT = {"OUTRIDER_PORT": "2", "OUTRIDER_HOST": "b", "OUTRIDER_NATIVE_ISA": "x", "PATH": "/"}
 

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from benchmarks.served import Served, engine_of
-from outrider.engine.stderr import Stderr
+from outrider.base.stderr import Stderr
 
 STREAMS = 24
 BODY: dict[str, Any] = {

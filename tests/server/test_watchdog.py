@@ -17,8 +17,8 @@ from httpx import ASGITransport
 
 from outrider import SamplingParams
 from outrider.async_llm import AsyncLLM
-from outrider.engine import pulse
-from outrider.engine.deaths import Deaths
+from outrider.engine.worker import pulse
+from outrider.engine.worker.deaths import Deaths
 from outrider.errors import WorkerError
 from outrider.server.app import create_app
 from outrider.server.build import build

@@ -14,21 +14,21 @@ from httpx import ASGITransport
 
 from outrider import SamplingParams, async_llm
 from outrider.async_llm import AsyncLLM
-from outrider.engine import pulse, suspects
+from outrider.base.types import Event, Origin, Request, Speculation
 from outrider.engine.checkpoint import Checkpoint
-from outrider.engine.deaths import LONGEST_PAUSE, Deaths
-from outrider.engine.messages import Abort, Beat, Beliefs, Gauges, Left, Ready, Stepped
-from outrider.engine.process import Outbox
-from outrider.engine.pulse import Watch
-from outrider.engine.suspects import Suspects, fingerprint
 from outrider.engine.switch import SpeculationState
-from outrider.engine.worker import Worker, _Adding
+from outrider.engine.worker import pulse, suspects
+from outrider.engine.worker.deaths import LONGEST_PAUSE, Deaths
+from outrider.engine.worker.messages import Abort, Beat, Beliefs, Gauges, Left, Ready, Stepped
+from outrider.engine.worker.process import Outbox
+from outrider.engine.worker.pulse import Watch
+from outrider.engine.worker.suspects import Suspects, fingerprint
+from outrider.engine.worker.worker import Worker, _Adding
 from outrider.errors import RequestError, WorkerError
-from outrider.outputs import RequestState
+from outrider.frontend.outputs import RequestState
 from outrider.server.app import create_app
 from outrider.server.build import build
 from outrider.server.options import resolve
-from outrider.types import Event, Origin, Request, Speculation
 
 STATE = SpeculationState(True, "ngram", 4)
 SOON = 120.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers.activations import ACT2FN
 
-from outrider.models.activations import Activations
+from outrider.checkpoints.activations import Activations
 
 DECODES = """
 import sys

@@ -1,4 +1,4 @@
-"""``outrider.planning.advise``: verdicts, rules of thumb, stacks, and the evidence of figures."""
+"""``ops.planning.advise``: verdicts, rules of thumb, stacks, and the evidence of figures."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from outrider.engine.costs import Costs, Curve, DraftCosts
-from outrider.engine.kept_costs import write_costs
+from outrider.engine.control.costs import Costs, Curve, DraftCosts
+from outrider.engine.control.kept_costs import write_costs
 from outrider.errors import ConfigError, OutriderError
-from outrider.planning import Advice, Situation, advise, of_positions, of_rate
-from outrider.planning.catalogue import data, eagle1_head, find_shape
-from outrider.planning.report import advice_markdown, advice_plot
+from outrider.ops.planning import Advice, Situation, advise, of_positions, of_rate
+from outrider.ops.planning.catalogue import data, eagle1_head, find_shape
+from outrider.ops.planning.report import advice_markdown, advice_plot
 
 COUNTS = {"batch", "first", "last", "k", "schedule"}
 """What says where a figure stands; batch sizes and draft lengths are no figures."""

@@ -16,11 +16,11 @@ from pages import check_engine
 from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
+from outrider.base.types import Draft, Request, SequenceState
 from outrider.errors import ConfigError, GenerationError, RequestError
-from outrider.outputs import RequestState
+from outrider.frontend.outputs import RequestState
 from outrider.sampling.pipeline import SequencePipeline
 from outrider.text.detokenize import Detokenizer
-from outrider.types import Draft, Request, SequenceState
 
 BASE = SamplingParams(temperature=0.8, max_tokens=8, seed=5, ignore_eos=True)
 PROMPTS = ["the quick", "fox", "jumps over the"]

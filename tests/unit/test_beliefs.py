@@ -2,11 +2,11 @@
 
 import json
 
-from outrider.engine.beliefs import summary
-from outrider.engine.controller import Controller
-from outrider.engine.costs import CostModel, Costs, Curve, DraftCosts
-from outrider.engine.outlook import PLAIN, Choice, Method, Stream
-from outrider.engine.survival import Survival
+from outrider.engine.control.beliefs import summary
+from outrider.engine.control.controller import Controller
+from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
+from outrider.engine.control.outlook import PLAIN, Choice, Method, Stream
+from outrider.engine.control.survival import Survival
 
 SECRET = "salt-of-a-tenant"
 METHODS = {

@@ -1,4 +1,4 @@
-"""``outrider.planning.checklist``: thirty points, their answers, and the file that keeps them."""
+"""``ops.diagnose.checklist``: thirty points, their answers, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.planning.checklist import (
+from outrider.ops.diagnose.checklist import (
     NO,
     OPEN,
     YES,
@@ -19,7 +19,7 @@ from outrider.planning.checklist import (
     read_state,
     save_state,
 )
-from outrider.planning.documentation import TABLES
+from outrider.ops.diagnose.documentation import TABLES
 
 DOCS = Path(__file__).parents[2] / "docs" / "diagnose.md"
 AREAS = (

@@ -10,8 +10,8 @@ from peering import Answer, drips, peer, says
 
 from benchmarks.stub import port_of
 from outrider.errors import ConfigError, EndpointError
-from outrider.scraping import client as clients
-from outrider.scraping.client import Client
+from outrider.ops.metrics import client as clients
+from outrider.ops.metrics.client import Client
 
 
 def test_a_kept_connection_that_has_ended_is_replaced_once() -> None:

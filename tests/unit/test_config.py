@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from outrider import config
-from outrider.config import EngineConfig, free_memory, parse_memory
+from outrider.base import config
+from outrider.base.config import EngineConfig, free_memory, parse_memory
 from outrider.errors import (
     ConfigError,
     MemoryBudgetError,

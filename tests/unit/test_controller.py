@@ -7,11 +7,11 @@ from itertools import product
 
 import pytest
 
-from outrider.engine.controller import Controller
-from outrider.engine.costs import CostModel, Costs, Curve, DraftCosts
-from outrider.engine.outlook import PLAIN, Choice, Method, Stream, least_chance
-from outrider.engine.simulate import Step, simulate
-from outrider.engine.survival import PRIORS, Survival
+from outrider.engine.control.controller import Controller
+from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
+from outrider.engine.control.outlook import PLAIN, Choice, Method, Stream, least_chance
+from outrider.engine.control.simulate import Step, simulate
+from outrider.engine.control.survival import PRIORS, Survival
 
 ROWS = tuple(2**i for i in range(14))
 METHODS = {name: Method((name,), 8) for name in ("model", "ngram")}

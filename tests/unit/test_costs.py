@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.engine.costs import (
+from outrider.engine.control.costs import (
     FEWEST_ROWS,
     FIRST_PROBE,
     PROBE_STEPS,

@@ -1,4 +1,4 @@
-"""``outrider.planning.diagnose``: every rule fires on its case, and none on the healthy ones."""
+"""``ops.diagnose.diagnose``: every rule fires on its case, and none on the healthy ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError, EndpointError, OutriderError
-from outrider.planning.diagnose import diagnose, look, symptoms
-from outrider.planning.endpoint import Endpoint
-from outrider.planning.facts import ORDER, check_thresholds, holds, names
-from outrider.planning.metrics import facts_of
-from outrider.planning.observation import observe
-from outrider.planning.problems import markdown
-from outrider.planning.tables import table
-from outrider.scraping import engine_of, of_mapping, parse
+from outrider.ops.diagnose.diagnose import diagnose, look, symptoms
+from outrider.ops.diagnose.endpoint import Endpoint
+from outrider.ops.diagnose.facts import ORDER, check_thresholds, holds, names
+from outrider.ops.diagnose.metrics import facts_of
+from outrider.ops.diagnose.observation import observe
+from outrider.ops.diagnose.problems import markdown
+from outrider.ops.diagnose.tables import table
+from outrider.ops.metrics import engine_of, of_mapping, parse
 
 CASES = sorted((Path(__file__).parents[1] / "data" / "cases").glob("*.json"))
 CONTENT = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in CASES}

@@ -1,4 +1,4 @@
-"""``outrider.planning.doctor``: what it finds of this machine and of pairs, good and bad."""
+"""``outrider.ops.diagnose.doctor``: what it finds of this machine and of pairs, good and bad."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.planning import doctor as package_doctor
-from outrider.planning.doctor import (
+from outrider.ops.diagnose import doctor as package_doctor
+from outrider.ops.diagnose.doctor import (
     FAIL,
     OK,
     WARN,
@@ -29,9 +29,9 @@ from outrider.planning.doctor import (
     text_of,
     versions,
 )
-from outrider.planning.host import Gpu, memory, parse_gpus
+from outrider.ops.diagnose.host import Gpu, memory, parse_gpus
 
-MODULE = sys.modules["outrider.planning.doctor"]  # the package has the function by that name
+MODULE = sys.modules["outrider.ops.diagnose.doctor"]  # the package has the function by that name
 PROBE: dict[str, Any] = {
     "torch": "2.13", "threads": 2, "isas": ["portable"], "isa": "portable", "isa_error": "",
     "cuda_build": None, "cuda": [],

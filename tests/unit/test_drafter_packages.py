@@ -15,10 +15,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
+from outrider.base.types import Speculation
 from outrider.drafters.base import Needs
 from outrider.drafters.registry import find_drafter, known_specs
 from outrider.errors import ConfigError
-from outrider.types import Speculation
 
 DOCS = Path(__file__).parents[2] / "docs" / "drafters.md"
 PACKAGES = Path(__file__).parents[1] / "packages"

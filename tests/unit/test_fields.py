@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.fields import one_line
+from outrider.base.fields import one_line
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from pages import check_engine
 
 from outrider import LLM, SamplingParams
+from outrider.base.types import Draft, Speculation
 from outrider.drafters.base import Drafter, DrafterContext, DrafterSpec
-from outrider.types import Draft, Speculation
 
 PROMPTS = [[5, 6, 7, 8] * 6, [9, 10, 11], [5, 6, 7, 8] * 3]
 PARAMS = SamplingParams(

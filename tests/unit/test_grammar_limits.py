@@ -16,12 +16,12 @@ from pages import check_engine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from outrider import LLM, SamplingParams
+from outrider.checkpoints.tokenizers import read_codec
 from outrider.errors import ConfigError, GenerationError, RequestError
 from outrider.params import StructuredOutputsParams
 from outrider.pocket import PATH
 from outrider.sampling import grammar as limits
 from outrider.sampling.grammar import Grammar, Grammars
-from outrider.text.read import read_codec
 
 BOMB = "start: s\ns: s s | s s s | A |\nA: /.|\\n/"
 MANY = "start: s\ns: " + " | ".join(f"A{i} s" for i in range(20)) + " |\n"

@@ -16,12 +16,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from outrider.types import Speculation
 
 from benchmarks.host import modes_of
 from outrider import LLM, SamplingParams, pocket
 from outrider.engine.engine import Engine
 from outrider.native.choice import library
-from outrider.types import Speculation
 
 pytestmark = [
     pytest.mark.skipif(

@@ -24,18 +24,18 @@ from test_gguf import changed, convert, empty
 from tokenizers import Tokenizer
 
 from outrider import LLM, SamplingParams
+from outrider.base.fields import Fields
+from outrider.checkpoints.convert import convert as converted
+from outrider.checkpoints.families import read_architecture, read_config, read_shape
+from outrider.checkpoints.formats.gguf import open_gguf
+from outrider.checkpoints.formats.gguf_tokenizer import gguf_tokenizer
+from outrider.checkpoints.formats.patterns import matches, patterns
+from outrider.checkpoints.formats.shared import Checkpoint, read_scales
+from outrider.checkpoints.rope import PART, Rope
+from outrider.checkpoints.tokenizers import read_codec
 from outrider.errors import ConfigError, ModelError
-from outrider.fields import Fields
-from outrider.gguf import open_gguf
-from outrider.models.convert import convert as converted
-from outrider.models.families import read_architecture, read_config, read_shape
-from outrider.models.formats.patterns import matches, patterns
-from outrider.models.formats.shared import Checkpoint, read_scales
 from outrider.models.load import load_model
-from outrider.models.rope import PART, Rope
 from outrider.server.build import read_defaults
-from outrider.text.gguf_tokenizer import gguf_tokenizer
-from outrider.text.read import read_codec
 
 CPU = torch.device("cpu")
 Edit = Callable[..., Path]

@@ -19,16 +19,16 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
+from outrider.base.config import EngineConfig
+from outrider.base.types import Request, SamplingParams
+from outrider.checkpoints.families import read_config
 from outrider.cli import app
-from outrider.config import EngineConfig
 from outrider.drafters.check import check
 from outrider.drafters.registry import find_drafter
 from outrider.engine.build import build_engine, load_target
 from outrider.errors import ModelError
 from outrider.models.base import Model
-from outrider.models.families import read_config
 from outrider.native import choice as native
-from outrider.types import Request, SamplingParams
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 CONFIG = EngineConfig(

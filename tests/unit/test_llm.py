@@ -16,10 +16,12 @@ from safetensors.torch import load_file, save_file
 
 import outrider
 from outrider import LLM, AsyncLLM, SamplingParams, errors, pocket
+from outrider.base.types import Origin
+from outrider.checkpoints.families import find_folder
 from outrider.drafters.ngram import NgramSpec
 from outrider.drafters.registry import find_drafter
 from outrider.engine.checkpoint import Checkpoint
-from outrider.engine.costs import FEWEST_ROWS
+from outrider.engine.control.costs import FEWEST_ROWS
 from outrider.engine.scheduler import Plan
 from outrider.errors import (
     ConfigError,
@@ -28,8 +30,6 @@ from outrider.errors import (
     ModelError,
     RequestError,
 )
-from outrider.models.families import find_folder
-from outrider.types import Origin
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.8, max_tokens=12, seed=5, ignore_eos=True)

@@ -32,9 +32,9 @@ from outrider.bench.workload import Workload
 from outrider.cli.common import write_json
 from outrider.cli.load import extra, save, shapes, show
 from outrider.errors import ConfigError, EndpointError
-from outrider.scraping import client, parse
-from outrider.scraping.acceptance import acceptance
-from outrider.scraping.client import Answer
+from outrider.ops.metrics import client, parse
+from outrider.ops.metrics.acceptance import acceptance
+from outrider.ops.metrics.client import Answer
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 PROMPTS = Workload.of_prompts("three", ["one", "two", "three"])

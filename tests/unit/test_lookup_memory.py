@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outrider.config import EngineConfig
+from outrider.base.config import EngineConfig
 from outrider.drafters.base import DrafterContext
 from outrider.drafters.ngram import NgramSpec
 from outrider.drafters.ngram_index import NgramIndex

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from outrider import LLM
-from outrider.config import USUAL_LENGTH, EngineConfig
+from outrider.base.config import USUAL_LENGTH, EngineConfig
+from outrider.base.groups import memory_left
+from outrider.checkpoints.families import read_architecture, read_config
 from outrider.engine import budget
-from outrider.groups import memory_left
 from outrider.models.base import Model
-from outrider.models.families import read_architecture, read_config
 from outrider.models.load import load_model
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from loading import native_model, torch_model
 from native_steps import native_noise
 
+from outrider.base.types import Request, SamplingParams
 from outrider.errors import ModelError
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
@@ -25,7 +26,6 @@ from outrider.native.interface import ASK_MASK, FUNCTIONS, Config, Options, Quan
 from outrider.native.library import Library
 from outrider.native.native_sampling import NativePipeline
 from outrider.sampling.pipeline import RequestPipeline
-from outrider.types import Request, SamplingParams
 
 found = native.library()
 pytestmark = pytest.mark.skipif(found is None, reason="the native step is off")

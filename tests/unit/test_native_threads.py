@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.groups import GROUPS, cpu_quota
+from outrider.base.groups import GROUPS, cpu_quota
 from outrider.native import choice as native
 from outrider.native.threads import allowed_threads
 

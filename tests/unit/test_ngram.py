@@ -8,12 +8,19 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from outrider.base.types import (
+    DraftBudget,
+    Request,
+    SamplingParams,
+    Scheduled,
+    SequenceState,
+    Verdict,
+)
 from outrider.drafters.base import Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.ngram_index import NgramIndex
 from outrider.errors import ConfigError
 from outrider.sampling.shared_noise import SharedNoise
-from outrider.types import DraftBudget, Request, SamplingParams, Scheduled, SequenceState, Verdict
 
 
 def search(tokens: Sequence[int], min_n: int, max_n: int, window: int, length: int) -> list[int]:

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from peering import drips, peer, says
 
-from outrider.errors import ConfigError, EndpointError, ModelError
-from outrider.outside.documents import (
+from outrider.base.outside.documents import (
     parse_json,
     parse_toml,
     parse_yaml,
@@ -23,8 +22,9 @@ from outrider.outside.documents import (
     read_toml,
     read_yaml,
 )
-from outrider.outside.http import address, call
-from outrider.outside.text import printable, well_formed
+from outrider.base.outside.http import address, call
+from outrider.base.outside.text import printable, well_formed
+from outrider.errors import ConfigError, EndpointError, ModelError
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
@@ -279,7 +279,7 @@ def test_a_key_that_no_header_can_carry_is_refused() -> None:
 
 
 def test_a_call_is_interrupted() -> None:
-    code = "import sys; from outrider.outside.http import call; call(sys.argv[1], seconds=60)"
+    code = "import sys; from outrider.base.outside.http import call; call(sys.argv[1], seconds=60)"
     with peer(drips(b"", b"HTTP/1.1 100 Continue\r\n\r\n")) as (url, asked):
         process = subprocess.Popen([sys.executable, "-c", code, url], stderr=subprocess.PIPE)
         try:

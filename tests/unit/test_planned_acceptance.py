@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.base.types import Counts
 from outrider.errors import ConfigError
-from outrider.planning import of_counts, of_positions, of_rate, read_acceptance
-from outrider.planning.acceptance import parse_acceptance, per_token, prior, rate_at
-from outrider.planning.catalogue import data
-from outrider.types import Counts
+from outrider.ops.planning import of_counts, of_positions, of_rate, read_acceptance
+from outrider.ops.planning.acceptance import parse_acceptance, per_token, prior, rate_at
+from outrider.ops.planning.catalogue import data
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 16])

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.controller import ENTER
-from outrider.engine.costs import Costs, Curve, DraftCosts
-from outrider.engine.kept_costs import read_costs, write_costs
-from outrider.engine.outlook import Choice, Method
-from outrider.engine.simulate import expected
+from outrider.engine.control.controller import ENTER
+from outrider.engine.control.costs import Costs, Curve, DraftCosts
+from outrider.engine.control.kept_costs import read_costs, write_costs
+from outrider.engine.control.outlook import Choice, Method
+from outrider.engine.control.simulate import expected
 from outrider.errors import ConfigError, ModelError
-from outrider.planning import Situation, of_positions, of_rate
-from outrider.planning.catalogue import data, eagle_head, find_device, find_shape, shape_of
-from outrider.planning.forecast import EXPECTED, Forecast, forecast
-from outrider.planning.published import entries, reference
-from outrider.planning.roofline import ACTIVATION, Machine, roofline
+from outrider.ops.planning import Situation, of_positions, of_rate
+from outrider.ops.planning.catalogue import data, eagle_head, find_device, find_shape, shape_of
+from outrider.ops.planning.forecast import EXPECTED, Forecast, forecast
+from outrider.ops.planning.published import entries, reference
+from outrider.ops.planning.roofline import ACTIVATION, Machine, roofline
 
 DOCS = Path(__file__).parents[2] / "docs" / "planning.md"
 BLOCKED = """
@@ -59,9 +59,9 @@ def found(target: str = "llama-3.1-8b", drafter: str = "eagle3", **options: obje
 
 def test_planning_costs_and_simulator_need_no_torch() -> None:
     code = (
-        "import outrider.engine.costs, outrider.engine.kept_costs, outrider.engine.simulate\n"
-        "import outrider.planning.published, outrider.planning.roi_report\n"
-        "from outrider.planning import Situation, advise\n"
+        "from outrider.engine.control import costs, kept_costs, simulate\n"
+        "import outrider.ops.planning.published, outrider.ops.planning.roi_report\n"
+        "from outrider.ops.planning import Situation, advise\n"
         "assert advise(Situation('llama-3.1-8b', hardware='h100')).verdict == 'use'\n"
         "assert 'torch' not in sys.modules\n"
     )
@@ -338,7 +338,7 @@ def test_most_published_figures_lie_between_p10_and_p90() -> None:
 def test_the_docs_have_the_table_of_published_figures() -> None:
     text = DOCS.read_text(encoding="utf-8")
     tables = text.partition("<!-- published -->")[2].partition("<!-- /published -->")[0]
-    assert tables.strip() == reference(), "run: python -m outrider.planning.published"
+    assert tables.strip() == reference(), "run: python -m outrider.ops.planning.published"
     names = [*data("models")["model"], *data("hardware")["device"]]
     assert [name for name in names if f"`{name}`" not in text] == []
 

@@ -11,10 +11,10 @@ import pytest
 
 from benchmarks.portfolio.cells import CELLS
 from benchmarks.portfolio.recording import read
-from outrider.engine.controller import Controller
-from outrider.engine.costs import CostModel
-from outrider.engine.simulate import simulate
-from outrider.engine.survival import Survival
+from outrider.engine.control.controller import Controller
+from outrider.engine.control.costs import CostModel
+from outrider.engine.control.simulate import simulate
+from outrider.engine.control.survival import Survival
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "results" / "recording.json"
 CELLS_OF_FILE = read(FILE)

@@ -1,4 +1,4 @@
-"""``outrider.planning.roi``: worked examples, cases, and inputs that make no sense."""
+"""``outrider.ops.planning.roi``: worked examples, cases, and inputs that make no sense."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.planning import Plan, Roi, Situation, advise, read_advice, roi
-from outrider.planning.chart import (
+from outrider.ops.planning import Plan, Roi, Situation, advise, read_advice, roi
+from outrider.ops.planning.chart import (
     BOTTOM,
     HEIGHT,
     LEFT,
@@ -24,8 +24,8 @@ from outrider.planning.chart import (
     line_chart,
     ticks,
 )  # fmt: skip
-from outrider.planning.roi import speedups_of
-from outrider.planning.roi_report import roi_html, roi_markdown
+from outrider.ops.planning.roi import speedups_of
+from outrider.ops.planning.roi_report import roi_html, roi_markdown
 
 ADVICE = advise(Situation("llama-3.1-8b", hardware="h100"))
 

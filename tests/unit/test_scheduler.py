@@ -18,10 +18,10 @@ from scheduling import (
     ragged,
 )
 
+from outrider.base.types import Draft, Origin, SequenceState, Verdict
 from outrider.engine.scheduler import Plan
 from outrider.errors import MemoryBudgetError
 from outrider.sampling.acceptance import NOT_FINITE
-from outrider.types import Draft, Origin, SequenceState, Verdict
 
 
 def depths_of(plan: Plan) -> list[int]:

@@ -13,12 +13,12 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from outrider import SamplingParams
+from outrider.checkpoints.tokenizers import read_codec
 from outrider.errors import RequestError
 from outrider.params import StructuredOutputsParams
 from outrider.pocket import PATH
 from outrider.sampling import schemas
 from outrider.sampling.grammar import Grammar, Grammars
-from outrider.text.read import read_codec
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}

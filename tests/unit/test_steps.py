@@ -18,7 +18,7 @@ from outrider.bench.steps import (
     timed,
     tokens_per_second,
 )
-from outrider.engine.costs import Costs, Curve, DraftCosts
+from outrider.engine.control.costs import Costs, Curve, DraftCosts
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 

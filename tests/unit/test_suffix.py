@@ -14,7 +14,8 @@ import torch
 from native_hazards import address_space
 
 from outrider import LLM, SamplingParams
-from outrider.config import EngineConfig
+from outrider.base.config import EngineConfig
+from outrider.base.types import Draft, DraftBudget, Request, Scheduled, SequenceState, Verdict
 from outrider.drafters.base import DrafterContext
 from outrider.drafters.registry import find_drafter
 from outrider.drafters.suffix import SuffixDrafter, SuffixSpec
@@ -25,7 +26,6 @@ from outrider.native.choice import library
 from outrider.native.interface import SUFFIX_DEPTH, Followed
 from outrider.native.native_suffix import NativeIndex
 from outrider.sampling.shared_noise import SharedNoise
-from outrider.types import Draft, DraftBudget, Request, Scheduled, SequenceState, Verdict
 
 STEP = library()
 KINDS: list[Callable[[int], Index]] = [SuffixIndex]

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from outrider.base.types import Request, SamplingParams
+from outrider.checkpoints.tokenizers import has_tokenizer, read_codec
 from outrider.errors import ModelError, RequestError
-from outrider.outputs import OutputProcessor
-from outrider.text.codec import TextCodec, differing_entries, has_tokenizer
+from outrider.frontend.outputs import OutputProcessor
+from outrider.text.codec import TextCodec, differing_entries
 from outrider.text.detokenize import Detokenizer
 from outrider.text.places import places_in
-from outrider.text.read import read_codec
 from outrider.text.stop import StopFinder
-from outrider.types import Request, SamplingParams
 
 PIECES = ["hello", " wörld", "日本語", "👩‍🔬", "\n\n", "é", "e\u0301", "🙂", " fox", "\ufffd", "𝔘"]
 

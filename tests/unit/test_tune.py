@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.base.types import Counts
 from outrider.bench.intervals import student
 from outrider.bench.race import (
     FEWEST,
@@ -26,14 +27,13 @@ from outrider.bench.race import (
     race,
     sample,
 )
-from outrider.bench.schedules import limit, sglang, tensorrt, vllm
 from outrider.bench.tune import tune
 from outrider.bench.tuned import Tuned, Tuning
 from outrider.bench.workload import Workload
-from outrider.deploy.render import render
-from outrider.deploy.spec import parse
+from outrider.engine.control.schedules import limit, sglang, tensorrt, vllm
 from outrider.errors import ConfigError, OutriderError
-from outrider.types import Counts
+from outrider.ops.deploy.render import render
+from outrider.ops.deploy.spec import parse
 
 Measure = Callable[[Setting, int], Run]
 LENGTHS = range(1, 11)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from outrider.base.types import Counts, Draft, Origin, Request, SamplingParams, SequenceState
 from outrider.errors import ConfigError, shown
-from outrider.types import Counts, Draft, Origin, Request, SamplingParams, SequenceState
 
 
 def test_the_defaults_are_vllms() -> None:

@@ -13,8 +13,8 @@ import torch
 from conftest import PAD, VOCABULARY, build_checkpoint, padded_copy
 
 from outrider import LLM, SamplingParams
+from outrider.base.types import Speculation
 from outrider.errors import ConfigError, RequestError
-from outrider.types import Speculation
 
 BASE = SamplingParams(temperature=0.8, max_tokens=8, seed=5, ignore_eos=True)
 OPTIONS: dict[str, Any] = {"dtype": "float32", "memory": 2**24, "num_speculative_tokens": 3}

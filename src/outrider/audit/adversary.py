@@ -4,9 +4,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..base.types import Draft, DraftBudget, Scheduled
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
 from ..sampling.shared_noise import Noise
-from ..types import Draft, DraftBudget, Scheduled
 
 Answers = Mapping[tuple[int, int], Sequence[int]]
 """The output of plain decoding by (seed of the request, sample index)."""

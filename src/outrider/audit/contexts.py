@@ -14,11 +14,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ..base.types import Request, SamplingParams
 from ..models.base import Model
 from ..models.rows import Segment
 from ..native.native_sampling import sequence_pipeline
 from ..sampling.pipeline import NEVER, RequestPipeline
-from ..types import Request, SamplingParams
 from . import oracle
 from .oracle import Distribution
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from ..base.types import Row, SequenceState
 from ..errors import RequestError
-from ..input_processor import Prompt
+from ..frontend.inputs import Prompt
 from ..llm import LLM
 from ..sampling.shared_noise import SharedNoise
-from ..types import Row, SequenceState
 from .watch import Step, Watch, watch_step
 
 TOP = 5

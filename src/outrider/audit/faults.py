@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from ..base.types import Draft, DraftBudget, LogitsPipeline, Row, Scheduled, SequenceState
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
 from ..sampling.ratio import Chains, Ratio, Rejection
 from ..sampling.ratio_noise import DRAFTING, FreshNoise
 from ..sampling.shared_noise import Noise, SharedNoise
-from ..types import Draft, DraftBudget, LogitsPipeline, Row, Scheduled, SequenceState
 from .wrapped import WrappedDrafter, WrappedPipeline
 
 THRESHOLD = 0.1

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from ..config import Recipe
+from ..base.config import Recipe
+from ..checkpoints.export import recipe_of
+from ..checkpoints.families import read_architecture, read_config
+from ..checkpoints.formats.gguf import is_gguf
+from ..checkpoints.plain_config import whole
+from ..checkpoints.weights import open_source, plain, quantized
 from ..errors import ModelError
-from ..gguf import is_gguf
-from ..models.export import recipe_of
-from ..models.families import read_architecture, read_config
-from ..models.plain_config import whole
-from ..models.weights import open_source, plain, quantized
 
 
 def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:

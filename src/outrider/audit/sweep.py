@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from ..base.types import SamplingParams
 from ..drafters.registry import find_drafter
 from ..errors import NumericalError
 from ..llm import LLM
-from ..types import SamplingParams
 from .adversary import AdversarySpec, Answers
 from .contexts import PENALTIES
 from .faults import Fault, FaultySpec

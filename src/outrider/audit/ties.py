@@ -13,12 +13,12 @@ from itertools import zip_longest
 
 import torch
 
+from ..base.types import Request, Row, SamplingParams
 from ..llm import LLM
 from ..models.base import Model
 from ..models.rows import Segment
 from ..native.native_sampling import sequence_pipeline
 from ..sampling.shared_noise import SharedNoise
-from ..types import Request, Row, SamplingParams
 
 PAGE_SIZE = 16
 NEIGHBOURS = (1, 7, 31)

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..base.types import Draft, Row
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.pipeline import StepLogits
 from ..sampling.shared_noise import SharedNoise
-from ..types import Draft, Row
 from .contexts import WIDTH, Recorded
 from .oracle import Distribution
 

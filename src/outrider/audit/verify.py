@@ -20,20 +20,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..config import Recipe
+from ..base.config import Recipe
+from ..base.methods import AUTO
+from ..base.types import Folder, Request, SamplingParams
+from ..checkpoints.families import find_folder, read_config, read_shape
+from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..drafters.model import ModelSpec
 from ..drafters.ngram import NgramSpec
 from ..drafters.registry import sibling
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
-from ..methods import AUTO
-from ..models.families import find_folder, read_config, read_shape
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.ratio import RULES, make_rule
 from ..sampling.seeds import fresh_seed
-from ..text.codec import has_tokenizer
-from ..text.read import read_codec
-from ..types import Folder, Request, SamplingParams
 from .contexts import LAW_ERROR, record
 from .faults import Fault
 from .outcome import Check, Report, visible_error

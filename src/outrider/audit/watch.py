@@ -13,12 +13,7 @@ from typing import Any
 
 import torch
 
-from ..drafters.base import Drafter
-from ..errors import NumericalError, RequestError
-from ..input_processor import Prompt
-from ..llm import LLM
-from ..sampling.shared_noise import Noise
-from ..types import (
+from ..base.types import (
     Draft,
     DraftBudget,
     HiddenStates,
@@ -28,6 +23,11 @@ from ..types import (
     SequenceState,
     Verdict,
 )  # fmt: skip
+from ..drafters.base import Drafter
+from ..errors import NumericalError, RequestError
+from ..frontend.inputs import Prompt
+from ..llm import LLM
+from ..sampling.shared_noise import Noise
 from .wrapped import WrappedDrafter, WrappedPipeline
 
 SEARCHED = 64

@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..drafters.base import Drafter
-from ..models.base import Model
-from ..sampling.shared_noise import Noise
-from ..types import (
+from ..base.types import (
     Draft,
     DraftBudget,
     HiddenStates,
@@ -15,6 +12,9 @@ from ..types import (
     SequenceState,
     Verdict,
 )
+from ..drafters.base import Drafter
+from ..models.base import Model
+from ..sampling.shared_noise import Noise
 
 
 class WrappedPipeline:

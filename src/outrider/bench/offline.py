@@ -7,6 +7,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..base.methods import AUTO
+from ..base.types import Request, SamplingParams
+from ..checkpoints.families import find_folder, read_config
+from ..checkpoints.tokenizers import read_codec
 from ..drafters.model import ModelSpec
 from ..drafters.ngram import NgramSpec
 from ..drafters.registry import find_drafter, sibling
@@ -14,13 +18,9 @@ from ..engine.build import build_engine
 from ..engine.checkpoint import Checkpoint
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
-from ..methods import AUTO
 from ..models.base import Model
-from ..models.families import find_folder, read_config
 from ..params import StructuredOutputsParams
 from ..text.codec import TextCodec
-from ..text.read import read_codec
-from ..types import Request, SamplingParams
 from .record import Pass, run_all
 from .replay import Replay, parts_of
 from .workload import BUNDLED, Workload

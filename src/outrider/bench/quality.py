@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ..config import Recipe
+from ..base.config import Recipe
+from ..base.types import Folder
+from ..checkpoints.export import bits_per_weight
+from ..checkpoints.families import find_folder
+from ..checkpoints.tokenizers import read_codec
 from ..errors import ConfigError
 from ..llm import LLM
 from ..models.base import Model
-from ..models.export import bits_per_weight
-from ..models.families import find_folder
 from ..models.rows import Segment
 from ..text.codec import TextCodec
-from ..text.read import read_codec
-from ..types import Folder
 
 WINDOW = 512
 """Tokens of a window, at most the model's context."""

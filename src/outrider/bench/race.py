@@ -14,7 +14,7 @@ from math import exp, inf, log, sqrt
 from statistics import fmean
 from typing import NamedTuple
 
-from ..types import Counts
+from ..base.types import Counts
 from .intervals import student
 
 PLAIN = "none"

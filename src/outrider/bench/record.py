@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..base.types import Counts, Event, SamplingParams
 from ..errors import NumericalError
-from ..input_processor import Prompt
+from ..frontend.inputs import Prompt
+from ..frontend.outputs import RequestState, SampleState
 from ..llm import LLM
-from ..outputs import RequestState, SampleState
-from ..types import Counts, Event, SamplingParams
 from .machine import available_cores, peak_memory, reset_peak_memory
 
 

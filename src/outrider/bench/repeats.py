@@ -9,7 +9,7 @@ the step emits first.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..types import Origin
+from ..base.types import Origin
 
 GRAM = 4
 

@@ -34,6 +34,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ..base.methods import AUTO, TOGETHER
+from ..base.types import Draft, DraftBudget, Request, Scheduled, SequenceState
+from ..checkpoints.families import Shape, read_config, read_shape
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
 from ..drafters.model import ModelSpec
 from ..drafters.registry import GroupSpec, find_drafter
@@ -42,14 +45,11 @@ from ..engine.build import build_engine, load_target
 from ..engine.checkpoint import Checkpoint
 from ..errors import ConfigError
 from ..llm import LLM
-from ..methods import AUTO, TOGETHER
 from ..models.base import Model, Output, Store
 from ..models.decide import DraftInput, DraftNodes, SampleInput, Samples
-from ..models.families import Shape, read_config, read_shape
 from ..models.planted import plant
 from ..models.rows import Segment, Track
 from ..sampling.shared_noise import Noise
-from ..types import Draft, DraftBudget, Request, Scheduled, SequenceState
 from .laws import planted_track, target_track
 
 WHAT = "random weights at the cost of a real model, distributions planted on recorded answers"

@@ -61,7 +61,7 @@ def figures(bench: Bench, cell: Cell, runs: list[Pass], plain: list[Pass]) -> di
     ``structured_outputs`` is true where outputs were held to JSON schemas, and ``replay`` says what
     a replay target is, null for a real one.
     ``controller`` is what the engine believed at the end of the last round, null where it was told
-    how to draft: see ``engine/beliefs.py``.
+    how to draft: see ``engine/control/beliefs.py``.
     ``acceptance_length_without_repeats`` and ``repeated_share`` (of output tokens): see
     ``bench/repeats.py``.
     """

@@ -15,13 +15,13 @@ from operator import attrgetter
 from statistics import fmean, median
 from typing import NamedTuple, TypeVar
 
+from ..base.types import Counts, SamplingParams, Speculation
 from ..drafters.base import Drafter
 from ..engine.calibrate import plausible
-from ..engine.costs import Costs, Curve, DraftCosts, StepCosts
+from ..engine.control.costs import Costs, Curve, DraftCosts, StepCosts
 from ..errors import ConfigError
+from ..frontend.outputs import RequestState
 from ..llm import LLM
-from ..outputs import RequestState
-from ..types import Counts, SamplingParams, Speculation
 from .offline import turned
 
 T = TypeVar("T")

@@ -11,18 +11,18 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from ..base.limits import LARGEST_DRAFT
+from ..base.methods import AUTO
+from ..base.types import SamplingParams
+from ..checkpoints.families import find_folder
+from ..checkpoints.tokenizers import read_codec
 from ..drafters.base import NoSpec
 from ..drafters.prediction import PredictionSpec
 from ..drafters.registry import find_drafter
 from ..engine.switch import SpeculationState
 from ..errors import ConfigError, OutriderError
-from ..limits import LARGEST_DRAFT
 from ..llm import LLM
-from ..methods import AUTO
-from ..models.families import find_folder
 from ..params import StructuredOutputsParams
-from ..text.read import read_codec
-from ..types import SamplingParams
 from .machine import machine
 from .race import FEWEST, ROUNDS, Run, Setting, race
 from .record import Pass, run_all

@@ -8,12 +8,12 @@ from math import exp, log
 from statistics import fmean, median
 from typing import Any
 
+from ..base.methods import AUTO, BY_NAME
 from ..drafters.base import NoSpec
-from ..methods import AUTO, BY_NAME
+from ..engine.control.schedules import Lengths, limit, sglang, tensorrt, vllm
 from .intervals import median_interval
 from .race import PLAIN_SETTING, Race, Run, Setting
 from .record import Pass, total
-from .schedules import Lengths, limit, sglang, tensorrt, vllm
 
 METHODS = {str(BY_NAME[name].ours): name for name in ("draft_model", "ngram", "suffix", "eagle3")}
 """Drafters that other engines have too, and their methods in the spec of ``outrider deploy``."""

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from ..engine import stderr
+from ..base import stderr
 from . import (
     advise,
     bench,

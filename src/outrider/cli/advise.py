@@ -11,8 +11,8 @@ from ..errors import ConfigError
 from .common import JsonFile, read_text, status, writable, write, write_json
 
 if TYPE_CHECKING:
-    from ..engine.costs import Costs
-    from ..planning import Acceptance
+    from ..engine.control.costs import Costs
+    from ..ops.planning import Acceptance
 
 SAMPLE_TOKENS = 128
 """Tokens that follow each prompt of a sample."""
@@ -47,7 +47,7 @@ def sampled(
 
     This machine decodes the prompts with both models.
     """
-    from ..planning import of_counts
+    from ..ops.planning import of_counts
 
     prompts = [line for line in read_text(file, f"--sample {file}").splitlines() if line.strip()]
     if not prompts:
@@ -149,10 +149,10 @@ def advise(
     ] = None,
 ) -> None:
     """Say whether speculation is worth it: a verdict, the draft length, and what it rests on."""
-    from ..planning import Situation
-    from ..planning import advise as judge
-    from ..planning.acceptance import parse_acceptance
-    from ..planning.report import advice_markdown, advice_plot
+    from ..ops.planning import Situation
+    from ..ops.planning import advise as judge
+    from ..ops.planning.acceptance import parse_acceptance
+    from ..ops.planning.report import advice_markdown, advice_plot
 
     known, costs = None, None
     if sample is not None and acceptance is None:

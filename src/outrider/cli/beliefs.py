@@ -1,4 +1,4 @@
-"""Prints the beliefs of an engine's controller (``engine/beliefs.py``)."""
+"""Prints the beliefs of an engine's controller (``engine/control/beliefs.py``)."""
 
 from __future__ import annotations
 

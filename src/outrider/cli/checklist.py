@@ -13,7 +13,7 @@ from .common import FAILED, JsonFile, status, write, write_json
 from .diagnose import pairs
 
 if TYPE_CHECKING:
-    from ..planning.checklist import State
+    from ..ops.diagnose.checklist import State
 
 ANSWERS = {"y": "yes", "n": "no"}
 
@@ -30,8 +30,8 @@ def _facts(
     pair: tuple[str | None, str | None],
 ) -> dict[str, object]:
     """Return the facts that can be verified here."""  # fmt: skip
-    from ..planning.diagnose import look
-    from ..planning.doctor import pair_facts
+    from ..ops.diagnose.diagnose import look
+    from ..ops.diagnose.doctor import pair_facts
 
     found: dict[str, object] = {}
     model, drafter = pair
@@ -51,7 +51,7 @@ def _facts(
 
 def _ask(state: State) -> tuple[list[str], list[str]]:
     """Ask what is open on the terminal; return the ids of yes and of no."""
-    from ..planning.checklist import OPEN, points
+    from ..ops.diagnose.checklist import OPEN, points
 
     said: dict[str, list[str]] = {"yes": [], "no": []}
     for point in points():
@@ -104,8 +104,8 @@ def checklist(
     What facts show is ticked. The rest is asked where this is a terminal and neither --yes nor
     --no is given.
     """
-    from ..planning.checklist import checklist as answer
-    from ..planning.checklist import read_state, save_state
+    from ..ops.diagnose.checklist import checklist as answer
+    from ..ops.diagnose.checklist import read_state, save_state
 
     kept = {} if state is None else read_state(state)
     with status("verifying"):
@@ -124,7 +124,7 @@ def checklist(
 
 
 def _show(state: State, json_: str | None) -> None:
-    from ..planning.checklist import YES, markdown, to_json
+    from ..ops.diagnose.checklist import YES, markdown, to_json
 
     write_json(to_json(state), json_)
     if json_ != "-":

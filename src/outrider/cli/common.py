@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
-from ..config import ENGINE_OPTIONS
+from ..base.config import ENGINE_OPTIONS
+from ..base.options import Option
 from ..errors import ConfigError, NumericalError, OutriderError, RequestError
-from ..options import Option
 
 if TYPE_CHECKING:
     from ..llm import LLM

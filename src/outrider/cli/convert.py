@@ -23,10 +23,10 @@ def convert(
     Pickled weights are read as tensors alone, in a process of its own with a limit on its memory.
     """
     with status("converting"), lines("converting"), ended_cleanly():
-        from ..models.convert import PICKLED
-        from ..models.convert import convert as converted
-        from ..models.families import find_folder
-        from ..models.heads import read_head
+        from ..checkpoints.convert import PICKLED
+        from ..checkpoints.convert import convert as converted
+        from ..checkpoints.families import find_folder
+        from ..checkpoints.heads import read_head
 
         count = converted(find_folder(source, [f"*{suffix}" for suffix in PICKLED]), out)
         head = read_head(out)

@@ -12,8 +12,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from ..base.types import Origin, SamplingParams
 from ..errors import OutriderError
-from ..types import Origin, SamplingParams
 from .beliefs import choice
 from .common import SIGNS, Model, bars, model_folder, open_llm, program, screen, shares, status
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..base.methods import WITH_CHECKPOINT, find_method, named_method, suggested_method
 from ..errors import ConfigError
-from ..methods import WITH_CHECKPOINT, find_method, named_method, suggested_method
 from .common import FAILED, Advised, Group, JsonFile, read_text, write, write_json
 
 if TYPE_CHECKING:
-    from ..planning import Advice
+    from ..ops.planning import Advice
 
 app = typer.Typer(cls=Group)
 OF_A_CHECKPOINT = (
@@ -70,9 +70,9 @@ def render(
     output: Output = None,
 ) -> None:
     """Write an engine's command, its config, a compose file or kustomize manifests."""
-    from ..deploy import spec as specs
-    from ..deploy.capabilities import find
-    from ..deploy.render import render as rendered
+    from ..ops.deploy import spec as specs
+    from ..ops.deploy.capabilities import find
+    from ..ops.deploy.render import render as rendered
 
     given, own = _advice(spec, advice)
     document = specs.read(spec) if own and spec else {}
@@ -85,7 +85,7 @@ def render(
         "limits": {"max_model_len": max_model_len},
     }
     if given is not None:
-        from ..deploy import advised  # imports numpy
+        from ..ops.deploy import advised  # imports numpy
 
         specs.parse(_merged({"target": {"model": "the advice's"}}, document), _source(spec))
         document = _merged(
@@ -99,7 +99,7 @@ def render(
     notes: list[str] = []
     parsed = specs.parse(document, _source(spec))
     if given is not None:
-        from ..deploy import advised
+        from ..ops.deploy import advised
 
         known = find(parsed.engine, parsed.engine_version)
         advised.check_names(document, given, known)
@@ -120,7 +120,7 @@ def translate(
     Commands of vLLM, TGI, llama.cpp and trtllm-build, Python that calls vLLM, and manifests of
     Kubernetes that run vLLM.
     """
-    from ..deploy.translate import translate as translated
+    from ..ops.deploy.translate import translate as translated
 
     result = translated(read_text(None if source == "-" else Path(source), source))
     text = result.commented()
@@ -146,9 +146,9 @@ def plan(
     Spares and a plain standby are counted. The exit code is 1 where no number of replicas keeps
     the service levels. docs/production.md has an example of a file.
     """
-    from ..deploy.capacity import plan as planned
-    from ..deploy.capacity_report import capacity_markdown
-    from ..deploy.demand import parse_demand
+    from ..ops.deploy.capacity import plan as planned
+    from ..ops.deploy.capacity_report import capacity_markdown
+    from ..ops.deploy.demand import parse_demand
 
     name = "stdin" if source == "-" else source
     found = planned(parse_demand(read_text(None if source == "-" else Path(source), name), name))
@@ -169,7 +169,7 @@ def _advice(spec: Path | None, advice: Path | None) -> tuple[Advice | None, bool
     own = not text.lstrip().startswith("{")  # a JSON object, which a TOML spec never is
     if own and advice is None:
         return None, True  # without loading planning, which imports numpy
-    from ..planning import load_advice, read_advice
+    from ..ops.planning import load_advice, read_advice
 
     if advice is None:
         return read_advice(text, str(spec)), False

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ..base.outside.documents import read_toml
 from ..errors import ConfigError
-from ..outside.documents import read_toml
 from .common import FAILED, JsonFile, status, writable, write, write_json
 
 
@@ -83,9 +83,9 @@ def diagnose(
     json_: JsonFile = None,
 ) -> None:
     """Say what is wrong with speculation: symptoms, causes, remedies; exit with 1 if any is."""
-    from ..planning.diagnose import judge, look
-    from ..planning.facts import check_thresholds
-    from ..planning.problems import markdown
+    from ..ops.diagnose.diagnose import judge, look
+    from ..ops.diagnose.facts import check_thresholds
+    from ..ops.diagnose.problems import markdown
 
     limits = check_thresholds(read_thresholds(thresholds) | pairs(threshold or [], "--threshold"))
     with status("looking"):

@@ -21,8 +21,8 @@ def doctor(
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Check the machine and the pair before serving; exit with 1 where something fails."""
-    from ..planning.doctor import FAIL, text_of
-    from ..planning.doctor import doctor as check
+    from ..ops.diagnose.doctor import FAIL, text_of
+    from ..ops.diagnose.doctor import doctor as check
 
     with status("looking"):
         found = check(str(model_folder(model)), drafter, port, host)

@@ -85,12 +85,12 @@ def at_hand(model: str) -> tuple[list[Facts], int]:
     Raises:
         OutriderError: the model cannot be loaded.
     """
+    from ..base.methods import AUTO
     from ..drafters.base import DrafterContext
     from ..drafters.prediction import PredictionSpec
     from ..drafters.registry import find_drafter
     from ..engine.build import load_target
     from ..engine.checkpoint import Checkpoint
-    from ..methods import AUTO
 
     own = Checkpoint(model, None, {})
     target = load_target(own.folder, own.config, own.model_config)
@@ -233,10 +233,10 @@ def check(
     tokenizer it says which tokens are shared and what is lost to the others, on bundled texts.
     """
     with status("reading"):
+        from ..checkpoints.families import find_folder
         from ..drafters.check import check as checked
         from ..drafters.check import check_retokenized
         from ..drafters.retokenize import folder_named
-        from ..models.families import find_folder
 
         other = folder_named(path)
         if other is None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from ..base.types import Event, Origin, SamplingParams
 from ..errors import NumericalError
-from ..types import Event, Origin, SamplingParams
 from .common import (
     SIGNS,
     Model,
@@ -28,8 +28,8 @@ from .common import (
 )
 
 if TYPE_CHECKING:
+    from ..frontend.outputs import RequestOutput, RequestState
     from ..llm import LLM
-    from ..outputs import RequestOutput, RequestState
 
 COLOURS = {Origin.ACCEPTED: "\x1b[32m", Origin.BONUS: "\x1b[36m", Origin.PLAIN: ""}
 RESET = "\x1b[0m"

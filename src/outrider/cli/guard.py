@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
+from ..base.outside.text import printable
 from ..errors import ConfigError
-from ..guard.decide import FORCIBLE
-from ..guard.judge import DOWN
-from ..guard.policy import SIGNALS, read
-from ..guard.store import LONGEST, Store
-from ..outside.text import printable
+from ..ops.guard.decide import FORCIBLE
+from ..ops.guard.judge import DOWN
+from ..ops.guard.policy import SIGNALS, read
+from ..ops.guard.store import LONGEST, Store
 from .common import Group, write, write_json
 
 app = typer.Typer(cls=Group)
@@ -39,8 +39,8 @@ def run(
     json_: Annotated[bool, typer.Option("--json", help="Log lines as JSON.")] = False,
 ) -> None:
     """Run the guard until it is interrupted; what it changed stays as it is."""
-    from ..guard.loop import Stop
-    from ..guard.loop import run as run_guard
+    from ..ops.guard.loop import Stop
+    from ..ops.guard.loop import run as run_guard
 
     chosen = read(policy)
     if dry_run:

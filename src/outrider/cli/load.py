@@ -14,9 +14,9 @@ import typer
 from rich import box
 from rich.table import Table
 
+from ..base.outside.documents import parse_json
 from ..bench.intervals import shown
 from ..errors import ConfigError
-from ..outside.documents import parse_json
 from .bench import named_workload
 from .common import (
     INTERRUPTED,

@@ -77,11 +77,11 @@ def exporter(
     """Republish an engine's metrics under one schema, until it is stopped."""
     from prometheus_client import CollectorRegistry, start_http_server
 
-    from ..observe.exporter import Exporter, read_baseline
-    from ..observe.gpus import Gpus
-    from ..observe.watcher import Watcher
-    from ..outside.sockets import is_local
-    from ..planning.endpoint import Endpoint
+    from ..base.outside.sockets import is_local
+    from ..ops.alerts.exporter import Exporter, read_baseline
+    from ..ops.alerts.gpus import Gpus
+    from ..ops.alerts.watcher import Watcher
+    from ..ops.diagnose.endpoint import Endpoint
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
@@ -130,7 +130,7 @@ def rules(
     ] = None,
 ) -> None:
     """Print the alert rules, with runbooks, for Prometheus or its operator."""
-    from ..observe.rules import break_even_of, render, thresholds
+    from ..ops.alerts.rules import break_even_of, render, thresholds
 
     even = None if advice is None else break_even_of(advice)
     others = pairs(set_ or [], "--set")
@@ -149,6 +149,6 @@ def rules(
 @app.command()
 def dashboard() -> None:
     """Print Grafana's dashboard: JSON to import or provision."""
-    from ..observe.rules import read_data
+    from ..ops.alerts.rules import read_data
 
     write(read_data("dashboard.json"))

@@ -22,9 +22,9 @@ def quantize(
 ) -> None:
     """Write a quantised copy of a checkpoint, in the layout of compressed-tensors."""
     with status("loading"):
-        from ..config import Recipe
-        from ..models.export import export
-        from ..models.families import find_folder
+        from ..base.config import Recipe
+        from ..checkpoints.export import export
+        from ..checkpoints.families import find_folder
     recipe = Recipe.parse(quantization)
     with lines("quantising"), ended_cleanly():
         bits = export(find_folder(model), out, recipe)

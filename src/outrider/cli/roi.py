@@ -66,10 +66,10 @@ def roi(
     html: File = None,
 ) -> None:
     """Say what speculation costs to bring in, what it saves, and when it has paid for itself."""
-    from ..planning import Plan, load_advice
-    from ..planning import roi as judge
-    from ..planning.roi import speedups_of
-    from ..planning.roi_report import roi_html, roi_markdown
+    from ..ops.planning import Plan, load_advice
+    from ..ops.planning import roi as judge
+    from ..ops.planning.roi import speedups_of
+    from ..ops.planning.roi_report import roi_html, roi_markdown
 
     if (speedup is None) == (advice is None):
         raise typer.BadParameter("give one of --speedup and --advice.")

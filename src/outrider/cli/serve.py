@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from ..base.vllm_names import DEPRECATED
 from ..errors import OutriderError
 from ..server.options import BY_NAME, OPTIONS, SECRET, Chosen, config_file, resolve, toml
-from ..vllm_names import DEPRECATED
 from .common import exit_code, flag, model_folder, parameter, with_parameters, write, write_json
 
 PARAMETERS = (
@@ -53,7 +53,7 @@ def serve(model: Target = None, config: File = None, **flags: Any) -> None:
 
     Options come from a TOML file, the environment (OUTRIDER_PORT=8001) and flags; the later win.
     """
-    from ..engine.stderr import guard
+    from ..base.stderr import guard
 
     guard()
     with warnings.catch_warnings(record=True) as early:

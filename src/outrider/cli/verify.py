@@ -72,8 +72,8 @@ def show(report: Report) -> None:
 def encoded(file: str, folder: str | Path) -> list[list[int]]:
     """Return the token ids of a workload file's prompts."""
     from ..bench.workload import load_workload
-    from ..models.families import find_folder
-    from ..text.read import read_codec
+    from ..checkpoints.families import find_folder
+    from ..checkpoints.tokenizers import read_codec
 
     codec = read_codec(find_folder(folder))
     return [item.encode(codec) for item in load_workload(file).items]

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Self
 
 from tokenizers import Tokenizer
 
-from ..config import EngineConfig
-from ..methods import NONE
+from ..base.config import EngineConfig
+from ..base.methods import NONE
+from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from ..models.base import Model, Store
 from ..sampling.shared_noise import Noise
-from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 
 
 class Drafter(ABC):

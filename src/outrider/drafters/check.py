@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..checkpoints.dtypes import native_dtype
+from ..checkpoints.families import Architecture, read_architecture, read_config, read_shape
+from ..checkpoints.head_tensors import HeadTensors, drafted_ids, misfits
+from ..checkpoints.heads import MEDUSA, Head, read_head
+from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import ModelError
-from ..models.dtypes import native_dtype
-from ..models.families import Architecture, read_architecture, read_config, read_shape
-from ..models.head_tensors import HeadTensors, drafted_ids, misfits
-from ..models.heads import MEDUSA, Head, read_head
 from ..models.native import covers
-from ..text.codec import differing_entries, has_tokenizer
+from ..text.codec import differing_entries
 from ..text.intersection import Intersection, intersection, pieces_of
-from ..text.read import read_codec
 from .retokenize import RetokenizeSpec
 
 if TYPE_CHECKING:

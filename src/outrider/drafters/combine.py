@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..types import Draft, DraftBudget
+from ..base.types import Draft, DraftBudget
 
 
 def part_of(budgets: Sequence[DraftBudget], parts: int) -> list[DraftBudget]:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ..config import EngineConfig
+from ..base.config import EngineConfig
+from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
+from ..checkpoints.heads import EAGLE3, PEAGLE
 from ..models.decide import DraftInput
-from ..models.heads import EAGLE3, PEAGLE
 from ..models.native_head import NativeHead
 from ..models.native_store import LASTING, HiddenRoom
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
-from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from .base import Drafter, DrafterContext, Needs
 from .heads import HeadSpec, native_target
 from .model import CATCH_UP, NOTHING, draft_limits, draft_of, num_alike, num_nodes

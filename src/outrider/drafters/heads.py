@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
+from ..checkpoints.families import find_folder
+from ..checkpoints.heads import Head, read_head
 from ..errors import ConfigError, ModelError, shown
-from ..models.families import find_folder
-from ..models.heads import Head, read_head
 from ..models.native import NativeTransformer
 from .base import DrafterContext, DrafterSpec
 from .model import checkpoint_folder

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ..base.types import Draft, DraftBudget, Scheduled, SequenceState
 from ..errors import ConfigError, shown
 from ..models.base import Store
 from ..models.decide import DraftInput
@@ -26,7 +27,6 @@ from ..models.rows import Segment
 from ..native.interface import MARGINS
 from ..native.rates import BINS, DEPTHS, RANKS, Rates
 from ..sampling.shared_noise import Noise
-from ..types import Draft, DraftBudget, Scheduled, SequenceState
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
 from .heads import native_target
 from .model import NOTHING, draft_limits, draft_of, num_nodes

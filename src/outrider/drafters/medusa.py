@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import torch
 
-from ..fields import Fields
-from ..models.choices import read_choices
+from ..base.fields import Fields
+from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, Verdict
+from ..checkpoints.choices import read_choices
+from ..checkpoints.heads import MEDUSA, Head
 from ..models.decide import DraftInput
-from ..models.heads import MEDUSA, Head
 from ..models.native_medusa import NativeMedusa
 from ..models.rows import Segment
 from ..native.interface import Choices
 from ..sampling.shared_noise import Noise
-from ..types import Draft, DraftBudget, HiddenStates, Scheduled, Verdict
 from .base import Drafter, DrafterContext, Needs
 from .heads import HeadSpec, native_target
 from .model import NOTHING, draft_limits, draft_of, num_nodes

@@ -10,17 +10,17 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
-from ..config import EngineConfig
+from ..base.config import EngineConfig
+from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
+from ..checkpoints.families import Architecture, find_folder
 from ..errors import ModelError
 from ..models.base import Model, Store
 from ..models.decide import DraftInput, DraftNodes
-from ..models.families import Architecture, find_folder
 from ..models.load import cannot_go_back, load_model
 from ..models.rows import Segment
 from ..native.interface import Choices, DraftLimits
 from ..native.rates import GUESSED
 from ..sampling.shared_noise import Noise
-from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
 
 BRANCHES = 4

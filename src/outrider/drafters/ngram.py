@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..base.limits import LOOKUP, check_number
+from ..base.types import SequenceState
 from ..errors import ConfigError
-from ..limits import LOOKUP, check_number
-from ..types import SequenceState
 from .base import ChainDrafter, DrafterContext, DrafterSpec, Needs
 from .ngram_index import LOOKUP_WINDOW, NgramIndex
 

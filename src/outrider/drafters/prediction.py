@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..types import SequenceState
+from ..base.types import SequenceState
 from .base import ChainDrafter, DrafterContext, DrafterSpec
 
 TAIL = 8

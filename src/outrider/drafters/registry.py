@@ -6,10 +6,10 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from ..base.methods import AUTO, TOGETHER, find_method
+from ..base.types import Folder
+from ..checkpoints.heads import Head
 from ..errors import ConfigError, shown
-from ..methods import AUTO, TOGETHER, find_method
-from ..models.heads import Head
-from ..types import Folder
 from .base import Drafter, DrafterContext, DrafterSpec, NoSpec
 from .eagle import EagleSpec
 from .layerskip import LayerskipSpec

@@ -12,19 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from ..cache.pages import PagePool, extend_keys
+from ..checkpoints.families import find_folder, read_config, read_shape
+from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import ConfigError, ModelError
 from ..models.decide import DraftInput
-from ..models.families import find_folder, read_config, read_shape
 from ..models.load import load_model
 from ..models.native import NativeTransformer
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
-from ..text.codec import has_tokenizer
 from ..text.intersection import Intersection, intersection, pieces_of
-from ..text.read import read_codec
 from ..text.reencode import Context, Reencoder
-from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
 from .heads import native_target
 from .model import (

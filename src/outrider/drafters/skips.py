@@ -15,12 +15,12 @@ from random import Random
 
 import torch
 
+from ..base.types import Row, SequenceState
 from ..cache.store import Store
-from ..models.families import Architecture
+from ..checkpoints.families import Architecture
 from ..models.native import NativeTransformer
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
-from ..types import Row, SequenceState
 
 ROWS, FEWEST_ROWS = 32, 16
 """Rows of a window at most and at least; all decide tokens that were written, not given."""

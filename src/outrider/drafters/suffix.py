@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import log
 from typing import NamedTuple
 
+from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from ..native.choice import library
 from ..native.interface import SUFFIX_DEPTH
 from ..sampling.shared_noise import Noise
-from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
 from .ngram_index import LOOKUP_WINDOW
 from .suffix_indices import Index, new_index

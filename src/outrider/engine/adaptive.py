@@ -12,14 +12,14 @@ from math import inf
 from operator import mul
 from typing import NamedTuple
 
+from ..base.trees import is_chain, sizes
+from ..base.types import NO_DRAFT, Draft, DraftBudget, Scheduled, SequenceState, Speculation
 from ..drafters.base import Drafter, NoSpec
 from ..native.interface import MARGINS
 from ..native.rates import DEPTHS, RANKS
-from ..trees import is_chain, sizes
-from ..types import NO_DRAFT, Draft, DraftBudget, Scheduled, SequenceState, Speculation
-from .controller import Controller
-from .costs import SPIKE, smoothed
-from .outlook import PLAIN, Choice, Method, Stream, counts_by_depth, parts_of
+from .control.controller import Controller
+from .control.costs import SPIKE, smoothed
+from .control.outlook import PLAIN, Choice, Method, Stream, counts_by_depth, parts_of
 from .scheduler import Plan
 from .shadows import Peek, Shadows
 

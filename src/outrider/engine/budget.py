@@ -3,10 +3,10 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from ..config import DEFAULT_SHARE, USUAL_LENGTH, EngineConfig, free_memory, parse_memory
+from ..base.config import DEFAULT_SHARE, USUAL_LENGTH, EngineConfig, free_memory, parse_memory
+from ..base.limits import LARGEST_INT
 from ..drafters.base import Needs
 from ..errors import MemoryBudgetError
-from ..limits import LARGEST_INT
 from ..models.base import Model
 from ..models.native_store import HIDDEN_ROWS
 

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING
 import torch
 from tokenizers import Tokenizer
 
-from ..config import PRESETS, EngineConfig
+from ..base.config import PRESETS, EngineConfig
+from ..base.methods import TOGETHER
+from ..checkpoints.families import read_config, read_shape
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec, memory_of
 from ..drafters.ngram import NgramSpec
 from ..drafters.prediction import PredictionSpec
 from ..drafters.suffix import SuffixSpec
 from ..errors import ConfigError
-from ..methods import TOGETHER
 from ..models.base import Model
-from ..models.families import read_config, read_shape
 from ..models.load import cannot_go_back, load_model
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.ratio import make_rule
 from .adaptive import methods_of
 from .budget import plan_budget
 from .calibrate import find_costs
-from .controller import Controller
-from .costs import CostModel
+from .control.controller import Controller
+from .control.costs import CostModel
+from .control.survival import PRIORS, SECOND_DRAFTER, SIBLINGS, Survival
 from .engine import Engine
 from .speculation import overrides
-from .survival import PRIORS, SECOND_DRAFTER, SIBLINGS, Survival
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -16,8 +16,8 @@ from ..drafters.base import Drafter
 from ..models.base import Model, Store
 from ..native.choice import library
 from ..native.threads import allowed_threads, cpu_name
-from .costs import CALL, PER_SEQUENCE, Costs, Curve, DraftCosts
-from .kept_costs import read_costs, write_costs
+from .control.costs import CALL, PER_SEQUENCE, Costs, Curve, DraftCosts
+from .control.kept_costs import read_costs, write_costs
 
 logger = logging.getLogger("outrider")
 

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..base.methods import AUTO
+from ..base.types import Folder
+from ..checkpoints.families import find_folder, read_config, read_shape
+from ..checkpoints.heads import read_head
+from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..drafters.base import DrafterSpec
 from ..drafters.heads import verifier_of
 from ..drafters.ngram import NgramSpec
 from ..drafters.registry import GroupSpec, find_drafter, with_head
 from ..errors import ModelError
-from ..methods import AUTO
-from ..models.families import find_folder, read_config, read_shape
-from ..models.heads import read_head
-from ..text.codec import TextCodec, differing_entries, has_tokenizer
-from ..text.read import read_codec
-from ..types import Folder
-from .given import given
-from .messages import Facts
+from ..text.codec import TextCodec, differing_entries
+from .worker.given import given
+from .worker.messages import Facts
 
 
 class Checkpoint:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from ..base.config import EngineConfig
+from ..base.types import Counts, Draft, Event, HiddenStates, Request, SequenceState, Verdict
 from ..cache.pages import PagePool, extend_keys
-from ..config import EngineConfig
 from ..drafters.base import Drafter, NoSpec
 from ..errors import ConfigError, RequestError
 from ..models.base import Model
@@ -20,12 +21,11 @@ from ..sampling.grammar import Grammars
 from ..sampling.pipeline import RequestPipeline
 from ..text.detokenize import Detokenizer
 from ..text.panics import no_panic
-from ..types import Counts, Draft, Event, HiddenStates, Request, SequenceState, Verdict
 from .adaptive import Adaptive, Seconds
-from .beliefs import summary
 from .budget import Budget
-from .controller import Controller
-from .costs import StepCosts
+from .control.beliefs import summary
+from .control.controller import Controller
+from .control.costs import StepCosts
 from .runner import Runner
 from .scheduler import Plan, Scheduler
 from .speculation import Speculator

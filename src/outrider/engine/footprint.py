@@ -7,12 +7,12 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from ..config import EngineConfig
-from ..gguf import is_gguf, open_gguf
-from ..models.dtypes import choose_dtype, native_dtype
-from ..models.families import Architecture, Shape
-from ..models.files import find_tensors
-from ..models.formats.gguf_weights import EXACT
+from ..base.config import EngineConfig
+from ..checkpoints.dtypes import choose_dtype, native_dtype
+from ..checkpoints.families import Architecture, Shape
+from ..checkpoints.files import find_tensors
+from ..checkpoints.formats.gguf import is_gguf, open_gguf
+from ..checkpoints.formats.gguf_weights import EXACT
 from ..native.choice import library
 from .budget import usual_pages, working_bytes
 

@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 
+from ..checkpoints.dtypes import native_dtype
+from ..checkpoints.families import find_folder, read_architecture, read_config, read_shape
+from ..checkpoints.files import weight_files
+from ..checkpoints.formats.gguf import is_gguf
+from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import OutriderError
-from ..gguf import is_gguf
-from ..models.dtypes import native_dtype
-from ..models.families import find_folder, read_architecture, read_config, read_shape
-from ..models.files import weight_files
 from ..models.native import covers
 from ..native.choice import available, library
 from ..native.threads import allowed_threads
-from ..text.codec import has_tokenizer
-from ..text.read import read_codec
 from .footprint import footprint
 
 

@@ -5,6 +5,7 @@ from itertools import accumulate
 
 import torch
 
+from ..base.types import Draft, HiddenStates, Row, Scheduled, Verdict
 from ..errors import RequestError
 from ..models.base import Model, Store
 from ..models.decide import Keep, SampleInput, Samples
@@ -13,7 +14,6 @@ from ..sampling.acceptance import AcceptanceRule
 from ..sampling.logprobs import Measure, logprobs, measure
 from ..sampling.pipeline import StepLogits
 from ..sampling.shared_noise import SharedNoise
-from ..types import Draft, HiddenStates, Row, Scheduled, Verdict
 from .scheduler import Plan, unexpected
 
 UNUSED = Row("", 0, 0, 0, True, 0)

@@ -8,9 +8,7 @@ from functools import partial
 from itertools import repeat
 from typing import NamedTuple
 
-from ..cache.pages import PagePool, extend_keys
-from ..errors import MemoryBudgetError, shown
-from ..types import (
+from ..base.types import (
     NO_DRAFT,
     Draft,
     DraftBudget,
@@ -22,6 +20,8 @@ from ..types import (
     Start,
     Verdict,
 )
+from ..cache.pages import PagePool, extend_keys
+from ..errors import MemoryBudgetError, shown
 
 logger = logging.getLogger("outrider")
 ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN

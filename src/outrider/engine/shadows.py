@@ -6,11 +6,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..base.types import Draft, SequenceState
 from ..drafters.model import num_alike
 from ..native.interface import MARGINS
-from ..types import Draft, SequenceState
-from .controller import Controller
-from .outlook import Stream
+from .control.controller import Controller
+from .control.outlook import Stream
 
 SHADOW_DEPTH = 4
 """Tokens of a draft that is scored without being verified."""

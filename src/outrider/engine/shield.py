@@ -12,9 +12,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TypeVar
 
-from ..drafters.base import Drafter
-from ..sampling.shared_noise import Noise
-from ..types import (
+from ..base.types import (
     Draft,
     DraftBudget,
     HiddenStates,
@@ -22,6 +20,8 @@ from ..types import (
     SequenceState,
     Verdict,
 )  # fmt: skip
+from ..drafters.base import Drafter
+from ..sampling.shared_noise import Noise
 
 T = TypeVar("T")
 PACKAGE = __name__.partition(".")[0]

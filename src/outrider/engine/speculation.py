@@ -7,14 +7,9 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any, TypeVar
 
-from ..drafters.base import Drafter, NoDrafter, NoSpec
-from ..drafters.combine import merged, part_of
-from ..drafters.prediction import PredictionSpec
-from ..errors import ConfigError, RequestError
-from ..methods import AUTO, TOGETHER
-from ..sampling.shared_noise import Noise
-from ..trees import depths, is_chain
-from ..types import (
+from ..base.methods import AUTO, TOGETHER
+from ..base.trees import depths, is_chain
+from ..base.types import (
     DEFAULT_SPECULATION,
     NO_DRAFT,
     Draft,
@@ -26,8 +21,13 @@ from ..types import (
     Speculation,
     Verdict,
 )
+from ..drafters.base import Drafter, NoDrafter, NoSpec
+from ..drafters.combine import merged, part_of
+from ..drafters.prediction import PredictionSpec
+from ..errors import ConfigError, RequestError
+from ..sampling.shared_noise import Noise
 from .adaptive import Adaptive, Freedom
-from .outlook import PLAIN, Choice
+from .control.outlook import PLAIN, Choice
 from .scheduler import Plan
 from .shield import Shield, is_fatal, is_foreign
 from .switch import SpeculationState, check_choice, check_known

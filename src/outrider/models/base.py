@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from ..cache.store import Store as Store
+from ..checkpoints.families import Shape
 from ..sampling.shared_noise import Noise
 from .decide import DraftInput, DraftNodes, SampleInput, Samples
-from .families import Shape
 from .rows import Segment
 
 

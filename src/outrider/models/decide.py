@@ -11,13 +11,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ..base.types import Row, SequenceState
 from ..native.interface import DraftLimits
 from ..native.interface import DraftNodes as DraftNodes
 from ..native.masks import AllowedAfter
 from ..sampling.grammar import Mask
 from ..sampling.pipeline import NEVER
 from ..sampling.shared_noise import Noise
-from ..types import Row, SequenceState
 from .rows import Segment
 
 

@@ -22,16 +22,16 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from ..base.fields import one_line
+from ..checkpoints.claims import check_model
+from ..checkpoints.dtypes import choose_dtype
+from ..checkpoints.families import read_shape
+from ..checkpoints.formats.gguf import is_gguf
+from ..checkpoints.formats.shared import REMEDY, Checkpoint
+from ..checkpoints.rope import BY_LENGTH
 from ..errors import ModelError
-from ..fields import one_line
-from ..gguf import is_gguf
 from .base import Output, Store
-from .claims import check_model
-from .dtypes import choose_dtype
-from .families import read_shape
-from .formats.shared import REMEDY, Checkpoint
 from .python_step import PythonStep
-from .rope import BY_LENGTH
 from .rows import TILE, Segment, padded
 
 logger = logging.getLogger("outrider")

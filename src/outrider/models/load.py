@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..config import AUTOMATIC, NO_RECIPES, Recipe, free_memory
+from ..base.config import AUTOMATIC, NO_RECIPES, Recipe, free_memory
+from ..base.fields import readable
+from ..checkpoints.dtypes import choose_dtype, native_dtype
+from ..checkpoints.families import Architecture, read_architecture, read_config
+from ..checkpoints.files import weight_files
+from ..checkpoints.formats.gguf import is_gguf
+from ..checkpoints.weights import check_left, open_source
 from ..errors import ConfigError, MemoryBudgetError, ModelError
-from ..fields import readable
-from ..gguf import is_gguf
 from ..native.choice import library
 from ..native.threads import one_thread
 from .base import Model
-from .dtypes import choose_dtype, native_dtype
-from .families import Architecture, read_architecture, read_config
-from .files import weight_files
 from .native import NativeTransformer, covers
 from .transformer import Transformer
-from .weights import check_left, open_source
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

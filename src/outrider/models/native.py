@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..config import Recipe
+from ..base.config import Recipe
+from ..checkpoints.families import Architecture
+from ..checkpoints.quantize import Matrix, Quantized
+from ..checkpoints.rope import BY_LENGTH, Rope, rope_parameters
+from ..checkpoints.weights import SLOW_TO_QUANTISE, Loader, Mlp, layer_numbers, open_source
 from ..errors import ModelError
 from ..native.checks import free_with, within
 from ..native.interface import DTYPES, TABLES, Config, DraftLimits
@@ -30,14 +34,10 @@ from .decide import (
     sample_in_python,
     with_kept,
 )
-from .families import Architecture
 from .native_store import NativeStore
 from .planted import entries
-from .quantize import Matrix, Quantized
-from .rope import BY_LENGTH, Rope, rope_parameters
 from .rows import Segment
 from .tree_draft import draft_in_python
-from .weights import SLOW_TO_QUANTISE, Loader, Mlp, layer_numbers, open_source
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 import torch
 
-from ..config import NO_RECIPES, Recipe
+from ..base.config import NO_RECIPES, Recipe
+from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids
+from ..checkpoints.heads import PEAGLE, Head, check_target
+from ..checkpoints.weights import Loader
 from ..errors import ModelError
 from ..native.checks import free_with
 from ..native.interface import PAIRED, Config
 from .base import Output, Store
 from .head_chains import HeadChains, Passes
-from .head_tensors import HeadTensors, check_tensors, drafted_ids
-from .heads import PEAGLE, Head, check_target
 from .native import NativeTransformer, words_of
 from .native_store import NativeStore
 from .rows import Segment
-from .weights import Loader
 
 EMBEDDING = "model.embed_tokens.weight"
 

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
+from ..checkpoints.formats.shared import Checkpoint
+from ..checkpoints.head_tensors import check_tensors
+from ..checkpoints.heads import Head, check_target
+from ..checkpoints.weights import Loader
 from ..native.checks import free_with
 from ..native.interface import HEADS, Config
 from .base import Output, Store
-from .formats.shared import Checkpoint
 from .head_chains import HeadChains, Passes
-from .head_tensors import check_tensors
-from .heads import Head, check_target
 from .native import NativeTransformer, words_of
 from .native_head import head_recipe, states_of
 from .native_store import NativeStore
 from .rows import Segment
-from .weights import Loader
 
 
 class NativeMedusa(HeadChains, NativeTransformer):

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from ..cache.store import Store
+from ..checkpoints.families import Architecture
 from ..native.checks import LayerRoom, Room, free_with
 from ..native.library import Library
-from .families import Architecture
 
 HIDDEN_ROWS, FEW = 512, 64
 """Rows of hidden states that have room in turn, and those of a step that does not have its own."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ..base.trees import depths
 from ..native.interface import Planted
-from ..trees import depths
 from .rows import Segment
 
 

@@ -9,11 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..trees import depths
+from ..base.trees import depths
+from ..checkpoints.weights import TILE as TILE
 
-TILE = 8
-"""Rows that attention is always given, short tiles being padded, and products where it matters to
-their sums: see ``transformer.linear``."""
 LANES = 64
 """Lengths of contexts are padded to a multiple of this many lanes."""
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from ..base.config import Recipe
 from ..cache.store import KVStore, Store
-from ..config import Recipe
+from ..checkpoints.families import Architecture
+from ..checkpoints.quantize import Matrix
+from ..checkpoints.rope import BY_LENGTH, Rope
+from ..checkpoints.weights import PACKED_LINEAR, Experts, LayerWeights, Mlp, Weights, load_weights
 from .attention import Attention
 from .base import Output
-from .families import Architecture
 from .python_step import PythonStep
-from .quantize import Matrix
-from .rope import BY_LENGTH, Rope
 from .rows import TILE, Rows, Segment, build_rows, padded
-from .weights import PACKED_LINEAR, Experts, LayerWeights, Mlp, Weights, load_weights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

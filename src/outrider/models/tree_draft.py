@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from ..base.types import SequenceState
 from ..native.interface import MARGINS, DraftLimits
 from ..native.rates import DEPTHS, RANKS
 from ..sampling.shared_noise import Noise
-from ..types import SequenceState
 from .base import Model, Store
 from .decide import DraftInput, DraftNodes, Keep, SampleInput
 from .rows import Segment

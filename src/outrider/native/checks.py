@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..base.limits import LARGEST_FLOAT
 from ..errors import ModelError, shown
-from ..limits import LARGEST_FLOAT
 
 _BITS = {
     ctypes.c_int32: (-(2**31), 2**31 - 1),

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..base.limits import LARGEST_INT
 from ..errors import ModelError
-from ..limits import LARGEST_INT
 from ..sampling.logprobs import Measured
 from .checks import (
     LayerRoom,

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import torch
 
+from ..base.types import Row
 from ..sampling.logprobs import Measure, measure
 from ..sampling.philox import WORD
 from ..sampling.pipeline import RequestPipeline, SequencePipeline
 from ..sampling.shared_noise import SharedNoise
-from ..types import Row
 from .checks import free_with
 from .choice import library
 from .interface import Options

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..groups import GROUPS, OWN, cpu_quota
+from ..base.groups import GROUPS, OWN, cpu_quota
 
 
 def allowed_threads(groups: Path = GROUPS, own: Path = OWN) -> int:

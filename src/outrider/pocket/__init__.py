@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ..config import BUNDLED as PATH
+from ..base.config import BUNDLED as PATH
 from ..errors import ModelError
 
 __all__ = ["PATH", "held_out", "prompts"]

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ..base.types import SamplingParams
 from ..llm import LLM
 from ..native.threads import cpu_name
 from ..training import corpus as text
@@ -30,7 +31,6 @@ from ..training.train import (
     optimise,
     text_loss,
 )
-from ..types import SamplingParams
 from .evaluate import evaluate, held_out_prompts, model_card
 
 PHASES = ((0.6, 256), (0.3, 512), (0.1, 2048))

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ..base.types import Counts, SamplingParams
 from ..bench.repeats import fresh_acceptance_length
 from ..llm import LLM
 from ..training.corpus import Corpus, Module
 from ..training.train import logits
-from ..types import Counts, SamplingParams
 
 PROMPTS = 32
 PROMPT_TOKENS = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Protocol
 
-from ..types import Draft, Verdict
+from ..base.types import Draft, Verdict
 
 if TYPE_CHECKING:
     from .pipeline import StepLogits

@@ -22,8 +22,8 @@ from llguidance import (
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from ..base.outside.text import printable
 from ..errors import ModelError, RequestError
-from ..outside.text import printable
 from ..params import SamplingParams, StructuredOutputsParams
 from ..text.intersection import pieces_of
 from ..text.panics import no_panic

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..types import SamplingParams
+from ..base.types import SamplingParams
 
 FIRST_SLOTS = 64
 

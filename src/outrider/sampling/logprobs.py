@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..types import Logprob, Logprobs
+from ..base.types import Logprob, Logprobs
 
 Measured = tuple[list[float], list[int], list[list[int]], list[list[float]]]
 """By row: log probability and rank of its token; the likeliest ids and their values."""

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ..base.types import Request, Row, check_vocabulary
 from ..errors import RequestError
 from ..params import LogitsProcessor, SamplingParams
-from ..types import Request, Row, check_vocabulary
 from .grammar import Grammar, Mask, keep
 from .history import History
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ..types import Draft, Row, Verdict
+from ..base.types import Draft, Row, Verdict
 from .acceptance import NOT_FINITE, NOTHING_LEFT, AcceptanceRule, Coupled
 from .pipeline import NEVER, StepLogits
 from .ratio_noise import DRAFTING, ENDING, FreshNoise, uniforms

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..types import Row
+from ..base.types import Row
 from .noise import gumbel_on, words
 from .shared_noise import Noise
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..types import Row
+from ..base.types import Row
 from .noise import gumbel_on
 from .philox import check
 

@@ -4,9 +4,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ..outputs import OutputProcessor, SampleState
+from ..base.types import Event, Logprob, Logprobs, Origin, Request
+from ..frontend.outputs import OutputProcessor, SampleState
 from ..text.places import places_in
-from ..types import Event, Logprob, Logprobs, Origin, Request
 
 LARGEST_NUMBER = 2**53
 """JSON's readers hold whole numbers up to here; larger seeds are sent as strings."""

@@ -10,12 +10,12 @@ from typing import Any, Generic, TypeVar
 
 from fastapi import Request as HttpRequest
 
-from ..engine.suspects import fingerprint
+from ..base.limits import BIAS, wrong_biases
+from ..base.types import DEFAULT_SPECULATION, Counts, Event, SamplingParams, Speculation
+from ..engine.worker.suspects import fingerprint
 from ..errors import shown
-from ..limits import BIAS, wrong_biases
-from ..outputs import RequestState
+from ..frontend.outputs import RequestState
 from ..sampling.acceptance import NOT_FINITE
-from ..types import DEFAULT_SPECULATION, Counts, Event, SamplingParams, Speculation
 from .admission import Lease
 from .answer import LARGEST_NUMBER, speculative_decoding
 from .bodies import LONG_BODY

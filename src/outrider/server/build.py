@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..async_llm import AsyncLLM
-from ..config import ENGINE_OPTIONS
+from ..base.config import ENGINE_OPTIONS
+from ..base.fields import Fields, read_object
 from ..errors import ConfigError, ModelError
-from ..fields import Fields, read_object
 from ..params import SamplingParams
 from ..text.calls import Form
 from .hosts import bare

@@ -5,8 +5,8 @@ from typing import Any
 
 from fastapi import Request as HttpRequest
 
-from ..outputs import RequestState, SampleState
-from ..types import SAMPLE, Event, grouped_by
+from ..base.types import SAMPLE, Event, grouped_by
+from ..frontend.outputs import RequestState, SampleState
 from .answer import chat_logprobs, nulls, prompt_logprobs, step_of
 from .api_call import ApiCall
 from .errors import Refusal

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ..outputs import RequestState, SampleState
-from ..types import SAMPLE, grouped_by
+from ..base.types import SAMPLE, grouped_by
+from ..frontend.outputs import RequestState, SampleState
 from .answer import CompletionLogprobs, nulls, prompt_logprobs, step_of
 from .api_call import ApiCall, merged
 from .errors import Refusal

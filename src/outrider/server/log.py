@@ -7,8 +7,8 @@ import re
 import time
 from typing import Any, Literal
 
-from ..methods import TOGETHER
-from ..types import Counts
+from ..base.methods import TOGETHER
+from ..base.types import Counts
 from . import beliefs
 from .metrics import Metrics
 from .shown import plain, short

@@ -11,9 +11,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..async_llm import AsyncLLM
-from ..engine.messages import Gauges, Stepped
-from ..methods import AUTO, NONE
-from ..types import SAMPLE, Counts, Event, Origin, Request, grouped_by
+from ..base.methods import AUTO, NONE
+from ..base.types import SAMPLE, Counts, Event, Origin, Request, grouped_by
+from ..engine.worker.messages import Gauges, Stepped
 from . import beliefs
 from .tally import Rate
 

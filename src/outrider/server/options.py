@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import ENGINE_OPTIONS
+from ..base.config import ENGINE_OPTIONS
+from ..base.options import PREFIX, Option
+from ..base.outside.documents import read_toml
+from ..base.vllm_names import translate_deprecated
 from ..errors import ConfigError, no_option
-from ..options import PREFIX, Option
-from ..outside.documents import read_toml
-from ..vllm_names import translate_deprecated
 from .shown import short
 
 OTHERS = frozenset({"OUTRIDER_NATIVE_ISA", "OUTRIDER_PEERS", "OUTRIDER_CONFIG"})

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import from_json
 
+from ..base.limits import LARGEST_INT, LONGEST_NUMBER, REQUEST, SAMPLING
 from ..errors import ConfigError, shown
-from ..limits import LARGEST_INT, LONGEST_NUMBER, REQUEST, SAMPLING
 from ..params import DEFAULT_MAX_TOKENS, FORMS, SamplingParams
 from .errors import Refusal
 from .fields import BLANKS, NotInChats, NotInCompletions, Unless, Unsupported

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, Strict
 from pydantic_core import from_json
 
-from ..limits import BIAS, LARGEST_DRAFT, LARGEST_INT, MOST_IDS, MOST_WORDS, SAMPLING
+from ..base.limits import BIAS, LARGEST_DRAFT, LARGEST_INT, MOST_IDS, MOST_WORDS, SAMPLING
 from .errors import Refusal
 
 MOST_PROMPTS = 128

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from ..base.methods import TOGETHER
+from ..base.types import Counts
 from ..engine.switch import SpeculationState
 from ..errors import ConfigError
-from ..methods import TOGETHER
-from ..types import Counts
 from . import beliefs
 from .errors import Refusal
 from .protocol import SpeculationChange, to_refusal

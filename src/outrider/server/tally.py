@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import quantiles
 from typing import Any
 
-from ..outputs import RequestState
-from ..types import Counts
+from ..base.types import Counts
+from ..frontend.outputs import RequestState
 
 RATE_SECONDS = 60
 KEPT = 1000

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from ..input_processor import InputProcessor
+from ..base.types import check_vocabulary
+from ..frontend.inputs import InputProcessor
 from ..text.codec import has_lone_surrogates
-from ..types import check_vocabulary
 from .errors import Refusal
 from .messages import template_options, wants_generation_prompt
 from .protocol import Templated, Tool

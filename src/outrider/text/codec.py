@@ -9,7 +9,6 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ..errors import RequestError
-from ..gguf import is_gguf, open_gguf
 from .calls import Form, form_of
 from .conversation import write
 from .messages import readable as readable_messages
@@ -179,14 +178,6 @@ class TextCodec:
         if has_lone_surrogates(text):
             raise RequestError("the messages have lone surrogates; send UTF-8.")
         return text
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Return whether the checkpoint has a tokenizer."""
-    if is_gguf(folder):
-        has_tokens = bool(open_gguf(folder).metadata.get("tokenizer.ggml.tokens"))
-        return has_tokens or folder.with_name("tokenizer.json").is_file()
-    return any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json"))
 
 
 def has_lone_surrogates(text: str) -> bool:

@@ -8,8 +8,8 @@ not catch.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..base.fields import one_line
 from ..errors import RequestError
-from ..fields import one_line
 
 ENDS = (Exception, KeyboardInterrupt, SystemExit, GeneratorExit)
 """Errors that are not panics."""

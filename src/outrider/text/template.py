@@ -22,8 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from ..base.fields import one_line
 from ..errors import RequestError
-from ..fields import one_line
 
 STEPS = 1_000_000
 """Iterations, calls and operations of one rendering."""

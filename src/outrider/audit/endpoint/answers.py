@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ...base.outside.text import well_formed
 from ...errors import EndpointError, shown
-from ...outside.text import well_formed
 
 NAMED = 5
 """Tokens whose log probability is asked for, the most that OpenAI's completions name."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import ConfigError, EndpointError, shown
+from ...ops.metrics.acceptance import acceptance, scrape
 from ...sampling.seeds import fresh_seed
-from ...scraping.acceptance import acceptance, scrape
 from . import behaviour
 from .answers import Completion
 from .greedy import greedy, told

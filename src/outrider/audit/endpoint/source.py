@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from ...errors import EndpointError, RequestError, shown
-from ...scraping.client import Answer, Client
+from ...ops.metrics.client import Answer, Client
 from .answers import Completion, Token, completions, law_of, message, parsed
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from ...errors import EndpointError
-from ...scraping.client import Client
+from ...ops.metrics.client import Client
 from .arrivals import Closed, Shape
 from .stream import Record, read
 

@@ -17,8 +17,8 @@ from statistics import mean, pstdev
 from types import TracebackType
 from typing import Any, Self
 
-from ...outside.sockets import is_local
-from ...scraping.client import Client
+from ...base.outside.sockets import is_local
+from ...ops.metrics.client import Client
 
 EVERY = 0.5
 """Seconds between two samples."""

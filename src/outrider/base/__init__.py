@@ -1,0 +1,1 @@
+"""What everything else rests on: types, options, limits, and readers of outside data."""

@@ -1,0 +1,96 @@
+"""The table of drafting methods: our names, and the names that other engines and guides use."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..errors import ConfigError, shown
+
+AUTO, NONE = "auto", "none"
+"""Names of drafters: the engine's own choice, and plain decoding."""
+TOGETHER = "+"
+"""Joins the names of drafters whose drafts are merged."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to draft.
+
+    Args:
+        name: its name in commands, specs and advice.
+        others: its names in engines and guides, in lower case with underscores.
+        checkpoint: whether it drafts with a checkpoint of its own, which must be named.
+        ours: the drafter of this engine that does it; None if there is none.
+        planned: whether ``outrider advise`` knows what it costs.
+    """
+
+    name: str
+    others: tuple[str, ...] = ()
+    checkpoint: bool = False
+    ours: str | None = None
+    planned: bool = False
+
+
+TABLE = (
+    Method("none", ours="none"),
+    Method(
+        "draft_model", ("model", "draft", "standalone", "draft_target", "draft_target_model",
+        "draft_tokens_external", "draft_simple"), checkpoint=True, ours="model", planned=True,
+    ),
+    Method(
+        "ngram", ("ngram_gpu", "ngram_simple", "prompt_lookup", "prompt_lookup_decoding", "pld"),
+        ours="ngram", planned=True,
+    ),
+    Method("suffix", ("sa", "suffix_decoding", "ngram_mod"), ours="suffix", planned=True),
+    Method("eagle", ("eagle1", "eagle_1", "eagle2", "eagle_2"), checkpoint=True, planned=True),
+    Method(
+        "eagle3", ("eagle_3", "draft_eagle3"), checkpoint=True, ours="eagle3", planned=True,
+    ),
+    Method("medusa", checkpoint=True, ours="medusa", planned=True),
+    Method("mlp_speculator", checkpoint=True),
+    Method("mtp", ("nextn", "draft_mtp", "eagle_mtp")),
+    Method("dflash", ("draft_dflash",), checkpoint=True),
+    Method("dspark", ("draft_dspark",), checkpoint=True),
+    Method("speculators", checkpoint=True, ours="eagle3"),
+    Method("layerskip", ("layer_skip", "self_speculation"), ours="layerskip", planned=True),
+)  # fmt: skip
+BY_NAME = {name: each for each in TABLE for name in (each.name, *each.others)}
+NAMES = tuple(each.name for each in TABLE)
+WITH_CHECKPOINT = tuple(each.name for each in TABLE if each.checkpoint)
+
+
+def find_method(name: object) -> Method | None:
+    """Return the method that a name in any engine's spelling means, such as ``EAGLE3``, or None.
+
+    Old names of MTP in vLLM end in ``_mtp``; brackets are for ``[ngram]``.
+    """
+    if not isinstance(name, str):
+        return None
+    plain = name.strip().strip("[]").lower().replace("-", "_")
+    return BY_NAME.get("mtp" if plain.endswith("_mtp") else plain)
+
+
+def suggested_method(checkpoint: str) -> str:
+    """Return the method that the name of a drafter's checkpoint suggests."""
+    name = checkpoint.lower().replace("-", "").replace("_", "")
+    for method in ("eagle3", "eagle", "medusa", "dflash", "dspark"):
+        if method in name:
+            return method
+    return "draft_model"
+
+
+def named_method(name: object, where: str, among: Iterable[str] = NAMES) -> Method:
+    """Return the method that a name means, one of ``among``.
+
+    Raises:
+        ConfigError: it names none of them; ``where`` says what was given.
+    """
+    known = list(among)
+    found = find_method(name)
+    if found is None or found.name not in known:
+        near = difflib.get_close_matches(str(name), known, 1) if found is None else []
+        hint = f"did you mean {near[0]!r}?" if near else f"give {', '.join(known)}."
+        raise ConfigError(f"{where} is {shown(name)}; {hint}")
+    return found

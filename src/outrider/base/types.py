@@ -1,0 +1,450 @@
+"""The types that packages share: requests, sequences, plans, drafts, verdicts, events.
+
+The standard library only, so that every floor may know these. Types that are made for
+every sequence or token of a step avoid frozen dataclasses, which take three times as long to make.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from ..errors import RequestError, shown
+from ..params import SamplingParams as SamplingParams
+from .limits import REQUEST, SPECULATION, TOKEN_ID, check_ids, check_numbers, refuse, wrong_ids
+from .trees import depths, is_chain
+
+K = TypeVar("K")
+Folder = str | Path
+"""The path of a checkpoint: a folder or a GGUF file."""
+
+
+class Origin(StrEnum):
+    """The origin of an emitted token."""
+
+    ACCEPTED = "accepted"
+    """A draft token that the target agreed with."""
+    BONUS = "bonus"
+    """The target's own token at the end of a verify step with a draft."""
+    PLAIN = "plain"
+    """The target's own token in a step without a draft."""
+
+
+class Start(NamedTuple):
+    """The time at which a sequence left the queue, and its tokens that the cache held."""
+
+    scheduled: float
+    cached_tokens: int
+
+
+class Detokenizing(Protocol):
+    """The text of a sequence: its deltas, and the stop string that ends it."""
+
+    writes: bool
+
+    def push(self, token: int, may_stop: bool) -> tuple[str, bool]: ...
+    def flush(self) -> str: ...
+    @property
+    def stopped_by(self) -> str | None: ...
+
+
+class LogitsPipeline(Protocol):
+    """A sequence's logits pipeline, see ``sampling.pipeline.SequencePipeline``."""
+
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def native_handle(self) -> int: ...
+    @property
+    def has_grammar(self) -> bool: ...
+    @property
+    def penalises(self) -> bool: ...
+    def masks(self, tokens: list[int], paths: Any) -> list[Any]: ...
+    def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any: ...
+    def fit(
+        self, tokens: list[int], nodes: list[int], parents: list[int], length: int
+    ) -> tuple[list[int], list[int]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The log probability of a token and its rank, 1 for the likeliest; names follow vLLM."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+Logprobs = dict[int, Logprob]
+"""By token id: the sampled token first, then the likeliest in order."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """The drafting that one request wants; its output does not depend on it.
+
+    Args:
+        enabled: False decodes plainly.
+        drafter: the name of one of the engine's drafters; None takes the engine's default.
+        num_speculative_tokens: longest draft, 0 or more; None takes the engine's.
+        prediction: ids that the output is expected to resemble, for drafter "prediction".
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    enabled: bool = True
+    drafter: str | None = None
+    num_speculative_tokens: int | None = None
+    prediction: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, kind, remedy in (
+            ("enabled", bool, "give True or False"),
+            ("drafter", str | None, "give a drafter's name, or None"),
+            ("prediction", list | tuple, TOKEN_ID.remedy),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                refuse(self, name, value, remedy)
+        check_numbers(self, SPECULATION)
+        check_ids(self, "prediction", self.prediction)
+
+    def length(self, most: int) -> int:
+        """Return the longest draft, where the engine drafts at most ``most`` tokens."""
+        if not self.enabled:
+            return 0
+        longest = self.num_speculative_tokens
+        return most if longest is None else min(most, longest)
+
+
+DEFAULT_SPECULATION = Speculation()
+"""A request that leaves drafting to the engine."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to continue, checked and with its seed, see ``InputProcessor.request``.
+
+    Requests wait by ``priority``, lowest first, then by order of arrival. Only requests with the
+    same ``cache_salt`` share cached prefixes. Nobody reads the output of an ``offline`` request
+    before its batch is done, so that it may wait for the prompts of others.
+
+    Raises:
+        ConfigError: ``seed`` or ``priority`` is out of its range.
+    """
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    eos_token_ids: frozenset[int] = frozenset()
+    speculation: Speculation = DEFAULT_SPECULATION
+    priority: int = 0
+    cache_salt: str = ""
+    offline: bool = False
+
+    def __post_init__(self) -> None:
+        check_numbers(self, REQUEST)
+
+    @cached_property
+    def end_token_ids(self) -> frozenset[int]:
+        """Ids that end the output: EOS unless ignored, and the request's stop tokens."""
+        eos = frozenset() if self.params.ignore_eos else self.eos_token_ids
+        return eos | frozenset(self.params.stop_token_ids or ())
+
+
+def check_vocabulary(
+    name: str, ids: Collection[int], vocabulary: int, param: str | None = None
+) -> None:
+    """Refuse ids outside a vocabulary of that size; ``param`` is the option that has them.
+
+    Raises:
+        RequestError: one of them is not.
+    """
+    wrong = wrong_ids(ids, vocabulary)
+    if wrong:
+        raise RequestError(
+            f"{name} has token id {', '.join(map(shown, wrong))}, but the vocabulary ends at "
+            f"{vocabulary - 1} (it has {vocabulary}).", param,
+        )  # fmt: skip
+
+
+@dataclass
+class Counts:
+    """Counts of what speculation did, and their ratios.
+
+    ``drafts`` counts verify steps with a non-empty draft, ``drafted`` the depths their drafts
+    reached, ``outcomes`` by (depth of the draft, tokens accepted of it) how many drafts ended so.
+    """
+
+    steps: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    nodes: int = 0
+    emitted: int = 0
+    outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def record(self, depth: int, nodes: int, accepted: int, emitted: int) -> None:
+        """Count one decode step: a draft ``depth`` deep of ``nodes`` nodes, and what came of it."""
+        self.steps += 1
+        self.emitted += emitted
+        if depth:
+            self.drafts += 1
+            self.drafted += depth
+            self.accepted += accepted
+            self.nodes += nodes
+            outcome = depth, accepted
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    def add(self, other: Counts) -> None:
+        """Add another's counts to these."""
+        for name in ("steps", "drafts", "drafted", "accepted", "nodes", "emitted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for outcome, count in other.outcomes.items():
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
+
+    @property
+    def drafted_by_position(self) -> list[int]:
+        """The number of drafts that reached depth i + 1."""
+        return self._reached([depth for depth, _ in self.outcomes])
+
+    @property
+    def accepted_by_position(self) -> list[int]:
+        """The number of drafts that were accepted down to depth i + 1."""
+        return self._reached([accepted for _, accepted in self.outcomes])
+
+    def _reached(self, ends: list[int]) -> list[int]:
+        deepest = max((depth for depth, _ in self.outcomes), default=0)
+        pairs = list(zip(ends, self.outcomes.values(), strict=True))
+        return [sum(count for end, count in pairs if end > i) for i in range(deepest)]
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """accepted / drafted; None when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """1 + accepted / drafts (vLLM's mean acceptance length); None without drafts."""
+        return 1 + self.accepted / self.drafts if self.drafts else None
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Survival: the share of drafts that reached position i and were accepted up to there."""
+        pairs = zip(self.accepted_by_position, self.drafted_by_position, strict=True)
+        return [a / d for a, d in pairs]
+
+
+@dataclass(eq=False)
+class SequenceState:
+    """One sample of one request while the engine works on it.
+
+    ``tokens`` are committed tokens only: the prompt, then the output, at most ``limit`` of them
+    (the scheduler's word). ``num_computed`` have keys and values in the cache, on ``pages``: an
+    array, which the native step takes whole. ``keys`` are those of its full pages, of which the
+    first ``named`` can be found by others. ``has_wishes`` is True where the request does not leave
+    drafting to the engine. ``workload`` names those that are expected to fare alike.
+    """
+
+    id: str
+    request: Request
+    sample_index: int
+    text: Detokenizing
+    pipeline: LogitsPipeline
+    tokens: list[int]
+    num_computed: int = 0
+    pages: array[int] = field(default_factory=lambda: array("i"))
+    counts: Counts = field(default_factory=Counts)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: list[Logprobs | None] = field(default_factory=list)
+    prompt_length: int = field(init=False)
+    has_wishes: bool = field(init=False)
+    workload: str = field(init=False)
+    limit: int = field(init=False, default=0)
+    start: Start | None = field(init=False, default=None)
+    keys: list[bytes] = field(init=False, default_factory=list)
+    named: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.request.prompt_token_ids)
+        self.has_wishes = self.request.speculation != DEFAULT_SPECULATION
+        warmth = round(2 * min(self.request.params.temperature, 2))
+        constrained = self.request.params.structured_outputs is not None
+        kind = "constrained" if constrained else "free"
+        self.workload = f"{kind} {warmth} {self.request.cache_salt}"
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+
+class DraftBudget(NamedTuple):
+    """The limits of a draft: ``depth`` tokens deep, with at most ``nodes`` nodes.
+
+    Behind a node whose chance of acceptance is below ``least`` nothing needs to be drafted, and
+    one below ``worth`` may be left out; ``rates`` are the chances to reckon with, see
+    ``native.rates.Rates``, None if unknown.
+    """
+
+    depth: int
+    nodes: int
+    least: float = 0.0
+    worth: float = 0.0
+    rates: Any = None
+
+
+NO_DRAFT = DraftBudget(0, 0)
+
+
+@dataclass(slots=True, eq=False)
+class Scheduled:
+    """A sequence's rows in one step: ``count`` committed tokens from ``start`` on.
+
+    ``samples`` is true when the last of them is the sequence's last token, so that the step
+    draws; ``drafter`` may draft within ``budget`` after it.
+    """
+
+    sequence: SequenceState
+    start: int
+    count: int
+    samples: bool
+    drafter: str
+    budget: DraftBudget
+
+
+class Row(NamedTuple):
+    """The token that a row of logits decides: the key of its noise.
+
+    ``position`` is the token's index in prompt + output, ``base`` how many tokens were committed
+    when the step began; ``greedy`` rows draw no noise.
+    """
+
+    sequence_id: str
+    seed: int
+    sample_index: int
+    position: int
+    greedy: bool
+    base: int
+
+
+class Draft(NamedTuple):
+    """Proposed tokens per scheduled sequence, as trees whose first nodes hang on the last token.
+
+    ``tokens[s][i]`` is node i of sequence s and ``parents[s][i]`` the index of its parent node,
+    -1 for the root; parents come before their children and nodes in a chain follow each other.
+    For the ratio rules ``logits[s]`` holds the processed logits that the nodes were drawn
+    from, fp32 [nodes, vocabulary]; None where each node was certain. ``drafters[s]`` is who
+    drafted for sequence s, filled in by the engine. Where a drafter knows them for free,
+    ``sources[s][i]`` says which part of it proposed node i, ``margins[s][i]`` is what sets
+    that node apart (the gap of log q + g to the next candidate, or of drafter suffix the log odds
+    against its siblings), and ``survivals[s][i]`` the chance that node i and all before it are
+    accepted, by the rates of the budget.
+    """
+
+    tokens: list[list[int]]
+    parents: list[list[int]]
+    logits: list[Any] | None = None
+    drafters: list[str] | None = None
+    sources: list[list[str]] | None = None
+    margins: list[list[float]] | None = None
+    survivals: list[list[float]] | None = None
+    """Of these three a sequence has an empty list where its drafter does not know them."""
+
+    @staticmethod
+    def chains(tokens: list[list[int]]) -> Draft:
+        """Return a draft without branches: each node the child of the one before."""
+        return Draft(tokens, [list(range(-1, len(t) - 1)) for t in tokens])
+
+    def depth(self, index: int) -> int:
+        """Return the depth of the draft of sequence ``index``."""
+        parents = self.parents[index]
+        return len(parents) if is_chain(parents) else max(depths(parents), default=0)
+
+
+class Drafted(NamedTuple):
+    """The draft of a sequence in one step: its drafter, its nodes' tokens, its depth."""
+
+    drafter: str
+    tokens: list[int]
+    depth: int
+
+    def cut(self, depth: int) -> Drafted:
+        """Return the draft cut to ``depth``; of a tree all nodes stay."""
+        chain = len(self.tokens) == self.depth
+        return self._replace(tokens=self.tokens[:depth] if chain else self.tokens, depth=depth)
+
+
+@dataclass(frozen=True)
+class HiddenStates:
+    """The target's residual stream behind the layers that drafters want, for the rows of a step.
+
+    ``layers[l]`` is [rows, hidden_size] in the target's dtype; the rows of the batch's i-th
+    sequence begin at ``first[i]``: its committed ones, then its nodes.
+    """
+
+    layers: Mapping[int, Any]
+    first: list[int]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The acceptance rule's decision on a step, for each scheduled sequence.
+
+    ``tokens`` are to be emitted (empty when the step draws nothing), ``path`` the accepted nodes
+    from the root down, ``errors`` says why a sequence cannot go on. ``logprobs`` run with the
+    tokens where a request asked for them, None where not.
+    """
+
+    tokens: list[list[int]]
+    path: list[list[int]]
+    errors: list[str | None]
+    logprobs: list[list[Logprobs] | None] = field(default_factory=list)
+
+
+class Event(NamedTuple):
+    """One token of one sample, as it is emitted; ``token_id`` is None where an error ends it.
+
+    ``text`` may be shown now: it lags behind the tokens where a character or a stop string is
+    incomplete. The engine writes it where the request has stop strings, the frontend otherwise.
+    ``drafted`` stands in the first event of a sample in a step with a draft, ``start`` in the
+    sample's first event. ``finish_reason`` ("stop", "length", "error") ends the sample, with its
+    ``counts``; ``error`` says why it failed. ``stop_reason`` is the stop token or the stop string
+    that ended the sample, None for EOS. ``prompt_logprobs`` come once, with the first token of the
+    first sample: None for the prompt's first token. ``prompt_index`` is the place of the prompt
+    among those of the call, which the frontend fills in.
+    """
+
+    request_id: str
+    sample_index: int
+    token_id: int | None
+    text: str
+    origin: Origin
+    finish_reason: str | None = None
+    error: str | None = None
+    counts: Counts | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: list[Logprobs | None] | None = None
+    drafted: Drafted | None = None
+    start: Start | None = None
+    stop_reason: int | str | None = None
+    prompt_index: int = 0
+
+
+SAMPLE = attrgetter("sample_index")
+
+
+def grouped_by(events: Iterable[Event], key: Callable[[Event], K]) -> dict[K, list[Event]]:
+    """Return events by a key, such as their request or their sample, in order."""
+    groups: dict[K, list[Event]] = {}
+    for event in events:
+        groups.setdefault(key(event), []).append(event)
+    return groups

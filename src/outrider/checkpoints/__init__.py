@@ -1,0 +1,1 @@
+"""Checkpoints in files: reads and writes them, and runs nothing."""

@@ -1,0 +1,260 @@
+"""Writes a quantised copy of a checkpoint, and counts the bits of a checkpoint's weights.
+
+The copy has the "pack-quantized" layout of compressed-tensors (``compressors/pack_quantized`` in
+that library). A matrix ``name.weight`` is stored as ``weight_packed``, int32 [out, words], low bits
+first; ``weight_scale`` [out, groups]; ``weight_shape``, int64 [out, in]; and with zero points
+``weight_zero_point``, int32 [words, groups], packed along the outputs. config.json holds the scheme
+under ``quantization_config``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from ..base.config import Recipe
+from ..base.fields import read_object
+from ..checkpoints.tokenizers import has_tokenizer
+from ..errors import ConfigError, ModelError
+from .families import Architecture, read_architecture, read_config
+from .folders import new_folder, save_file
+from .formats.gguf import is_gguf
+from .formats.gguf_weights import GGUFTensors
+from .formats.methods import find_format
+from .formats.shared import Checkpoint
+from .plain_config import whole
+from .quantize import Quantized
+from .tokenizers import read_tokenizer
+from .weights import Stored, check_left, open_source, plain, quantized, stays
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+METHOD, FORMAT = "compressed-tensors", "pack-quantized"
+WORD = 32
+MAX_SHARD = 5 * 10**9
+"""Bytes of a file."""
+KEPT = {"Q8_0": Recipe(8, 32), "Q4_0": Recipe(4, 32)}
+"""Recipes that describe kept codes, by their type in a GGUF file."""
+MATRIX = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.(.+\.)?\w+_proj\.weight")
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+SCALES = ("_scale", "_scale_inv")
+"""Endings of names of tensors that belong to a dequantised matrix."""
+PARTS = (".weight_scale", ".weight_shape", ".weight_zero_point")
+WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
+"""Suffixes of weights and their indices, which are not copied from the source."""
+
+
+def recipe_of(name: str, recipe: Recipe | None, tied: bool) -> Recipe | None:
+    """Return the recipe for the tensor ``name``, as in ``Loader``; None leaves it as it is."""
+    if recipe is None:
+        return None
+    if name == EMBEDDING or (name == HEAD and not tied):
+        return recipe.head
+    return recipe if MATRIX.fullmatch(name) else None
+
+
+def export(folder: Path, out: Path, recipe: Recipe) -> float:
+    """Write the checkpoint in ``folder``, quantised by ``recipe``, to the new folder ``out``.
+
+    Other files of ``folder`` are copied; a GGUF file's config and tokenizer become files. Matrices
+    that keep their codes (``weights.stays``) are written as they are. Loading ``out`` gives the
+    same weights, bit for bit, as loading ``folder`` with that quantization.
+
+    Returns:
+        Mean bits of a weight over all tensors.
+
+    Raises:
+        ConfigError: ``out`` is not empty, the recipe includes activations, or see ``check_left``.
+        ModelError: the checkpoint cannot be read, or its family has no native path.
+    """
+    if recipe.coarse:
+        raise ConfigError(
+            f"quantization is {str(recipe)!r}, but a checkpoint holds weights only; leave -a8 out."
+        )
+    config = read_config(folder)
+    architecture = read_architecture(config, folder)
+    if architecture is None:
+        raise ModelError(
+            f"{folder}: a {config.model_type!r} model as configured has no native path, and only "
+            "native models run with quantised weights."
+        )
+    source = open_source(folder, architecture)
+    check_left(source, recipe)
+    with new_folder(out) as new:
+        bits = _write_weights(source, new, recipe, architecture)
+        options = _options(folder, config)
+        options["quantization_config"] = quantization_config(recipe, source, architecture.tied)
+        (new / "config.json").write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
+        if is_gguf(folder):
+            if has_tokenizer(folder):
+                read_tokenizer(folder).save_pretrained(new)
+            return bits
+        for file in folder.iterdir():
+            copied = file.name != "config.json" and not file.name.endswith(WEIGHT_FILES)
+            if file.is_file() and copied:
+                shutil.copyfile(file, new / file.name)
+    return bits
+
+
+def _options(folder: Path, config: PretrainedConfig) -> dict[str, Any]:
+    """Return the content of config.json without its quantisation."""
+    if not is_gguf(folder):
+        return read_object(folder / "config.json")
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    options: dict[str, Any] = json.loads(whole(config).to_json_string())
+    return {**options, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]}
+
+
+def _write_weights(source: Stored, out: Path, recipe: Recipe, architecture: Architecture) -> float:
+    """Write the safetensors files of the copy, and return the mean bits per weight."""
+    files: list[tuple[Path, list[str]]] = []
+    size = bits = count = 0
+    shard: dict[str, torch.Tensor] = {}
+    for tensors, weights in _tensors(source, recipe, architecture.tied):
+        added = sum(t.nbytes for t in tensors.values())
+        if shard and size + added > MAX_SHARD:
+            files.append(_write(out, len(files), shard, recipe))
+            shard, size = {}, 0
+        shard |= tensors
+        size, bits, count = size + added, bits + 8 * added, count + weights
+    files.append(_write(out, len(files), shard, recipe))
+    _name(out, files, bits // 8)
+    return bits / count
+
+
+def _tensors(
+    source: Stored, recipe: Recipe, tied: bool
+) -> Iterator[tuple[dict[str, torch.Tensor], int]]:
+    """Yield the tensors that each tensor of ``source`` becomes, and how many weights it holds."""
+    shapes = source.shapes()
+    names = [n for n in sorted(shapes) if not (tied and n == HEAD) and not n.endswith(SCALES)]
+    for name in tqdm(names, "Quantising weights", disable=None, leave=False):
+        own, size = recipe_of(name, recipe, tied), math.prod(shapes[name])
+        match shapes[name]:
+            case (rows, inputs) if own is not None:
+                yield as_tensors(name, quantized(source, name, (rows, inputs), own)), size
+            case (rows, inputs):
+                yield {name: plain(source.matrix(name, (rows, inputs), None), torch.float32)}, size
+            case shape:
+                yield {name: source.get(name, shape)}, size
+
+
+def _write(
+    out: Path, number: int, shard: dict[str, torch.Tensor], recipe: Recipe
+) -> tuple[Path, list[str]]:
+    """Write one file under a temporary name; return it and the names of its tensors."""
+    file = out / f"part-{number}.safetensors"
+    save_file(shard, file, metadata={"format": "pt", "quantization": str(recipe)})
+    return file, sorted(shard)
+
+
+def _name(out: Path, files: list[tuple[Path, list[str]]], size: int) -> None:
+    """Give the files their final names, and an index if there are several."""
+    if len(files) == 1:
+        files[0][0].rename(out / "model.safetensors")
+        return
+    weight_map: dict[str, str] = {}
+    for number, (file, names) in enumerate(files, 1):
+        name = f"model-{number:05}-of-{len(files):05}.safetensors"
+        file.rename(out / name)
+        weight_map |= dict.fromkeys(names, name)
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def bits_per_weight(folder: Path, recipe: Recipe | None) -> float:
+    """Return the mean stored bits of a weight in a checkpoint, or in its copy by ``recipe``.
+
+    Scales, zero points and unquantised tensors count; a tied head counts once.
+
+    Raises:
+        ModelError: the checkpoint cannot be read.
+    """
+    config = read_config(folder)
+    architecture = read_architecture(config, folder)
+    tied = architecture is not None and architecture.tied
+    bits, count = 0.0, 0
+    source: Checkpoint | GGUFTensors
+    if is_gguf(folder):
+        source = GGUFTensors(folder, 1)
+    else:
+        source = Checkpoint(
+            folder, find_format(getattr(config, "quantization_config", None), folder)
+        )
+    for name, shape in sorted(source.shapes().items()):
+        if tied and name == HEAD:
+            continue
+        own = None if stays(source, name) else recipe_of(name, recipe, tied)
+        size = math.prod(shape)
+        bits += 8 * source.nbytes(name) if own is None else size * own.bits_per_weight(shape[-1])
+        if name.endswith("_shape") and isinstance(source, Checkpoint):
+            count += math.prod(source.raw(name).tolist())
+        elif not name.endswith((*PARTS, "_packed")):
+            count += size
+    return bits / count
+
+
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return codes uint8 [rows, n] of 4 or 8 bits as int32 [rows, ceil(n * bits / 32)]."""
+    octets = F.pad(codes, (0, -codes.shape[1] % (WORD // bits)))
+    if bits == 4:
+        octets = octets[:, ::2] | octets[:, 1::2] << 4
+    return octets.flatten().view(torch.int32).view(len(codes), -1)
+
+
+def as_tensors(name: str, matrix: Quantized) -> dict[str, torch.Tensor]:
+    """Return the tensors that store ``matrix``, by name; ``name`` ends in ".weight"."""
+    halves = matrix.scales.half()
+    exact = torch.equal(halves.float(), matrix.scales)
+    tensors = {
+        f"{name}_packed": pack(matrix.codes, matrix.bits),
+        f"{name}_scale": halves if exact else matrix.scales,
+        f"{name}_shape": torch.tensor(matrix.shape),
+    }
+    if matrix.zeros is not None:
+        zeros = pack(matrix.zeros.T.contiguous(), matrix.bits)
+        tensors[f"{name}_zero_point"] = zeros.T.contiguous()
+    return tensors
+
+
+def scheme(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
+    """Return one group of ``quantization_config``: modules ``targets`` quantised by ``recipe``."""
+    weights = {
+        "num_bits": recipe.bits,
+        "type": "int",
+        "symmetric": not recipe.zeros,
+        "strategy": "channel" if recipe.group is None else "group",
+        "group_size": recipe.group,
+        "dynamic": False,
+    }
+    return {"targets": targets, "weights": weights, "format": FORMAT}
+
+
+def quantization_config(recipe: Recipe, source: Stored, tied: bool) -> dict[str, Any]:
+    """Return the ``quantization_config`` of a copy of ``source`` made by ``recipe``."""
+    head = "re:.*embed_tokens$" if tied else "re:.*(embed_tokens|lm_head)$"
+    kept: dict[Recipe, list[str]] = {}
+    for name in source.shapes():
+        kind = stays(source, name)
+        if kind is not None:
+            kept.setdefault(KEPT[kind], []).append(name.removesuffix(".weight"))
+    groups = [scheme(recipe, ["Linear"]), scheme(recipe.head, [head])]
+    groups += [scheme(own, names) for own, names in kept.items()]
+    return {
+        "quant_method": METHOD,
+        "format": FORMAT,
+        "quantization_status": "compressed",
+        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
+        "ignore": ["re:.*mlp\\.gate$"],
+    }

@@ -1,0 +1,422 @@
+"""Reads a checkpoint's config: its shape for any model, its architecture for a native family.
+
+Names of tensors and options are those of Hugging Face's models of the same name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..base.config import BUNDLED, POCKET
+from ..base.fields import Fields, one_line, read_object
+from ..base.limits import LARGEST_INT
+from ..base.types import Folder
+from ..errors import ModelError, shown
+from .activations import auto_config
+from .claims import check_claims
+from .formats.gguf import is_gguf
+from .formats.gguf_config import read_gguf_config
+from .formats.methods import find_format
+from .formats.shared import PLAIN
+from .plain_config import is_plain
+from .rope import ROPE_TYPES, check_rope, head_dim, rope_parameters, rotary_dim
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+logger = logging.getLogger("outrider")
+
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
+UNBOUNDED = 32768
+"""Tokens of context for a model whose config names no limit."""
+MOST_EXPERTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Family:
+    """Properties of a family that its configs do not state."""
+
+    qkv_bias: bool | None = None  # None: the config's attention_bias
+    output_bias: bool | None = None
+    qk_norm: bool = False
+    fused: bool = False  # qkv_proj and gate_up_proj stand as one tensor each
+    partial: bool = False  # part of a head may turn
+    gemma: bool = False  # norms weigh 1 + w, and follow attention and MLP too
+    attention_cap: bool = False  # attn_logit_softcapping counts (transformers' Gemma 3 ignores it)
+    windowed: bool = False  # sliding_window, where given, is that of every layer
+    experts: bool = False
+
+
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(qkv_bias=False, output_bias=False, windowed=True),
+    "qwen2": Family(qkv_bias=True, output_bias=False),
+    "qwen3": Family(qk_norm=True),
+    "qwen3_moe": Family(qk_norm=True, windowed=True, experts=True),
+    "gemma2": Family(gemma=True, attention_cap=True),
+    "gemma3_text": Family(gemma=True, qk_norm=True),
+    "phi3": Family(qkv_bias=False, output_bias=False, fused=True, partial=True, windowed=True),
+    "granite": Family(),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Vocabulary and context of any model; ``context`` is in tokens, ``dtype`` the checkpoint's."""
+
+    family: str
+    vocab_size: int
+    context: int
+    dtype: torch.dtype
+    eos_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Architecture(Shape):
+    """The architecture of a native model in plain numbers.
+
+    ``head_dim`` and widths are in elements, ``rotary_dim`` of a head's are rotated. By layer,
+    ``kinds`` names the rope and ``windows`` the positions a row sees, itself included (None: all).
+    ``scale`` multiplies the products of attention; ``attention_cap`` bounds them, ``logits_cap``
+    the logits. ``sparse`` layers have ``num_experts`` experts of ``expert_size``, and a row uses
+    ``top_experts`` of them. ``quantization`` is the config's ``quantization_config``.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    norm_eps: float
+    activation: str
+    tied: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    fused: bool
+    gemma: bool
+    kinds: tuple[str | None, ...]
+    windows: tuple[int | None, ...]
+    scale: float
+    attention_cap: float | None
+    logits_cap: float | None
+    embedding_scale: float
+    residual_scale: float
+    logits_scale: float
+    sparse: tuple[bool, ...]
+    num_experts: int
+    top_experts: int
+    expert_size: int
+    renormalised: bool
+    quantization: Any
+
+    @property
+    def reach(self) -> int | None:
+        """Positions that a row's logits depend on, itself included; None for all before it."""
+        return None if None in self.windows else 1 + sum(w - 1 for w in self.windows if w)
+
+
+def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
+    """Return the folder of a checkpoint: ``model`` itself, or the hub's snapshot of that name.
+
+    ``POCKET`` is the bundled target, unless a folder of that name exists. A GGUF file is returned
+    as it is; for other files of a checkpoint their folder is returned. ``more`` are patterns of
+    further files to fetch.
+
+    Raises:
+        ModelError: it is neither a folder nor a name that the hub (or its cache) knows.
+    """
+    path = Path(model).expanduser()
+    if str(model) == POCKET and not (path / "config.json").is_file():
+        return BUNDLED
+    if path.suffix in (".json", ".safetensors") and path.is_file():
+        return path.parent
+    if path.exists() or is_gguf(path) or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(model)):
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", *more]
+        return Path(snapshot_download(str(model), allow_patterns=patterns))
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(
+            f"model {str(model)!r} is no folder here, and the hub did not give it: {reason}"
+        ) from None
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """Return the config of a checkpoint, from its config.json or its GGUF metadata.
+
+    Raises:
+        ModelError: there is no such folder, no config.json, or it cannot be read.
+    """
+    if is_gguf(folder):
+        return read_gguf_config(folder)
+    if not folder.is_dir():
+        raise ModelError(
+            f"model {str(folder)!r} is not a folder; give one with a config.json, or a .gguf file."
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{folder} has no config.json; give a Hugging Face checkpoint's folder or a .gguf file."
+        )
+    file = folder / "config.json"
+    options = read_object(file)
+    check_claims(options, file)
+    try:
+        config: PretrainedConfig = auto_config().from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # of whatever kind transformers' checks raise
+        if "auto_map" in options:
+            raise ModelError(
+                f"{folder} needs Python code of its own (auto_map in config.json), which is never "
+                "run; give a checkpoint that transformers has code for."
+            ) from None
+        raise ModelError(f"{file} cannot be used: {one_line(error)}.") from None
+    if getattr(config, "auto_map", None):
+        logger.info("%s: its own code (auto_map) is ignored; transformers' is run.", folder)
+    return config
+
+
+def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
+    """Return the shape of the causal language model that ``config`` describes.
+
+    Raises:
+        ModelError: transformers has no causal language model of this type, it does not read left
+            to right, or its quantisation or dtype is not supported.
+    """
+    text = config.get_text_config(decoder=True)
+    kind = config.model_type
+    if not is_plain(config):
+        _check_kind(config, text, folder)
+    find_format(getattr(config, "quantization_config", None), folder)
+    values = fields_of(text, folder)
+    dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32
+    if dtype not in PLAIN:
+        raise ModelError(
+            f"{values.where}: dtype is {shown(dtype)}; float32, bfloat16, float16 or float64 is "
+            "needed."
+        )
+    return Shape(
+        family=kind,
+        vocab_size=values.whole("vocab_size", 1),
+        context=context_length(text, values),
+        dtype=dtype,
+        eos_token_ids=end_token_ids(config, text, folder),
+    )
+
+
+def _check_kind(config: PretrainedConfig, text: PretrainedConfig, folder: Path) -> None:
+    """Refuse a config of something else than a causal language model.
+
+    Raises:
+        ModelError: transformers has no such model of its type, or it reads both ways.
+    """
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_MASKED_LM_MAPPING,
+    )
+
+    kind = config.model_type
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            f"{folder}: model_type {kind!r} is not supported: transformers has no causal language "
+            "model of it; give one that AutoModelForCausalLM loads."
+        )
+    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(text, "is_decoder", False)
+    if encoder or config.is_encoder_decoder or getattr(text, "use_bidirectional_attention", False):
+        raise ModelError(
+            f"{folder}: model_type {kind!r} has an encoder, which reads both ways; only models "
+            "that read left to right can be decoded."
+        )
+
+
+def fields_of(config: PretrainedConfig, folder: Path) -> Fields:
+    """Return the options of ``config``, typed; renamed ones also under their common name."""
+    file = folder if is_gguf(folder) else folder / "config.json"
+    options = dict(vars(config))
+    options |= {name: options.get(own) for name, own in config.attribute_map.items()}
+    return Fields(options, str(file))
+
+
+def read_architecture(
+    config: PretrainedConfig, folder: Path, window: int | None = None
+) -> Architecture | None:
+    """Return the architecture of a native model, or None if its family or an option is not native.
+
+    ``window`` limits the positions that a row of any layer sees, itself included.
+
+    Raises:
+        ModelError: see ``read_shape``; or the config contradicts itself.
+    """
+    shape = read_shape(config, folder)
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        return None
+    values = fields_of(config, folder)
+    _check_heads(config, values)
+    if not _options_fit(config, family):
+        return None
+    heads = values.whole("num_attention_heads", 1)
+    kv_heads = values.whole("num_key_value_heads", 1, default=heads)
+    if heads % kv_heads:
+        raise ModelError(
+            f"{folder}: num_key_value_heads is {kv_heads}, which does not divide "
+            f"num_attention_heads ({heads}); correct its config.json."
+        )
+    bias = bool(getattr(config, "attention_bias", False))
+    kinds = _kinds(config)
+    windowed = [family.windowed or kind == "sliding_attention" for kind in kinds]
+    own_window = values.whole("sliding_window", default=0) if any(windowed) else 0  # 0: no window
+    limits = [own_window if w else 0 for w in windowed]
+    width, size = values.whole("hidden_size", 1), head_dim(config)
+    scalar = values.number("query_pre_attn_scalar", float(size), positive=True)
+    return Architecture(
+        **{field.name: getattr(shape, field.name) for field in fields(shape)},
+        hidden_size=width,
+        intermediate_size=values.whole("intermediate_size", 1),
+        num_layers=len(kinds),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=size,
+        rotary_dim=rotary_dim(config),
+        norm_eps=values.number("rms_norm_eps", low=0),
+        activation=_activation(config),
+        tied=bool(config.tie_word_embeddings),
+        qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
+        output_bias=bias if family.output_bias is None else family.output_bias,
+        mlp_bias=bool(getattr(config, "mlp_bias", False)),
+        qk_norm=family.qk_norm,
+        fused=family.fused,
+        gemma=family.gemma,
+        kinds=tuple(_rope_kinds(config)),
+        windows=tuple(min(filter(None, (limit, window)), default=None) for limit in limits),
+        scale=values.number("attention_multiplier", scalar**-0.5),
+        attention_cap=_cap(values, "attn_logit_softcapping") if family.attention_cap else None,
+        logits_cap=_cap(values, "final_logit_softcapping"),
+        embedding_scale=width**0.5 if family.gemma else values.number("embedding_multiplier", 1),
+        residual_scale=values.number("residual_multiplier", 1),
+        logits_scale=values.number("logits_scaling", 1, positive=True),
+        quantization=getattr(config, "quantization_config", None),
+        **_experts(values, family, config, len(kinds)),
+    )
+
+
+def _experts(
+    values: Fields, family: Family, config: PretrainedConfig, layers: int
+) -> dict[str, Any]:
+    """Return the fields of ``Architecture`` about experts."""
+    if not family.experts:
+        numbers = dict.fromkeys(("num_experts", "top_experts", "expert_size"), 0)
+        return {"sparse": (False,) * layers, "renormalised": False, **numbers}
+    step = values.whole("decoder_sparse_step", 1)
+    dense = values.listed("mlp_only_layers", int)
+    has_experts = config.num_experts > 0
+    sparse = tuple(has_experts and i not in dense and (i + 1) % step == 0 for i in range(layers))
+    count = values.whole("num_experts", 1 if any(sparse) else 0, MOST_EXPERTS)
+    return {
+        "sparse": sparse,
+        "num_experts": count,
+        "top_experts": values.whole("num_experts_per_tok", 1, max(1, count)),
+        "expert_size": values.whole("moe_intermediate_size", 1),
+        "renormalised": bool(getattr(config, "norm_topk_prob", False)),
+    }
+
+
+def _cap(values: Fields, name: str) -> float | None:
+    return values.number(name, positive=True) if name in values else None
+
+
+def _check_heads(config: PretrainedConfig, values: Fields) -> None:
+    """Refuse invalid sizes of heads and rope options.
+
+    Raises:
+        ModelError: one of them is missing or out of range.
+    """
+    width, heads = values.whole("hidden_size", 1), values.whole("num_attention_heads", 1)
+    size = values.whole("head_dim", 1, default=width // heads)
+    if len(_kinds(config)) != values.whole("num_hidden_layers", 1):
+        raise values.refuse("layer_types", "a kind for each of num_hidden_layers")
+    if not isinstance(config.rope_parameters, dict):
+        raise values.refuse("rope_parameters", "an object")
+    for kind in set(_rope_kinds(config)):
+        check_rope(rope_parameters(config, kind), size, f"{values.where}: rope_parameters")
+
+
+def _options_fit(config: PretrainedConfig, family: Family) -> bool:
+    """Return whether the native path supports the activation, ropes and head size of ``config``."""
+    if _activation(config) not in ACTIVATIONS:
+        return False
+    for kind in set(_rope_kinds(config)):
+        if rope_parameters(config, kind).get("rope_type", "default") not in ROPE_TYPES:
+            return False
+        rotated = rotary_dim(config, kind)
+        if rotated != head_dim(config) and (not family.partial or rotated % 2):
+            return False
+    return head_dim(config) % 2 == 0
+
+
+def _activation(config: PretrainedConfig) -> str:
+    return str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", "silu"))
+
+
+def _kinds(config: PretrainedConfig) -> list[str]:
+    """Return "sliding_attention" or "full_attention" for each layer."""
+    return list(
+        getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    )
+
+
+def _rope_kinds(config: PretrainedConfig) -> list[str | None]:
+    """Return the kind of each layer; None where all layers share one rope."""
+    return [kind if kind in config.rope_parameters else None for kind in _kinds(config)]
+
+
+def end_token_ids(config: PretrainedConfig, text: PretrainedConfig, folder: Path) -> frozenset[int]:
+    """Return the EOS ids of config.json and generation_config.json; chat models list more there.
+
+    Raises:
+        ModelError: one is no token id, or generation_config.json is damaged.
+    """
+    file, where = folder / "generation_config.json", fields_of(config, folder).where
+    values = [(getattr(c, "eos_token_id", None), where) for c in (text, config)]
+    if file.is_file():
+        values.append((read_object(file).get("eos_token_id"), str(file)))
+    end_ids: set[int] = set()
+    for value, place in values:
+        if value is not None:
+            ids = Fields({"eos_token_id": value if isinstance(value, list) else [value]}, place)
+            end_ids.update(ids.listed("eos_token_id", int))
+    return frozenset(id for id in end_ids if id >= 0)  # some checkpoints write -1 for none
+
+
+def context_length(config: PretrainedConfig, values: Fields) -> int:
+    """Return the context in tokens, rope scaling included; ``UNBOUNDED`` if the config names none.
+
+    Raises:
+        ModelError: the context is out of range, as it is or scaled.
+    """
+    names = ("max_position_embeddings", "max_seq_len", "seq_length", "context_length")
+    named = next((name for name in names if name in values), None)
+    if named is None:
+        return UNBOUNDED
+    trained, parameters = values.whole(named, 1), rope_parameters(config)
+    if parameters.get("rope_type") not in ("linear", "dynamic", "yarn"):
+        return trained
+    rope = Fields(parameters, f"{values.where}: rope_parameters")
+    original = rope.whole("original_max_position_embeddings", 1, default=trained)
+    scaled = original * rope.number("factor", 1.0, positive=True)
+    if scaled > LARGEST_INT:
+        raise rope.refuse("factor", f"a context of at most {LARGEST_INT} tokens")
+    return max(trained, int(scaled))

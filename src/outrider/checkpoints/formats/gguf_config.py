@@ -1,0 +1,193 @@
+"""The config of a model, from the metadata of its GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+
+from ...base.fields import Fields, one_line
+from ...base.limits import LARGEST_INT
+from ...errors import ModelError, shown
+from ..plain_config import PlainConfig, whole
+from .gguf import GGUF, open_gguf
+from .gguf_ends import end_token_ids
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+FAMILIES = ("llama", "qwen2", "qwen3", "granite")
+"""Supported architectures of GGUF, which are model types as well; Mistral's is "llama"."""
+INTERLEAVED = ("llama", "granite")
+SCALINGS = ("none", "linear", "yarn")
+TRAINED = [1 << power for power in range(4, 21)]
+"""Original contexts that Llama 3's scaling is tried with; Meta's models have 8192."""
+GRANITE = (
+    ("attention_multiplier", "attention.scale", None),
+    ("embedding_multiplier", "embedding_scale", 1.0),
+    ("residual_multiplier", "residual_scale", 1.0),
+    ("logits_scaling", "logit_scale", 1.0),
+)
+"""Options of Granite, their names in files, and their defaults; None stands for head_dim**-0.5."""
+
+
+def interleaves(metadata: Mapping[str, Any]) -> bool:
+    """Return whether elements i and i + 1 of a query or key head turn together."""
+    return metadata.get("general.architecture") in INTERLEAVED
+
+
+def read_gguf_config(path: Path) -> PretrainedConfig:
+    """Return the config of the model in the GGUF file ``path``.
+
+    Raises:
+        ModelError: the file is damaged, its architecture is not supported, or metadata are missing.
+    """
+    file = open_gguf(path)
+    family = file.fields.text("general.architecture", "")
+    if family not in FAMILIES:
+        raise ModelError(
+            f"{path}: GGUF files of architecture {shown(family)} are not read, only of "
+            f"{', '.join(FAMILIES)}; give the model as a Hugging Face checkpoint."
+        )
+    config = PlainConfig(model_type=family, **_options(file, family))
+    if config.rope_parameters["rope_type"] != "default":  # transformers scales these
+        try:
+            whole(config)
+        except Exception as error:  # of whatever kind transformers' checks raise
+            raise ModelError(f"{path}: its metadata cannot be used: {one_line(error)}.") from None
+    return cast("PretrainedConfig", config)
+
+
+def _options(file: GGUF, family: str) -> dict[str, Any]:
+    tensors, fields = file.tensors, _per_model(file, family)
+    if f"{family}.expert_count" in fields and fields.whole(f"{family}.expert_count"):
+        raise ModelError(
+            f"{file.path}: GGUF files of mixtures of experts are not read; give the model as a "
+            "Hugging Face checkpoint."
+        )
+
+    def size(name: str, default: int | None = None, high: int = LARGEST_INT) -> int:
+        return fields.whole(f"{family}.{name}", 1, high, default)
+
+    heads, width = size("attention.head_count"), size("embedding_length")
+    head_dim = size("attention.key_length", max(1, width // heads))
+    turning = size("rope.dimension_count", head_dim)
+    values = size("attention.value_length", head_dim)
+    if not head_dim == turning == values or head_dim % 2:
+        raise ModelError(
+            f"{file.path}: heads of which {turning} of {head_dim} elements turn and values have "
+            f"{values} are not read; give the model as a Hugging Face checkpoint."
+        )
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    begins = "tokenizer.ggml.bos_token_id"
+    options: dict[str, Any] = {
+        "vocab_size": len(tokens) if isinstance(tokens, list) and tokens else size("vocab_size"),
+        "hidden_size": width,
+        "intermediate_size": size("feed_forward_length"),
+        "num_hidden_layers": size("block_count", high=max(1, len(tensors))),
+        "num_attention_heads": heads,
+        "num_key_value_heads": size("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": size("context_length"),
+        "rms_norm_eps": fields.number(f"{family}.attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(file, fields, family, head_dim),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "bos_token_id": fields.whole(begins) if begins in fields else None,
+        "eos_token_id": sorted(end_token_ids(file)) or None,
+        "pad_token_id": None,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+        "dtype": _dtype({t.kind for t in tensors.values()}),
+    }
+    if family == "granite":
+        for option, name, default in GRANITE:
+            options[option] = fields.number(f"granite.{name}", default or head_dim**-0.5)
+    return options
+
+
+def _per_model(file: GGUF, family: str) -> Fields:
+    """Return the metadata, lists of one value repeated for each layer replaced by that value.
+
+    Raises:
+        ModelError: the layers differ in a value.
+    """
+    metadata = dict(file.metadata)
+    for name, value in metadata.items():
+        if name.startswith(f"{family}.") and isinstance(value, list) and value:
+            if all(each == value[0] for each in value):
+                metadata[name] = value[0]
+            elif len(value) == file.metadata.get(f"{family}.block_count"):
+                raise ModelError(
+                    f"{file.path}: layers that differ in {name!r} are not read; give the model as "
+                    "a Hugging Face checkpoint."
+                )
+    return Fields(metadata, str(file.path))
+
+
+def _dtype(kinds: set[Kind]) -> torch.dtype:
+    """Return the dtype to compute in: the file's, or bfloat16 for quantised weights."""
+    if kinds <= {Kind.F32}:
+        return torch.float32
+    return torch.float16 if kinds <= {Kind.F32, Kind.F16} else torch.bfloat16
+
+
+def _rope(file: GGUF, fields: Fields, family: str, head_dim: int) -> dict[str, Any]:
+    """Return the rope options in transformers' form."""
+    base = fields.number(f"{family}.rope.freq_base", 10000.0, positive=True)
+    factors = file.tensors.get("rope_freqs.weight")
+    if factors is not None:
+        if factors.kind != Kind.F32 or factors.shape != (head_dim // 2,):
+            raise ModelError(f"{file.path}: tensor 'rope_freqs.weight' is not {head_dim // 2} F32.")
+        return _divided(file.read(factors).view(np.float32), base, head_dim)
+    kind = fields.text(f"{family}.rope.scaling.type", "none")
+    factor = fields.number(f"{family}.rope.scaling.factor", 0.0, 0.0)
+    factor = factor or fields.number(f"{family}.rope.scale_linear", 0.0, 0.0)
+    if kind not in SCALINGS:
+        raise ModelError(f"{file.path}: rope scaling {shown(kind)} is not read from GGUF files.")
+    if kind == "none" or not factor:
+        return {"rope_type": "default", "rope_theta": base}
+    parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": base, "factor": factor}
+    trained = fields.whole(f"{family}.rope.scaling.original_context_length", default=0)
+    if kind == "yarn" and trained:
+        parameters["original_max_position_embeddings"] = trained
+    return parameters
+
+
+def _divided(
+    factors: np.ndarray[Any, np.dtype[np.float32]], base: float, size: int
+) -> dict[str, Any]:
+    """Return rope options that divide the frequencies by ``factors`` [size / 2].
+
+    They are Llama 3's scaling if that yields these factors (``llama.cpp`` stores no other here),
+    else a list of the factors.
+    """
+    if not (np.isfinite(factors).all() and (factors > 0).all()):
+        raise ModelError(
+            "tensor 'rope_freqs.weight' holds numbers that are not positive and finite."
+        )
+    largest = float(factors.max())
+    waves = 2 * np.pi * base ** (np.arange(0, size, 2) / size)
+    for trained in sorted(TRAINED, key=lambda n: n != 8192):
+        smooth = np.clip((trained / waves - 1.0) / 3.0, 0.0, 1.0)
+        if np.allclose(1 / ((1 - smooth) / largest + smooth), factors, rtol=1e-4):
+            return {
+                "rope_type": "llama3",
+                "rope_theta": base,
+                "factor": largest,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": trained,
+            }
+    each = [float(f) for f in factors]
+    return {
+        "rope_type": "longrope",
+        "rope_theta": base,
+        "short_factor": each,
+        "long_factor": each,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": TRAINED[-1],
+    }

@@ -1,0 +1,164 @@
+"""The tensors of a GGUF file, under the names of Hugging Face's models.
+
+Q8_0 (32 int8 and an fp16 scale) and Q4_0 (32 nibbles, the first 16 low, and an fp16 scale) map
+onto ``Quantized`` bit for bit. Other quantised types are dequantised by the ``gguf`` package.
+"""
+
+import re
+from pathlib import Path
+
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+from gguf.quants import dequantize
+
+from ...errors import ModelError
+from ..quantize import Matrix, Quantized
+from .gguf import StoredTensor, open_gguf
+from .gguf_config import interleaves
+from .shared import warn_once
+
+GROUP = 32
+EXACT = (Kind.Q8_0, Kind.Q4_0)
+PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
+CHUNK = 1 << 20
+"""Elements that are dequantised at a time, in fp32."""
+
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+IN_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def _key(name: str) -> str:
+    """Return the name that the tensor ``name`` has in a file."""
+    module, _, part = name.rpartition(".")
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
+    key = f"blk.{layer[1]}.{IN_LAYER.get(layer[2])}" if layer else TOP.get(module)
+    return f"{key}.{part}"
+
+
+def _name(key: str) -> str | None:
+    """Return the name of the tensor that a file calls ``key``; None if no model reads it."""
+    module, _, part = key.rpartition(".")
+    layer = re.fullmatch(r"blk\.(\d+)\.(.+)", module)
+    own = layer[2] if layer else module
+    for name, theirs in (IN_LAYER if layer else TOP).items():
+        if theirs == own:
+            return f"model.layers.{layer[1]}.{name}.{part}" if layer else f"{name}.{part}"
+    return None
+
+
+class GGUFTensors:
+    """The tensors of a GGUF file, read as ``Checkpoint``'s are.
+
+    Args:
+        path: the file.
+        head_dim: elements of a head, for the order of the rows of queries and keys.
+
+    Raises:
+        ModelError: see ``open_gguf``.
+    """
+
+    def __init__(self, path: Path, head_dim: int) -> None:
+        self.folder = path
+        self._head_dim = head_dim
+        self._file = open_gguf(path)
+        self._interleaved = interleaves(self._file.metadata)
+        kinds = {t.kind for t in self._file.tensors.values()} - set(EXACT) - set(PLAIN)
+        if kinds:
+            names = ", ".join(sorted(kind.name for kind in kinds))
+            warn_once(f"{path}: weights of type {names} are dequantised at load.")
+
+    def get(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Return the tensor ``name`` of ``shape``, in ``dtype``, fp32 if None."""
+        tensor = self._plain(self._find(name, shape), dtype or torch.float32)
+        order = self._order(name, shape[0])
+        return tensor if order is None else tensor[order]
+
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix:
+        """Return the matrix ``name`` of ``shape`` (out, in): as stored, or in ``dtype``.
+
+        A ``dtype`` of None is fp32.
+        """
+        stored = self._find(name, shape)
+        if stored.kind not in EXACT:
+            return self.get(name, shape, dtype)
+        blocks = torch.from_numpy(self._file.read(stored)).view(shape[0], shape[1] // GROUP, -1)
+        scales = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1).float()
+        octets = blocks[..., 2:]
+        if stored.kind == Kind.Q8_0:
+            codes, bits = octets ^ 128, 8  # as int8 + 128
+        else:
+            codes, bits = torch.cat((octets & 15, octets >> 4), -1), 4
+        matrix = Quantized(codes.flatten(1).contiguous(), scales, None, bits, GROUP)
+        order = self._order(name, shape[0])
+        return matrix if order is None else matrix.rows(order)
+
+    def kept(self, name: str) -> str | None:
+        """Return the type of the codes that the matrix ``name`` keeps; None if it keeps none."""
+        stored = self._file.tensors.get(_key(name))
+        return stored.kind.name if stored is not None and stored.kind in EXACT else None
+
+    def nbytes(self, name: str) -> int:
+        """Return the number of stored bytes of the tensor ``name``."""
+        return self._file.tensors[_key(name)].nbytes
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each of the model's tensors by name, layer by layer."""
+        found = {_name(key): tensor.shape for key, tensor in self._file.tensors.items()}
+        return {name: shape for name, shape in found.items() if name is not None}
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        key = _key(name)
+        stored = self._file.tensors.get(key)
+        if stored is None:
+            raise ModelError(f"{self.folder} has no tensor {key!r}; its metadata requires one.")
+        if stored.shape != shape:
+            raise ModelError(
+                f"{self.folder}: tensor {key!r} is {list(stored.shape)}, but its metadata says "
+                f"{list(shape)}."
+            )
+        return stored
+
+    def _plain(self, stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
+        shape = stored.shape
+        if stored.kind in PLAIN:
+            plain = torch.from_numpy(self._file.read(stored)).view(PLAIN[stored.kind])
+            return plain.view(shape).to(dtype)
+        tensor = torch.empty(shape, dtype=dtype)
+        flat = tensor.view(-1, shape[-1])
+        width = stored.nbytes // len(flat)  # bytes of a row
+        step = max(1, CHUNK // shape[-1])
+        for at in range(0, len(flat), step):
+            count = min(step, len(flat) - at)
+            octets = self._file.read(stored, at * width, count * width)
+            try:
+                values = dequantize(octets.reshape(count, width), stored.kind)
+            except NotImplementedError:
+                raise ModelError(
+                    f"{self.folder}: weights of type {stored.kind.name} are not read; give a file "
+                    "of another quantisation, such as Q8_0 or Q4_K_M."
+                ) from None
+            flat[at : at + step] = torch.from_numpy(values)
+        return tensor
+
+    def _order(self, name: str, rows: int) -> torch.Tensor | None:
+        """Return where the file has each row of a query or key matrix; None keeps the file's order.
+
+        Llama's files pair element i of a head with i + 1, where Hugging Face has i + head_dim / 2.
+        """
+        if not self._interleaved or not re.search(r"\.[qk]_proj\.", name):
+            return None
+        return torch.arange(rows).view(-1, self._head_dim // 2, 2).transpose(1, 2).flatten()

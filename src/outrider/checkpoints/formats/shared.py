@@ -1,0 +1,290 @@
+"""Helpers that the readers of quantised safetensors share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from ...base.fields import Fields, readable
+from ...base.limits import LARGEST_INT
+from ...errors import ModelError
+from ..files import find_tensors
+from ..quantize import Matrix, Quantized
+
+logger = logging.getLogger("outrider")
+
+PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+PICKLED = (".bin", ".pt", ".pth", ".bin.index.json")
+NAMED = ("pytorch_model", "medusa_lm_head", "model")
+"""Suffixes of pickled files, and prefixes of the names of those that hold weights."""
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+REMEDY = "give the checkpoint in float32, bfloat16 or float16"
+
+
+class Format(Protocol):
+    """One way to store quantised matrices."""
+
+    note: str | None
+    """A sentence for the log about what is ignored of the checkpoint's config."""
+    keeps: bool
+    """Whether quantised matrices keep their codes; otherwise they are dequantised at load."""
+
+    def matrix(
+        self, source: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
+    ) -> Matrix:
+        """Return the matrix ``name`` ("....weight") of ``shape`` (out, in).
+
+        A matrix that is stored unquantised, or that ``Quantized`` cannot represent, is returned in
+        ``dtype``.
+
+        Raises:
+            ModelError: a tensor is missing, misshapen or of an unsupported type.
+        """
+
+
+def _remedy(folder: Path) -> str:
+    """Return what to do about a folder without safetensors."""
+    pickled = [f for f in folder.iterdir() if f.name.endswith(PICKLED)] if folder.is_dir() else []
+    if not pickled:
+        return "fetch it again, or convert pickled weights with outrider convert"
+    first = min(pickled, key=lambda file: (not file.name.startswith(NAMED), file.name))
+    return (
+        f"{first.name} is a pickle, which Outrider does not serve: write a copy once with "
+        f"outrider convert {folder} NEW_FOLDER, and give that"
+    )
+
+
+class Checkpoint:
+    """The tensors of a folder's safetensors files, by name, read one by one.
+
+    Args:
+        folder: the checkpoint's.
+        format: of its quantised matrices, if it has any.
+
+    Raises:
+        ModelError: there are no files, a file is damaged, or a tensor is missing, misshapen or of
+            an unsupported type.
+    """
+
+    def __init__(self, folder: Path, format: Format | None = None) -> None:
+        self.folder = folder
+        self._format = format
+        if format is not None and format.note:
+            warn_once(format.note)
+        self.entries = find_tensors(folder)
+        if not self.entries:
+            raise ModelError(f"{folder} has no .safetensors file; {_remedy(folder)}.")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def raw(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        """Return the tensor ``name`` as stored, checked against ``shape`` unless None."""
+        entry = self.entries.get(name)
+        if entry is None:
+            raise ModelError(f"{self.folder} has no tensor {name!r}; its config.json promises one.")
+        if shape is not None and entry.shape != shape:
+            raise ModelError(
+                f"{self.folder}: tensor {name!r} is {list(entry.shape)}, but its config.json "
+                f"says {list(shape)}."
+            )
+        return entry.read()
+
+    def get(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Return the tensor ``name`` of ``shape``, which is not quantised.
+
+        It is in ``dtype``; None keeps the stored one.
+        """
+        tensor = self.raw(name, shape)
+        if tensor.dtype not in PLAIN:
+            raise ModelError(
+                f"{self.folder}: tensor {name!r} holds {tensor.dtype}, and its config.json does "
+                f"not say how to read that; {REMEDY}."
+            )
+        return tensor if dtype is None else tensor.to(dtype)
+
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix:
+        """Return the matrix ``name`` of ``shape`` (out, in), quantised as stored or in ``dtype``.
+
+        ``dtype`` None keeps the stored dtype; dequantised matrices are then fp32.
+        """
+        if self._format is None:
+            return self.get(name, shape, dtype)
+        with readable(f"{self.folder}: tensor {name!r} cannot be read", f"{REMEDY}."):
+            return self._format.matrix(self, name, shape, dtype or torch.float32)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor by name."""
+        return {name: entry.shape for name, entry in self.entries.items()}
+
+    def nbytes(self, name: str) -> int:
+        """Return the number of stored bytes of the tensor ``name``."""
+        return self.entries[name].nbytes
+
+    def kept(self, name: str) -> str | None:
+        """Return the kind of codes that the matrix ``name`` keeps; None if it keeps none."""
+        return "quantised" if self._format is not None and self._format.keeps else None
+
+
+@lru_cache(maxsize=1024)
+def warn_once(sentence: str) -> None:
+    """Log ``sentence`` as a warning, unless it was logged before."""
+    logger.warning("%s", sentence)
+
+
+def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the codes in int32 ``words`` [rows, n], low bits first, as uint8 [rows, codes]."""
+    octets = words.contiguous().view(torch.uint8)
+    return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), -1).flatten(-2)
+
+
+def num_words(count: int, bits: int) -> int:
+    """Return how many int32 words ``count`` codes take."""
+    return -(-count * bits // 32)
+
+
+def read_words(source: Checkpoint, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Return the tensor ``name``, rows of int32 words.
+
+    Raises:
+        ModelError: it is missing, misshapen or of another type.
+    """
+    words = source.raw(name, shape)
+    if words.dtype != torch.int32 or words.dim() != 2:
+        raise ModelError(f"{source.folder}: tensor {name!r} does not hold rows of int32 words.")
+    return words
+
+
+def misshapen(
+    source: Checkpoint, name: str, tensor: torch.Tensor, shape: tuple[int, int]
+) -> ModelError:
+    """Return the error for a part of a quantised matrix that does not fit the matrix."""
+    return ModelError(
+        f"{source.folder}: tensor {name!r} is {list(tensor.shape)}, which is no part of the "
+        f"{list(shape)} matrix that its config.json says."
+    )
+
+
+def unsupported_dtype(source: Checkpoint, name: str, tensor: torch.Tensor) -> ModelError:
+    """Return the error for a tensor whose dtype no format uses."""
+    return ModelError(
+        f"{source.folder}: tensor {name!r} holds {tensor.dtype}, which is not read; {REMEDY}."
+    )
+
+
+def group_size(groups: int, inputs: int, sizes: Iterable[int]) -> int | None:
+    """Return how many of ``inputs`` share a scale where there are ``groups`` scales.
+
+    ``sizes`` are the candidates that the config names; None stands for no fitting size.
+    """
+    for size in (inputs, *sizes):
+        if size > 0 and -(-inputs // size) == groups:
+            return min(size, inputs)
+    return inputs // groups if groups and inputs % groups == 0 else None
+
+
+def stated_group(fields: Fields, name: str) -> int:
+    """Return the group size ``name`` of a quantisation config; -1 stands for a whole row.
+
+    Raises:
+        ModelError: it is no such number.
+    """
+    return fields.whole(name, -1, default=-1) or -1
+
+
+def block_size(fields: Fields, name: str) -> tuple[int, int] | None:
+    """Return the block ``name``, (outputs, inputs), of a quantisation config, if it has one.
+
+    Raises:
+        ModelError: it is not two numbers from 1.
+    """
+    if name not in fields:
+        return None
+    sizes = fields.listed(name, int)
+    if len(sizes) != 2 or not all(1 <= size <= LARGEST_INT for size in sizes):
+        raise fields.refuse(name, f"a list of two whole numbers from 1 to {LARGEST_INT}")
+    return sizes[0], sizes[1]
+
+
+def read_scales(
+    source: Checkpoint,
+    name: str,
+    shape: tuple[int, int],
+    sizes: Iterable[int],
+    block: tuple[int, int] | None = None,
+) -> tuple[torch.Tensor, int]:
+    """Return the scales ``name`` of a matrix of ``shape`` (out, in) and the inputs that share one.
+
+    Args:
+        sizes: of groups, as the config names them.
+        block: outputs and inputs of a block, if the config names them.
+
+    Returns:
+        fp32 [out, groups], whether they are stored by tensor, output, block or group.
+
+    Raises:
+        ModelError: they are missing, or are none of these.
+    """
+    stored = source.raw(name)
+    outputs, inputs = shape
+    scales = stored.float()
+    if scales.numel() == 1:
+        return scales.reshape(1, 1).repeat(outputs, 1), inputs
+    if scales.dim() == 1:
+        scales = scales[:, None]
+    if block is not None and tuple(scales.shape) == (
+        -(-outputs // block[0]),
+        -(-inputs // block[1]),
+    ):
+        wide = scales.repeat_interleave(min(block[0], outputs), 0)[:outputs]
+        return wide, min(block[1], inputs)
+    if scales.dim() == 2 and scales.shape[0] == outputs:
+        group = group_size(scales.shape[1], inputs, sizes)
+        if group is not None:
+            return scales, group
+    raise misshapen(source, name, stored, shape)
+
+
+def dequantized_float8(
+    codes: torch.Tensor, scales: torch.Tensor, group: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return float8 ``codes`` [out, in] times ``scales`` [out, groups], in ``dtype``."""
+    wide = scales.repeat_interleave(group, 1)[:, : codes.shape[1]]
+    return (codes.float() * wide).to(dtype)
+
+
+def regrouped(
+    source: Checkpoint, name: str, matrix: Quantized, index: torch.Tensor, dtype: torch.dtype
+) -> Matrix:
+    """Return ``matrix`` where input i belongs to group ``index[i]``.
+
+    Groups that are not contiguous (a checkpoint quantised in the order of activations) are
+    dequantised, and the log says so.
+
+    Raises:
+        ModelError: the index, tensor ``name``, points beyond the groups.
+    """
+    inputs, groups = matrix.shape[1], matrix.scales.shape[1]
+    if int(index.min()) < 0 or int(index.max()) >= groups:
+        raise ModelError(f"{source.folder}: tensor {name!r} names more than {groups} groups.")
+    group = int((index == 0).sum())
+    if group and torch.equal(index.long(), torch.arange(inputs) // group):
+        return replace(matrix, group=group)
+    warn_once(
+        f"{source.folder}: matrices quantised in the order of activations (g_idx) are dequantised "
+        "at load."
+    )
+    return matrix.dequantized(dtype, index.long())
+
+
+def unless_symmetric(zeros: torch.Tensor, bits: int) -> torch.Tensor | None:
+    """Return ``zeros``, or None where all are the middle code, as in a symmetric recipe."""
+    return None if bool((zeros == 1 << (bits - 1)).all()) else zeros.contiguous()

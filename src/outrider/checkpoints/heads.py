@@ -1,0 +1,294 @@
+"""Reads checkpoints of heads: small drafters that go on from a target's hidden states.
+
+Formats are those of EAGLE-3 (Li et al., 2025) as SafeAILab and SpecForge write it, of the
+``speculators`` library (eagle3 and peagle), and of Medusa (Cai et al., 2024).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..base.fields import Fields, one_line, read_object
+from ..base.limits import LARGEST_DRAFT, LARGEST_INT
+from ..errors import ModelError
+from .activations import auto_config
+from .choices import Paths, read_choices
+from .claims import check_claims
+from .families import Architecture, Shape, read_architecture
+from .files import find_tensors
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+EAGLE3, PEAGLE, MEDUSA = "eagle3", "peagle", "medusa"
+FAMILIES = ("llama", "qwen3")
+"""Of the layers of heads."""
+PARTS = 3
+"""Layers of the target that heads are made from unless they say which."""
+MOST_HEADS, MOST_BLOCKS = 64, 16
+
+
+SAFEAILAB = "midlayer.self_attn.q_proj.weight"
+"""A tensor that only they name so."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head as its checkpoint says.
+
+    Args:
+        folder: its checkpoint.
+        kind: ``EAGLE3``, ``PEAGLE`` or ``MEDUSA``.
+        vocab_size, hidden_size: those that the target must have.
+        layers: layers of the target whose outputs it is made from, -1 for the embedding; None
+            where they follow from the number of the target's layers.
+        architecture, config: of its own layers; None for Medusa, which has none.
+        state_normed, output_normed: whether the residual stream begins, and a state that is fed
+            back ends, with a norm.
+        fused_norms: names of the norms of the target's hidden states, each of a part.
+        longest: tokens of a draft that its metadata proposes, or that it can draft.
+        verifier: the target that its metadata names.
+        mask_token: the token of rows that stand for later positions, of ``PEAGLE``.
+        blocks: residual blocks of each of Medusa's heads.
+        choices: the tree that Medusa's heads draft, see ``read_choices``; None where it is learned.
+    """
+
+    folder: Path
+    kind: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[int, ...] | None
+    architecture: Architecture | None = None
+    config: PretrainedConfig | None = None
+    state_normed: bool = False
+    output_normed: bool = False
+    fused_norms: tuple[str, ...] = ()
+    longest: int | None = None
+    verifier: str | None = None
+    mask_token: int | None = None
+    blocks: int = 1
+    choices: Paths | None = None
+
+    def target_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Return the target's layers whose outputs the head is made from.
+
+        Raises:
+            ModelError: the target has no such layers.
+        """
+        if self.kind == MEDUSA:
+            return (num_layers - 1,)
+        # SafeAILab takes what enters layers 2, n / 2 and n - 3.
+        usual = 1, num_layers // 2 - 1, num_layers - 4
+        layers = usual if self.layers is None else self.layers
+        if min(layers) < -1 or max(layers) >= num_layers:
+            raise ModelError(
+                f"{self.folder}: this head goes on from what layers {list(layers)} of its target "
+                f"return (-1 is the embedding), but the target has {num_layers} layers; give the "
+                "target that it was made for."
+            )
+        return layers
+
+
+def read_head(folder: Path) -> Head | None:
+    """Return the head in ``folder``, None where it is the checkpoint of something else.
+
+    Raises:
+        ModelError: it is a head, and damaged or of a kind that is not supported.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        return None
+    options = read_object(file)
+    values = Fields(options, str(file))
+    kind = options.get("speculators_model_type")
+    if kind is not None:
+        return _speculators(folder, values, options)
+    names = options.get("architectures")
+    named = isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
+    if named or ("draft_vocab_size" in options and SAFEAILAB in find_tensors(folder)):
+        return _safeailab(folder, values, options)
+    if "medusa_num_heads" in options:
+        return _medusa(folder, values)
+    if _is_eagle1(folder, options):
+        raise ModelError(
+            f"{folder} is a head of EAGLE-1 or EAGLE-2, which is not supported: a linear joins "
+            "embedding and state before its layer; give an EAGLE-3 head, Medusa heads or a small "
+            "model."
+        )
+    return None
+
+
+def _is_eagle1(folder: Path, options: dict[str, Any]) -> bool:
+    """Return whether a checkpoint has the layout of EAGLE-1, as SafeAILab or vLLM write it."""
+    if options.get("model_type") == "eagle":
+        return True
+    if options.get("num_hidden_layers") != 1:
+        return False
+    tensors = find_tensors(folder)
+    normed = "layers.0.hidden_norm.weight" in tensors  # as in EAGLE-3
+    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= tensors.keys() and not normed
+
+
+def _layers_of(values: Fields, name: str, shift: int) -> tuple[int, ...] | None:
+    if name not in values:
+        return None
+    layers = values.listed(name, int)
+    if not layers or not all(0 <= layer <= LARGEST_INT for layer in layers):
+        raise values.refuse(name, "a list of layers")
+    return tuple(layer + shift for layer in layers)
+
+
+def _architecture(
+    folder: Path, options: Any, values: Fields, vocabulary: int
+) -> tuple[Architecture, PretrainedConfig]:
+    """Return the architecture of a head's layers, and their config.
+
+    Raises:
+        ModelError: they are not of one of ``FAMILIES``, or have invalid options.
+    """
+    check_claims(options, folder / "config.json")
+    family = options.get("model_type", "llama")
+    if family not in FAMILIES:
+        raise values.refuse("model_type", " or ".join(FAMILIES))
+    given = {name: value for name, value in options.items() if name != "model_type"}
+    given |= {"vocab_size": vocabulary, "tie_word_embeddings": False, "quantization_config": None}
+    given.pop("architectures", None)
+    try:
+        config: PretrainedConfig = auto_config().for_model(family, **given)
+    except Exception as error:  # of whatever kind transformers' checks raise
+        raise ModelError(f"{values.where} cannot be used: {one_line(error)}.") from None
+    found = read_architecture(config, folder)
+    if found is None or found.activation != "silu":
+        raise ModelError(
+            f"{values.where}: layers with these options are not supported in a head; silu and a "
+            "rope of all elements are needed."
+        )
+    return found, config
+
+
+def _speculators(folder: Path, values: Fields, options: dict[str, Any]) -> Head:
+    kind = values.text("speculators_model_type")
+    if kind not in (EAGLE3, PEAGLE):
+        raise values.refuse("speculators_model_type", f"{EAGLE3} or {PEAGLE}")
+    layer = values.section("transformer_layer_config")
+    inner = options.get("transformer_layer_config") or {}
+    vocab_size = layer.whole("vocab_size", 1)
+    found, config = _architecture(folder, inner, layer, values.whole("draft_vocab_size", 1))
+    about = values.section("speculators_config")
+    verifier = about.section("verifier")
+    return Head(
+        folder=folder,
+        kind=kind,
+        vocab_size=vocab_size,
+        hidden_size=values.whole("target_hidden_size", 1, default=found.hidden_size),
+        # What enters a layer is what the one before returns.
+        layers=_layers_of(values, "eagle_aux_hidden_state_layer_ids", -1),
+        architecture=found,
+        config=config,
+        state_normed=_flag(values, options, "norm_before_residual"),
+        output_normed=_flag(values, options, "norm_output"),
+        fused_norms=_norms(values, options),
+        longest=_proposed(about),
+        verifier=verifier.text("name_or_path", "") or None,
+        mask_token=values.whole("mask_token_id", 0, vocab_size - 1) if kind == PEAGLE else None,
+    )
+
+
+def _norms(values: Fields, options: dict[str, Any]) -> tuple[str, ...]:
+    together, apart = (_flag(values, options, name) for name in ("norm_before_fc", "fc_norm"))
+    if together and apart:
+        raise values.refuse("fc_norm", "one of norm_before_fc and fc_norm")
+    layers = values.listed("eagle_aux_hidden_state_layer_ids", int)
+    if together:
+        return ("input_norm.weight",)
+    return tuple(f"fc_norm.{i}.weight" for i in range(len(layers) or PARTS)) if apart else ()
+
+
+def _flag(values: Fields, options: dict[str, Any], name: str) -> bool:
+    value = options.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise values.refuse(name, "true or false")
+    return bool(value)
+
+
+def _proposed(about: Fields) -> int | None:
+    """Return the draft length of a speculator's first proposal method, None where it has none."""
+    methods = about.listed("proposal_methods", dict)
+    first = Fields(methods[0] if methods else {}, f"{about.where}: proposal_methods")
+    name = "speculative_tokens"
+    return first.whole(name, 1, LARGEST_DRAFT) if name in first else None
+
+
+def _safeailab(folder: Path, values: Fields, options: dict[str, Any]) -> Head:
+    vocab_size = values.whole("vocab_size", 1)
+    drafted = values.whole("draft_vocab_size", 1, default=vocab_size)
+    plain = {name: value for name, value in options.items() if name != "draft_vocab_size"}
+    found, config = _architecture(folder, plain, values, drafted)
+    # SpecForge names the layers that return what is taken; vLLM, at the top, those that it enters.
+    layers = _layers_of(values, "eagle_aux_hidden_state_layer_ids", -1)
+    section = values.section("eagle_config")
+    if layers is None:
+        layers = _layers_of(section, "eagle_aux_hidden_state_layer_ids", 0)
+    return Head(
+        folder=folder,
+        kind=EAGLE3,
+        vocab_size=vocab_size,
+        hidden_size=values.whole("target_hidden_size", 1, default=found.hidden_size),
+        layers=layers,
+        architecture=found,
+        config=config,
+        state_normed=_flag(values, options, "norm_before_residual"),
+        output_normed=_flag(values, options, "norm_output"),
+        fused_norms=_norms(values, options),
+    )
+
+
+def _medusa(folder: Path, values: Fields) -> Head:
+    tensors = find_tensors(folder)
+    numbers = {name.partition(".")[0] for name in tensors if name[:1].isdigit()}
+    heads = values.whole("medusa_num_heads", 1, MOST_HEADS)
+    if len(numbers) < heads:  # some checkpoints have more than they use
+        raise ModelError(
+            f"{folder}: its config.json says medusa_num_heads is {heads}, but its tensors are of "
+            f"{len(numbers)} heads; convert the checkpoint again."
+        )
+    blocks = values.whole("medusa_num_layers", 0, MOST_BLOCKS, default=1)
+    last = tensors.get(f"0.{blocks}.weight")
+    if last is None or len(last.shape) != 2:
+        raise ModelError(
+            f"{folder} has no matrix '0.{blocks}.weight'; its config.json promises one."
+        )
+    vocab_size, hidden_size = last.shape
+    verifier = values.text("base_model_name_or_path", "") or None
+    return Head(
+        folder,
+        MEDUSA,
+        vocab_size,
+        hidden_size,
+        None,
+        longest=heads,
+        verifier=verifier,
+        blocks=blocks,
+        choices=read_choices(values, heads),
+    )
+
+
+def check_target(head: Head, target: Shape, hidden_size: int, num_layers: int) -> None:
+    """Refuse a target that a head was not made for; both values are named.
+
+    Raises:
+        ModelError: its vocabulary, width or layers are others.
+    """
+    for what, own, other in (
+        ("vocabulary", head.vocab_size, target.vocab_size),
+        ("width", head.hidden_size, hidden_size),
+    ):
+        if own != other:
+            raise ModelError(
+                f"{head.folder}: this head was made for a target with a {what} of {own}, but that "
+                f"of the target is {other}; give the target that it was made for"
+                + (f" ({head.verifier})." if head.verifier else ".")
+            )
+    head.target_layers(num_layers)

@@ -1,0 +1,110 @@
+"""Reads the tokenizer of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer
+
+from ..base.fields import readable
+from ..errors import ModelError
+from ..text.codec import TextCodec
+from .formats.gguf import is_gguf, open_gguf
+from .formats.gguf_tokenizer import SPECIALS, Words, chat_templates, gguf_tokenizer
+from .growth import check_growth, check_specials
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def read_codec(folder: Path, specials: bool = True) -> TextCodec:
+    """Return the codec of a checkpoint.
+
+    A GGUF file that holds its tokenizer needs no transformers, which is slow to import.
+
+    Args:
+        folder: the checkpoint: a folder or a GGUF file.
+        specials: see ``TextCodec``.
+
+    Raises:
+        ModelError: the tokenizer's files are damaged, or a GGUF file's tokenizer is unknown.
+    """
+    with readable(f"the tokenizer in {folder} cannot be read", "fetch the checkpoint again."):
+        words = (_of_gguf(folder) if is_gguf(folder) else None) or _words(folder)
+        backend = words.backend
+        check_specials(backend, folder)
+        backend.no_truncation()
+        backend.no_padding()
+        backend.decode(backend.encode("a tokenizer's try: 1, 2\n").ids)  # finds damage
+    return TextCodec(backend, words.template, words.specials, words.end, folder, specials)
+
+
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a checkpoint, a folder or a GGUF file, as transformers has it.
+
+    Raises:
+        ModelError: see ``read_codec``.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    if not is_gguf(folder):
+        return _of_folder(folder)
+    codec = read_codec(folder)
+    names = {name: codec.special_tokens.get(name) for name in SPECIALS}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=codec.backend,
+        chat_template=codec.chat_template,
+        clean_up_tokenization_spaces=False,
+        **names,
+    )
+
+
+def _of_folder(folder: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer in a folder, or in that of a GGUF file."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    path = folder.parent if is_gguf(folder) else folder
+    if (path / "tokenizer.json").is_file():
+        check_growth(path / "tokenizer.json")
+    found: PreTrainedTokenizerBase = (
+        PreTrainedTokenizerFast.from_pretrained(path)
+        if is_gguf(folder)
+        else AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    )
+    return found
+
+
+def _words(folder: Path) -> Words:
+    """Return what a codec takes of the tokenizer in a folder, or in that of a GGUF file."""
+    tokenizer = _of_folder(folder)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise ModelError(
+            f"the tokenizer in {folder} is written in Python and has no tokenizer.json; "
+            "convert it to one."
+        )
+    own = chat_templates(open_gguf(folder)) if is_gguf(folder) else None
+    end = tokenizer.eos_token_id
+    return Words(
+        backend, dict(tokenizer.special_tokens_map), own or tokenizer.chat_template,
+        end if isinstance(end, int) else None,
+    )  # fmt: skip
+
+
+def _of_gguf(path: Path) -> Words | None:
+    """Return the tokenizer in a GGUF file; None if that of the file's folder is to be used."""
+    try:
+        return gguf_tokenizer(open_gguf(path))
+    except ModelError:
+        if not path.with_name("tokenizer.json").is_file():
+            raise
+        return None
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether the checkpoint has a tokenizer."""
+    if is_gguf(folder):
+        has_tokens = bool(open_gguf(folder).metadata.get("tokenizer.ggml.tokens"))
+        return has_tokens or folder.with_name("tokenizer.json").is_file()
+    return any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json"))

@@ -1,0 +1,372 @@
+"""Loads the weights of a checkpoint, fused as the forward needs them."""
+
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from tqdm import tqdm
+
+from ..base.config import Recipe
+from ..errors import ConfigError, ModelError
+from .families import Architecture
+from .formats.gguf import is_gguf
+from .formats.gguf_weights import GGUFTensors
+from .formats.methods import find_format
+from .formats.shared import Checkpoint
+from .quantize import Matrix, Quantized, quantize
+from .rope import half_split
+
+TILE = 8
+"""Rows that attention is always given, short tiles being padded, and products where it matters to
+their sums: see ``models.transformer.linear``."""
+SLOW_TO_QUANTISE = 1 << 26
+"""Elements of a matrix from which quantising shows a progress bar."""
+# Multiplies by a ``packed`` weight; None in a torch built without oneDNN.
+PACKED_LINEAR: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """A gated MLP; ``gate_up`` stacks gate and up."""
+
+    gate_up: Matrix
+    gate_up_bias: torch.Tensor | None
+    down: Matrix
+    down_bias: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of MLPs, and the router that scores them."""
+
+    router: Matrix
+    mlps: tuple[Mlp, ...]
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer. ``qkv`` stacks the rows of queries, keys and values.
+
+    The elements of a head have the order of ``rope.half_split``. ``attention_norm`` and
+    ``output_norm`` follow attention and MLP in families that have them.
+    """
+
+    input_norm: torch.Tensor
+    qkv: Matrix
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    output: Matrix
+    output_bias: torch.Tensor | None
+    attention_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    mlp: Mlp | Experts
+    output_norm: torch.Tensor | None
+
+    def products(self) -> list[Matrix]:
+        """Return the matrices that multiply every row."""
+        mlp = self.mlp
+        inner = [mlp.router] if isinstance(mlp, Experts) else [mlp.gate_up, mlp.down]
+        return [self.qkv, self.output, *inner]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's weights: matrices are ``packed``, norms are repeated twice."""
+
+    embedding: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: torch.Tensor
+    head: Matrix
+
+
+class Source(Protocol):
+    """Weights by the names of Hugging Face's models."""
+
+    @property
+    def folder(self) -> Path: ...
+    def get(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor: ...
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix: ...
+    def kept(self, name: str) -> str | None: ...
+
+
+class Stored(Source, Protocol):
+    """The stored weights of a whole model."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+
+
+logger = logging.getLogger("outrider")
+
+STACKS = (("q", "k", "v"), ("gate", "up"))
+"""Projections that are stacked into one product: all of one kind, or dequantised."""
+
+
+def open_source(folder: Path, architecture: Architecture) -> Stored:
+    """Return the weights of the checkpoint in ``folder``.
+
+    Raises:
+        ModelError: its files are missing or damaged.
+    """
+    if is_gguf(folder):
+        return GGUFTensors(folder, architecture.head_dim)
+    return Checkpoint(folder, find_format(architecture.quantization, folder))
+
+
+def stays(source: Source, name: str) -> str | None:
+    """Return the kind of codes that the matrix ``name`` keeps under a recipe; None for none.
+
+    A matrix that is stacked with others keeps its codes only if all of them have the same kind.
+    """
+    parts = re.fullmatch(r"(.+\.)(q|k|v|gate|up)(_proj\.weight)", name)
+    if parts is None:
+        return source.kept(name)
+    (stack,) = (each for each in STACKS if parts[2] in each)
+    kinds = {source.kept(f"{parts[1]}{part}{parts[3]}") for part in stack}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def check_left(source: Stored, recipe: Recipe) -> None:
+    """Refuse a recipe that would change no matrix; log the matrices that keep their codes.
+
+    Raises:
+        ConfigError: all matrices keep their codes.
+    """
+    names = [name for name, shape in source.shapes().items() if len(shape) == 2]
+    counts = Counter(filter(None, (stays(source, name) for name in names)))
+    what = ", ".join(f"{count} ({kind})" for kind, count in sorted(counts.items()))
+    if counts.total() == len(names):
+        raise ConfigError(
+            f"quantization is {str(recipe)!r}, but the weights in {source.folder} are quantised "
+            "already; leave it out, or give the checkpoint they were made from."
+        )
+    if counts:
+        logger.warning(
+            "%s: %s of %d matrices keep their codes; the others become %s.",
+            source.folder, what, len(names), recipe,
+        )  # fmt: skip
+
+
+def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> Quantized:
+    """Return the matrix ``name`` of ``shape`` (out, in), as stored if it ``stays``, else by recipe.
+
+    Raises:
+        ModelError: a weight is not finite, or see ``Checkpoint``.
+    """
+    matrix = source.matrix(name, shape, None)
+    if isinstance(matrix, Quantized):
+        if stays(source, name):
+            return matrix
+        matrix = matrix.dequantized(torch.float32)
+    try:
+        return quantize(matrix, recipe)
+    except ValueError as error:
+        raise ModelError(
+            f"{source.folder}: tensor {name!r} cannot be quantised: {error}."
+        ) from None
+
+
+def plain(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
+    """Return ``matrix`` as a tensor, dequantised to ``dtype`` if it is quantised."""
+    return matrix.dequantized(dtype) if isinstance(matrix, Quantized) else matrix
+
+
+def stacked(parts: list[Matrix], dtype: torch.dtype) -> Matrix:
+    """Return ``parts`` stacked, dequantised to ``dtype`` unless all share bits and group."""
+    quantised = [p for p in parts if isinstance(p, Quantized)]
+    if len(quantised) == len(parts) and len({(p.bits, p.group) for p in quantised}) == 1:
+        return Quantized.stacked(quantised)
+    return torch.cat([plain(p, dtype) for p in parts])
+
+
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """Return ``weight`` [out, in] in the layout of oneDNN's bf16 kernels, if those would run.
+
+    Otherwise every product rearranges its weight, which costs as much as the product of a few
+    rows. The results are the same bits.
+    """
+    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not bf16_kernels():
+        return weight
+    out: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TILE)
+    return out
+
+
+def bf16_kernels() -> bool:
+    """Return whether torch has oneDNN's prepacked products and the CPU has bf16 instructions."""
+    ops = torch.ops.mkldnn
+    return PACKED_LINEAR is not None and bool(ops._is_mkldnn_bf16_supported())
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Reads the weights of a checkpoint layer by layer.
+
+    Args:
+        source: the checkpoint.
+        architecture: its layers.
+        dtype, device: of the weights.
+        pack: returns a matrix in the layout that products need.
+        keeps: quantised matrices stay quantised, and norms and biases are fp32; otherwise quantised
+            matrices are dequantised.
+        recipe: quantises matrices as they are read; routers, norms and biases are not.
+    """
+
+    source: Source
+    architecture: Architecture
+    dtype: torch.dtype
+    device: torch.device
+    pack: Callable[[torch.Tensor], torch.Tensor] = packed
+    keeps: bool = False
+    recipe: Recipe | None = None
+
+    def get(self, name: str, *size: int) -> torch.Tensor:
+        """Return the norm or bias ``name``, of ``size``."""
+        dtype = torch.float32 if self.keeps else self.dtype
+        return self.source.get(name, size, dtype).to(self.device)
+
+    def matrix(self, name: str, outputs: int, inputs: int, recipe: Recipe | None) -> Matrix:
+        """Return the matrix ``name``, quantised by ``recipe``, or as stored if that is None."""
+        if recipe is not None:
+            return quantized(self.source, name, (outputs, inputs), recipe)
+        matrix = self.source.matrix(name, (outputs, inputs), self.dtype)
+        return matrix if isinstance(matrix, Quantized) else matrix.to(self.device)
+
+    def _ready(self, matrix: Matrix) -> Matrix:
+        """Return ``matrix`` in the layout that products need."""
+        if self.keeps and isinstance(matrix, Quantized):
+            return matrix
+        return self.pack(plain(matrix, self.dtype).to(self.device))
+
+    def norm(self, name: str, size: int | None = None) -> torch.Tensor:
+        """Return a norm's weight, repeated twice for ``transformer.rms_norm``."""
+        weight = self.get(f"{name}.weight", size or self.architecture.hidden_size)
+        weight = weight + 1 if self.architecture.gemma else weight
+        return torch.cat((weight, weight))
+
+    def _stacked(self, prefix: str, parts: dict[str, int], width: int) -> Matrix:
+        """Return several projections stacked; fused checkpoints store them as one tensor."""
+        if self.architecture.fused:
+            name = self._fused(prefix, parts, "weight")
+            return self.matrix(name, sum(parts.values()), width, self.recipe)
+        names = {f"{prefix}{p}_proj.weight": rows for p, rows in parts.items()}
+        matrices = [self.matrix(name, n, width, self.recipe) for name, n in names.items()]
+        return stacked(matrices, self.dtype)
+
+    def _biases(self, prefix: str, parts: dict[str, int]) -> torch.Tensor:
+        if self.architecture.fused:
+            return self.get(self._fused(prefix, parts, "bias"), sum(parts.values()))
+        return torch.cat([self.get(f"{prefix}{p}_proj.bias", n) for p, n in parts.items()])
+
+    def _fused(self, prefix: str, parts: dict[str, int], suffix: str) -> str:
+        name = {"q": "qkv", "gate": "gate_up"}[next(iter(parts))]
+        return f"{prefix}{name}_proj.{suffix}"
+
+    def _rotary_order(self) -> torch.Tensor | None:
+        """Return the order of qkv rows that puts heads in the order of ``half_split``, if needed.
+
+        Products of queries and keys do not depend on that order, and then all heads turn alike.
+        """
+        a = self.architecture
+        if a.rotary_dim == a.head_dim:
+            return None
+        rotated = a.num_heads + a.num_kv_heads
+        rows = torch.arange((rotated + a.num_kv_heads) * a.head_dim).view(-1, a.head_dim)
+        rows[:rotated] = rows[:rotated, half_split(a.head_dim, a.rotary_dim)]
+        return rows.flatten()
+
+    def layer(self, index: int, inputs: int | None = None) -> LayerWeights:
+        """Return the weights of one layer; ``inputs`` of its queries, if not its width."""
+        a, base = self.architecture, f"model.layers.{index}."
+        attn, width = f"{base}self_attn.", a.hidden_size
+        queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+        parts = {"q": queries, "k": keys, "v": keys}
+        qkv = self._stacked(attn, parts, inputs or width)
+        bias = self._biases(attn, parts) if a.qkv_bias else None
+        order = self._rotary_order()
+        if order is not None:
+            qkv = qkv.rows(order) if isinstance(qkv, Quantized) else qkv[order]
+            bias = None if bias is None else bias[order]
+        post_attention = f"{base}post_attention_layernorm"
+        return LayerWeights(
+            input_norm=self.norm(f"{base}input_layernorm"),
+            qkv=self._ready(qkv),
+            qkv_bias=bias,
+            q_norm=self.norm(f"{attn}q_norm", a.head_dim) if a.qk_norm else None,
+            k_norm=self.norm(f"{attn}k_norm", a.head_dim) if a.qk_norm else None,
+            output=self._ready(self.matrix(f"{attn}o_proj.weight", width, queries, self.recipe)),
+            output_bias=self.get(f"{attn}o_proj.bias", width) if a.output_bias else None,
+            attention_norm=self.norm(post_attention) if a.gemma else None,
+            mlp_norm=self.norm(f"{base}pre_feedforward_layernorm" if a.gemma else post_attention),
+            mlp=self._experts(f"{base}mlp.") if a.sparse[index] else self._mlp(f"{base}mlp."),
+            output_norm=self.norm(f"{base}post_feedforward_layernorm") if a.gemma else None,
+        )
+
+    def _mlp(self, prefix: str, inner: int | None = None) -> Mlp:
+        a = self.architecture
+        inner, width = inner or a.intermediate_size, a.hidden_size
+        gated = {"gate": inner, "up": inner}
+        return Mlp(
+            gate_up=self._ready(self._stacked(prefix, gated, width)),
+            gate_up_bias=self._biases(prefix, gated) if a.mlp_bias else None,
+            down=self._ready(self.matrix(f"{prefix}down_proj.weight", width, inner, self.recipe)),
+            down_bias=self.get(f"{prefix}down_proj.bias", width) if a.mlp_bias else None,
+        )
+
+    def _experts(self, prefix: str) -> Experts:
+        a = self.architecture
+        each = [f"{prefix}experts.{i}." for i in range(a.num_experts)]
+        router = self.matrix(f"{prefix}gate.weight", a.num_experts, a.hidden_size, None)
+        return Experts(
+            router=self._ready(router),
+            mlps=tuple(self._mlp(name, a.expert_size) for name in each),
+        )
+
+    def table(self, name: str = "model.embed_tokens.weight") -> Matrix:
+        """Return the embedding, or the head, [vocabulary, hidden_size]."""
+        recipe = None if self.recipe is None else self.recipe.head
+        return self.matrix(
+            name, self.architecture.vocab_size, self.architecture.hidden_size, recipe
+        )
+
+    def head(self, embedding: Matrix) -> Matrix:
+        """Return the matrix from hidden states to logits; tied checkpoints use the embedding."""
+        tied = self.architecture.tied
+        return self._ready(embedding if tied else self.table("lm_head.weight"))
+
+
+def layer_numbers(architecture: Architecture, doing: str, slow: float) -> Iterable[int]:
+    """Yield the layers' numbers, with a progress bar on a terminal from ``slow`` elements up."""
+    a = architecture
+    quick = a.num_layers * a.hidden_size * a.intermediate_size < slow
+    return tqdm(range(a.num_layers), doing, disable=quick or None, leave=False)
+
+
+def load_weights(
+    folder: Path,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    recipe: Recipe | None = None,
+) -> Weights:
+    """Return the weights of the checkpoint in ``folder``, in ``dtype`` on ``device``.
+
+    Torch has no products with quantised matrices, so those are dequantised to ``dtype``.
+
+    Raises:
+        ModelError: see ``Checkpoint``.
+    """
+    source = open_source(folder, architecture)
+    loader = Loader(source, architecture, dtype, device, recipe=recipe)
+    slow = math.inf if recipe is None else SLOW_TO_QUANTISE
+    layers = tuple(map(loader.layer, layer_numbers(architecture, "Quantising weights", slow)))
+    embedding = loader.table()
+    table = plain(embedding, dtype).to(device)
+    return Weights(table, layers, loader.norm("model.norm"), loader.head(embedding))

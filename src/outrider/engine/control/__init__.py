@@ -1,0 +1,1 @@
+"""The choice of drafters and draft lengths, without torch and without an engine."""

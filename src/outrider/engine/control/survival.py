@@ -1,0 +1,361 @@
+"""Estimates how likely drafted tokens are to be accepted, from those that were and were not."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ...native.rates import BINS, DEPTHS, GUESSED, RANKS, Rates
+
+DECAY = 1 - 1 / 64
+"""What an observation keeps of its weight with each newer one of its kind."""
+PRIOR_WEIGHT = 8.0
+"""Observations that a method's prior counts for."""
+SHRINKAGE = 6.0
+"""Observations of its own that outweigh what an estimate takes from the more general one."""
+MOST_WORKLOADS = 64
+MOST_SEQUENCES = 4096
+MEMORY = 128
+"""Drafts of a sequence after which older ones count half."""
+SIBLINGS, SECOND_DRAFTER = 0.4, 0.1
+"""Share of refused tokens for which a tree's siblings, or another drafter, have the right one."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+PRIORS = {
+    "eagle3": 0.8,
+    "layerskip": 0.8,
+    "prediction": 0.8,
+    "medusa": 0.65,
+    "model": 0.65,
+    "suffix": 0.6,
+    "ngram": 0.5,
+    "retokenize": 0.35,
+}
+"""P(accept) by method before anything is seen; of others 0.5."""
+FIRST_RATES = {(r, b): float(GUESSED.table[0, r, b]) for r in range(RANKS) for b in range(BINS)}
+"""The guessed rates by rank and bin, which are alike at all depths."""
+DEFAULT_PRIOR = 0.5
+SHARES = (0.2, 0.25, 0.2, 0.35)
+"""How often the first child of a node has a margin of each bin, before any is seen."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Accepted and judged tokens, older ones weighing less."""
+
+    accepted: float = 0.0
+    judged: float = 0.0
+
+    def observe(self, accepted: float, judged: float, newer: float | None = None) -> None:
+        """Take in so many at once; older ones lose weight by ``newer``, ``judged`` unless given."""
+        kept = DECAY ** (judged if newer is None else newer)
+        self.accepted = self.accepted * kept + accepted
+        self.judged = self.judged * kept + judged
+
+    def shrunk(self, general: float, weight: float) -> float:
+        return (self.accepted + weight * general) / (self.judged + weight)
+
+
+@dataclass(slots=True)
+class _Beliefs:
+    """The tallies of one method in one workload.
+
+    ``depths`` count tokens as refused that were never drafted though they might have been;
+    ``nodes``, by (depth, rank, bin), only those that were. At depth 0 they are of all depths.
+    ``margins`` are first children by bin, older ones weighing less; ``filled`` counts nodes that
+    were drafted, and that might have been, by depth. What is new waits in ``outcomes``, by
+    (accepted, judged) tokens of a draft, in ``seen``, by (depth, rank, bin, accepted) of a node,
+    and in ``drafted`` of ``asked`` nodes by depth until it is counted.
+    """
+
+    overall: _Tally = field(default_factory=_Tally)
+    depths: list[_Tally] = field(default_factory=lambda: [_Tally() for _ in range(DEPTHS)])
+    nodes: dict[tuple[int, int, int], _Tally] = field(default_factory=dict)
+    margins: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    filled: list[_Tally] = field(default_factory=lambda: [_Tally() for _ in range(DEPTHS)])
+    outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
+    seen: dict[tuple[int, int, int, bool], int] = field(default_factory=dict)
+    drafted: list[int] = field(default_factory=lambda: [0] * DEPTHS)
+    asked: list[int] = field(default_factory=lambda: [0] * DEPTHS)
+
+    def count(self) -> tuple[int, int]:
+        """Count what is new; return how many tokens were accepted and judged."""
+        hits, judged = [0] * DEPTHS, [0] * DEPTHS
+        for (accepted, known), times in self.outcomes.items():
+            for i in range(known):
+                judged[min(i, DEPTHS - 1)] += times
+                hits[min(i, DEPTHS - 1)] += times * (i < accepted)
+        for tally, right, all in zip(self.depths, hits, judged, strict=True):
+            tally.observe(right, all, judged[0])
+        self.overall.observe(sum(hits), sum(judged))
+        nodes: dict[tuple[int, int, int], list[int]] = {}
+        first = sum([times for (_, rank, _, _), times in self.seen.items() if not rank])
+        self.margins = [DECAY**first * weight for weight in self.margins]
+        for (depth, rank, bin, accepted), times in self.seen.items():
+            self.margins[bin] += times * (not rank)
+            for place in ((depth, rank, bin), (0, rank, bin)):
+                new = nodes.setdefault(place, [0, 0])
+                new[0] += times * accepted
+                new[1] += times
+        for place, new in nodes.items():
+            self.nodes.setdefault(place, _Tally()).observe(*new)
+        for tally, drafted, asked in zip(self.filled, self.drafted, self.asked, strict=True):
+            tally.observe(drafted, asked)
+        self.outcomes.clear()
+        self.seen.clear()
+        self.drafted, self.asked = [0] * DEPTHS, [0] * DEPTHS
+        return sum(hits), sum(judged)
+
+
+@dataclass(slots=True)
+class _Own:
+    """Drafts of one sequence: accepted and judged tokens, and how many should have been accepted.
+
+    That was expected when they were judged: what its workload does now says nothing of them.
+    """
+
+    drafts: float = 0.0
+    accepted: float = 0.0
+    expected: float = 0.0
+    judged: float = 0.0
+
+
+class Survival:
+    """Counts accepted and refused tokens by method (see ``outlook.Method``), workload and depth.
+
+    Estimates with few observations lean on more general ones: a depth on its method in this
+    workload, that on the method in all, that on the method's prior. Observations lose weight, so
+    estimates follow drift.
+
+    Args:
+        priors: P(accept) by method.
+        wider: by method that drafts all that another drafts and more, that other one, and the share
+            of its refused tokens for which the rest is right.
+    """
+
+    def __init__(
+        self,
+        priors: Mapping[str, float] = PRIORS,
+        wider: Mapping[str, tuple[str, float]] | None = None,
+    ) -> None:
+        self._priors = priors
+        self._wider = wider or {}
+        self._methods: dict[str, _Tally] = {}
+        self._workloads: OrderedDict[tuple[str, str], _Beliefs] = OrderedDict()
+        self._own: OrderedDict[tuple[str, str], _Own] = OrderedDict()
+        self._known: dict[tuple[str, str], list[float]] = {}
+        """Rates as of the last time that observations were counted."""
+        self._by_margin: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
+        """The same of nodes at all depths, by rank and bin."""
+        self._filled: dict[tuple[str, str], list[float]] = {}
+        """Shares of depths that are drafted, as of that time."""
+
+    def _general(self, method: str) -> float:
+        if method in self._wider:
+            narrow, more = self._wider[method]
+            prior = self._general(narrow)
+            prior += more * (1 - prior)
+        else:
+            prior = self._priors.get(method, DEFAULT_PRIOR)
+        tally = self._methods.get(method)
+        return prior if tally is None else tally.shrunk(prior, PRIOR_WEIGHT)
+
+    def count(self) -> None:
+        """Count what was observed since the last time; estimates rest on what is counted."""
+        self._known.clear()
+        self._by_margin.clear()
+        self._filled.clear()
+        for (method, _), beliefs in self._workloads.items():
+            if beliefs.outcomes or beliefs.seen or any(beliefs.asked):
+                self._methods.setdefault(method, _Tally()).observe(*beliefs.count())
+
+    def judged(self, method: str, workload: str) -> float:
+        """Return how many recent tokens of a method were judged in a workload."""
+        beliefs = self._workloads.get((method, workload))
+        return 0.0 if beliefs is None else beliefs.overall.judged
+
+    def curve(self, method: str, workload: str, depth: int, odds: float = 1.0) -> list[float]:
+        """Return P(drafted and accepted with all before) at depths 1 to ``depth``.
+
+        ``odds`` are those of ``odds``: the factor by which a sequence differs from its workload.
+        """
+        rates = self._rates(method, workload)[:depth]
+        rates += rates[-1:] * (depth - len(rates))
+        if odds != 1.0:
+            rates = [rate * odds / (rate * odds + 1 - rate) for rate in rates]
+        return [*accumulate(rates, mul)]
+
+    def fill(self, method: str, workload: str, depth: int) -> list[float]:
+        """Return the expected share of the nodes at depths 1 to ``depth`` that are drafted.
+
+        Drafts end early where nothing is known to follow, or where it would not pay.
+        """
+        key = method, workload
+        shares = self._filled.get(key)
+        if shares is None:
+            shares, share = [], 1.0
+            for tally in self._workloads[key].filled if key in self._workloads else ():
+                share = tally.shrunk(share, PRIOR_WEIGHT)  # of the depth before
+                shares.append(share)
+            self._filled[key] = shares = shares or [1.0]
+        return shares[:depth] + shares[-1:] * (depth - len(shares))
+
+    def rates(self, method: str, workload: str) -> Rates:
+        """Return P(accepted | parent accepted) of drafted nodes by depth, rank, bin of the margin.
+
+        A depth leans on all depths together, and these on what is guessed of trees.
+        """
+        beliefs = self._workloads.get((method, workload))
+        if beliefs is None:
+            return GUESSED
+        together = self._all_depths(method, workload, beliefs)
+        whole = [*together.values()] * DEPTHS
+        for (depth, rank, bin), tally in beliefs.nodes.items():
+            if depth:
+                place = ((depth - 1) * RANKS + rank) * BINS + bin
+                whole[place] = tally.shrunk(whole[place], SHRINKAGE)
+        return Rates(np.array(whole, np.float32).reshape(DEPTHS, RANKS, BINS))
+
+    def children(self, method: str, workload: str) -> list[tuple[float, float]]:
+        """Return how often a node's first child has a margin, and P(accepted) then, by bin."""
+        beliefs = self._workloads.get((method, workload))
+        if beliefs is None:
+            return [(share, FIRST_RATES[0, bin]) for bin, share in enumerate(SHARES)]
+        rates = self._all_depths(method, workload, beliefs)
+        weights = [PRIOR_WEIGHT * s + w for s, w in zip(SHARES, beliefs.margins, strict=True)]
+        total = sum(weights)
+        return [(weight / total, rates[0, bin]) for bin, weight in enumerate(weights)]
+
+    def _all_depths(
+        self, method: str, workload: str, beliefs: _Beliefs
+    ) -> dict[tuple[int, int], float]:
+        """Return P(accepted | parent accepted) of drafted nodes by rank and bin of the margin."""
+        rates = self._by_margin.get((method, workload))
+        if rates is None:
+            rates = self._by_margin[method, workload] = dict(FIRST_RATES)
+            for (depth, rank, bin), tally in beliefs.nodes.items():
+                if not depth:
+                    rates[rank, bin] = tally.shrunk(rates[rank, bin], PRIOR_WEIGHT)
+        return rates
+
+    def odds(self, method: str, workload: str, sequence: str) -> float:
+        """Return the factor on odds by which a sequence differs from its workload."""
+        own = self._own.get((method, sequence))
+        if own is None:
+            return 1.0
+        more = (own.accepted + SHRINKAGE) / (own.expected + SHRINKAGE)
+        refused, doubted = own.judged - own.accepted, own.judged - own.expected
+        return more / ((refused + SHRINKAGE) / (doubted + SHRINKAGE))
+
+    def _rates(self, method: str, workload: str) -> list[float]:
+        """Return P(drafted and accepted | the one before was) at each depth."""
+        rates = self._known.get((method, workload))
+        if rates is None:
+            rates = self._known[method, workload] = self._counted(method, workload)
+        return rates
+
+    def _expected(self, method: str, workload: str, judged: int) -> float:
+        """Return how many of a draft's judged tokens should have been accepted."""
+        rates = self._rates(method, workload)
+        return sum(rates[:judged]) + max(judged - DEPTHS, 0) * rates[-1]
+
+    def _counted(self, method: str, workload: str) -> list[float]:
+        general = self._general(method)
+        beliefs = self._workloads.get((method, workload))
+        if beliefs is None:
+            return [general] * DEPTHS
+        general = beliefs.overall.shrunk(general, SHRINKAGE)
+        return [tally.shrunk(general, SHRINKAGE) for tally in beliefs.depths]
+
+    def observe(
+        self,
+        method: str,
+        workload: str,
+        sequence: str,
+        asked: int,
+        accepted: int,
+        judged: int | None = None,
+    ) -> None:
+        """Take in a draft that might have been ``asked`` tokens deep.
+
+        Args:
+            method, workload, sequence: whose it was.
+            asked: tokens.
+            accepted: tokens from the first on.
+            judged: depths of which it is known whether they were; all that matter unless given.
+        """
+        if judged is None:
+            judged = min(accepted + 1, asked)
+        if not judged:
+            return
+        beliefs = _entry(self._workloads, (method, workload), _Beliefs, MOST_WORKLOADS)
+        outcome = min(accepted, judged), judged
+        beliefs.outcomes[outcome] = beliefs.outcomes.get(outcome, 0) + 1
+        own = _entry(self._own, (method, sequence), _Own, MOST_SEQUENCES)
+        if own.drafts > MEMORY:
+            own.drafts /= 2
+            own.accepted /= 2
+            own.expected /= 2
+            own.judged /= 2
+        own.drafts += 1
+        own.accepted += outcome[0]
+        own.expected += self._expected(method, workload, judged)
+        own.judged += judged
+
+    def observe_size(
+        self, method: str, workload: str, sizes: Sequence[int], asked: int, width: int
+    ) -> None:
+        """Take in a draft that had ``sizes`` nodes by depth.
+
+        It might have had ``width`` at each of ``asked`` depths.
+        """
+        beliefs = _entry(self._workloads, (method, workload), _Beliefs, MOST_WORKLOADS)
+        for depth in range(min(asked, DEPTHS)):
+            beliefs.asked[depth] += width
+        for depth, size in enumerate(sizes[:DEPTHS]):
+            beliefs.drafted[depth] += size
+
+    def observe_node(
+        self, method: str, workload: str, depth: int, rank: int, bin: int, accepted: bool
+    ) -> None:
+        """Take in a node whose parent was accepted."""
+        beliefs = _entry(self._workloads, (method, workload), _Beliefs, MOST_WORKLOADS)
+        node = min(depth, DEPTHS), min(rank, RANKS - 1), bin, accepted
+        beliefs.seen[node] = beliefs.seen.get(node, 0) + 1
+
+    def release(self, sequence: str, methods: Collection[str]) -> None:
+        """Forget a sequence that ended."""
+        for method in methods:
+            self._own.pop((method, sequence), None)
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Return by method the expected rates by depth in the workload that was judged most."""
+        most: dict[str, tuple[float, str]] = {}
+        for (method, workload), beliefs in self._workloads.items():
+            most[method] = max(most.get(method, (0.0, "")), (beliefs.overall.judged, workload))
+        return {
+            method: {
+                "survival": [round(p, 3) for p in self.curve(method, workload, DEPTHS)],
+                "filled": round(sum(self.fill(method, workload, DEPTHS)) / DEPTHS, 3),
+                "judged": round(judged, 1),
+            }
+            for method, (judged, workload) in most.items()
+        }
+
+
+def _entry(table: OrderedDict[K, V], key: K, make: type[V], most: int) -> V:
+    """Return the entry of ``key``, a new one if there is none; the oldest goes where full."""
+    found = table.get(key)
+    if found is None:
+        found = table[key] = make()
+        if len(table) > most:
+            table.popitem(last=False)
+    return found

@@ -1,0 +1,46 @@
+"""Sorts the options of ``LLM`` by what they are for."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...base.config import EngineConfig
+from ...base.limits import LOOKUP
+from ...base.vllm_names import translate
+
+
+class Given(NamedTuple):
+    """The given options of ``LLM``.
+
+    ``engine`` are options of ``EngineConfig``, ``lookup`` those of the drafter ngram.
+    """
+
+    drafter: Any
+    tokenizer: Any
+    lookup: dict[str, Any]
+    engine: dict[str, Any]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options but the drafter, in the form that ``given`` takes."""
+        return {**self.engine, **self.lookup, "tokenizer": self.tokenizer}
+
+    def config(self) -> EngineConfig:
+        """Return the engine's options.
+
+        Raises:
+            ConfigError: one is wrong.
+        """
+        return EngineConfig(**self.engine)
+
+
+def given(drafter: Any, options: Mapping[str, Any]) -> Given:
+    """Return the sorted arguments of ``LLM``, without options that are None.
+
+    Raises:
+        ConfigError: an option of vLLM's cannot be translated.
+    """
+    values = translate(options)
+    drafter = values.pop("drafter", drafter)
+    values = {name: value for name, value in values.items() if value is not None}
+    lookup = {name: values.pop(name) for name in LOOKUP if name in values}
+    return Given(drafter, values.pop("tokenizer", None), lookup, values)

@@ -1,0 +1,129 @@
+"""The messages between the frontend and the engine's process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...base.config import EngineConfig
+from ...base.types import Event, Folder, Request
+from ...errors import OutriderError
+from ...text.codec import TextCodec
+from ..switch import SpeculationState
+
+if TYPE_CHECKING:
+    from ...drafters.base import DrafterSpec
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """The arguments of ``checkpoint.Checkpoint``, which the worker reads."""
+
+    model: Folder
+    drafter: Folder | DrafterSpec | None
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts of a checkpoint for the frontend, free of torch and transformers.
+
+    ``drafter`` is the name of the default drafter; ``codec`` is None where there is no tokenizer.
+    """
+
+    folder: Path
+    config: EngineConfig
+    drafter: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    codec: TextCodec | None
+
+
+class Abort(NamedTuple):
+    """Command: drop a request; an unknown id is no error."""
+
+    request_id: str
+
+
+Command = Request | Abort | SpeculationState
+"""From the frontend to the worker; a ``SpeculationState`` is in force from the next step on."""
+
+
+class Beat(NamedTuple):
+    """A sign of life.
+
+    ``step`` and ``command`` number the work that each thread of the worker does now, None while it
+    waits. ``longest`` is the longest step so far, in seconds.
+    """
+
+    step: int | None = None
+    command: int | None = None
+    longest: float = 0.0
+
+
+class Gauges(NamedTuple):
+    """The load of the engine, and its counts since its start.
+
+    ``generation`` is the number of the process: its counts begin at 0.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    pages: int = 0
+    pages_used: int = 0
+    preemptions: int = 0
+    rows: int = 0
+    queried: int = 0
+    hit: int = 0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    speedups: Mapping[str, float] = {}
+    generation: int = 0
+
+
+class Ready(NamedTuple):
+    """The engine is loaded and has decoded."""
+
+    drafters: tuple[str, ...]
+    names: tuple[str, ...]
+    speculation: SpeculationState
+    budget: str
+    num_tokens: int
+    max_model_len: int
+    max_draft: int
+
+
+class Stepped(NamedTuple):
+    """The events of a step."""
+
+    events: list[Event]
+    gauges: Gauges
+
+
+class Beliefs(NamedTuple):
+    """The beliefs of the engine's controller, see ``beliefs.summary``."""
+
+    summary: dict[str, Any]
+
+
+class Left(NamedTuple):
+    """A request is gone: the frontend dropped it, or ``error`` says why it cannot be served."""
+
+    request_id: str
+    gauges: Gauges
+    error: OutriderError | None = None
+
+
+class Logged(NamedTuple):
+    """A line for the frontend's log."""
+
+    level: int
+    text: str
+
+
+Message = Facts | Ready | OutriderError | Stepped | Beliefs | Left | Beat | Logged
+"""From the worker to the frontend. ``Facts`` come first; an ``OutriderError`` says why the engine
+cannot be loaded."""

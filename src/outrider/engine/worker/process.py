@@ -1,0 +1,205 @@
+"""The worker as the frontend holds it: a process, and a thread for each direction of its pipe."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+
+from ...errors import WorkerError
+from .messages import Command, Message, WorkerSpec
+
+logger = logging.getLogger("outrider")
+
+NAME = "outrider-engine"
+UNGUARDED = 79
+"""Exit code of a worker whose main module tries to start another worker when it is imported."""
+END_SECONDS = 5.0
+"""A process whose pipe is closed ends by itself within that time."""
+
+
+class Outbox:
+    """Commands on their way to the worker. Putting one in never blocks.
+
+    A command with a key replaces an unsent one with that key, and can be withdrawn, so that the
+    box holds no more than the requests under way.
+    """
+
+    def __init__(self) -> None:
+        self._commands: dict[object, bytes] = {}
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def put(self, data: bytes, key: object) -> None:
+        """Add a command."""
+        with self._changed:
+            self._commands[key] = data
+            self._changed.notify()
+
+    def withdraw(self, key: object) -> bool:
+        """Drop an unsent command; False where there is none."""
+        with self._changed:
+            return self._commands.pop(key, None) is not None
+
+    def get(self) -> bytes | None:
+        """Wait for the next command and return it; None when the box is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._commands or self._closed)
+            return None if self._closed else self._commands.pop(next(iter(self._commands)))
+
+    def close(self) -> None:
+        """End the thread that gets commands."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+
+def refuse_unguarded() -> None:
+    """Refuse to start a worker while a spawned process imports the program's main module.
+
+    Such a worker exits with ``UNGUARDED``, and its frontend reports the error.
+
+    Raises:
+        WorkerError: this process was spawned in another way.
+    """
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):  # multiprocessing's own test
+        if process.name == NAME:
+            os._exit(UNGUARDED)
+        raise unguarded()
+
+
+def unguarded() -> WorkerError:
+    """Return the error for a program that starts an engine when it is imported."""
+    program = getattr(sys.modules["__main__"], "__file__", None) or "the program"
+    return WorkerError(
+        f"the engine's own process imports {program}, which starts an engine again when it is "
+        'imported; put the code that it runs under: if __name__ == "__main__":'
+    )
+
+
+def run(link: Connection, spec: WorkerSpec, generation: int) -> None:
+    """Run a worker in this new process; it imports torch, which the frontend does without."""
+    from .worker import run_worker
+
+    run_worker(link, spec, generation)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl+C, and for good in a process that starts meanwhile: the frontend ends that.
+
+    Python's own handler would interrupt the start, other handlers do not.
+    """
+    resource_tracker.ensure_running()  # its start would let signals through again
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the new process inherits it
+    late: list[int] = []
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    raises = raises and threading.current_thread() is threading.main_thread()
+    if raises:
+        signal.signal(signal.SIGINT, lambda number, _: late.append(number))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if raises:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if late:
+            signal.raise_signal(signal.SIGINT)
+
+
+class WorkerProcess:
+    """One life of a worker. No method blocks.
+
+    Args:
+        spec: what it runs.
+        generation: how many workers there were before it.
+        take: gets every message, in a thread.
+        ended: gets the exit code, in that thread, when the process is gone.
+
+    Raises:
+        OSError: the system is out of processes, threads, files or memory.
+        WorkerError: see ``refuse_unguarded``.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        generation: int,
+        take: Callable[[WorkerProcess, Message], object],
+        ended: Callable[[WorkerProcess, int | None], object],
+    ) -> None:
+        refuse_unguarded()
+        self._take = take
+        self._ended = ended
+        self._outbox = Outbox()
+        self.withdraw = self._outbox.withdraw
+        context = multiprocessing.get_context("spawn")
+        self._link, its = context.Pipe()
+        self._process = context.Process(
+            target=run, args=(its, spec, generation), name=NAME, daemon=True
+        )
+        self.kill = self._process.kill  # at once, also one that is stopped
+        try:
+            with uninterrupted():
+                self._process.start()
+        except BaseException:
+            self._link.close()
+            raise
+        finally:
+            its.close()
+        self._writer = threading.Thread(target=self._write, name="outrider-commands", daemon=True)
+        reader = threading.Thread(target=self._read, name="outrider-events", daemon=True)
+        try:
+            self._writer.start()
+            reader.start()
+        except RuntimeError as error:
+            self.kill()
+            self._outbox.close()
+            self._link.close()
+            raise OSError(f"no thread can be started ({error})") from error
+        # The worker ignores the SIGTERM that multiprocessing sends at exit, and is waited for.
+        atexit.register(self.kill)
+
+    def send(self, command: Command, key: object) -> None:
+        """Queue a command for the writing thread; see ``Outbox`` for the key."""
+        self._outbox.put(pickle.dumps(command, pickle.HIGHEST_PROTOCOL), key)
+
+    def _write(self) -> None:
+        """Send commands; a stopped worker blocks this thread and nothing else."""
+        try:
+            while (data := self._outbox.get()) is not None:
+                self._link.send_bytes(data)
+        except OSError:  # the worker is dead, and the reading thread meets that too
+            return
+
+    def _read(self) -> None:
+        """Hand on every message, then the end."""
+        try:
+            while True:
+                self._take(self, pickle.loads(self._link.recv_bytes()))
+        except (EOFError, OSError):  # the worker closed its end
+            self._process.join(END_SECONDS)
+        except RuntimeError:  # the event loop is closed
+            logger.debug("the frontend is gone")
+        except Exception:
+            logger.exception("a message of the engine cannot be read; the engine is killed")
+        self._process.kill()
+        self._process.join()
+        self._outbox.close()
+        self._writer.join()
+        self._link.close()
+        atexit.unregister(self.kill)
+        try:
+            self._ended(self, self._process.exitcode)
+        except RuntimeError:  # the event loop is closed
+            return

@@ -1,0 +1,287 @@
+"""The loop of the engine's process: commands come in and steps go out through a pipe.
+
+The frontend tokenises, detokenises and serialises. Here one thread reads the pipe and prepares
+requests (logits pipelines, grammars), and the main thread only steps the engine.
+"""
+
+import itertools
+import logging
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import NoReturn
+from weakref import WeakValueDictionary
+
+from tqdm import tqdm
+
+from ...base.stderr import guard
+from ...base.types import Request, SamplingParams, SequenceState
+from ...errors import OutriderError, RequestError
+from ..build import build_engine
+from ..checkpoint import Checkpoint
+from ..control.beliefs import summary
+from ..engine import Engine
+from ..switch import SpeculationState
+from .messages import (
+    Abort,
+    Beliefs,
+    Command,
+    Gauges,
+    Left,
+    Logged,
+    Message,
+    Ready,
+    Stepped,
+    WorkerSpec,
+)  # fmt: skip
+from .pulse import Pulse
+from .trim import trim_regularly
+
+logger = logging.getLogger("outrider")
+
+WARM_TOKENS = 4
+"""Tokens that are decoded before the worker says that it is ready."""
+COMPILERS = 2
+"""Threads that compile grammars, so that a slow one holds up neither steps nor other requests."""
+TOLD_SECONDS = 1.0
+"""Between two messages on the controller's beliefs, at least, while the engine has work."""
+MAX_REASON = 300
+"""Characters of an unforeseen error that its message quotes."""
+
+
+class Outlet:
+    """Sends messages to the frontend, from any thread; blocks while the frontend does not read."""
+
+    def __init__(self, link: Connection) -> None:
+        self._link = link
+        self._lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """Send a message; end the process when the frontend is gone."""
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        try:
+            with self._lock:
+                self._link.send_bytes(data)
+        except OSError:
+            os._exit(0)
+
+
+class _Forward(logging.Handler):
+    """Sends log records to the frontend, whose handlers format them."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        super().__init__(logging.WARNING)
+        self._outlet = outlet
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._outlet.send(Logged(record.levelno, self.format(record)))
+
+
+def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
+    """Read the checkpoint, load the engine, warm it up and serve until the frontend is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the frontend decides
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    guard()
+    trim_regularly()
+    # Its own lock is a named semaphore, which a process that is ended at once leaves behind.
+    tqdm.set_lock(threading.RLock())
+    outlet = Outlet(link)
+    logger.addHandler(_Forward(outlet))
+    logger.propagate = False
+    pulse = Pulse(outlet.send)
+    try:
+        try:
+            checkpoint = Checkpoint(spec.model, spec.drafter, spec.options)
+            outlet.send(checkpoint.facts)
+            engine = build_engine(
+                checkpoint.folder,
+                checkpoint.spec,
+                checkpoint.config,
+                checkpoint.tokenizer,
+                model_config=checkpoint.model_config,
+                thorough=True,
+            )
+        except OutriderError as error:
+            outlet.send(error)
+            os._exit(0)
+        Worker(engine, link, outlet, pulse, generation).serve()
+    except BaseException as error:
+        _break(outlet, error)
+
+
+def _break(outlet: Outlet, error: BaseException) -> NoReturn:
+    """Report why, and end the process."""
+    why = f"{type(error).__name__}: {error}"[:MAX_REASON]
+    trace = "".join(traceback.format_exception(error))
+    outlet.send(Logged(logging.ERROR, f"the engine failed: {why}\n{trace}"))
+    os._exit(1)
+
+
+@dataclass(eq=False)
+class _Adding:
+    """A request on its way into the engine; the stepping thread sets the flags."""
+
+    request: Request
+    dropped: bool = False
+    done: bool = False
+
+
+class Worker:
+    """Steps an engine as long as it has work.
+
+    Args:
+        engine: idle.
+        link: brings commands.
+        outlet: takes messages.
+        pulse: reports the work of the threads.
+        generation: the number of this process.
+    """
+
+    def __init__(
+        self, engine: Engine, link: Connection, outlet: Outlet, pulse: Pulse, generation: int
+    ) -> None:
+        self.engine = engine
+        self.link = link
+        self.outlet = outlet
+        self.pulse = pulse
+        self.generation = generation
+        self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the stepping thread
+        self.preparing: WeakValueDictionary[str, _Adding] = WeakValueDictionary()
+        self._told = 0.0  # when, and at which step of the controller
+        self._told_step = -1
+
+    def serve(self) -> None:
+        """Decode a few tokens, send ``Ready``, and step until the frontend is gone."""
+        self._warm_up()
+        engine, pulse = self.engine, self.pulse
+        speculator, budget = engine.speculator, engine.budget
+        self._tell()
+        self.outlet.send(
+            Ready(
+                tuple(speculator.drafters), speculator.names, speculator.state, str(budget),
+                budget.tokens, engine.max_model_len, speculator.max_length,
+            )
+        )  # fmt: skip
+        threading.Thread(target=self._read, name="outrider-reader", daemon=True).start()
+        for number in itertools.count():
+            waits = not engine.has_work
+            pulse.step = None if waits else number
+            while waits or not self.inbox.empty():
+                call = self.inbox.get()
+                pulse.step, waits = number, False
+                call()
+            if engine.has_work:
+                self._step()
+            self._tell()
+
+    def _warm_up(self) -> None:
+        """Decode a few tokens, so that the first request meets warm caches."""
+        self.engine.grammars.warm_up()
+        params = SamplingParams(temperature=0, max_tokens=WARM_TOKENS, ignore_eos=True)
+        shortest = min(self.engine.max_model_len - 1, 8)
+        self.engine.add(Request("warm-up", (0,) * max(1, shortest - WARM_TOKENS), params, 0))
+        while self.engine.has_work:
+            self.engine.step()
+        self.engine.settle()
+
+    def _step(self) -> None:
+        begin = time.perf_counter()
+        events = self.engine.step()
+        took = time.perf_counter() - begin
+        self.outlet.send(Stepped(events, self._gauges()))
+        begin = time.perf_counter()
+        self.engine.settle()
+        self.pulse.longest = max(self.pulse.longest, took + time.perf_counter() - begin)
+
+    def _tell(self) -> None:
+        """Send what the controller believes: once a second, and when the engine falls idle."""
+        adaptive = self.engine.speculator.adaptive
+        if adaptive is None:
+            return
+        controller, now = adaptive.controller, time.monotonic()
+        due = now - self._told >= TOLD_SECONDS or not self.engine.has_work
+        if due and controller.step != self._told_step:
+            self._told, self._told_step = now, controller.step
+            self.outlet.send(Beliefs(summary(controller)))
+
+    def _gauges(self) -> Gauges:
+        engine, scheduler = self.engine, self.engine.scheduler
+        pool, costs = scheduler.pool, engine.costs
+        return Gauges(
+            len(scheduler.running), len(scheduler.waiting), pool.num_usable,
+            pool.num_usable - pool.num_free, scheduler.preemptions, scheduler.rows,
+            scheduler.queried, scheduler.hit,
+            costs.draft_seconds, costs.verify_seconds, dict(costs.speedups),
+            self.generation,
+        )  # fmt: skip
+
+    def _read(self) -> None:
+        """Take commands until the frontend is gone, which ends the process."""
+        try:
+            compilers = ThreadPoolExecutor(COMPILERS, "outrider-grammar")
+            for number in itertools.count():
+                self.pulse.command = None
+                data = self.link.recv_bytes()
+                self.pulse.command = number
+                self._take(pickle.loads(data), compilers)
+        except (EOFError, OSError):
+            os._exit(0)
+        except BaseException as error:
+            _break(self.outlet, error)
+
+    def _take(self, command: Command, compilers: ThreadPoolExecutor) -> None:
+        """Carry out a command here or in the stepping thread."""
+        match command:
+            case Request():
+                adding = self.preparing[command.id] = _Adding(command)
+                if command.params.structured_outputs is None:
+                    self._prepare(adding)
+                else:
+                    compilers.submit(self._prepare, adding)
+            case Abort(id):
+                self.inbox.put(partial(self._abort, id, self.preparing.get(id)))
+            case SpeculationState():
+                self.inbox.put(partial(self.engine.speculator.set, command))
+
+    def _prepare(self, adding: _Adding) -> None:
+        """Make sequences of a request, or refuse it; runs outside the stepping thread."""
+        try:
+            sequences = self.engine.prepare(adding.request)
+        except OutriderError as error:
+            self.inbox.put(partial(self._leave, adding, error))
+        except BaseException as error:  # a library's panic over one request must not end the others
+            why = f"the request cannot be prepared: {error}"[:MAX_REASON]
+            self.inbox.put(partial(self._leave, adding, RequestError(why)))
+        else:
+            self.inbox.put(partial(self._enqueue, adding, sequences))
+
+    def _enqueue(self, adding: _Adding, sequences: list[SequenceState]) -> None:
+        adding.done = True
+        try:
+            if adding.dropped:
+                self._leave(adding)
+            else:
+                self.engine.enqueue(sequences)
+        except OutriderError as error:
+            self._leave(adding, error)
+
+    def _leave(self, adding: _Adding, error: OutriderError | None = None) -> None:
+        adding.done = True
+        self.outlet.send(Left(adding.request.id, self._gauges(), error))
+
+    def _abort(self, id: str, adding: _Adding | None) -> None:
+        """Drop a request; one that is being prepared goes when that is done."""
+        if adding is not None and not adding.done:
+            adding.dropped = True
+            return
+        self.engine.abort(id)
+        self.outlet.send(Left(id, self._gauges()))

@@ -1,0 +1,1 @@
+"""Between users and the engine: requests in, outputs back."""

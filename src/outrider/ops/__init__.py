@@ -1,0 +1,1 @@
+"""Operations of any engine: planning, diagnosis, deployment, guard, alerts."""

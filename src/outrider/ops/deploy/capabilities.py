@@ -1,0 +1,155 @@
+"""What each engine's recorded versions can do, their traps, and the schemas of their options."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ...errors import ConfigError, shown
+from .spec import Spec
+
+DATA = files(__package__) / "data"
+ENGINES = ("outrider", "vllm", "sglang", "trtllm", "triton", "llamacpp")
+
+
+@dataclass(frozen=True)
+class Note:
+    """A known loss or trap: when it was read, of which methods or features, and what it says.
+
+    ``source`` is where it was read.
+    """
+
+    date: str
+    text: str
+    source: str
+    methods: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+    def applies(self, spec: Spec, features: frozenset[str]) -> bool:
+        """Return whether it concerns a spec that uses these features."""
+        right_method = not self.methods or (spec.drafts and spec.drafter.method in self.methods)
+        return right_method and features.issuperset(self.features)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One version of one engine.
+
+    Args:
+        methods: its name of each method of a spec.
+        other_vocabulary: methods whose drafter may have another tokenizer.
+        padding: the largest accepted difference of the vocabularies' sizes, in tokens.
+        with_pipeline: methods that run where pipeline stages are several.
+        schedule: whether draft lengths can follow the batch size.
+        falling: whether such a schedule must begin with its longest draft.
+        adaptive: methods whose draft length the engine can choose itself.
+        parallel: whether it runs on several GPUs at all.
+        needs_length: methods that need a draft length.
+        unused: values of a spec, by section and name, that it has no option for.
+        alive, ready: paths of the probes: startup and liveness; readiness.
+    """
+
+    engine: str
+    title: str
+    version: str
+    recorded: str
+    image: str
+    methods: Mapping[str, str]
+    other_vocabulary: tuple[str, ...]
+    padding: int
+    with_pipeline: tuple[str, ...]
+    schedule: bool
+    falling: bool
+    adaptive: tuple[str, ...]
+    parallel: bool
+    gpu: bool
+    dtypes: tuple[str, ...]
+    quantizations: tuple[str, ...]
+    draft_quantization: bool
+    needs_length: tuple[str, ...]
+    unused: tuple[str, ...]
+    alive: str
+    ready: str
+    notes: tuple[Note, ...]
+
+
+@cache
+def document(engine: str) -> dict[str, Any]:
+    """Return the capability table of an engine as it stands in its file."""
+    return tomllib.loads((DATA / "engines" / f"{engine}.toml").read_text("utf-8"))
+
+
+@cache
+def schema(engine: str) -> dict[str, Any]:
+    """Return the recorded options of an engine: names, types, and of which version."""
+    loaded: dict[str, Any] = json.loads((DATA / "schemas" / f"{engine}.json").read_text("utf-8"))
+    return loaded
+
+
+def versions(engine: str) -> list[str]:
+    """Return the recorded versions of an engine, the newest first."""
+    return [each["version"] for each in document(engine)["versions"]]
+
+
+def find(engine: str | None, version: str | None = None) -> Engine:
+    """Return an engine's capabilities, of the newest recorded version unless one is given.
+
+    Raises:
+        ConfigError: there is no such engine or version.
+    """
+    if engine not in ENGINES:
+        near = difflib.get_close_matches(engine or "", ENGINES, 1)
+        said = "No engine is named" if engine is None else f"There is no engine {shown(engine)}"
+        hint = f"did you mean {near[0]}?" if near else f"give --engine {', '.join(ENGINES)}."
+        raise ConfigError(f"{said}; {hint}")
+    table = document(engine)
+    wanted = version or versions(engine)[0]
+    for each in table["versions"]:
+        if each["version"] == wanted.removeprefix("v"):
+            return _engine(engine, table, each)
+    raise ConfigError(
+        f"{table['title']} {shown(wanted)} is no version that is recorded here, so its options are "
+        f"not known; give --engine-version {' or '.join(versions(engine))}."
+    )
+
+
+def _engine(name: str, table: Mapping[str, Any], version: Mapping[str, Any]) -> Engine:
+    values = _frozen(version)
+    notes = tuple(Note(**_frozen(note)) for note in table.get("notes", ()))
+    return Engine(engine=name, title=table["title"], notes=notes, **values)
+
+
+def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table of TOML with tuples for lists, and days as texts."""
+    frozen: dict[str, Any] = {}
+    for key, value in values.items():
+        value = str(value) if isinstance(value, date) else value
+        frozen[key] = tuple(value) if isinstance(value, list) else value
+    return frozen
+
+
+def features(spec: Spec) -> frozenset[str]:
+    """Return the features that a spec uses, as notes name them."""
+    used = {
+        "speculation": spec.drafts,
+        "schedule": bool(spec.drafter.schedule),
+        "adaptive": spec.drafter.adaptive,
+        "other_vocabulary": bool(spec.drafter.other_vocabulary),
+        "pipeline": spec.parallel.pipeline > 1,
+        "tensor": spec.parallel.tensor > 1,
+        "quantization": spec.target.quantization is not None,
+    }
+    return frozenset(name for name, value in used.items() if value)
+
+
+def notes(engine: Engine, spec: Spec) -> list[Note]:
+    """Return the losses and traps that concern a spec on this engine."""
+    used = features(spec)
+    return [note for note in engine.notes if note.applies(spec, used)]

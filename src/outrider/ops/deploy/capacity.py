@@ -1,0 +1,253 @@
+"""How many replicas and devices some traffic needs, with speculation and without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from ...errors import ConfigError
+from ..planning.acceptance import P90
+from ..planning.advise import drafter_name
+from ..planning.figure import ASSUMED, Figure, modelled, to_json
+from ..planning.forecast import EXPECTED, Draw, Forecast, forecast
+from ..planning.rank import rank
+from .demand import Demand
+from .queueing import Replica, Run, Work, simulate
+
+LARGEST_LOAD = 0.9
+"""Share of what a replica sustains that it is given at most, whatever the service levels."""
+REQUESTS = 12_000
+"""Requests of a simulation."""
+HALVINGS = 12
+"""Halvings of the range in which a replica's rate is looked for."""
+PERCENTILES = (0.5, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Replicas of one kind for the traffic.
+
+    ``per_replica`` is the most that one takes within the service levels, ``limited_by`` the level
+    that more would break, or load. ``replicas`` are those at the peak without spares and standby,
+    ``hours`` the same in each hour. ``times`` are those at the peak by level and percentile.
+    """
+
+    per_replica: Figure
+    limited_by: str
+    batch: Figure
+    k: int
+    replicas: Figure
+    spare: Figure
+    standby: Figure
+    devices: Figure
+    times: dict[str, dict[str, Figure]]
+    hours: list[Figure]
+    device_hours_a_day: dict[str, Figure]
+    """Of ``fixed`` replicas, and of those that follow the traffic (``scaled``)."""
+    dollars_a_day: dict[str, Figure]
+    """The same, where a price is known."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The result of ``plan``; a fleet is None where no number of replicas keeps the service levels.
+
+    ``cautious`` are the speculative replicas at the P10 of acceptance. ``rollback`` says what
+    happens when all traffic becomes plain: replicas that it needs, those that are there, standby
+    among them and spares not, and those that are missing.
+    """
+
+    target: str
+    drafter: str
+    peak: Figure
+    slo: dict[str, Figure]
+    acceptance: Figure
+    acceptance_source: str
+    plain: Fleet | None
+    speculative: Fleet | None
+    cautious: Figure | None
+    rollback: dict[str, Figure]
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain objects; each figure has its unit and evidence."""
+        found: dict[str, Any] = to_json(self)
+        return found
+
+
+def plan(demand: Demand) -> Capacity:
+    """Return the replicas and devices that keep the service levels, with and without speculation.
+
+    Steps cost what ``outrider advise`` expects, and a queue is simulated (``queueing``). Requests
+    go to replicas at random, which is what Services and weighted routes do; their lengths are
+    exponential around the mean.
+
+    Raises:
+        ConfigError: the model does not fit, or an input is unknown.
+        ModelError: a config.json cannot be used.
+    """
+    situation = demand.situation
+    target = situation.target_shape()
+    if situation.drafter is None:
+        situation = replace(situation, drafter=rank(situation, target)[0].drafter)
+    drafter = situation.find_drafter(target)
+    found = forecast(situation, target, drafter)
+    if found is None:
+        raise ConfigError("nothing says what steps cost; give model.hardware or model.profile.")
+    plain = _fleet(demand, found, False, 0)
+    standby = 1
+    if plain is not None:
+        standby = _at_least_one(demand.standby * demand.peak / plain.per_replica.value)
+    speculative = _fleet(demand, found, True, standby)
+    cautious = _cautious(demand, found) if speculative else None
+    k = speculative.k if speculative and speculative.k else found.best(1)[0]
+    name = drafter_name(situation, drafter)
+    known = found.acceptance
+    return Capacity(
+        target.name, name,
+        Figure(demand.peak, "requests/s", ASSUMED),
+        {level: Figure(seconds, "s", ASSUMED) for level, seconds in demand.slo.items()},
+        Figure(known.rate(k), f"accepted / drafted at K = {k}", known.evidence), known.source,
+        plain, speculative, cautious, _rollback(plain, speculative),
+        _notes(demand, found, plain, speculative, cautious),
+    )  # fmt: skip
+
+
+def _replica(demand: Demand, found: Forecast, drafts: bool, draw: Draw = EXPECTED) -> Replica:
+    """Return a replica as the queue sees it: as many sequences as fit, at its speeds."""
+    most = found.batch(demand.max_num_seqs, int(drafts))
+    sizes = range(1, most + 1)
+    lengths = [found.chosen(size) if drafts else 0 for size in sizes]
+    token = [found.tpot(size, k, draw) for size, k in zip(sizes, lengths, strict=True)]
+    return Replica(found.ttft(int(drafts)), tuple(token))
+
+
+def _work(tokens: float) -> Work:
+    """Return what draws the tokens of a response after its first: exponential around the mean."""
+    return lambda source: source.expovariate(1 / tokens) if tokens else 0.0
+
+
+def _run(demand: Demand, replica: Replica, rate: float) -> Run:
+    tokens = demand.situation.output_tokens - 1
+    return simulate(replica, rate, _work(tokens), REQUESTS)
+
+
+def _broken(demand: Demand, run: Run) -> list[str]:
+    """Return the service levels that a run does not keep."""
+    return [name for name, most in demand.slo.items() if run.at(name, demand.percentile) > most]
+
+
+def _rate(
+    demand: Demand, found: Forecast, drafts: bool, draw: Draw = EXPECTED
+) -> tuple[float, str, Replica] | None:
+    """Return the most requests per second of a replica, what limits it, and the replica.
+
+    None where not even a request alone keeps the service levels, or none fits.
+    """
+    replica = _replica(demand, found, drafts, draw)
+    if not replica.token:
+        return None
+    most = LARGEST_LOAD * replica.limit(demand.situation.output_tokens - 1)
+    broken = _broken(demand, _run(demand, replica, most))
+    if not broken:
+        return most, "load", replica
+    low, high = 0.0, most
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        misses = _broken(demand, _run(demand, replica, middle))
+        low, high = (low, middle) if misses else (middle, high)
+        broken = misses or broken
+    return (low, broken[0], replica) if low else None
+
+
+def _at_least_one(count: float) -> int:
+    """Return a number of replicas, rounded up; what is left of a division is not rounded."""
+    return max(1, ceil(count - 1e-9))
+
+
+def _replicas(count: float) -> Figure:
+    return modelled(count, "replicas")
+
+
+def _fleet(demand: Demand, found: Forecast, drafts: bool, standby: int) -> Fleet | None:
+    side = _rate(demand, found, drafts)
+    if side is None:
+        return None
+    rate, limit, replica = side
+    needed = _at_least_one(demand.peak / rate)
+    run = _run(demand, replica, demand.peak / needed)
+    batch = max(1, round(run.running))
+    situation = demand.situation
+    own = int(drafts and situation.placement != "same")
+    count = (needed + demand.spare) * (situation.tensor_parallel + own)
+    count += standby * situation.tensor_parallel
+    hours = [_at_least_one(each / rate) for each in demand.by_hour]
+    fixed = 24.0 * count
+    idle = 24 / len(hours) * sum(needed - each for each in hours)
+    scaled = fixed - idle * (situation.tensor_parallel + own)
+    days = {"fixed": fixed, "scaled": scaled} if len(hours) > 1 else {"fixed": fixed}
+    price = situation.price
+    return Fleet(
+        modelled(rate, "requests/s"), limit, modelled(batch, "sequences"),
+        found.chosen(batch) if drafts else 0,
+        _replicas(needed), Figure(demand.spare, "replicas", ASSUMED), _replicas(standby),
+        modelled(count, "devices"),
+        {
+            name: {f"p{100 * p:g}": modelled(run.at(name, p), "s") for p in PERCENTILES}
+            for name in ("wait", "ttft", "tpot", "e2e")
+        },
+        [_replicas(each) for each in hours],
+        {name: modelled(each, "device hours") for name, each in days.items()},
+        {} if price is None else {n: modelled(each * price, "$") for n, each in days.items()},
+    )  # fmt: skip
+
+
+def _cautious(demand: Demand, found: Forecast) -> Figure | None:
+    side = _rate(demand, found, True, Draw(acceptance=-P90))
+    return None if side is None else _replicas(_at_least_one(demand.peak / side[0]))
+
+
+def _rollback(plain: Fleet | None, speculative: Fleet | None) -> dict[str, Figure]:
+    if plain is None or speculative is None:
+        return {}
+    needed = plain.replicas.value
+    there = speculative.replicas.value + speculative.standby.value
+    return {
+        "needed": _replicas(needed),
+        "there": _replicas(there),
+        "missing": _replicas(max(0.0, needed - there)),
+    }
+
+
+def _notes(
+    demand: Demand,
+    found: Forecast,
+    plain: Fleet | None,
+    speculative: Fleet | None,
+    cautious: Figure | None,
+) -> list[str]:
+    notes = [
+        "requests come at random, and lengths of responses are exponential: both assumed.",
+        "requests go to replicas at random; a gateway that knows the queues does better.",
+    ]
+    if found.steps.evidence != "measured":
+        notes.append("costs are modelled: load-test one replica before you buy (docs/load.md).")
+    if found.acceptance.evidence == ASSUMED:
+        notes.append("acceptance is assumed: measure it on your own text (outrider bench).")
+    if found.memory is None:
+        notes.append(f"memory is not known: {demand.max_num_seqs} sequences are taken to fit.")
+    for name, fleet in (("plain decoding", plain), ("speculation", speculative)):
+        if fleet is None:
+            notes.append(f"{name} does not keep the service levels, with any number of replicas.")
+    if speculative is not None and cautious is None:
+        notes.append("at the P10 of acceptance no number of replicas keeps the service levels.")
+    if speculative is not None and speculative.k == 0:
+        notes.append("at this load nothing would be drafted: speculation loses at its batch sizes.")
+    return notes
+
+
+def levels(times: Mapping[str, Mapping[str, Figure]], name: str) -> str:
+    """Return the percentiles of a level for people."""
+    return ", ".join(f"{which.upper()} {each.said()}" for which, each in times[name].items())

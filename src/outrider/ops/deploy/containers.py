@@ -1,0 +1,106 @@
+"""A launch in containers: a compose file, or a kustomize base."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from ...errors import ConfigError, shown
+from .capabilities import DATA, Engine
+from .launch import Launch
+from .spec import Spec
+
+LABEL = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
+KUBERNETES = ("kustomization", "deployment", "service", "pdb", "pvc", "network")
+TOKEN_FROM_VARIABLE = ("llamacpp",)
+"""Engines that do not read the hub's token from a file."""
+PING = "import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=4)"
+
+
+def compose(spec: Spec, engine: Engine, launch: Launch) -> dict[str, str]:
+    """Return ``compose.yaml``, and the files that it mounts."""
+    text = _template("compose.yaml.j2").render(_values(spec, engine, launch))
+    return {"compose.yaml": text + "\n", **launch.files}
+
+
+def kustomize(spec: Spec, engine: Engine, launch: Launch) -> dict[str, str]:
+    """Return a kustomize base: Deployment and what belongs to it, and the engine's config."""
+    values = _values(spec, engine, launch)
+    names = {f"{name}.yaml": f"kubernetes/{name}.yaml.j2" for name in KUBERNETES}
+    texts = {name: _template(path).render(values) + "\n" for name, path in names.items()}
+    return texts | dict(launch.files)
+
+
+def _values(spec: Spec, engine: Engine, launch: Launch) -> dict[str, Any]:
+    """Return what templates may name.
+
+    Raises:
+        ConfigError: a name is no Kubernetes name, or a model lies where a container sees none.
+    """
+    service = spec.service
+    for where, name in (("name", service.name), ("namespace", service.namespace)):
+        if not LABEL.fullmatch(name):
+            raise ConfigError(
+                f"service.{where} is {shown(name)}; give small letters, digits and hyphens, at "
+                "most 52, beginning with a letter."
+            )
+    models = [name for name in (spec.target.model, spec.drafter.model) if name is not None]
+    for model in models:
+        outside = model.startswith((".", "~", "/")) and not model.startswith("/models/")
+        if outside or ".." in model.split("/"):
+            raise ConfigError(
+                f"The model {shown(model)} cannot be seen in a container; put it below /models, "
+                "which is mounted, or name it as the hub does."
+            )
+    address = f"http://127.0.0.1:{service.port}{engine.alive}"
+    python = ["CMD", "python3", "-c", PING, address]
+    return {
+        "name": service.name,
+        "namespace": service.namespace,
+        "image": service.image or engine.image,
+        "command": launch.arguments(),
+        "environment": _names(spec, engine),
+        "files": launch.files,
+        "port": service.port,
+        "replicas": service.replicas,
+        "gpus": spec.parallel.gpus if engine.gpu else 0,
+        "alive": engine.alive,
+        "ready": engine.ready,
+        "token_in_file": engine.engine not in TOKEN_FROM_VARIABLE,
+        "local": any(model.startswith("/models/") for model in models),
+        "healthcheck": ["CMD", "curl", "-fs", address] if engine.engine == "llamacpp" else python,
+    }
+
+
+def _names(spec: Spec, engine: Engine) -> dict[str, str]:
+    """Return the names that clients in a cluster call our server by; others ask for none."""
+    if engine.engine != "outrider":
+        return {}
+    short = f"{spec.service.name}.{spec.service.namespace}"
+    return {
+        "OUTRIDER_ALLOWED_HOSTS": ",".join([short, f"{short}.svc", f"{short}.svc.cluster.local"])
+    }
+
+
+def _template(name: str) -> Any:
+    environment = Environment(undefined=StrictUndefined, autoescape=False)
+    environment.filters["value"] = _yaml_value
+    environment.filters["escaped"] = _for_compose
+    environment.filters["literal"] = lambda text: text.replace("$", "$$")
+    environment.filters["key"] = lambda path: path.replace("/", ".")
+    return environment.from_string((DATA / "templates" / name).read_text("utf-8"))
+
+
+def _yaml_value(value: Any) -> str:
+    """Return a value as JSON, which is YAML: no text can leave its quotes."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _for_compose(value: Any) -> Any:
+    """Return texts with the dollars doubled, which compose would else take for variables."""
+    if isinstance(value, list):
+        return [_for_compose(each) for each in value]
+    return str(value).replace("$", "$$")

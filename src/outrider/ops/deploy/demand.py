@@ -1,0 +1,151 @@
+"""What ``outrider deploy plan`` is asked: a model, its traffic, service levels, and the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ...base.outside.documents import parse_json, parse_toml
+from ...errors import ConfigError, no_option, shown
+from ..planning import Situation
+from ..planning.acceptance import parse_acceptance
+from ..planning.checks import number, whole
+
+MOST_RATE = 1e6
+"""Requests per second."""
+MOST_SECONDS = 86_400.0
+MOST_SPARE, MOST_SEQUENCES = 1_000, 4_096
+LEVELS = ("ttft", "tpot", "e2e")
+SITUATION = {each.name for each in fields(Situation)}
+SECTIONS = {
+    "model": (
+        "target", "drafter", "hardware", "tensor_parallel", "dtype", "drafter_dtype", "profile",
+        "acceptance", "placement", "drafter_hardware", "longest",
+    ),
+    "traffic": ("peak", "by_hour", "input_tokens", "output_tokens", "tasks", "temperature"),
+    "slo": (*LEVELS, "percentile"),
+    "fleet": ("spare", "standby", "max_num_seqs", "price"),
+}  # fmt: skip
+"""The keys of a file by section."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A question to ``plan``; it is checked when it is made.
+
+    Args:
+        situation: model, drafter, machine and the tokens of a request.
+        by_hour: requests per second in each hour; one value is the peak.
+        slo: service levels in seconds, of ``ttft``, ``tpot`` and ``e2e`` at least one.
+        percentile: share of the requests that must keep each level.
+        spare: replicas that may fail at the peak, on each side of the comparison.
+        standby: share of the peak that the plain standby takes at once; 0 is one warm replica.
+        max_num_seqs: sequences that a replica runs at once, at most.
+
+    Raises:
+        ConfigError: an input is out of its range.
+    """
+
+    situation: Situation
+    by_hour: tuple[float, ...]
+    slo: Mapping[str, float]
+    percentile: float = 0.95
+    spare: int = 1
+    standby: float = 0.0
+    max_num_seqs: int = 256
+
+    def __post_init__(self) -> None:
+        for rate in self.by_hour:
+            number("requests per second", rate, MOST_RATE)
+        if not self.by_hour or max(self.by_hour) <= 0:
+            raise ConfigError("no traffic is above 0 requests per second; give traffic.peak.")
+        if len(self.by_hour) not in (1, 24):
+            raise ConfigError(
+                f"traffic.by_hour has {len(self.by_hour)} values; give 24, from midnight on."
+            )
+        for name, level in self.slo.items():
+            if name not in LEVELS:
+                raise no_option("slo", name, LEVELS)
+            number(f"slo.{name}", level, MOST_SECONDS)
+            if level == 0:
+                raise ConfigError(f"slo.{name} is 0 seconds, which nothing keeps; give more.")
+        if not self.slo:
+            raise ConfigError("slo has no service level; give ttft, tpot or e2e, in seconds.")
+        number("slo.percentile", self.percentile, 0.999)
+        if self.percentile < 0.5:
+            raise ConfigError(
+                f"slo.percentile is {self.percentile:g}; give a share from 0.5 to 0.999."
+            )
+        if self.spare:
+            whole("fleet.spare", self.spare, MOST_SPARE)
+        number("fleet.standby", self.standby, 1.0)
+        whole("fleet.max_num_seqs", self.max_num_seqs, MOST_SEQUENCES)
+        if self.situation.hardware is None and self.situation.profile is None:
+            raise ConfigError(
+                "nothing says what steps cost; give model.hardware, or model.profile with costs "
+                "that outrider serve measured."
+            )
+        self.situation.target_shape()
+
+    @property
+    def peak(self) -> float:
+        """Requests per second in the busiest hour."""
+        return max(self.by_hour)
+
+
+def parse_demand(text: str, source: str) -> Demand:
+    """Return the demand in a TOML or JSON text; docs/production.md has an example.
+
+    Raises:
+        ConfigError: it is neither, has keys that are not known, or values out of range.
+    """
+    sections = _sections(_document(text, source), source)
+    model, traffic = sections["model"], sections["traffic"]
+    slo, fleet = sections["slo"], sections["fleet"]
+    if "target" not in model:
+        raise ConfigError(f"{source} names no target; add [model] with target.")
+    given = {key: each for key, each in {**model, **traffic, **fleet}.items() if key in SITUATION}
+    for key in ("target", "drafter", "hardware", "profile", "acceptance", "drafter_hardware"):
+        if not isinstance(given.get(key, ""), str):
+            raise ConfigError(f"{source}: {key} is {shown(given[key])}; give a text.")
+    if "acceptance" in given:
+        given["acceptance"] = parse_acceptance(given["acceptance"], given.get("drafter"))
+    if "profile" in given:
+        given["profile"] = Path(given["profile"])
+    rest = {key: fleet[key] for key in ("spare", "standby", "max_num_seqs") if key in fleet}
+    if "percentile" in slo:
+        rest["percentile"] = slo["percentile"]
+    levels = {key: each for key, each in slo.items() if key != "percentile"}
+    return Demand(Situation(**given), _rates(traffic, source), levels, **rest)
+
+
+def _document(text: str, source: str) -> Mapping[str, Any]:
+    """Return an object of JSON, where the text begins with a brace, or of TOML."""
+    if not text.lstrip().startswith("{"):
+        return parse_toml(text, source)
+    return dict(parse_json(text, source, unique=True))
+
+
+def _sections(document: Mapping[str, Any], source: str) -> dict[str, Mapping[str, Any]]:
+    for name, section in document.items():
+        if name not in SECTIONS:
+            raise no_option(source, name, list(SECTIONS))
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"{source}: {name} is {shown(section)}; write a table, [{name}].")
+        for key in section:
+            if key not in SECTIONS[name]:
+                raise no_option(f"[{name}] of {source}", key, SECTIONS[name])
+    return {name: document.get(name, {}) for name in SECTIONS}
+
+
+def _rates(traffic: Mapping[str, Any], source: str) -> tuple[float, ...]:
+    if ("peak" in traffic) == ("by_hour" in traffic):
+        raise ConfigError(
+            f"{source}: [traffic] needs peak or by_hour, one of them: requests per second."
+        )
+    rates = traffic.get("by_hour", [traffic.get("peak")])
+    if not isinstance(rates, list) or any(rate is None for rate in rates):
+        raise ConfigError(f"{source}: traffic.by_hour is {shown(rates)}; give a list of 24 rates.")
+    return tuple(rates)

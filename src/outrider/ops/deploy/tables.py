@@ -1,0 +1,83 @@
+"""The data files as the tables of docs/engines.md."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from ...base.methods import NAMES
+from .capabilities import ENGINES, Engine, find, versions
+from .translation.rules import table
+
+BEGIN = "<!-- Made from the data files: python -m outrider.ops.deploy.tables -->"
+SOURCES = ("vllm", "python", "trtllm", "llamacpp", "tgi")
+
+
+def reference() -> str:
+    """Return the generated part of docs/engines.md, with the line that it begins with."""
+    engines = [find(name) for name in ENGINES]
+    parts = [BEGIN, "## What each engine takes", _versions(engines), _methods(engines)]
+    parts += ["## Old forms", *(_translation(source) for source in SOURCES)]
+    parts += ["## Known losses and traps", *(_notes(engine) for engine in engines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["--"] * len(head), *rows]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
+
+
+def _versions(engines: Sequence[Engine]) -> str:
+    head = ["engine", "versions", "recorded", "draft lengths by batch size", "chosen by the engine",
+            "drafter with another vocabulary", "over pipeline stages"]  # fmt: skip
+    return _rows(
+        head,
+        (
+            [
+                f"{each.title} (`{each.engine}`)",
+                ", ".join(versions(each.engine)),
+                each.recorded,
+                "yes" if each.schedule else "no",
+                ", ".join(each.adaptive) or "no",
+                ", ".join(each.other_vocabulary) or "refused",
+                ", ".join(each.with_pipeline) or "no",
+            ]
+            for each in engines
+        ),
+    )
+
+
+def _methods(engines: Sequence[Engine]) -> str:
+    methods = [name for name in NAMES if any(name in each.methods for each in engines)]
+    return _rows(
+        ["method", *(each.engine for each in engines)],
+        ([m, *(f"`{e.methods[m]}`" if m in e.methods else "no" for e in engines)] for m in methods),
+    )
+
+
+def _translation(source: str) -> str:
+    rules = table(source)
+    rows = ([f"`{rule.old}`", _new(rule.new), rule.why] for rule in rules.rules.values())
+    return f"### {rules.title}\n\nAs of {rules.gone}, looked up on {rules.date}.\n\n" + _rows(
+        ["old", "new", "why"], rows
+    )
+
+
+def _new(new: str) -> str:
+    return new if new == "nothing" else f"`{new}`"
+
+
+def _notes(engine: Engine) -> str:
+    lines = [f"### {engine.title}", ""]
+    for note in engine.notes:
+        where = [*note.methods, *note.features]
+        when = f" With {', '.join(where)}:" if where else ""
+        text = f"- {note.date}.{when} {note.text} ({note.source})"
+        lines.append(textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

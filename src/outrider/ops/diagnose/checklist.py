@@ -1,0 +1,187 @@
+"""``checklist``: thirty points before production, ticked from facts or by answers, and kept."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, NamedTuple
+
+from ...errors import ConfigError, shown
+from .facts import Facts, check_facts, check_thresholds, figure, holds
+from .tables import table
+
+YES, NO, OPEN = "yes", "no", "open"
+SIGNS = {YES: "x", NO: "!", OPEN: " "}
+FORM = 1
+"""Version of the state file."""
+
+
+class Point(NamedTuple):
+    """One point: what should be so, how to see it, what to do, and how to verify it."""
+
+    id: str
+    area: str
+    title: str
+    check: str
+    remedy: str
+    verify: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a point: yes, no or open; by whom, with what evidence, and when."""
+
+    status: str = OPEN
+    by: str = ""
+    evidence: str = ""
+    date: str = ""
+
+
+State = dict[str, Answer]
+"""Answers by the ids of points."""
+
+
+def points() -> list[Point]:
+    """Return all points in order."""
+    return [Point(**{**each, "verify": tuple(each.get("verify", ()))})
+            for each in table("checklist")["point"]]  # fmt: skip
+
+
+def checklist(
+    state: Mapping[str, Answer] | None = None,
+    *,
+    facts: Mapping[str, object] | None = None,
+    yes: Iterable[str] = (),
+    no: Iterable[str] = (),
+    thresholds: Mapping[str, object] | None = None,
+) -> State:
+    """Return the answers to all points.
+
+    Facts win over answers that are said, and these over ``state``.
+
+    Args:
+        state: earlier answers, as ``read_state`` returns them.
+        facts: of a server or a report, by names of ``data/symptoms.toml``.
+        yes, no: ids of points that somebody answers.
+
+    Raises:
+        ConfigError: an id, a fact or a threshold is unknown, or a point is answered both ways.
+    """
+    said = _said(list(yes), list(no))
+    known, limits = check_facts(facts or {}), check_thresholds(thresholds or {})
+    today = datetime.now(UTC).date().isoformat()
+    found = {}
+    for point in points():
+        answer = (state or {}).get(point.id, Answer())
+        if point.id in said:
+            answer = Answer(said[point.id], "said", date=today)
+        found[point.id] = _verified(point, known, limits, today) or answer
+    return found
+
+
+def _said(yes: list[str], no: list[str]) -> dict[str, str]:
+    known = [point.id for point in points()]
+    for id in (*yes, *no):
+        if id not in known:
+            near = difflib.get_close_matches(id, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "docs/diagnose.md lists all."
+            raise ConfigError(f"there is no point {shown(id)}; {hint}")
+    both = sorted(set(yes) & set(no))
+    if both:
+        raise ConfigError(f"point {both[0]} is answered both yes and no; give one.")
+    return {**dict.fromkeys(yes, YES), **dict.fromkeys(no, NO)}
+
+
+def _verified(point: Point, facts: Facts, limits: Mapping[str, float], date: str) -> Answer | None:
+    """Return what facts say of a point; None where they do not suffice."""
+    held = [holds(condition, facts, limits) for condition in point.verify]
+    if not held or None in held:
+        return None
+    names = dict.fromkeys(condition.split(" ", 1)[0] for condition in point.verify)
+    evidence = "; ".join(str(figure(name, facts)) for name in names)
+    return Answer(YES if all(held) else NO, "verified", evidence, date)
+
+
+def read_state(file: Path) -> State:
+    """Return the answers that a file keeps; none where it does not exist yet.
+
+    Raises:
+        ConfigError: it cannot be read, or is no such file.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        content = None
+    try:
+        if content["checklist"] != FORM:
+            raise ValueError
+        found = {id: Answer(**each) for id, each in content["points"].items()}
+        fields = [value for answer in found.values() for value in asdict(answer).values()]
+        if not all(isinstance(value, str) for value in fields):
+            raise ValueError
+        if any(answer.status not in SIGNS for answer in found.values()):
+            raise ValueError
+    except (TypeError, LookupError, ValueError, AttributeError):
+        raise ConfigError(
+            f"{file} is not a checklist's state; move it away, or name another file."
+        ) from None
+    return found
+
+
+def save_state(state: Mapping[str, Answer], file: Path) -> None:
+    """Keep answers in a file, which is replaced as a whole or not at all.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    content = {"checklist": FORM, "points": {id: asdict(each) for id, each in state.items()}}
+    beside = None
+    try:
+        with NamedTemporaryFile(
+            "w", dir=file.absolute().parent, prefix=f".{file.name}.", delete=False, encoding="utf-8"
+        ) as whole:
+            beside = whole.name
+            json.dump(content, whole, indent=1)
+            whole.write("\n")
+            whole.flush()
+            os.fsync(whole.fileno())
+        os.replace(beside, file)
+    except OSError as error:
+        if beside is not None:
+            Path(beside).unlink(missing_ok=True)
+        raise ConfigError(f"{file} cannot be written: {error.strerror}.") from None
+
+
+def markdown(state: Mapping[str, Answer]) -> str:
+    """Return the list with its answers, and the remedies of what is not done."""
+    lines, area = ["# Before production"], ""
+    for point in points():
+        if point.area != area:
+            area = point.area
+            lines += ["", f"## {area.capitalize()}", ""]
+        answer = state.get(point.id, Answer())
+        by = (
+            f" ({answer.by}{': ' if answer.evidence else ''}{answer.evidence})" if answer.by else ""
+        )
+        lines.append(f"- [{SIGNS[answer.status]}] {point.id}: {point.title}{by}")
+        if answer.status != YES:
+            lines.append(f"  - check: {point.check}")
+            lines.append(f"  - remedy: {point.remedy}")
+    counts = {status: sum(a.status == status for a in state.values()) for status in SIGNS}
+    told = f"{counts[YES]} of {len(points())} done, {counts[NO]} not done, {counts[OPEN]} open"
+    return "\n".join([*lines, "", told]) + "\n"
+
+
+def to_json(state: Mapping[str, Answer]) -> list[dict[str, Any]]:
+    """Return the points with their answers as plain objects."""
+    return [{**point._asdict(), **asdict(state.get(point.id, Answer()))} for point in points()]

@@ -1,0 +1,205 @@
+"""``diagnose``: what is wrong with a server's speculation, why, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...errors import ConfigError
+from .endpoint import differing
+from .facts import Facts, Figure, Value, check_facts, check_thresholds, figure, holds, number
+from .observation import Observation, Source, observe
+from .tables import table
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A cause of a symptom.
+
+    Attributes:
+        likely: whether figures point to it; else nothing speaks against it.
+        because: the figures that do.
+        remedies: what to do, in order.
+    """
+
+    title: str
+    likely: bool
+    because: tuple[Figure, ...]
+    remedies: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A symptom that was found.
+
+    Attributes:
+        symptom: its id in ``data/symptoms.toml``.
+        where: the server or the run.
+        evidence: the figures that show it.
+        causes: likely ones first.
+    """
+
+    symptom: str
+    title: str
+    where: str
+    evidence: tuple[Figure, ...]
+    causes: tuple[Cause, ...]
+
+    @property
+    def remedies(self) -> list[str]:
+        """Return what to do, in order, each once."""
+        return list(dict.fromkeys(text for cause in self.causes for text in cause.remedies))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain objects."""
+        return {**asdict(self), "evidence": [each._asdict() for each in self.evidence],
+                "causes": [{**asdict(cause), "because": [b._asdict() for b in cause.because]}
+                           for cause in self.causes],
+                "remedies": self.remedies}  # fmt: skip
+
+
+def symptoms() -> list[dict[str, Any]]:
+    """Return every symptom of the catalogue, its causes with it."""
+    found = table("symptoms")
+    return [
+        {**each, "cause": each["cause"] if "cause" in each else found["causes"][each["causes_of"]]}
+        for each in found["symptom"]
+    ]
+
+
+def judge(facts: Facts, thresholds: Mapping[str, float], where: str = "") -> list[Problem]:
+    """Return the symptoms that facts show, in the catalogue's order.
+
+    Args:
+        thresholds: all of them, as ``check_thresholds`` returns them.
+    """
+
+    def check(condition: str) -> bool | None:
+        return holds(condition, facts, thresholds)
+
+    found = []
+    for each in symptoms():
+        unless = any(check(condition) is True for condition in each.get("unless", ()))
+        if not unless and all(check(condition) is True for condition in each["when"]):
+            evidence = tuple(figure(name, facts) for name in each["evidence"] if name in facts)
+            causes = _causes(each["cause"], facts, thresholds)
+            found.append(Problem(each["id"], each["title"], where, evidence, causes))
+    return found
+
+
+def _causes(
+    entries: list[dict[str, Any]], facts: Facts, thresholds: Mapping[str, float]
+) -> tuple[Cause, ...]:
+    """Return the causes that nothing speaks against, likely ones first."""
+    found = []
+    for each in entries:
+        conditions = each.get("when", [])
+        held = [holds(condition, facts, thresholds) for condition in conditions]
+        ruled_out = [holds(condition, facts, thresholds) for condition in each.get("unless", ())]
+        if False in held or True in ruled_out:
+            continue
+        names = dict.fromkeys(condition.split(" ", 1)[0] for condition in conditions)
+        because = tuple(figure(name, facts) for name in names if name in facts)
+        likely = bool(held) and all(held)
+        found.append(Cause(each["title"], likely, because, tuple(each["remedies"])))
+    return tuple(sorted(found, key=lambda cause: not cause.likely))
+
+
+def compare(seen: Observation, plain: Observation | None, before: Observation | None) -> None:
+    """Add what follows from the same without speculation, and from an earlier report."""
+    facts = seen.facts
+    if plain is not None:
+        _ratio(facts, "ttft_ratio", facts.get("ttft"), plain.facts.get("ttft"))
+        _ratio(facts, "speedup", plain.facts.get("tpot"), facts.get("tpot"))
+        if seen.endpoint is not None and plain.endpoint is not None:
+            facts["output_differs"] = differing(seen.endpoint, plain.endpoint)
+    if before is not None:
+        for name in ("acceptance", "speedup"):
+            if name in before.facts:
+                facts[f"{name}_before"] = before.facts[name]
+        if seen.hardware and before.hardware:
+            facts["hardware_changed"] = "yes" if seen.hardware != before.hardware else "no"
+
+
+def derive(facts: dict[str, Value]) -> None:
+    """Add what follows from other facts: what was kept of before, and the cost of verification."""
+    for name in ("acceptance", "speedup"):
+        _ratio(facts, f"{name}_kept", facts.get(name), facts.get(f"{name}_before"))
+    speedup, length, share = (
+        facts.get(name) for name in ("speedup", "acceptance_length", "draft_share")
+    )
+    if not (isinstance(speedup, float) and isinstance(length, float) and isinstance(share, float)):
+        return
+    if speedup > 0:
+        # A step emits `length` tokens `speedup` times as fast as plain steps would.
+        facts.setdefault("verify_ratio", length / speedup * (1 - share))
+
+
+def _ratio(facts: dict[str, Value], name: str, over: object, under: object) -> None:
+    if isinstance(over, float) and isinstance(under, float) and under > 0:
+        facts.setdefault(name, over / under)
+
+
+def _match(one: Observation, others: list[Observation], option: str) -> Observation | None:
+    """Return the observation of the same run; the only one, where there is but one."""
+    if len(others) == 1:
+        return others[0]
+    same = [other for other in others if other.where == one.where]
+    if others and not same:
+        raise ConfigError(f"{option} has several runs, and none is {one.where!r}; give one run.")
+    return same[0] if same else None
+
+
+def look(
+    source: Source,
+    plain: Source | None = None,
+    before: Source | None = None,
+    facts: Mapping[str, object] | None = None,
+    key: str | None = None,
+    seconds: float = 0.0,
+) -> list[Observation]:
+    """Return all that is known of a source, compared and with stated facts; see there."""
+    stated = check_facts(facts or {})
+    number("seconds", seconds)
+    without = [] if plain is None else observe(plain, key, seconds)
+    earlier = [] if before is None else observe(before, key)
+    found = observe(source, key, seconds)
+    for each in found:
+        each.facts |= stated
+        compare(each, _match(each, without, "--plain"), _match(each, earlier, "--before"))
+        each.facts |= stated
+        derive(each.facts)
+    return found
+
+
+def diagnose(
+    source: Source,
+    *,
+    plain: Source | None = None,
+    before: Source | None = None,
+    facts: Mapping[str, object] | None = None,
+    thresholds: Mapping[str, object] | None = None,
+    key: str | None = None,
+    seconds: float = 0.0,
+) -> list[Problem]:
+    """Return the problems of a server or a report, each with evidence, causes and remedies.
+
+    Args:
+        source: a server's address; a file with metrics, facts or a report of a benchmark; or facts
+            by name as a dictionary.
+        plain: the same without speculation, for speedup and TTFT; where both are addresses, a few
+            greedy answers are compared, too.
+        before: an earlier report, for what was lost since.
+        facts: what you know beside, by names of ``data/symptoms.toml``; they win.
+        thresholds: others than the defaults there.
+        key: the API key of endpoints.
+        seconds: how long to watch each endpoint; 0 takes what it counted since its start.
+
+    Raises:
+        ConfigError: a source, a fact or a threshold is wrong.
+        EndpointError: a server is down, or does not speak OpenAI's API.
+    """  # fmt: skip
+    limits = check_thresholds(thresholds or {})
+    found = look(source, plain, before, facts, key, seconds)
+    return [problem for each in found for problem in judge(each.facts, limits, each.where)]

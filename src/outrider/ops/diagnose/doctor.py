@@ -1,0 +1,330 @@
+"""``doctor``: whether this machine and a pair of models are fit to serve, before they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...base.config import DEFAULT_SHARE, EngineConfig, free_memory
+from ...errors import ConfigError, shown
+from .host import gpus
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+PROBE = (sys.executable, "-m", "outrider.engine.probe")
+CHECK = (sys.executable, "-m", "outrider", "drafters", "check")
+SECONDS = 240.0
+PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+COMPILERS = ("c++", "g++", "clang++")
+FEW_FILES, LEAST_FILES = 4096, 256
+"""Open files below which many clients, or any, are at risk."""
+LITTLE_DISK = 5 * 10**9
+PORTS = 65_535
+LEAST_DRIVER = 525
+"""Of NVIDIA's drivers the first for CUDA 12."""
+PROCESSES = 600 << 20
+"""Measured bytes of a server's two processes without weights and cache."""
+TIGHT = 0.7
+"""Share of free memory above which a start leaves little for other programs."""
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at; ``status`` is ok, warn or fail, ``remedy`` what to do."""
+
+    what: str
+    found: str
+    status: str = OK
+    remedy: str = ""
+
+
+def doctor(
+    model: str | None = None, drafter: str | None = None, port: int = 8000, host: str = "127.0.0.1"
+) -> list[Finding]:
+    """Return what this machine has for serving, each with a remedy where something is amiss.
+
+    Args:
+        model, drafter: checkpoints; a name of the hub is downloaded.
+        port, host: where the server would listen; port 0 is any.
+
+    Raises:
+        ConfigError: the port is none, or a drafter has no model.
+    """
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= PORTS:
+        raise ConfigError(f"port is {shown(port)}; give a whole number from 0 to {PORTS}.")
+    if drafter is not None and model is None:
+        raise ConfigError("a drafter is checked against its target; give --model too.")
+    probe = _probe([each for each in (model, drafter) if each is not None])
+    found = [*versions(), *_native(probe), *_compiler(), *_gpus(probe)]
+    room = free_memory()
+    found += [_memory(room), *_disk(), *_files(), *_port(host, port)]
+    for name in ("model", "drafter"):
+        if name in probe:
+            found += _checkpoint(name, probe[name])
+    if model is not None and "error" not in probe:
+        found += _fits(probe, room)
+    if drafter is not None:
+        found += _pair(model, drafter)  # type: ignore[arg-type]
+    return found
+
+
+def _run(command: list[str]) -> tuple[str, str]:
+    """Return a command's output, and why there is none."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return "", f"nothing within {SECONDS:.0f} s"
+    except OSError as error:
+        return "", str(error.strerror)
+    last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
+    return done.stdout, last.strip() or f"exit code {done.returncode}"
+
+
+def _probe(models: list[str]) -> dict[str, Any]:
+    """Return what torch and the checkpoints say; ``error`` where torch says nothing."""
+    text, why = _run([*PROBE, *models])
+    try:
+        found = json.loads(text.splitlines()[-1])
+        return found if isinstance(found, dict) else {"error": why}
+    except (ValueError, IndexError):
+        return {"error": why}
+
+
+def versions() -> Iterator[Finding]:
+    """Yield the machine, Python, and packages with the versions that they should have."""
+    yield Finding("system", f"{platform.system()} {platform.release()} {platform.machine()}")
+    yield Finding("processor", f"{_processor()}, {len(os.sched_getaffinity(0))} cores to use")
+    yield Finding("python", platform.python_version())
+    needed = _needed()
+    for name in PACKAGES:
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield Finding(name, "missing", FAIL, "Install it: pip install outrider.")
+            continue
+        least = needed.get(name, "0")
+        if _parts(version) < _parts(least):
+            remedy = f"Upgrade it: pip install '{name}>={least}'."
+            yield Finding(name, f"{version}, below {least}", FAIL, remedy)
+        else:
+            yield Finding(name, version)
+
+
+def _processor() -> str:
+    try:
+        name = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        name = None
+    return name[1].strip() if name else platform.machine()
+
+
+def _needed() -> dict[str, str]:
+    """Return the least versions that this package asks for."""
+    try:
+        texts = metadata.requires("outrider") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    pairs = (re.match(r"([\w.-]+)\s*\(?>=([\d.]+)", text) for text in texts if ";" not in text)
+    return {pair[1]: pair[2] for pair in pairs if pair}
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def _native(probe: dict[str, Any]) -> Iterator[Finding]:
+    if "error" in probe:
+        remedy = "Repair it: pip install --force-reinstall torch transformers; then run this again."
+        yield Finding("torch", f"cannot be used: {probe['error']}", FAIL, remedy)
+    elif probe["isa_error"]:
+        remedy = "Unset OUTRIDER_NATIVE_ISA, or name an instruction set that this CPU has."
+        yield Finding("instruction set", probe["isa_error"], FAIL, remedy)
+    elif probe["isa"] is None:
+        remedy = "Install a C++ compiler (apt install g++), then: pip install --force-reinstall "
+        remedy += "--no-deps outrider; and unset OUTRIDER_NATIVE_ISA."
+        yield Finding("instruction set", "none: torch runs the models, slowly", WARN, remedy)
+    else:
+        others = ", ".join(probe["isas"])
+        yield Finding("instruction set", f"{probe['isa']}, of {others}")
+        wide = probe["isa"] in ("avx512bf16", "amx")
+        yield Finding("bf16", "in hardware" if wide else "converted to fp32 as it is read")
+        yield Finding("threads", str(probe["threads"]))
+
+
+def _compiler() -> Iterator[Finding]:
+    path = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if path is None:
+        remedy = "Only needed to build the native step anew: apt install g++."
+        yield Finding("compiler", "none", WARN, remedy)
+        return
+    text, why = _run([path, "--version"])
+    yield Finding("compiler", text.splitlines()[0] if text else why)
+
+
+def _gpus(probe: dict[str, Any]) -> Iterator[Finding]:
+    devices = gpus()
+    usable = probe.get("cuda", [])
+    for gpu in devices:
+        room = f"{gpu.name}, {(gpu.total - gpu.used) / 1024:.1f} of {gpu.total / 1024:.1f} GiB free"
+        major = gpu.driver.partition(".")[0]
+        if major.isdecimal() and int(major) < LEAST_DRIVER:
+            remedy = f"Upgrade the driver to {LEAST_DRIVER} or later."
+            yield Finding("GPU", f"{room}, driver {gpu.driver}", WARN, remedy)
+        else:
+            yield Finding("GPU", f"{room}, driver {gpu.driver}")
+    if devices and not usable and "error" not in probe:
+        build = probe["cuda_build"]
+        why = f"torch for CUDA {build} cannot use it" if build else "torch is a build for CPUs"
+        remedy = "Install torch for this driver's CUDA, or go on with the CPU."
+        yield Finding("CUDA", why, WARN, remedy)
+    for gpu in usable:
+        known = "bf16" if gpu["bf16"] else "no bf16: use float16 or float32"
+        yield Finding("CUDA", f"{gpu['name']}, compute capability {gpu['capability']}, {known}")
+    if not devices and not usable:
+        yield Finding("GPU", "none; Outrider's own engine runs on the CPU")
+
+
+def _memory(room: int) -> Finding:
+    return Finding("memory", f"{room / 2**30:.1f} GiB free")
+
+
+def _disk() -> Iterator[Finding]:
+    folder = Path(os.environ.get("HF_HOME") or Path.home() / ".cache")
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    remedy = "Free some, or set HF_HOME to a folder with room for checkpoints."
+    low = free < LITTLE_DISK
+    text = f"{free / 10**9:.1f} GB free at {folder}"
+    yield Finding("disk", text, WARN if low else OK, remedy if low else "")
+    if not os.access(folder, os.W_OK):
+        yield Finding(
+            "disk", f"{folder} cannot be written", WARN, "Set HF_HOME and XDG_CACHE_HOME."
+        )
+
+
+def _files() -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = [str(x) if x != resource.RLIM_INFINITY else "unlimited" for x in (soft, hard)]
+    status = OK
+    if soft != resource.RLIM_INFINITY:
+        status = FAIL if soft < LEAST_FILES else WARN if soft < FEW_FILES else OK
+    remedy = "Each client takes a file: ulimit -n 65536, or LimitNOFILE=65536 in systemd's unit."
+    text = f"{limits[0]} (hard limit {limits[1]})"
+    yield Finding("open files", text, status, "" if status == OK else remedy)
+
+
+def _port(host: str, port: int) -> Iterator[Finding]:
+    what = f"port {port}"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as found:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind((host, port))
+        yield Finding(what, f"free on {host}")
+    except OSError as error:
+        remedy = "Stop what listens there, or serve with another --port or --host."
+        why = error.strerror or str(error)
+        yield Finding(what, f"cannot be used on {host}: {why}", FAIL, remedy)
+
+
+def _checkpoint(name: str, about: dict[str, Any]) -> Iterator[Finding]:
+    if "error" in about:
+        # A head (EAGLE-3, Medusa) is no causal language model; the pair's check speaks of it.
+        if name == "model":
+            remedy = "Give a folder with config.json and weights, a GGUF file or a hub name."
+            yield Finding(name, about["error"], FAIL, remedy)
+        return
+    yield Finding(f"{name} family", about["family"])
+    step = "the native step runs it" if about["native"] else "the native step does not run it"
+    text = f"{about['dtype']}; {step}"
+    remedy = "" if about["native"] else "It is served by torch, more slowly; measure it first."
+    yield Finding(f"{name} dtype", text, OK if about["native"] else WARN, remedy)
+    yield Finding(f"{name} context", f"{about['context']} tokens")
+    yield from _vocabulary(name, about)
+
+
+def _vocabulary(name: str, about: dict[str, Any]) -> Iterator[Finding]:
+    size, largest = about["vocabulary"], about["largest_id"]
+    if largest is None:
+        remedy = "Add tokenizer.json; without it only token ids can be sent."
+        yield Finding(f"{name} tokenizer", "none", WARN, remedy)
+    elif largest >= size:
+        text = f"has id {largest}, the model only {size} ids"
+        remedy = "Take the tokenizer of this very checkpoint; prompts with such ids are refused."
+        yield Finding(f"{name} tokenizer", text, WARN, remedy)
+    else:
+        yield Finding(f"{name} tokenizer", f"ids to {largest}, within the vocabulary of {size}")
+
+
+def _fits(probe: dict[str, Any], room: int) -> Iterator[Finding]:
+    """Yield whether a server's memory at start and its cache fit into ``room`` bytes."""
+    pair = [probe[name] for name in ("model", "drafter") if "weights" in probe.get(name, {})]
+    if not pair:
+        return
+    weights, page = (sum(about[name] for about in pair) for name in ("weights", "page"))
+    working, usual = pair[0]["working"], pair[0]["usual"]
+    start = weights + working + PROCESSES
+    cache, rest = usual * page, max(0, room - start)
+    text = (
+        f"{_gib(weights)} of weights as they are held ({_gib(sum(a['bytes'] for a in pair))} on "
+        f"disk), {_gib(working)} for a step, {_gib(PROCESSES)} for two processes; {_gib(room)} free"
+    )
+    remedy = "Free memory, quantise (--quantization int8 or int4), or take a smaller pair."
+    status = FAIL if start > room else WARN if start > TIGHT * room else OK
+    yield Finding("memory at start", text, status, "" if status == OK else remedy)
+    if page and status != FAIL:
+        short = cache > rest * DEFAULT_SHARE
+        text = f"up to {_gib(cache)} once it is full, {(usual - 1) * EngineConfig.page_size} tokens"
+        low = f"{_gib(int(rest * DEFAULT_SHARE))} of the default {_gib(cache)}"
+        remedy = "Only fewer or shorter requests fit at once; free memory for more."
+        yield Finding("cache", low if short else text, WARN if short else OK, remedy * short)
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"
+
+
+def _pair(model: str, drafter: str) -> Iterator[Finding]:
+    """Yield how a drafter's checkpoint fits its target: ``outrider drafters check``."""
+    text, why = _run([*CHECK, drafter, "--target", model, "--json"])
+    try:
+        report = json.loads(text)
+        facts = [(fact["what"], fact["drafter"], fact["target"], fact["fits"])
+                 for fact in report["facts"]]  # fmt: skip
+    except (ValueError, LookupError, TypeError):
+        remedy = "Give a checkpoint or head whose folder outrider drafters check can read."
+        yield Finding("drafter", why.removeprefix("error: "), FAIL, remedy)
+        return
+    yield Finding("drafter", report["drafter"])
+    for what, own, theirs, fits in facts:
+        remedy = "" if fits else "Take a drafter of the target's family, with its tokenizer."
+        yield Finding(f"pair {what}", f"{own}; target: {theirs}", OK if fits else FAIL, remedy)
+
+
+def pair_facts(model: str, drafter: str) -> dict[str, str]:
+    """Return what the pair's check says, as a fact of a diagnosis; nothing where it cannot tell."""
+    found = [each for each in _pair(model, drafter) if each.what == "pair tokenizer"]
+    return {"same_tokenizer": "yes" if found[0].status == OK else "no"} if found else {}
+
+
+def text_of(findings: list[Finding]) -> str:
+    """Return findings as text to paste, the remedies below what they are for."""
+    wide = max(len(each.what) for each in findings)
+    lines = []
+    for each in findings:
+        lines.append(f"{each.status:<5} {each.what:<{wide}}  {each.found}")
+        if each.remedy:
+            lines.append(f"{'':5} {'':{wide}}  -> {each.remedy}")
+    counts = {s: sum(each.status == s for each in findings) for s in (FAIL, WARN)}
+    lines.append(f"{counts[FAIL]} failed, {counts[WARN]} warnings")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,104 @@
+"""Asks a server with OpenAI's API: its metrics, its model, and a few greedy answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...base.outside.documents import MIB
+from ...base.outside.http import Answer, address, call, check_key
+from ...errors import EndpointError
+from ..metrics import Page, Reader
+
+SECONDS = 30.0
+"""Time in which a whole answer must arrive."""
+LARGEST_PAGE, LARGEST_ANSWER = 16 * MIB, 4 * MIB
+PROMPTS = (
+    "The quick brown fox", "def fibonacci(n):", "Once upon a time", "1, 2, 3, 4,",
+    '{"name": "Alice", "age":', "The capital of France is", "SELECT name FROM", "Dear Sir or Madam",
+)  # fmt: skip
+TOKENS = 32
+
+
+class Endpoint:
+    """A server, by its address with or without ``/v1``.
+
+    Args:
+        key: sent as a bearer token, to this server only; None sends none.
+
+    Raises:
+        ConfigError: the address or the key is none.
+    """
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        parts = address(url)
+        check_key(key)
+        self.host = parts.host
+        self.url = parts.place + parts.path.removesuffix("/metrics").removesuffix("/v1")
+        self._key = key
+
+    def ask(self, path: str, body: Any = None) -> Answer:
+        """Return the answer to a request: POST with a JSON body, GET without a body.
+
+        Raises:
+            EndpointError: no answer comes in time, or it is not HTTP, too long or a redirect.
+        """
+        return call(self.url + path, body, key=self._key, seconds=SECONDS, limit=LARGEST_ANSWER)
+
+    def model(self) -> str:
+        """Return the name of the first model.
+
+        Raises:
+            EndpointError: the server is down, refuses the key, or does not speak OpenAI's API.
+        """
+        answer = self.ask("/v1/models")
+        if answer.status in (401, 403):
+            raise EndpointError(
+                f"{self.url} wants an API key (HTTP {answer.status}); give --api-key."
+            )
+        try:
+            if answer.status != 200:
+                raise ValueError(f"HTTP {answer.status}")
+            return str(answer.json()["data"][0]["id"])
+        except (ValueError, LookupError, TypeError) as error:
+            why = str(error) if str(error).startswith("HTTP") else "its answer lists no model"
+            raise EndpointError(
+                f"{self.url}/v1/models is not OpenAI's ({why}); correct the address."
+            ) from None
+
+    def metrics(self) -> Page | None:
+        """Return the page of ``/metrics``; None if the server has none.
+
+        Raises:
+            EndpointError: as ``ask``.
+        """
+        reader = Reader()
+        url = f"{self.url}/metrics"
+        answer = call(url, key=self._key, seconds=SECONDS, limit=LARGEST_PAGE, take=reader.feed)
+        return reader.page() if answer.status == 200 else None
+
+    def answers(self) -> list[str]:
+        """Return the greedy answers to a few short prompts.
+
+        Raises:
+            EndpointError: the server does not complete texts.
+        """
+        model, found = self.model(), []
+        for prompt in PROMPTS:
+            body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+            answer = self.ask("/v1/completions", body)
+            try:
+                if answer.status != 200:
+                    raise ValueError(f"HTTP {answer.status}")
+                found.append(str(answer.json()["choices"][0]["text"]))
+            except (ValueError, LookupError, TypeError):
+                raise EndpointError(
+                    f"{self.url}/v1/completions completes no prompt (HTTP {answer.status}); its "
+                    "outputs cannot be compared."
+                ) from None
+        return found
+
+
+def differing(one: Endpoint, other: Endpoint) -> float:
+    """Return the share of a few greedy answers in which two servers differ."""
+    pairs = list(zip(one.answers(), other.answers(), strict=True))
+    return sum(mine != theirs for mine, theirs in pairs) / len(pairs)

@@ -1,0 +1,199 @@
+"""Facts of a diagnosis: figures and words by name, and conditions on them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from math import isfinite
+from operator import ge, gt, le, lt
+from typing import Any, NamedTuple
+
+from ...base.outside.text import printable
+from ...errors import ConfigError, shown
+from .tables import table
+
+Value = float | str
+Facts = Mapping[str, Value]
+ORDER: dict[str, Callable[[float, float], bool]] = {"<": lt, "<=": le, ">": gt, ">=": ge}
+LARGEST = 1e15
+LONGEST = 60
+"""Characters of a name that are compared with known names."""
+
+
+class Figure(NamedTuple):
+    """A fact with its unit; ``unit`` is empty where it is a word."""
+
+    name: str
+    value: Value
+    unit: str
+
+    def __str__(self) -> str:
+        """Return the figure for people."""
+        name = self.name.replace("_", " ")
+        if isinstance(self.value, str):
+            return f"{name}: {self.value}"
+        if self.unit == "share":
+            return f"{name}: {100 * self.value:.1f} %"
+        if self.unit == "s":
+            return f"{name}: {1000 * self.value:.1f} ms"
+        if self.unit == "times":
+            return f"{name}: {self.value:.2f}"
+        return f"{name}: {self.value:,.6g} {self.unit}".rstrip()
+
+
+def figure(name: str, facts: Facts) -> Figure:
+    """Return a fact that is known, with its unit."""
+    return Figure(name, facts[name], table("symptoms")["fact"][name]["unit"])
+
+
+def holds(condition: str, facts: Facts, thresholds: Mapping[str, float]) -> bool | None:
+    """Return whether a condition such as ``acceptance < low_acceptance`` holds; None if unknown.
+
+    Behind ``is`` stands a word, behind ``<``, ``<=``, ``>`` and ``>=`` a number or a threshold.
+    """
+    name, operator, right = condition.split(" ", 2)
+    value = facts.get(name)
+    if value is None:
+        return None
+    if operator == "is":
+        return value == right
+    if isinstance(value, str):
+        return None
+    limit = thresholds[right] if right in thresholds else float(right)
+    return ORDER[operator](value, limit)
+
+
+class Named(NamedTuple):
+    """The fact that a name means, and how many units of the name make one unit of the fact."""
+
+    fact: str
+    scale: float
+
+
+@cache
+def names() -> dict[str, Named]:
+    """Return the meaning of each known name: the facts' own names, and others in use."""
+    found = {}
+    for fact, each in table("symptoms")["fact"].items():
+        for name in (fact, *each.get("also", ())):
+            found[name] = Named(fact, 1.0)
+        for name, scale in each.get("scaled", {}).items():
+            found[name] = Named(fact, float(scale))
+    return found
+
+
+def plain_name(name: str) -> str:
+    """Return a name in lower case, with underscores between words."""
+    return re.sub(r"[\s-]+", "_", name.strip()).lower()
+
+
+def named(name: object) -> Named | None:
+    """Return the meaning of a name; None if it is unknown."""
+    return names().get(plain_name(name)) if isinstance(name, str) else None
+
+
+def near(name: object, likeness: float = 0.6) -> str | None:
+    """Return the known name nearest to an unknown one; None if their likeness is too small."""
+    return _close(name, names(), likeness)
+
+
+def check_facts(facts: Mapping[str, object]) -> dict[str, Value]:
+    """Return given facts under our names; numbers may be text, None means unknown.
+
+    Raises:
+        ConfigError: a fact is unknown, has a wrong value, or is given twice.
+    """
+    found: dict[str, Value] = {}
+    said: dict[str, str] = {}
+    for name, value in facts.items():
+        known = named(name)
+        if known is None:
+            raise ConfigError(f"there is no fact {shown(name)}; {_hint(near(name))}")
+        if value is None:
+            continue
+        checked = check_fact(name, known, value)
+        if found.setdefault(known.fact, checked) != checked:
+            raise ConfigError(
+                f"{said[known.fact]} and {name} mean the same fact and differ; give one."
+            )
+        said[known.fact] = name
+    return found
+
+
+def check_fact(name: str, known: Named, value: object) -> Value:
+    """Return the value of a fact that was given as ``name``, in the fact's own unit.
+
+    Raises:
+        ConfigError: it is out of the fact's range, or not a number or word of the fact.
+    """
+    entry, what, scale = table("symptoms")["fact"][known.fact], f"fact {name}", known.scale
+    if _is_word(known.fact):
+        return _word(what, value, entry)
+    if entry["unit"] != "share":
+        return number(what, value) / scale
+    part = value
+    if isinstance(value, str) and value.strip().endswith("%"):
+        part, scale = value.strip()[:-1], 100.0
+    amount = number(what, part) / scale
+    if amount > 1:
+        most = "a share from 0 to 1, such as 0.9 or 90%" if scale == 1 else f"0 to {scale:g}"
+        raise ConfigError(f"{what} is {shown(value)}; give {most}.")
+    return amount
+
+
+def _word(what: str, value: object, known: Mapping[str, Any]) -> str:
+    word = printable(value) if isinstance(value, str | bool) else ""
+    values = known.get("values", {word: ()})
+    for each, others in values.items():
+        if word and word.lower() in (each.lower(), *others):
+            return str(each)
+    raise ConfigError(f"{what} is {shown(value)}; give {known['help']}.")
+
+
+def check_thresholds(thresholds: Mapping[str, object]) -> dict[str, float]:
+    """Return all thresholds: the defaults, and those given instead.
+
+    Raises:
+        ConfigError: there is no such threshold, or its value is no number from 0 on.
+    """
+    known = table("symptoms")["threshold"]
+    found: dict[str, float] = {name: float(each["value"]) for name, each in known.items()}
+    for name, value in thresholds.items():
+        if name not in known:
+            raise ConfigError(f"there is no threshold {shown(name)}; {_hint(_close(name, known))}")
+        found[name] = number(f"threshold {name}", value)
+    return found
+
+
+def _is_word(name: str) -> bool:
+    known = table("symptoms")["fact"][name]
+    return not known["unit"] and name != "temperature"
+
+
+def number(what: str, value: object) -> float:
+    """Return a value as a number; it may be a text.
+
+    Raises:
+        ConfigError: it is none, or below 0.
+    """
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError
+        found = float(value)
+    except (ValueError, OverflowError):
+        found = -1.0
+    if not isfinite(found) or not 0 <= found <= LARGEST:
+        raise ConfigError(f"{what} is {shown(value)}; give a number from 0 on.")
+    return found
+
+
+def _close(name: object, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    text = name.lower()[:LONGEST] if isinstance(name, str) else ""
+    found = difflib.get_close_matches(text, known, 1, likeness)
+    return found[0] if found else None
+
+
+def _hint(near: str | None) -> str:
+    return f"did you mean {near!r}?" if near else "docs/diagnose.md lists the known ones."

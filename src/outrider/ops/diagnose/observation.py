@@ -1,0 +1,349 @@
+"""What is known of a server or a run: facts from an endpoint, a saved page, or a report."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ...base.fields import is_number
+from ...base.outside.documents import parse_json, read
+from ...base.outside.sockets import is_local
+from ...base.outside.text import printable
+from ...errors import ConfigError, shown
+from ..metrics import Page, of_mapping, parse
+from .endpoint import Endpoint
+from .facts import Value, check_facts, named, names, near, plain_name
+from .host import load_facts
+from .metrics import add_survival, facts_of
+from .tables import table
+
+POSITIONS = ("spec_decode_per_position_acceptance_rates", "acceptance_by_position")
+LOOKUPS = ("ngram", "suffix", "prediction")
+HEAD = ("label", "workload", "dataset", "drafter", "batch_size", "num_speculative_tokens")
+"""Keys that tell the runs of a report apart."""
+NAMED = 3
+"""Most unknown keys that a note names."""
+FAIRLY, VERY = 0.6, 0.8
+"""Likeness from which an unknown key may be a misspelt fact: beside known keys, and alone."""
+
+
+Source = str | Path | Mapping[str, Any]
+
+
+@dataclass
+class Observation:
+    """Facts of one server or one run.
+
+    Attributes:
+        where: which run, or which server.
+        hardware: the device's name, "" if nobody knows.
+        page: the samples of ``/metrics``, where there were any.
+        endpoint: whom it was read from, None if from a file.
+        notes: what could not be read.
+    """
+
+    where: str
+    facts: dict[str, Value]
+    hardware: str = ""
+    page: Page | None = None
+    endpoint: Endpoint | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def saved(self) -> dict[str, Any]:
+        """Return it as an object that ``observe`` reads again from a JSON file."""
+        told = {} if self.page is None else facts_of(self.page)
+        other = {name: value for name, value in self.facts.items() if told.get(name) != value}
+        lines = [] if self.page is None else self.page.lines()
+        return {"where": self.where, "metrics": lines, "facts": other}
+
+
+def observe(source: Source, key: str | None = None, seconds: float = 0.0) -> list[Observation]:
+    """Return what a source tells, one observation for each run of a report.
+
+    Args:
+        source: an address; a file with a page of ``/metrics``, or with JSON: facts or metrics by
+            name, what ``--save`` wrote, a report of ``outrider bench`` or ``vllm bench serve``; or
+            the object of such JSON.
+        key: the API key of an endpoint.
+        seconds: how long to watch an endpoint; 0 takes what it counted since its start.
+
+    Raises:
+        ConfigError: the source is none, or has another shape.
+        EndpointError: the server is down, or does not speak OpenAI's API.
+    """
+    if isinstance(source, Mapping):
+        return of_json(source, "what was given")
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"the source is {shown(source)}; give an address, a file or facts.")
+    path = Path(source)
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except (OSError, ValueError):  # a file cannot have such a name
+        is_file = is_folder = False
+    text = str(source)
+    if is_file:
+        return read_file(path)
+    if "://" not in text and (path.suffix in (".json", ".prom", ".txt") or is_folder):
+        raise ConfigError(f"{shown(text)} is no file; give an address, metrics or a report.")
+    return [ask(Endpoint(text, key), seconds)]
+
+
+def ask(endpoint: Endpoint, seconds: float = 0.0, since: Page | None = None) -> Observation:
+    """Return what a running server tells, and this machine where the server is on it.
+
+    Args:
+        seconds: what is counted within them; 0 is all since the server's start.
+        since: an earlier page, from which on to count instead.
+    """
+    endpoint.model()
+    if seconds > 0:
+        since = endpoint.metrics()
+        time.sleep(seconds)
+    page = endpoint.metrics()
+    if page is None:
+        facts: dict[str, Value] = {"metrics": "no", "speculation_counters": "no"}
+        return Observation(endpoint.url, facts, endpoint=endpoint)
+    found = of_page(page if since is None else page.since(since), endpoint.url)
+    found.endpoint = endpoint
+    if is_local(endpoint.host):
+        running = found.facts.get("running", 0.0)
+        found.facts |= load_facts(isinstance(running, float) and running >= 1)
+    return found
+
+
+def of_page(page: Page, where: str) -> Observation:
+    """Return the facts of a page of metrics.
+
+    Raises:
+        ConfigError: it has no metrics of an engine that is known.
+    """
+    facts = facts_of(page)
+    if not facts:
+        what = (
+            "no metrics of a known engine" if page.samples else "no metrics in Prometheus' format"
+        )
+        raise ConfigError(f"{where} has {what}; give the engine's own address, or its /metrics.")
+    found = Observation(where, facts, page=page)
+    if page.broken:
+        found.notes.append(f"{page.broken} lines of the metrics are broken and were ignored.")
+    return found
+
+
+def read_file(file: Path) -> list[Observation]:
+    """Return what a file tells.
+
+    Raises:
+        ConfigError: it cannot be read, or has another shape.
+    """
+    data = read(file, str(file))
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is not UTF-8 text; give metrics or a report.") from None
+    name = printable(file.name)
+    if not text.lstrip().startswith(("{", "[")):
+        return [of_page(parse(text), name)]
+    content = parse_json(text, str(file), unique=True)
+    return of_json(content if isinstance(content, dict) else {}, name)
+
+
+def of_json(content: Mapping[str, Any], where: str) -> list[Observation]:
+    """Return the observations in an object: facts or metrics by name, a saved one, or a report.
+
+    Raises:
+        ConfigError: it holds none, or has an unknown key or a wrong value.
+    """
+    runs, seen = content.get("runs"), content.get("seen")
+    if isinstance(runs, list):
+        machine = content.get("machine")
+        found = [_of_run(run, machine) for run in runs if isinstance(run, dict) and _drafts(run)]
+        found = [each for each in found if each.facts]
+        for each in found:
+            _take_all(each, content)
+    elif isinstance(seen, list):  # an output of outrider diagnose --json
+        found = [
+            _of_saved(each, _text(each.get("where", where)))
+            for each in seen
+            if isinstance(each, dict)
+        ]
+    elif "facts" in content or not _is_word(content.get("metrics")):
+        found = [_of_saved(content, where)]
+    else:
+        found = [_of_names(content, where)]
+    if not any(each.facts for each in found):
+        raise _nothing(where)
+    return found
+
+
+def _nothing(where: str) -> ConfigError:
+    return ConfigError(
+        f"{where} holds no known facts, and neither metrics nor a report of a benchmark with "
+        "figures; write one with outrider diagnose ENDPOINT --save FILE, or outrider bench --json "
+        "FILE."
+    )
+
+
+def _is_word(metrics: object) -> bool:
+    """Return whether ``metrics`` of an object is absent or the fact of that name, not a page."""
+    words = (None, True, False, "yes", "no")
+    return metrics in words if isinstance(metrics, str | bool | None) else False
+
+
+def _of_saved(content: Mapping[str, Any], where: str) -> Observation:
+    metrics, stated = content.get("metrics"), content.get("facts", {})
+    if isinstance(metrics, list) and all(isinstance(line, str) for line in metrics):
+        metrics = "\n".join(metrics)
+    if not isinstance(stated, dict):
+        raise ConfigError(f"{where} has facts that are no object; give them by name.")
+    beside = {key: value for key, value in content.items() if key != "metrics" and named(key)}
+    if isinstance(metrics, dict):
+        found = _of_names(metrics, where)
+    elif _is_word(metrics):
+        beside["metrics"] = metrics
+        found = Observation(where, {})
+    elif isinstance(metrics, str):
+        found = of_page(parse(metrics), where) if metrics.strip() else Observation(where, {})
+    else:
+        raise ConfigError(f"{where} has metrics that are neither text nor by name; save them anew.")
+    found.facts |= check_facts(beside) | check_facts(stated)
+    _note_unknown(found, content)
+    return found
+
+
+def _of_names(content: Mapping[str, Any], where: str) -> Observation:
+    """Return the observation in a flat object: facts and metrics by name, or one result.
+
+    Raises:
+        ConfigError: a key is unknown; with metrics, and in results, unknown keys are only noted.
+    """
+    if any(_listed(key, "marks") for key in content):
+        return _of_run(content, content.get("machine"), where)
+    stated = {key: value for key, value in content.items() if named(key)}
+    read = {key: value for key, value in content.items() if _listed(key, "read")}
+    other = {key: value for key, value in content.items() if key not in stated | read}
+    found = _of_run(read, content.get("machine"), where)
+    page = _by_name(other)
+    if facts_of(page):
+        found.facts = of_page(page, where).facts | found.facts
+        found.page = page
+    elif other:
+        like = FAIRLY if stated else VERY
+        key = next((key for key in other if near(key, like)), next(iter(other)))
+        if not stated and not near(key, like):
+            raise _nothing(where)
+        check_facts({key: None})  # raises the error for an unknown fact
+    found.facts |= check_facts(stated)
+    return found
+
+
+def _by_name(metrics: Mapping[str, Any]) -> Page:
+    return of_mapping(
+        {key: value for key, value in metrics.items() if type(value) is str or is_number(value)}
+    )
+
+
+def _listed(key: object, *lists: str) -> bool:
+    """Return whether a key matches the catalogue's patterns for keys of reports."""
+    return isinstance(key, str) and any(
+        re.fullmatch(pattern, key)
+        for name in lists
+        for pattern in table("symptoms")["report"][name]
+    )
+
+
+def _note_unknown(found: Observation, content: Mapping[str, Any]) -> None:
+    """Note the keys of a report that are neither facts nor known."""
+    keys = [k for k in content if not named(k) and not _listed(k, "read", "marks", "keys")]
+    if keys:
+        more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
+        hint = next((f" (did you mean {near(key)!r}?)" for key in keys if near(key)), "")
+        listed = ", ".join(map(shown, keys[:NAMED]))
+        found.notes.append(f"Unknown keys were ignored: {listed}{more}{hint}.")
+
+
+def _drafts(run: Mapping[str, Any]) -> bool:
+    """Return whether a run of a report speculates, as far as the report says."""
+    return run.get("drafter") != "none" and run.get("num_speculative_tokens") != 0
+
+
+def _of_run(run: Mapping[str, Any], machine: object, where: str = "") -> Observation:
+    parts = [f"{name} {_text(run[name])}" for name in HEAD if run.get(name) not in (None, "")]
+    found = Observation(", ".join(parts) or where, {})
+    _take_all(found, run)
+    for key in POSITIONS:
+        survival = run.get(key)
+        if isinstance(survival, list) and all(_number(each) is not None for each in survival):
+            length = found.facts.get("draft_length")
+            add_survival(found.facts, [float(each) for each in survival])
+            if length is not None:
+                found.facts["draft_length"] = length
+        elif survival is not None:
+            found.notes.append(f"{key} is not a list of shares and was ignored.")
+    if run.get("drafter") in LOOKUPS:
+        found.facts["method"] = "lookup"
+    _add_outputs(found, run)
+    _add_source(found, run.get("spec_decode_source"))
+    _add_machine(found, run.get("machine"))
+    if isinstance(machine, dict):
+        found.hardware = _text(machine.get("gpu") or machine.get("cpu") or "")
+    _note_unknown(found, run)
+    return found
+
+
+def _text(value: object) -> str:
+    return printable(value) if isinstance(value, str) else shown(value)
+
+
+def _take_all(found: Observation, run: Mapping[str, Any]) -> None:
+    """Add the facts of a report, the last of several names; note values that are wrong."""
+    by_name = {plain_name(key): key for key in run if named(key)}
+    for key in (by_name[name] for name in names() if name in by_name):
+        try:
+            found.facts |= check_facts({key: run[key]})
+        except ConfigError:
+            found.notes.append(f"{key} is {shown(run[key])} and was ignored.")
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if isfinite(value) and value >= 0 else None
+    except OverflowError:
+        return None
+
+
+def _add_outputs(found: Observation, run: Mapping[str, Any]) -> None:
+    identical, differences = run.get("outputs_identical"), run.get("differences")
+    samples = _number(run.get("num_samples"))
+    if isinstance(identical, bool):
+        share = 0.0 if identical else 1.0
+        if not identical and isinstance(differences, list) and differences and samples:
+            share = min(1.0, len(differences) / samples)
+        found.facts["output_differs"] = share
+
+
+def _add_source(found: Observation, source: object) -> None:
+    """Add what ``bench serve`` says of a server's counters."""
+    if isinstance(source, str):
+        inactive = "NOT ACTIVE" in source
+        counted = inactive or not source.startswith("none")
+        found.facts["speculation_counters"] = "yes" if counted else "no"
+        if inactive:
+            found.facts["drafted"] = 0.0
+
+
+def _add_machine(found: Observation, machine: object) -> None:
+    """Add the utilisation that ``bench serve`` measured."""
+    if not isinstance(machine, dict):
+        return
+    for key in ("cpu_percent", "gpu_percent"):
+        spread = machine.get(key)
+        share = _number(spread.get("mean")) if isinstance(spread, dict) else None
+        if share is not None:
+            found.facts["utilisation"] = min(1.0, share / 100)

@@ -1,0 +1,167 @@
+"""Keeps two guards from acting at once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard
+
+from ...base.limits import LARGEST_INT
+from ...base.outside.text import printable
+from ...errors import EndpointError
+from .kubernetes import CONFLICT, MISSING, Cluster, reason
+from .policy import Policy
+from .store import StoreError
+
+FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
+LONGEST = 86400.0
+"""Longest duration of a lease, in seconds; guards write no longer ones."""
+
+
+class Lease(Protocol):
+    """A right that one guard has at a time."""
+
+    def hold(self, now: float) -> str | None:
+        """Take or renew the lease; return None if this guard has it, else a sentence on who does.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
+        ...
+
+    def release(self) -> None:
+        """Give it back."""
+        ...
+
+
+def lease(policy: Policy) -> Lease:
+    """Return the lease that a policy names."""
+    if policy.lease.kind == "kubernetes":
+        return KubernetesLease(policy)
+    return FileLease(Path(policy.folder) / "lease")
+
+
+class FileLease:
+    """A lock of the kernel's on a file: it ends with its process, however that ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+
+    def hold(self, now: float) -> str | None:
+        """Take the lock unless this guard has it, on the file that has the name at present."""
+        if self._file is not None and self._is_there(self._file):
+            return None
+        self.release()
+        try:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o640)
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be opened: {error.strerror}.") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            other = printable(os.pread(file, 64, 0).decode("ascii", "replace"))
+            os.close(file)
+            return f"Another guard acts (process {other or 'unknown'}); this one only watches."
+        self._file = file
+        with suppress(OSError):  # on a full disk the lock holds without the number
+            os.ftruncate(file, 0)
+            os.write(file, f"{os.getpid()}\n".encode())
+        return None
+
+    def _is_there(self, file: int) -> bool:
+        """Return whether the lock is on the file that others would lock."""
+        try:
+            return os.path.samestat(os.fstat(file), os.stat(self._path))
+        except OSError:
+            return False
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class KubernetesLease:
+    """A Lease of ``coordination.k8s.io``: whoever renewed it last has it until it runs out.
+
+    It expires when this guard has seen no renewal for its duration, as in client-go's leader
+    election. Clocks of different machines are not compared.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        own = policy.lease
+        self._cluster = Cluster(own.url, own.key_env)
+        self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{own.namespace}/leases"
+        self._name, self._seconds = own.name, own.seconds
+        self._me = f"{socket.gethostname()}_{os.getpid()}"
+        self._seen: object = None
+        self._since = 0.0
+
+    def hold(self, now: float) -> str | None:
+        """Take or renew the Lease; a conflict means that somebody else was faster."""
+        try:
+            return self._hold(now)
+        except EndpointError as error:
+            return f"The Lease cannot be renewed: {error}"
+
+    def _hold(self, now: float) -> str | None:
+        answer = self._cluster.ask(f"{self._folder}/{self._name}")
+        if answer.status == MISSING:
+            body = {
+                "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+                "metadata": {"name": self._name}, "spec": self._spec({}),
+            }  # fmt: skip
+            return self._taken(self._cluster.ask(self._folder, body))
+        found = answer.json()
+        if not answer.ok or not isinstance(found, dict):
+            return f"The Lease {self._name} cannot be read ({reason(answer)})."
+        spec = found["spec"] if isinstance(found.get("spec"), dict) else {}
+        holder = spec.get("holderIdentity")
+        if holder not in (None, "", self._me) and not self._ran_out(spec, now):
+            return f"Another guard acts ({printable(holder, 100)}); this one only watches."
+        found["spec"] = self._spec(spec)
+        return self._taken(self._cluster.ask(f"{self._folder}/{self._name}", found, method="PUT"))
+
+    def _taken(self, answer: Any) -> str | None:
+        if answer.ok:
+            return None
+        if answer.status == CONFLICT:
+            return "Another guard took the Lease a moment ago; this one only watches."
+        return f"The Lease {self._name} cannot be written ({reason(answer)})."
+
+    def _ran_out(self, spec: dict[str, Any], now: float) -> bool:
+        """Return whether the holder did not renew it for its duration."""
+        seen = (spec.get("holderIdentity"), spec.get("renewTime"), spec.get("leaseTransitions"))
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        lasts = spec.get("leaseDurationSeconds")
+        if isinstance(lasts, bool) or not isinstance(lasts, int | float) or not 0 < lasts < LONGEST:
+            lasts = self._seconds
+        return now - self._since >= lasts
+
+    def _spec(self, before: dict[str, Any]) -> dict[str, Any]:
+        text = datetime.fromtimestamp(time.time(), UTC).strftime(FORMAT)
+        mine = before.get("holderIdentity") == self._me
+        changes = before.get("leaseTransitions")
+        return {
+            **before,
+            "holderIdentity": self._me,
+            "leaseDurationSeconds": max(1, round(self._seconds)),
+            "renewTime": text,
+            "acquireTime": before.get("acquireTime", text) if mine else text,
+            "leaseTransitions": (changes if _counts(changes) else 0) + (not mine),
+        }
+
+    def release(self) -> None:
+        """Let it run out."""
+
+
+def _counts(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < LARGEST_INT

@@ -1,0 +1,291 @@
+"""The guard at work: look, decide, write down, change, confirm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+from ...errors import ConfigError
+from .decide import FORCIBLE, decide, wanted
+from .events import Events, logger
+from .lease import Lease, lease
+from .policy import Policy
+from .sources import Source, source
+from .states import Decision, Level, Observation, Place, State, carried_over
+from .store import Store, StoreError
+from .switches import traffic_switch
+from .switches.base import SwitchError, TrafficSwitch
+from .switches.speculation import Speculation
+from .watch import look
+
+
+class StoppedError(Exception):
+    """A signal came while the guard waited for something."""
+
+
+class Stop:
+    """Asks a guard to end: between two evaluations, or at once while it waits."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._waits = False
+
+    def ask(self, *_: Any) -> None:
+        """Ask it; this is a signal handler."""
+        self.asked = True
+        if self._waits:
+            self._waits = False
+            raise StoppedError
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let a signal end the code inside at once, which must change nothing.
+
+        Raises:
+            StoppedError: a signal came.
+        """
+        self._waits = True
+        try:
+            if self.asked:
+                raise StoppedError
+            yield
+        finally:
+            self._waits = False
+
+
+def steady(begin: float | None = None) -> Callable[[], float]:
+    """Return a monotonic clock that begins at the wall clock's time."""
+    ahead = (time.time() if begin is None else begin) - time.monotonic()
+    return lambda: time.monotonic() + ahead
+
+
+class Guard:
+    """A guard of one engine; its parts can be given, for tests.
+
+    The state is on disk before anything is changed, and says what must be true afterwards; each
+    evaluation puts into force what is not. So a guard that dies in between goes on where it was.
+    """
+
+    def __init__(
+        self, policy: Policy, *, figures: Source | None = None, right: Lease | None = None,
+        clock: Callable[[], float] | None = None, stop: Stop | None = None,
+    ) -> None:  # fmt: skip
+        self.policy, self.clock, self.stop = policy, clock or steady(), stop or Stop()
+        self.store = Store(policy.folder)
+        self.events = Events(self.store, policy.webhook, dry_run=policy.dry_run)
+        self.source = figures or source(policy)
+        self.lease = right or lease(policy)
+        self.traffic: TrafficSwitch | None = traffic_switch(policy)
+        self.drafting = Speculation(policy.engine) if policy.engine.has_switch else None
+        self.state = self._load()  # reports damage at the start
+        self._leads = False
+        self._told: tuple[str, ...] = ()
+        self._failing: tuple[str, ...] = ()
+
+    def run(self) -> None:
+        """Evaluate every interval until asked to stop; an evaluation that fails is an alert.
+
+        Raises:
+            ConfigError: the first one cannot write the folder, or the policy cannot be used.
+        """
+        if self.policy.listen is not None:
+            self.events.listen(self.policy.listen)
+        began = False
+        try:
+            while not self.stop.asked:
+                begin = time.monotonic()
+                try:
+                    self.turn()
+                except StoreError as error:
+                    if not began:
+                        raise
+                    # The disk may be full for a while; until it has room nothing is changed.
+                    self.events.also("folder", str(error))
+                except (ConfigError, StoppedError):
+                    raise
+                except Exception as error:  # an unforeseen error must not end the guard
+                    self.events.also("failed", f"An evaluation failed with {error!r}.")
+                began = True
+                with self.stop.at_once():
+                    time.sleep(max(0.0, self.policy.interval - (time.monotonic() - begin)))
+        except StoppedError:
+            pass
+        finally:
+            self.lease.release()
+            self.events.close()
+
+    def turn(self) -> Decision | None:
+        """Evaluate once; None where another guard acts."""
+        now = self.clock()
+        if not self._may_act(now):
+            return None
+        if not self._leads:  # what the one before has written counts
+            self.state, self._leads = self._load(), True
+            self.events.tell("note", f"this guard acts; the state is {self.state.mode}")
+        alerts = self._commands()
+        with self.stop.at_once():
+            seen = look(self.state, self.policy, self.source, self.drafting, self.traffic, now)
+        decision = decide(self.state, seen, self.policy, now)
+        # Servers that answer slowly may have outlasted a lease.
+        if not self._may_act(self.clock()):
+            return None
+        alerts |= decision.alerts
+        if self.policy.dry_run:
+            self._pretend(decision)
+        else:
+            alerts |= self._carry_out(decision, seen)
+        try:
+            self._show(seen, replace(decision, alerts=alerts))
+        except StoreError as error:
+            alerts["folder"] = str(error)
+        self.events.alert(alerts)
+        self.events.gauges(self.state.mode, seen.warm if self.policy.standby else None, True)
+        return decision
+
+    def _load(self) -> State:
+        """Return the state on disk, with its times shifted to this guard's clock."""
+        state = self.store.load(self.policy.engine.url)
+        return carried_over(state, self.clock(), self.policy.recovery.longest_wait)
+
+    def _may_act(self, now: float) -> bool:
+        """Take or renew the lease; without it this guard only watches."""
+        with self.stop.at_once():
+            other = self.lease.hold(now)
+        if other is not None:
+            self._leads = False
+            logger.info("%s", other)
+            self.events.gauges(self.state.mode, None, False)
+            self.events.alert({})
+        return other is None
+
+    def _commands(self) -> dict[str, str]:
+        """Apply a person's command to the state; return alerts, if it cannot be read."""
+        try:
+            said, mode = self.store.commanded()
+            if not said:
+                return {}
+            if mode is None or mode in FORCIBLE:
+                self._remember(forced=mode)
+                told = "rules hold again" if mode is None else f"a person holds it in {mode}"
+                self.events.tell("note", told)
+            self.store.obeyed()
+        except ConfigError as error:
+            return {"folder": str(error)}
+        return {}
+
+    def _pretend(self, decision: Decision) -> None:
+        """Tell what would be done, once; levels stay as they are."""
+        told = tuple(event.action for event in decision.events)
+        if told != self._told:
+            for event in decision.events:
+                self.events.tell("decided", event.text, action=event.action, signal=event.signal)
+        self._told = told
+        self.state = replace(self.state, pending=decision.state.pending, seen=decision.state.seen)
+
+    def _carry_out(self, decision: Decision, seen: Observation) -> dict[str, str]:
+        """Write the decision down, put it into force, and return what failed."""
+        before = self.state
+        self.store.save(decision.state)
+        self.state = decision.state
+        actions = tuple(event.action for event in decision.events)
+        again = bool(actions) and actions == self._failing  # tried at each evaluation, told once
+        for event in () if again else decision.events:
+            self.events.tell("decided", event.text, action=event.action, signal=event.signal)
+        if seen.trouble is not None and self.state.forced is None:
+            return {}
+        drifted, failed = self._enforce(seen)
+        self._undo(before, failed)
+        if drifted and not decision.events:
+            self.events.tell("drift", f"{' and '.join(drifted)} put back to {self.state.mode}")
+        for event in decision.events:
+            if event.track not in failed:
+                self.events.tell("done", event.text, action=event.action, signal=event.signal)
+            elif not again:
+                text = failed[event.track]
+                self.events.tell("failed", text, action=event.action, signal=event.signal)
+        self._failing = tuple(event.action for event in decision.events if event.track in failed)
+        return {"failed": " ".join(failed.values())} if failed else {}
+
+    def _undo(self, before: State, failed: Mapping[str, str]) -> None:
+        """Go back to what was before in the tracks whose change failed."""
+        undone: dict[str, Any] = {track: getattr(before, track) for track in failed}
+        if "drafting" in failed:
+            undone["reduced_to"] = before.reduced_to
+        if undone:
+            self._remember(**undone)
+
+    def _enforce(self, seen: Observation) -> tuple[list[str], dict[str, str]]:
+        """Put into force what the state wants and is not so.
+
+        Returns:
+            The tracks that were changed, and by track why one could not be.
+        """
+        changed: list[str] = []
+        failed: dict[str, str] = {}
+        for track, enforce in (("traffic", self._set_traffic), ("drafting", self._set_drafting)):
+            try:
+                if enforce(seen):
+                    changed.append(track)
+            except SwitchError as error:
+                failed[track] = str(error)
+        return changed, failed
+
+    def _set_traffic(self, seen: Observation) -> bool:
+        """Set the weights that the state wants; whether they were others."""
+        weights = wanted(self.state, self.policy)[1]
+        if weights is None or self.traffic is None or seen.weights is None:
+            return False
+        if weights != seen.weights:
+            self.traffic.set(weights)
+            if self.traffic.read() != weights:
+                raise SwitchError("The switch of traffic took new weights and has others.")
+        if self.state.traffic.level == Place.OWN:
+            self._remember(own_weights=None)
+        return weights != seen.weights
+
+    def _set_drafting(self, seen: Observation) -> bool:
+        """Set the drafting that the state wants; whether it was another."""
+        drafting = wanted(self.state, self.policy)[0]
+        if drafting is None or self.drafting is None or seen.drafting is None:
+            return False
+        has = {"enabled": seen.drafting.enabled, "num_speculative_tokens": seen.drafting.length}
+        differs = any(has[name] != value for name, value in drafting.items())
+        if differs:
+            self.drafting.set(drafting)
+        if self.state.drafting.level == Level.OWN:
+            self._remember(own_drafting=None)
+        return differs
+
+    def _remember(self, **fields: Any) -> None:
+        state = replace(self.state, **fields)
+        self.store.save(state)
+        self.state = state
+
+    def _show(self, seen: Observation, decision: Decision) -> None:
+        self.store.show(
+            {
+                "time": time.time(),
+                "engine": self.policy.engine.url,
+                "mode": self.state.mode,
+                "forced": self.state.forced,
+                "dry_run": self.policy.dry_run,
+                "runtime_switch": self.policy.engine.has_switch,
+                "alerts": dict(decision.alerts),
+                "reasons": dict(decision.reasons),
+                "seen": asdict(seen),
+                "drafting": asdict(self.state.drafting),
+                "traffic": asdict(self.state.traffic),
+            }
+        )
+
+
+def run(policy: Policy, stop: Stop) -> None:
+    """Run a guard until it is asked to stop.
+
+    Raises:
+        ConfigError: the policy's folder, its port or one of its keys cannot be used.
+    """
+    Guard(policy, stop=stop).run()

@@ -1,0 +1,296 @@
+"""The guard's observations, memory and decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
+
+from ...base.limits import LARGEST_DRAFT, LARGEST_INT
+from ...errors import ConfigError
+
+
+class Level(StrEnum):
+    """An engine's drafting: as its operator set it, shorter, or not at all."""
+
+    OWN = "own"
+    REDUCED = "reduced"
+    PLAIN = "plain"
+
+
+class Place(StrEnum):
+    """The traffic's way: as its operator set it, partly to the standby, wholly, or on probation.
+
+    In probation the engine gets a share that grows by stages.
+    """
+
+    OWN = "own"
+    RELIEVED = "relieved"
+    STANDBY = "standby"
+    PROBING = "probing"
+
+
+LATEST = 1e11
+"""Latest accepted time, in seconds since the epoch; the year 5138."""
+MODES = ("normal", "reduced", "plain", "relieved", "standby", "probing")
+"""The values of the label of ``outrider_guard_state``."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Figures of one server over the window; None where the source has none.
+
+    Attributes:
+        up: False where the source cannot reach it.
+        requests: that ended, failed ones among them.
+        errors: the share of them that failed.
+        p99: seconds of a request from arrival to end; infinite where requests run and nothing comes
+            out.
+        memory: the share of the cache's pages in use.
+        acceptance: accepted / drafted, and ``drafted`` the tokens drafted.
+        speedup: the engine's own figure beside plain decoding.
+        draft_length: K in use; 0 while nothing is drafted.
+    """
+
+    up: bool | None = None
+    requests: float | None = None
+    errors: float | None = None
+    p99: float | None = None
+    memory: float | None = None
+    acceptance: float | None = None
+    drafted: float | None = None
+    speedup: float | None = None
+    draft_length: float | None = None
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """The run-time switch as an engine shows it; ``length`` is None where the engine chooses K."""
+
+    enabled: bool
+    length: int | None
+    in_use: int
+
+
+Weights = tuple[int, int]
+"""Of the engine and of the standby."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """All that one evaluation looks at.
+
+    Attributes:
+        trouble: why the source tells nothing; None where it does.
+        drafting: the engine's switch; None where it has none or does not answer.
+        drafting_trouble: why an engine that has a switch does not answer.
+        weights: of traffic now; None without a switch, or where that does not answer.
+        traffic_trouble: why it does not.
+        warm: whether the standby's model answered just now.
+        answers: whether the engine's model answered just now; None where nobody asked.
+    """
+
+    engine: Side = Side()
+    standby: Side = Side()
+    trouble: str | None = None
+    drafting: Drafting | None = None
+    drafting_trouble: str | None = None
+    weights: Weights | None = None
+    traffic_trouble: str | None = None
+    warm: bool = False
+    answers: bool | None = None
+
+
+@dataclass(frozen=True)
+class Track:
+    """One thing that the guard changes: drafting, or traffic.
+
+    Attributes:
+        level: a ``Level`` or a ``Place``.
+        since: when it came there, and ``cause`` the signal that led there.
+        wait: seconds until the next try to go back, and ``retry_at`` when that is.
+        stage: of a probation; of drafting 1 while it is tried again.
+        errors: the share of failed requests when traffic left.
+    """
+
+    level: str = Level.OWN
+    since: float = 0.0
+    cause: str = ""
+    wait: float = 0.0
+    retry_at: float = 0.0
+    stage: int = 0
+    errors: float = 0.0
+
+
+@dataclass(frozen=True)
+class State:
+    """The guard's memory between evaluations, and over its own death.
+
+    Attributes:
+        engine: the address that it belongs to.
+        pending: by signal, since when it is beyond its threshold.
+        forced: the mode that a person holds it in; None for none.
+        own_drafting: the engine's switch as it was before the guard touched it.
+        own_weights: of traffic, likewise.
+        reduced_to: K while drafting is reduced.
+        noted: True while weak drafting that the engine handles itself is on record.
+        seen: the time of the last evaluation.
+    """
+
+    engine: str = ""
+    drafting: Track = Track()
+    traffic: Track = Track()
+    pending: Mapping[str, float] = field(default_factory=dict)
+    forced: str | None = None
+    own_drafting: Mapping[str, Any] | None = None
+    own_weights: Weights | None = None
+    reduced_to: int = 1
+    noted: bool = False
+    seen: float = 0.0
+
+    @property
+    def mode(self) -> str:
+        """One of ``MODES``: where traffic is if it moved, else how the engine drafts."""
+        if self.traffic.level != Place.OWN:
+            return self.traffic.level
+        return "normal" if self.drafting.level == Level.OWN else self.drafting.level
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state for a file."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that the guard did or noted; ``action`` and ``signal`` are labels of metrics.
+
+    ``track`` is what it changes, traffic or drafting; nothing where it only notes.
+    """
+
+    action: str
+    signal: str
+    text: str
+    track: str = "traffic"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The new state, the steps that led there, what is wrong now, and a sentence on each signal."""
+
+    state: State
+    events: tuple[Event, ...] = ()
+    alerts: Mapping[str, str] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+def carried_over(state: State, now: float, longest: float) -> State:
+    """Return a state whose times fit a clock that shows ``now``.
+
+    The clock may have been set back, or be another machine's. Times are shifted so that the last
+    evaluation is not in the future, and no wait is longer than ``longest`` seconds.
+    """
+    ahead = max(0.0, state.seen - now)
+
+    def at(time: float, latest: float) -> float:
+        return max(0.0, min(time - ahead, latest))
+
+    def moved(track: Track) -> Track:
+        wait = min(track.wait, longest)
+        return replace(
+            track, since=at(track.since, now), wait=wait, retry_at=at(track.retry_at, now + wait)
+        )
+
+    pending = {name: at(since, now) for name, since in state.pending.items()}
+    return replace(
+        state, drafting=moved(state.drafting), traffic=moved(state.traffic), pending=pending,
+        seen=min(state.seen, now),
+    )  # fmt: skip
+
+
+def of_json(document: Any, where: str) -> State:
+    """Return the state that a file holds.
+
+    Raises:
+        ConfigError: it holds none.
+    """
+    damaged = ConfigError(f"{where} holds no state of a guard; remove it to start again.")
+    if not isinstance(document, dict) or set(document) != {f.name for f in fields(State)}:
+        raise damaged
+    try:
+        values = dict(document)
+        values["drafting"] = _track(values["drafting"], Level)
+        values["traffic"] = _track(values["traffic"], Place)
+        values["pending"] = {k: _number(v) for k, v in values["pending"].items()}
+        if values["own_weights"] is not None:
+            engine, standby = (_whole(each, LARGEST_INT) for each in values["own_weights"])
+            values["own_weights"] = engine, standby
+        if values["own_drafting"] is not None:
+            values["own_drafting"] = _drafting(values["own_drafting"])
+        if values["forced"] is not None and values["forced"] not in MODES:
+            raise damaged
+        if not isinstance(values["engine"], str) or not isinstance(values["noted"], bool):
+            raise damaged
+        values["reduced_to"] = max(1, _whole(values["reduced_to"], LARGEST_DRAFT))
+        values["seen"] = _number(values["seen"])
+        return State(**values)
+    except (TypeError, ValueError, AttributeError, LookupError):
+        raise damaged from None
+
+
+STATUS: dict[str, tuple[type, ...]] = {
+    "time": (int, float), "engine": (str,), "mode": (str,), "forced": (str, type(None)),
+    "dry_run": (bool,), "runtime_switch": (bool,), "alerts": (dict,), "reasons": (dict,),
+}  # fmt: skip
+"""Required entries of a status, by name."""
+
+
+def check_status(document: Any, where: str) -> dict[str, Any]:
+    """Return ``document`` if it is a status that a guard wrote.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    good = isinstance(document, dict) and all(
+        isinstance(document.get(name), kinds) for name, kinds in STATUS.items()
+    )
+    if not good or not 0 <= document["time"] <= LATEST:
+        raise ConfigError(
+            f"{where} is damaged; remove it, and the guard writes it again at its next evaluation."
+        )
+    return dict(document)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    if not 0 <= value <= LATEST:
+        raise ValueError
+    return float(value)
+
+
+def _whole(value: Any, most: int) -> int:
+    if type(value) is not int:
+        raise TypeError
+    if not 0 <= value <= most:
+        raise ValueError
+    return value
+
+
+def _drafting(document: Any) -> dict[str, Any]:
+    """Return the fields of a ``Drafting`` as the guard wrote it."""
+    enabled, length, in_use = (document[f.name] for f in fields(Drafting))
+    if not isinstance(enabled, bool):
+        raise TypeError
+    length = None if length is None else _whole(length, LARGEST_DRAFT)
+    return {"enabled": enabled, "length": length, "in_use": _whole(in_use, LARGEST_DRAFT)}
+
+
+def _track(document: Any, kind: type[StrEnum]) -> Track:
+    values = {f.name: document[f.name] for f in fields(Track)}
+    for name in ("since", "wait", "retry_at", "errors"):
+        values[name] = _number(values[name])
+    if not isinstance(values["cause"], str) or not values["cause"].isprintable():
+        raise TypeError
+    stage = _whole(values["stage"], LARGEST_INT)
+    return Track(**{**values, "level": kind(values["level"]), "stage": stage})

@@ -1,0 +1,361 @@
+"""The known acceptance: measured, sampled or assumed.
+
+Published acceptance is accepted / drafted at a draft length K: the mean of survival at positions
+1 to K, since a draft's tokens behind the first refused one count as drafted. It is no chance per
+token: with a chance p at each token it is (p + p^2 + ... + p^K) / K, which ``per_token`` inverts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import exp, log
+from operator import mul
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from ...base.outside.documents import read_json
+from ...base.outside.text import printable
+from ...base.types import Counts
+from ...errors import ConfigError, shown
+from .catalogue import data
+from .checks import number
+from .figure import ASSUMED, MEASURED
+
+P90 = 1.2816
+"""Standard deviations from the median to P90 of a normal distribution."""
+LEAST, MOST = 1e-3, 0.999
+"""Chances are held between these, so that their odds are finite."""
+GIVEN_SPREAD = 0.25
+"""Standard deviation of log-odds where a figure comes without counts: assumed."""
+DRIFT = 0.1
+"""The same between the text that was measured and that to come: assumed."""
+LONGEST = 1024
+"""Tokens of a draft of which acceptance may be given, at most."""
+
+
+def rate_at(chance: float, k: int) -> float:
+    """Return accepted / drafted at draft length ``k`` where each token has the same chance."""
+    return fmean(chance**i for i in range(1, k + 1))
+
+
+def per_token(rate: float, k: int) -> float:
+    """Return the chance per token at which accepted / drafted at draft length ``k`` is ``rate``."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rate_at(middle, k) < rate else (low, middle)
+    return (low + high) / 2
+
+
+def _odds(chance: float) -> float:
+    held = min(max(chance, LEAST), MOST)
+    return log(held / (1 - held))
+
+
+class Drafts(NamedTuple):
+    """The fate of drafts of one length, by position; the last one stands for all beyond.
+
+    ``chances`` are those of acceptance, where there is a token and all before it were accepted.
+    ``filled`` are the chances that there is one, where all before it were accepted, and
+    ``reached`` the shares of steps whose draft is so long: a lookup may find less than it was
+    asked for. Both are empty where drafts are always whole.
+    """
+
+    chances: tuple[float, ...]
+    filled: tuple[float, ...] = ()
+    reached: tuple[float, ...] = ()
+
+    def survival(self, k: int, shift: float = 0.0) -> list[float]:
+        """Return P(drafted and accepted with all before) at positions 1 to ``k``.
+
+        ``shift`` is added to the log-odds of the chances.
+        """
+        chances = _long(self.chances, k)
+        if shift:
+            chances = [1 / (1 + exp(-_odds(each) - shift)) for each in chances]
+        filled = _long(self.filled or (1.0,), k)
+        return [*accumulate(map(mul, chances, filled), mul)]
+
+    def drafted(self, k: int) -> float:
+        """Return the mean tokens of a step's draft of ``k`` tokens at most."""
+        if not self.reached:
+            return float(k)
+        share, total = self.reached[-1], sum(self.reached[:k])
+        for _ in range(len(self.reached), k):
+            share *= self.filled[-1]
+            total += share
+        return total
+
+    def with_chances(self, change: Callable[[float], float]) -> Drafts:
+        """Return them with other chances."""
+        return self._replace(chances=tuple(map(change, self.chances)))
+
+
+def _long(values: Sequence[float], k: int) -> list[float]:
+    return [*values[:k], *[values[-1]] * (k - len(values))]
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """The fate of drafted tokens, and how sure that is.
+
+    ``drafts[i]`` are drafts of i + 1 tokens; the last ones stand for all longer ones. They differ
+    where acceptance comes in runs: a long draft takes a whole run in one step, short ones take
+    many. ``spread`` is the standard deviation of their chances' log-odds, for what is not known.
+    ``evidence`` is measured or assumed, ``source`` says whence.
+    """
+
+    drafts: tuple[Drafts, ...]
+    spread: float
+    evidence: str
+    source: str
+
+    def of_length(self, k: int) -> Drafts:
+        """Return what becomes of drafts of ``k`` tokens."""
+        return self.drafts[min(k, len(self.drafts)) - 1]
+
+    def survival(self, k: int, deviations: float = 0.0) -> list[float]:
+        """Return P(accepted with all before) at positions 1 to ``k`` of a step's draft.
+
+        ``deviations`` shifts the chances by as many standard deviations.
+        """
+        return self.of_length(k).survival(k, deviations * self.spread)
+
+    def drafted(self, k: int) -> float:
+        """Return the mean tokens of a step's draft of ``k`` tokens at most."""
+        return self.of_length(k).drafted(k) if k else 0.0
+
+    def rate(self, k: int, deviations: float = 0.0) -> float:
+        """Return accepted / drafted at draft length ``k``."""
+        accepted, drafted = sum(self.survival(k, deviations)), self.drafted(k)
+        return min(accepted / drafted, 1.0) if drafted else 0.0
+
+    def tokens(self, k: int, deviations: float = 0.0) -> float:
+        """Return the expected tokens of a step with a draft of ``k`` tokens at most."""
+        return 1 + sum(self.survival(k, deviations))
+
+    def with_chances(self, change: Callable[[float], float]) -> Acceptance:
+        """Return it with other chances."""
+        return replace(self, drafts=tuple(each.with_chances(change) for each in self.drafts))
+
+    def improved(self, gain: float) -> Acceptance:
+        """Return it with accepted / drafted at 5 tokens ``gain`` times as high, below 1."""
+        rate = min(self.rate(5) * gain, 0.97)
+        source = f"{self.source}, times {gain:g} by fine-tuning, as claimed"
+        return replace(of_rate(rate, 5, source), spread=self.spread)
+
+
+def _checked(rate: Any, what: str) -> float:
+    number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    if not number or not 0 <= rate <= 1:  # NaN neither
+        raise ConfigError(f"{what} is {shown(rate)}; give a share from 0 to 1.")
+    return float(rate)
+
+
+def of_rate(rate: float, k: int, source: str = "as given", evidence: str = ASSUMED) -> Acceptance:
+    """Return the acceptance whose accepted / drafted at draft length ``k`` is ``rate``.
+
+    Raises:
+        ConfigError: the rate is no share, or K no length.
+    """
+    rate = _checked(rate, "acceptance")
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= LONGEST:
+        raise ConfigError(f"acceptance at K = {shown(k)}; give a draft length from 1 to {LONGEST}.")
+    drafts = Drafts((per_token(rate, k),))
+    return Acceptance((drafts,), GIVEN_SPREAD, evidence, f"{source}: {rate:.2f} at K = {k}")
+
+
+def of_positions(
+    survival: Sequence[float], source: str = "as given", evidence: str = ASSUMED, drafts: float = 0
+) -> Acceptance:
+    """Return the acceptance with this survival by position, counted over ``drafts`` drafts.
+
+    Raises:
+        ConfigError: it is empty, no share, or rises.
+    """
+    if not survival or len(survival) > LONGEST:
+        raise ConfigError(
+            f"acceptance by position has {len(survival)} places; give 1 to {LONGEST}."
+        )
+    shares = [_checked(each, f"acceptance at position {i}") for i, each in enumerate(survival, 1)]
+    before = [1.0, *shares]
+    if evidence == MEASURED:  # of ragged drafts, so that a later share may be a little higher
+        shares = [*accumulate(shares, min)]
+        before = [1.0, *shares]
+    if any(later > earlier + 1e-9 for earlier, later in zip(before, shares, strict=False)):
+        raise ConfigError(
+            "acceptance by position rises; give shares of drafts accepted up to each."
+        )
+    pairs = zip(before, shares, strict=False)
+    chances = tuple(share / above if above else 0.0 for above, share in pairs)
+    spread = _spread(fmean(shares), drafts * len(shares)) if drafts else GIVEN_SPREAD
+    return Acceptance((Drafts(chances),), spread, evidence, source)
+
+
+def _spread(rate: float, drafted: float) -> float:
+    """Return the standard deviation of log-odds where so many tokens were drafted."""
+    rate = min(max(rate, LEAST), MOST)
+    return float((DRIFT**2 + 1 / (drafted * rate * (1 - rate))) ** 0.5)
+
+
+def of_counts(counts: Counts, longest: int, source: str = "measured") -> Acceptance:
+    """Return the acceptance that was counted with drafts of ``longest`` tokens at most.
+
+    Every length up to it is told: a draft of fewer tokens is the beginning of a longer one, and
+    what is left of a run that a long draft took at once is drafted again.
+
+    Raises:
+        ConfigError: nothing was drafted.
+    """
+    if not counts.drafted:
+        raise ConfigError("nothing was drafted; count more steps.")
+    drafts = tuple(_shortened(counts, longest, k) for k in range(1, longest + 1))
+    spread = _spread(counts.accepted / counts.drafted, counts.drafted)
+    return Acceptance(drafts, spread, MEASURED, source)
+
+
+def _shortened(counts: Counts, longest: int, k: int) -> Drafts:
+    """Return what would have become of drafts of ``k`` tokens at most."""
+    steps: dict[tuple[int, int], float] = {(0, 0): counts.steps - counts.drafts}
+    for (depth, accepted), times in counts.outcomes.items():
+        for outcome, each in _cut(depth, accepted, longest, k):
+            steps[outcome] = steps.get(outcome, 0.0) + each * times
+
+    def share(depth: int, accepted: int) -> float:
+        return sum(n for (d, a), n in steps.items() if d >= depth and a >= accepted)
+
+    chances, filled, reached = [], [], []
+    for i in range(1, k + 1):
+        before, there = share(0, i - 1), share(i, i - 1)
+        filled.append(there / before if before else 0.0)
+        chances.append(share(i, i) / there if there else 0.0)
+        reached.append(share(i, 0) / share(0, 0))
+    return Drafts(tuple(chances), tuple(filled), tuple(reached))
+
+
+def _cut(
+    depth: int, accepted: int, longest: int, k: int
+) -> Iterator[tuple[tuple[int, int], float]]:
+    """Yield the steps, and how many, that drafts of ``k`` tokens take for what one step took.
+
+    The step had a draft of ``depth`` tokens, ``longest`` at most, of which so many were accepted;
+    it emitted one token more.
+    """
+    if accepted == longest:  # the run goes on
+        yield (k, k), (longest + 1) / (k + 1)
+        return
+    whole, left = divmod(accepted + 1, k + 1)
+    yield (k, k), whole
+    if left:  # the last step emits what is left; a draft that was cut off would have gone on
+        end = k if depth == longest else depth - whole * (k + 1)
+        yield (min(k, end), left - 1), 1.0
+
+
+def prior(method: str, tasks: Mapping[str, float], temperature: float = 0.0) -> Acceptance:
+    """Return what is assumed of a method where nothing was measured.
+
+    Args:
+        method: model, eagle3, medusa, layerskip or lookup.
+        tasks: shares of the traffic by task.
+        temperature: of sampling; drafts are accepted less often above 0.
+
+    Raises:
+        ConfigError: a task is unknown, or a share negative.
+    """
+    found = data("acceptance")
+    table, k = found["method"][method], found["k"]
+    known = [name for name in table if name != "evidence"]
+    for name, share in tasks.items():
+        if name not in known:
+            raise ConfigError(f"there is no task {shown(name)}; known are {', '.join(known)}.")
+        number(f"the share of task {name}", share)
+    whole = sum(tasks.values())
+    if whole <= 0:
+        raise ConfigError("no task has a share above 0; give one.")
+    low, high = (
+        per_token(sum(share * table[name][end] for name, share in tasks.items()) / whole, k)
+        for end in (0, 1)
+    )
+    middle = (_odds(low) + _odds(high)) / 2
+    chance = (1 - found["temperature_loss"] * min(temperature, 1.0)) / (1 + exp(-middle))
+    mix = ", ".join(f"{name} {share / whole:.0%}" for name, share in tasks.items())
+    source = f"prior of {method} drafters for {mix}: {table['evidence']}"
+    spread = (_odds(high) - _odds(low)) / (2 * P90)
+    return Acceptance((Drafts((chance,)),), spread, ASSUMED, source)
+
+
+def read_acceptance(file: Path, drafter: str | None = None) -> Acceptance:
+    """Return the acceptance that was measured in a file; of ``drafter`` where it has several.
+
+    It may be a report of ``outrider bench``, a result of ``vllm bench serve``, or an object with
+    ``acceptance_by_position``, or ``acceptance_rate`` and ``num_speculative_tokens``.
+
+    Raises:
+        ConfigError: it cannot be read, has no acceptance, or that of several other drafters.
+    """
+    found = read_json(file, f"The acceptance {printable(file)}")
+    runs = found.get("runs", [found]) if isinstance(found, dict) else []
+    runs = [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
+    source = f"measured: {printable(file.name)}"
+    names = {str(run.get("drafter")) for run in runs if _positions(run)}
+    if len(names) > 1:
+        runs = [run for run in runs if run.get("drafter") == drafter]
+        if not runs:
+            raise ConfigError(
+                f"{file} has the acceptance of {printable(', '.join(sorted(names)))}; name one as "
+                "drafter."
+            )
+    positions = [run for run in runs if _positions(run)]
+    if positions:
+        run = max(positions, key=lambda run: len(_positions(run)))
+        drafts = run.get("drafts") or run.get("spec_decode_num_drafts") or 0
+        drafts = drafts if isinstance(drafts, int | float) and drafts > 0 else 0
+        return of_positions(_positions(run), source, MEASURED, drafts)
+    for run in runs:
+        rate, k = run.get("acceptance_rate"), run.get("num_speculative_tokens")
+        if rate is not None and k:
+            return of_rate(rate, k, source, MEASURED)
+    raise ConfigError(
+        f"{file} has no acceptance: neither acceptance_by_position nor acceptance_rate with "
+        "num_speculative_tokens."
+    )
+
+
+def _positions(run: Mapping[str, Any]) -> list[float]:
+    found = run.get("acceptance_by_position")
+    if found is None:
+        found = run.get("spec_decode_per_position_acceptance_rates")
+    return found if isinstance(found, list) else []
+
+
+def parse_acceptance(text: str, drafter: str | None = None) -> Acceptance:
+    """Return the acceptance that a text gives: ``0.73@5``, ``0.92,0.81,0.71``, or a file's name.
+
+    ``drafter`` is whose, where a file has that of several.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if os.path.isfile(text):
+        return read_acceptance(Path(text), drafter)
+    rate, at, k = text.partition("@")
+    try:
+        if at:
+            return of_rate(float(rate), int(k))
+        positions = [float(part) for part in text.split(",")]
+    except ConfigError:
+        raise
+    except ValueError:
+        raise ConfigError(
+            f"acceptance is {shown(text)}; give a file, a rate at its K such as 0.73@5, or shares "
+            "by position such as 0.92,0.81,0.71."
+        ) from None
+    if len(positions) == 1:
+        _checked(positions[0], "acceptance")
+        given = printable(text, 50)
+        raise ConfigError(f"acceptance {given} has no K; give the draft length too: {given}@5.")
+    return of_positions(positions)

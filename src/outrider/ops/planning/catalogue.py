@@ -1,0 +1,300 @@
+"""Shapes of models and figures of devices: the catalogue's, or a config.json's."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ...base.outside.documents import read_json
+from ...base.outside.text import printable
+from ...errors import ConfigError, ModelError, shown
+
+MOST = 1e15
+"""No size of a model is larger."""
+LARGEST_CONFIG = 10_000_000
+"""Bytes."""
+EAGLE_VOCABULARY = 32_000
+"""Tokens that an EAGLE-3 head can draft, unless its config says: those of published heads."""
+FUSED_STATES = 3
+"""Hidden states of the target that an EAGLE-3 head fuses into one."""
+
+
+@cache
+def data(name: str) -> dict[str, Any]:
+    """Return a data file of this package, dated, with its sources."""
+    text = (files(__package__) / "data" / f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model that decide what a forward costs.
+
+    Experts are those of a sparse layer, every ``expert_step`` layers; 0 in a dense model.
+    ``inputs`` are the hidden states side by side that a layer's attention reads, ``fused`` those
+    that are projected into one before (EAGLE-3). ``embeds`` is False where the embedding is the
+    target's, ``lends`` True where the output matrix is.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool = False
+    gated: bool = True
+    experts: int = 0
+    active_experts: int = 0
+    expert_inner: int = 0
+    shared_inner: int = 0
+    expert_step: int = 1
+    inputs: int = 1
+    fused: int = 0
+    embeds: bool = True
+    lends: bool = False
+
+    @property
+    def _sparse_layers(self) -> int:
+        return self.layers // self.expert_step if self.experts else 0
+
+    @property
+    def _expert(self) -> int:
+        return 3 * self.hidden * self.expert_inner
+
+    @property
+    def _always(self) -> int:
+        """Parameters that every forward reads: all but the experts and the embedding."""
+        width, sparse = self.heads * self.head_dim, self._sparse_layers
+        attention = self.inputs * self.hidden * (width + 2 * self.kv_heads * self.head_dim)
+        attention += width * self.hidden
+        dense = (3 if self.gated else 2) * self.hidden * self.inner
+        beside = self.hidden * (3 * self.shared_inner + self.experts)
+        found = self.layers * attention + (self.layers - sparse) * dense + sparse * beside
+        return found + self.vocabulary * self.hidden + self.fused * self.hidden**2
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, norms and biases aside."""
+        embedding = 0 if self.tied or not self.embeds else self.vocabulary * self.hidden
+        lent = self.vocabulary * self.hidden if self.lends else 0
+        return self._always + self._sparse_layers * self.experts * self._expert + embedding - lent
+
+    @property
+    def sizes(self) -> Shape:
+        """The shape without its name, for comparisons."""
+        return replace(self, name="")
+
+    @property
+    def active(self) -> int:
+        """Parameters that one row is multiplied with."""
+        return self._always + self._sparse_layers * self.active_experts * self._expert
+
+    def read(self, rows: int) -> float:
+        """Return the parameters that a forward of ``rows`` rows reads.
+
+        Of the experts it reads those that some row is routed to, each row to each alike.
+        """
+        share = 1 - (1 - self.active_experts / self.experts) ** rows if self.experts else 0.0
+        return self._always + self._sparse_layers * self.experts * share * self._expert
+
+    @property
+    def kv_values(self) -> int:
+        """Values that the cache holds of a token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device: bytes, bytes/s, FLOP/s by dtype, and seconds.
+
+    ``bandwidth_efficiency`` and ``compute_efficiency`` are the shares that are reached,
+    ``memory_share`` what a server may take. ``layer`` is the least time of a layer, ``step`` and
+    ``per_sequence`` that of a step beside its forwards, ``draft_pass`` that of a drafter's pass.
+    """
+
+    name: str
+    memory: float
+    bandwidth: float
+    flops: Mapping[str, float]
+    link: float
+    link_latency: float
+    bandwidth_efficiency: float
+    compute_efficiency: float
+    memory_share: float
+    layer: float
+    step: float
+    per_sequence: float
+    draft_pass: float
+
+    def flops_of(self, dtype: str) -> float:
+        """Return the FLOP/s of products of weights in ``dtype``; bf16's where it has no others."""
+        return self.flops.get(dtype, self.flops["bf16"])
+
+
+def _unknown(kind: str, name: str, known: Mapping[str, Any], more: str) -> ConfigError:
+    near = get_close_matches(name, list(known), 1)
+    hint = f"did you mean {near[0]!r}?" if near else more
+    return ConfigError(f"there is no {kind} {shown(name)} in the catalogue; {hint}")
+
+
+def find_device(name: str) -> Device:
+    """Return a device of the catalogue.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    found = data("hardware")
+    entry = found["device"].get(name.lower())
+    if entry is None:
+        raise _unknown("device", name, found["device"], f"known are {', '.join(found['device'])}.")
+    assumed = found["assumed"]
+    shares = {key: value for key, value in assumed.items() if not isinstance(value, dict)}
+    own = {key: value for key, value in entry.items() if key not in ("kind", "source", "half")}
+    return Device(name.lower(), **own, **shares, **assumed[entry["kind"]])
+
+
+ALIASES = (
+    ("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"),
+    ("num_attention_heads", "n_head"), ("vocab_size",),
+)  # fmt: skip
+"""Layers, hidden, heads and vocabulary, which every config must have, by their names."""
+
+
+def _size(
+    config: Mapping[str, Any], names: tuple[str, ...], owner: str, default: int | None
+) -> int:
+    """Return the first size that is there; ``default`` where there is none and it is given."""
+    value = next((config[name] for name in names if config.get(name) is not None), None)
+    if value is None and default is not None:
+        return default
+    if value is None:
+        raise ModelError(f"the config of {owner} has no {names[0]}.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < MOST:
+        raise ModelError(f"the config of {owner} has {names[0]} {shown(value)}; give a size.")
+    return value
+
+
+def shape_of(name: str, config: Mapping[str, Any]) -> Shape:
+    """Return the shape that a config.json describes.
+
+    Raises:
+        ModelError: it lacks a size, or describes attention that is not modelled.
+    """
+    for part in ("text_config", "transformer_layer_config"):
+        inner = config.get(part)
+        config = {**config, **inner} if isinstance(inner, dict) else config
+    if config.get("kv_lora_rank"):
+        raise ModelError(f"{name} has latent attention (kv_lora_rank), which is not modelled.")
+    layers, hidden, heads, vocabulary = (_size(config, names, name, None) for names in ALIASES)
+    inner = ("intermediate_size_mlp", "intermediate_size", "n_inner")
+    kv_heads = 1 if config.get("multi_query") else heads
+    dense = Shape(
+        name, layers, hidden, _size(config, inner, name, 4 * hidden), heads,
+        _size(config, ("num_key_value_heads",), name, kv_heads),
+        _size(config, ("head_dim",), name, max(1, hidden // heads)), vocabulary,
+        tied=config.get("tie_word_embeddings") is True,
+        gated=config.get("gated", config.get("model_type") not in ("gpt2", "gpt_bigcode")) is True,
+    )  # fmt: skip
+    return _with_experts(dense, config)
+
+
+def _with_experts(dense: Shape, config: Mapping[str, Any]) -> Shape:
+    """Return a shape with the experts of its config, if that has any."""
+    name = dense.name
+    experts = config.get("num_experts") or config.get("num_local_experts")
+    if not experts:
+        return dense
+    inner: tuple[str, ...] = ("moe_intermediate_size", "intermediate_size")
+    shared: tuple[str, ...] = ("shared_expert_intermediate_size",)
+    if config.get("model_type") in ("llama4", "llama4_text"):
+        inner = shared = ("intermediate_size",)
+    active = _size(config, ("num_experts_per_tok",), name, None)
+    if active > _size({"num_experts": experts}, ("num_experts",), name, None):
+        raise ModelError(f"the config of {name} routes a token to {active} of {experts} experts.")
+    step = ("expert_layer_step", "interleave_moe_layer_step", "decoder_sparse_step")
+    return replace(
+        dense,
+        experts=experts,
+        active_experts=active,
+        expert_inner=_size(config, inner, name, None),
+        shared_inner=_size(config, shared, name, 0),
+        expert_step=_size(config, step, name, 1),
+    )
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """Return the config of a model: the catalogue's, a folder's, or the hub's.
+
+    Raises:
+        ConfigError: the name is none of these.
+        ModelError: there is a config.json, but it holds no object.
+    """
+    known = data("models")["model"]
+    if name.lower() in known:
+        return dict(known[name.lower()])
+    file = Path(name, "config.json") if os.path.isdir(name) else Path(name)
+    if not os.path.isfile(file):
+        if "/" not in name or os.path.exists(name):
+            hint = "give one of docs/planning.md, or a folder with a config.json."
+            raise _unknown("model", name, known, hint)
+        file = _hub_config(name)
+    what = f"The config {printable(file)}"
+    found = read_json(file, what, limit=LARGEST_CONFIG, error=ModelError)
+    if not isinstance(found, dict):
+        raise ModelError(f"{file} holds no config: a JSON object is expected.")
+    return found
+
+
+def _hub_config(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except (OSError, ValueError) as error:  # offline, no such repository, no repository's name
+        raise ConfigError(
+            f"the config of {shown(name)} is neither in a folder nor in the catalogue, and the hub "
+            f"does not give it ({type(error).__name__}); give a folder with its config.json."
+        ) from None
+
+
+def find_shape(name: str) -> Shape:
+    """Return the shape of a model: see ``read_config``."""
+    return shape_of(name, read_config(name))
+
+
+def eagle1_head(target: Shape) -> Shape:
+    """Return the shape of an EAGLE head: one layer as wide as the target, with its matrices.
+
+    It projects the token's embedding and the last state into one, and predicts with the target's
+    output matrix.
+    """
+    return Shape(
+        f"EAGLE head of {target.name}", 1, target.hidden, target.inner, target.heads,
+        target.kv_heads, target.head_dim, target.vocabulary, fused=2, embeds=False, lends=True,
+    )  # fmt: skip
+
+
+def eagle_head(target: Shape, config: Mapping[str, Any] | None = None) -> Shape:
+    """Return the shape of an EAGLE-3 head: one layer as wide as the target's, which fuses states.
+
+    ``config`` is the head's own; without one, its sizes are the target's.
+    """
+    own = None if config is None else shape_of(f"EAGLE-3 head of {target.name}", config)
+    fewest = min(EAGLE_VOCABULARY, target.vocabulary)
+    vocabulary = _size(config or {}, ("draft_vocab_size",), "the EAGLE-3 head", fewest)
+    base = own or target
+    return Shape(
+        f"EAGLE-3 head of {target.name}", own.layers if own else 1, base.hidden, base.inner,
+        base.heads, base.kv_heads, base.head_dim, vocabulary, inputs=2, fused=FUSED_STATES,
+        embeds=False,
+    )  # fmt: skip

@@ -1,0 +1,310 @@
+"""What speculation brings at a batch size: speeds, times, memory, and how sure that is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from math import exp, inf
+from statistics import quantiles
+from typing import NamedTuple
+
+from ...engine.control.controller import ENTER
+from ...engine.control.outlook import DEPTHS
+from ...errors import ConfigError
+from .acceptance import Acceptance
+from .catalogue import Shape
+from .figure import MEASURED, MODELLED
+from .roofline import ACTIVATION, BYTES, MEDUSA_HEADS, Steps
+from .situation import Drafter, Situation
+
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Batch sizes that are compared; those of the traffic beside them."""
+DRAWS = 400
+
+
+class Spread(NamedTuple):
+    """Standard deviations of log seconds: of drafting, of more rows, of whole drafted steps."""
+
+    drafting: float
+    verifying: float
+    whole: float
+
+
+SPREADS = {MODELLED: Spread(0.15, 0.15, 0.2), MEASURED: Spread(0.05, 0.05, 0.05)}
+"""By the evidence of the costs. That of whole modelled steps is about the published figures'
+distance from their predictions (docs/planning.md); the others are assumed."""
+
+
+class Memory(NamedTuple):
+    """Bytes beside the target, and the sequences that fit with and without them."""
+
+    drafter: float
+    per_sequence: float
+    """Of the drafter's cache."""
+    buffers: float
+    """Logits of the rows of one sequence's draft."""
+    plain: float
+    """Sequences that fit without speculation."""
+    speculative: float
+
+
+class Draw(NamedTuple):
+    """The difference of one possible world: acceptance in standard deviations, costs as factors."""
+
+    acceptance: float = 0.0
+    drafting: float = 1.0
+    verifying: float = 1.0
+    whole: float = 1.0
+
+
+EXPECTED = Draw()
+
+
+def draws(evidence: str) -> list[Draw]:
+    """Return draws of what is uncertain: the same each time."""
+    source = random.Random(0)
+    return [
+        Draw(source.gauss(), *(exp(each * source.gauss()) for each in SPREADS[evidence]))
+        for _ in range(DRAWS)
+    ]
+
+
+def tenths(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return P10, P50 and P90."""
+    found = quantiles(values, n=10)
+    return found[0], found[4], found[8]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The speeds of a situation.
+
+    ``prefill`` and ``draft_prefill`` are seconds for a prompt, of the target and what the drafter
+    adds; ``memory`` is None where it is not known.
+    """
+
+    steps: Steps
+    acceptance: Acceptance
+    output_tokens: int
+    prefill: float
+    draft_prefill: float
+    memory: Memory | None
+    longest: int
+
+    def batch(self, batch: int, k: int) -> int:
+        """Return how many of ``batch`` sequences run at once: as many as fit, maybe none."""
+        if self.memory is None:
+            return batch
+        return int(min(batch, self.memory.speculative if k else self.memory.plain))
+
+    def tpot(self, batch: int, k: int, draw: Draw = EXPECTED) -> float:
+        """Return the seconds that a sequence waits for a token."""
+        running = self.batch(batch, k)
+        if not k:
+            return self.steps.seconds(running, 0)
+        plain = self.steps.verify(running, 0)
+        verify = self.steps.verify(running, self.acceptance.drafted(k))
+        more = (verify - plain) * draw.verifying
+        drafting = self.steps.draft(running, k) * draw.drafting
+        seconds = plain + more + drafting + self.steps.costs.host_at(running)
+        return seconds * draw.whole / self.acceptance.tokens(k, draw.acceptance)
+
+    def ttft(self, k: int) -> float:
+        """Return the seconds to the first token of a request that waits for no other."""
+        return self.prefill + (self.draft_prefill if k else 0.0)
+
+    def speed(self, batch: int, k: int, draw: Draw = EXPECTED) -> float:
+        """Return the tokens per second of a batch, the time for its prompts included."""
+        running = self.batch(batch, k)
+        if not running:
+            return 0.0
+        decoding = (self.output_tokens - 1) * self.tpot(batch, k, draw)
+        return running * self.output_tokens / (decoding + running * self.ttft(k))
+
+    def speedup(self, batch: int, k: int, draw: Draw = EXPECTED) -> float:
+        """Return tokens per second with drafts of ``k`` tokens over those without."""
+        return self.speed(batch, k, draw) / self.speed(batch, 0)
+
+    def best(self, batch: int) -> tuple[int, float]:
+        """Return the best draft length from 1 on, and its speedup."""
+        lengths = [k for k in DEPTHS if k < self.longest] + [self.longest]
+        found = [(self.speedup(batch, k), -k) for k in lengths]
+        speedup, length = max(found)
+        return -length, speedup
+
+    def chosen(self, batch: int) -> int:
+        """Return the draft length to use: 0 where the best wins less than the controller asks."""
+        k, speedup = self.best(batch)
+        return k if speedup >= ENTER else 0
+
+    def range_of(self, shares: Mapping[int, float]) -> tuple[float, float, float]:
+        """Return P10, P50 and P90 of the speedup over a mix of batch sizes.
+
+        Draft lengths are those of the batch sizes; 0 where speculation would be off.
+        """
+        lengths = {batch: self.chosen(batch) for batch in shares}
+        if not any(lengths.values()):
+            lengths = {batch: self.best(batch)[0] for batch in shares}
+        plain = sum(share * self.speed(batch, 0) for batch, share in shares.items())
+        found = [
+            sum(share * self.speed(batch, lengths[batch], draw) for batch, share in shares.items())
+            / plain
+            for draw in draws(self.steps.evidence)
+        ]
+        return tenths(found)
+
+    def spread_at(self, batch: int, k: int) -> tuple[float, float, float]:
+        """Return P10, P50 and P90 of the speedup of decoding alone, at one batch size and K."""
+        plain = self.batch(batch, 0) / self.tpot(batch, 0)
+        running = self.batch(batch, k)
+        found = draws(self.steps.evidence)
+        return tenths([running / self.tpot(batch, k, draw) / plain for draw in found])
+
+    def extra(self, batch: int) -> float:
+        """Return the bytes that speculation adds at a batch size."""
+        if self.memory is None:
+            return 0.0
+        return self.memory.drafter + batch * (self.memory.per_sequence + self.memory.buffers)
+
+    @cached_property
+    def limit(self) -> int:
+        """The largest batch that is worth comparing."""
+        return int(min(self.memory.plain if self.memory else inf, BATCHES[-1]))
+
+    def ranges(self, also: Sequence[int] = ()) -> list[tuple[int, int, int, float]]:
+        """Return ranges of batch sizes with one draft length: first, last, K, least speedup."""
+        most = max(self.limit, *also) if also else self.limit
+        sizes = sorted({size for size in (*BATCHES, *also) if size <= most} | {1})
+        found: list[tuple[int, int, int, float]] = []
+        for size, after in zip(sizes, [*sizes[1:], most + 1], strict=True):
+            k, speedup = self.best(size)
+            k, speedup = (k, speedup) if speedup >= ENTER else (0, 1.0)
+            if found and found[-1][2] == k:
+                first, _, _, least = found.pop()
+                found.append((first, after - 1, k, min(least, speedup)))
+            else:
+                found.append((size, after - 1, k, speedup))
+        return found
+
+    def break_even(self, batch: int, k: int) -> float | None:
+        """Return the accepted / drafted at ``k`` at which speculation neither wins nor loses.
+
+        None where no acceptance makes it win.
+        """
+
+        if self.with_chance(1.0).speedup(batch, k) < 1:
+            return None
+        low, high = 0.0, 1.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            loses = self.with_chance(middle).speedup(batch, k) < 1
+            low, high = (middle, high) if loses else (low, middle)
+        return self.with_chance(high).acceptance.rate(k)
+
+    def with_chance(self, chance: float) -> Forecast:
+        """Return it with the same chance of acceptance at each token that is drafted."""
+        return replace(self, acceptance=self.acceptance.with_chances(lambda _: chance))
+
+    def halved(self, batch: int, k: int) -> dict[str, float]:
+        """Return the speedup if half of what limits it were gone, by what that is."""
+        better = self.acceptance.with_chances(lambda chance: 1 - (1 - chance) / 2)
+        accepting = replace(self, acceptance=better)
+        found = {
+            "acceptance": accepting.speedup(batch, k),
+            "drafting": self.speedup(batch, k, Draw(drafting=0.5)),
+            "verification": self.speedup(batch, k, Draw(verifying=0.5)),
+            "the drafter's prompt": replace(self, draft_prefill=self.draft_prefill / 2).speedup(
+                batch, k
+            ),
+        }
+        if self.memory and self.memory.speculative < batch:
+            between = (self.memory.plain + self.memory.speculative) / 2
+            roomier = replace(self, memory=self.memory._replace(speculative=between))
+            found["memory"] = roomier.speedup(batch, k)
+        return found
+
+
+def judged(situation: Situation, found: Forecast) -> dict[int, float]:
+    """Return the batch sizes that are judged, with their shares of time.
+
+    They are those of the traffic, or with priority throughput the one that fills the machine.
+    """
+    shares = {size: share for size, share in situation.concurrency.items() if share > 0}
+    if situation.priority == "throughput":
+        return {max(found.limit, *shares): 1.0}
+    return shares
+
+
+def median_size(shares: Mapping[int, float]) -> int:
+    """Return the batch size at half of the time."""
+    sizes = sorted(shares)
+    sums = accumulate(shares[size] for size in sizes)
+    half = sum(shares.values()) / 2
+    return next(size for size, below in zip(sizes, sums, strict=True) if below >= half)
+
+
+def memory_of(situation: Situation, target: Shape, drafter: Drafter) -> Memory | None:
+    """Return the memory of a situation; None where the hardware is not known.
+
+    Raises:
+        ConfigError: the target does not fit.
+    """
+    machines = situation.machines(drafter)
+    if machines is None:
+        return None
+    machine, drafting = machines
+    tokens = situation.input_tokens + situation.output_tokens
+    own = target.kv_values * ACTIVATION * tokens
+    free = machine.memory - machine.weights(target)
+    row = 4.0 * target.vocabulary
+    if free < own + row:
+        where = f"{machine.count} x {machine.device.name}"
+        raise ConfigError(
+            f"{target.name} in {machine.dtype} takes {machine.weights(target) / 1e9:.0f} GB and "
+            f"{own / 1e9:.1f} GB for a sequence; {where} give {machine.memory / 1e9:.0f} GB: raise "
+            "the tensor parallel size, or give larger devices or a smaller dtype."
+        )
+    weights = cache = 0.0
+    if situation.placement == "same":
+        if drafter.shape is not None:
+            weights = drafting.weights(drafter.shape)
+            cache = drafter.shape.kv_values * ACTIVATION * tokens
+        elif drafter.method == "medusa":
+            values = MEDUSA_HEADS * target.hidden * (target.hidden + target.vocabulary)
+            weights = values * BYTES[drafting.dtype]
+    buffers = row * (1 + situation.longest)
+    more = max(0.0, free - weights) / (own + cache + buffers)
+    return Memory(weights, cache, buffers, free / (own + row), more)
+
+
+def prefills(
+    situation: Situation, target: Shape, drafter: Drafter, steps: Steps
+) -> tuple[float, float]:
+    """Return the seconds of a prompt, of the target and what the drafter adds."""
+    tokens = situation.input_tokens
+    machines = situation.machines(drafter)
+    if steps.evidence == MEASURED or machines is None:
+        passes = steps.costs.drafters[steps.name].passes
+        whole = steps.costs.target.at(tokens) + steps.costs.host
+        return whole, passes.at(tokens) if passes else 0.0
+    machine, drafting = machines
+    own = machine.prefill(target, tokens) + steps.costs.host
+    more = drafting.prefill(drafter.shape, tokens) if drafter.shape else 0.0
+    # A drafter elsewhere reads the prompt while the target does.
+    return own, more if situation.placement == "same" else max(0.0, more - own)
+
+
+def forecast(situation: Situation, target: Shape, drafter: Drafter) -> Forecast | None:
+    """Return the forecast of a situation; None where nothing says what steps cost."""
+    memory = memory_of(situation, target, drafter)
+    steps = situation.steps(target, drafter)
+    if steps is None:
+        return None
+    prefill, more = prefills(situation, target, drafter, steps)
+    return Forecast(
+        steps, situation.expected(drafter), situation.output_tokens, prefill, more, memory,
+        situation.longest,
+    )  # fmt: skip

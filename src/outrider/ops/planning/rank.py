@@ -1,0 +1,88 @@
+"""Ranks the catalogue's drafters that fit a target, the fastest first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...errors import ConfigError
+from .catalogue import Shape, find_shape
+from .drafters import LOOKUPS, Fitting, fitting
+from .figure import Figure, Part, modelled, ranged
+from .forecast import forecast, judged, median_size
+from .situation import Situation
+
+USUAL_RATIO = 0.03
+"""The best ratio of a drafter's parameters to the target's, as a rule of thumb."""
+ORDER = {"eagle3": 0, "eagle": 1, "draft_model": 2, "suffix": 3, "ngram": 4}
+
+
+@dataclass(frozen=True)
+class Candidate(Part):
+    """A drafter that fits, with its forecast if costs are known.
+
+    ``k`` is the draft length at the traffic's median batch size, 0 if plain decoding wins.
+    """
+
+    drafter: str
+    method: str
+    checkpoint: str | None
+    ratio: Figure
+    k: int | None = None
+    speedup: dict[str, Figure] | None = None
+    memory: Figure | None = None
+
+
+def rank(situation: Situation, target: Shape) -> list[Candidate]:
+    """Return the drafters that fit the target of a situation, the fastest over its traffic first.
+
+    Raises:
+        ConfigError: an acceptance was given, which belongs to one drafter, or the measured costs
+            cover none of them.
+    """
+    if situation.acceptance is not None:
+        raise ConfigError("an acceptance belongs to one drafter; name it as drafter.")
+    known = [each for each in fitting(str(situation.target), target) if _shared(situation, each)]
+    if situation.profile is not None:
+        measured = situation.costs().drafters  # costs of a model drafter do not say of which model
+        known = [each for each in known if each.drafter in measured]
+        if not known:
+            raise ConfigError(
+                f"the profile measured {', '.join(measured) or 'no drafter'}; name one as drafter."
+            )
+    found = [_candidate(situation, target, each) for each in known]
+    return sorted(found, key=_worth)
+
+
+def lookups_alone(candidates: list[Candidate]) -> bool:
+    """Return whether only lookups fit."""
+    return all(each.drafter in LOOKUPS for each in candidates)
+
+
+def _worth(candidate: Candidate) -> tuple[float, ...]:
+    if candidate.speedup is not None:
+        return (-candidate.speedup["p50"].value,)
+    return ORDER[candidate.method], abs(candidate.ratio.value - USUAL_RATIO)
+
+
+def _shared(situation: Situation, each: Fitting) -> bool:
+    """Return whether a drafter can be split over the target's devices, as engines run it."""
+    if each.method != "draft_model" or situation.placement != "same":
+        return True
+    return find_shape(each.drafter).heads % situation.tensor_parallel == 0
+
+
+def _candidate(situation: Situation, target: Shape, each: Fitting) -> Candidate:
+    own = replace(situation, drafter=each.drafter)
+    drafter = own.find_drafter(target)
+    share = drafter.shape.parameters / target.parameters if drafter.shape else 0.0
+    ratio = modelled(share, "share")
+    found = forecast(own, target, drafter)
+    if found is None:
+        return Candidate(each.drafter, each.method, each.checkpoint, ratio)
+    shares = judged(situation, found)
+    batch = median_size(shares)
+    taken = None if found.memory is None else modelled(found.extra(batch), "bytes")
+    return Candidate(
+        each.drafter, each.method, each.checkpoint, ratio, found.chosen(batch),
+        ranged(found.range_of(shares), "times"), taken,
+    )  # fmt: skip

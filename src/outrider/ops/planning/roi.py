@@ -1,0 +1,255 @@
+"""What bringing speculation into production costs, and when it has paid for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, timedelta
+from math import ceil, floor
+from typing import Any
+
+from ...errors import ConfigError
+from .advice import Advice
+from .catalogue import data
+from .checks import number, one_of, whole
+from .figure import ASSUMED, Figure, modelled, to_json
+
+HOURS_A_MONTH = 730.0
+DAYS_A_MONTH = HOURS_A_MONTH / 24
+CASES = ("low", "base", "high")
+MOST_SPEEDUP = 100.0
+MOST_DEVICES, MOST_USERS = 1_000_000, 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A question to ``roi``; it is checked when it is made.
+
+    Args:
+        devices: accelerators that serve today.
+        price: dollars for an hour of one.
+        speedup: low, base and high: how much faster the same devices serve the traffic, such as
+            the P10, P50 and P90 of ``advise``.
+        option: a way to bring speculation in: draft-model, eagle3, tensorrt-llm, custom-drafter.
+        days: working days that it takes, instead of the option's range.
+        day: dollars for a day of an engineer.
+        training_hours: hours of an accelerator that training a drafter takes, instead of the
+            option's.
+        requests: a month.
+        users: that the devices serve at once today.
+        p50, p95: seconds of a request today.
+        utilisation: of the devices today, 0 to 1.
+        value_of_second: dollars that a second less of a request is worth; 0 counts no latency.
+        start: the first day of the work; today unless given.
+
+    Raises:
+        ConfigError: an input is out of its range.
+    """
+
+    devices: int
+    price: float
+    speedup: tuple[float, float, float]
+    option: str = "draft-model"
+    days: float | None = None
+    day: float = 800.0
+    training_hours: float | None = None
+    requests: float | None = None
+    users: int | None = None
+    p50: float | None = None
+    p95: float | None = None
+    utilisation: float | None = None
+    value_of_second: float = 0.0
+    start: date | None = None
+
+    def __post_init__(self) -> None:
+        whole("devices", self.devices, MOST_DEVICES)
+        one_of("option", self.option, data("efforts")["option"])
+        for name in ("price", "days", "day", "training_hours", "requests", "p50", "p95",
+                     "value_of_second"):  # fmt: skip
+            number(name, getattr(self, name))
+        number("utilisation", self.utilisation, 1.0)
+        if self.users is not None:
+            whole("users", self.users, MOST_USERS)
+        if len(self.speedup) != 3:
+            raise ConfigError(f"speedup has {len(self.speedup)} values; give low, base and high.")
+        for each in self.speedup:
+            number("speedup", each, MOST_SPEEDUP)
+        low, base, high = self.speedup
+        if not 0 < low <= base <= high:
+            raise ConfigError(
+                f"speedup is {low:g}, {base:g}, {high:g}; give low, base and high, rising."
+            )
+        if self.value_of_second and (self.p50 is None or self.requests is None):
+            raise ConfigError("the value of a second needs p50 and the requests of a month.")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One of low, base and high. Money is in dollars, a month has 730 hours.
+
+    ``break_even_days`` and ``break_even_date`` count from the end of the work, None where it never
+    pays; ``roi`` is a year's savings over the cost, less 1.
+    """
+
+    speedup: Figure
+    cost: Figure
+    device_hours_saved: Figure
+    saved_a_month: Figure
+    latency_value_a_month: Figure
+    break_even_days: Figure | None
+    break_even_date: str | None
+    roi: Figure
+    net_first_year: Figure
+
+
+@dataclass(frozen=True)
+class Roi:
+    """The result of ``roi``, by case; figures whose input was not given are left out."""
+
+    option: str
+    days: tuple[float, float]
+    memory: tuple[float, float] | None
+    spent_a_month: Figure
+    cases: dict[str, Case]
+    capacity: dict[str, Figure]
+    """In the base case: users that the same devices serve, devices not needed for them, and
+    dollars for 1,000 requests."""
+    latency: dict[str, Figure]
+    """Seconds of a request in the base case."""
+    balance: dict[str, list[Figure]]
+    """What was gained by the end of months 0 to 12, less the cost."""
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain objects; each figure has its unit and evidence."""
+        found: dict[str, Any] = to_json(self)
+        return found
+
+
+def _effort(plan: Plan) -> tuple[tuple[float, float], tuple[float, float], Mapping[str, Any]]:
+    """Return working days and training hours, least and most, and the option's entry."""
+    entry = data("efforts")["option"][plan.option]
+    days = tuple(entry["days"]) if plan.days is None else (plan.days, plan.days)
+    hours = tuple(entry.get("training_hours", (0.0, 0.0)))
+    if plan.training_hours is not None:
+        hours = plan.training_hours, plan.training_hours
+    return (days[0], days[1]), (hours[0], hours[1]), entry
+
+
+def _dollars(value: float) -> Figure:
+    return modelled(value, "$")
+
+
+def _after(start: date, days: float) -> str | None:
+    """Return the date so many days later; None where the calendar ends before."""
+    try:
+        return (start + timedelta(days=ceil(days))).isoformat()
+    except OverflowError:
+        return None
+
+
+def _case(plan: Plan, speedup: float, days: float, hours: float) -> Case:
+    cost = days * plan.day + hours * plan.price
+    freed = plan.devices * HOURS_A_MONTH * (1 - 1 / speedup)
+    quicker = (plan.p50 or 0.0) * (1 - 1 / speedup) * (plan.requests or 0.0)
+    value = quicker * plan.value_of_second
+    gained = freed * plan.price + value
+    pays = cost / gained * DAYS_A_MONTH if gained > 0 else None
+    when = None if pays is None else _after(plan.start or date.today(), days * 7 / 5 + pays)
+    net = 12 * gained - cost
+    return Case(
+        Figure(speedup, "times", ASSUMED), _dollars(cost), modelled(freed, "device hours a month"),
+        _dollars(freed * plan.price), _dollars(value),
+        None if pays is None else modelled(pays, "days"), when,
+        modelled(net / cost if cost else float(gained > 0), "share of the cost"), _dollars(net),
+    )  # fmt: skip
+
+
+def _capacity(plan: Plan) -> dict[str, Figure]:
+    found = {}
+    if plan.requests:
+        today = plan.devices * HOURS_A_MONTH * plan.price / plan.requests * 1000
+        found["cost_today"] = modelled(today, "$ per 1,000 requests")
+        found["cost"] = modelled(today / plan.speedup[1], "$ per 1,000 requests")
+    if plan.users is None:
+        return found
+    users = floor(plan.users * plan.speedup[1] + 1e-9)
+    needed = ceil(plan.devices * users / plan.users - 1e-9)
+    return {
+        **found,
+        "users": modelled(users, "users"),
+        "extra_users": modelled(users - plan.users, "users"),
+        "devices_avoided": modelled(max(0, needed - plan.devices), "devices"),
+    }
+
+
+def _latency(plan: Plan) -> dict[str, Figure]:
+    found = {}
+    for name in ("p50", "p95"):
+        seconds = getattr(plan, name)
+        if seconds is not None:
+            found[f"{name}_today"] = Figure(seconds, "s", ASSUMED)
+            found[name] = modelled(seconds / plan.speedup[1], "s")
+    return found
+
+
+def _notes(plan: Plan, cases: Mapping[str, Case]) -> list[str]:
+    notes = [
+        "device hours are freed; they are saved where devices are given back whole, or do other "
+        "work: tensor parallelism leaves no part of a replica to give back.",
+        "speedups are those that were given; measure them under your own load.",
+    ]
+    if plan.speedup[0] < 1:
+        notes.append("in the low case speculation is slower: keep a switch to plain decoding.")
+    if plan.utilisation is not None:
+        idle = 1 - plan.utilisation
+        notes.append(
+            f"the devices idle {idle:.0%} of the time today: where that is for want of traffic, "
+            "fewer devices would do without speculation, too."
+        )
+    if cases["base"].break_even_days is None:
+        notes.append("in the base case it never pays.")
+    return notes
+
+
+def roi(plan: Plan) -> Roi:
+    """Return what speculation costs to bring in, what it saves, and when it has paid."""
+    (least, most), (few, many), entry = _effort(plan)
+    low, base, high = plan.speedup
+    # The low case joins the least speedup with the most work.
+    cases = {
+        "low": _case(plan, low, most, many),
+        "base": _case(plan, base, (least + most) / 2, (few + many) / 2),
+        "high": _case(plan, high, least, few),
+    }
+    balance = {
+        name: [
+            _dollars(
+                month * (case.saved_a_month.value + case.latency_value_a_month.value)
+                - case.cost.value
+            )
+            for month in range(13)
+        ]
+        for name, case in cases.items()
+    }
+    memory = entry.get("memory")
+    return Roi(
+        entry["label"], (least, most), memory and (memory[0], memory[1]),
+        _dollars(plan.devices * HOURS_A_MONTH * plan.price), cases, _capacity(plan), _latency(plan),
+        balance, _notes(plan, cases),
+    )  # fmt: skip
+
+
+def speedups_of(advice: Advice) -> tuple[float, float, float]:
+    """Return P10, P50 and P90 of an advice's speedup.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    try:
+        low, base, high = (advice.speedup[name].value for name in ("p10", "p50", "p90"))
+    except KeyError:
+        raise ConfigError(
+            "the advice has no speedup; ask outrider advise with --hardware or --profile."
+        ) from None
+    return low, base, high

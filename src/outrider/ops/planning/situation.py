@@ -1,0 +1,261 @@
+"""What is asked: target, drafter, machine, traffic, and what matters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from ...base.methods import TABLE, find_method
+from ...base.outside.text import printable
+from ...engine.control.costs import Costs
+from ...engine.control.kept_costs import read_costs
+from ...errors import ConfigError, shown
+from .acceptance import Acceptance, prior
+from .catalogue import (
+    Shape,
+    eagle1_head,
+    eagle_head,
+    find_device,
+    find_shape,
+    read_config,
+    shape_of,
+)
+from .checks import number, one_of, whole
+from .drafters import method_of_head
+from .figure import MEASURED
+from .roofline import BYTES, Machine, Steps, roofline
+
+PRIORITIES = ("latency", "throughput", "memory", "zero loss")
+PLACEMENTS = ("same", "own", "cpu")
+HEADS = ("eagle", "eagle3", "medusa")
+"""Methods with heads, which are published in bf16 whatever the target's dtype is."""
+CPU = "xeon-8480"
+"""Where a drafter runs that is placed on a CPU, unless it is said."""
+MOST_DEVICES, MOST_BATCH, MOST_TOKENS, MOST_DRAFT = 1024, 4096, 10_000_000, 64
+SAME_VOCABULARY = 0.01
+"""Vocabularies that differ by less are the same one, padded."""
+
+
+class Drafter(NamedTuple):
+    """A drafter.
+
+    ``method`` decides its costs, ``name`` is the one in ``methods``. ``shape`` is None if it is not
+    a model. ``prior`` names the prior of acceptance.
+    """
+
+    method: str
+    shape: Shape | None
+    prior: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A question to ``advise``; it is checked when it is made.
+
+    Args:
+        target: a model of the catalogue, a folder with a config.json, or a name of the hub.
+        drafter: the same, or eagle3, eagle, medusa, layerskip, suffix, ngram; None asks for the
+            best of the catalogue's.
+        hardware: a device of the catalogue; without it or a profile, rules of thumb decide.
+        tensor_parallel: devices that share the target.
+        dtype, drafter_dtype: of the weights: fp32, bf16, fp8, int8, int4.
+        profile: measured costs of a machine, or the file in which ``outrider serve`` keeps them;
+            they stand in for the roofline.
+        concurrency: sequences that decode together, with the share of time of each number.
+        input_tokens, output_tokens: of a request.
+        tasks: shares of the traffic by task.
+        temperature: of sampling.
+        max_ttft, max_tpot: service levels, in seconds.
+        priority: latency, throughput, memory or zero loss.
+        acceptance: measured or sampled; the prior of method and tasks unless given.
+        placement: of the drafter: same device, its own, or cpu.
+        drafter_hardware: what that is; for its own the target's, for cpu a Xeon unless given.
+        fine_tune: ask what a drafter tuned on the traffic would bring.
+        utilisation, memory_used: of the device today, shares from 0 to 1.
+        price: dollars for an hour of a device.
+        longest: tokens of a draft, at most.
+
+    Raises:
+        ConfigError: an input is out of its range, or names nothing that is known.
+        ModelError: a config.json cannot be used.
+    """
+
+    target: str | Path
+    drafter: str | Path | None = None
+    hardware: str | None = None
+    tensor_parallel: int = 1
+    dtype: str = "bf16"
+    drafter_dtype: str | None = None
+    profile: Path | Costs | None = None
+    concurrency: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
+    input_tokens: int = 512
+    output_tokens: int = 256
+    tasks: Mapping[str, float] = field(default_factory=lambda: {"conversation": 1.0})
+    temperature: float = 0.0
+    max_ttft: float | None = None
+    max_tpot: float | None = None
+    priority: str = "latency"
+    acceptance: Acceptance | None = None
+    placement: str = "same"
+    drafter_hardware: str | None = None
+    fine_tune: bool = False
+    utilisation: float | None = None
+    memory_used: float | None = None
+    price: float | None = None
+    longest: int = 8
+
+    def __post_init__(self) -> None:
+        for name, most in (
+            ("tensor_parallel", MOST_DEVICES), ("input_tokens", MOST_TOKENS),
+            ("output_tokens", MOST_TOKENS), ("longest", MOST_DRAFT),
+        ):  # fmt: skip
+            whole(name, getattr(self, name), most)
+        for name, high in (("temperature", 100.0), ("utilisation", 1.0), ("memory_used", 1.0)):
+            number(name, getattr(self, name), high)
+        for name in ("max_ttft", "max_tpot", "price"):
+            number(name, getattr(self, name))
+        one_of("priority", self.priority, PRIORITIES)
+        one_of("placement", self.placement, PLACEMENTS)
+        one_of("dtype", self.dtype, BYTES)
+        one_of("drafter_dtype", self.drafter_dtype or self.dtype, BYTES)
+        for name in ("concurrency", "tasks"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ConfigError(f"{name} is {shown(getattr(self, name))}; give shares by name.")
+        for size, share in self.concurrency.items():
+            whole("concurrency", size, MOST_BATCH)
+            number(f"the share of concurrency {shown(size)}", share)
+        for task, share in self.tasks.items():
+            number(f"the share of task {printable(task)}", share)
+        if not isinstance(self.acceptance, Acceptance | None):
+            raise ConfigError(
+                f"acceptance is {shown(self.acceptance)}; give one such as of_rate(0.7, 5)."
+            )
+        if sum(self.concurrency.values()) <= 0:
+            raise ConfigError(
+                "no concurrency has a share above 0; give one, such as 8 or 1=0.7,16=0.3."
+            )
+
+    @property
+    def context(self) -> float:
+        """Mean tokens of a sequence while it decodes."""
+        return self.input_tokens + self.output_tokens / 2
+
+    def target_shape(self) -> Shape:
+        """Return the target's shape.
+
+        Raises:
+            ConfigError: the devices cannot share it.
+        """
+        shape = find_shape(str(self.target))
+        if shape.heads % self.tensor_parallel:
+            raise ConfigError(
+                f"tensor_parallel is {self.tensor_parallel}, which does not divide the target's "
+                f"{shape.heads} attention heads; give another."
+            )
+        return shape
+
+    def find_drafter(self, target: Shape) -> Drafter:
+        """Return the drafter of a target.
+
+        Raises:
+            ConfigError: there is none of that name, or its costs are not known.
+        """
+        name = str(self.drafter)
+        method = None if os.path.exists(name) else find_method(method_of_head(name) or name)
+        if method is not None:
+            if not method.planned or method.name == "draft_model":
+                known = ", ".join(m.name for m in TABLE if m.planned and m.name != "draft_model")
+                raise ConfigError(
+                    f"drafter {shown(name)} is a method whose name does not tell its costs; "
+                    f"give a model of the catalogue, a folder with a config.json, or {known}."
+                )
+            if method.name in ("ngram", "suffix"):
+                return Drafter("lookup", None, "lookup", method.name)
+            heads = {"eagle": eagle1_head, "eagle3": eagle_head}
+            shape = heads[method.name](target) if method.name in heads else None
+            return Drafter(method.name, shape, method.name, method.name)
+        config = read_config(name)
+        words = f"{config.get('architectures')} {config.get('speculators_model_type')}"
+        if "eagle" in words.lower():
+            return Drafter("eagle3", eagle_head(target, config), "eagle3", "eagle3")
+        shape = shape_of(name, config)
+        apart = abs(shape.vocabulary - target.vocabulary) > SAME_VOCABULARY * target.vocabulary
+        return Drafter("model", shape, "retokenize" if apart else "model", "draft_model")
+
+    def dtype_of(self, drafter: Drafter) -> str:
+        """Return the dtype of a drafter's weights: by default the target's, or that of heads."""
+        head = drafter.name in HEADS and BYTES[self.dtype] < BYTES["bf16"]
+        return self.drafter_dtype or ("bf16" if head else self.dtype)
+
+    def machines(self, drafter: Drafter) -> tuple[Machine, Machine] | None:
+        """Return the target's machine and the drafter's; None where no hardware was named."""
+        if self.hardware is None:
+            return None
+        device = find_device(self.hardware)
+        machine = Machine(device, self.tensor_parallel, self.dtype)
+        dtype = self.dtype_of(drafter)
+        if self.placement == "same" or drafter.shape is None:
+            return machine, Machine(device, self.tensor_parallel, dtype)
+        named = self.drafter_hardware or (CPU if self.placement == "cpu" else self.hardware)
+        return machine, Machine(find_device(named), 1, dtype)
+
+    def costs(self) -> Costs:
+        """Return the measured costs.
+
+        Raises:
+            ConfigError: the profile holds none.
+        """
+        known = self.profile
+        return known if isinstance(known, Costs) else read_profile(Path(known or ""))
+
+    def steps(self, target: Shape, drafter: Drafter) -> Steps | None:
+        """Return what steps cost: measured, else modelled; None where neither can be."""
+        if self.profile is not None:
+            costs = self.costs()
+            return Steps(
+                costs,
+                drafter_in(costs, str(self.drafter), drafter),
+                self.context,
+                evidence=MEASURED,
+            )
+        machines = self.machines(drafter)
+        if machines is None:
+            return None
+        return roofline(
+            target, machines[0], drafter.method, drafter.shape, machines[1], self.context
+        )
+
+    def expected(self, drafter: Drafter) -> Acceptance:
+        """Return the acceptance that was given, else the prior."""
+        return self.acceptance or prior(drafter.prior, self.tasks, self.temperature)
+
+
+def read_profile(file: Path) -> Costs:
+    """Return the measured costs in a file.
+
+    Raises:
+        ConfigError: it holds none.
+    """
+    costs = read_costs(file)
+    if costs is None:
+        raise ConfigError(
+            f"{file} holds no measured costs; outrider serve keeps them in ~/.cache/outrider/costs."
+        )
+    return costs
+
+
+def drafter_in(costs: Costs, asked: str, drafter: Drafter) -> str:
+    """Return the name that costs have for a drafter: its own, its method's, or the only one."""
+    own = [name for name, each in costs.drafters.items() if each.passes is not None]
+    models = own if drafter.method in ("model", "eagle", "eagle3") else []
+    wanted = (asked, drafter.name, drafter.method)
+    names = [name for name in wanted if name in costs.drafters]
+    if names or len(models) == 1:
+        return (names or models)[0]
+    raise ConfigError(
+        f"the profile has no drafter {shown(asked)}; it has {', '.join(costs.drafters) or 'none'}."
+    )

@@ -1,0 +1,1 @@
+"""Outrider's rule inside other engines."""

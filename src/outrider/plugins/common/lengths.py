@@ -1,0 +1,170 @@
+"""Draft lengths for the steps of another engine, from Outrider's controller.
+
+The other engine tells what a step took in all, not what drafting took of it. So a controller counts
+drafting as part of its rows, and each power of two of the batch has a controller of its own; what
+is learned of acceptance they share.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from ...engine.control.controller import Controller
+from ...engine.control.costs import SMOOTHING, TRUSTED, CostModel, Costs, Curve, DraftCosts
+from ...engine.control.outlook import Method, Stream
+from ...engine.control.survival import PRIORS, Survival
+
+METHODS = {"draft_model": "model", "custom_class": "suffix"}
+"""Outrider's names of vLLM's methods, where they differ and what is expected of them is known."""
+ROWS = Curve((1, 8, 64, 512), (0.02, 0.021, 0.03, 0.15))
+"""Seconds by rows until some are measured: what a step of few rows takes hardly depends on them."""
+SPIKE = 2.0
+"""A measurement counts as this many times the mean at most, once the mean is known."""
+
+
+class Drafted(NamedTuple):
+    """A sequence's drafted tokens of a step: how many might have been, were, and stand."""
+
+    id: str
+    asked: int
+    drafted: int
+    accepted: int
+
+
+class _Measured(CostModel):
+    """The seconds of steps as they were measured: there is no prior that is right in its shape.
+
+    Between sizes that were measured the line is straight; beyond them it goes on as ``ROWS`` does.
+    """
+
+    def __init__(self, prior: Costs) -> None:
+        super().__init__(prior)
+        self._sizes: dict[int, _Mean] = {}
+
+    def verify(self, rows: int, context: int) -> float:
+        """Return the seconds of a step of ``rows`` rows; the context has no part in it."""
+        known = sorted(self._sizes)
+        seconds = list(accumulate((self._sizes[size].value for size in known), max))
+        place = bisect_right(known, rows)
+        if 0 < place < len(known):
+            share = (rows - known[place - 1]) / (known[place] - known[place - 1])
+            return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
+        if not known:
+            return ROWS.at(rows)
+        end = place - 1 if place else 0
+        return seconds[end] * ROWS.at(rows) / ROWS.at(known[end])
+
+    def observe_verify(self, rows: int, context: int, seconds: float) -> None:
+        """Take in what a step took."""
+        self._sizes.setdefault(rows, _Mean()).take(seconds)
+
+    def measured(self, rows: int) -> bool:
+        """Return True where steps of about as many rows were measured, to the power of two."""
+        power = rows.bit_length()
+        return any(
+            size.bit_length() == power and mean.seen >= TRUSTED
+            for size, mean in self._sizes.items()
+        )
+
+
+@dataclass
+class _Mean:
+    """A running mean, whose newest values weigh a tenth."""
+
+    value: float = 0.0
+    seen: int = 0
+
+    def take(self, value: float) -> None:
+        if self.seen >= TRUSTED:
+            value = min(value, SPIKE * self.value)
+        self.seen += 1
+        self.value += (value - self.value) * max(SMOOTHING, 1 / self.seen)
+
+
+class Lengths:
+    """Chooses how far the sequences of a step draft.
+
+    Args:
+        longest: tokens of the longest draft.
+        method: who drafts, as vLLM calls it.
+    """
+
+    def __init__(self, longest: int, method: str) -> None:
+        self._name = METHODS.get(method, method)
+        self._longest = longest
+        self._survival = Survival(PRIORS)
+        self._controllers: dict[int, Controller] = {}
+        self._drafting: dict[int, _Mean] = {}
+        """Seconds of a drafted token, by power of two of the batch."""
+
+    def choose(self, contexts: Mapping[str, int], most: int) -> list[int]:
+        """Return the draft length of each sequence that decodes in the next step.
+
+        Args:
+            contexts: tokens of each by its id.
+            most: tokens of the longest draft in this step.
+        """
+        bound = min(most, self._longest)
+        if not contexts or not bound:
+            return [0] * len(contexts)
+        streams = [Stream(id, "", size, (self._name,), bound) for id, size in contexts.items()]
+        controller = self._controller(len(streams))
+        if not controller.costs.measured(len(streams)):
+            return [0] * len(streams)  # without knowing plain steps, nothing can be compared
+        return [choice.depth for choice in controller.decide(streams)]
+
+    def observe(self, drafts: Sequence[Drafted], seconds: float | None, ahead: int = 0) -> None:
+        """Take in a step's drafts.
+
+        Args:
+            drafts: of each sequence that decoded.
+            seconds: what the step took; None where that tells nothing, as beside a prompt.
+            ahead: where a step drafts for the next one, how many tokens more than the step before
+                did.
+        """
+        for id, asked, _, accepted in drafts:
+            self._survival.observe(self._name, "", id, asked, accepted)
+        if seconds is None or not drafts:
+            return
+        controller = self._controller(len(drafts))
+        rows = len(drafts) + sum(each.drafted for each in drafts)
+        expected = controller.costs.verify(rows, 0)
+        seconds = self._aligned(controller, len(drafts), rows, seconds, ahead)
+        controller.costs.observe_verify(rows, 0, seconds)
+        if controller.tries:
+            controller.observe_trial(seconds)
+        drafting = seconds if any(each.asked for each in drafts) else 0.0
+        emitted = len(drafts) + sum(each.accepted for each in drafts)
+        slow = seconds / expected if expected else 1.0
+        controller.observe(len(drafts), emitted, drafting, seconds, slow)
+
+    def _aligned(
+        self, controller: Controller, batch: int, rows: int, seconds: float, ahead: int
+    ) -> float:
+        """Return the seconds of a step with the drafting of its own rows, not of the next one's.
+
+        What a drafted token takes is seen where the length changes.
+        """
+        token = self._drafting.setdefault(batch.bit_length(), _Mean())
+        if ahead and controller.costs.measured(rows):
+            token.take(max(0.0, (seconds - controller.costs.verify(rows, 0)) / ahead))
+        return max(seconds - ahead * token.value, 0.0)
+
+    def release(self, id: str) -> None:
+        """Forget a sequence that ended."""
+        for controller in self._controllers.values():
+            controller.release(id)
+
+    def _controller(self, batch: int) -> Controller:
+        size = batch.bit_length()
+        found = self._controllers.get(size)
+        if found is None:
+            costs = Costs(ROWS, {self._name: DraftCosts()}, host=0.0, host_per_sequence=0.0)
+            methods = {self._name: Method((self._name,), self._longest)}
+            found = Controller(_Measured(costs), self._survival, methods)
+            self._controllers[size] = found
+        return found

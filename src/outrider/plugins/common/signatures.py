@@ -1,0 +1,180 @@
+"""Checks another engine's version and the functions that Outrider replaces, from its source.
+
+Nothing is imported, so an extracted wheel can be checked like an installed package::
+
+    python -m outrider.plugins.common.signatures vllm FOLDER...
+
+prints the table for wheels of vLLM extracted to these folders. Its output is
+``plugins/vllm/signatures.json``, and that of ``sglang`` is ``plugins/sglang/signatures.json``.
+"""
+
+import ast
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+Table = dict[str, list[dict[str, Any]]]
+CALLED = "called"
+
+
+class SignatureError(Exception):
+    """An engine that the table does not know, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Surface:
+    """The parts of an engine that a plugin of ours replaces, or relies on.
+
+    Args:
+        engine: its name in sentences.
+        package: its package, and the one of ours that goes into it.
+        variable: turns the plugin on.
+        functions: ``path/of/module.py:Class.function`` each, whose parameters are checked, or
+            ``path/of/module.py:function()``, which must be called by that name in the module.
+    """
+
+    engine: str
+    package: str
+    variable: str
+    functions: tuple[str, ...]
+
+    def load(self) -> Table:
+        """Return the recorded table: by function, parameters and the versions that have them."""
+        recorded = files(f"outrider.plugins.{self.package}") / "signatures.json"
+        table: Table = json.loads(recorded.read_text("utf-8"))
+        return table
+
+    def check_installed(self) -> str:
+        """Return the version of the installed engine after `check`; nothing is imported."""
+        spec = importlib.util.find_spec(self.package)
+        if spec is None or not spec.submodule_search_locations:
+            raise SignatureError(
+                f"{self.engine} is not installed; install it, or unset {self.variable}."
+            )
+        return check(self, Path(spec.submodule_search_locations[0]), self.load())
+
+
+def version_of(package: Path) -> str:
+    """Return the version of the engine in a package's folder, without its local part.
+
+    Raises:
+        SignatureError: the folder does not say.
+    """
+    file = package / "_version.py"
+    if file.is_file():
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+                if "__version__" in names:
+                    return str(node.value.value).partition("+")[0]
+    raise SignatureError(f"{package} does not tell its version; install a release.")
+
+
+def signature_of(package: Path, function: str) -> str | None:
+    """Return a function's parameters without annotations, or ``CALLED`` where it is called.
+
+    Args:
+        package: the package's folder.
+        function: see ``Surface``. None is returned where it does not exist, or is not called.
+    """
+    file, _, name = function.partition(":")
+    if not (package / file).is_file():
+        return None
+    if name.endswith("()"):
+        return CALLED if name.removesuffix("()") in _called(package / file) else None
+    node = find_function(_parsed(package / file), name)
+    if node is None:
+        return None
+    every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    for argument in (*every, node.args.vararg, node.args.kwarg):
+        if argument is not None:
+            argument.annotation = None
+    return ast.unparse(node.args)
+
+
+def find_function(module: ast.Module, name: str) -> ast.FunctionDef | None:
+    """Return the last definition of ``function`` or ``Class.function``, None without one."""
+    body: Sequence[ast.stmt] = module.body
+    node: ast.stmt | None = None
+    for part in name.split("."):
+        found = [item for item in body if getattr(item, "name", None) == part]
+        if not found:
+            return None
+        node = found[-1]
+        body = getattr(node, "body", [])
+    return node if isinstance(node, ast.FunctionDef) else None
+
+
+@cache
+def _called(file: Path) -> frozenset[str]:
+    calls = (node.func for node in ast.walk(_parsed(file)) if isinstance(node, ast.Call))
+    return frozenset(each.id for each in calls if isinstance(each, ast.Name))
+
+
+@cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+def tested(table: Table) -> list[str]:
+    """Return the versions in a table, the oldest first."""
+    names = {version for rows in table.values() for row in rows for version in row["versions"]}
+    return sorted(names, key=lambda name: [int(part) for part in name.split(".")])
+
+
+def check(surface: Surface, package: Path, table: Table) -> str:
+    """Return the version of an engine whose functions are those of the table.
+
+    Raises:
+        SignatureError: its version is unknown, or a function differs from that version's.
+    """
+    version = version_of(package)
+    known = tested(table)
+    if version not in known:
+        raise SignatureError(
+            f"Outrider's rule is not tested with {surface.engine} {version}; install one of "
+            f"{', '.join(known)}, or unset {surface.variable}."
+        )
+    for function, rows in table.items():
+        found = signature_of(package, function)
+        (expected,) = [row["parameters"] for row in rows if version in row["versions"]]
+        if found != expected:
+            raise SignatureError(
+                f"{surface.engine} {version} has another {function} than its release: "
+                f"{_shown(found)} instead of {_shown(expected)}; install the release, "
+                f"or unset {surface.variable}."
+            )
+    return version
+
+
+def _shown(parameters: str | None) -> str:
+    if parameters is None:
+        return "nothing"
+    return parameters if parameters == CALLED else f"({parameters})"
+
+
+def record(surface: Surface, packages: Sequence[Path]) -> Table:
+    """Return the table of several versions."""
+    table: Table = {}
+    for function in surface.functions:
+        rows: dict[str | None, list[str]] = {}
+        for package in packages:
+            rows.setdefault(signature_of(package, function), []).append(version_of(package))
+        table[function] = [{"versions": v, "parameters": p} for p, v in rows.items()]
+    return table
+
+
+if __name__ == "__main__":
+    named, *folders = sys.argv[1:]
+    asked: Surface = import_module(f"outrider.plugins.{named}.surface").SURFACE
+    made = record(asked, [Path(folder) / named for folder in folders])
+    lines = {name: ",\n    ".join(map(json.dumps, rows)) for name, rows in made.items()}
+    parts = [f"{json.dumps(name)}: [\n    {rows}\n  ]" for name, rows in lines.items()]
+    print("{\n  " + ",\n  ".join(parts) + "\n}")

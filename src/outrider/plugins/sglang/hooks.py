@@ -1,0 +1,135 @@
+"""Puts Outrider's functions into SGLang's modules as these are imported."""
+
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ..common import patching
+from ..common.patching import Patch, wrap
+from ..common.start import SGLANG_VARIABLE, stop
+from .surface import SURFACE
+
+VERIFIED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
+"""Algorithms whose drafts SGLang verifies by ``eagle_sample``; others have their own rules."""
+
+
+def install() -> None:
+    """Change SGLang, or end the process with a sentence where it is not one that was tested."""
+    patching.install(SURFACE, PATCHES)
+
+
+def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a constructor that looks at the server's arguments first."""
+
+    def __init__(self: Any, server_args: Any, *args: Any, **named: Any) -> None:
+        check_arguments(server_args)
+        original(self, server_args, *args, **named)
+
+    return __init__
+
+
+def _scheduler(module: ModuleType) -> None:
+    wrap(module.Scheduler, "__init__", _checked)
+
+
+def _tokenizer_manager(module: ModuleType) -> None:
+    wrap(module.TokenizerManager, "__init__", _checked)
+
+
+def _sampling_params(module: ModuleType) -> None:
+    from . import requests
+
+    wrap(module.SamplingParams, "verify", requests.verify)
+
+
+def _batch_info(module: ModuleType) -> None:
+    from . import requests
+
+    info = module.SamplingBatchInfo
+    made = requests.from_schedule_batch(info.from_schedule_batch.__func__)
+    info.from_schedule_batch = classmethod(made)
+
+
+def _sampler(module: ModuleType) -> None:
+    from . import sampling
+
+    wrap(module.Sampler, "_preprocess_logits", sampling.preprocess_logits)
+    capture = getattr(module, "_SamplingMaskCapture", None)
+    wrap(module.Sampler, "_sample_from_probs", sampling.sample_from_probs(capture))
+    wrap(module.Sampler, "forward", sampling.forward)
+    wrap(module, "create_sampler", _created(module))
+
+
+def _created(module: ModuleType) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+        def create_sampler(*args: Any, **named: Any) -> Any:
+            made = original(*args, **named)
+            for name in ("forward", "_preprocess_logits", "_sample_from_probs"):
+                if getattr(type(made), name) is not getattr(module.Sampler, name):
+                    stop(
+                        f"{type(made).__module__}.{type(made).__qualname__} draws tokens itself, "
+                        "and Outrider does not know how; choose another --sampling-backend, or "
+                        f"unset {SGLANG_VARIABLE}."
+                    )
+            return made
+
+        return create_sampler
+
+    return wrapper
+
+
+def _eagle_utils(module: ModuleType) -> None:
+    from . import sampling
+
+    wrap(module, "eagle_sample", sampling.eagle_sample)
+    wrap(module, "verify_tree_greedy_func", sampling.verify_tree_greedy)
+
+
+PATCHES: dict[str, Patch] = {
+    "sglang.srt.managers.scheduler": _scheduler,
+    "sglang.srt.managers.tokenizer_manager": _tokenizer_manager,
+    "sglang.srt.sampling.sampling_params": _sampling_params,
+    "sglang.srt.sampling.sampling_batch_info": _batch_info,
+    "sglang.srt.layers.sampler": _sampler,
+    "sglang.srt.speculative.eagle_utils": _eagle_utils,
+}
+
+
+def check_arguments(args: Any) -> None:
+    """End the process where the server's arguments would draw or accept by another rule.
+
+    Keeps whether the server speculates.
+    """
+    from . import requests
+
+    asked = getattr(args, "speculative_algorithm", None)
+    requests.speculates = asked is not None
+    if asked is not None and str(asked).upper() not in VERIFIED:
+        stop(
+            f"--speculative-algorithm {asked} verifies drafts by a rule of its own, which Outrider "
+            f"does not know; choose one of {', '.join(VERIFIED)}, or unset {SGLANG_VARIABLE}."
+        )
+    for name, wanted in OPTIONS.items():
+        value = getattr(args, name, wanted)
+        if value not in (wanted, None):
+            stop(
+                f"--{name.replace('_', '-')} {value} draws or accepts tokens by another rule than "
+                f"Outrider's; leave it out, or unset {SGLANG_VARIABLE}."
+            )
+    if float(os.environ.get("SGLANG_SIMULATE_ACC_LEN") or -1) > 0:
+        stop(
+            "SGLANG_SIMULATE_ACC_LEN makes up which drafts are accepted; unset it, or unset "
+            f"{SGLANG_VARIABLE}."
+        )
+
+
+OPTIONS: dict[str, Any] = {
+    "speculative_use_rejection_sampling": False,
+    "speculative_use_block_verification": False,
+    "speculative_accept_threshold_single": 1.0,
+    "speculative_accept_threshold_acc": 1.0,
+    "enable_watermark": False,
+    "rl_on_policy_target": None,
+}
+"""Options of the server, and the values with which the rule can stand in for SGLang's own."""
