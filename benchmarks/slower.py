@@ -1,9 +1,10 @@
 """Measures what drafter auto costs where drafts do not pay: its speed beside plain decoding.
 
-Every start is a process of its own with two engines, one of them plain, made in turns of order,
-since two plain engines of one process differ by 2 to 10 % for as long as it lives. Both take a load
-when they are new and more of them afterwards, in turns. A start gives two ratios of a cell: of new
-engines and of warm ones. Their geometric mean over starts has Student's interval.
+A plain engine and one with auto share their weights and take the same load, in turns step by step:
+machines change the speed of their memory within seconds, by more than what is measured here. A load
+is given to new engines and to the same ones again. Every start is a process of its own, in which
+the engines are made in turns of order. The ratios of a cell have the geometric mean over starts and
+Student's interval.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from math import log
 from multiprocessing import get_context
@@ -19,15 +21,18 @@ from typing import Annotated, NamedTuple
 import typer
 from tqdm import tqdm
 
+from outrider.base.methods import AUTO, NONE
 from outrider.base.types import SamplingParams
 from outrider.bench.machine import machine
 from outrider.bench.offline import turned
-from outrider.bench.record import run_all
 from outrider.checkpoints.families import find_folder
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.cli.bench import named_workload
 from outrider.cli.common import JsonFile, write_json
+from outrider.engine.build import build_engine
+from outrider.engine.checkpoint import Checkpoint
 from outrider.llm import LLM
+from outrider.models import base
 
 from .common import POCKET, Model, table
 from .portfolio.figures import estimate
@@ -36,7 +41,7 @@ MEMORY = "1500MiB"
 """Each engine's."""
 ALONE = 6
 """Prompts of a load without batches, one after the other."""
-ENGINES = ("none", "auto")
+ENGINES = (NONE, AUTO)
 
 
 class Cell(NamedTuple):
@@ -44,6 +49,41 @@ class Cell(NamedTuple):
 
     temperature: float
     batch: int
+
+
+def opened(folder: str, drafter: str, target: base.Model | None) -> LLM:
+    """Return a new engine; it takes the weights of ``target`` where there is one."""
+    found = Checkpoint(folder, drafter, {"enable_prefix_caching": False, "memory": MEMORY})
+    engine = build_engine(
+        found.folder, found.spec, found.config, found.tokenizer,
+        model_config=found.model_config, model=target,
+    )  # fmt: skip
+    return LLM.from_engine(found, engine)
+
+
+def loaded(
+    engines: Mapping[str, LLM],
+    prompts: Sequence[list[int]],
+    params: Sequence[SamplingParams],
+    batch: int,
+) -> dict[str, float]:
+    """Return the seconds in which each engine continued ``prompts``, ``batch`` at a time."""
+    seconds = dict.fromkeys(engines, 0.0)
+    for first in range(0, len(prompts), batch):
+        some = slice(first, first + batch)
+        number, busy = 0, [*engines]
+        while busy:
+            for name in turned(busy, number):
+                begin = time.perf_counter()
+                if number:
+                    engines[name].engine.step()
+                    engines[name].engine.settle()
+                else:
+                    engines[name].start(prompts[some], params[some], offline=True)
+                seconds[name] += time.perf_counter() - begin
+            number += 1
+            busy = [name for name, llm in engines.items() if llm.engine.has_work]
+    return seconds
 
 
 def start(
@@ -65,25 +105,20 @@ def start(
         SamplingParams(temperature=cell.temperature, seed=i, max_tokens=tokens, ignore_eos=True)
         for i in range(len(texts))
     ]
-
-    def seconds(llm: LLM) -> float:
-        gc.collect()
-        begin = time.perf_counter()
-        run_all(llm, texts, params, cell.batch)
-        return time.perf_counter() - begin
-
     engines: dict[str, LLM] = {}
-    new: dict[str, float] = {}
+    target: base.Model | None = None
     for name in turned(ENGINES, number):
-        engines[name] = LLM(model, drafter=name, enable_prefix_caching=False, memory=MEMORY)
-        new[name] = seconds(engines[name])
-    warm: defaultdict[str, float] = defaultdict(float)
-    for load in range(loads):
-        for name in turned(ENGINES, number + load):
-            warm[name] += seconds(engines[name])
-    return {
-        kind: log(found["none"] / found["auto"]) for kind, found in (("new", new), ("warm", warm))
-    }
+        engines[name] = opened(model, name, target)
+        target = engines[name].engine.model
+    found: dict[str, float] = {}
+    for kind, count in (("new", 1), ("warm", loads)):
+        took: defaultdict[str, float] = defaultdict(float)
+        for _ in range(count):
+            gc.collect()
+            for name, seconds in loaded(engines, texts, params, cell.batch).items():
+                took[name] += seconds
+        found[kind] = log(took[NONE] / took[AUTO])
+    return found
 
 
 def main(
@@ -91,10 +126,10 @@ def main(
     workload: Annotated[str, typer.Option(help="A workload of outrider bench.")] = "code",
     temperatures: Annotated[str, typer.Option("--temperature", help="Some of them: 0,1.")] = "0,1",
     batches: Annotated[str, typer.Option("--batch-size", help="Some of them: 8,32.")] = "8,32",
-    starts: Annotated[int, typer.Option(min=1, help="Processes of each cell.")] = 8,
+    starts: Annotated[int, typer.Option(min=1, help="Processes of each cell.")] = 6,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of a load.")] = 32,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 96,
-    loads: Annotated[int, typer.Option(min=1, help="Loads of warm engines.")] = 3,
+    loads: Annotated[int, typer.Option(min=1, help="Loads of warm engines.")] = 2,
     json_: JsonFile = None,
 ) -> None:
     """Measure drafter auto beside plain decoding, in many processes."""
@@ -107,8 +142,8 @@ def main(
     work = [(number, cell) for number in range(starts) for cell in cells]
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for number, cell in tqdm(work, leave=False, disable=None):
-            given = model, workload, cell, prompts, tokens, loads, number
-            for kind, ratio in pool.submit(start, *given).result().items():
+            ratios = pool.submit(start, model, workload, cell, prompts, tokens, loads, number)
+            for kind, ratio in ratios.result().items():
                 found[cell, kind].append(ratio)
     rows = [
         (f"T = {cell.temperature:g}, {cell.batch} together", kind, str(estimate(logs)))
