@@ -282,6 +282,8 @@ class ModelDrafter(Drafter):
         states: HiddenStates | None,
     ) -> None:
         """Keep what was drafted and committed alike; the rest is computed anew when needed."""
+        if not self._states:
+            return
         for item in batch:
             state = self._states.get(item.sequence.id)
             if state is None:

@@ -40,6 +40,8 @@ quarter. They are compared at once where it has doubled or halved."""
 FIRST_REVIEWS = 16
 """Steps that are reviewed one by one while drafts teach something new. If nothing is drafted, a new
 engine doubles the steps between reviews."""
+FIRST_STEPS = 4
+"""Steps between the first two of these reviews."""
 ENTER, STAY = 1.04, 1.01
 """Expected speed over plain decoding from which on drafting begins, and goes on."""
 DOUBT, SURE = 0.25, 48.0
@@ -169,7 +171,7 @@ class Controller:
             every //= CHANGED
         if self.step < FIRST_REVIEWS and drafts:
             every = 1
-        return self.step - self.reviewed >= min(every, self.reviewed)
+        return self.step - self.reviewed >= min(every, max(FIRST_STEPS, self.reviewed))
 
     def levels(self, stream: Stream) -> tuple[int, ...]:
         """Return how a sequence differs from its workload, see ``Group``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, zip_longest
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from ...base.limits import LARGEST_INT
@@ -17,6 +18,8 @@ DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 
 HORIZON = 128
 """Most tokens over which the time of a drafter to read what it missed is spread."""
+FALLS = 2
+"""Depths in a row, each slower than the one before, behind which a method's are not considered."""
 HOPELESS = 0.8
 """Share of the best speed so far below which longer drafts of a method are not considered."""
 
@@ -97,6 +100,10 @@ class Option(NamedTuple):
     passes: Sequence[float] = ()
     reading: float = 0.0
     longer: float = 1.0
+
+
+METHOD = attrgetter("choice.method")
+"""Returns the method of an option."""
 
 
 class Trial(NamedTuple):
@@ -271,24 +278,29 @@ class Outlook:
             return self._best_of_one(groups[0])
         widest = max(groups, key=lambda group: len(self.options[group]))
         speed, choices = 0.0, self.plain()
-        for option in self.options[widest]:
-            trial = self.known(dict.fromkeys(groups, option.choice))
-            other = self.speed(trial)
-            if other > speed:
-                speed, choices = other, trial
-        for group in groups:
-            for option in self.options[group]:
-                trial = {**choices, group: option}
-                other = self.speed(trial)
-                if other > speed:
-                    speed, choices = other, trial
+        for group in (None, *groups):  # the first stands for all
+            for _, depths in groupby(self.options[group or widest], key=METHOD):
+                before = falls = 0.0
+                for option in depths:
+                    trial = (
+                        self.known(dict.fromkeys(groups, option.choice))
+                        if group is None
+                        else {**choices, group: option}
+                    )
+                    other = self.speed(trial)
+                    if other > speed:
+                        speed, choices = other, trial
+                    falls = falls + 1 if other < before else 0
+                    before = other
+                    if falls == FALLS:
+                        break
         return speed, choices
 
     def _best_of_one(self, group: Group) -> tuple[float, dict[Group, Option]]:
         """Return the result of ``best`` for a single group, in a fraction of the time."""
         count, verify = self.counts[group], self._costs.verify
         speed, best = 0.0, self._nothing
-        for name, depths in groupby(self.options[group], key=lambda option: option.choice.method):
+        for name, depths in groupby(self.options[group], key=METHOD):
             options = [*depths]  # the longest last
             drafting = [0.0]
             if options[-1].choice.depth:
