@@ -36,11 +36,14 @@ REVIEW_STEPS = 16
 """Steps after which choices are compared again, if the batch stays alike."""
 CHANGED = 4
 """Choices are compared this many times sooner where drafts are used and the batch has changed by a
-quarter. They are compared at once where it has doubled or halved."""
+quarter."""
+LASTING = 3
+"""Steps for which a batch must be twice or half as large before choices are compared again. Drafts
+do not wait where it has grown."""
 FIRST_REVIEWS = 16
 """Steps that are reviewed one by one while drafts teach something new. If nothing is drafted, a new
 engine doubles the steps between reviews."""
-FIRST_STEPS = 4
+FIRST_STEPS = 8
 """Steps between the first two of these reviews."""
 ENTER, STAY = 1.04, 1.01
 """Expected speed over plain decoding from which on drafting begins, and goes on."""
@@ -112,6 +115,8 @@ class Controller:
     paused: bool = False
     """Whether drafting paused at the last step."""
     _size: int = 0
+    _other_since: int = 0
+    """The step since when the batch is twice or half as large as at the last review."""
     _context: int = 0
     _plain_seconds: float = 1.0
     _step_seconds: float = 1.0
@@ -163,9 +168,14 @@ class Controller:
     def due(self, streams: int) -> bool:
         """Return True where choices are compared before the next step of so many sequences."""
         size = self._size
-        if streams >= 2 * size or 2 * streams <= size:
-            return True
         drafts = any(choice.depth for choice in self.choices.values())
+        if streams >= 2 * size or 2 * streams <= size:
+            self._other_since = self._other_since or self.step
+            grown = streams > size and (drafts or not size)
+            if grown or self.step - self._other_since >= LASTING:
+                return True
+        else:
+            self._other_since = 0
         every = self.review_steps
         if drafts and abs(streams - size) > size // 4:
             every //= CHANGED
@@ -191,7 +201,7 @@ class Controller:
 
     def _review(self, streams: Sequence[Stream]) -> None:
         """Choose anew for every group."""
-        self.reviewed, self._size = self.step, len(streams)
+        self.reviewed, self._size, self._other_since = self.step, len(streams), 0
         self._context = sum([stream.context for stream in streams])
         self.survival.count()
         self.costs.count()
