@@ -115,6 +115,8 @@ class Controller:
     paused: bool = False
     """Whether drafting paused at the last step."""
     _size: int = 0
+    _drafts: bool = False
+    """Whether the last review chose drafts for any group."""
     _other_since: int = 0
     """The step since when the batch is twice or half as large as at the last review."""
     _context: int = 0
@@ -160,15 +162,17 @@ class Controller:
 
     def steady(self, streams: int) -> bool:
         """Return True, and count a step, where ``decide`` would choose the same again."""
-        same = self._steady and not self.due(streams)
-        same = same and not (self._planned and self._affordable(self._planned, streams))
-        self.step += same
-        return same
+        if not self._steady or self.due(streams):
+            return False
+        if self._planned is not None and self._affordable(self._planned, streams):
+            return False
+        self.step += 1
+        return True
 
     def due(self, streams: int) -> bool:
         """Return True where choices are compared before the next step of so many sequences."""
         size = self._size
-        drafts = any(choice.depth for choice in self.choices.values())
+        drafts = self._drafts
         if streams >= 2 * size or 2 * streams <= size:
             self._other_since = self._other_since or self.step
             grown = streams > size and (drafts or not size)
@@ -239,6 +243,7 @@ class Controller:
         self.tokens_per_second = speed
         self._step_seconds = sum(counts[g] * o.tokens for g, o in choices.items()) / speed
         self.choices = {group: option.choice for group, option in choices.items()}
+        self._drafts = any(choice.depth for choice in self.choices.values())
         self._assigned = {s.id: self.choices[g] for s, g in zip(streams, groups, strict=True)}
 
     def _unread(self, stream: Stream) -> dict[str, int]:
@@ -299,7 +304,7 @@ class Controller:
         Saved time may pay for an expensive trial, but not for many in a row: the price of each must
         be saved up again before the next.
         """
-        return trial.price <= self._saved(streams) and self._saved(streams) >= self._rested
+        return self._saved(streams) >= max(trial.price, self._rested)
 
     def _next_trial(self, streams: Sequence[Stream], choices: Sequence[Choice]) -> Trial | None:
         """Return the trial of the choice that was not tried for longest.
