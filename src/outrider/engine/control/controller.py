@@ -43,7 +43,7 @@ do not wait where it has grown."""
 FIRST_REVIEWS = 16
 """Steps that are reviewed one by one while drafts teach something new. If nothing is drafted, a new
 engine doubles the steps between reviews."""
-FIRST_STEPS = 8
+FIRST_STEPS = 4
 """Steps between the first two of these reviews."""
 ENTER, STAY = 1.04, 1.01
 """Expected speed over plain decoding from which on drafting begins, and goes on."""
