@@ -22,7 +22,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Present when one process has, so that those that start side by side do not all do it.
 IMPORTED := .venv/.outrider-imported
 
-ENGINES := $(addprefix engine-,portable avx2 off)
+# The instruction set that "make test" runs everything on needs no second run.
+SUITE_ISA =
+ENGINES := $(addprefix engine-,$(filter-out $(SUITE_ISA),portable avx2 off))
 
 # What else "make test" runs fills the time that tests of servers leave idle, and does not hold them up.
 NICE =
@@ -46,7 +48,8 @@ demo: $(STAMP)
 	@$(BIN)/outrider demo
 
 test: $(STAMP)
-	@$(MAKE) --no-print-directory -j3 suite lint engine "NICE=nice -n 19"
+	@$(MAKE) --no-print-directory -j3 suite lint engine "NICE=nice -n 19" SUITE_ISA=$$($(BIN)/python \
+	  -c "from outrider.native.choice import library; print(library().isa if library() else 'off')")
 
 # A thread each, since threads that spin would wait for each other.
 suite: $(STAMP) $(IMPORTED)
