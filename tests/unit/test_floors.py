@@ -49,8 +49,8 @@ ENGINE_NEEDS = {
     "gguf",
     "tqdm",
 }
-NEEDS: dict[str, set[str]] = {"base": {"numpy", "yaml"}}
-"""Of parts that have less than the engine, or something else."""
+NEEDS: dict[str, set[str]] = {"base": {"numpy", "yaml"}, "outrider.base.types": set()}
+"""Of parts and modules that have less than the engine, or something else."""
 WITHOUT_TORCH = {
     "outrider.base.types",
     "outrider.cache.pages",
@@ -205,10 +205,11 @@ def check_imports(package: Path) -> list[str]:
             where = f"{module}:{found.line}"
             top = found.name.partition(".")[0]
             if top != "outrider":
-                allowed = NEEDS.get(part, ENGINE_NEEDS)
+                allowed = NEEDS.get(module, NEEDS.get(part, ENGINE_NEEDS))
                 known = top in sys.stdlib_module_names or top in allowed
                 if FLOOR[part] <= TOP_OF_ENGINE and not known:
-                    problems.append(f"{where}: {part} must do without {top}")
+                    name = module if module in NEEDS else part
+                    problems.append(f"{where}: {name} must do without {top}")
                 continue
             target = part_of(found.name)
             if module == "outrider.base.types" and home(found.name, modules) not in TYPES_NEED:
@@ -307,6 +308,7 @@ def test_a_good_house_passes(tmp_path: Path) -> None:
         ("bench/offline.py", "from .. import __main__", "not know __main__"),
         ("ops/guard/loop.py", "from outrider.cli import main", "not know cli"),
         ("engine/worker.py", "import fastapi", "engine must do without fastapi"),
+        ("base/types.py", "import numpy", "outrider.base.types must do without numpy"),
         ("base/x.py", "import transformers", "base must do without transformers"),
         ("base/types.py", "from .config import Config", "types may know outrider.base.limits"),
         ("ops/planning/x.py", "import torch", "outrider.ops.planning.x must do without torch"),

@@ -1,1 +1,1 @@
-"""What everything else rests on: types, options, limits, and readers of outside data."""
+"""The ground of everything else: types, options, limits, and readers of outside data."""

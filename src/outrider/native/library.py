@@ -28,7 +28,7 @@ from .checks import (
     same_length,
     wide_bias,
     within,
-)  # fmt: skip
+)
 from .interface import (
     ABI,
     ASK_MASK,
@@ -44,7 +44,7 @@ from .interface import (
     Options,
     Planted,
     QuantizedData,
-)  # fmt: skip
+)
 from .masks import NO_MASKS, AllowedAfter, MaskCalls
 
 LIMITS = struct.Struct("=4i2f2Q")
