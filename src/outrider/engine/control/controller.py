@@ -143,7 +143,7 @@ class Controller:
         self.paused = self._guards.pauses(len(streams), self.step)
         if self.paused:
             return [stream.fixed or PLAIN for stream in streams]
-        due = self.due(len(streams))
+        due = self._due(len(streams), self.step)
         if due:
             self._review(streams)
         assigned = self._assigned
@@ -170,22 +170,26 @@ class Controller:
         return True
 
     def due(self, streams: int) -> bool:
-        """Return True where choices are compared before the next step of so many sequences."""
+        """Return True where ``decide`` would compare choices for the next step."""
+        return self._due(streams, self.step + 1)
+
+    def _due(self, streams: int, step: int) -> bool:
+        """Return True where a step compares choices; note since when the batch is another."""
         size = self._size
         drafts = self._drafts
         if streams >= 2 * size or 2 * streams <= size:
-            self._other_since = self._other_since or self.step
+            self._other_since = self._other_since or step
             grown = streams > size and (drafts or not size)
-            if grown or self.step - self._other_since >= LASTING:
+            if grown or step - self._other_since >= LASTING:
                 return True
         else:
             self._other_since = 0
         every = self.review_steps
         if drafts and abs(streams - size) > size // 4:
             every //= CHANGED
-        if self.step < FIRST_REVIEWS and drafts:
+        if step < FIRST_REVIEWS and drafts:
             every = 1
-        return self.step - self.reviewed >= min(every, max(FIRST_STEPS, self.reviewed))
+        return step - self.reviewed >= min(every, max(FIRST_STEPS, self.reviewed))
 
     def levels(self, stream: Stream) -> tuple[int, ...]:
         """Return how a sequence differs from its workload, see ``Group``."""
