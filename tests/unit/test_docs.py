@@ -17,11 +17,11 @@ from outrider.cli import app
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src"
-HISTORY = {"docs/log.md", "docs/upstream/vllm-strict.md"}
+HISTORY = {"docs/upstream/vllm-strict.md"}
 """Pages that speak of what is gone, or of another project."""
 PAGES = sorted(
     str(file.relative_to(REPOSITORY))
-    for folder in (".", "docs", "docs/upstream", "benchmarks", "deploy", "tests")
+    for folder in (".", "dev", "docs", "docs/upstream", "benchmarks", "deploy", "tests")
     for file in (REPOSITORY / folder).glob("*.md")
     if file.name != "CHANGELOG.md" and str(file.relative_to(REPOSITORY)) not in HISTORY
 )
