@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
+import random
 from pathlib import Path
 from typing import Any
 
+import torch
 from exactness import END, VOCABULARY
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks import skipping
+from outrider.drafters.skips import MOST_SKIPPED, Skips
 
 LAYERS = 12
 SIZES: dict[str, Any] = {
@@ -19,10 +21,21 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-useless = partial(skipping.useless, layers=LAYERS)
+def useless(seed: int) -> Skips:
+    """Return the sublayers between the first and the last layer that a seed draws."""
+    candidates = range(2, 2 * LAYERS - 2)
+    return frozenset(random.Random(seed).sample(candidates, int(MOST_SKIPPED * len(candidates))))
 
 
 def planted_target(folder: Path, seed: int) -> Path:
     """Save a target in which ``useless(seed)`` say little, and every other sublayer matters."""
-    skipping.planted(seed, LAYERS, 0.02, **SIZES).save_pretrained(folder)
+    torch.manual_seed(seed)
+    target = LlamaForCausalLM(LlamaConfig(num_hidden_layers=LAYERS, **SIZES))
+    with torch.no_grad():
+        for number, layer in enumerate(target.model.layers):
+            for part, matrix in enumerate((layer.self_attn.o_proj, layer.mlp.down_proj)):
+                if 2 * number + part in useless(seed):
+                    matrix.weight.mul_(0.02)
+        target.lm_head.weight.mul_(2.0)
+    target.save_pretrained(folder)
     return folder

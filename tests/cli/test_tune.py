@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from benchmarks.__main__ import application
 from outrider import pocket
 from outrider.cli import app
+from outrider.cli.common import shapes
+from outrider.errors import ConfigError
 
 PROMPTS = ["def greet(name):", "for word in ("]
 
@@ -99,27 +100,16 @@ def test_bad_input_ends_with_a_sentence(
     assert "Traceback" not in done.output
 
 
+def test_trees_are_read_from_text() -> None:
+    assert shapes("6:3,8:4") == [(6, 3), (8, 4)]
+    for wrong in ("6", "4:4", "x:2", "6:0", ""):
+        with pytest.raises(ConfigError, match="more nodes than depth"):
+            shapes(wrong)
+
+
 def test_serve_refuses_what_is_no_table_of_deploy(tmp_path: Path) -> None:
     config = tmp_path / "serve.toml"
     config.write_text("deploy = 3\n", encoding="utf-8")
     done = outrider("config", "--config", config)
     assert done.exit_code == 2
     assert "deploy" in done.output
-
-
-def test_the_benchmark_on_a_tiny_pair(pair: Path, tmp_path: Path) -> None:
-    prompts, file = tmp_path / "prompts.json", tmp_path / "tune.json"
-    prompts.write_text(json.dumps(PROMPTS), encoding="utf-8")
-    arguments = (
-        prompts, "--model", pair, "--batch-sizes", "1", "--temperatures", "0", "--max-tokens", 4,
-        "--lengths", "1,2", "--rounds", 4, "--duels", 2,
-    )  # fmt: skip
-    done = CliRunner().invoke(
-        application("tune"), ["tune", *map(str, arguments), "--json", str(file)]
-    )
-    assert done.exit_code == 0, done.output
-    assert "of the best speed on average" in done.stdout
-    (cell,) = json.loads(file.read_text(encoding="utf-8"))["cells"]
-    assert cell["runs"] > 0
-    assert cell["exhaustive_runs"] == 4 * len(cell["speeds"])
-    assert cell["chosen"] in cell["speeds"]

@@ -15,7 +15,6 @@ from conftest import MakeCheckpoint
 from loading import native_model, torch_model
 from typer.testing import CliRunner
 
-from benchmarks.__main__ import application
 from outrider import LLM, SamplingParams
 from outrider.base.config import PRESETS, EngineConfig
 from outrider.base.types import Draft, DraftBudget, Request, Scheduled, SequenceState
@@ -285,46 +284,3 @@ def test_the_commands_take_both(tiny_llama: Path, tiny_drafter: Path) -> None:
     options = Options(model=tiny_llama, target="tiny", max_tokens=4, engine=chosen)
     config = Bench(options, Workload.of_prompts("code", ["def greet(name):"])).plain.config
     assert (config.drafter_window, config.preset) == (3, "long-context")
-
-
-def test_the_bench_by_context(tiny_llama: Path, tiny_drafter: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny_llama, tmp_path / "pair"))
-    shutil.copytree(tiny_drafter, folder / "drafter")
-    text, file = tmp_path / "text.txt", tmp_path / "report.json"
-    text.write_text("the quick brown fox jumps over the lazy dog\n" * 40, encoding="utf-8")
-    args = ["context", str(folder), "--text", str(text), "--contexts", "16,300", "--tokens", "8"]
-    args += ["--rounds", "2", "--windows", "none,5,long-context", "--json", str(file)]
-    done = CliRunner().invoke(application("context"), args)
-    assert done.exit_code == 0, done.output
-    report = json.loads(file.read_text(encoding="utf-8"))
-    sides = [(r["drafter"], r["window"]) for r in report["runs"] if r["context"] == 300]
-    windows = ("none", "5", "long-context")
-    assert sides == [("none", "none"), *((d, w) for d in ("ngram", "model") for w in windows)]
-    assert all(r["tokens_per_second"] > 0 and r["ttft_ms"] > 0 for r in report["runs"])
-    steps = report["attention"]["steps"]
-    assert [s["context"] for s in steps] == [16, 300]
-    # Two points lie on a line.
-    assert report["attention"]["largest_deviation"] < 1e-6
-
-
-@pytest.mark.parametrize(
-    ("args", "sentence"),
-    [
-        (["--contexts", "16,x"], "--contexts has 'x'; give tokens, 1 or more"),
-        (["--windows", "0", "--contexts", "16"], "--windows has '0'; give tokens, 1 or more"),
-        (["--contexts", "16", "--text", "/no/such"], "cannot be read as UTF-8 text"),
-        (["--contexts", "9999"], "has 60 tokens, but the longest context is 9999"),
-    ],
-)
-def test_the_bench_by_context_refuses_in_a_sentence(
-    tiny_llama: Path,
-    tmp_path: Path,
-    args: list[str],
-    sentence: str,
-) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("z" * 60, encoding="utf-8")
-    args = ["context", str(tiny_llama), "--text", str(text), *args]
-    done = CliRunner().invoke(application("context"), args)
-    assert done.exit_code == 2
-    assert sentence in done.stderr
