@@ -18,7 +18,7 @@ from urllib.request import urlopen
 import typer
 
 from outrider import pocket
-from outrider.audit.endpoint import SAMPLES, Report, Status, verify_endpoint
+from outrider.audit.endpoint import SAMPLES, EndpointReport, Status, verify_endpoint
 from outrider.cli.common import write
 from outrider.errors import ConfigError
 
@@ -173,7 +173,7 @@ SERVERS: dict[str, tuple[str, Callable[[], Any]]] = {
 """By name: the peer that it needs, and what runs it."""
 
 
-def audited(name: str, laws: list[str], samples: int, seed: int) -> Report:
+def audited(name: str, laws: list[str], samples: int, seed: int) -> EndpointReport:
     """Return the audit of a server against the pocket target, run plainly here."""
     with SERVERS[name][1]() as url:
         return verify_endpoint(
@@ -181,7 +181,7 @@ def audited(name: str, laws: list[str], samples: int, seed: int) -> Report:
         )
 
 
-def lines(name: str, report: Report) -> Iterator[str]:
+def lines(name: str, report: EndpointReport) -> Iterator[str]:
     """Yield a report in Markdown."""
     yield f"{name}: {report.verdict}; {json.dumps(report.speculation)}\n"
     yield "| check | verdict | evidence | samples |\n| -- | -- | -- | -- |\n"

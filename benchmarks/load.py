@@ -23,7 +23,7 @@ import typer
 from outrider import pocket
 from outrider.bench.load.arrivals import Closed, Open
 from outrider.bench.load.datasets import load_prompts
-from outrider.bench.load.measure import Options, measure_load
+from outrider.bench.load.measure import LoadOptions, measure_load
 from outrider.cli.common import JsonFile, write_json
 from outrider.native.threads import cpu_name
 
@@ -62,7 +62,7 @@ def capacity(rate: float, chunks: int, seconds: float) -> dict[str, Any]:
     with stub(chunks) as url:
         os.sched_setaffinity(0, {min(before)})
         prompts = load_prompts("synthetic:64")
-        options = Options(
+        options = LoadOptions(
             url, prompts, (Open(rate, math.inf),), requests=int(rate * seconds), max_tokens=chunks
         )
         cpu = time.process_time()
@@ -88,7 +88,7 @@ def capacity(rate: float, chunks: int, seconds: float) -> dict[str, Any]:
 
 def ours(url: str, requests: int, tokens: int, streams: int) -> dict[str, Any]:
     """Return our figures of a closed loop."""
-    options = Options(
+    options = LoadOptions(
         url, load_prompts("synthetic:64"), (Closed(streams),), requests, max_tokens=tokens,
         body={"temperature": 0, "ignore_eos": True},
     )  # fmt: skip

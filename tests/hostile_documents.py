@@ -386,7 +386,7 @@ def stream(folder: Path) -> Made:
 
 @reader("models of a load test")
 def listed_models(folder: Path) -> Made:
-    from outrider.bench.load.measure import Server
+    from outrider.bench.load.measure import LoadedServer
     from outrider.ops.metrics.client import Answer
 
     def call(case: tuple[bytes, int]) -> None:
@@ -396,7 +396,7 @@ def listed_models(folder: Path) -> Made:
             return Answer(status, [(0.0, body)])
 
         own: Any = SimpleNamespace(client=SimpleNamespace(ask=ask, url="http://s:1"))
-        name = asyncio.run(Server._find_model(own))
+        name = asyncio.run(LoadedServer._find_model(own))
         json.dumps({"model": name}).encode()  # as it is asked
         check_said(printable(name))  # as a report names it
 

@@ -20,9 +20,9 @@ from outrider import LLM, SamplingParams, pocket
 from outrider.audit.ties import Difference, compare
 from outrider.base.types import Origin
 from outrider.bench import report as reporting
-from outrider.bench.offline import Bench, Options, drafter_names
+from outrider.bench.offline import Bench, BenchOptions, drafter_names
 from outrider.bench.record import Pass, run_all
-from outrider.bench.repeats import Step, fresh_acceptance_length, repeats, steps
+from outrider.bench.repeats import DecodeStep, fresh_acceptance_length, repeats, steps
 from outrider.bench.workload import Workload
 from outrider.cli import app, beliefs
 from outrider.errors import ConfigError, ModelError
@@ -200,7 +200,7 @@ def test_a_violation_fails_and_a_tie_is_counted(
 
 
 def test_rounds_turn_the_order_and_keep_conditions_together(tiny_llama: Path) -> None:
-    options = Options(
+    options = BenchOptions(
         model=tiny_llama, target="tiny", drafters=("ngram",), lengths=(1, 2),
         temperatures=(0.0, 1.0), batch_sizes=(1, 2), max_tokens=4,
     )  # fmt: skip
@@ -216,7 +216,7 @@ def test_rounds_turn_the_order_and_keep_conditions_together(tiny_llama: Path) ->
 def test_fresh_engines_have_learned_nothing_yet(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = Options(
+    options = BenchOptions(
         model=tiny_llama, target="tiny", drafters=("auto",), temperatures=(0.0,), max_tokens=4,
         rounds=2, fresh=True,
     )  # fmt: skip
@@ -237,10 +237,10 @@ def test_fresh_engines_have_learned_nothing_yet(
 def test_the_models_own_drafter_is_the_default(
     tiny_llama: Path, tiny_drafter: Path, tmp_path: Path
 ) -> None:
-    assert list(drafter_names(Options(model=tiny_llama, target="t"))) == ["ngram", "auto"]
+    assert list(drafter_names(BenchOptions(model=tiny_llama, target="t"))) == ["ngram", "auto"]
     shutil.copytree(tiny_llama, tmp_path / "m")
     shutil.copytree(tiny_drafter, tmp_path / "m" / "drafter")
-    options = Options(model=tmp_path / "m", target="t")
+    options = BenchOptions(model=tmp_path / "m", target="t")
     assert list(drafter_names(options)) == ["model", "ngram", "auto"]
     only = replace(options, drafters=("none", "auto"))
     assert list(drafter_names(only)) == ["auto"]
@@ -248,11 +248,11 @@ def test_the_models_own_drafter_is_the_default(
 
 def test_steps_are_rebuilt_from_origins() -> None:
     assert steps([P, A, A, B, B, P, A]) == [
-        Step(0, 0, False),
-        Step(1, 2, True),
-        Step(4, 0, True),
-        Step(5, 0, False),
-        Step(6, 1, True),
+        DecodeStep(0, 0, False),
+        DecodeStep(1, 2, True),
+        DecodeStep(4, 0, True),
+        DecodeStep(5, 0, False),
+        DecodeStep(6, 1, True),
     ]
     assert steps([]) == []
 

@@ -15,21 +15,21 @@ import pytest
 from lossy import Faults, toy
 from typer.testing import CliRunner
 
-from outrider.audit.endpoint import Report, Status, martingale, source, verify_endpoint
+from outrider.audit.endpoint import EndpointReport, Status, martingale, source, verify_endpoint
 from outrider.audit.endpoint import audit as module
 from outrider.audit.endpoint.answers import (
-    Completion,
+    EndpointCompletion,
     Law,
     Token,
     completions,
     law_of,
     message,
 )
-from outrider.audit.endpoint.laws import Context, Laws, Prompt, draw_of, observe
+from outrider.audit.endpoint.distributions import AnswerContext, Laws, Prompt, draw_of, observe
 from outrider.audit.endpoint.martingale import compare, visible_alike, visible_apart
 from outrider.audit.endpoint.outcome import share
 from outrider.audit.endpoint.sampling import CELLS, SAMPLINGS, Sampling, expected
-from outrider.audit.endpoint.source import Clock, Server, WithoutSpeculation
+from outrider.audit.endpoint.source import AuditedServer, TimeLimit, WithoutSpeculation
 from outrider.cli import app
 from outrider.errors import ConfigError, EndpointError
 
@@ -41,12 +41,12 @@ NONE = Sampling("temperature 1")
 TYPICAL = SAMPLINGS[1]
 
 
-def audit(faults: Faults, samples: int = 128, **options: Any) -> Report:
+def audit(faults: Faults, samples: int = 128, **options: Any) -> EndpointReport:
     with toy(faults) as url:
         return verify_endpoint(url, samples=samples, seed=SEED, **options)
 
 
-def failed(report: Report) -> set[str]:
+def failed(report: EndpointReport) -> set[str]:
     assert json.dumps(report.as_json(), allow_nan=False)
     assert report.passed == (not report.having(Status.FAILED))
     return {result.name for result in report.having(Status.FAILED)}
@@ -421,14 +421,20 @@ def test_tokens_that_cannot_be_told_apart_count_as_others() -> None:
     assert found is not None
     assert found[1] == pytest.approx(np.exp(-1.2))
     assert found[-1] == pytest.approx(1 - np.exp(-1.2))
-    named = law_of([(Token("bytes:\\x80"), -1.0), (Token("a"), -1.2), (Token("\ufffd"), -3.0)])
+    named = law_of(
+        [
+            (Token("bytes:\\x80"), -1.0),
+            (Token("a"), -1.2),
+            (Token("\ufffd"), -3.0),
+        ]
+    )
     assert named.rank(Token("\ufffd", 7)) is None
     for sampling in SAMPLINGS[1:]:
         found = expected(named, sampling, ())
         assert found is None or (found[0], found[-1]) == (0, 0)
-    assert Context(Prompt("p"), (Token("\ufffd", 7),)).given is None
-    assert Context(Prompt("p"), (Token("bytes:\\xe2\\x80"),)).given is None
-    assert Context(Prompt("p", (1, 2)), (Token("\ufffd", 7),)).given == (1, 2, 7)
+    assert AnswerContext(Prompt("p"), (Token("\ufffd", 7),)).given is None
+    assert AnswerContext(Prompt("p"), (Token("bytes:\\xe2\\x80"),)).given is None
+    assert AnswerContext(Prompt("p", (1, 2)), (Token("\ufffd", 7),)).given == (1, 2, 7)
     assert Token("x", 3).same(Token("y", 3))
     assert not Token("x", 3).same(Token("x", 4))
 
@@ -436,13 +442,13 @@ def test_tokens_that_cannot_be_told_apart_count_as_others() -> None:
 def test_behind_tokens_that_look_special_nothing_is_judged() -> None:
     """Ends of answers are not counted there, so the other tokens alone follow no law."""
     law = law_of([(Token("a"), -0.7), (Token("b"), -1.0), (Token(""), -2.0)])
-    laws = Laws(WithoutSpeculation(Server("http://x", None, None)), Clock(None))
+    laws = Laws(WithoutSpeculation(AuditedServer("http://x", None, None)), TimeLimit(None))
     draws, ends = [], [Token("<br>", 7), Token(" c", 8)]
     for first in ends:
-        laws._known[Context(Prompt("p", (1,)), (first,))] = law
+        laws._known[AnswerContext(Prompt("p", (1,)), (first,))] = law
         for text, reason in (("a", "length"), ("", "stop")):
             tokens = (first, Token(text, 9)) if text else (first,)
-            draws.append(draw_of(Prompt("p", (1,)), Completion("", reason, tokens)))
+            draws.append(draw_of(Prompt("p", (1,)), EndpointCompletion("", reason, tokens)))
     seen = observe(draws, NONE, laws, {}, later=True)
     assert [context.tokens for context in seen.contexts] == [(ends[1],)]
     assert seen.counts.tolist() == [[1, 0, 0, 0, 0, 1]]

@@ -383,9 +383,9 @@ def test_without_noise_there_is_none_to_show(options: tuple[object, ...], ngram:
     [(" a\n\x1b", r"' a\n\x1b'"), ("\ufffd", "<token 7>"), ("", "<token 7>"), (" ", "' '")],
 )
 def test_a_token_is_shown_safely(text: str, shown: str) -> None:
-    from outrider.audit.explain import Token
+    from outrider.audit.explain import ExplainedToken
 
-    assert label(Token(7, text)) == shown
+    assert label(ExplainedToken(7, text)) == shown
 
 
 def test_bad_usage_is_one_sentence(options: tuple[object, ...], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from outrider import LLM, SamplingParams
 from outrider.audit.faults import Fault
 from outrider.audit.reference import transformers_model
-from outrider.audit.verify import Audit, Size
+from outrider.audit.verify import Audit, AuditSize
 from outrider.base.config import Recipe
 from outrider.bench.quality import compare, cut, interval, quality
 from outrider.checkpoints.export import export
@@ -100,7 +100,7 @@ def test_windows_are_spread_and_whole(tiny_llama: Path) -> None:
 def test_the_audit_takes_quantised_targets(tiny_llama: Path, tmp_path: Path) -> None:
     """Also saved ones: transformers is given the same weights."""
     export(tiny_llama, tmp_path / "few", Recipe.parse("int4"))
-    size = Size("tiny", 1, 8, 12, 1, (), 1, 1)
+    size = AuditSize("tiny", 1, 8, 12, 1, (), 1, 1)
     weights: dict[Path, dict[str, str]] = {
         tiny_llama: {"quantization": "int4"},
         tmp_path / "few": {},

@@ -21,17 +21,17 @@ from outrider.audit import ties
 from outrider.audit.faults import FAULTS, Fault
 from outrider.audit.sweep import MIXES, Mix
 from outrider.audit.trial import continued, hold
-from outrider.audit.verify import FALSE_ALARM, QUICK, Size, verify
+from outrider.audit.verify import FALSE_ALARM, QUICK, AuditSize, verify
 from outrider.audit.wrapped import WrappedPipeline
 from outrider.cli import app
 from outrider.cli import verify as cli_verify
 from outrider.engine.checkpoint import Checkpoint
 from outrider.sampling.ratio import RULES, make_rule
 
-TINY = Size("tiny", 2, 20, 8, 1, (Mix("model", 3, 4), Mix("tree", 3, 2)), 12, 2**10)
-SMALL = Size("tiny", 1, 20, 8, 1, (Mix("ngram", 3, 9),), 4, 2**9)
+TINY = AuditSize("tiny", 2, 20, 8, 1, (Mix("model", 3, 4), Mix("tree", 3, 2)), 12, 2**10)
+SMALL = AuditSize("tiny", 1, 20, 8, 1, (Mix("ngram", 3, 9),), 4, 2**9)
 """Where the distributions are not what is looked at."""
-LAWS = Size("tiny", 2, 20, 8, 1, (Mix("ngram", 3, 9),), 12, 2**11)
+LAWS = AuditSize("tiny", 2, 20, 8, 1, (Mix("ngram", 3, 9),), 12, 2**11)
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +241,7 @@ def test_the_pocket_pair_passes_with_fresh_seeds(number: int) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_pocket_pair_catches_every_fault(name: str) -> None:
     mixes = tuple(m for m in MIXES if m.drafter == "model")[:1]
-    size = Size("distributions", 4, 64, 16, 1, mixes, QUICK.contexts, QUICK.draws)
+    size = AuditSize("distributions", 4, 64, 16, 1, mixes, QUICK.contexts, QUICK.draws)
     report = verify(pocket.PATH, pocket.prompts(), size=size, fault=FAULTS[name])
     greedy, equality, distributions = report.checks
     assert greedy.passed

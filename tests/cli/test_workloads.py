@@ -12,7 +12,7 @@ import pytest
 
 from outrider import SamplingParams, pocket
 from outrider.bench.intervals import median_interval, ranks
-from outrider.bench.offline import Bench, Options
+from outrider.bench.offline import Bench, BenchOptions
 from outrider.bench.plot import draw
 from outrider.bench.workload import BUNDLED, FOLDER, Item, Workload, load_workload
 from outrider.checkpoints.tokenizers import read_codec
@@ -81,7 +81,7 @@ def test_a_schema_that_cannot_be_used_is_refused_before_the_work(
 ) -> None:
     entries = ["a", {"prompt": "b", "schema": {"type": "nonsense"}}]
     workload = load_workload(written(tmp_path, "mine.json", json.dumps(entries)))
-    options = Options(model=tiny_llama, target="tiny", drafters=("ngram",), max_tokens=4)
+    options = BenchOptions(model=tiny_llama, target="tiny", drafters=("ngram",), max_tokens=4)
     with pytest.raises(ConfigError, match=r"prompt 2 of workload 'mine': structured_outputs\.json"):
         Bench(options, workload)
 

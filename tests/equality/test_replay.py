@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from outrider import SamplingParams, pocket
-from outrider.bench.laws import (
+from outrider.bench.distributions import (
     AGREEMENT_STREAM,
     CERTAIN,
     LAW_STREAM,
@@ -25,7 +25,7 @@ from outrider.bench.laws import (
     planted_track,
     target_track,
 )
-from outrider.bench.offline import Options, drafter_names, recorded_answers
+from outrider.bench.offline import BenchOptions, drafter_names, recorded_answers
 from outrider.bench.replay import SIZES, Replay, ReplayModel, parse_planted, parts_of
 from outrider.bench.workload import BUNDLED, load_workload
 from outrider.checkpoints.tokenizers import read_codec
@@ -308,7 +308,7 @@ def test_what_cannot_be_replayed_is_refused() -> None:
     with pytest.raises(ConfigError, match="joins two of a kind"):
         parts_of("planted:0.5:3m+planted:0.6")
     with pytest.raises(ConfigError, match="give --replay as well"):
-        drafter_names(Options(model=pocket.PATH, target="t", drafters=("planted:0.5",)))
+        drafter_names(BenchOptions(model=pocket.PATH, target="t", drafters=("planted:0.5",)))
 
 
 def bench(*args: object) -> Result:

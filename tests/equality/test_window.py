@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from outrider import LLM, SamplingParams
 from outrider.base.config import PRESETS, EngineConfig
 from outrider.base.types import Draft, DraftBudget, Request, Scheduled, SequenceState
-from outrider.bench.offline import Bench, Options
+from outrider.bench.offline import Bench, BenchOptions
 from outrider.bench.workload import Workload
 from outrider.checkpoints.families import read_architecture, read_config
 from outrider.cli import app
@@ -281,6 +281,6 @@ def test_the_commands_take_both(tiny_llama: Path, tiny_drafter: Path) -> None:
     assert "drafter_window is 0; give 1 to 16777216 tokens" in bad.stderr
     assert "preset is 'x'" in run("--preset", "x").stderr
     chosen = {"drafter_window": 3, "preset": "long-context"}
-    options = Options(model=tiny_llama, target="tiny", max_tokens=4, engine=chosen)
+    options = BenchOptions(model=tiny_llama, target="tiny", max_tokens=4, engine=chosen)
     config = Bench(options, Workload.of_prompts("code", ["def greet(name):"])).plain.config
     assert (config.drafter_window, config.preset) == (3, "long-context")

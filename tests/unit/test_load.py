@@ -22,9 +22,9 @@ from benchmarks.stub import serve as serve_stub
 from outrider.bench.load import measure, paired
 from outrider.bench.load.arrivals import Closed, Open, Trace, check, load_trace
 from outrider.bench.load.datasets import load_prompts
-from outrider.bench.load.drive import Driver, Limits, Load, warm_up
+from outrider.bench.load.drive import Driver, Load, LoadLimits, warm_up
 from outrider.bench.load.figures import LATENCIES, figures, parse_slos, percentile
-from outrider.bench.load.measure import Options, report_of
+from outrider.bench.load.measure import LoadOptions, report_of
 from outrider.bench.load.page import page
 from outrider.bench.load.stream import Record, events, read
 from outrider.bench.load.watch import bottleneck
@@ -62,7 +62,7 @@ async def stub(schedule: Schedule) -> Any:
 def load(schedule: Schedule, *shapes: Any, **options: Any) -> dict[str, Any]:
     async def main() -> dict[str, Any]:
         async with stub(schedule) as url:
-            test = Options(url, PROMPTS, shapes or (Closed(2),), **{"requests": 6, **options})
+            test = LoadOptions(url, PROMPTS, shapes or (Closed(2),), **{"requests": 6, **options})
             return report_of(await measure._measure(test, lambda *_: None), [test])
 
     return asyncio.run(main())
@@ -253,7 +253,7 @@ def test_nobody_there_is_one_sentence() -> None:
         return port_of(server) if server.sockets else 1
 
     with pytest.raises(EndpointError, match="cannot be reached"):
-        measure.measure_load(Options(f"127.0.0.1:{asyncio.run(free())}", PROMPTS, (Closed(1),)))
+        measure.measure_load(LoadOptions(f"127.0.0.1:{asyncio.run(free())}", PROMPTS, (Closed(1),)))
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
@@ -347,7 +347,7 @@ def test_a_duration_ends_a_load_and_what_runs_is_not_counted() -> None:
 def test_an_interrupt_keeps_what_was_measured() -> None:
     async def main() -> list[dict[str, Any]]:
         async with stub(Schedule(chunks=2, interval=0.01)) as url:
-            test = Options(url, PROMPTS, (Closed(2), Closed(3)), requests=100_000)
+            test = LoadOptions(url, PROMPTS, (Closed(2), Closed(3)), requests=100_000)
             done = asyncio.Event()
             work = asyncio.create_task(
                 measure._measure(test, lambda _, ended, *__: done.set() if ended > 5 else None)
@@ -434,7 +434,7 @@ def test_data_sets(tmp_path: Path) -> None:
 
 
 def test_synthetic_prompts_warn_loudly() -> None:
-    test = Options("http://x", load_prompts("synthetic"), (Closed(1),))
+    test = LoadOptions("http://x", load_prompts("synthetic"), (Closed(1),))
     (warning,) = report_of([], [test])["warnings"]
     assert "NOTHING" in warning
 
@@ -443,7 +443,7 @@ def test_sides_take_turns_and_have_an_interval() -> None:
     async def main() -> list[dict[str, Any]]:
         slow, fast = Schedule(first=0.08), Schedule(first=0.01)
         async with stub(slow) as one, stub(fast) as two:
-            test = Options(one, PROMPTS, (Closed(1),), requests=3, warm_up=0)
+            test = LoadOptions(one, PROMPTS, (Closed(1),), requests=3, warm_up=0)
             return await paired._pair(test, two, 6, lambda *_: None)
 
     runs = asyncio.run(main())
@@ -458,7 +458,7 @@ def test_sides_take_turns_and_have_an_interval() -> None:
 def test_a_server_without_a_switch_is_refused() -> None:
     async def main() -> None:
         async with stub(Schedule(status=404, body=b"{}")) as url:
-            server = measure.Server(Options(url, PROMPTS, (Closed(1),)))
+            server = measure.LoadedServer(LoadOptions(url, PROMPTS, (Closed(1),)))
             try:
                 await paired.switch(server, False)
             finally:
@@ -501,7 +501,7 @@ def test_the_page_needs_nothing_else() -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    good = Options("http://x", PROMPTS, (Closed(1),))
+    good = LoadOptions("http://x", PROMPTS, (Closed(1),))
     for change in (
         {"requests": 0}, {"seconds": 0.0}, {"seconds": math.nan}, {"timeout": -1.0},
         {"max_concurrency": 0}, {"warm_up": -1}, {"max_tokens": 0}, {"shapes": (Closed(0),)},
@@ -521,7 +521,7 @@ def test_an_interrupt_ends_the_warm_up_and_what_would_follow() -> None:
 
     async def interrupted() -> None:
         client: Any = Endless()
-        driver = Driver(client, [b""], Limits(1), lambda *_: None)
+        driver = Driver(client, [b""], LoadLimits(1), lambda *_: None)
         warming = asyncio.create_task(warm_up(driver, 1, 1))
         await asyncio.sleep(0.01)
         warming.cancel()

@@ -20,7 +20,7 @@ from outrider.bench.race import (
     FEWEST,
     PLAIN_SETTING,
     Race,
-    Run,
+    RaceRun,
     Setting,
     hopeful,
     promises,
@@ -35,7 +35,7 @@ from outrider.errors import ConfigError, OutriderError
 from outrider.ops.deploy.render import render
 from outrider.ops.deploy.spec import parse
 
-Measure = Callable[[Setting, int], Run]
+Measure = Callable[[Setting, int], RaceRun]
 LENGTHS = range(1, 11)
 STEPS = 1000
 PLAIN = 1000.0
@@ -78,13 +78,13 @@ class Oracle:
         counts = self.counts(setting)
         return counts.emitted / counts.steps / (1 / PLAIN + (row + draft) * setting.length)
 
-    def __call__(self, setting: Setting, number: int) -> Run:
+    def __call__(self, setting: Setting, number: int) -> RaceRun:
         self.calls.append((setting, number))
         counts = self.counts(setting)
         if not setting.length:
             counts.record(0, 0, 0, 1)
         noise = exp(self.shifts[number] + self.random.gauss(0, self.own))
-        return Run(counts.emitted, counts.emitted / self.speed(setting) * noise, counts)
+        return RaceRun(counts.emitted, counts.emitted / self.speed(setting) * noise, counts)
 
 
 DRAFTERS = {
@@ -124,7 +124,7 @@ def test_lookups_that_draft_less_than_they_may_promise_what_they_draft() -> None
     for _ in range(100):
         counts.record(2, 2, 1, 2)
         counts.record(0, 0, 0, 1)
-    runs = {k: Run(300, 0.3, counts) for k in (2, 8)}
+    runs = {k: RaceRun(300, 0.3, counts) for k in (2, 8)}
     assert promises(runs, [2, 5, 8]) == pytest.approx({2: 1000, 5: 1000, 8: 1000})
 
 
@@ -295,7 +295,7 @@ def cell(
     size: int, raced: Mapping[Setting, float], others: Mapping[Setting, float] | None = None
 ) -> Tuned:
     """What was found at a batch size: speeds of raced settings, and promises of others."""
-    runs = {s: [Run(round(1e6 * speed), 1e6, Counts())] * 3 for s, speed in raced.items()}
+    runs = {s: [RaceRun(round(1e6 * speed), 1e6, Counts())] * 3 for s, speed in raced.items()}
     best = max(raced.values())
     contenders = [s for s, v in raced.items() if s == PLAIN_SETTING or v > 0.97 * best]
     found = Race(promised={**raced, **(others or {})}, runs=runs, contenders=contenders, loss=0.01)

@@ -18,14 +18,14 @@ from ..errors import RequestError
 from ..frontend.inputs import Prompt
 from ..llm import LLM
 from ..sampling.shared_noise import SharedNoise
-from .watch import Step, Watch, watch_step
+from .watch import StepWatch, WatchedStep, watch_step
 
 TOP = 5
 """Likeliest tokens that are listed, of target and drafter each."""
 
 
 @dataclass(frozen=True)
-class Token:
+class ExplainedToken:
     """A token id and its text, "�" if that is only part of a character."""
 
     id: int
@@ -33,7 +33,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ExplainedCandidate:
     """The figures of one token at a position.
 
     Args:
@@ -74,11 +74,11 @@ class Position:
 
     index: int
     position: int
-    draft: Token | None
-    target: Token
+    draft: ExplainedToken | None
+    target: ExplainedToken
     outcome: str
     why: str
-    candidates: list[Candidate]
+    candidates: list[ExplainedCandidate]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Explanation:
         return asdict(self)
 
 
-def _choose(watch: Watch, step: int | None) -> tuple[Step, str]:
+def _choose(watch: StepWatch, step: int | None) -> tuple[WatchedStep, str]:
     """Return the step to show, and why it is chosen.
 
     Raises:
@@ -151,7 +151,7 @@ def _choose(watch: Watch, step: int | None) -> tuple[Step, str]:
     return watch.first, f"It is the first; of {steps} none has a draft."
 
 
-def label(token: Token | Candidate | Emitted) -> str:
+def label(token: ExplainedToken | ExplainedCandidate | Emitted) -> str:
     """Return a token's text in quotes, control characters escaped, or its id if it has no text."""
     return repr(token.text) if token.text.strip("\ufffd") else f"<token {token.id}>"
 
@@ -221,7 +221,7 @@ class _View:
 
     decode: Callable[[Sequence[int]], str]
     sample: SequenceState
-    step: Step
+    step: WatchedStep
     drafter: str
 
     def positions(self) -> list[Position]:
@@ -249,7 +249,7 @@ class _View:
         chosen = [target.drawn] if draft is None else [target.drawn, draft]
         ids = {*chosen, *target.top, *(drafting.top if drafting else ())}
         candidates = [
-            Candidate(
+            ExplainedCandidate(
                 id, self.decode([id]), target.p(id), drafting.p(id) if drafting else None,
                 None if g is None else float(g[id]), target.score(id),
                 drafting.score(id) if drafting else None,
@@ -262,14 +262,14 @@ class _View:
         outcome, why = self._outcome(index, proposed, drawn, target, drafting)
         return Position(index + 1, position, proposed, drawn, outcome, why, candidates)
 
-    def _token(self, id: int) -> Token:
-        return Token(id, self.decode([id]))
+    def _token(self, id: int) -> ExplainedToken:
+        return ExplainedToken(id, self.decode([id]))
 
     def _outcome(
         self,
         index: int,
-        draft: Token | None,
-        drawn: Token,
+        draft: ExplainedToken | None,
+        drawn: ExplainedToken,
         target: _Distribution,
         drafter: _Distribution | None,
     ) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .trial import Finding
+from .trial import CountsFinding
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Check:
     contexts: int = 0
     violations: list[str] = field(default_factory=list)
     ties: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CountsFinding] = field(default_factory=list)
     runs: list[tuple[str, int, int]] = field(default_factory=list)
 
     @property
@@ -43,7 +43,7 @@ class Visible:
     tokens: float
 
 
-def visible_error(findings: Sequence[Finding]) -> Visible | None:
+def visible_error(findings: Sequence[CountsFinding]) -> Visible | None:
     """Return the largest visible error of each kind of comparison, or None without any."""
 
     def worst(place: str, level: str) -> float:
@@ -59,7 +59,7 @@ def visible_error(findings: Sequence[Finding]) -> Visible | None:
 
 
 @dataclass(frozen=True)
-class Report:
+class AuditReport:
     """The outcome of an audit, which ``seed`` repeats."""
 
     model: str
@@ -117,7 +117,7 @@ class Report:
         }
 
 
-def _closest(findings: Sequence[Finding]) -> dict[str, Any] | None:
+def _closest(findings: Sequence[CountsFinding]) -> dict[str, Any] | None:
     """Return the comparison with the largest statistic in proportion to its threshold."""
     if not findings:
         return None

@@ -36,7 +36,7 @@ Counts = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Finding:
+class CountsFinding:
     """One comparison of counts with a distribution: ``statistic`` above ``threshold`` is an error.
 
     ``visible`` is the total variation that is detected with probability 1 - alpha.
@@ -54,7 +54,7 @@ class Finding:
         return self.statistic > self.threshold
 
 
-def hold(what: str, counts: Counts, distribution: Distribution, alpha: float) -> Finding:
+def hold(what: str, counts: Counts, distribution: Distribution, alpha: float) -> CountsFinding:
     """Return the comparison of counts with the distribution they should have.
 
     Args:
@@ -75,7 +75,7 @@ def hold(what: str, counts: Counts, distribution: Distribution, alpha: float) ->
     if bool((seen[p == 0] > 0).any()):
         statistic = math.inf  # an outcome that the distribution excludes
     variation = float(np.abs(seen / n - p).sum() / 2)
-    return Finding(what, n, statistic, threshold, 2 * math.sqrt(threshold / 2 / n), variation)
+    return CountsFinding(what, n, statistic, threshold, 2 * math.sqrt(threshold / 2 / n), variation)
 
 
 def _term(x: Counts, y: Counts) -> Counts:
@@ -153,7 +153,7 @@ def try_rule(
     draws: int,
     alpha: float,
     rng: np.random.Generator,
-) -> Iterator[Finding]:
+) -> Iterator[CountsFinding]:
     """Compare what ``rule`` emits in each context, and in all together, with the oracle.
 
     Comparisons are of the first token, the first two and all three. Sums over contexts add outcomes
@@ -182,7 +182,7 @@ def try_rule(
 
 def _levels(
     name: str, counts: Counts, distribution: Distribution, alpha: float
-) -> Iterator[Finding]:
+) -> Iterator[CountsFinding]:
     for level in (1, 2, 3):
         rest = tuple(range(level, 3))
         level_name = f"{name}, first {level} {'token' if level == 1 else 'tokens'}"

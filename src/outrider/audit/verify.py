@@ -35,7 +35,7 @@ from ..sampling.ratio import RULES, make_rule
 from ..sampling.seeds import fresh_seed
 from .contexts import LAW_ERROR, record
 from .faults import Fault
-from .outcome import Check, Report, visible_error
+from .outcome import AuditReport, Check, visible_error
 from .reference import transformers_model
 from .sweep import MIXES, MORE_MIXES, TEXT_OPTIONS, Ask, Mix, asks, decode, open_mix
 from .ties import Difference, compare
@@ -52,7 +52,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Size:
+class AuditSize:
     """The size of an audit.
 
     Prompts and their longest length, output tokens, seeds of each prompt and option, mixes to run,
@@ -69,8 +69,8 @@ class Size:
     draws: int
 
 
-QUICK = Size("quick", 4, 64, 20, 1, MIXES, 16, 2**13)
-THOROUGH = Size("thorough", 16, 256, 64, 2, MORE_MIXES, 64, 2**16)
+QUICK = AuditSize("quick", 4, 64, 20, 1, MIXES, 16, 2**13)
+THOROUGH = AuditSize("thorough", 16, 256, 64, 2, MORE_MIXES, 64, 2**16)
 
 
 class Audit:
@@ -95,7 +95,7 @@ class Audit:
         model: Folder,
         drafter: Folder | None,
         prompts: Sequence[str | Sequence[int]],
-        size: Size,
+        size: AuditSize,
         seed: int,
         fault: Fault,
         progress: Progress,
@@ -310,12 +310,12 @@ def verify(
     model: Folder,
     prompts: Sequence[str | Sequence[int]],
     drafter: Folder | None = "auto",
-    size: Size = QUICK,
+    size: AuditSize = QUICK,
     seed: int | None = None,
     fault: Fault | None = None,
     progress: Progress = lambda _: None,
     **options: int | str | None,
-) -> Report:
+) -> AuditReport:
     """Return the report of an audit of a pair, see the module's docstring.
 
     Args:
@@ -334,7 +334,7 @@ def verify(
     seed = fresh_seed() if seed is None else seed
     audit = Audit(model, drafter, prompts, size, seed, fault or Fault("none"), progress, **options)
     checks = [audit.against_transformers(), audit.equality(), audit.distributions()]
-    return Report(
+    return AuditReport(
         model=str(model),
         drafter=audit._drafting.drafter.name,
         size=size.name,

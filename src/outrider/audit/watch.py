@@ -38,7 +38,7 @@ Path = tuple[int, ...]
 
 
 @dataclass
-class Step:
+class WatchedStep:
     """One decode step.
 
     Args:
@@ -82,7 +82,7 @@ class _WatchedPipeline(WrappedPipeline):
         return z
 
 
-class Watch(WrappedDrafter):
+class StepWatch(WrappedDrafter):
     """A drafter around the engine's that records the steps of the only sequence.
 
     Args:
@@ -92,16 +92,16 @@ class Watch(WrappedDrafter):
 
     def __init__(self, inner: Drafter, number: int | None) -> None:
         super().__init__(inner)
-        self.chosen: Step | None = None
-        self.first: Step | None = None
-        self.first_drafted: Step | None = None
+        self.chosen: WatchedStep | None = None
+        self.first: WatchedStep | None = None
+        self.first_drafted: WatchedStep | None = None
         self.sample: SequenceState | None = None
         self.seen = 0
         self._number = number
         self._distribution: _WatchedPipeline | None = None
-        self._now: Step | None = None
+        self._now: WatchedStep | None = None
 
-    def passes_of(self, step: Step) -> int:
+    def passes_of(self, step: WatchedStep) -> int:
         """Return how many passes of a drafter with logits made a step's draft."""
         return min(1, len(step.drafter)) if self.inner.rows_at_once else len(step.drafter)
 
@@ -115,7 +115,7 @@ class Watch(WrappedDrafter):
         self._now = None
         if item.samples and item.count == 1:
             self.seen += 1
-            self._now = Step(self.seen, list(item.sequence.tokens), item.budget.depth)
+            self._now = WatchedStep(self.seen, list(item.sequence.tokens), item.budget.depth)
             self._distribution.rows = self._now.drafter
         draft = super().propose(batch, budgets, noise)
         if self._now is not None:
@@ -155,13 +155,13 @@ def _refuse_tree(draft: Draft, name: str, step: int) -> None:
 
 def watch_step(
     llm: LLM, prompt: Prompt, temperature: float, seed: int, step: int | None = None
-) -> Watch:
+) -> StepWatch:
     """Run a request until the step is found or the search is over; return what was recorded.
 
     Args:
         llm: idle.
         prompt, temperature, seed: the request.
-        step: which decode step, 1 or more; None searches, see ``Watch``.
+        step: which decode step, 1 or more; None searches, see ``StepWatch``.
 
     Raises:
         RequestError: the prompt cannot be served, or the drafter drafts trees.
@@ -172,7 +172,7 @@ def watch_step(
     longest = min(steps, engine.max_model_len)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=longest)
     with (
-        engine.speculator.wrapped(partial(Watch, number=step)) as watch,
+        engine.speculator.wrapped(partial(StepWatch, number=step)) as watch,
         closing(llm.stream(prompt, params)) as events,  # type: ignore[type-var]
     ):
         for event in events:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class BenchOptions:
     """The settings of a measurement.
 
     Args:
@@ -80,7 +80,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Cell:
+class BenchCell:
     """One row of the report: a drafter ("none" with K = 0 is plain), and what it runs under."""
 
     drafter: str
@@ -94,7 +94,7 @@ class Cell:
         return self.temperature, self.batch_size
 
 
-def drafter_names(options: Options) -> dict[str, str]:
+def drafter_names(options: BenchOptions) -> dict[str, str]:
     """The drafters to run: their names in the report, and what ``LLM`` is given for them.
 
     Raises:
@@ -152,7 +152,7 @@ class Bench:
             would not be full, a schema cannot be used, or a replay target lacks an answer.
     """
 
-    def __init__(self, options: Options, workload: Workload) -> None:
+    def __init__(self, options: BenchOptions, workload: Workload) -> None:
         self.options, self.workload = options, workload
         names, count = {PLAIN: PLAIN, **drafter_names(options)}, len(workload.items)
         for size in options.batch_sizes:
@@ -175,11 +175,11 @@ class Bench:
         self._target: Model | None = None
         self.engines = {name: self._open(name) for name in names}
         self.plain = self.engines[PLAIN]
-        self.beliefs: dict[Cell, dict[str, Any] | None] = {}
+        self.beliefs: dict[BenchCell, dict[str, Any] | None] = {}
         """What the engine believed at the end of each cell's last run."""
         variants = [(n, k) for n in names for k in (options.lengths if n != PLAIN else (0,))]
         self.conditions = [(t, b) for t in options.temperatures for b in options.batch_sizes]
-        self.cells = [Cell(n, k, t, b) for t, b in self.conditions for n, k in variants]
+        self.cells = [BenchCell(n, k, t, b) for t, b in self.conditions for n, k in variants]
         self._check_schemas()
         longest = max(len(p) + n for p, n in zip(self.prompts, self.limits, strict=True))
         if longest > self.plain.engine.max_model_len:
@@ -231,7 +231,7 @@ class Bench:
             for i, (form, limit) in enumerate(zip(forms, self.limits, strict=True))
         ]  # fmt: skip
 
-    def order(self, number: int) -> Iterator[Cell]:
+    def order(self, number: int) -> Iterator[BenchCell]:
         """The cells in the order of round ``number``: turned on by one place a round.
 
         Cells of one temperature and batch size stay together, so that what is compared ran close
@@ -240,9 +240,9 @@ class Bench:
         for conditions in turned(self.conditions, number):
             yield from turned([c for c in self.cells if c.conditions == conditions], number)
 
-    def run(self, progress: Callable[[int, int], None]) -> dict[Cell, list[Pass]]:
+    def run(self, progress: Callable[[int, int], None]) -> dict[BenchCell, list[Pass]]:
         """Warm up, then run every round; ``progress`` is told (cells done, cells in all)."""
-        timings: dict[Cell, list[Pass]] = {cell: [] for cell in self.cells}
+        timings: dict[BenchCell, list[Pass]] = {cell: [] for cell in self.cells}
         rounds = map(self.order, range(self.options.rounds))
         schedule = [*self.cells, *chain.from_iterable(rounds)]
         gc.collect()

@@ -49,7 +49,7 @@ class Setting(NamedTuple):
         return f"{self.drafter} K={self.length}" + (f", {self.nodes} nodes" if self.nodes else "")
 
 
-class Run(NamedTuple):
+class RaceRun(NamedTuple):
     """A pass over the prompts: decoded ``tokens``, ``seconds`` of that, and what drafts brought."""
 
     tokens: int
@@ -64,7 +64,7 @@ class Run(NamedTuple):
 PLAIN_SETTING = Setting()
 
 
-def promises(screened: Mapping[int, Run], lengths: Sequence[int]) -> dict[int, float]:
+def promises(screened: Mapping[int, RaceRun], lengths: Sequence[int]) -> dict[int, float]:
     """Return the speed that drafts of each length promise, tokens per second.
 
     The longest drafts say how far shorter ones reach and how many of their tokens stand; the time
@@ -102,12 +102,12 @@ def sample(lengths: Sequence[int]) -> list[int]:
     return [lengths[place] for place in sorted(places)]
 
 
-def merged(runs: Sequence[Run]) -> Run:
+def merged(runs: Sequence[RaceRun]) -> RaceRun:
     """Return runs of one setting as one."""
     counts = Counts()
     for each in runs:
         counts.add(each.counts)
-    return Run(sum(each.tokens for each in runs), sum(each.seconds for each in runs), counts)
+    return RaceRun(sum(each.tokens for each in runs), sum(each.seconds for each in runs), counts)
 
 
 def hopeful(promised: Mapping[Setting, float]) -> list[Setting]:
@@ -125,11 +125,11 @@ def hopeful(promised: Mapping[Setting, float]) -> list[Setting]:
 class Race:
     """The runs of a race, and what follows from them."""
 
-    screened: dict[Setting, Run] = field(default_factory=dict)
+    screened: dict[Setting, RaceRun] = field(default_factory=dict)
     """All runs of a setting before the race, as one."""
     promised: dict[Setting, float] = field(default_factory=dict)
     """What the screening promises of every setting, tokens per second."""
-    runs: dict[Setting, list[Run]] = field(default_factory=dict)
+    runs: dict[Setting, list[RaceRun]] = field(default_factory=dict)
     """Of settings that were raced, in the order of rounds."""
     contenders: list[Setting] = field(default_factory=list)
     """Settings that are still in the race; plain decoding always is."""
@@ -180,7 +180,7 @@ class Race:
 
 
 def race(
-    measure: Callable[[Setting, int], Run],
+    measure: Callable[[Setting, int], RaceRun],
     families: Mapping[str, Sequence[int]],
     others: Sequence[Setting] = (),
     rounds: int = ROUNDS,
@@ -198,7 +198,7 @@ def race(
     """
     found = Race()
     samples = [Setting(d, k) for d, lengths in families.items() for k in sample(lengths)]
-    screened, runs = [PLAIN_SETTING, *others, *samples], list[tuple[Setting, Run]]()
+    screened, runs = [PLAIN_SETTING, *others, *samples], list[tuple[Setting, RaceRun]]()
     most = len(screened) * SCREENINGS + rounds * (1 + MOST)
     for number in range(1 - SCREENINGS, 1):
         for setting in screened:

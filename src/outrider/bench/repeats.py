@@ -15,7 +15,7 @@ GRAM = 4
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodeStep:
     """One decode step: its first token's index in the output, and what became of its draft."""
 
     first: int
@@ -23,14 +23,14 @@ class Step:
     drafted: bool
 
 
-def steps(origins: Sequence[Origin]) -> list[Step]:
+def steps(origins: Sequence[Origin]) -> list[DecodeStep]:
     """The steps behind an output: each ends with a bonus or plain token, or with the output."""
-    found: list[Step] = []
+    found: list[DecodeStep] = []
     first = 0
     for i, origin in enumerate(origins):
         if origin is not Origin.ACCEPTED or i == len(origins) - 1:
             accepted = i - first + (origin is Origin.ACCEPTED)
-            found.append(Step(first, accepted, origin is not Origin.PLAIN))
+            found.append(DecodeStep(first, accepted, origin is not Origin.PLAIN))
             first = i + 1
     return found
 

@@ -5,7 +5,7 @@ measured on a target that is told what to say. It is a real Transformer with ran
 forwards and cache cost what a model of that size costs, and whose logits are then replaced by a
 planted distribution: peaked on the next token of a recorded answer, nearly certain at most
 positions and open at some, as seeded noise decides. Planted drafters agree with it as often as
-chosen (``bench/laws.py`` has both). So speeds on a replay target are those of its size,
+chosen (``bench/distributions.py`` has both). So speeds on a replay target are those of its size,
 answers and agreement; they say nothing of what any trained model would have said, and whoever shows
 them says so.
 
@@ -50,14 +50,14 @@ from ..models.decide import DraftInput, DraftNodes, SampleInput, Samples
 from ..models.planted import plant
 from ..models.rows import Segment, Track
 from ..sampling.shared_noise import Noise
-from .laws import planted_track, target_track
+from .distributions import planted_track, target_track
 
 WHAT = "random weights at the cost of a real model, distributions planted on recorded answers"
 HEAD_DIM = 64
 
 
 @dataclass(frozen=True)
-class Size:
+class ReplaySize:
     """A Llama's shape, heads of 64: what a forward costs."""
 
     layers: int
@@ -75,15 +75,15 @@ class Size:
 
 # Named by their weights with a vocabulary of 4,096; 3m is the shape of the pocket pair's drafter.
 SIZES = {
-    "1m": Size(2, 128, 256, 2, 1),
-    "3m": Size(2, 384, 384, 6, 2),
-    "20m": Size(12, 384, 1024, 6, 2),
-    "100m": Size(15, 768, 2048, 12, 4),
-    "300m": Size(26, 1024, 2816, 16, 4),
+    "1m": ReplaySize(2, 128, 256, 2, 1),
+    "3m": ReplaySize(2, 384, 384, 6, 2),
+    "20m": ReplaySize(12, 384, 1024, 6, 2),
+    "100m": ReplaySize(15, 768, 2048, 12, 4),
+    "300m": ReplaySize(26, 1024, 2816, 16, 4),
 }
 
 
-def find_size(name: str) -> Size:
+def find_size(name: str) -> ReplaySize:
     """The size of that name.
 
     Raises:
@@ -95,7 +95,7 @@ def find_size(name: str) -> Size:
 
 
 def write_random(
-    size: Size, folder: Path, vocab_size: int, context: int, eos: Collection[int], seed: int
+    size: ReplaySize, folder: Path, vocab_size: int, context: int, eos: Collection[int], seed: int
 ) -> None:
     """Save a Llama of random weights, the same every time, in bf16."""
     config = LlamaConfig(

@@ -15,7 +15,7 @@ from typing import Any
 from ..audit.ties import Difference, compare
 from .intervals import METHOD, median_interval, ranks
 from .machine import machine
-from .offline import PLAIN, Bench, Cell
+from .offline import PLAIN, Bench, BenchCell
 from .record import Pass, total
 from .repeats import fresh_acceptance_length, repeats
 
@@ -34,7 +34,7 @@ def setting(bench: Bench) -> dict[str, Any]:
 
 
 def differences(
-    bench: Bench, cell: Cell, runs: list[Pass], plain: list[Pass]
+    bench: Bench, cell: BenchCell, runs: list[Pass], plain: list[Pass]
 ) -> list[tuple[int, Difference]]:
     """Every difference to plain decoding's first outputs: (prompt, what it is)."""
     params = bench.params(cell.temperature)
@@ -47,7 +47,7 @@ def differences(
     return parted
 
 
-def figures(bench: Bench, cell: Cell, runs: list[Pass], plain: list[Pass]) -> dict[str, Any]:
+def figures(bench: Bench, cell: BenchCell, runs: list[Pass], plain: list[Pass]) -> dict[str, Any]:
     """One entry of ``runs``.
 
     ``tokens_per_second`` is decode speed, (N-1)/(T(N)-T(1)) over all prompts of a round, and
@@ -112,7 +112,7 @@ def figures(bench: Bench, cell: Cell, runs: list[Pass], plain: list[Pass]) -> di
     }
 
 
-def report(bench: Bench, timings: dict[Cell, list[Pass]]) -> dict[str, Any]:
+def report(bench: Bench, timings: dict[BenchCell, list[Pass]]) -> dict[str, Any]:
     """The whole report: ``machine``, and ``runs`` in the order of the cells."""
     plain = {cell.conditions: each for cell, each in timings.items() if cell.drafter == PLAIN}
     runs = [figures(bench, cell, each, plain[cell.conditions]) for cell, each in timings.items()]

@@ -169,7 +169,7 @@ def quick(seconds: Iterable[float]) -> float:
     return listed[int(QUICK * (len(listed) - 1))]
 
 
-class Point(NamedTuple):
+class ForwardTimes(NamedTuple):
     """The times of forwards of about as many rows, of ``size`` sequences."""
 
     size: int
@@ -177,13 +177,13 @@ class Point(NamedTuple):
     seconds: float
 
 
-def points(steps: dict[tuple[int, int], list[Timed]]) -> list[Point]:
+def points(steps: dict[tuple[int, int], list[Timed]]) -> list[ForwardTimes]:
     """Return what forwards take, by sequences and by the rows that there were.
 
     A lookup drafts less than it may, so that one draft length has steps of many rows.
     """
     return [
-        Point(size, fmean(each.rows for each in alike), quick(each.verify for each in alike))
+        ForwardTimes(size, fmean(each.rows for each in alike), quick(each.verify for each in alike))
         for size in sorted({size for size, _ in steps})
         for alike in by_rows(each for cell in steps if cell[0] == size for each in steps[cell])
         if len(alike) >= FEW
@@ -250,7 +250,7 @@ def fitted(drafter: Drafter, steps: dict[tuple[int, int], list[Timed]], context:
     return Costs(target, {drafter.name: drafting}, per_sequence / context, *host)
 
 
-def curve(forwards: Sequence[Point], per_sequence: float) -> Curve:
+def curve(forwards: Sequence[ForwardTimes], per_sequence: float) -> Curve:
     """Return the seconds of forwards by rows, without what each sequence adds."""
     rows, seconds = list[int](), list[float]()
     for alike in groups(forwards, attrgetter("rows"), LIKE):
@@ -259,7 +259,7 @@ def curve(forwards: Sequence[Point], per_sequence: float) -> Curve:
     return Curve(tuple(rows), plausible(rows, seconds))
 
 
-def sequence_cost(forwards: Sequence[Point]) -> float:
+def sequence_cost(forwards: Sequence[ForwardTimes]) -> float:
     """Return what a sequence adds to a forward of about as many rows: the median over pairs.
 
     It is half of any forward at most.

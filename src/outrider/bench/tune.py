@@ -24,7 +24,7 @@ from ..errors import ConfigError, OutriderError
 from ..llm import LLM
 from ..params import StructuredOutputsParams
 from .machine import machine
-from .race import FEWEST, ROUNDS, Run, Setting, race
+from .race import FEWEST, ROUNDS, RaceRun, Setting, race
 from .record import Pass, run_all
 from .tuned import Tuned, Tuning
 from .workload import Item, Workload
@@ -158,9 +158,9 @@ class Workbench:
         self._prompts = [item.encode(codec) for item in self._items]
         self._max_tokens, self._temperature = max_tokens, temperature
 
-    def cell(self, size: int) -> Cell:
+    def cell(self, size: int) -> TunedCell:
         """Return what measures settings with ``size`` sequences at once."""
-        return Cell(self, size)
+        return TunedCell(self, size)
 
     def run(self, setting: Setting, size: int) -> Pass:
         """Continue the prompts with a setting, ``size`` of them at a time.
@@ -191,19 +191,19 @@ class Workbench:
 
 
 @dataclass
-class Cell:
+class TunedCell:
     """Measures settings at one batch size; ``passes`` are what it has measured."""
 
     bench: Workbench
     batch_size: int
     passes: dict[Setting, list[Pass]] = field(default_factory=dict)
 
-    def __call__(self, setting: Setting, _: int) -> Run:
+    def __call__(self, setting: Setting, _: int) -> RaceRun:
         """Return a run of the setting, of any round."""
         result = self.bench.run(setting, self.batch_size)
         self.passes.setdefault(setting, []).append(result)
         seconds = sum(batch.decode_seconds for batch in result.batches)
-        return Run(result.decode_tokens, seconds, result.counts)
+        return RaceRun(result.decode_tokens, seconds, result.counts)
 
 
 @contextmanager

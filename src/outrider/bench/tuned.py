@@ -12,7 +12,7 @@ from ..base.methods import AUTO, BY_NAME
 from ..drafters.base import NoSpec
 from ..engine.control.schedules import Lengths, limit, sglang, tensorrt, vllm
 from .intervals import median_interval
-from .race import PLAIN_SETTING, Race, Run, Setting
+from .race import PLAIN_SETTING, Race, RaceRun, Setting
 from .record import Pass, total
 
 METHODS = {str(BY_NAME[name].ours): name for name in ("draft_model", "ngram", "suffix", "eagle3")}
@@ -56,7 +56,7 @@ class Tuned:
         order.sort(key=lambda each: each not in self.race.runs)
         return [self._row(each, plain) for each in order]
 
-    def _row(self, setting: Setting, plain: Sequence[Run]) -> dict[str, Any]:
+    def _row(self, setting: Setting, plain: Sequence[RaceRun]) -> dict[str, Any]:
         runs, passes = self.race.runs.get(setting, ()), self.passes.get(setting, ())
         counts = total(each.counts for each in passes)
         ratios = [run.speed / other.speed for run, other in zip(runs, plain, strict=False)]

@@ -37,7 +37,7 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..bench.offline import Bench as Engines
-    from ..bench.offline import Cell
+    from ..bench.offline import BenchCell
     from ..bench.record import Pass
     from ..bench.workload import Workload
 
@@ -58,7 +58,7 @@ def named_workload(name: str) -> Workload:
     return Workload.of_prompts(CODE, pocket.prompts()) if name == CODE else load_workload(name)
 
 
-def measure(bench: Engines) -> dict[Cell, list[Pass]]:
+def measure(bench: Engines) -> dict[BenchCell, list[Pass]]:
     """Run everything, with a bar on stderr when that is a terminal."""
     console = screen(on_stderr=True)
     # Drawn between cells only: a drawing thread would disturb the timing.
@@ -244,13 +244,13 @@ def bench(
         return
     drafters = [d for listed in drafter or [] for d in listed.split(",") if d]
     with status("loading the models"):
-        from ..bench.offline import Bench, Options
+        from ..bench.offline import Bench, BenchOptions
         from ..bench.report import report as make_report
 
         if plot:
             from ..bench.plot import draw
         items = named_workload(workload or ("edit" if replay else "code")).first(num_prompts)
-        options = Options(
+        options = BenchOptions(
             model=model_folder(model), replay=replay,
             target=f"replay-{replay}" if replay else model or "pocket",
             drafters=tuple(dict.fromkeys(drafters)) if drafter else None,

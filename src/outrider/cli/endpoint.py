@@ -13,12 +13,12 @@ from ..errors import OutriderError
 from .common import report_console, telling, write_json
 
 if TYPE_CHECKING:
-    from ..audit.endpoint import Report
+    from ..audit.endpoint import EndpointReport
 
 COLOURS = {"passed": "green", "failed": "bold red", "not offered": "dim", "inconclusive": "yellow"}
 
 
-def table(report: Report) -> Table:
+def table(report: EndpointReport) -> Table:
     """Return the checks, a line each."""
     grid = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     grid.add_column("check", no_wrap=True)
@@ -34,7 +34,7 @@ def table(report: Report) -> Table:
     return grid
 
 
-def drafts(report: Report) -> str:
+def drafts(report: EndpointReport) -> str:
     """Return what the server says about its drafts during the audit."""
     found = report.speculation
     if "spec_decode_draft_tokens" not in found:
@@ -45,7 +45,7 @@ def drafts(report: Report) -> str:
     )
 
 
-def show(report: Report) -> None:
+def show(report: EndpointReport) -> None:
     """Print the verdict, the table, and how to repeat it."""
     console = report_console(on_stderr=False)
     console.print(f"{report.verdict}\n", style="bold")

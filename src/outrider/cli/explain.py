@@ -13,7 +13,7 @@ from rich.text import Text
 from .common import SIGNS, Model, model_folder, open_llm, screen, status, with_engine_options, write
 
 if TYPE_CHECKING:
-    from ..audit.explain import Candidate, Explanation, Position
+    from ..audit.explain import ExplainedCandidate, Explanation, Position
 
 HELD_OUT = 22  # of the bundled prompts
 BEFORE = 6  # lines of the text that are shown
@@ -72,7 +72,7 @@ def shortened(text: str) -> str:
     return text if len(text) <= TOKEN else text[: TOKEN - 1] + "…"
 
 
-def shown(position: Position) -> list[Candidate]:
+def shown(position: Position) -> list[ExplainedCandidate]:
     """Return the target's likeliest tokens and those that were chosen."""
     chosen = {position.target.id, position.draft.id if position.draft else None}
     return [

@@ -286,7 +286,7 @@ def serve(
     """
     from ..bench.load.datasets import load_prompts
     from ..bench.load.figures import parse_slos
-    from ..bench.load.measure import Options, measure_load
+    from ..bench.load.measure import LoadOptions, measure_load
     from ..bench.load.paired import compare as compare_sides
 
     if compare and compare_speculation:
@@ -295,7 +295,7 @@ def serve(
         raise typer.BadParameter(f"--temperature is {temperature}; give 0 or more.")
     fields = {"temperature": temperature} if temperature is not None else {}
     fields |= {"ignore_eos": True} if ignore_eos else {}
-    options = Options(
+    options = LoadOptions(
         url=url,
         workload=named_workload("code") if dataset == "code" else load_prompts(dataset, seed),
         shapes=shapes(concurrency, request_rate, trace, burstiness, ramp, max_concurrency),

@@ -16,7 +16,7 @@ from .common import model_folder, screen, status, telling, with_engine_options, 
 from .endpoint import audit as audit_endpoint
 
 if TYPE_CHECKING:
-    from ..audit.outcome import Check, Report
+    from ..audit.outcome import AuditReport, Check
 
 SHOWN = 5  # violations and ties of each check that are spelt out
 LARGEST_SEED = 2**64 - 1
@@ -32,7 +32,7 @@ def tested(check: Check, draws: int) -> str:
     return f"{check.tested} comparisons, {check.contexts} contexts x {draws} draws"
 
 
-def table(report: Report) -> Table:
+def table(report: AuditReport) -> Table:
     """Return the checks, a line each."""
     grid = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("demanded", "tested", "ties", "verdict"):
@@ -43,7 +43,7 @@ def table(report: Report) -> Table:
     return grid
 
 
-def show(report: Report) -> None:
+def show(report: AuditReport) -> None:
     """Print the verdict, the table, and how small an error would have been seen."""
     console = screen(soft_wrap=True)
     console.print(f"{report.verdict}\n", style="bold")

@@ -1,6 +1,6 @@
 """The audit of somebody's server: does it say what its model says, speculation or not?"""
 
 from .audit import SAMPLES, verify_endpoint
-from .outcome import Report, Result, Status
+from .outcome import EndpointReport, Result, Status
 
-__all__ = ["SAMPLES", "Report", "Result", "Status", "verify_endpoint"]
+__all__ = ["SAMPLES", "EndpointReport", "Result", "Status", "verify_endpoint"]

@@ -70,7 +70,7 @@ class Law:
 
 
 @dataclass(frozen=True)
-class Completion:
+class EndpointCompletion:
     """An answer. What the server does not tell is None.
 
     ``logprobs`` are those of ``tokens``, ``law`` is that of the first one.
@@ -119,7 +119,7 @@ def parsed(body: bytes) -> Any:
         raise ValueError(f"{shown(body[:80])} is not JSON") from None
 
 
-def completions(body: bytes, where: str) -> list[Completion]:
+def completions(body: bytes, where: str) -> list[EndpointCompletion]:
     """Return the choices of an answer of ``/v1/completions``, in the order of their indices.
 
     Raises:
@@ -146,7 +146,7 @@ def _index(value: Any) -> int:
     return value
 
 
-def _choice(choice: dict[str, Any], usage: dict[str, Any]) -> Completion:
+def _choice(choice: dict[str, Any], usage: dict[str, Any]) -> EndpointCompletion:
     """Return one choice.
 
     Raises:
@@ -158,7 +158,7 @@ def _choice(choice: dict[str, Any], usage: dict[str, Any]) -> Completion:
     ids = _ids(choice.get("token_ids"))
     tokens, law, values = _logprobs(choice.get("logprobs"), ids)
     prompt, output = (usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
-    return Completion(
+    return EndpointCompletion(
         well_formed(text), reason if isinstance(reason, str) else None, tokens, law,
         prompt if type(prompt) is int else None, output if type(output) is int else None,
         _ids(choice.get("prompt_token_ids")), values,

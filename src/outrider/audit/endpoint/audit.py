@@ -19,20 +19,20 @@ from ...errors import ConfigError, EndpointError, shown
 from ...ops.metrics.acceptance import acceptance, scrape
 from ...sampling.seeds import fresh_seed
 from . import behaviour
-from .answers import Completion
+from .answers import EndpointCompletion
+from .distributions import Biased, Laws, Prompt, same_reading
 from .greedy import greedy, told
-from .laws import Biased, Laws, Prompt, same_reading
-from .outcome import Report, Result, Status
+from .outcome import EndpointReport, Result, Status
 from .prompts import TEXTS
-from .sampled import Plan, Sampled
+from .sampled import Sampled, SamplePlan
 from .sampling import SAMPLINGS, Sampling
 from .source import (
+    AuditedServer,
     Breakdown,
-    Clock,
     Local,
-    Refusal,
-    Server,
-    Source,
+    PromptSource,
+    RefusedRequest,
+    TimeLimit,
     TimeUp,
     WithoutSpeculation,
     together,
@@ -62,11 +62,11 @@ Progress = Callable[[str], None]
 class _Audit:
     """One audit under way."""
 
-    server: Server
-    reference: Source
+    server: AuditedServer
+    reference: PromptSource
     samplings: Sequence[Sampling]
     samples: int
-    clock: Clock
+    clock: TimeLimit
     rng: np.random.Generator
     progress: Progress
 
@@ -76,7 +76,7 @@ class _Audit:
         prompts, biased = await self._prompts()
         laws = Laws(self.reference, self.clock)
         results: list[Result] = []
-        answers: list[Completion] = []
+        answers: list[EndpointCompletion] = []
         eight = prompts[: len(prompts) // 2]
 
         async def tokens() -> list[Result]:
@@ -100,7 +100,9 @@ class _Audit:
         for name, check in checks:
             results += await self._check(name, check)
         seeded = any(r.name.startswith("seed") and r.status is Status.PASSED for r in results)
-        plan = Plan(self.samplings, self.samples, LENGTH, PROMPTS, max(1, self.samples // CONTEXTS))
+        plan = SamplePlan(
+            self.samplings, self.samples, LENGTH, PROMPTS, max(1, self.samples // CONTEXTS)
+        )
         sampled = Sampled(
             self.server, laws, prompts, biased, plan, seeded, self.rng, FALSE_ALARM, self.clock
         )
@@ -112,7 +114,7 @@ class _Audit:
         self.progress(f"checking {name}")
         try:
             found = await check()
-        except Refusal as error:
+        except RefusedRequest as error:
             return [Result(name, Status.NOT_OFFERED, str(error))]
         except Breakdown as error:
             if not str(error).startswith(self.server.name):
@@ -150,24 +152,26 @@ class _Audit:
 
 
 async def _audit(
-    server: Server, reference: str | None, key: str | None, samplings: Sequence[Sampling],
+    server: AuditedServer, reference: str | None, key: str | None, samplings: Sequence[Sampling],
     samples: int, seed: int, progress: Progress,
-) -> Report:  # fmt: skip
-    other: Server | Local | WithoutSpeculation = WithoutSpeculation(server)
+) -> EndpointReport:  # fmt: skip
+    other: AuditedServer | Local | WithoutSpeculation = WithoutSpeculation(server)
     try:
         progress("asking the server")
         await server.open()
         if reference is not None:
             progress("asking the reference")
             is_url = URL.fullmatch(reference)
-            other = Server(reference, None, key, server.clock) if is_url else Local(reference)
+            other = (
+                AuditedServer(reference, None, key, server.clock) if is_url else Local(reference)
+            )
             await other.open()
         before = await scrape(server.client)
         rng = np.random.default_rng(seed)
         audit = _Audit(server, other, samplings, samples, server.clock, rng, progress)
         results = await audit.run()
         drafts = acceptance(before, await scrape(server.client))
-        return Report(
+        return EndpointReport(
             server.name, server.model, other.name, seed, server.requests, results, drafts
         )  # fmt: skip
     except TimeUp:
@@ -190,7 +194,7 @@ def verify_endpoint(
     seconds: float | None = None,
     seed: int | None = None,
     progress: Progress = lambda _: None,
-) -> Report:
+) -> EndpointReport:
     """Return the audit of a server with OpenAI's API.
 
     Args:
@@ -223,5 +227,5 @@ def verify_endpoint(
     if seconds is not None and not seconds > 0:
         raise ConfigError(f"seconds is {seconds}; give a number above 0.")
     seed = fresh_seed() if seed is None else seed
-    server = Server(endpoint, model, key, Clock(seconds))
+    server = AuditedServer(endpoint, model, key, TimeLimit(seconds))
     return asyncio.run(_audit(server, reference, key, samplings, samples, seed, progress))

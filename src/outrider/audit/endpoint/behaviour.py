@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from .answers import Completion
-from .laws import Context, Laws, Prompt
+from .answers import EndpointCompletion
+from .distributions import AnswerContext, Laws, Prompt
 from .outcome import Result, Status, counted
 from .sampling import plain
-from .source import Refusal, Server, together
+from .source import AuditedServer, RefusedRequest, together
 
 LIMITS = (1, 2, 3, 5, 8, 13)
 SAMPLES = 4
@@ -45,7 +45,7 @@ REGEXES: tuple[dict[str, Any], ...] = (
 PROBES = 3
 
 
-async def limits(server: Server, prompts: Sequence[Prompt]) -> Result:
+async def limits(server: AuditedServer, prompts: Sequence[Prompt]) -> Result:
     """Return whether answers have as many tokens as asked for."""
     asked = [(prompt, limit) for prompt in prompts for limit in LIMITS]
     answers = await together(server.complete(p.text, limit) for p, limit in asked)
@@ -61,7 +61,10 @@ async def limits(server: Server, prompts: Sequence[Prompt]) -> Result:
 
 
 async def stops(
-    server: Server, prompts: Sequence[Prompt], greedy: Sequence[Completion], length: int
+    server: AuditedServer,
+    prompts: Sequence[Prompt],
+    greedy: Sequence[EndpointCompletion],
+    length: int,
 ) -> Result:
     """Return whether answers end before a stop string.
 
@@ -91,7 +94,7 @@ async def stops(
 
 
 async def samples(
-    server: Server, laws: Laws, prompts: Sequence[Prompt], alpha: float
+    server: AuditedServer, laws: Laws, prompts: Sequence[Prompt], alpha: float
 ) -> Result:  # fmt: skip
     """Return whether ``n`` gives so many answers, not copies of one."""
     name = "n"
@@ -105,7 +108,7 @@ async def samples(
         return counted(name, [], len(answers), "answers", f"{SAMPLES} choices that differ")
     chance = 1.0
     for prompt in prompts:
-        law = laws.get(Context(prompt, ()))
+        law = laws.get(AnswerContext(prompt, ()))
         chance *= 1.0 if law is None else float((plain(law) ** SAMPLES).sum())
     copies = f"the {SAMPLES} choices of each answer are the same (chance {chance:.1g})"
     if chance <= alpha:
@@ -113,7 +116,7 @@ async def samples(
     return Result(name, Status.INCONCLUSIVE, copies, len(answers))
 
 
-async def seeds(server: Server, prompt: Prompt, rng: np.random.Generator) -> list[Result]:
+async def seeds(server: AuditedServer, prompt: Prompt, rng: np.random.Generator) -> list[Result]:
     """Return whether a seed repeats an answer, alone and among others, and whether it matters."""
     numbers = [int(one) for one in rng.integers(1, 2**31, SEEDS)]
 
@@ -154,7 +157,7 @@ def valid(text: str) -> bool:
     return found["colour"] in colours and isinstance(found["warm"], bool)
 
 
-async def schema(server: Server, count: int) -> Result:
+async def schema(server: AuditedServer, count: int) -> Result:
     """Return whether answers follow a JSON schema; chats are tried first."""
     form = {
         "type": "json_schema",
@@ -172,14 +175,14 @@ async def schema(server: Server, count: int) -> Result:
     ask = chat
     try:
         first = await ask()
-    except Refusal:
+    except RefusedRequest:
         ask = complete
         first = await ask()
     answers = [first, *await together(ask() for _ in range(count - 1))]
     return _formed("json_schema", answers, [valid(text) for text, _ in answers])
 
 
-async def regex(server: Server, count: int) -> Result:
+async def regex(server: AuditedServer, count: int) -> Result:
     """Return whether answers match a regular expression, by the field that has an effect."""
 
     async def ask(fields: dict[str, Any]) -> tuple[str, str | None]:
@@ -189,7 +192,7 @@ async def regex(server: Server, count: int) -> Result:
     for fields in REGEXES:
         try:
             answers = [await ask(fields) for _ in range(PROBES)]
-        except Refusal:
+        except RefusedRequest:
             continue
         if any(re.fullmatch(PATTERN, text) for text, _ in answers):
             answers += await together(ask(fields) for _ in range(count - PROBES))
@@ -216,7 +219,7 @@ def spread(laws: Laws, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Return prompts by how uncertain their first tokens are, the most uncertain first."""
 
     def surest(prompt: Prompt) -> float:
-        law = laws.get(Context(prompt, ()))
+        law = laws.get(AnswerContext(prompt, ()))
         return math.inf if law is None else law.p[0]
 
     return sorted(prompts, key=surest)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .answers import Completion, Law, Token
-from .laws import Context, Laws, Prompt, draw_of
+from .answers import EndpointCompletion, Law, Token
+from .distributions import AnswerContext, Laws, Prompt, draw_of
 from .outcome import Result, Status, counted
-from .source import Server, WithoutSpeculation, together
+from .source import AuditedServer, WithoutSpeculation, together
 
 NAME = "greedy"
 TIE = 0.25
@@ -17,8 +17,8 @@ ENDED = "the end"
 
 
 async def greedy(
-    server: Server, laws: Laws, prompts: Sequence[Prompt], length: int
-) -> tuple[Result, list[Completion]]:
+    server: AuditedServer, laws: Laws, prompts: Sequence[Prompt], length: int
+) -> tuple[Result, list[EndpointCompletion]]:
     """Return the check, and the answers of ``length`` tokens to the prompts.
 
     Each token is compared with what the reference says behind the server's own tokens, so that one
@@ -30,7 +30,7 @@ async def greedy(
     )
     draws = [draw_of(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
     places = [
-        (Context(draw.prompt, draw.tokens[:at]), token)
+        (AnswerContext(draw.prompt, draw.tokens[:at]), token)
         for draw in draws
         for at, token in enumerate(draw.tokens)
     ]
@@ -42,7 +42,7 @@ async def greedy(
     return await _by_text(laws, prompts, answers, length), answers
 
 
-def _result(judged: list[tuple[Context, Token, Law]]) -> Result:
+def _result(judged: list[tuple[AnswerContext, Token, Law]]) -> Result:
     wrong, ties, trials, largest = [], 0, 0, 0.0
     for context, token, law in judged:
         best = law.tokens[0]
@@ -69,13 +69,13 @@ def _result(judged: list[tuple[Context, Token, Law]]) -> Result:
     return counted(NAME, wrong, trials, "tokens", right)
 
 
-def told(laws: Laws, prompts: Sequence[Prompt], answers: Sequence[Completion]) -> Result:
+def told(laws: Laws, prompts: Sequence[Prompt], answers: Sequence[EndpointCompletion]) -> Result:
     """Return whether the log probabilities within greedy answers are the reference's."""
     wrong, trials = [], 0
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = answer.tokens or ()
         for at, (token, value) in enumerate(zip(tokens, answer.logprobs, strict=False)):
-            law = laws.get(Context(prompt, tokens[:at]))
+            law = laws.get(AnswerContext(prompt, tokens[:at]))
             rank = law.rank(token) if law is not None else None
             if law is None or rank is None or value is None:
                 continue
@@ -90,7 +90,7 @@ def told(laws: Laws, prompts: Sequence[Prompt], answers: Sequence[Completion]) -
 
 
 async def _by_text(
-    laws: Laws, prompts: Sequence[Prompt], answers: Sequence[Completion], length: int
+    laws: Laws, prompts: Sequence[Prompt], answers: Sequence[EndpointCompletion], length: int
 ) -> Result:
     """Compare texts, where tokens or log probabilities are not told."""
     source = laws.source

@@ -69,7 +69,7 @@ def counted(name: str, wrong: Sequence[str], trials: int, unit: str, right: str)
 
 
 @dataclass(frozen=True)
-class Report:
+class EndpointReport:
     """The outcome of an audit.
 
     Attributes:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .answers import Token
-from .laws import Biased, Context, Laws, Prompt
+from .distributions import AnswerContext, Biased, Laws, Prompt
 from .sampling import Sampling, expected, plain
 
 TEXTS = (
@@ -39,7 +39,7 @@ def effect(
 
     Options that do nothing are worth as much as the law is spread: errors move what is not sure.
     """
-    law = laws.get(Context(prompt, before))
+    law = laws.get(AnswerContext(prompt, before))
     if law is None:
         return 0.0
     cells = expected(law, sampling, before, biased.get(prompt))
@@ -58,7 +58,7 @@ def chosen(
     """Return the prompts on which an error would show best."""
     scores = {}
     for prompt in prompts:
-        law = laws.get(Context(prompt, ()))
+        law = laws.get(AnswerContext(prompt, ()))
         after = () if law is None else (law.tokens[0],)
         first = effect(laws, prompt, (), sampling, biased)
         second = effect(laws, prompt, after, sampling, biased)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .laws import (
+from .distributions import (
+    AnswerContext,
     Biased,
-    Context,
-    Draw,
     Laws,
-    Observed,
+    ObservedDraws,
     Prompt,
+    SampledAnswer,
     draw_of,
     fetch_along,
     observe,
@@ -22,7 +22,7 @@ from .martingale import Comparison, compare
 from .outcome import Result, Status
 from .prompts import chosen
 from .sampling import Sampling
-from .source import Clock, Refusal, Server, TimeUp, together
+from .source import AuditedServer, RefusedRequest, TimeLimit, TimeUp, together
 
 CHUNK = 32
 """Answers to one set of options before the next set has its turn."""
@@ -34,7 +34,7 @@ SEEDS = 2**31
 
 
 @dataclass(frozen=True)
-class Plan:
+class SamplePlan:
     """The samples of an audit: sets of options, answers to each, their length, prompts, laws."""
 
     samplings: Sequence[Sampling]
@@ -45,12 +45,12 @@ class Plan:
 
 
 @dataclass
-class Trial:
+class SamplingTrial:
     """One set of options: the answers so far, or why there are none."""
 
     sampling: Sampling
     prompts: list[Prompt] = field(default_factory=list)
-    draws: list[Draw] = field(default_factory=list)
+    draws: list[SampledAnswer] = field(default_factory=list)
     refused: str = ""
 
 
@@ -65,8 +65,8 @@ class Sampled:
     """
 
     def __init__(
-        self, server: Server, laws: Laws, prompts: Sequence[Prompt], biased: Biased, plan: Plan,
-        seeds: bool, rng: np.random.Generator, alpha: float, clock: Clock,
+        self, server: AuditedServer, laws: Laws, prompts: Sequence[Prompt], biased: Biased,
+        plan: SamplePlan, seeds: bool, rng: np.random.Generator, alpha: float, clock: TimeLimit,
     ) -> None:  # fmt: skip
         self.server, self.laws, self.prompts, self.biased = server, laws, prompts, biased
         self.plan, self.seeds, self.rng, self.clock = plan, seeds, rng, clock
@@ -74,7 +74,7 @@ class Sampled:
 
     async def run(self) -> list[Result]:
         """Draw, fetch laws, and compare."""
-        first = [Context(prompt, ()) for prompt in self.prompts]
+        first = [AnswerContext(prompt, ()) for prompt in self.prompts]
         await self.laws.fetch(first)
         # Penalties act behind a first token: a prompt is worth it if its likeliest may come again.
         known = [(one, law) for one in first if (law := self.laws.get(one)) is not None]
@@ -82,7 +82,7 @@ class Sampled:
             self.clock.check()
             why = f"{self.laws.source.name} gives no log probabilities"
             return [Result("law", Status.NOT_OFFERED, why)]
-        await self.laws.fetch(Context(one.prompt, law.tokens[:1]) for one, law in known)
+        await self.laws.fetch(AnswerContext(one.prompt, law.tokens[:1]) for one, law in known)
         texts = [one.prompt for one, _ in known]
         trials = [self._trial(sampling, texts) for sampling in self.plan.samplings]
         await self._draw(trials)
@@ -90,15 +90,17 @@ class Sampled:
         await fetch_along(self.laws, draws, self.plan.length, self.plan.contexts)
         return [result for trial in trials for result in self._results(trial)]
 
-    def _trial(self, sampling: Sampling, prompts: list[Prompt]) -> Trial:
+    def _trial(self, sampling: Sampling, prompts: list[Prompt]) -> SamplingTrial:
         if sampling.bias:
             prompts = [prompt for prompt in prompts if prompt in self.biased]
             if not prompts:
-                return Trial(sampling, refused="the server tells no token ids, which it takes")
+                return SamplingTrial(
+                    sampling, refused="the server tells no token ids, which it takes"
+                )
         picked = chosen(self.laws, prompts, sampling, self.biased, self.plan.prompts)
-        return Trial(sampling, picked)
+        return SamplingTrial(sampling, picked)
 
-    async def _draw(self, trials: list[Trial]) -> None:
+    async def _draw(self, trials: list[SamplingTrial]) -> None:
         """Take answers in turns, so that a limit of time leaves some to each set of options."""
         until = self.clock.left() * (1 - DRAWING)
         for start in range(0, self.plan.answers, CHUNK):
@@ -108,13 +110,13 @@ class Sampled:
                 count = min(CHUNK, self.plan.answers - start)
                 try:
                     trial.draws += await self._answers(trial, start, count)
-                except Refusal as error:
+                except RefusedRequest as error:
                     trial.refused = str(error)
                 except TimeUp:
                     return
 
-    async def _answers(self, trial: Trial, start: int, count: int) -> list[Draw]:
-        async def one(number: int) -> Draw:
+    async def _answers(self, trial: SamplingTrial, start: int, count: int) -> list[SampledAnswer]:
+        async def one(number: int) -> SampledAnswer:
             prompt = trial.prompts[number % len(trial.prompts)]
             fields = trial.sampling.fields(self.biased.get(prompt))
             if self.seeds:
@@ -129,7 +131,7 @@ class Sampled:
             return [await one(0), *await together(one(i) for i in range(1, count))]
         return await together(one(start + i) for i in range(count))
 
-    def _results(self, trial: Trial) -> list[Result]:
+    def _results(self, trial: SamplingTrial) -> list[Result]:
         name = f"law, {trial.sampling.name}"
         if trial.refused:
             return [Result(name, Status.NOT_OFFERED, trial.refused)]
@@ -144,7 +146,7 @@ class Sampled:
             found.append(self._judged(title, data))
         return found
 
-    def _judged(self, title: str, data: Observed) -> Result:
+    def _judged(self, title: str, data: ObservedDraws) -> Result:
         """Return the verdict on some draws."""
         n = int(data.counts.sum())
         if n < FEWEST:
@@ -163,7 +165,7 @@ class Sampled:
             text += "; as if the option were ignored"
         return Result(title, Status.FAILED, text, n, detects, got.visible_alike)
 
-    def _wrong(self, got: Comparison, data: Observed) -> str:
+    def _wrong(self, got: Comparison, data: ObservedDraws) -> str:
         """Return what is wrong, in words."""
         if got.excluded:
             return f"{got.excluded} of {got.draws} tokens were impossible"

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from ...errors import EndpointError, RequestError, shown
 from ...ops.metrics.client import Answer, Client
-from .answers import Completion, Token, completions, law_of, message, parsed
+from .answers import EndpointCompletion, Token, completions, law_of, message, parsed
 
 T = TypeVar("T")
 AT_ONCE = 8
@@ -32,7 +32,7 @@ PLAINER = {
 """What keeps a server's own defaults away, where it knows such fields."""
 
 
-class Refusal(EndpointError):
+class RefusedRequest(EndpointError):
     """The server refuses a request."""
 
 
@@ -40,7 +40,7 @@ class TimeUp(Exception):
     """The audit's time is over."""
 
 
-class Clock:
+class TimeLimit:
     """The time that an audit may take; None is no limit."""
 
     def __init__(self, seconds: float | None) -> None:
@@ -61,7 +61,7 @@ class Breakdown(EndpointError):
     """The server fails at a request (HTTP 5xx)."""
 
 
-class Source(Protocol):
+class PromptSource(Protocol):
     """Completes prompts, of which nothing is drafted where it is a reference."""
 
     @property
@@ -69,7 +69,7 @@ class Source(Protocol):
         """Return who that is, for people."""
         ...
 
-    async def complete(self, prompt: Given, tokens: int, **fields: Any) -> Completion:
+    async def complete(self, prompt: Given, tokens: int, **fields: Any) -> EndpointCompletion:
         """Return the answer; ``fields`` are those of ``/v1/completions``."""
         ...
 
@@ -95,7 +95,7 @@ async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-class Server:
+class AuditedServer:
     """A server with OpenAI's API.
 
     Args:
@@ -108,10 +108,10 @@ class Server:
     """
 
     def __init__(
-        self, url: str, model: str | None, key: str | None, clock: Clock | None = None
+        self, url: str, model: str | None, key: str | None, clock: TimeLimit | None = None
     ) -> None:
         self.client = Client(url, key)
-        self.clock = clock or Clock(None)
+        self.clock = clock or TimeLimit(None)
         self.name = self.client.url
         self.model = model or ""
         self.requests = 0
@@ -132,10 +132,10 @@ class Server:
             try:
                 await self.complete("Hello", 1)
                 break
-            except Refusal:
+            except RefusedRequest:
                 if fields == PLAIN:
                     raise
-        with suppress(Refusal):
+        with suppress(RefusedRequest):
             self.tells_tokens = bool((await self.complete("Hello", 1, logprobs=1)).tokens)
         self.has_switch = await self._find_switch()
 
@@ -179,11 +179,11 @@ class Server:
                 f"{self.name}/v1/models is not OpenAI's ({why}); correct the address."
             ) from None
 
-    async def complete(self, prompt: Given, tokens: int, **fields: Any) -> Completion:
+    async def complete(self, prompt: Given, tokens: int, **fields: Any) -> EndpointCompletion:
         """Return the first choice of an answer of ``/v1/completions``; raises as ``choices``."""
         return (await self.choices(prompt, tokens, **fields))[0]
 
-    async def choices(self, prompt: Given, tokens: int, **fields: Any) -> list[Completion]:
+    async def choices(self, prompt: Given, tokens: int, **fields: Any) -> list[EndpointCompletion]:
         """Return an answer of ``/v1/completions``.
 
         Raises:
@@ -215,7 +215,9 @@ class Server:
         where = self.name + path
         if not answer.ok:
             refuses = answer.status in REFUSALS
-            kind = Refusal if refuses else Breakdown if answer.status >= 500 else EndpointError
+            kind = (
+                RefusedRequest if refuses else Breakdown if answer.status >= 500 else EndpointError
+            )
             raise kind(f"{where} says HTTP {answer.status}: {_reason(answer.body)}")
         return answer.body, where
 
@@ -250,7 +252,7 @@ class WithoutSpeculation:
             come from the prompt's forward alone, where nothing can have been drafted.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: AuditedServer) -> None:
         self.server = server
 
     @property
@@ -260,7 +262,7 @@ class WithoutSpeculation:
             return "the server, with speculation off"
         return "the server, one token a request, so that nothing is drafted"
 
-    async def complete(self, prompt: Given, tokens: int, **fields: Any) -> Completion:
+    async def complete(self, prompt: Given, tokens: int, **fields: Any) -> EndpointCompletion:
         """Return the answer of ``/v1/completions``."""
         if self.server.has_switch:
             fields["speculation"] = {"enabled": False}
@@ -287,7 +289,7 @@ class Local:
         """Load the model."""
         await self._llm.start()
 
-    async def complete(self, prompt: Given, tokens: int, **fields: Any) -> Completion:
+    async def complete(self, prompt: Given, tokens: int, **fields: Any) -> EndpointCompletion:
         """Return the completion; of the fields the options of ``SamplingParams`` count."""
         from ...params import SamplingParams
 
@@ -297,14 +299,14 @@ class Local:
             async for step in self._llm.generate(given, params):
                 last = step
         except RequestError as error:
-            raise Refusal(f"{self.name}: {error}") from None
+            raise RefusedRequest(f"{self.name}: {error}") from None
         out = last.outputs[0]
         prompt_ids = tuple(last.prompt_token_ids)
         decode = self._llm.inputs.outputs.decode
         said = tuple(Token(decode([id]), id) for id in out.token_ids)
         tops = out.logprobs[0] if out.logprobs else {}
         named = [(Token(each.decoded_token or "", id), each.logprob) for id, each in tops.items()]
-        return Completion(
+        return EndpointCompletion(
             out.text, out.finish_reason, said, law_of(named) if named else None,
             len(prompt_ids), len(out.token_ids), prompt_ids,
         )  # fmt: skip

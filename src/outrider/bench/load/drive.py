@@ -42,7 +42,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LoadLimits:
     """The end of a load: after so many requests, or seconds; None is no limit of time.
 
     ``concurrency`` holds an open loop's requests back while so many run; ``timeout`` is a request's
@@ -59,7 +59,7 @@ class Driver:
     """Sends encoded requests in turn, by a load's shape."""
 
     def __init__(
-        self, client: Client, requests: Sequence[bytes], limits: Limits, progress: Progress
+        self, client: Client, requests: Sequence[bytes], limits: LoadLimits, progress: Progress
     ) -> None:
         self.client, self.requests, self.limits, self.progress = client, requests, limits, progress
         self.load = Load(time.perf_counter())
@@ -148,7 +148,7 @@ async def warm_up(driver: Driver, requests: int, concurrency: int) -> None:
         CancelledError: Ctrl-C ended them, so that there is nothing to measure.
     """
     if requests:
-        limits = Limits(requests, None, None, driver.limits.timeout)
+        limits = LoadLimits(requests, None, None, driver.limits.timeout)
         unmeasured = Driver(driver.client, driver.requests, limits, lambda *_: None)
         if (await unmeasured.run(Closed(concurrency), 0)).interrupted:
             raise asyncio.CancelledError

@@ -17,10 +17,10 @@ from ...ops.metrics.client import Client
 from ..workload import Workload
 from .arrivals import Closed, Open, Shape, check
 from .datasets import SYNTHETIC, WARNING, body_of, shuffled
-from .drive import Driver, Limits, Load, warm_up
+from .drive import Driver, Load, LoadLimits, warm_up
 from .figures import DEFINITIONS, figures
 from .stream import Record, message, read
-from .watch import Watch, bottleneck
+from .watch import MachineWatch, bottleneck
 
 BYTES_OF_TOKEN = 4096
 """Bytes allowed for each token of an answer; an event has a few hundred, more with logprobs."""
@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int, int], None]
 
 
 @dataclass(frozen=True)
-class Options:
+class LoadOptions:
     """A load test.
 
     Attributes:
@@ -95,10 +95,10 @@ class Options:
         return "/v1/chat/completions" if self.uses_chat else "/v1/completions"
 
 
-class Server:
+class LoadedServer:
     """A server under test: its client, its model, and the encoded requests."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: LoadOptions) -> None:
         self.options = options
         self.client = Client(options.url, options.key, BYTES_OF_TOKEN * options.max_tokens)
         self.model = options.model or ""
@@ -152,7 +152,9 @@ class Server:
     async def run(self, shape: Shape, progress: Progress) -> dict[str, Any]:
         """Return one load's figures; its key ``interrupted`` says whether it ran to its end."""
         options = self.options
-        limits = Limits(options.requests, options.seconds, options.max_concurrency, options.timeout)
+        limits = LoadLimits(
+            options.requests, options.seconds, options.max_concurrency, options.timeout
+        )
 
         def tell(ended: int, failed: int) -> None:
             progress(shape.label, ended, failed, options.requests)
@@ -162,7 +164,7 @@ class Server:
         wide = shape.concurrency if isinstance(shape, Closed) else options.warm_up or 1
         await warm_up(driver, options.warm_up, wide)
         before = await scrape(self.client)
-        watch = Watch(self.client)
+        watch = MachineWatch(self.client)
         async with watch:
             load = await driver.run(shape, options.seed)
         after = await scrape(self.client)
@@ -216,8 +218,8 @@ def kinds(records: Sequence[Record]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda pair: -pair[1])[:10])
 
 
-async def _measure(options: Options, progress: Progress) -> list[dict[str, Any]]:
-    server = Server(options)
+async def _measure(options: LoadOptions, progress: Progress) -> list[dict[str, Any]]:
+    server = LoadedServer(options)
     try:
         await server.open()
         runs: list[dict[str, Any]] = []
@@ -235,7 +237,7 @@ async def _measure(options: Options, progress: Progress) -> list[dict[str, Any]]
         await server.client.close()
 
 
-def measure_load(options: Options, progress: Progress = lambda *_: None) -> dict[str, Any]:
+def measure_load(options: LoadOptions, progress: Progress = lambda *_: None) -> dict[str, Any]:
     """Load a server and return the report: ``runs``, a dict of figures each, and ``definitions``.
 
     A run has the keys of ``vllm bench serve --save-result`` and further ones; latencies are in
@@ -249,7 +251,7 @@ def measure_load(options: Options, progress: Progress = lambda *_: None) -> dict
     return report_of(runs, [options])
 
 
-def report_of(runs: list[dict[str, Any]], tests: Sequence[Options]) -> dict[str, Any]:
+def report_of(runs: list[dict[str, Any]], tests: Sequence[LoadOptions]) -> dict[str, Any]:
     """Return runs with what is to be said of them."""
     warnings = [WARNING] if tests[0].workload.name == SYNTHETIC else []
     if tests[0].body.get("ignore_eos"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import ConfigError, EndpointError
 from ..intervals import METHOD, median_interval, ranks
-from .measure import Options, Progress, Server, report_of
+from .measure import LoadedServer, LoadOptions, Progress, report_of
 from .stream import message
 
 SWITCH = "/v1/speculation"
@@ -19,10 +19,10 @@ LEAST_ROUNDS = 6
 """Rounds from which on a median has an interval of 95 %."""
 
 
-class Side:
+class LoadSide:
     """One of two sides: a server, or a server in one position of its switch."""
 
-    def __init__(self, name: str, server: Server, enabled: bool | None = None) -> None:
+    def __init__(self, name: str, server: LoadedServer, enabled: bool | None = None) -> None:
         self.name, self.server, self.enabled = name, server, enabled
 
     async def prepare(self) -> None:
@@ -35,7 +35,7 @@ class Side:
             await switch(self.server, self.enabled)
 
 
-async def switch(server: Server, enabled: bool) -> None:
+async def switch(server: LoadedServer, enabled: bool) -> None:
     """Turn speculation on or off.
 
     Raises:
@@ -50,15 +50,15 @@ async def switch(server: Server, enabled: bool) -> None:
 
 
 async def _pair(
-    options: Options, other: str | None, rounds: int, progress: Progress
+    options: LoadOptions, other: str | None, rounds: int, progress: Progress
 ) -> list[dict[str, Any]]:
     """Return the runs of both sides, in the order in which they ran."""
-    first = Server(options)
-    second = first if other is None else Server(replace(options, url=other, model=None))
+    first = LoadedServer(options)
+    second = first if other is None else LoadedServer(replace(options, url=other, model=None))
     if other is None:
-        sides = [Side("off", first, False), Side("on", first, True)]
+        sides = [LoadSide("off", first, False), LoadSide("on", first, True)]
     else:
-        sides = [Side("A", first), Side("B", second)]
+        sides = [LoadSide("A", first), LoadSide("B", second)]
     runs: list[dict[str, Any]] = []
     try:
         await first.open()
@@ -89,7 +89,7 @@ def _named(progress: Progress, side: str, number: int) -> Progress:
 
 
 def compare(
-    options: Options, other: str | None, rounds: int, progress: Progress = lambda *_: None
+    options: LoadOptions, other: str | None, rounds: int, progress: Progress = lambda *_: None
 ) -> dict[str, Any]:
     """Load two sides in interleaved rounds and return the report.
 

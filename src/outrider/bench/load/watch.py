@@ -32,7 +32,7 @@ FLAT, STEEP = 0.35, 0.75
 """Growth of the time per token with the batch, as an exponent: memory below, compute above."""
 
 
-class Watch:
+class MachineWatch:
     """Samples the server's processes and the GPUs while it is entered."""
 
     def __init__(self, client: Client) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import EndpointError
-from .answers import NAMED, Completion, Law, Token
+from .answers import NAMED, EndpointCompletion, Law, Token
 from .sampling import CELLS, Cells, Sampling, expected, unaffected
-from .source import Clock, Given, Refusal, Source, TimeUp, together
+from .source import Given, PromptSource, RefusedRequest, TimeLimit, TimeUp, together
 
 END = Token("")
 """Stands for the token that ended an answer: which one it was is not told."""
@@ -30,7 +30,7 @@ class Prompt:
     count: int | None = None
 
 
-class Context(NamedTuple):
+class AnswerContext(NamedTuple):
     """A prompt, and the tokens of an answer so far."""
 
     prompt: Prompt
@@ -50,15 +50,15 @@ class Context(NamedTuple):
 class Laws:
     """The laws of contexts that a reference gives; each is asked for once."""
 
-    def __init__(self, source: Source, clock: Clock) -> None:
+    def __init__(self, source: PromptSource, clock: TimeLimit) -> None:
         self.source, self._clock = source, clock
-        self._known: dict[Context, Law | None] = {}
+        self._known: dict[AnswerContext, Law | None] = {}
 
-    def get(self, context: Context) -> Law | None:
+    def get(self, context: AnswerContext) -> Law | None:
         """Return a law that was fetched; None if there is none."""
         return self._known.get(context)
 
-    async def fetch(self, contexts: Iterable[Context]) -> None:
+    async def fetch(self, contexts: Iterable[AnswerContext]) -> None:
         """Ask for laws, until the time is over."""
         new = [context for context in dict.fromkeys(contexts) if context not in self._known]
         for start in range(0, len(new), AT_ONCE):
@@ -69,13 +69,13 @@ class Laws:
                 return
             self._known.update(zip(some, found, strict=True))
 
-    async def _ask(self, context: Context) -> Law | None:
+    async def _ask(self, context: AnswerContext) -> Law | None:
         self._clock.check()
         if (given := context.given) is None:
             return None
         try:
             answer = await self.source.complete(given, 1, logprobs=NAMED, temperature=1.0)
-        except Refusal:
+        except RefusedRequest:
             return None
         count = context.prompt.count
         if None not in (count, answer.prompt_tokens) and isinstance(given, str):
@@ -85,7 +85,9 @@ class Laws:
         return answer.law
 
 
-def same_reading(server: Completion, reference: Completion, where: str, name: str) -> None:
+def same_reading(
+    server: EndpointCompletion, reference: EndpointCompletion, where: str, name: str
+) -> None:
     """Raise ``EndpointError`` if two servers read a prompt as other tokens."""
     for mine, theirs in (
         (server.prompt_ids, reference.prompt_ids),
@@ -99,32 +101,34 @@ def same_reading(server: Completion, reference: Completion, where: str, name: st
 
 
 @dataclass(frozen=True)
-class Draw:
+class SampledAnswer:
     """The tokens of a sampled answer."""
 
     prompt: Prompt
     tokens: tuple[Token, ...]
 
 
-def draw_of(prompt: Prompt, answer: Completion) -> Draw:
+def draw_of(prompt: Prompt, answer: EndpointCompletion) -> SampledAnswer:
     """Return an answer's tokens; where only its text is told, it has to be of one token."""
     tokens = answer.tokens if answer.tokens is not None else (Token(answer.text),)
     if answer.tokens is None and not answer.text:
         tokens = ()
     if answer.finish_reason == "stop" and (not tokens or tokens[-1].clear):
         tokens = (*tokens, END)
-    return Draw(prompt, tokens)
+    return SampledAnswer(prompt, tokens)
 
 
-async def fetch_along(laws: Laws, draws: Sequence[Draw], length: int, most: int) -> None:
+async def fetch_along(laws: Laws, draws: Sequence[SampledAnswer], length: int, most: int) -> None:
     """Fetch the laws of the contexts that were drawn from, the frequent ones first.
 
     Depth by depth, at most ``most`` each: which contexts of a depth are fetched then depends on
     what was drawn before it alone, as the statistic needs.
     """
     for depth in range(1, length):
-        counts: Counter[Context] = Counter(
-            Context(draw.prompt, draw.tokens[:depth]) for draw in draws if len(draw.tokens) > depth
+        counts: Counter[AnswerContext] = Counter(
+            AnswerContext(draw.prompt, draw.tokens[:depth])
+            for draw in draws
+            if len(draw.tokens) > depth
         )
         usable = [(one, n) for one, n in counts.most_common() if one.given is not None]
         await laws.fetch(one for one, _ in usable[:most])
@@ -135,7 +139,7 @@ Biased = dict[Prompt, Token]
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedDraws:
     """Draws beside their laws, a row for each context.
 
     Attributes:
@@ -145,23 +149,23 @@ class Observed:
         counts: of the outcomes, likewise.
     """
 
-    contexts: list[Context]
+    contexts: list[AnswerContext]
     laws: Cells
     ignored: Cells
     counts: NDArray[np.int64]
 
 
 def observe(
-    draws: Sequence[Draw], sampling: Sampling, laws: Laws, biased: Biased, later: bool
-) -> Observed:
+    draws: Sequence[SampledAnswer], sampling: Sampling, laws: Laws, biased: Biased, later: bool
+) -> ObservedDraws:
     """Return the draws of first tokens, or of later ones, whose laws are known."""
-    drawn: defaultdict[Context, list[Token]] = defaultdict(list)
+    drawn: defaultdict[AnswerContext, list[Token]] = defaultdict(list)
     for draw in draws:
         places = range(1, len(draw.tokens)) if later else range(min(1, len(draw.tokens)))
         for at in places:
             if at and not draw.tokens[at - 1].clear:
                 continue  # whether an answer ended there is not known, see ``draw_of``
-            drawn[Context(draw.prompt, draw.tokens[:at])].append(draw.tokens[at])
+            drawn[AnswerContext(draw.prompt, draw.tokens[:at])].append(draw.tokens[at])
     contexts, rows = [], []
     for context, tokens in drawn.items():
         if (law := laws.get(context)) is None:
@@ -180,7 +184,7 @@ def observe(
             rows.append((cells, unaffected(law, sampling), counts))
     due, ignored, found = zip(*rows, strict=True) if rows else ((), (), ())
     shape = (len(rows), CELLS)
-    return Observed(
+    return ObservedDraws(
         contexts, np.reshape(due, shape), np.reshape(ignored, shape),
         np.reshape(found, shape).astype(np.int64),
     )  # fmt: skip
