@@ -22,10 +22,10 @@ from outrider.base.types import Event, Request, SamplingParams
 from outrider.drafters.base import Drafter, DrafterSpec
 from outrider.drafters.registry import find_drafter
 from outrider.engine.build import build_engine
-from outrider.engine.calibrate import find_costs
 from outrider.engine.control.costs import Costs
 from outrider.engine.control.outlook import PLAIN, Choice, Stream
 from outrider.engine.engine import Engine
+from outrider.engine.measure import find_costs
 from outrider.models.base import Model
 
 VOCABULARY = 211

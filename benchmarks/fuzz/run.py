@@ -25,7 +25,7 @@ import typer
 from tqdm import tqdm
 
 from outrider.cli.common import JsonFile, write_json
-from outrider.engine.worker.trim import TRIM_SECONDS
+from outrider.engine.worker.freed_memory import TRIM_SECONDS
 
 from ..common import POCKET, Model, Seed, percentiles
 from ..served import Served, metrics, unrest

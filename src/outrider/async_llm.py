@@ -13,8 +13,8 @@ from .base.config import POCKET, EngineOptions
 from .base.types import Event, Folder, SamplingParams, Speculation, grouped_by
 from .base.vllm_names import of_engine_args
 from .engine.switch import SpeculationState, check_choice
-from .engine.worker.deaths import Deaths
 from .engine.worker.given import given
+from .engine.worker.heartbeat import Watch
 from .engine.worker.messages import (
     Abort,
     Beat,
@@ -28,7 +28,7 @@ from .engine.worker.messages import (
 )  # fmt: skip
 from .engine.worker.post import Post, end_of
 from .engine.worker.process import UNGUARDED, WorkerProcess, unguarded
-from .engine.worker.pulse import Watch
+from .engine.worker.restarts import Deaths
 from .engine.worker.suspects import Suspects, fingerprint
 from .errors import GenerationError, OutriderError, RequestError, WorkerError
 from .frontend.inputs import InputProcessor, Prompt
@@ -85,7 +85,7 @@ class AsyncLLM:
         self.ready: Ready | None = None
         self.gauges = Gauges()
         self.beliefs: dict[str, Any] | None = None
-        """The beliefs of the engine's controller, see ``control/beliefs.py``; None without one."""
+        """The beliefs of the engine's controller, see ``control/summary.py``; None without one."""
         self.speculation: SpeculationState | None = None
         self.restarts = 0
         self.failure: OutriderError | None = None

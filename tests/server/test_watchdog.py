@@ -18,7 +18,7 @@ from httpx import ASGITransport
 from outrider import SamplingParams
 from outrider.async_llm import AsyncLLM
 from outrider.engine.worker import pulse
-from outrider.engine.worker.deaths import Deaths
+from outrider.engine.worker.restarts import Deaths
 from outrider.errors import WorkerError
 from outrider.server.app import create_app
 from outrider.server.build import build

@@ -18,10 +18,10 @@ from outrider.base.types import Event, Origin, Request, Speculation
 from outrider.engine.checkpoint import Checkpoint
 from outrider.engine.switch import SpeculationState
 from outrider.engine.worker import pulse, suspects
-from outrider.engine.worker.deaths import LONGEST_PAUSE, Deaths
+from outrider.engine.worker.heartbeat import Watch
 from outrider.engine.worker.messages import Abort, Beat, Beliefs, Gauges, Left, Ready, Stepped
 from outrider.engine.worker.process import Outbox
-from outrider.engine.worker.pulse import Watch
+from outrider.engine.worker.restarts import LONGEST_PAUSE, Deaths
 from outrider.engine.worker.suspects import Suspects, fingerprint
 from outrider.engine.worker.worker import Worker, _Adding
 from outrider.errors import RequestError, WorkerError

@@ -2,10 +2,10 @@
 
 import json
 
-from outrider.engine.control.beliefs import summary
 from outrider.engine.control.controller import Controller
 from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
 from outrider.engine.control.outlook import PLAIN, Choice, Method, Stream
+from outrider.engine.control.summary import summary
 from outrider.engine.control.survival import Survival
 
 SECRET = "salt-of-a-tenant"

@@ -322,7 +322,7 @@ def test_memory_too_small_says_how_much_is_needed(tiny_llama: Path) -> None:
 def test_memory_beyond_what_is_free_is_refused(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.engine.budget.free_memory", lambda: 10**6)
+    monkeypatch.setattr("outrider.engine.memory.free_memory", lambda: 10**6)
     with pytest.raises(MemoryBudgetError, match=r"only \d+ are free beside \d+ for logits and dr"):
         LLM(tiny_llama, drafter=None, memory=10**8)
 
@@ -333,7 +333,7 @@ def test_what_a_message_says_would_fit_fits(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, free: int, memory: int | None
 ) -> None:
     """Each suggestion is taken until the engine starts."""
-    monkeypatch.setattr("outrider.engine.budget.free_memory", lambda: free)
+    monkeypatch.setattr("outrider.engine.memory.free_memory", lambda: free)
     options = {"memory": memory, "max_num_seqs": 64, "num_speculative_tokens": 4}
 
     def missing() -> str:

@@ -61,7 +61,7 @@ def figures(bench: Bench, cell: BenchCell, runs: list[Pass], plain: list[Pass]) 
     ``structured_outputs`` is true where outputs were held to JSON schemas, and ``replay`` says what
     a replay target is, null for a real one.
     ``controller`` is what the engine believed at the end of the last round, null where it was told
-    how to draft: see ``engine/control/beliefs.py``.
+    how to draft: see ``engine/control/summary.py``.
     ``acceptance_length_without_repeats`` and ``repeated_share`` (of output tokens): see
     ``bench/repeats.py``.
     """

@@ -17,8 +17,8 @@ from typing import NamedTuple, TypeVar
 
 from ..base.types import Counts, SamplingParams, Speculation
 from ..drafters.base import Drafter
-from ..engine.calibrate import plausible
 from ..engine.control.costs import Costs, Curve, DraftCosts, StepCosts
+from ..engine.measure import plausible
 from ..errors import ConfigError
 from ..frontend.outputs import RequestState
 from ..llm import LLM

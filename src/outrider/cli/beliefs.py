@@ -1,4 +1,4 @@
-"""Prints the beliefs of an engine's controller (``engine/control/beliefs.py``)."""
+"""Prints the beliefs of an engine's controller (``engine/control/summary.py``)."""
 
 from __future__ import annotations
 

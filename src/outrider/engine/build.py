@@ -24,13 +24,13 @@ from ..models.load import cannot_go_back, load_model
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.ratio import make_rule
 from .adaptive import methods_of
-from .budget import plan_budget
-from .calibrate import find_costs
 from .control.controller import Controller
 from .control.costs import CostModel
 from .control.survival import PRIORS, SECOND_DRAFTER, SIBLINGS, Survival
+from .drafting import overrides
 from .engine import Engine
-from .speculation import overrides
+from .measure import find_costs
+from .memory import plan_budget
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -22,14 +22,14 @@ from ..sampling.pipeline import RequestPipeline
 from ..text.detokenize import Detokenizer
 from ..text.panics import no_panic
 from .adaptive import Adaptive, Seconds
-from .budget import Budget
-from .control.beliefs import summary
 from .control.controller import Controller
 from .control.costs import StepCosts
-from .runner import Runner
+from .control.summary import summary
+from .drafting import Speculator
+from .memory import Budget
 from .scheduler import Plan, Scheduler
-from .speculation import Speculator
 from .switch import SpeculationState
+from .verify import Runner
 
 KNOWN_WORDS = 4
 """Lists of bad words whose ids are kept."""

@@ -14,7 +14,7 @@ from ..checkpoints.files import find_tensors
 from ..checkpoints.formats.gguf import is_gguf, open_gguf
 from ..checkpoints.formats.gguf_weights import EXACT
 from ..native.choice import library
-from .budget import usual_pages, working_bytes
+from .memory import usual_pages, working_bytes
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 LANES = 16

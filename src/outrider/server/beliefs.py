@@ -1,4 +1,4 @@
-"""Figures of the server from the beliefs of the engine's controller (``control/beliefs.py``)."""
+"""Figures of the server from the beliefs of the engine's controller (``control/summary.py``)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -28,9 +28,11 @@ from ...base.types import Request, SamplingParams, SequenceState
 from ...errors import OutriderError, RequestError
 from ..build import build_engine
 from ..checkpoint import Checkpoint
-from ..control.beliefs import summary
+from ..control.summary import summary
 from ..engine import Engine
 from ..switch import SpeculationState
+from .freed_memory import trim_regularly
+from .heartbeat import Pulse
 from .messages import (
     Abort,
     Beliefs,
@@ -43,8 +45,6 @@ from .messages import (
     Stepped,
     WorkerSpec,
 )  # fmt: skip
-from .pulse import Pulse
-from .trim import trim_regularly
 
 logger = logging.getLogger("outrider")
 
