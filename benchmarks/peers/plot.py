@@ -4,10 +4,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-
-from outrider.bench.plot import new_figure, save, whiskers
+from outrider.base.plots import Axes, colour, new_figure, save
+from outrider.bench.plot import whiskers
 
 from .report import heading, label
 
@@ -56,5 +54,5 @@ def _speeds(panel: Axes, runs: list[dict[str, Any]]) -> None:
         points = [r for r in runs if r["peer"] == peer and (r["mode"] != "plain") == drafting]
         panel.errorbar(
             [run["load"] for run in points], *whiskers(points, "tokens_per_second"), fmt=form,
-            capsize=3, color=colormaps["tab10"](peers.index(peer)), label=f"{peer}, {text}",
+            capsize=3, color=colour(peers.index(peer)), label=f"{peer}, {text}",
         )  # fmt: skip

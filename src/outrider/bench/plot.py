@@ -1,52 +1,16 @@
 """A report as a PNG: speedups by draft length, and acceptance by position."""
 
 from collections.abc import Sequence
-from math import ceil
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
-from ..errors import ConfigError
+from ..base.plots import PANELS_IN_A_ROW, Axes, colour, paneled, save
 from .report import heading
 
-try:
-    from matplotlib import colormaps as colormaps
-    from matplotlib.axes import Axes as Axes
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-except ModuleNotFoundError:
-    raise ConfigError("a plot needs matplotlib; run: pip install 'outrider[plot]'") from None
-
 Run = dict[str, Any]
-COLUMNS = 3
-PANEL = (4.4, 3.6)
 STYLES = ("o-", "s--", "^:", "D-.")
 """Marker and line, by temperature; the colour is the drafter's."""
 LONGEST_NAME = 32
-LETTERS_PER_INCH = 12
-"""At 10 points, at least."""
-
-
-def new_figure(width: float, height: float, title: str) -> Figure:
-    """Return an empty figure of so many inches, with its title wrapped to the width."""
-    figure = Figure((width, height), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    lines = [fill(line, int(width * LETTERS_PER_INCH)) for line in title.splitlines()]
-    figure.suptitle("\n".join(lines), fontsize=10)
-    return figure
-
-
-def save(figure: Figure, file: Path) -> None:
-    """Write a figure as a PNG.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    try:
-        figure.savefig(file, format="png")
-    except OSError as error:
-        raise ConfigError(f"the plot cannot be written to {file}: {error.strerror}.") from None
 
 
 def whiskers(runs: Sequence[Run], name: str) -> tuple[list[float], list[list[float]]]:
@@ -70,12 +34,10 @@ def draw(report: dict[str, Any], file: Path) -> None:
     runs = [run for run in report["runs"] if run["num_speculative_tokens"]]
     sizes = list(dict.fromkeys(run["batch_size"] for run in runs))
     lines = list(dict.fromkeys((run["drafter"], run["temperature"]) for run in runs))
-    rows, columns = ceil((len(sizes) + 1) / COLUMNS), min(len(sizes) + 1, COLUMNS)
     confidence = report["intervals"]["confidence"]
     bars = f", bars: their {confidence:.1%} confidence intervals" if confidence else ""
     title = [*heading(report), f"speedup: medians of {report['rounds']} rounds{bars}"]
-    figure = new_figure(PANEL[0] * columns, PANEL[1] * rows + 1.2, "\n".join(title))
-    panels = [figure.add_subplot(rows, columns, i + 1) for i in range(len(sizes) + 1)]
+    figure, panels = paneled(len(sizes) + 1, "\n".join(title), margin=1.2)
     for panel, size in zip(panels, sizes, strict=False):
         panel.sharey(panels[0])
         panel.axhline(1, color="0.6", linewidth=1, zorder=0)
@@ -95,7 +57,11 @@ def draw(report: dict[str, Any], file: Path) -> None:
         panels[-1], "acceptance by position, largest K", "position in the draft, tokens",
         "share of drafts accepted up to it",
     )  # fmt: skip
-    figure.legend(handles=panels[-1].lines, loc="outside lower center", ncols=columns)
+    figure.legend(
+        handles=panels[-1].lines,
+        loc="outside lower center",
+        ncols=min(len(panels), PANELS_IN_A_ROW),
+    )
     save(figure, file)
 
 
@@ -112,7 +78,7 @@ def _style(lines: list[tuple[str, float]], drafter: str, temperature: float) -> 
     name = drafter if len(drafter) <= LONGEST_NAME else f"…{drafter[1 - LONGEST_NAME :]}"
     form = STYLES[temperatures.index(temperature) % len(STYLES)]
     return {
-        "color": colormaps["tab10"](drafters.index(drafter) % 10), "marker": form[0],
+        "color": colour(drafters.index(drafter)), "marker": form[0],
         "linestyle": form[1:], "markersize": 4, "linewidth": 1.2,
         "label": f"{name}, T = {temperature:g}",
     }  # fmt: skip
@@ -122,5 +88,5 @@ def _describe(panel: Axes, title: str, across: str, up: str) -> None:
     """Name a panel and its axes, which begin at 0 and have whole numbers across."""
     panel.set(title=title, xlabel=across, ylabel=up)
     panel.set_ylim(bottom=0)
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.locator_params(axis="x", integer=True)
     panel.grid(axis="y", color="0.92")

@@ -1,10 +1,9 @@
 """A tuning as a PNG: speed by draft length, and throughput against latency."""
 
-from math import ceil
 from pathlib import Path
 from typing import Any
 
-from .plot import COLUMNS, PANEL, Axes, colormaps, new_figure, save
+from ..base.plots import Axes, colour, paneled, save
 
 
 def draw(report: dict[str, Any], file: Path) -> None:
@@ -17,14 +16,11 @@ def draw(report: dict[str, Any], file: Path) -> None:
         ConfigError: the file cannot be written.
     """
     cells = report["batch_sizes"]
-    count = len(cells) + 1
-    rows, columns = ceil(count / COLUMNS), min(count, COLUMNS)
     machine = report["machine"]
     title = (
         f"{report['model']}, {report['workload']}, T = {report['temperature']:g}, {machine['cpu']}"
     )
-    figure = new_figure(PANEL[0] * columns, PANEL[1] * rows + 0.8, title)
-    panels = [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
+    figure, panels = paneled(len(cells) + 1, title, margin=0.8)
     for panel, cell in zip(panels, cells, strict=False):
         _by_length(panel, cell)
     _frontier(panels[-1], report)
@@ -40,13 +36,12 @@ def _by_length(panel: Axes, cell: dict[str, Any]) -> None:
         own = [row for row in chains if row["drafter"] == drafter]
         own.sort(key=lambda row: row["num_speculative_tokens"])
         raced = [row for row in own if row["rounds"]]
-        color = colormaps["tab10"](place % 10)
         lengths = [row["num_speculative_tokens"] for row in own]
-        panel.plot(lengths, [row["promised"] for row in own], color=color, label=drafter)
+        panel.plot(lengths, [row["promised"] for row in own], color=colour(place), label=drafter)
         panel.plot(
             [row["num_speculative_tokens"] for row in raced],
             [row["tokens_per_second"] for row in raced],
-            "o", color=color,
+            "o", color=colour(place),
         )  # fmt: skip
     panel.set(
         title=f"batch size {cell['batch_size']}", xlabel="draft length K, tokens",
@@ -65,7 +60,7 @@ def _frontier(panel: Axes, report: dict[str, Any]) -> None:
             panel.plot(
                 [row["latency_per_token_ms"] for row in rows],
                 [row["tokens_per_second"] for row in rows],
-                marker, color=colormaps["tab10"](place % 10), alpha=0.6,
+                marker, color=colour(place), alpha=0.6,
                 label=f"batch size {cell['batch_size']}, {name}",
             )  # fmt: skip
     front = report["pareto"]

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,10 +168,10 @@ def extra(text: str | None) -> dict[str, Any]:
 
 def save(report: dict[str, Any], html: str | None, results: Path | None) -> None:
     """Write the page, and a file for each load as ``vllm bench serve`` would."""
-    from ..bench.load.page import page
-
     try:
         if html is not None:
+            from ..bench.load.page import page
+
             Path(html).write_text(page(report), encoding="utf-8", errors="replace")
         if results is not None:
             results.mkdir(parents=True, exist_ok=True)
@@ -270,7 +271,11 @@ def serve(
     json_: JsonFile = None,
     html: Annotated[
         str | None,
-        typer.Option(metavar="FILE", callback=writable, help="Write the report as one HTML page."),
+        typer.Option(
+            metavar="FILE",
+            callback=writable,
+            help="Write the report as one HTML page; needs outrider[plot].",
+        ),
     ] = None,
     result_dir: Annotated[
         Path | None,
@@ -289,6 +294,8 @@ def serve(
     from ..bench.load.measure import LoadOptions, measure_load
     from ..bench.load.paired import compare as compare_sides
 
+    if html is not None:
+        import_module("outrider.base.plots")  # says before the load that matplotlib is missing
     if compare and compare_speculation:
         raise typer.BadParameter("give --compare or --compare-speculation, not both.")
     if temperature is not None and not 0 <= temperature < math.inf:
