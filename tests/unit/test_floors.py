@@ -49,7 +49,11 @@ ENGINE_NEEDS = {
     "gguf",
     "tqdm",
 }
-NEEDS: dict[str, set[str]] = {"base": {"numpy", "yaml"}, "outrider.base.types": set()}
+NEEDS: dict[str, set[str]] = {
+    "base": {"numpy", "yaml"},
+    "outrider.base.types": set(),
+    "outrider.base.plots": {"matplotlib"},
+}
 """Of parts and modules that have less than the engine, or something else."""
 WITHOUT_TORCH = {
     "outrider.base.types",
