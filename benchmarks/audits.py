@@ -35,11 +35,7 @@ DRAFTER = pocket.PATH / "drafter"
 
 @contextmanager
 def started(command: list[str], log: Path, environment: dict[str, str]) -> Iterator[str]:
-    """Run a server whose command ends with ``--port``, and yield its address.
-
-    Raises:
-        ConfigError: it does not come up; the message is the end of what it said.
-    """
+    """Run a server whose command ends with ``--port``, and yield its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

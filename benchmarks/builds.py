@@ -46,11 +46,7 @@ Cell = tuple[str, int]
 
 @contextmanager
 def opened(folder: Path, pair: Pair, mode: str, tokens: int, log: Path) -> Iterator[Session]:
-    """Yield a build with its models loaded, stopped.
-
-    Raises:
-        PeerError: the folder holds no build that runs.
-    """
+    """Yield a build with its models loaded, stopped."""
     spec = {
         "package": str(folder.resolve()), "target": str(pair.target), "drafter": str(pair.drafter),
         "dtype": "bfloat16", "drafter_dtype": "int8", "mode": mode, "k": LENGTH, "threads": None,
@@ -82,11 +78,7 @@ def decode(
 def compare(
     old: Session, new: Session, pair: Pair, cell: Cell, tokens: int, pairs: int, seed: int
 ) -> float:
-    """Return the median of log(old / new) of a cell's times in one start.
-
-    Raises:
-        OutriderError: the builds gave different outputs.
-    """
+    """Return the median of log(old / new) of a cell's times in one start."""
     mode, batch = cell
     ratios: list[float] = []
     for number in range(pairs + 1):  # the first warms up

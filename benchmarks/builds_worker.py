@@ -7,11 +7,7 @@ from .peers.runners.serve import Runner, Spec, Unsupported, serve
 
 
 def use_package(folder: str) -> None:
-    """Import ``outrider`` from below ``folder`` from now on.
-
-    Raises:
-        Unsupported: there is no package.
-    """
+    """Import ``outrider`` from below ``folder`` from now on."""
     # The hooks of an editable installation come before any folder.
     hooks = ("Redirecting", "Editable")
     sys.meta_path[:] = [
@@ -25,11 +21,7 @@ def use_package(folder: str) -> None:
 
 
 def open_build(spec: Spec) -> Runner:
-    """Return ``own.Own`` of the package below the folder ``spec["package"]``.
-
-    Raises:
-        Unsupported: there is no package, or it has no native step.
-    """
+    """Return ``own.Own`` of the package below the folder ``spec["package"]``."""
     folder = spec["package"]
     use_package(folder)
     from outrider.native.choice import library

@@ -30,11 +30,7 @@ Seed = Annotated[int, typer.Option("--seed", help="What random choices depend on
 
 
 def read_prompts(file: Path) -> list[str]:
-    """Return the texts of a JSON list.
-
-    Raises:
-        ConfigError: the file holds none.
-    """
+    """Return the texts of a JSON list."""
     try:
         texts = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

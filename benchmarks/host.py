@@ -116,11 +116,7 @@ def decode(
 
 
 def figures(mode: str, batch: int, steps: Sequence[Step]) -> dict[str, Any]:
-    """Return medians in microseconds, and the controller's mean.
-
-    Raises:
-        ConfigError: no step counts.
-    """
+    """Return medians in microseconds, and the controller's mean."""
     if not steps:
         raise ConfigError(f"no step decoded {batch} sequences at once; generate more tokens.")
     host = median(step.own + step.around for step in steps) / 1000
@@ -146,11 +142,7 @@ def measure(
     rounds: int,
     temperature: float,
 ) -> list[dict[str, Any]]:
-    """Measure every mode at every batch size, ``rounds`` times.
-
-    Raises:
-        OutriderError: the checkpoint cannot be used, or the native step is not there.
-    """
+    """Measure every mode at every batch size, ``rounds`` times."""
     clock = library()
     if clock is None:
         raise ModelError("the native step is off or was not built, so it has no time of its own.")

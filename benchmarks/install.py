@@ -155,11 +155,7 @@ def say(text: str) -> None:
 
 
 def call(*command: str | Path, log: Path) -> None:
-    """Run a command with its output in ``log``.
-
-    Raises:
-        SetupError: it failed; the message has its last lines.
-    """
+    """Run a command with its output in ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as out:
         # Settings meant for other environments would reach into this one.

@@ -26,9 +26,6 @@ class Served(AbstractContextManager["Served", None]):
     Args:
         arguments: of the command, behind ``--port 0``.
         environment: variables that it has beside this process's.
-
-    Raises:
-        ConfigError: it does not come up; the message is what it said.
     """
 
     def __init__(self, *arguments: str | Path, **environment: str) -> None:

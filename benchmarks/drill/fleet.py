@@ -73,11 +73,7 @@ def free_ports(wanted: Mapping[str, int]) -> dict[str, int]:
 
 
 def until(true: Callable[[], object], what: str, seconds: float = WAIT_SECONDS) -> float:
-    """Wait until something is true; the seconds that took.
-
-    Raises:
-        ConfigError: it does not come true.
-    """
+    """Wait until something is true; the seconds that took."""
     begin = time.monotonic()
     while True:
         with suppress(OSError, KeyError, ValueError):
@@ -241,11 +237,7 @@ class Fleet(AbstractContextManager["Fleet", None]):
         self.ask("/v1/speculation", fields)
 
     def ask(self, path: str, body: dict[str, Any]) -> None:
-        """Send something to the engine itself.
-
-        Raises:
-            HTTPError: it refuses.
-        """
+        """Send something to the engine itself."""
         url = f"http://127.0.0.1:{self.values['engine']}{path}"
         headers = {"Content-Type": "application/json"}
         with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=10) as answer:

@@ -73,21 +73,12 @@ class Connection(AbstractAsyncContextManager["Connection", None]):
         await self.streams[1].drain()
 
     async def post(self, path: str, body: bytes, leaves: int | None = None) -> Answer:
-        """Send a body and return the answer, cut off after ``leaves`` bytes where that is given.
-
-        Raises:
-            NoAnswer: the connection ended first.
-            OSError: there is no connection.
-        """
+        """Send a body and return the answer, cut off after ``leaves`` bytes where that is given."""
         await self.send(request(self.url.netloc, path, body))
         return await self.answer(leaves)
 
     async def answer(self, leaves: int | None = None) -> Answer:
-        """Read one answer; the connection is closed where the answer or the client ends it.
-
-        Raises:
-            NoAnswer: the connection ended first.
-        """
+        """Read one answer; the connection is closed where the answer or the client ends it."""
         assert self.streams is not None
         answer, size = Answer(), 0
         parser = httptools.HttpResponseParser(answer)

@@ -19,11 +19,7 @@ MODES = ("plain", "draft", "ngram")
 
 
 def chosen(text: str, choices: tuple[str, ...], option: str) -> tuple[str, ...]:
-    """Return the members of a comma list.
-
-    Raises:
-        ConfigError: one is not among the choices, or there is none.
-    """
+    """Return the members of a comma list."""
     parts = tuple(dict.fromkeys(part for part in text.split(",") if part))
     wrong = [part for part in parts if part not in choices]
     if wrong or not parts:

@@ -96,11 +96,7 @@ class Peer:
         return {**self.environment, "PYTHONPATH": path}
 
     def convert(self, checkpoint: Path, dtype: str) -> Path:
-        """The checkpoint in the peer's own format: converted once, then found again.
-
-        Raises:
-            SetupError: the converter failed.
-        """
+        """The checkpoint in the peer's own format: converted once, then found again."""
         if self.converter is None:
             return checkpoint
         folder = self.conversions(checkpoint) / dtype

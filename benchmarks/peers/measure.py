@@ -63,9 +63,6 @@ class Options:
         lengths: draft lengths K that the search tries.
         threads: thread counts that it tries; 1 and all cores unless given.
         isa: the instruction set that every side was told to stay within; None: the machine's own.
-
-    Raises:
-        ConfigError: a value is out of its range.
     """
 
     dtypes: tuple[str, ...] = ("float32", "bfloat16")

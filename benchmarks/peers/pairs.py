@@ -229,9 +229,6 @@ def find_pair(which: str, count: int | None = None) -> Pair:
         which: pocket, planted, gqa, 1b, or a checkpoint's folder or hub name.
         count: how many prompts are run one by one; 4 of the held-out code prompts (2 of a planted
             pair) unless given.
-
-    Raises:
-        OutriderError: there is no such checkpoint, or not so many prompts.
     """
     if count is not None and not 1 <= count <= PROMPTS:
         raise ConfigError(f"num_prompts is {count}; give 1 to {PROMPTS}.")

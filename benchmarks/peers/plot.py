@@ -24,9 +24,6 @@ def draw(report: dict[str, Any], file: Path) -> None:
     """Write the figure of a report with at least one run to ``file``, a PNG.
 
     Speeds are medians, whiskers their confidence intervals.
-
-    Raises:
-        ConfigError: the file cannot be written.
     """
     rows = [
         (pair, kind, runs)

@@ -121,9 +121,6 @@ class Session:
         spec: the protocol's first line, see ``runners/serve.py``.
         log: a file for what it prints.
         environment: added to this process's variables.
-
-    Raises:
-        PeerError: it cannot run that, or did not come up.
     """
 
     def __init__(
@@ -159,11 +156,7 @@ class Session:
         k: int = 0,
         once: bool = False,
     ) -> Answer:
-        """Run prompts together, only for all their tokens if ``once``; see ``runners/serve.py``.
-
-        Raises:
-            PeerError: the peer failed, or took too long.
-        """
+        """Run prompts together, only for all their tokens if ``once``; see ``runners/serve.py``."""
         request = {
             "prompts": prompts, "max_tokens": max_tokens, "temperature": temperature, "seed": seed,
             "k": k, "once": once,

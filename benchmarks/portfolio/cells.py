@@ -71,11 +71,7 @@ CELLS = [Cell(*each) for each in product(WORKLOADS, CONCURRENCY, TEMPERATURES)]
 
 
 def chosen_cells(patterns: str) -> list[Cell]:
-    """Return the cells that a comma list of patterns names.
-
-    Raises:
-        ConfigError: a pattern names none.
-    """
+    """Return the cells that a comma list of patterns names."""
     found: list[Cell] = []
     for pattern in patterns.split(","):
         named = [cell for cell in CELLS if fnmatchcase(cell.name, pattern.strip())]
@@ -178,11 +174,7 @@ class Source:
 
 
 def check_pair(pair: Pair, folder: Path = pocket.PATH) -> None:
-    """Refuse a pair that there is none of, before anything is loaded.
-
-    Raises:
-        ConfigError: size or drafter are not known, or the drafter costs nothing.
-    """
+    """Refuse a pair that there is none of, before anything is loaded."""
     from outrider.bench.replay import find_size, parse_planted
 
     find_size(pair.size)

@@ -32,9 +32,6 @@ class Results:
     Args:
         file: what it holds is gone on with.
         settings: of the measurement.
-
-    Raises:
-        ConfigError: the file is none of this benchmark's, or was measured with other settings.
     """
 
     def __init__(self, file: Path, settings: dict[str, Any]) -> None:

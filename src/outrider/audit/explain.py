@@ -122,11 +122,7 @@ class Explanation:
 
 
 def _choose(watch: StepWatch, step: int | None) -> tuple[WatchedStep, str]:
-    """Return the step to show, and why it is chosen.
-
-    Raises:
-        RequestError: there is no such step.
-    """
+    """Return the step to show, and why it is chosen. Raises RequestError: there is no such step."""
     if watch.first is None:
         raise RequestError(
             "the output ended with its first token, before there was a step to explain; "

@@ -21,8 +21,7 @@ def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
     Outrider's readers dequantise quantised weights and GGUF files: transformers needs other
     packages for most of them, and the audit is about decoding.
 
-    Raises:
-        ModelError: the checkpoint cannot be read, or is a quantised mixture of experts.
+    Raises ModelError: the checkpoint cannot be read, or is a quantised mixture of experts.
     """
     config = read_config(folder)
     if recipe is None and not is_gguf(folder) and not getattr(config, "quantization_config", None):

@@ -191,8 +191,7 @@ def open_mix(
 def decode(llm: LLM, queued: Sequence[Ask], batch: int) -> Iterator[tuple[Ask, list[list[int]]]]:
     """Yield each request with the ids of its samples; ``4 * batch`` requests are queued at a time.
 
-    Raises:
-        NumericalError: a request failed.
+    Raises NumericalError: a request failed.
     """
     for start in range(0, len(queued), 4 * batch):
         part = queued[start : start + 4 * batch]

@@ -86,8 +86,7 @@ class Audit:
         options: ``quantization``, ``drafter_quantization``, ``drafter_window`` and ``preset``, as
             for ``LLM``.
 
-    Raises:
-        OutriderError: a checkpoint or an option cannot be used.
+    Raises OutriderError: a checkpoint or an option cannot be used.
     """
 
     def __init__(
@@ -328,8 +327,7 @@ def verify(
         options: ``quantization``, ``drafter_quantization``, ``drafter_window`` and ``preset``, as
             for ``LLM``.
 
-    Raises:
-        OutriderError: a checkpoint or an option cannot be used.
+    Raises OutriderError: a checkpoint or an option cannot be used.
     """
     seed = fresh_seed() if seed is None else seed
     audit = Audit(model, drafter, prompts, size, seed, fault or Fault("none"), progress, **options)

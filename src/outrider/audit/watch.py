@@ -163,9 +163,8 @@ def watch_step(
         prompt, temperature, seed: the request.
         step: which decode step, 1 or more; None searches, see ``StepWatch``.
 
-    Raises:
-        RequestError: the prompt cannot be served, or the drafter drafts trees.
-        NumericalError: the model's logits are not finite.
+    Raises RequestError: the prompt cannot be served, or the drafter drafts trees; NumericalError:
+    the model's logits are not finite.
     """
     last, engine = step or SEARCHED, llm.engine
     steps = (last + 1) * (llm.config.max_draft_length + 1)

@@ -49,8 +49,7 @@ class BenchOptions:
         fresh: start an engine for each measurement, so that the time it spends on learning counts.
         engine: further options of ``LLM``; those that are None take their defaults.
 
-    Raises:
-        ConfigError: a value is out of its range.
+    Raises ConfigError: a value is out of its range.
     """
 
     model: str | Path
@@ -97,8 +96,7 @@ class BenchCell:
 def drafter_names(options: BenchOptions) -> dict[str, str]:
     """The drafters to run: their names in the report, and what ``LLM`` is given for them.
 
-    Raises:
-        ConfigError: there is no such drafter, or not for this target.
+    Raises ConfigError: there is no such drafter, or not for this target.
     """
     if options.replay is not None:
         chosen = [d for d in options.drafters or ("planted:0.8", "ngram") if d != PLAIN]
@@ -117,11 +115,7 @@ def drafter_names(options: BenchOptions) -> dict[str, str]:
 
 
 def recorded_answers(workload: Workload, codec: TextCodec) -> list[list[int]]:
-    """Token ids of every answer, without special tokens.
-
-    Raises:
-        ConfigError: an item has none.
-    """
+    """Token ids of every answer, without special tokens. Raises ConfigError: an item has none."""
     for i, item in enumerate(workload.items, 1):
         if item.answer is None:
             raise ConfigError(
@@ -147,9 +141,8 @@ class Bench:
         options: what to measure.
         workload: the prompts, and with a replay target their answers.
 
-    Raises:
-        OutriderError: a model cannot be loaded, a prompt leaves no room for the output, batches
-            would not be full, a schema cannot be used, or a replay target lacks an answer.
+    Raises OutriderError: a model cannot be loaded, a prompt leaves no room for the output, batches
+    would not be full, a schema cannot be used, or a replay target lacks an answer.
     """
 
     def __init__(self, options: BenchOptions, workload: Workload) -> None:

@@ -28,8 +28,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
     last panel acceptance by position at the largest K: the share of drafts accepted up to each
     position. A colour is a drafter, and a line's style a temperature.
 
-    Raises:
-        ConfigError: the file cannot be written.
+    Raises ConfigError: the file cannot be written.
     """
     runs = [run for run in report["runs"] if run["num_speculative_tokens"]]
     sizes = list(dict.fromkeys(run["batch_size"] for run in runs))

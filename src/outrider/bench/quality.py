@@ -41,8 +41,7 @@ def cut(texts: Sequence[str], codec: TextCodec, length: int, most: int) -> list[
     Each begins with what the tokenizer puts before a text. A text's end that fills no window is
     left out.
 
-    Raises:
-        ConfigError: there are fewer than ``LEAST``.
+    Raises ConfigError: there are fewer than ``LEAST``.
     """
     before = codec.encode("")
     size = length - len(before)
@@ -143,8 +142,7 @@ def quality(
         ``agreement`` the share of positions with the same most likely next token; ``divergence``
         the mean KL divergence from the reference's distribution, in nats.
 
-    Raises:
-        OutriderError: a model cannot be loaded, a recipe is none, or there is too little text.
+    Raises OutriderError: a model cannot be loaded, a recipe is none, or there is too little text.
     """
     folder = find_folder(model)
     chosen = {

@@ -84,11 +84,7 @@ SIZES = {
 
 
 def find_size(name: str) -> ReplaySize:
-    """The size of that name.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The size of that name. Raises ConfigError: there is none."""
     if name not in SIZES:
         raise ConfigError(f"replay size {name!r} is not known; give one of {', '.join(SIZES)}.")
     return SIZES[name]
@@ -125,8 +121,7 @@ def parse_planted(drafter: str) -> tuple[float, str | None]:
 
     "planted:0.8" costs nothing, and "planted:0.8:3m" a model of 3M parameters.
 
-    Raises:
-        ConfigError: it is neither.
+    Raises ConfigError: it is neither.
     """
     parts = re.fullmatch(r"planted:(\d*\.?\d+)(?::(\w+))?", drafter)
     if not parts or not 0 <= float(parts[1]) <= 1:
@@ -143,8 +138,7 @@ def parse_planted(drafter: str) -> tuple[float, str | None]:
 def parts_of(drafter: str) -> tuple[list[str], bool]:
     """Return the drafters of a replay target that ``drafter`` joins, and whether auto chooses.
 
-    Raises:
-        ConfigError: one is not known, or comes twice.
+    Raises ConfigError: one is not known, or comes twice.
     """
     parts = drafter.split(TOGETHER)
     auto = AUTO in parts and len(parts) > 1
@@ -310,9 +304,8 @@ class Replay:
         prompts, answers: token ids.
         seed: the workload's seed, in [0, 2^64).
 
-    Raises:
-        ConfigError: the size is not known, an answer is shorter than 2 tokens, or one prompt has
-            two answers.
+    Raises ConfigError: the size is not known, an answer is shorter than 2 tokens, or one prompt has
+    two answers.
     """
 
     def __init__(

@@ -148,8 +148,7 @@ def profile(
         rounds: each batch size and length is measured so often.
         tokens: of each output.
 
-    Raises:
-        ConfigError: the outputs are too short.
+    Raises ConfigError: the outputs are too short.
     """
     lengths = sorted({0, 1, min(MIDDLE, longest), longest})
     cells = [(size, k) for size in sizes for k in lengths]
@@ -219,8 +218,7 @@ def fitted(drafter: Drafter, steps: dict[tuple[int, int], list[Timed]], context:
 
     ``context`` is the mean number of tokens of a sequence.
 
-    Raises:
-        ConfigError: there are too few steps.
+    Raises ConfigError: there are too few steps.
     """
     sizes = sorted({size for size, _ in steps})
     forwards = points(steps)

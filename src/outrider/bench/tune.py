@@ -64,8 +64,7 @@ def tune(
         told: is told the batch size, the runs that are done, and how many there are at most.
         engine: options of ``LLM``.
 
-    Raises:
-        OutriderError: a model cannot be loaded, or a value is out of its range.
+    Raises OutriderError: a model cannot be loaded, or a value is out of its range.
     """
     sizes = sorted({*batch_sizes})
     _check("batch_sizes", sizes, 1)
@@ -100,8 +99,7 @@ class Workbench:
     Args:
         most: sequences that run together at most; the others are those of ``tune``.
 
-    Raises:
-        OutriderError: a model cannot be loaded, or a value is out of its range.
+    Raises OutriderError: a model cannot be loaded, or a value is out of its range.
     """
 
     def __init__(
@@ -165,8 +163,7 @@ class Workbench:
     def run(self, setting: Setting, size: int) -> Pass:
         """Continue the prompts with a setting, ``size`` of them at a time.
 
-        Raises:
-            OutriderError: there is nothing to time, for all outputs end at their first token.
+        Raises OutriderError: there is nothing to time, for all outputs end at their first token.
         """
         count = size * ceil(self._num_prompts / size)
         asked = list(islice(cycle(self._prompts), count))

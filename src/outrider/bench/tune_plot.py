@@ -12,8 +12,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
     A panel a batch size shows tokens per second by K: points were raced, lines are promises. The
     last panel has throughput against what a sequence waits for a token.
 
-    Raises:
-        ConfigError: the file cannot be written.
+    Raises ConfigError: the file cannot be written.
     """
     cells = report["batch_sizes"]
     machine = report["machine"]

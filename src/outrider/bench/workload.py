@@ -47,8 +47,7 @@ class Item:
     def encode(self, codec: TextCodec) -> list[int]:
         """Token ids of the prompt.
 
-        Raises:
-            RequestError: the checkpoint has no chat template, or it refuses the messages.
+        Raises RequestError: the checkpoint has no chat template, or it refuses the messages.
         """
         return codec.chat(list(self.messages)) if self.messages else codec.encode(self.prompt)
 
@@ -68,8 +67,7 @@ class Workload:
     def first(self, count: int | None) -> Workload:
         """The first ``count`` items; None takes 8, or all if there are fewer.
 
-        Raises:
-            ConfigError: there are not so many, or none is wanted.
+        Raises ConfigError: there are not so many, or none is wanted.
         """
         most = len(self.items)
         wanted = min(8, most) if count is None else count

@@ -19,8 +19,7 @@ def held_out() -> list[str]:
 def prompts() -> list[str]:
     """Return beginnings of code that the pair was not trained on.
 
-    Raises:
-        ModelError: the package's data is missing.
+    Raises ModelError: the package's data is missing.
     """
     file = Path(__file__).parent / "prompts.json"
     try:

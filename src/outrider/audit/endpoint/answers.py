@@ -87,11 +87,7 @@ class EndpointCompletion:
 
 
 def law_of(pairs: list[tuple[Token, Any]]) -> Law:
-    """Return the law of tokens and their log probabilities.
-
-    Raises:
-        ValueError: they are none.
-    """
+    """Return the law of tokens and their log probabilities. Raises ValueError: they are none."""
     named = []
     for token, value in pairs:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value <= ROUNDING:
@@ -108,11 +104,7 @@ def law_of(pairs: list[tuple[Token, Any]]) -> Law:
 
 
 def parsed(body: bytes) -> Any:
-    """Return the JSON of a body.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the JSON of a body. Raises ValueError: it is none."""
     try:
         return json.loads(body, strict=False)  # errors quote lines as they are
     except (ValueError, RecursionError, MemoryError):
@@ -122,8 +114,7 @@ def parsed(body: bytes) -> Any:
 def completions(body: bytes, where: str) -> list[EndpointCompletion]:
     """Return the choices of an answer of ``/v1/completions``, in the order of their indices.
 
-    Raises:
-        EndpointError: it is not OpenAI's; ``where`` is the address for the message.
+    Raises EndpointError: it is not OpenAI's; ``where`` is the address for the message.
     """
     try:
         answer = _dict(parsed(body), "the answer")
@@ -147,11 +138,7 @@ def _index(value: Any) -> int:
 
 
 def _choice(choice: dict[str, Any], usage: dict[str, Any]) -> EndpointCompletion:
-    """Return one choice.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return one choice. Raises ValueError: it is none."""
     text, reason = choice.get("text"), choice.get("finish_reason")
     if not isinstance(text, str):
         raise ValueError(f"a choice's text is {shown(text)}")
@@ -168,8 +155,7 @@ def _choice(choice: dict[str, Any], usage: dict[str, Any]) -> EndpointCompletion
 def message(body: bytes, where: str) -> tuple[str, str | None]:
     """Return text and finish reason of an answer of ``/v1/chat/completions``.
 
-    Raises:
-        EndpointError: it is not OpenAI's.
+    Raises EndpointError: it is not OpenAI's.
     """
     try:
         choice = parsed(body)["choices"][0]
@@ -203,8 +189,7 @@ def _logprobs(
 
     None stands for what is not told.
 
-    Raises:
-        ValueError: they are told, and are none.
+    Raises ValueError: they are told, and are none.
     """
     if found is None:
         return None, None, ()

@@ -127,8 +127,7 @@ class _Audit:
     async def _prompts(self) -> tuple[list[Prompt], Biased]:
         """Return the prompts as both sides read them, and tokens for logit_bias.
 
-        Raises:
-            EndpointError: the sides read a prompt as different tokens.
+        Raises EndpointError: the sides read a prompt as different tokens.
         """
         more = {"logprobs": 1} if self.server.tells_tokens else {}
         mine = await together(

@@ -103,8 +103,7 @@ class AuditedServer:
         model: its name; None asks the server.
         key: sent as a bearer token; None sends none.
 
-    Raises:
-        ConfigError: the address is none.
+    Raises ConfigError: the address is none.
     """
 
     def __init__(
@@ -123,8 +122,7 @@ class AuditedServer:
     async def open(self) -> None:
         """Find the model, which fields are known, what is told, whether there is a switch.
 
-        Raises:
-            EndpointError: the server is down, or does not complete prompts.
+        Raises EndpointError: the server is down, or does not complete prompts.
         """
         self.model = self.model or await self._find_model()
         for fields in (PLAIN | PLAINER, PLAIN):
@@ -144,8 +142,7 @@ class AuditedServer:
 
         Servers of others refuse the path, or have a page for every path.
 
-        Raises:
-            EndpointError: the server fails or does not answer, so that nobody knows.
+        Raises EndpointError: the server fails or does not answer, so that nobody knows.
         """
         path = "/v1/speculation"
         answer = await self._patiently(path)
@@ -186,8 +183,7 @@ class AuditedServer:
     async def choices(self, prompt: Given, tokens: int, **fields: Any) -> list[EndpointCompletion]:
         """Return an answer of ``/v1/completions``.
 
-        Raises:
-            EndpointError: see ``post``; the answer is not OpenAI's.
+        Raises EndpointError: see ``post``; the answer is not OpenAI's.
         """
         body = {"prompt": prompt, "max_tokens": tokens, **fields}
         return completions(*await self.post("/v1/completions", body))
@@ -195,8 +191,7 @@ class AuditedServer:
     async def chat(self, text: str, tokens: int, **fields: Any) -> tuple[str, str | None]:
         """Return text and finish reason of an answer of ``/v1/chat/completions``.
 
-        Raises:
-            EndpointError: as ``complete``.
+        Raises EndpointError: as ``complete``.
         """
         messages = [{"role": "user", "content": text}]
         body = {"messages": messages, "max_tokens": tokens, **fields}
@@ -224,9 +219,7 @@ class AuditedServer:
     async def _patiently(self, path: str, body: dict[str, Any] | None = None) -> Answer:
         """Return an answer; a busy server is asked again a few times.
 
-        Raises:
-            EndpointError: nobody answers.
-            TimeUp: the audit's time is over.
+        Raises EndpointError: nobody answers; TimeUp: the audit's time is over.
         """
         self.clock.check()
         async with self._free:
@@ -273,11 +266,7 @@ class WithoutSpeculation:
 
 
 class Local:
-    """A model on this machine, decoded plainly.
-
-    Raises:
-        OutriderError: it cannot be loaded.
-    """
+    """A model on this machine, decoded plainly. Raises OutriderError: it cannot be loaded."""
 
     def __init__(self, model: str) -> None:
         from ...async_llm import AsyncLLM

@@ -97,11 +97,7 @@ Shape = Closed | Open | Trace
 
 
 def check(shape: Shape) -> Shape:
-    """Return the shape.
-
-    Raises:
-        ConfigError: a number is out of its range.
-    """
+    """Return the shape. Raises ConfigError: a number is out of its range."""
     if isinstance(shape, Closed) and (shape.concurrency < 1 or not 0 <= shape.ramp < math.inf):
         raise ConfigError(
             f"concurrency is {shape.concurrency} with a ramp of {shape.ramp:g} s; give 1 or more, "
@@ -123,8 +119,7 @@ def load_trace(file: str) -> Trace:
     A line is a number of seconds, or an object whose ``timestamp`` is in milliseconds, as in the
     traces that Mooncake published. The first request is due at once.
 
-    Raises:
-        ConfigError: the file cannot be read, or a line is neither.
+    Raises ConfigError: the file cannot be read, or a line is neither.
     """
     try:
         lines = Path(file).read_text(encoding="utf-8").split("\n")

@@ -29,8 +29,7 @@ def load_prompts(which: str, seed: int = 0) -> Workload:
     .json files, and names of bundled workloads, are read as ``outrider bench --workload`` reads
     them.
 
-    Raises:
-        ConfigError: it is none of these.
+    Raises ConfigError: it is none of these.
     """
     kind, _, length = which.partition(":")
     if kind == SYNTHETIC:
@@ -45,8 +44,7 @@ def load_prompts(which: str, seed: int = 0) -> Workload:
 def synthetic(words: str, seed: int, count: int = 1000) -> Workload:
     """Return ``count`` prompts of random words.
 
-    Raises:
-        ConfigError: ``words`` is no number from 1 to 1,000,000.
+    Raises ConfigError: ``words`` is no number from 1 to 1,000,000.
     """
     if not words.isascii() or not words.isdigit() or not 1 <= int(words[:8]) <= 1_000_000:
         raise ConfigError(f"synthetic:{words}: give 1 to 1,000,000 words, as in synthetic:256.")

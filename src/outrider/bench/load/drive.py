@@ -144,8 +144,7 @@ class Driver:
 async def warm_up(driver: Driver, requests: int, concurrency: int) -> None:
     """Send unmeasured requests.
 
-    Raises:
-        CancelledError: Ctrl-C ended them, so that there is nothing to measure.
+    Raises CancelledError: Ctrl-C ended them, so that there is nothing to measure.
     """
     if requests:
         limits = LoadLimits(requests, None, None, driver.limits.timeout)

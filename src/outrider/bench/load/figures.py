@@ -46,8 +46,7 @@ DEFINITIONS = {
 def parse_slos(texts: Iterable[str]) -> dict[str, float]:
     """Return limits in milliseconds by latency, from texts such as ``ttft:200``.
 
-    Raises:
-        ConfigError: a text is none.
+    Raises ConfigError: a text is none.
     """
     limits: dict[str, float] = {}
     for text in texts:

@@ -107,8 +107,7 @@ class LoadedServer:
     async def open(self) -> None:
         """Find the model, and see that one request is answered.
 
-        Raises:
-            EndpointError: the server is down, or does not speak OpenAI's API.
+        Raises EndpointError: the server is down, or does not speak OpenAI's API.
         """
         options = self.options
         self.model = self.model or await self._find_model()
@@ -243,9 +242,8 @@ def measure_load(options: LoadOptions, progress: Progress = lambda *_: None) -> 
     A run has the keys of ``vllm bench serve --save-result`` and further ones; latencies are in
     milliseconds. Ctrl-C ends the load, and what was measured is reported with ``interrupted``.
 
-    Raises:
-        ConfigError: an option is wrong.
-        EndpointError: the server is down, or does not speak OpenAI's API.
+    Raises ConfigError: an option is wrong; EndpointError: the server is down, or does not speak
+    OpenAI's API.
     """
     runs = asyncio.run(_measure(options, progress))
     return report_of(runs, [options])

@@ -28,19 +28,14 @@ class LoadSide:
     async def prepare(self) -> None:
         """Turn the server's switch where the sides are its positions.
 
-        Raises:
-            EndpointError: the server has no such switch.
+        Raises EndpointError: the server has no such switch.
         """
         if self.enabled is not None:
             await switch(self.server, self.enabled)
 
 
 async def switch(server: LoadedServer, enabled: bool) -> None:
-    """Turn speculation on or off.
-
-    Raises:
-        EndpointError: the server has no such switch.
-    """
+    """Turn speculation on or off. Raises EndpointError: the server has no such switch."""
     answer = await server.client.ask(SWITCH, {"enabled": enabled})
     if not answer.ok:
         raise EndpointError(
@@ -103,9 +98,8 @@ def compare(
             on afterwards.
         rounds: 6 at least.
 
-    Raises:
-        ConfigError: there are fewer rounds.
-        EndpointError: a server is down, or has no such switch.
+    Raises ConfigError: there are fewer rounds; EndpointError: a server is down, or has no such
+    switch.
     """
     if rounds < LEAST_ROUNDS:
         raise ConfigError(f"rounds is {rounds}; give {LEAST_ROUNDS} or more for an interval.")

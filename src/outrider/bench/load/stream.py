@@ -130,11 +130,7 @@ def read(answer: Answer, record: Record) -> None:
 
 
 def _whole(value: Any) -> int:
-    """Return a token count, 0 for None.
-
-    Raises:
-        ValueError: it is out of range.
-    """
+    """Return a token count, 0 for None. Raises ValueError: it is out of range."""
     count = int(value or 0)
     if not 0 <= count <= MOST_TOKENS:
         raise ValueError("it is not a token count")
