@@ -23,7 +23,6 @@ BENCHMARKS = {
     "drill": ("drill.command", "the guard on a real fleet with faults, through HAProxy"),
     "fuzz": ("fuzz.run", "random bodies against a real server"),
     "peers": ("peers.command", "this engine against other engines on this machine's CPU"),
-    "losses": ("peers.losses", "perplexity that few bits lose, here and in other engines"),
     "plugged": ("plugged", "vLLM with Outrider's plugin beside vLLM without it"),
     "audits": ("audits", "outrider verify --endpoint against servers of other engines"),
     "cases": ("cases", "the recorded cases of outrider diagnose, from real servers"),

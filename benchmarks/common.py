@@ -1,7 +1,7 @@
 """Shared by the benchmarks: arguments, rounds, tables."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Annotated, Any, TypeVar
@@ -40,16 +40,16 @@ def read_prompts(file: Path) -> list[str]:
     return texts
 
 
-def measured(cells: Mapping[K, Callable[[int], V]], rounds: int) -> dict[K, list[V]]:
-    """Return what every cell gave, a value a round; cells take turns.
+def in_turns(settings: Iterable[K], run: Callable[[K, int], V], rounds: int) -> dict[K, list[V]]:
+    """Return what ``run`` gave of every setting, a value a round; settings take turns.
 
-    A cell is called with the number of the round; round -1 is there to warm up.
+    ``run`` gets the number of the round; round -1 is there to warm up.
     """
-    values: dict[K, list[V]] = {key: [] for key in cells}
+    values: dict[K, list[V]] = {setting: [] for setting in settings}
     for number in tqdm(range(-1, rounds), leave=False, disable=None):
-        for key in turned(list(cells), number):
-            values[key].append(cells[key](number))
-    return {key: each[1:] for key, each in values.items()}
+        for setting in turned(list(values), number):
+            values[setting].append(run(setting, number))
+    return {setting: each[1:] for setting, each in values.items()}
 
 
 def ratio(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ that alone and merged with suffix. ``tests/unit/test_host.py`` guards against gr
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain, cycle, islice
 from pathlib import Path
 from statistics import median
@@ -35,7 +34,7 @@ from .common import (
     Prompts,
     Rounds,
     Tokens,
-    measured,
+    in_turns,
     read_prompts,
 )
 
@@ -159,14 +158,16 @@ def measure(
         for output in engines["plain"].generate(texts, params)
     ]
 
-    def run(mode: str, batch: int, _: int) -> list[Step]:
+    def run(cell: tuple[str, int], _: int) -> list[Step]:
+        mode, batch = cell
         wishes = expected if mode == "prediction" else [Speculation()] * batch
         return decode(
             clock, controllers[mode], engines[mode], texts[:batch], params, wishes[:batch]
         )
 
-    cells = {(mode, batch): partial(run, mode, batch) for batch in batches for mode in engines}
-    return [figures(*cell, list(chain(*steps))) for cell, steps in measured(cells, rounds).items()]
+    cells = [(mode, batch) for batch in batches for mode in engines]
+    steps = in_turns(cells, run, rounds)
+    return [figures(*cell, list(chain(*each))) for cell, each in steps.items()]
 
 
 def main(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -22,7 +21,7 @@ from outrider.cli.common import JsonFile, numbers, write, write_json
 from outrider.errors import ConfigError
 
 from . import install
-from .common import PROMPTS, Length, Prompts, Rounds, Tokens, measured, ratio, read_prompts, table
+from .common import PROMPTS, Length, Prompts, Rounds, Tokens, in_turns, ratio, read_prompts, table
 from .peers.known import peers
 from .peers.session import Answer, Session
 
@@ -180,12 +179,12 @@ def _cell(
 ) -> dict[str, Any]:
     """Return the decode speeds of engines, and the last one's over each other; prompts rotate."""
 
-    def run(number: int, name: str) -> float:
+    def run(name: str, number: int) -> float:
         start = number % len(prompts)
         chosen = (prompts * 2)[start : start + size]
         return speed(engines[name].run(chosen, tokens, heat, 0))
 
-    speeds = measured({name: partial(run, name=name) for name in engines}, rounds)
+    speeds = in_turns(engines, run, rounds)
     *others, last = engines
     return {
         "speeds": {name: median(each) for name, each in speeds.items()},

@@ -26,7 +26,7 @@ from outrider.cli.common import JsonFile, write_json
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 
-from .common import Rounds, Tokens, measured, ratio
+from .common import Rounds, Tokens, in_turns, ratio
 from .peers.pairs import PROMPT_TOKENS, Pair, find_pair
 from .served import Served
 
@@ -98,7 +98,8 @@ def compared(
     rounds: int, before: Callable[[], float], after: Callable[[], float]
 ) -> dict[str, Any]:
     """Return medians of both, in turns, and of the ratio after / before with its interval."""
-    values = measured({"before": lambda _: before(), "after": lambda _: after()}, rounds)
+    sides = {"before": before, "after": after}
+    values = in_turns(sides, lambda side, _: sides[side](), rounds)
     medians = {side: median(each) for side, each in values.items()}
     return medians | ratio(values["after"], values["before"])
 

@@ -8,7 +8,6 @@ a few chats, added up. Figures are medians over rounds; files are in the page ca
 import json
 import time
 from collections.abc import Sequence
-from functools import partial
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -19,7 +18,7 @@ import typer
 from outrider.bench.machine import machine
 from outrider.cli.common import JsonFile, write_json
 
-from .common import POCKET, Model, Rounds, measured
+from .common import POCKET, Model, Rounds, in_turns
 from .served import Served
 
 CHATS = 4
@@ -55,15 +54,18 @@ def main(
     """Measure how soon a server is ready, and its memory."""
     given = options or []
 
-    def first(_: int) -> tuple[float, float]:
-        with TemporaryDirectory() as empty:
-            return started(model, given, empty)
-
     with TemporaryDirectory() as kept:
-        later = partial(started, model, given, kept)
-        found = measured({"first start": first, "later start": lambda _: later()}, rounds)
+
+        def run(first: bool, _: int) -> tuple[float, float]:
+            with TemporaryDirectory() as empty:
+                return started(model, given, empty if first else kept)
+
+        starts = in_turns((True, False), run, rounds)
     report = {
-        name: {"seconds": median(s for s, _ in each), "peak_mb": median(mb for _, mb in each)}
-        for name, each in found.items()
+        "first start" if first else "later start": {
+            "seconds": median(s for s, _ in each),
+            "peak_mb": median(mb for _, mb in each),
+        }
+        for first, each in starts.items()
     }
     write_json({"model": model, "options": given, "machine": machine(), **report}, json_)

@@ -8,12 +8,15 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import typer
 
 from outrider import pocket
 from outrider.base.types import SamplingParams
+from outrider.bench.machine import machine
 from outrider.bench.offline import recorded_answers
-from outrider.bench.replay import Replay
+from outrider.bench.replay import Replay, find_size, parse_planted
 from outrider.bench.workload import CODE, Workload, load_workload
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.engine.build import build_engine, load_target
@@ -33,6 +36,18 @@ FILLING = 4
 """A sequence may have this many times the tokens that count, to keep the others company."""
 
 AUTO, PLAIN = "auto", "plain"
+
+Cells = Annotated[
+    str,
+    typer.Option("--cells", help="WORKLOAD/CONCURRENCY/TEMPERATURE, with commas and *: edit/*/0."),
+]
+CountedTokens = Annotated[
+    int, typer.Option("--tokens", min=2, help="Tokens of a sequence that count.")
+]
+ReplayTarget = Annotated[str, typer.Option("--replay", help="Size of the replay targets.")]
+ReplayDrafter = Annotated[
+    str, typer.Option("--drafter", help="Model drafter of the replay targets.")
+]
 
 
 class Choice(NamedTuple):
@@ -173,13 +188,18 @@ class Source:
         ]  # fmt: skip
 
 
-def check_pair(pair: Pair, folder: Path = pocket.PATH) -> None:
-    """Refuse a pair that there is none of, before anything is loaded."""
-    from outrider.bench.replay import find_size, parse_planted
+def settings_of(pair: Pair, out: Path) -> dict[str, Any]:
+    """Return what a report says of a measurement.
 
+    A pair that there is none of, and a file whose folder is not there, are refused.
+    """
     find_size(pair.size)
     if parse_planted(pair.drafter)[1] is None:
         raise ConfigError(
             f"--drafter is {pair.drafter!r}, which costs nothing; give its size as well, as in "
             "planted:0.7:3m."
         )
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out is {out}, whose folder is not there; make it.")
+    where = {key: value for key, value in machine().items() if key in ("cpu", "cores", "threads")}
+    return {"replay": pair.size, "drafter": pair.drafter, "tokens": pair.tokens, **where}

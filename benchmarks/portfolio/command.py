@@ -12,12 +12,25 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from outrider.bench.machine import machine
 from outrider.bench.offline import turned
 from outrider.errors import ConfigError, OutriderError
 
 from ..common import table
-from .cells import AUTO, CHOICES, FIXED, PLAIN, Cell, Pair, Source, check_pair, chosen_cells
+from .cells import (
+    AUTO,
+    CHOICES,
+    FIXED,
+    PLAIN,
+    Cell,
+    Cells,
+    CountedTokens,
+    Pair,
+    ReplayDrafter,
+    ReplayTarget,
+    Source,
+    chosen_cells,
+    settings_of,
+)
 from .clock import speed
 from .figures import LEAST_ROUNDS, Speeds, against, against_best, geometric_mean, mixture, rows
 
@@ -129,26 +142,18 @@ def show(cells: dict[str, Speeds]) -> Iterator[str]:
 
 def main(
     out: Annotated[Path, typer.Option(help="JSON file of the results; one that is there goes on.")],
-    cells: Annotated[
-        str, typer.Option(help="WORKLOAD/CONCURRENCY/TEMPERATURE, with commas and *: edit/*/0.")
-    ] = "*",
+    cells: Cells = "*",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of a cell at most.")] = 24,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of a sequence that count.")] = 32,
+    tokens: CountedTokens = 32,
     half_width: Annotated[
         float, typer.Option(min=0.0, help="Of the 95 % interval of log(auto/best), to reach.")
     ] = 0.03,
-    replay: Annotated[str, typer.Option(help="Size of the replay targets.")] = "100m",
-    drafter: Annotated[
-        str, typer.Option(help="Model drafter of the replay targets.")
-    ] = "planted:0.7:3m",
+    replay: ReplayTarget = "100m",
+    drafter: ReplayDrafter = "planted:0.7:3m",
 ) -> None:
     """Measure drafter auto against fixed choices, interleaved."""
     chosen, pair = chosen_cells(cells), Pair(replay, drafter, tokens)
-    check_pair(pair)
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out is {out}, whose folder is not there; make it.")
-    where = {key: value for key, value in machine().items() if key in ("cpu", "cores", "threads")}
-    settings = {"replay": replay, "drafter": drafter, "tokens": tokens, **where}
+    settings = settings_of(pair, out)
     results = Results(out, settings)
     while still := [cell for cell in chosen if results.open(cell, rounds, half_width)]:
         for workload, group in groupby(still, lambda cell: cell.workload):

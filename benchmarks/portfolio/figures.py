@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, mean, variance
 
+from outrider.bench.intervals import student
+
 from .cells import AUTO, FIXED, PLAIN
 
 LEAST_ROUNDS = 4
@@ -15,19 +17,6 @@ Z = NormalDist().inv_cdf(0.975)
 
 Speeds = Mapping[str, Sequence[float]]
 """Tokens a second by choice, a value a round."""
-
-
-def student(freedom: int) -> float:
-    """Return the 97.5 % point of Student's t, within 1 % from 3 degrees of freedom on.
-
-    By Cornish and Fisher's expansion: Abramowitz and Stegun (1964), 26.7.5.
-    """
-    terms = (
-        (Z**3 + Z) / 4,
-        (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
-        (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
-    )
-    return Z + sum(term / float(freedom) ** power for power, term in enumerate(terms, 1))
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,23 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from tqdm import tqdm
 
-from outrider.bench.machine import machine
 from outrider.engine.control.controller import Controller
 from outrider.engine.control.costs import Costs, Curve, DraftCosts
 from outrider.engine.control.outlook import Method
-from outrider.errors import ConfigError
 
-from .cells import AUTO, CHOICES, Cell, Pair, Source, check_pair, chosen_cells
+from .cells import (
+    AUTO,
+    CHOICES,
+    Cell,
+    Cells,
+    CountedTokens,
+    Pair,
+    ReplayDrafter,
+    ReplayTarget,
+    Source,
+    chosen_cells,
+    settings_of,
+)
 from .clock import speed
 
 DIGITS = 9
@@ -96,23 +106,15 @@ def _read_curve(curve: Mapping[str, Any]) -> Curve:
 
 def main(
     out: Annotated[Path, typer.Option(help="JSON file to write.")],
-    cells: Annotated[
-        str, typer.Option(help="WORKLOAD/CONCURRENCY/TEMPERATURE, with commas and *: edit/*/0.")
-    ] = "*",
+    cells: Cells = "*",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of a cell.")] = 4,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of a sequence that count.")] = 32,
-    replay: Annotated[str, typer.Option(help="Size of the replay targets.")] = "100m",
-    drafter: Annotated[
-        str, typer.Option(help="Model drafter of the replay targets.")
-    ] = "planted:0.7:3m",
+    tokens: CountedTokens = 32,
+    replay: ReplayTarget = "100m",
+    drafter: ReplayDrafter = "planted:0.7:3m",
 ) -> None:
     """Record what drafter auto learns of costs and acceptance in the cells of the portfolio."""
     chosen, pair = chosen_cells(cells), Pair(replay, drafter, tokens)
-    check_pair(pair)
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out is {out}, whose folder is not there; make it.")
-    where = {key: value for key, value in machine().items() if key in ("cpu", "cores", "threads")}
-    settings = {"replay": replay, "drafter": drafter, "tokens": tokens, "rounds": rounds, **where}
+    settings = settings_of(pair, out) | {"rounds": rounds}
     found: dict[str, Any] = {}
     for workload, group in groupby(chosen, lambda cell: cell.workload):
         source = Source(workload, pair)

@@ -20,9 +20,9 @@ from benchmarks.portfolio.figures import (
     best_fixed,
     geometric_mean,
     mixture,
-    student,
 )
 from outrider.base.types import Event, Origin
+from outrider.bench.intervals import student
 from outrider.errors import ConfigError
 
 TINY = ("--rounds", 1, "--tokens", 3, "--replay", "1m", "--drafter", "planted:0.7:1m")
