@@ -6,7 +6,8 @@ does between steps ("around"). Figures are medians over the steps of all rounds 
 batch was decoding; "controller", the controller's part of that, is a mean, since it looks at few
 steps. "Tokens" is what a sequence got of a step. The engines take turns within a round: plain,
 ngram, suffix, a prediction that comes true, auto, and if the checkpoint has a drafter of its own,
-that alone and merged with suffix. ``tests/unit/test_host.py`` guards against growth, in bytecodes.
+that alone and merged with suffix. ``tests/engine/test_host.py`` guards against growth, in
+bytecodes.
 """
 
 from collections.abc import Callable, Sequence

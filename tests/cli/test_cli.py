@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from pages import check_engine
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
@@ -24,6 +23,7 @@ from outrider.base.types import Event, Origin
 from outrider.cli import app, common
 from outrider.cli import demo as cli_demo
 from outrider.cli.generate import Screen
+from tests.support.pages import check_engine
 
 PROMPT = "def greet(name):\n\treturn"
 SHORT = ("--max-tokens", "12", "--seed", "3")

@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from guarding import http
-from peering import drips, peer, says
 from typer.testing import CliRunner, Result
 
 from benchmarks.served import Served
 from outrider.cli import app
 from outrider.ops.diagnose import endpoint
+from tests.support import DATA
+from tests.support.guarding import http
+from tests.support.peering import drips, peer, says
 
-CASES = Path(__file__).parents[1] / "data" / "cases"
+CASES = DATA / "cases"
 
 
 def outrider(*args: object) -> Result:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heads import Eagle, make_head, save_head
-from retokenizing import other_tokenizer
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, PreTrainedTokenizerFast
 from typer.testing import CliRunner, Result
@@ -19,6 +17,8 @@ from outrider import pocket
 from outrider.cli import app
 from outrider.drafters.check import DRAFT, losses
 from outrider.text.intersection import Intersection
+from tests.support.heads import Eagle, make_head, save_head
+from tests.support.retokenizing import other_tokenizer
 
 
 def run(*args: object) -> Result:

@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness import VOCABULARY, make_engine, make_fickle, planted_pair, requests, run
-from pages import check_engine
-from products import some_for_engines
 
 from outrider.audit.adversary import AdversarySpec
 from outrider.audit.sweep import unlike_before
 from outrider.base.types import SamplingParams
 from outrider.engine.engine import Engine
+from tests.support.exactness import (
+    VOCABULARY,
+    make_engine,
+    make_fickle,
+    planted_pair,
+    requests,
+    run,
+)
+from tests.support.pages import check_engine
+from tests.support.products import some_for_engines
 
 DRAFTERS = (
     "none", "ngram", "model", "tree", "wrong", "right", "ragged", "suffix", "suffix tree",

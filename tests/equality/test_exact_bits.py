@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness import END, VOCABULARY, make_engine, make_fickle, planted_pair, run
-from test_exact import OPTIONS
 
 from outrider import LLM, pocket
 from outrider.audit.adversary import AdversarySpec, Answers
@@ -18,6 +16,8 @@ from outrider.audit.sweep import MIXES, asks, decode, open_mix
 from outrider.base.types import Request, SamplingParams
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.native.choice import library
+from tests.equality.test_exact import OPTIONS
+from tests.support.exactness import END, VOCABULARY, make_engine, make_fickle, planted_pair, run
 
 pytestmark = [
     pytest.mark.equality,

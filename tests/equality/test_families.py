@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness import VOCABULARY, make_engine, planted_pair, requests, run
 
 from outrider.audit.adversary import AdversarySpec
 from outrider.base.types import SamplingParams
 from outrider.errors import ConfigError
 from outrider.models.fallback import Fallback, SequenceStore
+from tests.support.exactness import VOCABULARY, make_engine, planted_pair, requests, run
 
 NATIVE = ("mistral", "gemma2", "qwen3_moe")
 FALLBACK = ("starcoder2", "mixtral")

@@ -14,13 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import exactness
 import pytest
 import torch
-from exactness import VOCABULARY, make_engine, make_fickle, planted_pair, requests
-from heads import Eagle, agreeing_head, agreeing_medusa, save_head
-from pages import check_engine
-from products import OPTIONS, Product, dealt, prompts, rest, some_for_engines
 from safetensors.torch import load_file, save_file
 
 from outrider.audit.wrapped import WrappedPipeline
@@ -35,6 +30,11 @@ from outrider.engine.worker.worker import Worker
 from outrider.models.base import Model
 from outrider.models.rows import Segment
 from outrider.native import choice as native
+from tests.support import exactness
+from tests.support.exactness import VOCABULARY, make_engine, make_fickle, planted_pair, requests
+from tests.support.heads import Eagle, agreeing_head, agreeing_medusa, save_head
+from tests.support.pages import check_engine
+from tests.support.products import OPTIONS, Product, dealt, prompts, rest, some_for_engines
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 DRAFTERS = (

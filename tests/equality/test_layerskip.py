@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from exactness import VOCABULARY, make_engine, make_fickle, planted_pair, requests, run
-from products import NUMBERS, OPTIONS, UNBOUND, Product, dealt, prompts, rest
-from skipping import LAYERS, planted_target, useless
 
 from outrider import LLM, pocket
 from outrider.base.types import DEFAULT_SPECULATION, Request, SamplingParams, SequenceState
@@ -27,6 +24,16 @@ from outrider.models.native import NativeTransformer
 from outrider.models.native_store import NativeStore
 from outrider.models.rows import Segment
 from outrider.native import choice as native
+from tests.support.exactness import (
+    VOCABULARY,
+    make_engine,
+    make_fickle,
+    planted_pair,
+    requests,
+    run,
+)
+from tests.support.products import NUMBERS, OPTIONS, UNBOUND, Product, dealt, prompts, rest
+from tests.support.skipping import LAYERS, planted_target, useless
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 SEED = 5

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness import END, VOCABULARY, make_engine, planted_pair, run
-from pages import check_engine, check_pool
 
 from outrider.base.types import SAMPLE, Event, Request, SamplingParams, grouped_by
 from outrider.cache.pages import PagePool, extend_keys
+from tests.support.exactness import END, VOCABULARY, make_engine, planted_pair, run
+from tests.support.pages import check_engine, check_pool
 
 SIZE = 4  # of a page, in make_engine
 

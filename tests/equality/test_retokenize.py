@@ -8,10 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from exactness import VOCABULARY, make_engine, make_fickle, planted_pair, run
-from pages import check_pool
-from products import OPTIONS, Product, dealt, prompts, rest
-from retokenizing import other_tokenizer, save_other
 from safetensors.torch import load_file, save_file
 
 from outrider.base.types import Request, SamplingParams
@@ -19,6 +15,10 @@ from outrider.drafters.retokenize import RetokenizeDrafter
 from outrider.engine.engine import Engine
 from outrider.models.rows import Segment
 from outrider.native import choice as native
+from tests.support.exactness import VOCABULARY, make_engine, make_fickle, planted_pair, run
+from tests.support.pages import check_pool
+from tests.support.products import OPTIONS, Product, dealt, prompts, rest
+from tests.support.retokenizing import other_tokenizer, save_other
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 DRAFTERS = ("{}", "{} tree", "{}+ngram", "auto+{}")

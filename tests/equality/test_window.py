@@ -11,8 +11,6 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
-from conftest import MakeCheckpoint
-from loading import native_model, torch_model
 from typer.testing import CliRunner
 
 from outrider import LLM, SamplingParams
@@ -31,6 +29,8 @@ from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer
 from outrider.native.choice import library
 from outrider.sampling.shared_noise import SharedNoise
+from tests.support.loading import native_model, torch_model
+from tests.support.tiny import MakeCheckpoint
 
 CPU = torch.device("cpu")
 Paths: TypeAlias = Transformer | NativeTransformer

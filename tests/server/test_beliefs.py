@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from forked import Served
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider import LLM, SamplingParams
@@ -20,6 +19,7 @@ from outrider.engine.worker.messages import Beliefs, Message
 from outrider.engine.worker.worker import Worker
 from outrider.server import beliefs
 from outrider.server.log import words
+from tests.support.forked import Served
 
 SALT = "salt-of-a-tenant"
 CHOICES: list[dict[str, Any]] = [

@@ -15,8 +15,6 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.exceptions import RequestValidationError
-from forked import Served
-from hostile_bodies import HOSTILE
 from httpx import ASGITransport
 
 from outrider.base.limits import SAMPLING
@@ -28,6 +26,8 @@ from outrider.server.build import build
 from outrider.server.errors import LONGEST_SENTENCE, Refusal, error_body, sentence
 from outrider.server.options import resolve
 from outrider.server.protocol import ChatRequest, CompletionRequest
+from tests.support.forked import Served
+from tests.support.hostile.bodies import HOSTILE
 
 MIB = 1 << 20
 MOST_MEMORY = 200 * MIB

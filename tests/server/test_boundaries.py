@@ -10,9 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from boundaries import EDGES, EngineProcess, Field, of_body, of_dataclass, of_schema
-from conftest import PAD, padded_copy
-from forked import Served
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +22,9 @@ from outrider.server.protocol import (
     CompletionRequest,
     SpeculationOptions,
 )
+from tests.support.boundaries import EDGES, EngineProcess, Field, of_body, of_dataclass, of_schema
+from tests.support.forked import Served
+from tests.support.tiny import PAD, padded_copy
 
 LONGEST_SENTENCE = 400
 OWNERS = (SamplingParams, Speculation, Request, EngineConfig)

@@ -26,8 +26,9 @@ from outrider.server.errors import Refusal
 from outrider.server.fields import IGNORED, Unless
 from outrider.server.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from outrider.server.settings import Settings
+from tests.support import REPOSITORY
 
-DOCS = Path(__file__).parents[2] / "docs" / "server.md"
+DOCS = REPOSITORY / "docs" / "server.md"
 MESSAGES: Any = [{"role": "user", "content": "for word"}]
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 MODELS: dict[str, Any] = {

@@ -14,13 +14,13 @@ from typing import Any
 
 import httpx
 import pytest
-from forked import Served
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from outrider.server.access import Access
 from outrider.server.log import _Formatter, log_call, logger
 from outrider.server.security import Gate
 from outrider.server.settings import Settings
+from tests.support.forked import Served
 
 PROMPT = "the secret fox"
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from forked import Served
 
 import outrider
+from tests.support.forked import Served
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from heads import Eagle, make_head, save_head
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks.served import Served
 from outrider import LLM, SamplingParams
 from outrider.native import choice as native
+from tests.support.heads import Eagle, make_head, save_head
 
 PROMPT = "def greet(name):"
 MESSAGES: Any = [{"role": "user", "content": "for word"}]

@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
-from forked import Served
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError
+from tests.support.forked import Served
 
 KEY = {"Authorization": "Bearer second"}
 OTHER = {"Authorization": "Bearer first"}

@@ -19,6 +19,7 @@ from outrider.engine.checkpoint import Checkpoint
 from outrider.errors import ConfigError, OutriderError
 from outrider.server.build import build, read_defaults, read_hosts, read_keys, read_slo
 from outrider.server.options import OPTIONS, RELAXED, reference, resolve
+from tests.support import REPOSITORY
 
 ENVIRONMENT = {"OUTRIDER_PORT": "2", "OUTRIDER_HOST": "b", "OUTRIDER_NATIVE_ISA": "x", "PATH": "/"}
 
@@ -333,7 +334,7 @@ def test_a_key_may_look_like_a_number(tmp_path: Path, tiny_llama: Path) -> None:
 
 
 def test_the_docs_have_the_table_of_options() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "server.md").read_text(encoding="utf-8")
     tables = text.partition("<!-- options -->")[2].partition("<!-- /options -->")[0]
     assert tables.strip() == reference(), "run: python -m outrider.server.options"
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
-import forked
 import httpx
 import pytest
 
 from benchmarks.served import Served, engine_of
 from outrider.base.stderr import Stderr
+from tests.support import forked
 
 STREAMS = 24
 BODY: dict[str, Any] = {

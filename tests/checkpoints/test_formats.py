@@ -1,0 +1,544 @@
+"""Quantised safetensors: exact codes, the logits of their dequantised weights, clear refusals."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider import LLM, SamplingParams
+from outrider.base.config import Recipe
+from outrider.checkpoints.export import export
+from outrider.checkpoints.families import read_architecture, read_config, read_shape
+from outrider.checkpoints.formats.methods import find_format
+from outrider.checkpoints.formats.shared import Checkpoint
+from outrider.checkpoints.quantize import Quantized
+from outrider.checkpoints.weights import Loader
+from outrider.errors import ModelError
+from outrider.models.load import load_model
+from outrider.models.rows import Segment
+from tests.support.loading import torch_model
+
+MakeCheckpoint = Callable[..., Path]
+Tensors = dict[str, torch.Tensor]
+Writer = Callable[[str, Quantized], Tensors]
+PROMPT = [(5 * i) % 120 + 3 for i in range(20)]
+SIZES = {"hidden_size": 32, "intermediate_size": 64}
+Q = "model.layers.0.self_attn.q_proj.weight"
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def quantised(out: int, width: int, bits: int, group: int, zeros: bool, seed: int) -> Quantized:
+    """A random matrix near the scale of one that works; scales are fp16's."""
+    g = torch.Generator().manual_seed(seed)
+    groups, top = -(-width // group), 1 << bits
+    scales = (torch.rand(out, groups, generator=g) + 0.5) * 4 / (top * width**0.5)
+    drawn = torch.randint(top, (out, groups), generator=g, dtype=torch.uint8)
+    return Quantized(
+        torch.randint(top, (out, width), generator=g, dtype=torch.uint8),
+        scales.half().float(),
+        drawn if zeros else None,
+        bits,
+        group,
+    )
+
+
+def middle(matrix: Quantized) -> torch.Tensor:
+    """The zeros [out, groups], written out."""
+    if matrix.zeros is not None:
+        return matrix.zeros.int()
+    return torch.full(matrix.scales.shape, 1 << (matrix.bits - 1), dtype=torch.int32)
+
+
+def pack(codes: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Non-negative codes [rows, n] into int32 words, as the formats' definitions say."""
+    count = 32 // bits
+    rows = []
+    for row in codes.tolist():
+        row += [0] * (-len(row) % count)
+        words = []
+        for start in range(0, len(row), count):
+            word = 0
+            for place, item in enumerate(order or range(count)):
+                word |= row[start + item] << (place * bits)
+            words.append(word - (1 << 32) if word >> 31 else word)
+        rows.append(words)
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+def projections(tensors: Tensors) -> list[str]:
+    return [name for name in tensors if name.endswith("_proj.weight")]
+
+
+def write(
+    source: Path,
+    folder: Path,
+    options: dict[str, Any],
+    writer: Writer,
+    make: Callable[..., Quantized],
+    but: str = "nothing",
+) -> tuple[Path, Path, dict[str, Quantized]]:
+    """``source`` with its projections quantised, the same dequantised, and the matrices."""
+    config = json.loads((source / "config.json").read_text())
+    tensors = load_file(source / "model.safetensors")
+    stored, plain, matrices = dict(tensors), dict(tensors), {}
+    for seed, name in enumerate(projections(tensors)):
+        if but in name:
+            continue
+        matrix = matrices[name] = make(*tensors[name].shape, seed)
+        stored |= writer(stored and name, matrix)
+        plain[name] = matrix.dequantized(torch.float32)
+        if name not in writer(name, matrix):
+            del stored[name]
+    for place, held, more in (("q", stored, {"quantization_config": options}), ("p", plain, {})):
+        (folder / place).mkdir(parents=True)
+        held = {name: tensor.contiguous() for name, tensor in held.items()}
+        save_file(held, folder / place / "model.safetensors", metadata={"format": "pt"})
+        (folder / place / "config.json").write_text(json.dumps({**config, **more}))
+    return folder / "q", folder / "p", matrices
+
+
+def checkpoint(folder: Path) -> Checkpoint:
+    return Checkpoint(folder, find_format(read_config(folder).quantization_config, folder))
+
+
+def logits(folder: Path) -> torch.Tensor:
+    # Torch runs dequantised weights, as plain ones are run; the native step has its own kernels.
+    model = torch_model(folder, "float32", torch.device("cpu"), 64)
+    out = model.run([Segment(PROMPT, 0, [1, 2], len(PROMPT), len(PROMPT))], model.new_store(3, 16))
+    assert out.logits is not None
+    return out.logits
+
+
+def read(folder: Path, name: str, shape: tuple[int, int]) -> torch.Tensor | Quantized:
+    return checkpoint(folder).matrix(name, shape, torch.float32)
+
+
+def same(found: torch.Tensor | Quantized, expected: Quantized) -> None:
+    """Codes, scales and zeros to the bit."""
+    assert isinstance(found, Quantized)
+    assert (found.bits, found.group) == (expected.bits, expected.group)
+    assert found.codes.dtype == torch.uint8
+    assert found.scales.dtype == torch.float32
+    assert torch.equal(found.codes, expected.codes)
+    assert torch.equal(found.scales, expected.scales)
+    if expected.zeros is None:
+        assert found.zeros is None
+    else:
+        assert found.zeros is not None
+        assert torch.equal(found.zeros, expected.zeros)
+
+
+def gptq(less: int = 1, index: Callable[[int, int], torch.Tensor] | None = None) -> Writer:
+    def writer(name: str, m: Quantized) -> Tensors:
+        base, ones = name.removesuffix("weight"), {4: 0x11111111, 8: 0x01010101}[m.bits]
+        order = index or (lambda n, group: torch.arange(n) // group)
+        return {
+            f"{base}qweight": pack(m.codes, m.bits).T,
+            f"{base}qzeros": pack(middle(m).T, m.bits) - less * ones,
+            f"{base}scales": m.scales.T.half(),
+            f"{base}g_idx": order(m.shape[1], m.group).int(),
+        }
+
+    return writer
+
+
+def awq(name: str, m: Quantized) -> Tensors:
+    base = name.removesuffix("weight")
+    return {
+        f"{base}qweight": pack(m.codes.T, 4, AWQ_ORDER),
+        f"{base}qzeros": pack(middle(m).T, 4, AWQ_ORDER),
+        f"{base}scales": m.scales.T.half(),
+    }
+
+
+def packed(name: str, m: Quantized) -> Tensors:
+    found = {
+        f"{name}_packed": pack(m.codes, m.bits),
+        f"{name}_scale": m.scales.half(),
+        f"{name}_shape": torch.tensor(m.shape),
+    }
+    if m.zeros is not None:
+        found[f"{name}_zero_point"] = pack(m.zeros.T, m.bits).T
+    return found
+
+
+def integers(name: str, m: Quantized) -> Tensors:
+    found = {name: (m.codes.int() - 128).to(torch.int8), f"{name}_scale": m.scales.half()}
+    if m.zeros is not None:
+        found[f"{name}_zero_point"] = (m.zeros.int() - 128).to(torch.int8)
+    return found
+
+
+def gptq_options(bits: int, group: int, **more: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group, **more}
+
+
+def compressed_options(form: str, bits: int, group: int, **more: Any) -> dict[str, Any]:
+    strategy = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, **strategy}
+    scheme = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": scheme},
+        "ignore": ["lm_head"],
+        **more,
+    }
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}
+CASES: dict[str, tuple[dict[str, Any], Writer, int, int, bool]] = {
+    "gptq-4": (gptq_options(4, 16), gptq(), 4, 16, False),
+    "gptq-4-zeros": (gptq_options(4, 16, sym=False), gptq(), 4, 16, True),
+    "gptq-8": (gptq_options(8, 32), gptq(), 8, 32, False),
+    "gptq-8-zeros": (gptq_options(8, 16, sym=False), gptq(), 8, 16, True),
+    "gptq-v2": (gptq_options(4, 16, checkpoint_format="gptq_v2"), gptq(0), 4, 16, True),
+    "gptq-channel": (gptq_options(4, -1), gptq(), 4, 0, False),
+    "awq": (AWQ, awq, 4, 16, True),
+    "awq-channel": ({**AWQ, "group_size": -1}, awq, 4, 0, True),
+    "packed-4": (compressed_options("pack-quantized", 4, 16), packed, 4, 16, False),
+    "packed-4-zeros": (compressed_options("pack-quantized", 4, 16), packed, 4, 16, True),
+    "packed-4-short": (compressed_options("pack-quantized", 4, 24), packed, 4, 24, False),
+    "packed-4-channel": (compressed_options("pack-quantized", 4, 0), packed, 4, 0, False),
+    "packed-8": (compressed_options("pack-quantized", 8, 32), packed, 8, 32, False),
+    "integers": (compressed_options("int-quantized", 8, 0), integers, 8, 0, False),
+    "integers-zeros": (compressed_options("naive-quantized", 8, 16), integers, 8, 16, True),
+}
+
+
+@pytest.fixture(scope="module")
+def llama(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("formats"), "llama", **SIZES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_format_is_read_exactly(case: str, llama: Path, tmp_path: Path) -> None:
+    options, writer, bits, group, zeros = CASES[case]
+    folder, plain, matrices = write(
+        llama,
+        tmp_path,
+        options,
+        writer,
+        lambda out, width, seed: quantised(out, width, bits, group or width, zeros, seed),
+    )
+    assert len(matrices) == 14
+    for name, matrix in matrices.items():
+        same(read(folder, name, matrix.shape), matrix)
+    head = read(folder, "lm_head.weight", (128, 32))
+    assert isinstance(head, torch.Tensor)
+    assert torch.equal(logits(folder), logits(plain))
+
+
+@pytest.mark.parametrize("case", ["gptq-4", "packed-4-zeros"])
+def test_what_is_not_quantised_is_read_as_it_is(case: str, llama: Path, tmp_path: Path) -> None:
+    """A stack of both kinds, too."""
+    options, writer, bits, group, zeros = CASES[case]
+    folder, plain, matrices = write(
+        llama,
+        tmp_path,
+        {**options, "modules_to_not_convert": ["k_proj"]},
+        writer,
+        lambda out, width, seed: quantised(out, width, bits, group, zeros, seed),
+        but="k_proj",
+    )
+    assert len(matrices) == 12
+    assert torch.equal(logits(folder), logits(plain))
+
+
+def test_the_order_of_activations_is_dequantised(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def shuffled(inputs: int, group: int) -> torch.Tensor:
+        order = torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))
+        return (torch.arange(inputs) // group)[order]
+
+    folder, _, matrices = write(
+        llama,
+        tmp_path,
+        gptq_options(4, 16, desc_act=True, sym=False),
+        gptq(index=shuffled),
+        lambda out, width, seed: quantised(out, width, 4, 16, True, seed),
+    )
+    with caplog.at_level(logging.WARNING, "outrider"):
+        for name, m in matrices.items():
+            index = shuffled(m.shape[1], 16)
+            zeros = middle(m)[:, index]
+            expected = (m.codes.int() - zeros) * m.scales[:, index]
+            found = read(folder, name, m.shape)
+            assert isinstance(found, torch.Tensor)
+            assert torch.equal(found, expected)
+    said = [r.message for r in caplog.records if "order of activations" in r.message]
+    assert len(said) == 1
+
+
+def test_a_scheme_that_names_a_matrix_gives_its_groups(llama: Path, tmp_path: Path) -> None:
+    """Where the number of groups alone would do for two sizes; zeros of one part are the middle."""
+    options = compressed_options("pack-quantized", 4, 24)
+    named = compressed_options("pack-quantized", 4, 16)["config_groups"]["group_0"]
+    options["config_groups"]["group_1"] = {**named, "targets": ["re:.*self_attn.*"]}
+    folder, plain, matrices = write(
+        llama,
+        tmp_path,
+        options,
+        packed,
+        lambda out, width, seed: quantised(
+            out, width, 4, 16 if width == 32 and out < 64 else 24, seed % 2 > 0, seed
+        ),
+    )
+    attention = {name: m for name, m in matrices.items() if "self_attn" in name}
+    for name, matrix in attention.items():
+        same(read(folder, name, matrix.shape), matrix)
+    assert {m.zeros is None for m in attention.values()} == {True, False}
+    architecture = read_architecture(read_config(folder), folder)
+    assert architecture is not None
+    loader = Loader(checkpoint(folder), architecture, torch.float32, torch.device("cpu"))
+    stack_of_three = loader._stacked("model.layers.0.self_attn.", {"q": 32, "k": 16, "v": 16}, 32)
+    assert isinstance(stack_of_three, Quantized)
+    assert torch.equal(logits(folder), logits(plain))
+
+
+def eighths(out: int, width: int, seed: int) -> torch.Tensor:
+    noise = torch.randn(out, width, generator=torch.Generator().manual_seed(seed))
+    return noise.to(torch.float8_e4m3fn)
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+FLOATS: dict[str, tuple[dict[str, Any], str, tuple[int, int]]] = {
+    "blocks": ({**FP8, "weight_block_size": [16, 8]}, "_scale_inv", (16, 8)),
+    "default-blocks": (FP8, "_scale_inv", (128, 128)),
+    "matrix": (FP8, "_scale", (0, 0)),
+    "fbgemm": ({"quant_method": "fbgemm_fp8"}, "_scale", (1, 0)),
+    "compressed": (compressed_options("float-quantized", 8, 0), "_scale", (1, 0)),
+    "compressed-groups": (compressed_options("float-quantized", 8, 16), "_scale", (1, 16)),
+}
+
+
+@pytest.mark.parametrize("case", FLOATS)
+def test_fp8_is_dequantised(case: str, llama: Path, tmp_path: Path) -> None:
+    options, suffix, (rows, columns) = FLOATS[case]
+    config = json.loads((llama / "config.json").read_text())
+    stored = load_file(llama / "model.safetensors")
+    plain = dict(stored)
+    for seed, name in enumerate(projections(plain)):
+        out, width = plain[name].shape
+        high, wide = rows or out, columns or width
+        grid = torch.rand(-(-out // high), -(-width // wide)) * 0.2 + 0.1
+        stored[name] = eighths(out, width, seed)
+        stored[name + suffix] = grid if rows else grid[0, 0]
+        each = grid.repeat_interleave(high, 0)[:out].repeat_interleave(wide, 1)[:, :width]
+        plain[name] = stored[name].float() * each
+    for place, held, more in (("q", stored, {"quantization_config": options}), ("p", plain, {})):
+        (tmp_path / place).mkdir()
+        held = {name: tensor.contiguous() for name, tensor in held.items()}
+        save_file(held, tmp_path / place / "model.safetensors", metadata={"format": "pt"})
+        (tmp_path / place / "config.json").write_text(json.dumps({**config, **more}))
+    assert torch.equal(logits(tmp_path / "q"), logits(tmp_path / "p"))
+    few = [
+        LLM(tmp_path / place, None, quantization="int4-g32", memory=2**24) for place in ("q", "p")
+    ]
+    export(tmp_path / "q", tmp_path / "few", Recipe.parse("int4-g32"))
+    few.append(LLM(tmp_path / "few", None, memory=2**24))
+    params = SamplingParams(max_tokens=8, seed=1, logprobs=1)
+    assert len({str(llm.generate([[5, 9, 5]], params)[0].outputs) for llm in few}) == 1
+
+
+def test_other_activations_are_said_once(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = compressed_options("int-quantized", 8, 0)
+    options["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "dynamic": True}
+    folder, _, _ = write(
+        llama,
+        tmp_path,
+        options,
+        integers,
+        lambda out, width, seed: quantised(out, width, 8, width, False, seed),
+    )
+    with caplog.at_level(logging.WARNING, "outrider"):
+        logits(folder)
+        logits(folder)
+    said = [r.message for r in caplog.records if "only its weights are" in r.message]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"quant_method": "aqlm"}, "quantised by 'aqlm' .* are not read, only by gptq, awq"),
+        ({"bits": 4}, "quantised by 'an unnamed method'"),
+        (gptq_options(3, 16), "GPTQ weights of 3 bits are not read"),
+        (gptq_options(4, 16, checkpoint_format="marlin"), "laid out as 'marlin' are not read"),
+        ({**AWQ, "version": "GEMV"}, "laid out as 'gemv' are not read"),
+        ({**AWQ, "bits": 8}, "AWQ weights of 8 bits"),
+        (compressed_options("nvfp4-pack-quantized", 4, 16), "'nvfp4-pack-quantized' are not"),
+        (compressed_options("marlin-24", 4, 16), "'marlin-24' are not read"),
+        (
+            compressed_options("pack-quantized", 4, 16, sparsity_config={"format": "sparse-24"}),
+            "'sparse-24' are not read",
+        ),
+        (
+            compressed_options(
+                "pack-quantized", 4, 16, transform_config={"config_groups": {"u": {}}}
+            ),
+            "'transforms' are not read",
+        ),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": 3}}, "a is 3; an object is"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "a": {"targets": ["re:("], "weights": {"group_size": 32}},
+                    "b": {"targets": ["x"], "weights": {"group_size": 64}},
+                },
+            },
+            r"targets has 're:\('; a regular expression without look-around",
+        ),
+        ({**FP8, "weight_block_size": [128]}, r"weight_block_size is \[128\]; a list of two whole"),
+        ({**FP8, "weight_block_size": [0, 0]}, r"is \[0, 0\]; a list of two whole numbers from 1"),
+        (
+            {**FP8, "weight_block_size": "wide"},
+            "weight_block_size is 'wide'; a list of whole numbers",
+        ),
+        (
+            gptq_options(4, 16) | {"group_size": "abc"},
+            "group_size is 'abc'; a whole number from -1",
+        ),
+        ({**AWQ, "group_size": [1]}, r"group_size is \[1\]; a whole number from -1"),
+        (compressed_options("pack-quantized", 4, 1 << 40), "weights: group_size is 1099511627776"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(
+    options: Any, sentence: str, llama: Path, tmp_path: Path
+) -> None:
+    config = json.loads((llama / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": options}))
+    with pytest.raises(ModelError, match=sentence) as error:
+        read_shape(read_config(tmp_path), tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def cut(name: str, rows: int) -> Callable[[Tensors], object]:
+    def change(tensors: Tensors) -> None:
+        tensors[name] = tensors[name][:rows].clone()
+
+    return change
+
+
+BASE = Q.removesuffix("weight")
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "sentence"),
+    [
+        (
+            "gptq-4",
+            cut(f"{BASE}qweight", 3),
+            r"qweight' is \[3, 32\], which is no part of the \[32",
+        ),
+        ("gptq-4", cut(f"{BASE}scales", 1), r"qzeros' is \[2, 4\], but its config.json says \[1,"),
+        ("gptq-4", cut(f"{BASE}g_idx", 9), r"g_idx' is \[9\], but its config.json says \[32\]"),
+        ("gptq-4", lambda t: t[f"{BASE}g_idx"].add_(1), "g_idx' names more than 2 groups"),
+        ("gptq-4", lambda t: t.pop(f"{BASE}qzeros"), "has no tensor '.*q_proj.qzeros'"),
+        (
+            "gptq-4",
+            lambda t: t.update({f"{BASE}qweight": t[f"{BASE}qweight"].float()}),
+            "qweight' does not hold rows of int32 words",
+        ),
+        ("awq", cut(f"{BASE}qweight", 3), r"qweight' is \[3, 4\], which is no part of the"),
+        ("awq", cut(f"{BASE}qzeros", 1), r"qzeros' is \[1, 4\], but its config.json says \[2, 4\]"),
+        ("packed-4", cut(f"{Q}_packed", 3), r"weight_packed' is \[3, 4\], which is no part of"),
+        ("packed-4", cut(f"{Q}_scale", 5), r"weight_scale' is \[5, 2\], which is no part of the"),
+        ("packed-4", lambda t: t[f"{Q}_shape"].add_(1), "weight_shape' is"),
+        ("packed-4-zeros", cut(f"{Q}_zero_point", 1), r"zero_point' is \[1, 2\], which is no"),
+        ("integers", cut(Q, 3), r"q_proj.weight' is \[3, 32\], but its config.json says"),
+        (
+            "integers",
+            lambda t: t.update({Q: t[Q].to(torch.int16)}),
+            "holds torch.int16, which is not read",
+        ),
+        (
+            "packed-4",
+            lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(torch.float8_e5m2)}),
+            "weight_scale'",
+        ),
+        (
+            "gptq-4",
+            lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(torch.int8)}),
+            "holds torch.int8, and its config.json does not say how to read that",
+        ),
+    ],
+)
+def test_damage_is_told_in_a_sentence(
+    case: str, change: Callable[[Tensors], object], sentence: str, llama: Path, tmp_path: Path
+) -> None:
+    options, writer, bits, group, zeros = CASES[case]
+    folder, _, _ = write(
+        llama,
+        tmp_path,
+        options,
+        writer,
+        lambda out, width, seed: quantised(out, width, bits, group or width, zeros, seed),
+    )
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=sentence) as error:
+        logits(folder)
+    assert "\n" not in str(error.value)
+    assert re.search(str(folder), str(error.value))
+
+
+def test_fused_and_partly_turning_heads(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    source = make_checkpoint(
+        tmp_path / "phi3",
+        "phi3",
+        rope_parameters={
+            "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5
+        },
+    )  # fmt: skip
+    folder, plain, matrices = write(
+        source,
+        tmp_path,
+        compressed_options("pack-quantized", 4, 16),
+        packed,
+        lambda out, width, seed: quantised(out, width, 4, 16, True, seed),
+    )
+    assert any("qkv_proj" in name for name in matrices)
+    assert torch.equal(logits(folder), logits(plain))
+
+
+def test_models_of_transformers_take_no_quantised_weights(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path, "starcoder2")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = gptq_options(4, 16)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="for native families only, and 'starcoder2'"):
+        load_model(folder, "float32", torch.device("cpu"), 64)
+
+
+def test_a_quantised_target_with_a_drafter(llama: Path, tmp_path: Path) -> None:
+    """The same tokens as its dequantised weights, drafted for or not."""
+    options, writer, bits, group, zeros = CASES["awq"]
+    folder, plain, _ = write(
+        llama,
+        tmp_path,
+        options,
+        writer,
+        lambda out, width, seed: quantised(out, width, bits, group, zeros, seed),
+    )
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=16)
+    found = [
+        LLM(model, drafter=drafter, dtype="float32").generate([PROMPT], params)[0].outputs[0]
+        for model, drafter in ((plain, None), (folder, None), (folder, llama))
+    ]
+    assert found[0].token_ids == found[1].token_ids == found[2].token_ids

@@ -1,0 +1,619 @@
+"""GGUF files: the source checkpoint's model and tokenizer, exact where the format allows."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PretrainedConfig
+
+from outrider import LLM, SamplingParams
+from outrider.audit.reference import transformers_model
+from outrider.checkpoints.families import read_config, read_shape
+from outrider.checkpoints.formats.gguf import open_gguf
+from outrider.checkpoints.formats.gguf_ends import end_token_ids
+from outrider.checkpoints.formats.gguf_weights import GGUFTensors
+from outrider.checkpoints.quantize import Quantized
+from outrider.checkpoints.tokenizers import has_tokenizer, read_codec
+from outrider.engine.probe import checkpoint
+from outrider.errors import ModelError
+from outrider.models.load import load_model
+from outrider.models.native import NativeTransformer
+from outrider.models.rows import Segment
+from tests.support.loading import torch_model
+from tests.support.tiny import SPECIALS, TEMPLATE, byte_level_tokenizer
+
+MakeCheckpoint = Callable[..., Path]
+CPU = torch.device("cpu")
+NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+TEXTS = [
+    "def greet(name):\n    return f'Hello, {name}!'  # 12345 it's\t\n\n",
+    "  two  spaces, Äpfel, 漢字 und 😀 <|user|>hi<|end|> x<|model|>",
+    "",
+    " ",
+    "\n\n\n word",
+]
+
+
+def file_name(name: str) -> str:
+    """The name that a tensor has in a GGUF file."""
+    module, _, part = name.rpartition(".")
+    if not module.startswith("model.layers."):
+        return f"{NAMES[module]}.{part}"
+    _, _, index, rest = module.split(".", 3)
+    return f"blk.{index}.{NAMES[rest]}.{part}"
+
+
+def interleaved(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """Queries' or keys' rows as llama.cpp's converter stores Llama's."""
+    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def halved(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
+    """What the converter writes of a config."""
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if getattr(config, "head_dim", None):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if config.model_type == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+
+
+def llama3_factors(rope: dict[str, Any], size: int) -> np.ndarray[Any, Any]:
+    """What the converter stores as rope_freqs.weight."""
+    found = []
+    for at in range(0, size, 2):
+        wave = 2 * np.pi * rope["rope_theta"] ** (at / size)
+        trained, low, high = rope["original_max_position_embeddings"], 1.0, 4.0
+        if wave < trained / high:
+            found.append(1.0)
+        elif wave > trained / low:
+            found.append(rope["factor"])
+        else:
+            smooth = (trained / wave - low) / (high - low)
+            found.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(found, np.float32)
+
+
+def convert(
+    source: Path,
+    path: Path,
+    kind: Kind | Callable[[str], Kind],
+    fill: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
+    skip: str = "nothing",
+) -> tuple[Path, Path]:
+    """``source`` as a GGUF file, and what the file says as a plain checkpoint."""
+    config = read_config(source)
+    family = config.model_type
+    writer = gguf.GGUFWriter(path, family)
+    metadata(writer, config)
+    fill(writer)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if config.rope_parameters["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_factors(config.rope_parameters, size))
+    plain = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if skip in name:
+            continue
+        values = tensor.float().numpy()
+        count = next((n for p, n in heads.items() if p in name), None)
+        turned = count is not None and family in ("llama", "granite")
+        stored = interleaved(values, count) if turned and count else values
+        if values.ndim == 1:
+            writer.add_tensor(file_name(name), np.ascontiguousarray(stored))
+        else:
+            own = kind(name) if callable(kind) else kind
+            packed = quantize(np.ascontiguousarray(stored), own)
+            writer.add_tensor(file_name(name), packed, raw_dtype=own)
+            stored = dequantize(packed, own)
+        back = halved(stored, count) if turned and count else stored
+        plain[name] = torch.from_numpy(np.ascontiguousarray(back))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    folder = path.parent / f"{path.stem}-plain"
+    folder.mkdir()
+    save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
+    for file in source.glob("*"):
+        if file.name != "model.safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    return path, folder
+
+
+def logits(folder: Path, dtype: str = "float32") -> torch.Tensor:
+    # Torch runs dequantised weights, as plain ones are run; the native step has its own kernels.
+    model = torch_model(folder, dtype, CPU, 128)
+    ids = [(7 * i) % 120 + 3 for i in range(100)]
+    out = model.run([Segment(ids, 0, range(1, 8), 100, 100)], model.new_store(8, 16)).logits
+    assert out is not None
+    return out
+
+
+CASES: dict[str, tuple[str, dict[str, Any], Kind]] = {
+    "llama-q8": ("llama", {}, Kind.Q8_0),
+    "llama-q4": ("llama", {}, Kind.Q4_0),
+    "llama-f32": ("llama", {"head_dim": 24}, Kind.F32),
+    "llama-f16": ("llama", {}, Kind.F16),
+    "llama-bf16": ("llama", {}, Kind.BF16),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}, Kind.Q8_0),
+    "llama-q5": ("llama", {"tie_word_embeddings": True}, Kind.Q5_0),
+    "llama3": ("llama", {"rope_parameters": LLAMA3, "head_dim": 32}, Kind.Q8_0),
+    "llama-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}},
+        Kind.Q8_0,
+    ),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}, Kind.Q8_0),
+    "qwen3": ("qwen3", {"head_dim": 16, "num_attention_heads": 6}, Kind.Q4_0),
+    "granite": (
+        "granite",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
+         "attention_multiplier": 0.2},
+        Kind.Q8_0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_is_its_dequantised_checkpoint(
+    case: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    family, options, kind = CASES[case]
+    source = make_checkpoint(tmp_path / "source", family, **{**SIZES, **options})
+    path, plain = convert(
+        source, tmp_path / "model.gguf", kind, skip="lm_head" if "tie" in str(options) else "none"
+    )
+    torch.testing.assert_close(logits(path), logits(plain), atol=2e-5, rtol=0)
+    if "rope_parameters" not in options:
+        assert torch.equal(logits(path), logits(plain))
+    if kind in (Kind.F32, Kind.F16, Kind.BF16):
+        names = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
+        assert read_shape(read_config(path), path).dtype == names[kind]
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0, Kind.F16])
+def test_what_a_file_takes_in_memory_is_told_before_it_is_loaded(
+    kind: Kind, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Weights that are dequantised take several times the file."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}
+    source = make_checkpoint(tmp_path / "source", "llama", **sizes)
+    path, _ = convert(source, tmp_path / "model.gguf", kind)
+    model = load_model(path, "auto", CPU, 128)
+    told = checkpoint(str(path))
+    if isinstance(model, NativeTransformer):
+        assert told["weights"] == pytest.approx(model.added_bytes(None), rel=0.05)
+    assert told["page"] == model.page_bytes(16)
+    if kind == Kind.Q4_1:
+        assert told["weights"] > 2.5 * told["bytes"]
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0])
+def test_codes_and_scales_are_the_files(kind: Kind, tmp_path: Path) -> None:
+    """Against the blocks as ggml defines them, taken apart one by one."""
+    values = np.random.default_rng(0).normal(size=(6, 96)).astype(np.float32)
+    packed = quantize(values, kind)
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "qwen2")
+    writer.add_tensor("blk.0.ffn_up.weight", packed, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = GGUFTensors(tmp_path / "x.gguf", 8).matrix(
+        "model.layers.0.mlp.up_proj.weight", (6, 96), torch.float32
+    )
+    assert isinstance(found, Quantized)
+    assert (found.bits, found.group, found.zeros) == (8 if kind == Kind.Q8_0 else 4, 32, None)
+    size = 34 if kind == Kind.Q8_0 else 18
+    for row in range(6):
+        for block in range(3):
+            octets = packed[row, block * size : (block + 1) * size]
+            scale = float(octets[:2].view(np.float16)[0])
+            if kind == Kind.Q8_0:
+                codes = [int(q) + 128 for q in octets[2:].view(np.int8)]
+            else:
+                codes = [int(q) & 15 for q in octets[2:]] + [int(q) >> 4 for q in octets[2:]]
+            assert found.codes[row, block * 32 : block * 32 + 32].tolist() == codes
+            assert float(found.scales[row, block]) == scale
+    assert torch.equal(found.dequantized(torch.float32), torch.from_numpy(dequantize(packed, kind)))
+
+
+def test_other_types_are_dequantised_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    random = np.random.default_rng(0)
+    packed = random.integers(0, 256, (3, 2 * 210), dtype=np.uint8)  # Q6_K: 256 values in 210 bytes
+    for at in (208, 418):
+        packed[:, at : at + 2] = np.float16(0.01).reshape(1).view(np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "qwen2")
+    writer.add_tensor("output.weight", packed, raw_dtype=Kind.Q6_K)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with caplog.at_level(logging.WARNING, "outrider"):
+        tensors = GGUFTensors(tmp_path / "x.gguf", 8)
+        GGUFTensors(tmp_path / "x.gguf", 8)
+    assert [r.message.partition(": ")[2] for r in caplog.records] == [
+        "weights of type Q6_K are dequantised at load."
+    ]
+    found = tensors.matrix("lm_head.weight", (3, 512), torch.bfloat16)
+    assert isinstance(found, torch.Tensor)
+    assert torch.equal(found, torch.from_numpy(dequantize(packed, Kind.Q6_K)).bfloat16())
+
+
+def byte_level(cut: str = "gpt-2", **more: Any) -> Callable[[gguf.GGUFWriter], None]:
+    """Writes ``conftest``'s tokenizer as the converter does."""
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        model = json.loads(byte_level_tokenizer().to_str())["model"]
+        tokens = sorted(model["vocab"], key=model["vocab"].get)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(cut)
+        writer.add_token_list(tokens)
+        writer.add_token_types([3 if t in SPECIALS else 1 for t in tokens])
+        writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
+        values = {"eos_token_id": 0, "chat_template": TEMPLATE} | more
+        for name, value in values.items():
+            getattr(writer, f"add_{name}")(value)
+
+    return fill
+
+
+def test_a_file_speaks_as_its_checkpoint(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """Text in, text out, by generate and chat, drafted for by another file."""
+    source = make_checkpoint(tmp_path / "source", "llama", tokenizer=True, **SIZES)
+    path, plain = convert(source, tmp_path / "a.gguf", Kind.Q8_0, byte_level())
+    small, _ = convert(source, tmp_path / "b.gguf", Kind.F32, byte_level())
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=24)
+    runs = [
+        LLM(model, drafter=drafter, dtype="float32")
+        for model, drafter in ((plain, None), (path, None), (str(path), small), (path, "auto"))
+    ]
+    said = [llm.generate(["def greet"], params)[0] for llm in runs]
+    assert len({str(s.prompt_token_ids) for s in said}) == 1
+    assert len({s.outputs[0].text for s in said}) == 1
+    assert said[2].metrics.accepted > 0
+    talk = [{"role": "user", "content": "hello"}]
+    assert len({llm.chat(talk, params)[0].outputs[0].text for llm in runs}) == 1
+    assert runs[1].engine.model.shape.eos_token_ids == {0}
+
+
+def test_the_audit_reads_a_file(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", **SIZES)
+    path, plain = convert(source, tmp_path / "a.gguf", Kind.Q4_0)
+    ids = torch.tensor([[(7 * i) % 120 + 3 for i in range(100)]])
+    with torch.inference_mode():
+        mine, theirs = (transformers_model(p)(ids).logits for p in (path, plain))
+    assert torch.equal(mine, theirs)
+
+
+def encodings(path: Path) -> list[list[int]]:
+    codec = read_codec(path)
+    assert has_tokenizer(path)
+    return [codec.encode(text) for text in TEXTS]
+
+
+def empty(path: Path, fill: Callable[[gguf.GGUFWriter], object]) -> Path:
+    """A file without weights."""
+    writer = gguf.GGUFWriter(path, "llama")
+    fill(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_byte_level_tokens_are_the_sources(tiny_llama: Path, tmp_path: Path) -> None:
+    theirs = AutoTokenizer.from_pretrained(tiny_llama)
+    path = empty(tmp_path / "a.gguf", byte_level())
+    assert encodings(path) == [theirs(text)["input_ids"] for text in TEXTS]
+    mine = read_codec(path).backend
+    for ids in encodings(path):
+        for special in (True, False):
+            expected = theirs.decode(ids, skip_special_tokens=special)
+            assert mine.decode(ids, skip_special_tokens=special) == expected
+
+
+CUTS = {
+    "llama-bpe": "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|"
+    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    "qwen2": "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
+    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    "smollm": None,
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_known_cuts_are_the_models_own(cut: str, tmp_path: Path) -> None:
+    source = byte_level_tokenizer()
+    source.add_special_tokens(SPECIALS)
+    expression, whole = CUTS[cut], pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if expression is None:
+        first: Any = pre_tokenizers.Digits(individual_digits=True)
+    else:
+        first = pre_tokenizers.Split(Regex(expression), "isolated")
+        whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    source.pre_tokenizer = pre_tokenizers.Sequence([first, whole])
+    source.model.ignore_merges = cut == "llama-bpe"
+    path = empty(tmp_path / "a.gguf", byte_level(cut, add_bos_token=False))
+    assert encodings(path) == [source.encode(text).ids for text in TEXTS]
+
+
+def test_bos_comes_where_llama_cpp_puts_it(tmp_path: Path) -> None:
+    plain = encodings(empty(tmp_path / "a.gguf", byte_level(bos_token_id=1)))
+    for number, (cut, more) in enumerate(
+        [("gpt-2", {"add_bos_token": True}), ("llama-bpe", {}), ("gpt-2", {"add_eos_token": True})]
+    ):
+        path = empty(tmp_path / f"{number}.gguf", byte_level(cut, bos_token_id=1, **more))
+        for mine, ids in zip(encodings(path), plain, strict=True):
+            assert (mine[0] == 1) == ("add_eos_token" not in more)
+            assert (mine[-1:] == [0]) == ("add_eos_token" in more) or mine[-1:] == ids[-1:]
+
+
+def pieces() -> tuple[Tokenizer, list[str]]:
+    """A tokenizer like Llama 2's, with all bytes, and its tokens in order."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    octets = [f"<0x{i:02X}>" for i in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<unk>", "<s>", "</s>", *octets], show_progress=False
+    )
+    tokenizer.train_from_iterator([" the quick brown fox jumps over the lazy dog the fox"], trainer)
+    vocab = tokenizer.get_vocab()
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = [t for t in state["added_tokens"] if t["id"] < 3]
+    tokenizer = Tokenizer.from_str(json.dumps(state))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer, sorted(vocab, key=vocab.__getitem__)
+
+
+def add_pieces(writer: gguf.GGUFWriter, tokens: list[str]) -> None:
+    """Write SentencePiece tokens: three control tokens, 256 bytes, then pieces by their rank."""
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0 if i < 259 else 259.0 - i for i in range(len(tokens))])
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+
+
+def test_sentencepiece_tokens_are_the_sources(tmp_path: Path) -> None:
+    source, tokens = pieces()
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        add_pieces(writer, tokens)
+
+    path = empty(tmp_path / "a.gguf", fill)
+    texts = [*TEXTS, "the quick brown fox, the  lazy dogs", "hi</s>the fox", "▁x"]
+    codec = read_codec(path)
+    for text in texts:
+        ids = source.encode(text).ids
+        assert codec.encode(text) == [1, *ids]
+        assert codec.backend.decode(ids) == source.decode(ids)
+
+
+def test_sentencepiece_tokens_are_forged_by_no_text(tmp_path: Path) -> None:
+    source, tokens = pieces()
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        add_pieces(writer, tokens)
+
+    codec = read_codec(empty(tmp_path / "a.gguf", fill), specials=False)
+    assert codec.encode("the quick fox") == [1, *source.encode("the quick fox").ids]
+    for text in ("hi</s>the fox", "</s></s>", "<s>a </s> b"):
+        ids = codec.encode(text)
+        assert ids[0] == 1
+        assert not {1, 2} & set(ids[1:])
+        assert codec.backend.decode(ids[1:], skip_special_tokens=False) == text
+
+
+ENDS = {
+    "base": (["<|endoftext|>", "<|im_end|>", "<|im_start|>"], {"eos": 0}, {0, 1}),
+    "infill": (["<|endoftext|>", "<|fim_pad|>", "<|fim_prefix|>", "<|file_sep|>"], {}, {0, 1, 3}),
+    "named": (["a", "b", "c", "d", "e", "f"], {"eos": 0, "eot": 1, "eom": 2, "fim_sep": 4},
+              {0, 1, 2, 4}),
+    "harmony": (["<|end|>", "<|call|>", "<|return|>", "<|start|>"], {"eos": 2}, {1, 2}),
+    "phi": (["<|end|>", "<|user|>", "<｜end▁of▁sentence｜>", "_<EOT>"], {}, {0, 2, 3}),
+    "none": (["<|user|>", "<|tool|>"], {}, set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_turn_ends_where_llama_cpp_ends_it(name: str, tmp_path: Path) -> None:
+    tokens, named, ends = ENDS[name]
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        words = ["<", "/", "s", ">", "/s", "</s", "</s>"]  # a word here, no token of control
+        writer.add_token_list([*tokens, *words])
+        writer.add_token_types([1 if name == "phi" else 3] * len(tokens) + [1] * len(words))
+        writer.add_token_merges(["/ s", "< /s", "</s >"])
+        for key, id in named.items():
+            writer.add_uint32(f"tokenizer.ggml.{key}_token_id", id)
+
+    path = empty(tmp_path / "a.gguf", fill)
+    assert end_token_ids(open_gguf(path)) == ends
+    specials = read_codec(path).backend.get_added_tokens_decoder()
+    assert all(specials[id].special for id in ends)  # so that texts do not show them
+    assert len(tokens) + 6 not in specials
+
+
+def test_the_ends_of_a_file_end_its_outputs(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", tokenizer=True, **SIZES)
+    path, _ = convert(source, tmp_path / "a.gguf", Kind.F32, byte_level(eos_token_id=1))
+    llm = LLM(path, None, dtype="float32", memory="16MiB")
+    for end in (0, 1):  # <|end|> is known by its text
+        params = SamplingParams(max_tokens=9, logit_bias={end: 100.0})
+        (output,) = llm.generate("def greet", params)[0].outputs
+        assert (output.token_ids, output.finish_reason, output.text) == ([end], "stop", "")
+
+
+def test_named_templates_of_a_file_are_used(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    talk = [{"role": "user", "content": "hi"}]
+    named = {"default": TEMPLATE, "tool_use": "{{ tools | tojson }}" + TEMPLATE, "rag": "x"}
+    listed = [{"name": name, "template": template} for name, template in named.items()]
+    for templates in (listed, listed[1:]):
+        path = empty(tmp_path / "a.gguf", byte_level(chat_template=templates))
+        codec = read_codec(path)
+        assert codec.render(talk, tools=tools) == json.dumps(tools) + "add;<|user|>hi<|model|>"
+        plain = codec.render(talk)
+        assert plain == ("<|user|>hi<|model|>" if templates is listed else f"null{plain[4:]}")
+
+
+def test_an_unknown_tokenizer_is_taken_from_beside(tiny_llama: Path, tmp_path: Path) -> None:
+    path = empty(tmp_path / "a.gguf", byte_level("cuts-of-tomorrow"))
+    with pytest.raises(
+        ModelError, match=r"'gpt2' with cuts 'cuts-of-tomorrow', is not known; put the.*beside"
+    ):
+        read_codec(path)
+    (tmp_path / "tokenizer.json").write_bytes((tiny_llama / "tokenizer.json").read_bytes())
+    theirs = AutoTokenizer.from_pretrained(tiny_llama)
+    assert encodings(path) == [theirs(text)["input_ids"] for text in TEXTS]
+    assert read_codec(path).chat([{"role": "user", "content": "hi"}])
+    none = empty(tmp_path / "b.gguf", lambda writer: writer.add_tokenizer_model("none"))
+    assert encodings(none) == encodings(path)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    assert not has_tokenizer(none.rename(alone / "b.gguf"))
+
+
+def changed(**values: Any) -> Callable[[gguf.GGUFWriter], None]:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        for name, value in values.items():
+            getattr(writer, f"add_{name}")(value)
+
+    return fill
+
+
+@pytest.mark.parametrize(
+    ("fill", "sentence"),
+    [
+        (changed(expert_count=8), "mixtures of experts are not read"),
+        (changed(head_count_kv=[2, 4]), "layers that differ in 'llama.attention.head_count_kv'"),
+        (changed(head_count=0), "head_count is 0; a whole number from 1 to"),
+        (changed(rope_dimension_count=8), "8 of 16 elements turn"),
+        (changed(vocab_size=100), r"'token_embd.weight' is \[128, 64\], but.*says \[100, 64\]"),
+        (changed(block_count=3), r"has no tensor 'blk.2.attn_q.weight'; its metadata requires"),
+        (changed(rope_scaling_type=gguf.RopeScalingType.LONGROPE), "'longrope' is not read"),
+    ],
+)
+def test_what_metadata_say_is_checked(
+    fill: Callable[[gguf.GGUFWriter], object],
+    sentence: str,
+    make_checkpoint: MakeCheckpoint,
+    tmp_path: Path,
+) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", **SIZES)
+
+    def override(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0] = dict(writer.kv_data[0])
+        fresh = gguf.GGUFWriter(None, "llama")
+        fill(fresh)
+        writer.kv_data[0].update(
+            {k: v for k, v in fresh.kv_data[0].items() if k != "general.architecture"}
+        )
+
+    path, _ = convert(source, tmp_path / "a.gguf", Kind.F32, override)
+    with pytest.raises(ModelError, match=sentence) as error:
+        logits(path)
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_files_that_are_none(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    with pytest.raises(ModelError, match=r"is no file; give a \.gguf file that exists"):
+        LLM(path)
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match="too short for a GGUF file"):
+        read_config(path)
+    path.write_bytes(b"nope" + bytes(40))
+    with pytest.raises(ModelError, match="is no GGUF file"):
+        read_config(path)
+    source = make_checkpoint(tmp_path / "source", "llama", **SIZES)
+    whole, _ = convert(source, tmp_path / "b.gguf", Kind.Q8_0, byte_level())
+    data = whole.read_bytes()
+    for length in (25, 100, 1000, 4000):
+        path.write_bytes(data[:length])
+        with pytest.raises(ModelError, match="header is damaged; fetch the file again"):
+            open_gguf(path)
+    path.write_bytes(data[:-100])
+    with pytest.raises(ModelError, match=r"tensor .* is damaged or cut off"):
+        open_gguf(path)
+    path.write_bytes(data[:4] + b"\x01" + data[5:])
+    with pytest.raises(ModelError, match="GGUF of version 1"):
+        open_gguf(path)
+    odd = empty(path, lambda writer: writer.add_uint16("split.count", 3))
+    with pytest.raises(ModelError, match="one of 3 parts; merge them"):
+        open_gguf(odd)
+    other = gguf.GGUFWriter(tmp_path / "c.gguf", "rwkv7")
+    other.write_header_to_file()
+    other.write_kv_data_to_file()
+    other.write_tensors_to_file()
+    other.close()
+    with pytest.raises(ModelError, match="architecture 'rwkv7' are not read, only of llama, qwen2"):
+        read_config(tmp_path / "c.gguf")

@@ -1,0 +1,428 @@
+"""Quantised matrices in the native step: exact up to rounding, the same bits in any company."""
+
+from __future__ import annotations
+
+import shutil
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.checkpoints.quantize import Quantized
+from outrider.checkpoints.weights import LayerWeights, Loader, Mlp
+from outrider.errors import ModelError
+from outrider.models import native as models_native
+from outrider.models.base import Output
+from outrider.models.native import NativeTransformer
+from outrider.models.rows import Segment
+from outrider.native import choice as native
+from outrider.native.interface import Config
+from outrider.native.library import Library
+from tests.support.loading import native_model
+from tests.support.native_steps import HERE, step
+
+PAGE = 16
+MakeCheckpoint = Callable[..., Path]
+Recipe = Callable[[torch.Tensor], torch.Tensor | Quantized]
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
+
+
+def quantized(matrix: torch.Tensor, bits: int, group: int, zeros: bool = False) -> Quantized:
+    """``matrix`` [out, in] rounded to a grid; scales are fp16 numbers, which pack exactly."""
+    out, width = matrix.shape
+    groups = -(-width // group)
+    padded = torch.zeros(out, groups * group)
+    padded[:, :width] = matrix.bfloat16()  # the same codes from a model in fp32 and one in bf16
+    parts = padded.view(out, groups, group)
+    top, middle = (1 << bits) - 1, 1 << (bits - 1)
+    if zeros:
+        low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
+        scales = ((high - low) / top).clamp(min=1e-6).half().float()
+        offset = (-low / scales).round().clamp(0, top)
+    else:
+        scales = (parts.abs().amax(-1) / (middle - 1)).half().float()
+        offset = torch.full_like(scales, middle)
+    codes = (parts / scales.clamp(min=1e-9)[..., None]).round() + offset[..., None]
+    codes = codes.clamp(0, top).view(out, -1)[:, :width]
+    return Quantized(
+        codes.to(torch.uint8).contiguous(),
+        scales,
+        offset.to(torch.uint8) if zeros else None,
+        bits,
+        group,
+    )
+
+
+def parts(q: Quantized) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int, int]:
+    return q.codes, q.scales, q.zeros, q.bits, q.group
+
+
+class Products:
+    """A model without layers to run: logits are products of a head and normalised rows.
+
+    Every row is a sequence of its own.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        head: Quantized | torch.Tensor,
+        table: torch.Tensor | None,
+        size: float = 1,
+        coarse: bool = False,
+    ) -> None:
+        data = head.codes if isinstance(head, Quantized) else head
+        self.shape = (int(data.shape[0]), int(data.shape[1]))
+        self.library, self.table = library, table
+        config = Config(
+            layers=1, hidden=data.shape[1], inner=1, heads=1, kv_heads=1, head_dim=2,
+            vocabulary=data.shape[0], max_length=64, norm_eps=1e-12, scale=1, embedding_scale=1,
+            residual_scale=1, logits_scale=1, coarse=coarse,
+        )  # fmt: skip
+        self.model = library.new_model(config, table)
+        library.set_vector(self.model, 0, "final", torch.full((data.shape[1],), size))
+        if isinstance(head, Quantized):
+            library.set_quantized(self.model, 0, "head", *parts(head), None)
+        else:
+            library.set_matrix(self.model, 0, "head", head, None)
+        self.store = library.new_store(self.model, 64, PAGE)
+
+    def __call__(self, rows: list[int]) -> torch.Tensor:
+        logits = torch.empty(len(rows), self.shape[0])
+        kept = torch.empty(0, len(rows), self.shape[1])
+        words = array(
+            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 1, 0, row, page))
+        )
+        self.library.forward(self.model, self.store, words, [], [], logits, kept)
+        return logits
+
+    def looked_up(self, rows: list[int]) -> torch.Tensor:
+        logits, kept = torch.empty(0, self.shape[0]), torch.empty(1, len(rows), self.shape[1])
+        words = array(
+            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 0, 0, row, page))
+        )
+        self.library.forward(self.model, self.store, words, [], [-1], logits, kept)
+        return kept[0]
+
+    def close(self) -> None:
+        self.library.free("store", self.store)
+        self.library.free("model", self.model)
+
+
+@pytest.fixture
+def products() -> Iterator[Callable[..., Products]]:
+    made: list[Products] = []
+
+    def make(
+        library: Library,
+        head: Quantized | torch.Tensor,
+        table: torch.Tensor | None,
+        size: float = 1,
+        coarse: bool = False,
+    ) -> Products:
+        made.append(Products(library, head, table, size, coarse))
+        return made[-1]
+
+    yield make
+    for product in made:
+        product.close()
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def normed(table: torch.Tensor) -> torch.Tensor:
+    return table.double() / table.double().square().mean(-1, keepdim=True).sqrt()
+
+
+SHAPES = [
+    # bits, outputs, inputs, group, zeros
+    (8, 48, 256, 128, False),
+    (8, 45, 200, 128, True),  # a short last group, outputs that fill no unit
+    (8, 130, 300, 300, False),  # per channel
+    (4, 64, 256, 32, True),
+    (4, 70, 100, 32, False),
+    (4, 41, 72, 24, True),  # a group that is no whole block
+    (4, 90, 512, 200, True),  # several blocks a group, the last one short
+    (4, 64, 192, 64, False),
+    (8, 41, 37, 1, False),
+]
+
+
+@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize(("bits", "out", "width", "group", "zeros"), SHAPES)
+def test_a_product_is_that_of_the_dequantised_matrix(
+    isa: str,
+    coarse: bool,
+    bits: int,
+    out: int,
+    width: int,
+    group: int,
+    zeros: bool,
+    products: Callable[..., Products],
+) -> None:
+    head = quantized(noise(out, width), bits, group, zeros)
+    table = noise(out, width, seed=1)
+    table[3] *= torch.logspace(-3, 3, width)  # few large among many small
+    table[5, : width // 2] = 0
+    table[7] *= 1e15
+    found = products(step(isa), head, table, 1, coarse)(list(range(41)))
+    x, weights = normed(table[:41]), head.dequantized(torch.float64)
+    # A digit is off by half a unit at most, of a block's largest over 32512, or over 127.
+    blocks = x.abs().amax(-1, keepdim=True) / (127 if coarse else 32512) / 2
+    bound = blocks * weights.abs().sum(-1) + 4e-6 * (x.abs() @ weights.abs().T) + 1e-6
+    assert ((found - x @ weights.T).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize(
+    ("bits", "group", "zeros"), [(8, 128, True), (4, 32, False), (4, 64, True)]
+)
+def test_a_row_has_the_same_bits_in_any_company(
+    isa: str, coarse: bool, bits: int, group: int, zeros: bool, products: Callable[..., Products]
+) -> None:
+    head, table = quantized(noise(150, 160), bits, group, zeros), noise(150, 160, seed=1)
+    product = products(step(isa), head, table, 1, coarse)
+    expected = torch.cat([product([row]) for row in range(40)])
+    for count in range(2, 41):
+        assert torch.equal(product(list(range(count))), expected[:count]), count
+
+
+@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_largest_sums_are_exact(
+    isa: str, coarse: bool, bits: int, products: Callable[..., Products]
+) -> None:
+    """Sums of the largest codes and digits fit where they are kept, whichever the sign."""
+    out, width, top = 32, 256, (1 << bits) - 1
+    head = Quantized(
+        torch.full((out, width), top, dtype=torch.uint8), torch.ones(out, 2),
+        torch.zeros(out, 2, dtype=torch.uint8), bits, 128,
+    )  # fmt: skip
+    table = torch.ones(32, width)
+    table[1::2] = -1
+    for count in (1, 2, 3, 7, 9):
+        found = products(step(isa), head, table, 1, coarse)(list(range(count)))
+        expected = table[:count, :1] * (top * width)
+        assert torch.allclose(found, expected.expand(-1, out), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in HERE if isa not in ("portable", "avx2")])
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize(("bits", "out", "width", "group", "zeros"), SHAPES)
+def test_every_set_gives_the_same_bits(
+    isa: str, coarse: bool, bits: int, out: int, width: int, group: int, zeros: bool,
+    products: Callable[..., Products],
+) -> None:  # fmt: skip
+    """Integer sums are exact, and those of fp32 are fused and in order; "portable" fuses none."""
+    head, table = quantized(noise(out, width), bits, group, zeros), noise(out, width, seed=1)
+    for count in (1, 4, 33):
+        rows = list(range(count))
+        expected = products(step("avx2"), head, table, 1, coarse)(rows)
+        assert torch.equal(products(step(isa), head, table, 1, coarse)(rows), expected)
+
+
+@pytest.mark.parametrize("isa", HERE)
+def test_what_is_no_number_stays_in_its_row(isa: str, products: Callable[..., Products]) -> None:
+    head, table = quantized(noise(64, 256), 4, 64), noise(64, 256, seed=1)
+    table[6] = 0
+    expected = products(step(isa), head, table)(list(range(12)))
+    assert not expected.isnan().any()
+    assert not expected[6].any()
+    broken = table.clone()
+    broken[2, 9] = float("nan")
+    broken[4, 200] = float("inf")
+    found = products(step(isa), head, broken)(list(range(12)))
+    for row in range(12):
+        if row in (2, 4):
+            assert found[row].isnan().all()
+        else:
+            assert torch.equal(found[row], expected[row])
+
+
+@pytest.mark.parametrize("isa", HERE)
+def test_size_is_not_lost(isa: str, products: Callable[..., Products]) -> None:
+    """Powers of two go through a product untouched, up to where activations count as zeros."""
+    head, table = quantized(noise(64, 256), 8, 64, True), noise(64, 256, seed=1)
+    head = replace(head, scales=head.scales * 2.0 ** torch.arange(-16, 0)[:, None].repeat(4, 4))
+    rows = list(range(5))
+    expected = products(step(isa), head, table)(rows)
+    for power in (-90, -40, 40, 90):
+        found = products(step(isa), head, table, 2.0**power)(rows)
+        assert torch.equal(found, expected * 2.0**power)
+    assert not products(step(isa), head, table, 2.0**-115)(rows).any()
+
+
+@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_tied_embeddings_are_rows_of_the_head(
+    isa: str, bits: int, products: Callable[..., Products]
+) -> None:
+    head, rows = quantized(noise(41, 72), bits, 24, True), list(range(41))
+    tied = products(step(isa), head, None)
+    assert torch.equal(tied.looked_up(rows), head.dequantized(torch.float32))
+    apart = products(step(isa), head, head.dequantized(torch.float32))
+    assert torch.equal(tied(rows), apart(rows))
+    plain = noise(41, 72)
+    whole = products(step(isa), plain, None)
+    assert torch.equal(whole.looked_up(rows), plain)
+    assert torch.equal(whole(rows), products(step(isa), plain, plain)(rows))
+
+
+def quantized_loader(monkeypatch: pytest.MonkeyPatch, recipe: dict[str, Recipe]) -> None:
+    """Have models load their matrices as ``recipe`` makes them, by kind."""
+
+    class Stub(Loader):
+        def layer(self, index: int, inputs: int | None = None) -> LayerWeights:
+            weights = super().layer(index)
+            assert isinstance(weights.mlp, Mlp)
+            made = {kind: recipe[kind] for kind in ("qkv", "output", "gate_up", "down")}
+            mlp = replace(
+                weights.mlp,
+                gate_up=made["gate_up"](weights.mlp.gate_up),  # type: ignore[arg-type]
+                down=made["down"](weights.mlp.down),  # type: ignore[arg-type]
+            )
+            return replace(
+                weights,
+                qkv=made["qkv"](weights.qkv),  # type: ignore[arg-type]
+                output=made["output"](weights.output),  # type: ignore[arg-type]
+                mlp=mlp,
+            )
+
+        def head(self, embedding: torch.Tensor) -> torch.Tensor:
+            return recipe["head"](super().head(embedding))  # type: ignore[return-value]
+
+    monkeypatch.setattr(models_native, "Loader", Stub)
+
+
+RECIPES: dict[str, Recipe] = {
+    "qkv": lambda m: quantized(m, 4, 32, True),
+    "output": lambda m: quantized(m, 8, 128),
+    "gate_up": lambda m: quantized(m, 4, 64),
+    "down": lambda m: quantized(m, 8, m.shape[1], True),
+    "head": lambda m: quantized(m, 8, 32),
+}
+
+
+def dequantized(recipe: Recipe) -> Recipe:
+    def make(matrix: torch.Tensor) -> torch.Tensor:
+        out = recipe(matrix)
+        return out.dequantized(matrix.dtype) if isinstance(out, Quantized) else out
+
+    return make
+
+
+def whole(model: NativeTransformer, ids: list[int]) -> Output:
+    store = model.new_store(5, PAGE)
+    return model.run([Segment(ids, 0, [1, 2, 3, 4], len(ids), len(ids))], store)
+
+
+def ids_of(length: int) -> list[int]:
+    return torch.randint(128, (length,), generator=torch.Generator().manual_seed(2)).tolist()
+
+
+@pytest.fixture(scope="module")
+def folder(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(
+        tmp_path_factory.mktemp("quantized"),
+        "llama",
+        hidden_size=72,
+        head_dim=24,
+        intermediate_size=100,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("isa", HERE)
+def test_a_model_of_quantised_matrices(
+    isa: str, dtype: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixed freely with others: also where only every second kind is quantised."""
+    for kinds in (list(RECIPES), ["qkv", "gate_up"], ["output", "down", "head"]):
+        mixed: dict[str, Recipe] = {
+            kind: RECIPES[kind] if kind in kinds else torch.Tensor.contiguous for kind in RECIPES
+        }
+        quantized_loader(monkeypatch, mixed)
+        model = native_model(step(isa), folder, dtype, 256)
+        quantized_loader(monkeypatch, {kind: dequantized(mixed[kind]) for kind in mixed})
+        reference = native_model(step(isa), folder, "float32", 256)
+        logits = whole(model, ids_of(50)).logits
+        expected = whole(reference, ids_of(50)).logits
+        assert logits is not None
+        assert expected is not None
+        if dtype == "float32":
+            assert (logits - expected).abs().max() < 5e-3  # of a spread of about 3
+        else:
+            assert (logits - expected).square().mean().sqrt() < 0.1
+        for size in (1, 5, 8, 17):
+            store, parts = model.new_store(6, PAGE), []
+            for start in range(0, 50, size):
+                chunk = ids_of(50)[start : start + size]
+                out = model.run([Segment(chunk, start, [5, 2, 4, 1], len(chunk), 50)], store)
+                assert out.logits is not None
+                parts.append(out.logits)
+            assert torch.equal(torch.cat(parts), logits), size
+
+
+def test_workers_change_no_bits(
+    folder: Path, make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library of its own has a pool of its own, of three workers."""
+    wide = make_checkpoint(
+        tmp_path / "wide", "llama", hidden_size=256, intermediate_size=512, vocab_size=2048
+    )
+    quantized_loader(monkeypatch, RECIPES)
+    alone = step(HERE[-1])
+    file = native._file(alone.isa)
+    assert file is not None
+    several = Library(alone.isa, Path(shutil.copy(file, tmp_path / "copy.so")))
+    several.sets()
+    assert several.start(3) == 3
+    model = native_model(alone, wide, "bfloat16", 256)
+    shared = native_model(several, wide, "bfloat16", 256)
+    for length in (1, 7, 40):
+        expected = whole(model, ids_of(length)).logits
+        for _ in range(3):
+            found = whole(shared, ids_of(length)).logits
+            assert found is not None
+            assert expected is not None
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda q: replace(q, codes=q.codes + 9), "more bits"),
+        (lambda q: replace(q, zeros=torch.full_like(q.scales, 16).byte()), "more bits"),
+        (lambda q: replace(q, scales=q.scales * float("inf")), "not finite"),
+        (lambda q: replace(q, scales=q.scales[:, :1]), "cannot read a tensor"),
+        (lambda q: replace(q, scales=q.scales.double()), "cannot read a tensor"),
+        (lambda q: replace(q, codes=q.codes.int()), "cannot read a tensor"),
+        (lambda q: replace(q, zeros=q.codes), "cannot read a tensor"),
+        (lambda q: replace(q, bits=3), "bits other than 4 and 8"),
+        (lambda q: quantized(noise(8, 72), 4, 24), "another shape"),
+        (lambda q: replace(q, group=0, scales=noise(64, 72)), "groups of no inputs"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    change: Callable[[Quantized], Quantized], sentence: str, products: Callable[..., Products]
+) -> None:
+    right = quantized(noise(64, 72), 4, 24)
+    found = native.library()
+    assert found is not None
+    product = products(found, right, None)
+    with pytest.raises(ModelError, match=sentence):
+        found.set_quantized(product.model, 0, "head", *parts(change(right)), None)
+    with pytest.raises(ModelError, match="no such matrix"):
+        found.set_quantized(product.model, 1, "qkv", *parts(right), None)

