@@ -13,7 +13,7 @@ from outrider import LLM
 from outrider.base.config import USUAL_LENGTH, EngineConfig
 from outrider.base.groups import memory_left
 from outrider.checkpoints.families import read_architecture, read_config
-from outrider.engine import budget
+from outrider.engine import memory
 from outrider.models.base import Model
 from outrider.models.load import load_model
 from outrider.models.rows import Segment
@@ -66,14 +66,14 @@ def test_the_usual_cache_is_modest(
     """It holds the usual length for each sequence and any one of them in full, with drafts."""
     model = by_choice(tiny_llama, 128)
     config = EngineConfig(max_num_seqs=sequences)
-    planned = budget.plan_budget(config, context, model, [])
+    planned = memory.plan_budget(config, context, model, [])
     assert tokens <= planned.tokens < tokens + sequences * 2 * PAGE
     given = EngineConfig(max_num_seqs=sequences, memory="40GiB")
-    monkeypatch.setattr(budget, "free_memory", lambda: 2**36)
-    assert budget.plan_budget(given, context, model, []).tokens >= sequences * context
-    free = budget.working_bytes(config, model.shape.vocab_size, 0, []) + 20 * MIB
-    monkeypatch.setattr(budget, "free_memory", lambda: free)
-    few = budget.plan_budget(config, context, model, [])
+    monkeypatch.setattr(memory, "free_memory", lambda: 2**36)
+    assert memory.plan_budget(given, context, model, []).tokens >= sequences * context
+    free = memory.working_bytes(config, model.shape.vocab_size, 0, []) + 20 * MIB
+    monkeypatch.setattr(memory, "free_memory", lambda: free)
+    few = memory.plan_budget(config, context, model, [])
     assert few.target_bytes == min(planned.target_bytes, 10 * MIB)
 
 

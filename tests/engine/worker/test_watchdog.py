@@ -17,7 +17,7 @@ from httpx import ASGITransport
 
 from outrider import SamplingParams
 from outrider.async_llm import AsyncLLM
-from outrider.engine.worker import pulse
+from outrider.engine.worker import heartbeat
 from outrider.engine.worker.restarts import Deaths
 from outrider.errors import WorkerError
 from outrider.server.app import create_app
@@ -104,8 +104,8 @@ def test_a_worker_that_is_stopped_fails_or_hangs(
 ) -> None:
     (tmp_path / "hostile.py").write_text(HOSTILE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(pulse, "SILENT_SECONDS", SILENT)
-    monkeypatch.setattr(pulse, "WORK_SECONDS", WORK)
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", SILENT)
+    monkeypatch.setattr(heartbeat, "WORK_SECONDS", WORK)
 
     async def work() -> None:
         llm, settings = build(tiny_llama, "tiny", resolve({}, {}, None))

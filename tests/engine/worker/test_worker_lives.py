@@ -17,7 +17,7 @@ from outrider.async_llm import AsyncLLM
 from outrider.base.types import Event, Origin, Request, Speculation
 from outrider.engine.checkpoint import Checkpoint
 from outrider.engine.switch import SpeculationState
-from outrider.engine.worker import pulse, suspects
+from outrider.engine.worker import heartbeat, suspects
 from outrider.engine.worker.heartbeat import Watch
 from outrider.engine.worker.messages import Abort, Beat, Beliefs, Gauges, Left, Ready, Stepped
 from outrider.engine.worker.process import Outbox
@@ -490,14 +490,14 @@ def ticks(watch: Watch, *beats: Beat) -> None:
 
 def test_silence_is_judged_by_the_fronts_own_seconds() -> None:
     watch = Watch()
-    for _ in range(pulse.START_SECONDS // 2 - 1):
+    for _ in range(heartbeat.START_SECONDS // 2 - 1):
         watch.tick()
     assert watch.complaint is None
     watch.hear(Beat())
-    for second in range(1, pulse.SILENT_SECONDS + 1):
+    for second in range(1, heartbeat.SILENT_SECONDS + 1):
         assert not watch.hung
         watch.tick()
-        assert (watch.complaint is not None) == (second >= pulse.SILENT_SECONDS / 2)
+        assert (watch.complaint is not None) == (second >= heartbeat.SILENT_SECONDS / 2)
     assert watch.hung
     assert watch.complaint == "the engine has not answered for 30 s"
     watch.begin()
