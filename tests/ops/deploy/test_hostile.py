@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from outrider.errors import ConfigError
 from outrider.ops.deploy import capabilities
@@ -21,6 +20,7 @@ from outrider.ops.deploy.launch import Launch
 from outrider.ops.deploy.render import FORMATS, Rendered, render
 from outrider.ops.deploy.spec import Spec, parse
 from outrider.ops.deploy.translate import translate
+from outrider.ops.deploy.yamls import dump
 from tests.ops.deploy.test_render import pairs, rich
 from tests.support.hostile import specs as hostile_specs
 
@@ -148,7 +148,7 @@ def try_manifest(rng: random.Random) -> bool:
         "spec": {"template": {"spec": {"containers": [container]}}},
     }  # fmt: skip
     try:
-        result = translate(yaml.safe_dump(old))
+        result = translate(dump(old))
     except ConfigError as refused:
         check_sentence(refused)
         return False

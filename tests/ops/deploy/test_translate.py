@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import json
 import os
 import re
@@ -26,7 +27,7 @@ from outrider.ops.deploy.render import render
 from outrider.ops.deploy.spec import parse
 from outrider.ops.deploy.translate import translate
 from outrider.ops.deploy.translation.rules import table
-from outrider.ops.deploy.translation.variables import MARKS
+from outrider.ops.deploy.translation.shell import MARKS
 from tests.support import DATA, REPOSITORY
 
 GOLDEN = DATA / "golden"
@@ -669,3 +670,52 @@ def test_a_long_quote_takes_time_by_its_length() -> None:
         with pytest.raises(ConfigError):
             translate(f"echo a{blanks}b")
     assert time.process_time() - began < 20
+
+
+OWN = """\
+# Kept by hand.
+apiVersion: apps/v1
+kind: Deployment
+metadata: { name: "engine" }   # the name
+spec:
+  template:
+    spec:
+      containers:
+      - name: 'engine'
+        image:   vllm/vllm-openai:v0.6.3   # pinned
+        args:
+        - --model=org/t
+        - --num-speculative-tokens=5
+        - "--speculative-model=org/d"   # small
+
+        # Where it listens.
+        ports: [ {containerPort: 8000, name: "http"} ]
+        env: &env
+          # Told to both.
+          - {name: MODE, value: "yes"}
+          - name: NOTHING
+            value: ~
+        readinessProbe:
+          httpGet: {path: /health, port: http}
+          initialDelaySeconds: 60   # a guess
+      - name: sidecar
+        image: busybox
+        env: *env
+---
+# Another.
+{kind: ConfigMap, data: {on: 0o17}}
+"""
+
+
+def test_all_but_the_changed_lines_of_a_manifest_stay() -> None:
+    result = translate(OWN)
+    old, new = OWN.splitlines(), result.text.splitlines()
+    gone = [line.strip() for line in difflib.ndiff(old, new) if line.startswith("- ")]
+    assert [line[1:].strip() for line in gone] == [
+        "image:   vllm/vllm-openai:v0.6.3   # pinned", "args:", "- --model=org/t",
+        "- --num-speculative-tokens=5", '- "--speculative-model=org/d"   # small',
+        "httpGet: {path: /health, port: http}", "initialDelaySeconds: 60   # a guess",
+    ]  # fmt: skip
+    assert "        image: vllm/vllm-openai:v0.33.0   # pinned" in new
+    assert "        # Where it listens." in new
+    assert translate(result.text).text == result.text

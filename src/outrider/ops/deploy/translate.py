@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from ...errors import ConfigError
 from .translation import llamacpp, manifest, python, trtllm, vllm
-from .translation.rules import Change, Translated
-from .translation.variables import check, plain, quoted
-from .translation.words import assignment, commands
+from .translation.rules import Change, Changes, Translated
+from .translation.shell import ASSIGNMENT, assignment, check, commands, plain, quoted
 
 LONGEST = 2**18
 """Characters; the time that a text takes grows with its length."""
@@ -36,11 +35,11 @@ def translate(text: str) -> Translated:
         )
     check(text)
     try:
-        found = _translated(text)
+        today = _translated(text)
     except RecursionError:
         raise ConfigError("The text is nested too deeply to be read.") from None
-    changes = [Change(plain(each.old), plain(each.new), each.why) for each in found.changes]
-    return replace(found, changes=changes)
+    changes = [Change(plain(each.old), plain(each.new), each.why) for each in today.changes]
+    return replace(today, changes=changes)
 
 
 def _translated(text: str) -> Translated:
@@ -52,15 +51,15 @@ def _translated(text: str) -> Translated:
 
 
 def _shell(text: str) -> Translated:
-    found = commands(text)
-    builds = [line.words for line in found if trtllm.is_build(line.words)]
+    lines = commands(text)
+    builds = [line.words for line in lines if trtllm.is_build(line.words)]
     if builds:
         launch, changes = trtllm.serve(builds)
         return Translated("run.sh", launch.command(quoted), changes, launch.files)
     texts: list[str] = []
-    changes = []
+    changes = Changes()
     launched = False
-    for line in found:
+    for line in lines:
         serve = next((serve for known, serve in SERVERS if known(line.words)), None)
         if serve is not None:
             launch, more = serve(line.words)
@@ -73,7 +72,7 @@ def _shell(text: str) -> Translated:
             texts.append(" ".join(["export", *map(_exported, line.words[1:])]))
         else:
             why = "it launches no engine that is translated; keep it where you need it"
-            changes.append(Change(" ".join(line.words)[:SHOWN], "left out", why))
+            changes.add(" ".join(line.words)[:SHOWN], "left out", why)
     if not launched:
         raise ConfigError(
             "No command of vLLM, TGI, llama.cpp or trtllm-build was found; give the command, the "
@@ -83,11 +82,10 @@ def _shell(text: str) -> Translated:
 
 
 def _exported(word: str) -> str:
-    return assignment(word) if re.match(r"[A-Za-z_]\w*=", word) else quoted(word)
+    return assignment(word) if ASSIGNMENT.match(word) else quoted(word)
 
 
 SERVERS = (
-    (vllm.is_tgi, vllm.tgi),
-    (llamacpp.is_llama, llamacpp.serve),
-    (vllm.is_vllm, vllm.serve),
-)
+    (vllm.is_tgi, vllm.tgi), (llamacpp.is_llama, llamacpp.serve), (vllm.is_vllm, vllm.serve),
+)  # fmt: skip
+"""Whether a command launches an engine, and what translates it, by engine."""

@@ -15,6 +15,13 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     """Writes quotes around every text that some reader could take for another type."""
 
 
+class _WideDumper(_Dumper):
+    """The same, with the dashes of lists right of their key."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
+        return super().increase_indent(flow, False)
+
+
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     style = "'" if DISPUTED.fullmatch(text) else None
     if not text.replace("\n", "").isprintable():  # between other quotes they would be folded
@@ -23,16 +30,16 @@ def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
+_WideDumper.add_representer(str, _text)
 
 
-def dump(value: Any) -> str:
-    """Return a value as YAML, keys in their own order, lists in blocks."""
+def dump(value: Any, wide: bool = False) -> str:
+    """Return a value as YAML, keys in their own order, lists in blocks.
+
+    ``wide`` writes the dashes of lists right of their key, not below it.
+    """
     text: str = yaml.dump(
-        value,
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        width=100,
-        default_flow_style=False,
-    )
+        value, Dumper=_WideDumper if wide else _Dumper, sort_keys=False, allow_unicode=True,
+        width=100, default_flow_style=False,
+    )  # fmt: skip
     return text

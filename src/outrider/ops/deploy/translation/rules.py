@@ -29,9 +29,7 @@ class Rule:
         """Today's form, for a table."""
         if self.key is not None:
             return f"speculative_config.{self.key}"
-        if self.option is None:
-            return "nothing"
-        return self.option if self.value is None else f"{self.option} {self.value}"
+        return " ".join(filter(None, (self.option, self.value))) or "nothing"
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,14 @@ class Change:
         said = f"{self.old} -> {self.new}: {self.why}."
         escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in said)
         return "".join(escaped)
+
+
+class Changes(list[Change]):
+    """All changes of a translation, in order."""
+
+    def add(self, old: str, new: str, why: str) -> None:
+        """Add a change."""
+        self.append(Change(old, new, why))
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ....base.methods import find_method, suggested_method
 from ....errors import ConfigError, shown
 from ..capabilities import find, schema, versions
 from ..launch import Launch, Value
-from .rules import Change, Rule, table
-from .variables import NUMBER, json_of, plain
-from .variables import known as known_word
-from .words import Command, count, number, options
+from .rules import Changes, Rule, table
+from .shell import NUMBER, Command, count, json_of, known, number, options, plain
 
 LARGEST_BATCH = 1024
 """Where a schedule ends unless --max-num-seqs says it; vLLM carries its last range on."""
@@ -20,6 +18,7 @@ ALIASES = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size"}
 NGRAM = ("[ngram]", "ngram")
 GONE = ("medusa", "mlp-speculator", "mlp_speculator", "-accelerator")
 SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 
 def is_vllm(words: list[str]) -> bool:
@@ -33,96 +32,122 @@ def is_tgi(words: list[str]) -> bool:
     return bool(words) and words[0].rpartition("/")[2] == "text-generation-launcher"
 
 
-def serve(words: list[str]) -> tuple[Launch, list[Change]]:
+def serve(words: list[str]) -> tuple[Launch, Changes]:
     """Return today's launch of a vLLM command, and what changed.
 
     Raises:
         ConfigError: it names no model, or drafts in a way that vLLM has no more.
     """
-    rules, known = table("vllm").rules, schema("vllm")["options"]
-    switches = {n for n, kind in known.items() if kind == "bool"}
-    switches |= {n for n, rule in rules.items() if rule.switch}
+    today = _Today("vllm")
     old_server = next((module for module in SERVERS if module in words[:4]), None)
     if old_server is not None:  # python -m MODULE
         words = words[words.index(old_server) + 1 :]
+        today.changes.add(f"python -m {old_server}", "vllm serve", "the documented entry")
     elif words[:2] == ["vllm", "serve"]:
         words = words[2:]
-    command = options(words, switches, _canonical)
-    changes = []
-    if old_server is not None:
-        changes.append(Change(f"python -m {old_server}", "vllm serve", "the documented entry"))
-    model = command.get("--model") or _argument(command)
+    command = today.command(words, {n for n, kind in today.known.items() if kind == "bool"})
+    model = command.get("--model") or next(iter(command.program), None)
+    if model is None:
+        raise ConfigError("The command of vLLM names no model; give it after vllm serve.")
     if command.has("--model"):
         why = "vllm serve takes the model as its argument"
-        changes.append(Change(f"--model {model}", f"vllm serve {model}", why))
-    chosen: dict[str, Value] = {}
-    config: dict[str, Any] = {}
+        today.changes.add(f"--model {model}", f"vllm serve {model}", why)
     for flag, value in command.options:
-        if flag in rules:
-            _apply(rules[flag], value, chosen, config, changes)
+        if flag in today.rules:
+            today.apply(today.rules[flag], value)
         elif flag == "--model":
             continue
-        elif flag in known:
-            _keep(flag, value, known, chosen, changes)
+        elif flag in today.known:
+            today.keep(flag, value)
         else:
-            changes.append(_unknown(flag))
-    more = [word for word in command.program if word != model and not known_word(word)]
-    return _finished(model, chosen, config, changes, more)
+            why = f"vLLM {versions('vllm')[0]} has no such option; look up what it was for"
+            today.changes.add(flag, "nothing", why)
+    more = [word for word in command.program if word != model and not known(word)]
+    return today.launch(model, more), today.changes
 
 
-def tgi(words: list[str]) -> tuple[Launch, list[Change]]:
+def tgi(words: list[str]) -> tuple[Launch, Changes]:
     """Return the ``vllm serve`` that does what a TGI command did, and what changed.
 
     Raises:
         ConfigError: it names no model.
     """
-    rules = table("tgi").rules
-    command = options(words, {n for n, rule in rules.items() if rule.switch}, _canonical)
+    today = _Today("tgi")
+    command = today.command(words)
     model = command.get("--model-id")
     if model is None:
         raise ConfigError("The command of TGI names no model; add --model-id.")
-    chosen: dict[str, Value] = {}
-    config: dict[str, Any] = {}
-    changes: list[Change] = []
     for flag, value in command.options:
-        rule = rules.get(flag)
+        rule = today.rules.get(flag)
         if rule is None:
-            changes.append(Change(flag, "nothing", "no counterpart is known; it is left out"))
+            today.changes.add(flag, "nothing", "no counterpart is known; it is left out")
         elif rule.option == "MODEL":
-            changes.append(Change(flag, model, rule.why))
+            today.changes.add(flag, model, rule.why)
         elif rule.why == "unchanged":
-            chosen[flag] = value
+            today.chosen[flag] = value
         else:
-            _apply(rule, value, chosen, config, changes)
-    if config:
-        config = {"method": "ngram", **config}
-    return _finished(model, chosen, config, changes)
+            today.apply(rule, value)
+    if today.config:
+        today.config = {"method": "ngram", **today.config}
+    return today.launch(model), today.changes
 
 
-def _argument(command: Command) -> str:
-    """Return the model where it is an argument, not an option."""
-    if not command.program:
-        raise ConfigError("The command of vLLM names no model; give it after vllm serve.")
-    return command.program[0]
-
-
-def _canonical(flag: str) -> str:
+def canonical(flag: str) -> str:
+    """Return a flag's full name, with hyphens."""
     return ALIASES.get(flag, flag.replace("_", "-"))
 
 
-def _apply(
-    rule: Rule,
-    value: str | bool,
-    chosen: dict[str, Value],
-    config: dict[str, Any],
-    changes: list[Change],
-) -> None:
-    old = rule.old if value is True else f"{rule.old} {value}"
-    if rule.key is not None:
-        config[rule.key] = typed(rule.key, value)
-    elif rule.option is not None:
-        chosen[rule.option] = rule.value or value
-    changes.append(Change(old, rule.new, rule.why))
+class _Today:
+    """Collects the options of a command of today, its ``speculative_config``, and the changes."""
+
+    def __init__(self, source: str) -> None:
+        self.rules, self.known = table(source).rules, schema("vllm")["options"]
+        self.chosen: dict[str, Value] = {}
+        self.config: dict[str, Any] = {}
+        self.changes = Changes()
+
+    def command(self, words: list[str], switches: Collection[str] = ()) -> Command:
+        """Return a command; what takes no value are ``switches`` and the rules' own."""
+        own = {name for name, rule in self.rules.items() if rule.switch}
+        return options(words, own.union(switches), canonical)
+
+    def apply(self, rule: Rule, value: str | bool) -> None:
+        """Take an old option as its rule says."""
+        if rule.key is not None:
+            self.config[rule.key] = typed(rule.key, value)
+        elif rule.option is not None:
+            self.chosen[rule.option] = rule.value or value
+        old = rule.old if value is True else f"{rule.old} {value}"
+        self.changes.add(old, rule.new, rule.why)
+
+    def keep(self, flag: str, value: str | bool) -> None:
+        """Keep an option that exists today; a switch takes no value any more."""
+        if self.known[flag] == "bool" and not known(value):
+            raise ConfigError(
+                f"{flag} is {plain(str(value))}, and switches take no value any more; write "
+                f"{flag} or --no-{flag[2:]}."
+            )
+        if self.known[flag] == "bool" and value is not True:
+            off = str(value).lower() in ("false", "0", "no")
+            new = f"--no-{flag[2:]}" if off else flag
+            self.changes.add(f"{flag}={value}", new, "switches take no value")
+            flag, value = new, True
+        self.chosen[flag] = value
+
+    def launch(self, model: str, more: Sequence[str] = ()) -> Launch:
+        """Return the launch; ``more`` are variables whose words stand behind the model."""
+        sizes = {"--max-num-seqs": LARGEST_BATCH, "--tensor-parallel-size": 1}
+        sizes["--pipeline-parallel-size"] = 1
+        batch, tensor, _ = (number(self.chosen.get(f, each), f) for f, each in sizes.items())
+        config = current(self.config, batch or LARGEST_BATCH, self.changes)
+        config = with_target_gpus(config, tensor, self.changes)
+        if config and "--speculative-config" in self.chosen:
+            raise ConfigError(
+                "The command has --speculative-config and old flags beside it; keep one."
+            )
+        if config:
+            self.chosen["--speculative-config"] = json_of(config)
+        return Launch(("vllm", "serve", model, *more), self.chosen, ("", ""))
 
 
 def typed(key: str, value: str | bool) -> Any:
@@ -131,80 +156,14 @@ def typed(key: str, value: str | bool) -> Any:
     Raises:
         ConfigError: it is no number where one is due.
     """
-    kind = schema("vllm")["nested"]["speculative_config"][key]
-    whole = kind == "int" or key == "num_speculative_tokens_per_batch_size"
+    whole = schema("vllm")["nested"]["speculative_config"][key] == "int" or key == SCHEDULE
     if not whole or value is True:
         return value
-    return count(value, key) if known_word(value) else f"{NUMBER}{value}"
-
-
-def _keep(
-    flag: str,
-    value: str | bool,
-    known: Mapping[str, str],
-    chosen: dict[str, Value],
-    changes: list[Change],
-) -> None:
-    """Keep an option that exists today; a switch takes no value any more."""
-    if known[flag] == "bool" and not known_word(value):
-        raise ConfigError(
-            f"{flag} is {plain(str(value))}, and switches take no value any more; write {flag} or "
-            f"--no-{flag[2:]}."
-        )
-    if known[flag] == "bool" and value is not True:
-        off = str(value).lower() in ("false", "0", "no")
-        new = f"--no-{flag[2:]}" if off else flag
-        changes.append(Change(f"{flag}={value}", new, "switches take no value"))
-        flag, value = new, True
-    chosen[flag] = value
-
-
-def _unknown(flag: str) -> Change:
-    version = versions("vllm")[0]
-    return Change(flag, "nothing", f"vLLM {version} has no such option; look up what it was for")
-
-
-def _today(stated: str, changes: list[Change]) -> str:
-    """Return vLLM's current name of a method.
-
-    Raises:
-        ConfigError: vLLM no longer has the method.
-    """
-    known, method = find("vllm"), find_method(stated)
-    if method is None or stated in known.methods.values():
-        return stated
-    if method.name not in known.methods:
-        raise ConfigError(
-            f"{known.title} {known.version} has no method {method.name}; it has "
-            f"{', '.join(known.methods)}."
-        )
-    if method.name != "mtp":
-        return stated  # another name of vLLM's own, such as ngram_gpu
-    changes.append(Change(f"method {stated}", "method mtp", "one name for all such heads"))
-    return "mtp"
-
-
-def _finished(
-    model: str,
-    chosen: dict[str, Value],
-    config: dict[str, Any],
-    changes: list[Change],
-    more: Sequence[str] = (),
-) -> tuple[Launch, list[Change]]:
-    """Return the launch; ``more`` are variables whose words stand behind the model."""
-    usual = {"--max-num-seqs": LARGEST_BATCH, "--tensor-parallel-size": 1}
-    usual["--pipeline-parallel-size"] = 1
-    batch, tensor, _ = (number(chosen.get(flag, each), flag) for flag, each in usual.items())
-    config = with_target_gpus(current(config, batch or LARGEST_BATCH, changes), tensor, changes)
-    if config and "--speculative-config" in chosen:
-        raise ConfigError("The command has --speculative-config and old flags beside it; keep one.")
-    if config:
-        chosen["--speculative-config"] = json_of(config)
-    return Launch(("vllm", "serve", model, *more), chosen, ("", "")), changes
+    return count(value, key) if known(value) else f"{NUMBER}{value}"
 
 
 def with_target_gpus(
-    config: dict[str, Any], tensor: int | None, changes: list[Change]
+    config: dict[str, Any], tensor: int | None, changes: Changes
 ) -> dict[str, Any]:
     """Return a ``speculative_config`` whose drafter runs on the target's GPUs, None if unknown.
 
@@ -221,11 +180,11 @@ def with_target_gpus(
         )
     gpus = "GPUs" if tensor is None else f"{tensor} GPUs"
     why = f"the drafter runs on the target's {gpus}: model runner V1 refuses another size"
-    changes.append(Change(f"speculative_config.{key} 1", "nothing", why))
+    changes.add(f"speculative_config.{key} 1", "nothing", why)
     return {name: value for name, value in config.items() if name != key}
 
 
-def current(config: dict[str, Any], batch: int, changes: list[Change]) -> dict[str, Any]:
+def current(config: dict[str, Any], batch: int, changes: Changes) -> dict[str, Any]:
     """Return a ``speculative_config`` of old values as vLLM wants it today.
 
     Raises:
@@ -241,29 +200,42 @@ def current(config: dict[str, Any], batch: int, changes: list[Change]) -> dict[s
             "Medusa's heads with Outrider."
         )
     if "method" in config:
-        config = {**config, "method": _today(config["method"], changes)}
+        config = {**config, "method": _method_today(config["method"], changes)}
     lookup = "prompt_lookup_max" in config or "prompt_lookup_min" in config
     if model in NGRAM or (model is None and lookup):
         config = {"method": "ngram", **{k: v for k, v in config.items() if k != "model"}}
     elif model is not None and "method" not in config:
-        method = suggested_method(str(model))
-        config = {"method": method, **config}
+        config = {"method": suggested_method(str(model)), **config}
         why = "said here, since vLLM would guess it from name and config; check it"
-        changes.append(Change("(no method)", f"method {method}", why))
-    length = config.get("num_speculative_tokens")
+        changes.add("(no method)", f"method {config['method']}", why)
+    length, above = config.get("num_speculative_tokens"), config.get(SCHEDULE)
     if length is None and config.get("method") in ("draft_model", "ngram"):
         raise ConfigError("A drafter is named, but no num_speculative_tokens; add the length K.")
     if isinstance(length, int) and length < 1:
         raise ConfigError(
             f"num_speculative_tokens is {length}; give 1 or more, or drop the drafter."
         )
-    above = config.get("num_speculative_tokens_per_batch_size")
     if isinstance(above, int) and isinstance(length, int):
-        ranges = [[1, above, length], [above + 1, max(batch, above + 1), 0]]
-        config["num_speculative_tokens_per_batch_size"] = ranges
+        config[SCHEDULE] = [[1, above, length], [above + 1, max(batch, above + 1), 0]]
     elif above is not None:
         raise ConfigError(
             "A batch size above which nothing drafts becomes a schedule only if it and the draft "
             "length are numbers; write them as numbers."
         )
     return config
+
+
+def _method_today(stated: str, changes: Changes) -> str:
+    """Return vLLM's current name of a method."""
+    vllm, method = find("vllm"), find_method(stated)
+    if method is None or stated in vllm.methods.values():
+        return stated
+    if method.name not in vllm.methods:
+        raise ConfigError(
+            f"{vllm.title} {vllm.version} has no method {method.name}; it has "
+            f"{', '.join(vllm.methods)}."
+        )
+    if method.name != "mtp":
+        return stated  # another name of vLLM's own, such as ngram_gpu
+    changes.add(f"method {stated}", "method mtp", "one name for all such heads")
+    return "mtp"
