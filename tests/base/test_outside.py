@@ -9,9 +9,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Field
 
 from outrider.base.outside.documents import (
     parse_json,
@@ -22,6 +23,7 @@ from outrider.base.outside.documents import (
     read_yaml,
 )
 from outrider.base.outside.http import address, call
+from outrider.base.outside.models import Part, checked
 from outrider.base.outside.text import printable, well_formed
 from outrider.errors import ConfigError, EndpointError, ModelError
 from tests.support.peering import drips, peer, says
@@ -148,6 +150,47 @@ def test_a_key_twice_in_a_file_is_refused(tmp_path: Path) -> None:
     file.write_text('{"a": 1, "a": 2}', encoding="utf-8")
     with pytest.raises(ConfigError, match="key 'a' twice"):
         read_json(file, "It")
+
+
+class Inner(Part):
+    url: str
+    kind: Literal["a", "b"] = "a"
+
+
+class Outer(Part):
+    inner: Inner
+    seconds: Annotated[float, Field(ge=0, le=3600)] = 1.0
+    shares: tuple[float, ...] = ()
+    count: int = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"inner": {}}, "It has no inner.url; add it."),
+        ({"inner": "x"}, "It: inner is 'x'; give a table."),
+        (
+            {"inner": {"url": "x", "knd": "a"}},
+            "It, [inner] has no option 'knd'; did you mean 'kind'?",
+        ),
+        ({"inner": {"url": "x", "kind": "c"}}, "It: inner.kind is 'c'; known are a, b."),
+        ({"secnds": 1}, "It has no option 'secnds'; did you mean 'seconds'?"),
+        ({"seconds": -1}, "It: seconds is -1; give a number from 0 to 3,600."),
+        ({"seconds": True}, "It: seconds is True; give a number."),
+        ({"seconds": float("nan")}, "It: seconds is nan; give a finite number."),
+        ({"shares": [1, "\n"]}, "It: shares.1 is '\\n'; give a number."),
+        ({"count": 1.5}, "It: count is 1.5; give a whole number."),
+    ],
+)
+def test_documents_of_another_form_are_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        checked(Outer, {"inner": {"url": "x"}, **change}, "It")
+    assert str(caught.value) == said
+
+
+def test_a_document_becomes_its_model() -> None:
+    read = checked(Outer, {"inner": {"url": "x"}, "shares": [1, 0.5], "seconds": 2}, "It")
+    assert read == Outer(inner=Inner(url="x"), shares=(1.0, 0.5), seconds=2.0)
 
 
 # HTTP

@@ -207,7 +207,7 @@ def test_tokens_do_not_depend_on_drafts_batches_or_chunks(
     assert first == again
     assert [answer for (answer,) in alone] == first[:3]
     assert [[sample[:24] for sample in answer] for answer in first] == plain
-    assert told(ended, "drafted") == told(ended, "observed") > 0
+    assert told(ended, "drafted") > 0
     if accepts:
         assert told(ended, "accepted") > 0
     if name == "draft_model" and not how:  # the target itself, which draws with the same noise

@@ -8,7 +8,6 @@ import json
 import os
 import sys
 
-import prometheus_client
 import vllm
 
 
@@ -25,17 +24,10 @@ def main() -> None:
             answers[-1].append([[list(o.token_ids) for o in each.outputs] for each in outputs])
         metrics = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
         print("drafted", metrics.get("vllm:spec_decode_num_draft_tokens"), file=sys.stderr)
-        print("observed", _observed("outrider_observed_draft_tokens_total"), file=sys.stderr)
         print("preempted", metrics.get("vllm:num_preemptions"), file=sys.stderr)
         print("accepted", metrics.get("vllm:spec_decode_num_accepted_tokens"), file=sys.stderr)
         del llm
     os.write(real, (json.dumps(answers) + "\n").encode())
-
-
-def _observed(name: str) -> float | None:
-    """The value of a metric on the page that a server would show."""
-    lines = prometheus_client.generate_latest().decode().splitlines()
-    return next((float(line.split()[-1]) for line in lines if line.startswith(name)), None)
 
 
 def _params(options: dict) -> vllm.SamplingParams:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import time
 
-from outrider.ops.alerts.gpus import Gpus, GpuUse
-from outrider.ops.alerts.watcher import Watcher
+from outrider.ops.alerts.exporter import Watcher
+from outrider.ops.alerts.gpus import GpuUse
 from outrider.ops.diagnose.endpoint import Endpoint
-from outrider.ops.metrics import Page, parse
+from outrider.ops.metrics import Figures, Page, parse
 
 SECONDS = 10.0
 
 
-class FakeGpus(Gpus):
+def fake_gpus() -> list[GpuUse]:
     """One GPU, half full and 87 % busy."""
-
-    def __init__(self) -> None:
-        return
-
-    def read(self) -> list[GpuUse]:
-        return [GpuUse(0, "NVIDIA H100", 40 << 30, 80 << 30, 0.87)]
+    return [GpuUse(0, "NVIDIA H100", 40 << 30, 80 << 30, 0.87)]
 
 
 class Replay(Watcher):
@@ -27,6 +22,7 @@ class Replay(Watcher):
 
     def __init__(self, *texts: str) -> None:
         super().__init__(Endpoint("http://127.0.0.1:9"), SECONDS, lambda _: None)
+        self.endpoint.model = lambda: ""  # type: ignore[method-assign]
         self.clock = time.monotonic()
         self.take(Page(sample._replace(value=0.0) for sample in parse(texts[0]).all()), self.clock)
         for text in texts:
@@ -35,3 +31,8 @@ class Replay(Watcher):
     def see(self, text: str) -> None:
         self.clock += SECONDS
         self.take(parse(text), self.clock)
+
+    @property
+    def window(self) -> Figures:
+        assert self.lately is not None
+        return self.lately

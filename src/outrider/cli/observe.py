@@ -78,9 +78,8 @@ def exporter(
     from prometheus_client import CollectorRegistry, start_http_server
 
     from ..base.outside.sockets import is_local
-    from ..ops.alerts.exporter import Exporter, read_baseline
-    from ..ops.alerts.gpus import Gpus
-    from ..ops.alerts.watcher import Watcher
+    from ..ops.alerts.exporter import Exporter, Watcher, read_baseline
+    from ..ops.alerts.gpus import gpus
     from ..ops.diagnose.endpoint import Endpoint
 
     def say(line: str) -> None:
@@ -91,8 +90,8 @@ def exporter(
     watched = Watcher(Endpoint(url, api_key), every, say)
     other = None if standby is None else Watcher(Endpoint(standby, api_key), every, say)
     registry = CollectorRegistry()
-    gpus = Gpus() if is_local(watched.endpoint.host) else None
-    registry.register(Exporter(watched, other, recorded, gpus, compat_names))
+    here = gpus if is_local(watched.endpoint.host) else None
+    registry.register(Exporter(watched, other, recorded, here, compat_names))
     with until_stopped() as stopped:
         try:
             server, thread = start_http_server(port, host, registry)
@@ -104,12 +103,11 @@ def exporter(
         say(f"metrics at http://{host}:{server.server_port}/metrics")
         watchers = [watcher for watcher in (watched, other) if watcher is not None]
         for watcher in watchers:
-            watcher.start()
+            threading.Thread(target=watcher.run, args=(stopped,), daemon=True).start()
         try:
             stopped.wait()
         finally:
-            for watcher in watchers:
-                watcher.stop()
+            stopped.set()
             server.shutdown()
             thread.join()
             server.server_close()

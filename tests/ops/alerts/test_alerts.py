@@ -72,7 +72,7 @@ def observed(engine: str) -> dict[str, str]:
     }
 
 
-OTHER = observed("llama.cpp")
+OTHER = observed("llamacpp")
 (O_TOKENS, O_DRAFTED, O_ACCEPTED, O_REQUESTS, O_SPEEDUP, O_P99, O_KV, O_STANDBY) = OTHER
 SGLANG = {
     name: values for name, values in observed("sglang").items()

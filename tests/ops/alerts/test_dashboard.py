@@ -27,7 +27,7 @@ from outrider.ops.metrics import parse
 from tests.support import REPOSITORY
 from tests.support.forked import Served
 from tests.support.promql import EXPOSITIONS, check, names, needs_promtool, samples, scraped, series
-from tests.support.watching import FakeGpus, Replay
+from tests.support.watching import Replay, fake_gpus
 
 MONITORING = REPOSITORY / "deploy" / "monitoring"
 SDK = "1769699998!10.1.0"
@@ -87,7 +87,7 @@ def pages(live: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> di
     registry = CollectorRegistry()
     vllm = Replay(found["vllm"])
     baseline = Baseline(0.02, "plain.json")
-    registry.register(Exporter(vllm, vllm, baseline, FakeGpus(), compatible=True))
+    registry.register(Exporter(vllm, vllm, baseline, fake_gpus, compatible=True))
     found["exporter"] = generate_latest(registry).decode()
     return found
 

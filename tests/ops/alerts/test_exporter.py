@@ -26,12 +26,13 @@ from typer.testing import CliRunner
 from benchmarks.served import Served
 from outrider.cli import app
 from outrider.errors import ConfigError
-from outrider.ops.alerts.exporter import Baseline, Exporter, read_baseline
-from outrider.ops.alerts.figures import SHARES, figures_of
-from outrider.ops.alerts.gpus import Gpus
-from outrider.ops.metrics import Page, parse
+from outrider.ops.alerts.exporter import Baseline, Exporter, Watcher, read_baseline
+from outrider.ops.alerts.gpus import gpus
+from outrider.ops.alerts.observed import SHARES
+from outrider.ops.diagnose.endpoint import Endpoint
+from outrider.ops.metrics import Figures, Page, parse
 from tests.support.promql import EXPOSITIONS, needs_promtool
-from tests.support.watching import FakeGpus, Replay
+from tests.support.watching import Replay, fake_gpus
 
 P = "outrider_observed_"
 SPEC = "vllm:spec_decode_num"
@@ -76,10 +77,10 @@ def test_vllm_is_republished() -> None:
     [
         ("sglang", "sglang", {"acceptance": 0.6, "acceptance_length": 3.2, "kv_usage": 0.3},
          ["draft_tokens_total", "accepted_throughput", "ttft_seconds"]),
-        ("llamacpp", "llama.cpp", {"acceptance": 0.6, "acceptance_length": 2.8,
+        ("llamacpp", "llamacpp", {"acceptance": 0.6, "acceptance_length": 2.8,
                                    "accepted_throughput": 54.0},
          ["e2e_seconds", "kv_usage", "requests_total"]),
-        ("trtllm", "tensorrt-llm", {"acceptance": 0.7, "acceptance_length": 2.9,
+        ("trtllm", "trtllm", {"acceptance": 0.7, "acceptance_length": 2.9,
                                     "kv_usage": 0.5},
          ["e2e_seconds", "itl_seconds", "generation_tokens_total"]),
     ],
@@ -88,7 +89,7 @@ def test_each_engine_tells_what_it_knows(
     name: str, engine: str, known: dict[str, float], unknown: list[str]
 ) -> None:
     found = exported(Exporter(Replay(page(name))))
-    model = "" if engine == "llama.cpp" else "m"
+    model = "" if engine == "llamacpp" else "m"
     for figure, value in known.items():
         assert found[f'{P}{figure}{{engine="{engine}",model_name="{model}"}}'] == value
     assert not [each for each in found for figure in unknown if each.startswith(P + figure)]
@@ -157,7 +158,8 @@ def test_gauges_of_an_idle_engine_are_not_news() -> None:
     idle = Replay(text, text)
     for _ in range(6):  # until the window begins after the last token
         idle.see(text)
-    assert idle.figures.lately.keys() & {"acceptance", "acceptance_length"} == set()
+    assert idle.window.acceptance is None
+    assert idle.window.acceptance_length is None
 
 
 def test_a_restart_begins_a_new_window() -> None:
@@ -166,36 +168,40 @@ def test_a_restart_begins_a_new_window() -> None:
                 f"{SPEC}_accepted_tokens_total {accepted}\n")  # fmt: skip
 
     seen = Replay(counts(100, 50), counts(40, 40))
-    assert "acceptance" not in seen.figures.lately
+    assert seen.window.acceptance is None
     seen.see(counts(140, 65))
-    assert seen.figures.lately["acceptance"] == 0.25
+    assert seen.window.acceptance == 0.25
 
 
 def test_the_window_is_a_minute() -> None:
     pages = [f"{SPEC}_draft_tokens_total {12 * i}\n{SPEC}_accepted_tokens_total {i * i / 2}\n"
              for i in range(1, 12)]  # fmt: skip
     seen = Replay(*pages)  # the last is of second 110, the window began at 50
-    assert seen.figures.lately["acceptance"] == pytest.approx((121 - 25) / 72 / 2)
-    assert seen.figures.lately["drafted_per_second"] == pytest.approx(1.2)
+    assert seen.window.acceptance == pytest.approx((121 - 25) / 72 / 2)
+    assert seen.window.rate("drafted") == pytest.approx(1.2)
 
 
 @given(st.text(max_size=300))
 def test_any_page_is_survived(text: str) -> None:
-    figures_of(parse(text + "\nvllm:x 1"), Page(()), 1.0)
-    figures_of(parse("sglang:" + text), parse(text), 1.0)
+    for seen in (Figures.of(parse(text + "\nvllm:x 1"), Page(()), 1.0),
+                 Figures.of(parse("sglang:" + text), parse(text), 1.0)):  # fmt: skip
+        assert seen is None or seen.acceptance is None or seen.acceptance <= 1
+        assert seen is None or isinstance([seen.survival(), seen.token_seconds], list)
 
 
 def test_labels_of_nonsense_are_left_out() -> None:
     labels = ("0", "1", "9" * 5000, "-1", "x", "1.5", "1000", "²")
     text = "".join(f'{SPEC}_accepted_tokens_per_pos_total{{position="{i}"}} 3\n' for i in labels)
-    assert figures_of(parse(text)).positions == {0: 3.0, 1: 3.0}
+    seen = Figures.of(parse(text))
+    assert seen is not None
+    assert seen.positions() == {0: 3.0, 1: 3.0}
 
 
 @needs_promtool
 @pytest.mark.parametrize("name", ["vllm", "sglang", "llamacpp", "trtllm"])
 def test_prometheus_reads_what_is_exported(name: str) -> None:
     registry = CollectorRegistry()
-    registry.register(Exporter(Replay(page(name)), None, None, FakeGpus(), compatible=True))
+    registry.register(Exporter(Replay(page(name)), None, None, fake_gpus, compatible=True))
     done = subprocess.run(["promtool", "check", "metrics"], input=generate_latest(registry),
                           capture_output=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -217,11 +223,11 @@ def test_gpus_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         nvmlDeviceGetUtilizationRates=busy,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    first, second = Gpus().read()
+    first, second = gpus()
     assert first == (0, "H100", 40, 80, 0.87)
     assert second.busy is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert Gpus().read() == []
+    assert gpus() == []
 
 
 class Engine(BaseHTTPRequestHandler):
@@ -294,9 +300,6 @@ def test_the_command_serves_until_it_is_stopped(engine: str, server: Served) -> 
 
 def test_an_engine_that_is_down_is_told_and_awaited(engine: str) -> None:
     said: list[str] = []
-    from outrider.ops.alerts.watcher import Watcher
-    from outrider.ops.diagnose.endpoint import Endpoint
-
     seen = Watcher(Endpoint(engine), 1.0, said.append)
     Engine.text = b"something_else 1\n"
     seen.look()
@@ -315,8 +318,6 @@ def test_an_engine_that_is_down_is_told_and_awaited(engine: str) -> None:
 
 
 def test_a_models_name_from_a_hostile_server_is_exported_and_told() -> None:
-    from outrider.ops.alerts.watcher import Watcher
-    from outrider.ops.diagnose.endpoint import Endpoint
     from tests.support.guarding import http
 
     said: list[str] = []

@@ -166,7 +166,7 @@ def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
         (
             'trtllm_spec_decode_num_draft_tokens_total{a="b"} 100\n'
             "trtllm_spec_decode_num_accepted_tokens_total 40\n",
-            "tensorrt-llm", {"acceptance": 0.4, "drafted": 100.0},
+            "trtllm", {"acceptance": 0.4, "drafted": 100.0},
         ),
         (
             'vllm:spec_decode_num_draft_tokens_total{engine="0"} 60\n'

@@ -25,7 +25,7 @@ from outrider.ops.guard.store import Store, StoreError
 from outrider.ops.guard.switches.base import SwitchError
 from outrider.ops.guard.switches.httproute import HTTPRoute
 from outrider.ops.guard.switches.webhook import Webhook
-from outrider.ops.metrics import Reader, page
+from outrider.ops.metrics import Reader, figures, page
 from tests.support.guarding import Cluster, Fleet, http, start, until
 from tests.support.peering import drips, peer
 
@@ -460,10 +460,10 @@ def test_a_page_in_pieces_is_the_page() -> None:
 def test_no_more_than_so_many_pages_are_kept(fleet: Fleet) -> None:
     scrapes = Scrapes(replace(fleet.policy, window=1000.0))
     for now in range(0, 1000, 1):
-        scrapes._engine._kept.append((float(now), page.parse(""))) if now < 1 else None
+        scrapes._engine._window.pages.append((float(now), page.parse(""))) if now < 1 else None
         if now % 10 == 0:
             scrapes.read(float(now))
-    assert len(scrapes._engine._kept) <= sources.MOST_PAGES + 2
+    assert len(scrapes._engine._window.pages) <= figures.MOST_PAGES + 2
 
 
 def test_figures_that_are_none_are_left_out() -> None:

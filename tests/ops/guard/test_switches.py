@@ -16,13 +16,14 @@ from outrider.errors import ConfigError, EndpointError
 from outrider.ops.guard import kubernetes
 from outrider.ops.guard.lease import FileLease, KubernetesLease
 from outrider.ops.guard.policy import Policy, Server, Traffic, parse
-from outrider.ops.guard.sources import Prometheus, figures_of, names_of, queries, side
+from outrider.ops.guard.sources import Prometheus, figures_of, queries, side
 from outrider.ops.guard.switches.base import SwitchError
 from outrider.ops.guard.switches.haproxy import HAProxy as Switch
 from outrider.ops.guard.switches.httproute import HTTPRoute
 from outrider.ops.guard.switches.speculation import Speculation
 from outrider.ops.guard.switches.webhook import Webhook
 from outrider.ops.guard.watch import is_warm
+from outrider.ops.metrics import Figures
 from outrider.ops.metrics import parse as page
 from tests.support.guarding import Cluster, Engine, HAProxy, http
 
@@ -286,7 +287,9 @@ def test_figures_of_scrapes_are_those_of_the_names() -> None:
         engine.metrics[f'outrider_request_errors_total{{code="{code}"}}'] = 70
     engine.metrics["vllm:kv_cache_usage_perc"] = 0.25
     text = engine.answer("GET", "/metrics", None, None)[1]
-    found = side(True, figures_of(page(text), names_of("outrider")))
+    seen = Figures.of(page(text))
+    assert seen is not None
+    found = side(True, figures_of(seen))
     assert (found.requests, found.errors, found.acceptance) == (100, 0.1, 0.25)
     assert (found.memory, found.drafted, found.draft_length) == (0.25, 1000, 4)
     assert found.p99 == pytest.approx(0.5 + 0.5 * 0.99)

@@ -115,8 +115,7 @@ def exporter(folder: Path) -> Made:
     from prometheus_client import CollectorRegistry, generate_latest
 
     from outrider.base.outside.http import Answer
-    from outrider.ops.alerts.exporter import Exporter
-    from outrider.ops.alerts.watcher import Watcher
+    from outrider.ops.alerts.exporter import Exporter, Watcher
     from outrider.ops.diagnose import endpoint as planning
     from outrider.ops.diagnose.endpoint import Endpoint
 

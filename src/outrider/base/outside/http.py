@@ -1,27 +1,31 @@
 """One HTTP call with one deadline, no redirects, no proxies and a bounded answer.
 
-It uses the standard library's parser of answers on our own sockets. Clients such as httpx limit
-each wait but not their sum, and wait for a name as long as the system's resolver does.
+httpx limits each wait but not their sum, so it runs on our own connections, which share a deadline.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
+
+import httpcore
+import httpx
 
 from ...errors import ConfigError, EndpointError, OutriderError, shown
 from .documents import MIB, parse_json
-from .sockets import CHUNK, Deadline, Incoming, connect, send
+from .sockets import Deadline, connect, send
 from .text import printable
 
 MOST_BYTES = MIB
 """Most bytes of an answer, unless a caller sets another limit."""
+MOST_HEADERS = 100
+MOST_HEADER_BYTES = 1 << 16
 SECONDS = 5.0
 AGENT = "outrider"
 
@@ -129,84 +133,114 @@ def call(
     """
     there = address(url, "the address")
     check_key(key)
-    data = None if body is None else json.dumps(body).encode()
-    sent = {
-        "Host": there.authority, "User-Agent": AGENT, "Accept": "*/*",
-        "Accept-Encoding": "identity", "Connection": "close", **(headers or {}),
-    }  # fmt: skip
-    if data is not None:
-        sent = {"Content-Type": "application/json", **sent, "Content-Length": str(len(data))}
+    sent = {"User-Agent": AGENT, "Accept-Encoding": "identity", "Connection": "close"}
+    if body is not None:
+        sent["Content-Type"] = "application/json"
     if key:
         sent["Authorization"] = f"Bearer {key}"
+    data = None if body is None else json.dumps(body).encode()
     method = method or ("GET" if data is None else "POST")
-    lines = [f"{method} {_target(url)} HTTP/1.1", *(f"{name}: {sent[name]}" for name in sent)]
-    request = "\r\n".join([*lines, "", ""]).encode() + (data or b"")
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    target = f"{there.place}{parts.path}{f'?{parts.query}' * bool(parts.query)}"
+    deadline = Deadline(seconds)
     try:
-        return _exchange(there, request, method, Deadline(seconds), limit, tls, take)
+        with (
+            httpx.Client(transport=_Transport(deadline, tls), trust_env=False) as client,
+            client.stream(method, target, content=data, headers=sent | dict(headers or {})) as came,
+        ):
+            return _taken(came, there, deadline, limit, take)
     except TimeoutError as error:
-        why = printable(error)
         raise EndpointError(
-            f"{there.place} does not answer ({why}); is the server healthy?"
+            f"{there.place} does not answer ({printable(error)}); is the server healthy?"
         ) from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         why = printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)
         raise EndpointError(
             f"{there.place} cannot be reached ({why}); start the server or correct the address."
         ) from None
 
 
-def _exchange(
-    there: Address, request: bytes, method: str, deadline: Deadline, limit: int,
-    tls: ssl.SSLContext | None, take: Callable[[bytes], None] | None,
+def _taken(
+    came: httpx.Response, there: Address, deadline: Deadline, limit: int,
+    take: Callable[[bytes], None] | None,
 ) -> Answer:  # fmt: skip
-    """Send a request and return the whole answer.
+    """Return the answer once all of its body is here.
 
     Raises:
-        OSError: the connection breaks, or the deadline passes.
-        http.client.HTTPException: what comes is not HTTP.
         EndpointError: it is a redirect, or too long.
     """
-    connection = connect(there.host, there.port, deadline)
-    try:
-        if there.secure:
-            connection = (tls or _authorities()).wrap_socket(
-                connection, server_hostname=there.host, do_handshake_on_connect=False
-            )
-            connection.settimeout(deadline.left())
-            connection.do_handshake()
-        send(connection, request, deadline)
-        answer = http.client.HTTPResponse(Incoming(connection, deadline), method=method)  # type: ignore[arg-type]
-        answer.begin()
-        if 300 <= answer.status < 400:
-            place = printable(answer.getheader("Location") or "nowhere", 200)
+    head = came.headers.raw
+    if len(head) > MOST_HEADERS or sum(len(part) for pair in head for part in pair) > (
+        MOST_HEADER_BYTES
+    ):
+        raise EndpointError(f"{there.place} answers with too many headers; check the address.")
+    if 300 <= came.status_code < 400:
+        place = printable(came.headers.get("Location") or "nowhere", 200)
+        raise EndpointError(
+            f"{there.place} redirects to {place} (HTTP {came.status_code}); give that "
+            "address if you trust it."
+        )
+    body, size = bytearray(), 0
+    if take is None or not came.is_success:
+        take = body.extend
+    for part in came.iter_raw():  # as it was sent: a small compressed body may have gigabytes
+        take(part)
+        size += len(part)
+        if size > limit:
             raise EndpointError(
-                f"{there.place} redirects to {place} (HTTP {answer.status}); give that "
-                "address if you trust it."
+                f"{there.place} answers with more than {limit / MIB:g} MiB; check the address."
             )
-        body, size = bytearray(), 0
-        if take is None or not 200 <= answer.status < 300:
-            take = body.extend
-        while more := answer.read1(CHUNK):
-            take(more)
-            size += len(more)
-            if size > limit:
-                raise EndpointError(
-                    f"{there.place} answers with more than {limit / MIB:g} MiB; check the address."
-                )
-            deadline.left()  # ``take`` may be slow
-        if answer.length:
-            raise http.client.IncompleteRead(b"", answer.length)
-        return Answer(answer.status, bytes(body))
-    finally:
-        connection.close()
+        deadline.left()  # ``take`` may be slow
+    return Answer(came.status_code, bytes(body))
 
 
-def _target(url: str) -> str:
-    """Return path and query as they are sent, with characters encoded that no URL may have."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~", errors="replace")
-    query = quote(parts.query, safe="/%:@!$&'()*+,;=~?[]", errors="replace")
-    return f"{path}?{query}" if query else path
+class _Transport(httpx.HTTPTransport):
+    """httpx on connections that share a deadline."""
+
+    def __init__(self, deadline: Deadline, tls: ssl.SSLContext | None) -> None:
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=tls or _authorities(), network_backend=_Network(deadline)
+        )
+
+
+class _Network(httpcore.NetworkBackend):
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+
+    def connect_tcp(self, host: str, port: int, *_: Any, **__: Any) -> httpcore.NetworkStream:
+        return _Stream(connect(host, port, self._deadline), self._deadline)
+
+
+class _Stream(httpcore.NetworkStream):
+    """A connection that is read and written under the deadline; httpcore's own limits are unset."""
+
+    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
+        self._connection, self._deadline = connection, deadline
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        self._connection.settimeout(self._deadline.left())
+        return self._connection.recv(max_bytes)
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        send(self._connection, buffer, self._deadline)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:  # fmt: skip
+        self._connection = ssl_context.wrap_socket(
+            self._connection, server_hostname=server_hostname, do_handshake_on_connect=False
+        )
+        try:
+            self._connection.settimeout(self._deadline.left())
+            self._connection.do_handshake()
+        except BaseException:
+            self._connection.close()
+            raise
+        return self
 
 
 @cache

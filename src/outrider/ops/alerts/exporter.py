@@ -1,8 +1,10 @@
-"""Republishes an engine's figures under one schema, whatever the engine calls them."""
+"""Republishes an engine's figures under one schema, for those who have no Prometheus."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,47 +12,109 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ...errors import ConfigError
+from ...base.outside.text import printable
+from ...errors import ConfigError, EndpointError
+from ..diagnose.endpoint import Endpoint
 from ..diagnose.observation import read_file
-from .figures import LATENCIES, Figures
-from .gpus import Gpus
-from .watcher import Watcher
+from ..metrics import Figures, Page, Window
+from .gpus import GpuUse
+from .observed import (
+    COUNTERS,
+    ENGINES,
+    LATENCIES,
+    NOW,
+    POSITIONS,
+    PREFIX,
+    RATES,
+    RATIOS,
+    SHARES,
+    percentile,
+)
 
-PREFIX = "outrider_observed_"
+WINDOW = 60.0
+"""Seconds that rates and percentiles look back, or one interval where that is longer."""
+LONGEST = 500
+"""Most characters of a line on the engine's state."""
 LABELS = ("engine", "model_name")
-COUNTERS = {
-    "drafts": ("drafts", "Verify steps of a sequence with a draft."),
-    "drafted": ("draft_tokens", "Tokens drafted."),
-    "accepted": ("accepted_tokens", "Drafted tokens accepted."),
-    "generated": ("generation_tokens", "Output tokens."),
-    "requests": ("requests", "Requests done."),
-    "good_requests": ("good_requests", "Requests that kept the engine's SLO."),
-}
-"""By figure: name and help."""
-NOW = {
-    "running": ("requests_running", "Sequences that run."),
-    "waiting": ("requests_waiting", "Sequences that wait."),
-    "kv_usage": ("kv_usage", "Share of the KV cache in use, 0 to 1."),
-}
-LATELY = {
-    "acceptance": ("acceptance", "Accepted / drafted tokens."),
-    "acceptance_length": ("acceptance_length", "1 + accepted / drafts."),
-    "drafted_per_second": ("drafted_throughput", "Drafted tokens a second."),
-    "accepted_per_second": ("accepted_throughput", "Accepted draft tokens a second."),
-    "generated_per_second": ("generation_throughput", "Output tokens a second."),
-    "good_requests_per_second": ("goodput", "Requests a second that kept the engine's SLO."),
-}
-LATENCY = {
-    "ttft": "Time to the first token.",
-    "itl": "Time between two outputs; one may carry several tokens.",
-    "e2e": "From arrival to end.",
-}
-COMPATIBLE = {
-    "vllm_speculative_acceptance_rate": "acceptance",
-    "spec_decode_acceptance_rate": "acceptance",
-    "vllm_goodput_tokens_per_second": "good_tokens_per_second",
-}
-MEDIAN = "vllm_latency_p50_seconds"
+
+
+class Watcher:
+    """An engine that is read again and again.
+
+    Args:
+        interval: seconds between two looks.
+        say: gets a line when the engine's state changes.
+
+    Attributes:
+        model: its name as the metrics or the API tell, "" if nobody does.
+        totals, lately: figures since the engine's start and of the window, as of the last look;
+            None if it failed.
+    """
+
+    def __init__(self, endpoint: Endpoint, interval: float, say: Callable[[str], None]) -> None:
+        self.endpoint = endpoint
+        self.model = ""
+        self.totals: Figures | None = None
+        self.lately: Figures | None = None
+        self._interval = interval
+        self._say = say
+        self._window = Window(max(WINDOW, interval))
+        self._last: Page | None = None
+        self._state = ""
+
+    def run(self, stopped: threading.Event) -> None:
+        """Look every interval until it is stopped."""
+        while not stopped.is_set():
+            began = time.monotonic()
+            try:
+                self.look()
+            except Exception as error:  # a page that nobody thought of must not end the thread
+                self._lose(f"{self.endpoint.url}/metrics cannot be read ({error!r:.200}).")
+            stopped.wait(max(0.0, self._interval - (time.monotonic() - began)))
+
+    def look(self) -> None:
+        """Read the engine once."""
+        try:
+            page = self.endpoint.metrics()
+        except EndpointError as error:
+            self._lose(str(error))
+            return
+        if page is None:
+            self._lose(f"{self.endpoint.url}/metrics is refused; check address, switch and key.")
+            return
+        self.take(page, time.monotonic())
+
+    def take(self, page: Page, now: float) -> None:
+        """Take a page that was read at ``now``, in seconds of any clock that only goes forward."""
+        totals = Figures.of(page)
+        if totals is None or totals.engine not in ENGINES:
+            self._lose(f"{self.endpoint.url}/metrics has no metrics of a supported engine.")
+            return
+        if self._last is not None and page.restarted(self._last):
+            self._window.clear()  # counts of before say nothing about those of now
+        self._last = page
+        before, seconds = self._window.take(page, now)
+        self.model = totals.model or self.model or self._asked()
+        self.totals, self.lately = totals, Figures.of(page, before, seconds)
+        self._tell(f"{self.endpoint.url} answers: {totals.engine}, model {self.model or 'unknown'}")
+
+    def _asked(self) -> str:
+        """Return the model's name as the API tells, "" if it does not."""
+        try:
+            return self.endpoint.model()
+        except EndpointError:
+            return ""
+
+    def _lose(self, why: str) -> None:
+        self._window.clear()
+        self.totals = self.lately = None
+        self._tell(why)
+
+    def _tell(self, state: str) -> None:
+        state = printable(state, LONGEST)
+        if state != self._state:
+            self._state = state
+            self._say(state)
 
 
 class Baseline(NamedTuple):
@@ -70,13 +134,13 @@ def read_baseline(file: Path) -> Baseline:
     Raises:
         ConfigError: it cannot be read, has several runs, or no time of a token.
     """
-    found = [run for run in read_file(file) if isinstance(run.facts.get("tpot"), float)]
-    if len(found) != 1:
+    runs = [run for run in read_file(file) if isinstance(run.facts.get("tpot"), float)]
+    if len(runs) != 1:
         raise ConfigError(
-            f"--baseline {file} has {len(found)} runs with a time per output token (TPOT); give a "
+            f"--baseline {file} has {len(runs)} runs with a time per output token (TPOT); give a "
             "recording of one run without speculation."
         )
-    return Baseline(float(found[0].facts["tpot"]), file.name)
+    return Baseline(float(runs[0].facts["tpot"]), file.name)
 
 
 class Exporter(Collector):
@@ -86,8 +150,8 @@ class Exporter(Collector):
         watched: the engine.
         standby: the same model without speculation, under traffic.
         baseline: a recording of it.
-        gpus: those of the engine's machine; None where that is another machine.
-        compatible: whether to add the gauges of ``COMPATIBLE``.
+        gpus: returns those of the engine's machine; None where that is another machine.
+        compatible: whether to add gauges by the names that older guides use.
     """
 
     def __init__(
@@ -95,7 +159,7 @@ class Exporter(Collector):
         watched: Watcher,
         standby: Watcher | None = None,
         baseline: Baseline | None = None,
-        gpus: Gpus | None = None,
+        gpus: Callable[[], Sequence[GpuUse]] | None = None,
         compatible: bool = False,
     ) -> None:
         self._watched = watched
@@ -106,109 +170,101 @@ class Exporter(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family that is known now."""
-        found = self._watched.figures
-        yield GaugeMetricFamily(
-            f"{PREFIX}up", "1 if the engine's metrics could be read.", float(found is not None)
-        )
+        totals, lately = self._watched.totals, self._watched.lately
+        up = float(totals is not None)
+        yield GaugeMetricFamily(f"{PREFIX}up", "1 if the engine's metrics could be read.", up)
         if self._standby is not None:
-            yield GaugeMetricFamily(
-                f"{PREFIX}standby_up", "1 if the standby's metrics could be read.",
-                float(self._standby.figures is not None),
-            )  # fmt: skip
+            up, text = float(self._standby.totals is not None), "1 if the standby's could be read."
+            yield GaugeMetricFamily(f"{PREFIX}standby_up", text, up)
         if self._gpus is not None:
-            yield from _gpu_families(self._gpus)
-        if found is not None:
-            labels = (found.engine, found.model or self._watched.model)
-            yield from families(found, labels)
-            yield from self._speedups(found, labels)
+            yield from _gpu_families(self._gpus())
+        if totals is not None and lately is not None:
+            labels = [totals.engine, totals.model or self._watched.model]
+            yield from _families(totals, lately, labels)
+            yield from self._speedups(lately, labels)
             if self._compatible:
-                yield from _compatible(found, labels)
+                yield from _compatible(lately, labels)
 
-    def _speedups(self, found: Figures, labels: tuple[str, str]) -> Iterator[Metric]:
+    def _speedups(self, lately: Figures, labels: list[str]) -> Iterator[Metric]:
         """Yield the ratio of the times of an output token, by what it is compared with."""
-        standby = None if self._standby is None else self._standby.figures
+        standby = self._standby.lately if self._standby is not None else None
         times = {
-            "standby": None if standby is None else standby.token_seconds,
-            "baseline": None if self._baseline is None else self._baseline.seconds,
+            "standby": standby.token_seconds if standby is not None else None,
+            "baseline": self._baseline.seconds if self._baseline is not None else None,
         }
-        if found.token_seconds is None:
-            return
         family = GaugeMetricFamily(
             f"{PREFIX}speedup", "Time of an output token without speculation / with it.",
             labels=(*LABELS, "against"),
         )  # fmt: skip
         for against, seconds in times.items():
-            if seconds is not None:
-                family.add_metric((*labels, against), seconds / found.token_seconds)
+            if seconds is not None and lately.token_seconds is not None:
+                family.add_metric([*labels, against], seconds / lately.token_seconds)
         if family.samples:
             yield family
 
 
-def families(found: Figures, labels: tuple[str, str]) -> Iterator[Metric]:
+def _families(totals: Figures, lately: Figures, labels: list[str]) -> Iterator[Metric]:
     """Yield an engine's figures, those of them that are known."""
-    for figure, value in found.counted.items():
-        name, text = COUNTERS[figure]
-        counter = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
-        counter.add_metric(labels, value)
+    for figure, (name, text) in COUNTERS.items():
+        yield from _family(CounterMetricFamily, name, text, labels, totals.total(figure))
+    counter = CounterMetricFamily(PREFIX + POSITIONS[0], POSITIONS[1], labels=(*LABELS, "position"))
+    for position, value in totals.positions().items():
+        counter.add_metric([*labels, str(position)], value)
+    if counter.samples:
         yield counter
-    if found.positions:
-        counter = CounterMetricFamily(
-            f"{PREFIX}accepted_tokens_per_position", "Accepted tokens by position, from 0.",
-            labels=(*LABELS, "position"),
+    for figure, (name, text) in NOW.items():
+        yield from _family(GaugeMetricFamily, name, text, labels, totals.total(figure))
+    for figure, (name, text) in RATIOS.items():
+        yield from _family(GaugeMetricFamily, name, text, labels, getattr(lately, figure))
+    for figure, (name, text) in RATES.items():
+        yield from _family(GaugeMetricFamily, name, text, labels, lately.rate(figure))
+    for latency, text in LATENCIES.items():
+        gauge = GaugeMetricFamily(
+            f"{PREFIX}{latency}_seconds", f"{text} Over the last minute.",
+            labels=(*LABELS, "percentile"),
         )  # fmt: skip
-        for position, value in sorted(found.positions.items()):
-            counter.add_metric((*labels, str(position)), value)
-        yield counter
-    yield from _gauges(found.now, NOW, labels, "")
-    yield from _gauges(found.lately, LATELY, labels, " Over the last minute.")
-    for latency in LATENCIES:
-        if latency in found.quantiles:
-            gauge = GaugeMetricFamily(
-                f"{PREFIX}{latency}_seconds", f"{LATENCY[latency]} Over the last minute.",
-                labels=(*LABELS, "percentile"),
-            )  # fmt: skip
-            for share, value in found.quantiles[latency].items():
-                gauge.add_metric((*labels, f"p{100 * share:g}"), value)
+        for share in SHARES:
+            quantile = lately.quantile(latency, share)
+            if quantile is not None:
+                gauge.add_metric([*labels, percentile(share)], quantile)
+        if gauge.samples:
             yield gauge
 
 
-def _gauges(
-    values: Mapping[str, float], shown: Mapping[str, tuple[str, str]], labels: tuple[str, str],
-    behind: str,
+def _family(
+    kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, labels: list[str],
+    value: float | None, prefix: str = PREFIX,
 ) -> Iterator[Metric]:  # fmt: skip
-    for figure, (name, text) in shown.items():
-        if figure in values:
-            gauge = GaugeMetricFamily(PREFIX + name, text + behind, labels=LABELS)
-            gauge.add_metric(labels, values[figure])
-            yield gauge
+    """Yield a family of one sample, if its value is known."""
+    if value is not None:
+        family = kind(prefix + name, text, labels=LABELS)
+        family.add_metric(labels, value)
+        yield family
 
 
-def _compatible(found: Figures, labels: tuple[str, str]) -> Iterator[Metric]:
+def _compatible(lately: Figures, labels: list[str]) -> Iterator[Metric]:
     """Yield the gauges that older guides name, those of them that are known."""
-    values = {name: found.lately.get(figure) for name, figure in COMPATIBLE.items()}
-    values[MEDIAN] = found.quantiles.get("e2e", {}).get(0.5)
+    values = {
+        "vllm_speculative_acceptance_rate": lately.acceptance,
+        "spec_decode_acceptance_rate": lately.acceptance,
+        "vllm_goodput_tokens_per_second": lately.rate("good_tokens"),
+        "vllm_latency_p50_seconds": lately.quantile("e2e", 0.5),
+    }
     for name, value in values.items():
-        if value is not None:
-            gauge = GaugeMetricFamily(name, "As the exporter's own figure.", labels=LABELS)
-            gauge.add_metric(labels, value)
-            yield gauge
+        text = "As the exporter's own figure."
+        yield from _family(GaugeMetricFamily, name, text, labels, value, "")
 
 
-def _gpu_families(gpus: Gpus) -> Iterator[Metric]:
-    found = gpus.read()
-    if not found:
-        return
-    labels = ("gpu", "gpu_name")
-    used = GaugeMetricFamily(f"{PREFIX}gpu_memory_used_bytes", "Memory taken.", labels=labels)
-    total = GaugeMetricFamily(f"{PREFIX}gpu_memory_total_bytes", "Memory.", labels=labels)
-    busy = GaugeMetricFamily(
-        f"{PREFIX}gpu_utilisation", "Share of the last moment with a kernel, 0 to 1.",
-        labels=labels,
-    )  # fmt: skip
-    for gpu in found:
-        key = (str(gpu.number), gpu.name)
-        used.add_metric(key, gpu.used)
-        total.add_metric(key, gpu.total)
-        if gpu.busy is not None:
-            busy.add_metric(key, gpu.busy)
-    yield from (used, total, busy)
+def _gpu_families(gpus: Sequence[GpuUse]) -> Iterator[Metric]:
+    for name, text, field in (
+        ("gpu_memory_used_bytes", "Memory taken.", "used"),
+        ("gpu_memory_total_bytes", "Memory.", "total"),
+        ("gpu_utilisation", "Share of the last moment with a kernel, 0 to 1.", "busy"),
+    ):
+        family = GaugeMetricFamily(PREFIX + name, text, labels=("gpu", "gpu_name"))
+        for gpu in gpus:
+            value = getattr(gpu, field)
+            if value is not None:
+                family.add_metric([str(gpu.number), gpu.name], value)
+        if gpus:
+            yield family

@@ -15,40 +15,28 @@ class GpuUse(NamedTuple):
     busy: float | None
 
 
-class Gpus:
-    """NVML, opened once; without it there are no GPUs."""
-
-    def __init__(self) -> None:
-        self._nvml: Any = None
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._nvml = pynvml
-        except Exception:  # no module, no driver, another driver: each has an error of its own
-            return
-
-    def read(self) -> list[GpuUse]:
-        """Return the GPUs; one that does not answer is left out."""
-        nvml = self._nvml
-        if nvml is None:
-            return []
-        found = []
-        for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):
-            device = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
-            memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", device)
-            name = _ask(nvml, "nvmlDeviceGetName", device)
-            busy = _ask(nvml, "nvmlDeviceGetUtilizationRates", device)  # none on a MIG slice
-            if memory is not None:
-                text = name.decode() if isinstance(name, bytes) else str(name or "")
-                share = None if busy is None else busy.gpu / 100
-                found.append(GpuUse(index, text, int(memory.used), int(memory.total), share))
-        return found
-
-
-def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Return what NVML answers, None if it refuses."""
+def gpus() -> list[GpuUse]:
+    """Return the GPUs, none where there is no NVML; one that does not answer is left out."""
     try:
-        return getattr(nvml, name)(*arguments)
-    except nvml.NVMLError:
-        return None
+        import pynvml
+
+        pynvml.nvmlInit()  # counted: later calls cost nothing
+    except Exception:  # no module, no driver, another driver: each has an error of its own
+        return []
+
+    def ask(name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(pynvml, name)(*arguments)
+        except pynvml.NVMLError:
+            return None
+
+    seen = []
+    for index in range(ask("nvmlDeviceGetCount") or 0):
+        device = ask("nvmlDeviceGetHandleByIndex", index)
+        memory, name = ask("nvmlDeviceGetMemoryInfo", device), ask("nvmlDeviceGetName", device)
+        busy = ask("nvmlDeviceGetUtilizationRates", device)  # none on a MIG slice
+        if memory is not None:
+            text = name.decode() if isinstance(name, bytes) else str(name or "")
+            share = None if busy is None else busy.gpu / 100
+            seen.append(GpuUse(index, text, int(memory.used), int(memory.total), share))
+    return seen

@@ -17,9 +17,9 @@ from ...errors import ConfigError, shown
 from ..diagnose.facts import number
 from ..metrics import names_of
 from ..planning.saved import load_advice
+from .observed import BY
+from .observed import records as observed_records
 
-BY = "namespace, pod, job, instance, model_name"
-"""Namespace and pod are there in Kubernetes, and no labels elsewhere."""
 LATENCIES = {"e2e": "E2E", "ttft": "TTFT"}
 BREAK_EVEN = "break_even"
 ONLY_ADVISED = "OutriderAcceptanceBelowBreakEven"
@@ -110,7 +110,10 @@ def groups(
         for each in source()["record"]
     ]
     alerts = [rule for each in wanted(break_even) for rule in _alerts(each, values)]
-    return [{"name": GROUP, "rules": [*records, *alerts]}]
+    return [
+        {"name": GROUP, "rules": [*records, *alerts]},
+        {"name": f"{GROUP}-observed", "rules": observed_records()},
+    ]
 
 
 def wanted(break_even: float | None) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from ...base.engines import find_engine
 from ...errors import ConfigError, shown
 from .spec import Spec
 
@@ -104,6 +105,8 @@ def find(engine: str | None, version: str | None = None) -> Engine:
     Raises:
         ConfigError: there is no such engine or version.
     """
+    known = find_engine(engine)
+    engine = known.name if known else engine
     if engine not in ENGINES:
         near = difflib.get_close_matches(engine or "", ENGINES, 1)
         said = "No engine is named" if engine is None else f"There is no engine {shown(engine)}"

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
-from collections import deque
 from collections.abc import Mapping
-from functools import cache
-from importlib.resources import files
 from math import inf, isfinite
 from typing import Any, Protocol
 from urllib.parse import urlencode
@@ -17,16 +12,13 @@ from ...base.outside.http import call
 from ...base.outside.sockets import Deadline
 from ...base.outside.text import printable
 from ...errors import EndpointError
-from .. import metrics as scraping
-from ..metrics import Page, Reader
+from ..metrics import Figures, Reader, Window, names_of
 from .policy import Policy, Server
 from .states import Side
 
 QUANTILE = 0.99
 SECONDS = 5.0
 """Time in which a source must answer all queries."""
-MOST_PAGES = 64
-"""Most pages of a server that are kept over a window."""
 LARGEST_PAGE = 16 * MIB
 
 
@@ -47,8 +39,6 @@ def source(policy: Policy) -> Source:
     return Prometheus(policy) if policy.source.kind == "prometheus" else Scrapes(policy)
 
 
-KINDS = {"trtllm": "tensorrt-llm", "llamacpp": "llama.cpp"}
-"""Engines whose names have other ones in the table of scraping."""
 COUNTERS = {
     "done": "requests", "tokens": "generated", "drafted": "drafted", "accepted": "accepted"
 }  # fmt: skip
@@ -56,14 +46,7 @@ GAUGES = {
     "running": ("running", "sum"), "memory": ("kv_usage", "max"), "speedup": ("speedup", "avg"),
     "draft_length": ("draft_length", "max"),
 }  # fmt: skip
-"""By figure: what the table of scraping calls it, and how several servers' are one."""
-
-
-@cache
-def names_of(kind: str) -> dict[str, str]:
-    """Return what an engine calls its metrics; counters stand without their suffix _total."""
-    text = (files(__package__) / "data" / "names.toml").read_text(encoding="utf-8")
-    return {**scraping.names_of(KINDS.get(kind, kind)), **tomllib.loads(text).get(kind, {})}
+"""By figure: its name in the table of metrics, and how several servers' are one."""
 
 
 def side(up: bool | None, found: Mapping[str, float | None]) -> Side:
@@ -189,25 +172,24 @@ class Scrapes:
     """Reads the servers' pages itself, and keeps those of the window."""
 
     def __init__(self, policy: Policy) -> None:
-        self._window = policy.window
-        self._engine = _Pages(policy.engine)
-        self._standby = _Pages(policy.standby) if policy.standby else None
+        self._engine = _Pages(policy.engine, policy.window)
+        self._standby = _Pages(policy.standby, policy.window) if policy.standby else None
 
     def read(self, now: float) -> tuple[Side, Side]:
         """Return the sides; a server that does not answer is down, and the source never is."""
-        engine = self._engine.read(now, self._window)
-        return engine, self._standby.read(now, self._window) if self._standby else Side()
+        engine = self._engine.read(now)
+        return engine, self._standby.read(now) if self._standby else Side()
 
 
 class _Pages:
     """The pages of one server over a window."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, window: float) -> None:
         self._server = server
         self._names = frozenset(names_of(server.kind).values())
-        self._kept: deque[tuple[float, Page]] = deque()
+        self._window = Window(window)
 
-    def read(self, now: float, window: float) -> Side:
+    def read(self, now: float) -> Side:
         reader = Reader(self._names)
         try:
             url = self._server.url.rstrip("/").removesuffix("/v1")
@@ -218,31 +200,22 @@ class _Pages:
         if not answer.ok:
             return Side(up=False)
         page = reader.page()
-        while self._kept and (self._kept[0][0] < now - 1.5 * window or self._kept[0][0] > now):
-            self._kept.popleft()
-        # The oldest page within the window, else the youngest before it.
-        while len(self._kept) > 1 and self._kept[1][0] <= now - window:
-            self._kept.popleft()
-        begin, before = self._kept[0] if self._kept else (now, page)
-        if len(self._kept) < 2 or now - self._kept[-1][0] >= window / MOST_PAGES:
-            self._kept.append((now, page))
-        found = figures_of(page.since(before), names_of(self._server.kind))
-        if now - begin < 0.9 * window:
-            found["tokens"] = None  # a short silence is no standstill
-        return side(True, found)
+        before, span = self._window.take(page, now)
+        seen = Figures.of(page, before, span, self._server.kind)
+        assert seen is not None
+        counted = figures_of(seen)
+        if span < 0.9 * self._window.seconds:
+            counted["tokens"] = None  # a short silence is no standstill
+        return side(True, counted)
 
 
-def figures_of(page: Page, names: Mapping[str, str]) -> dict[str, float | None]:
-    """Return the figures on a page that holds what was counted in a window."""
-    counted = {figure: names[name] for figure, name in COUNTERS.items() if name in names}
-    found = {figure: page.total(name) for figure, name in counted.items()}
-    if "failed" in names:
-        by_code = page.by_label(names["failed"], names["failed_label"])
-        wanted = re.compile(names["failed_values"])
-        found["failed"] = sum(n for code, n in by_code.items() if wanted.fullmatch(code))
-    for figure, (name, how) in GAUGES.items():
-        if name in names:
-            found[figure] = page.total(names[name]) if how == "sum" else page.mean(names[name])
-    if "e2e" in names:
-        found["p99"] = page.quantile(names["e2e"], QUANTILE)
-    return found
+def figures_of(seen: Figures) -> dict[str, float | None]:
+    """Return the figures of a server in a window, by the names of ``[source.queries]``."""
+    counted = {figure: seen.total(name) for figure, name in COUNTERS.items()}
+    gauges = {
+        figure: seen.total(name) if how == "sum" else seen.mean(name)
+        for figure, (name, how) in GAUGES.items()
+    }
+    return {
+        **counted, **gauges, "failed": seen.failed, "p99": seen.quantile("e2e", QUANTILE)
+    }  # fmt: skip

@@ -1,9 +1,9 @@
-"""Pages of ``/metrics``: their samples, and what each engine calls its figures."""
+"""Pages of ``/metrics``, what each engine calls its figures, and the one reader of them."""
 
-from .engines import counts_drafts, engine_of, names_of, positions_of, source_of
+from .engines import engine_of, names_of
+from .figures import Figures, Window
 from .page import Page, Reader, of_mapping, parse
 
 __all__ = [
-    "Page", "Reader", "counts_drafts", "engine_of", "names_of", "of_mapping", "parse",
-    "positions_of", "source_of",
+    "Figures", "Page", "Reader", "Window", "engine_of", "names_of", "of_mapping", "parse",
 ]  # fmt: skip

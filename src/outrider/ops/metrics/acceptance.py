@@ -1,13 +1,13 @@
-"""Acceptance, read from the counters of a server's ``/metrics`` around a load."""
+"""Acceptance in the words of ``vllm bench serve``, from pages of metrics around a load."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from ...base.engines import BY_NAME
 from ...errors import EndpointError
 from .client import Client
-from .engines import counts_drafts, engine_of, names_of, positions_of, source_of
+from .figures import Figures
 from .page import Page, parse
 
 
@@ -29,47 +29,39 @@ def acceptance(before: Page | None, after: Page | None) -> dict[str, Any]:
     """
     if before is None or after is None:
         return {"spec_decode_source": "none: the server has no /metrics"}
-    engine = engine_of(after)
-    names = names_of(engine) if engine else {}
-    if engine and counts_drafts(after, names):
-        return _counted(before, after, names, source_of(engine))
-    length = after.mean(names.get("acceptance_length", ""))
-    if length is not None:
-        return {
-            "spec_decode_source": "SGLang's gauges, their last value: not of this load alone",
-            "spec_decode_acceptance_length": length,
-            "spec_decode_acceptance_rate": 100 * (after.mean(names.get("acceptance", "")) or 0.0),
-        }
-    return {"spec_decode_source": "none: /metrics tells nothing of speculation"}
+    load = Figures.of(after, before)
+    if load is not None and load.total("drafted") is not None:
+        names = [load.names.get(figure, "") for figure in ("drafted", "accepted")]
+        if any((before.total(name) or 0) > (after.total(name) or 0) for name in names):
+            why = "none: the server's counters went back; did it restart?"
+            return {"spec_decode_source": why}
+        return _counted(load)
+    length = load and load.mean("acceptance_length")
+    if load is None or length is None:
+        return {"spec_decode_source": "none: /metrics tells nothing of speculation"}
+    return {
+        "spec_decode_source": "SGLang's gauges, their last value: not of this load alone",
+        "spec_decode_acceptance_length": length,
+        "spec_decode_acceptance_rate": 100 * (load.mean("acceptance") or 0.0),
+    }
 
 
-def _counted(before: Page, after: Page, names: Mapping[str, str], source: str) -> dict[str, Any]:
+def _counted(load: Figures) -> dict[str, Any]:
     """Return the acceptance from counters."""
-
-    def grown(figure: str) -> float:
-        name = names.get(figure, "")
-        return (after.total(name) or 0.0) - (before.total(name) or 0.0)
-
-    drafts, drafted, accepted = grown("drafts"), grown("drafted"), grown("accepted")
-    if drafted < 0 or accepted < 0:
-        return {"spec_decode_source": "none: the server's counters went back; did it restart?"}
+    drafts, drafted, accepted = (load.total(x) or 0.0 for x in ("drafts", "drafted", "accepted"))
     if drafted == 0:
         return {"spec_decode_source": "none: nothing was drafted; speculation is NOT ACTIVE"}
+    whose = "vLLM" if load.engine == "outrider" else BY_NAME[load.engine].title
     result: dict[str, Any] = {
-        "spec_decode_source": f"counters with {source}",
+        "spec_decode_source": f"counters with {whose}'s names",
         "spec_decode_acceptance_rate": 100 * accepted / drafted,
         "spec_decode_draft_tokens": int(drafted),
         "spec_decode_accepted_tokens": int(accepted),
     }
-    length = after.mean(names.get("acceptance_length", ""))
     if drafts > 0:
         result["spec_decode_num_drafts"] = int(drafts)
-        result["spec_decode_acceptance_length"] = 1 + accepted / drafts
-        ends, starts = positions_of(after, names), positions_of(before, names)
-        if ends:
-            result["spec_decode_per_position_acceptance_rates"] = [
-                (count - starts.get(i, 0.0)) / drafts for i, count in ends.items()
-            ]
-    elif length is not None:
-        result["spec_decode_acceptance_length"] = length
+    if load.acceptance_length is not None:
+        result["spec_decode_acceptance_length"] = load.acceptance_length
+    if survival := load.survival():
+        result["spec_decode_per_position_acceptance_rates"] = survival
     return result

@@ -77,12 +77,6 @@ def _input_processor(module: ModuleType) -> None:
     wrap(module.InputProcessor, "assign_request_id", seeds.assign_request_id)
 
 
-def _loggers(module: ModuleType) -> None:
-    from . import stats
-
-    wrap(module.StatLoggerManager, "__init__", stats.manager_init(module.StatLoggerBase))
-
-
 def _v2_sampler(module: ModuleType) -> None:
     from . import v2
 
@@ -126,7 +120,6 @@ V2 = "vllm.v1.worker.gpu"
 PATCHES: dict[str, Patch] = {
     "vllm.engine.arg_utils": _arguments,
     "vllm.v1.engine.input_processor": _input_processor,
-    "vllm.v1.metrics.loggers": _loggers,
     "vllm.v1.core.sched.scheduler": _scheduler,
     "vllm.v1.worker.worker_base": _worker,
     "vllm.v1.worker.gpu_model_runner": _runner,

@@ -11,8 +11,6 @@ SURFACE = Surface(
         "engine/arg_utils.py:EngineArgs.create_engine_config",
         "v1/engine/input_processor.py:InputProcessor.__init__",
         "v1/engine/input_processor.py:InputProcessor.assign_request_id",
-        "v1/metrics/loggers.py:StatLoggerBase.record",
-        "v1/metrics/loggers.py:StatLoggerManager.__init__",
         "v1/core/sched/scheduler.py:Scheduler.__init__",
         "v1/core/sched/scheduler.py:Scheduler.update_from_output",
         "v1/worker/worker_base.py:WorkerWrapperBase.init_device",

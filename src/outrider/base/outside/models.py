@@ -1,0 +1,128 @@
+"""Documents of known form, checked by pydantic, with our sentences on what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from ...errors import ConfigError, no_option, shown
+from .text import printable
+
+T = TypeVar("T")
+KINDS = {
+    "float": "a number", "int": "a whole number", "bool": "true or false", "string": "a text",
+    "tuple": "a list", "list": "a list", "dict": "a table", "model": "a table",
+    "dataclass": "a table", "finite": "a finite number",
+}  # fmt: skip
+"""By the first word of pydantic's name of a problem: what belongs there."""
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+FIELDS = ("model_fields", "__dataclass_fields__", "_fields")
+"""The fields of a model, of a dataclass and of a named tuple."""
+LIMITS = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
+
+
+class Part(BaseModel):
+    """A table of a document: nothing is converted, and every key must be known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def checked(kind: type[T], document: Any, what: str) -> T:
+    """Return a document as an object of ``kind``, a ``Part`` or a dataclass.
+
+    ``what`` names the document in messages, as in "The policy guard.toml".
+
+    Raises:
+        ConfigError: it has another form; the message says what is wrong, where, and what to do.
+    """
+    try:
+        # Strict JSON turns lists into tuples and texts into enums, and converts nothing else.
+        text = json.dumps(document, default=str)
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise sentence(error, what, kind) from None
+
+
+def sentence(error: ValidationError, what: str, kind: Any = None) -> ConfigError:
+    """Return the first problem that pydantic found as an error of one sentence.
+
+    Args:
+        what: names the document.
+        kind: the type of the document, for the names and ranges that are known.
+    """
+    problem = error.errors(include_url=False)[0]
+    type_, place = problem["type"], problem["loc"]
+    where = printable(".".join(map(str, place)))
+    if type_ in UNKNOWN:
+        owner = f"{what}, [{where.rpartition('.')[0]}]" if place[1:] else what
+        return no_option(owner, str(place[-1]), list(_hints(kind, place[:-1])))
+    if type_.startswith("missing"):
+        return ConfigError(f"{what} has no {where}; add it.")
+    said = problem["msg"].removeprefix("Value error, ")
+    if type_ == "value_error":  # a sentence of our own, which may name a place of its own
+        return ConfigError(f"{what}: {where}{' ' * bool(where)}{said}")
+    named = f"{what}: {where}" if where else what
+    return ConfigError(f"{named} is {shown(problem['input'])}; {_remedy(problem, kind)}.")
+
+
+def _remedy(problem: Mapping[str, Any], kind: Any) -> str:
+    """Return what to give instead."""
+    type_, limits = problem["type"], problem.get("ctx", {})
+    if type_ == "literal_error":
+        return f"known are {limits['expected'].replace(chr(39), '').replace(' or ', ', ')}"
+    if type_ in LIMITS:
+        least, most = _range(kind, problem["loc"])
+        if least is not None and most is not None:
+            return f"give a number from {least:g} to {int(most) if most == int(most) else most:,}"
+        (limit,) = limits.values()
+        words = type_.replace("_equal", " or equal to").replace("_", " ")
+        return f"give {limit:g} or more" if type_ == "greater_than_equal" else (
+            f"give a number {words} {limit:g}"
+        )  # fmt: skip
+    known = KINDS.get(type_.partition("_")[0]) if type_.endswith(("_type", "_number")) else None
+    if type_ == "int_from_float":
+        known = KINDS["int"]
+    return f"give {known}" if known else f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _range(kind: Any, place: Sequence[int | str]) -> tuple[Any, Any]:
+    """Return the least and the most that a field accepts; None where it has no such limit."""
+    hint = _hints(kind, place[:-1]).get(str(place[-1])) if place else None
+    limits = [each for part in (hint, *get_args(hint)) for each in _limits(part)]
+    bounds = [next((getattr(x, name) for x in limits if hasattr(x, name)), None)
+              for name in ("ge", "le")]  # fmt: skip
+    return bounds[0], bounds[1]
+
+
+def _limits(hint: Any) -> Iterator[Any]:
+    """Yield the limits in the annotations of a type."""
+    for each in getattr(hint, "__metadata__", ()):
+        yield from getattr(each, "metadata", [each])
+
+
+def _hints(kind: Any, place: Sequence[int | str]) -> dict[str, Any]:
+    """Return the fields, with their types, of the part of a document at a place."""
+    for name in place:
+        hints = _fields(kind)
+        kind = hints.get(str(name), kind) if hints else kind
+        kind = next((part for part in _parts(kind) if _fields(part)), None)
+    return _fields(kind)
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """Yield a type and all types inside of it, such as that of a tuple's members."""
+    yield hint
+    for each in get_args(hint):
+        yield from _parts(each)
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """Return the fields, with their types, of a class that has some."""
+    if not isinstance(kind, type):
+        return {}
+    names = next((getattr(kind, name) for name in FIELDS if hasattr(kind, name)), ())
+    hints = get_type_hints(kind, include_extras=True) if names else {}
+    return {name: hints[name] for name in names}

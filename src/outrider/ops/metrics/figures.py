@@ -1,0 +1,158 @@
+"""The figures of one engine, whichever it is, from one or two pages of its ``/metrics``."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .engines import engine_of, names_of
+from .page import Page
+
+POSITION = ("position", "token_position")
+"""Labels for the position of a drafted token."""
+MOST_PAGES = 64
+"""Most pages of an engine that a window keeps."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures of an engine over a span of time. What it does not tell is None, never guessed.
+
+    Attributes:
+        page: what was counted within the span, and gauges at its end.
+        names: the engine's names by figure, as in ``data/engines.toml``.
+        seconds: the span's length; 0 where it began with the engine.
+    """
+
+    engine: str
+    page: Page
+    names: Mapping[str, str]
+    seconds: float = 0.0
+
+    @classmethod
+    def of(
+        cls, page: Page, before: Page | None = None, seconds: float = 0.0,
+        engine: str | None = None,
+    ) -> Figures | None:  # fmt: skip
+        """Return the figures since an earlier page; None where the page is of no known engine.
+
+        Args:
+            before: None takes all since the engine's start.
+            seconds: time between the two pages.
+            engine: whose names are read; the page tells unless given.
+        """
+        engine = engine or engine_of(page)
+        if engine is None:
+            return None
+        grown = page if before is None else page.since(before)
+        return cls(engine, grown, names_of(engine), seconds)
+
+    @property
+    def model(self) -> str:
+        """The model that the page names, "" if it names none."""
+        named = (s.labels["model_name"] for s in self.page.all() if "model_name" in s.labels)
+        return next(named, "")
+
+    def total(self, figure: str) -> float | None:
+        """Return a figure's sum over its labels."""
+        return self.page.total(self.names.get(figure, ""))
+
+    def mean(self, figure: str) -> float | None:
+        """Return a gauge's mean over its labels, or a histogram's mean."""
+        return self.page.mean(self.names.get(figure, ""))
+
+    def rate(self, figure: str) -> float | None:
+        """Return how much was counted a second."""
+        total = self.total(figure)
+        return total / self.seconds if total is not None and self.seconds > 0 else None
+
+    def quantile(self, figure: str, share: float) -> float | None:
+        """Return a histogram's quantile."""
+        return self.page.quantile(self.names.get(figure, ""), share)
+
+    def positions(self) -> dict[int, float]:
+        """Return accepted tokens by position of the draft, in order, from 0."""
+        sums = self.page.by_label(self.names.get("by_position", ""), *POSITION)
+        return {int(i): sums[i] for i in sorted(sums, key=_order) if re.fullmatch(r"[0-9]{1,3}", i)}
+
+    def survival(self) -> list[float]:
+        """Return the share of drafts that were accepted up to each position."""
+        drafts = self.total("drafts")
+        return [count / drafts for count in self.positions().values()] if drafts else []
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted / drafted; the engine's own gauge where it counts nothing."""
+        drafted, accepted = self.total("drafted"), self.total("accepted")
+        if drafted and accepted is not None:
+            return min(1.0, accepted / drafted)
+        return self._gauge("acceptance")
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """1 + accepted / drafts; the engine's own gauge where it counts no drafts."""
+        drafts, accepted = self.total("drafts"), self.total("accepted")
+        if drafts and accepted is not None:
+            return 1 + accepted / drafts
+        return self._gauge("acceptance_length")
+
+    def _gauge(self, figure: str) -> float | None:
+        """Return a gauge, which is of this span only if the engine worked in it."""
+        drafted = self.total("drafted")
+        value = self.mean(figure)
+        worked = self.total("generated") if drafted is None else drafted
+        return value if worked and value is not None and value > 0 else None
+
+    @property
+    def failed(self) -> float | None:
+        """Requests that failed at the server."""
+        if "failed" not in self.names:
+            return None
+        counts = self.page.by_label(self.names["failed"], self.names["failed_label"])
+        pattern = re.compile(self.names["failed_values"])
+        return sum(count for value, count in counts.items() if pattern.fullmatch(value))
+
+    @property
+    def token_seconds(self) -> float | None:
+        """Mean time of an output token: of requests, else of all tokens together."""
+        mean = self.mean("tpot")
+        over, under = self.total("decode_seconds"), self.total("generated")
+        return mean or (over / under if over and under else None)
+
+
+def _order(label: str) -> tuple[int, str]:
+    return len(label), label
+
+
+class Window:
+    """The pages of an engine that rates and quantiles look back on.
+
+    Args:
+        seconds: how far.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.pages: deque[tuple[float, Page]] = deque()
+
+    def take(self, page: Page, now: float) -> tuple[Page, float]:
+        """Keep a page; return the one at the window's start, and how long ago that was.
+
+        ``now`` are seconds of any clock. The first page is its own start.
+        """
+        pages, seconds = self.pages, self.seconds
+        while pages and (pages[0][0] < now - 1.5 * seconds or pages[0][0] > now):
+            pages.popleft()
+        # The oldest page within the window, else the youngest before it.
+        while len(pages) > 1 and pages[1][0] <= now - seconds:
+            pages.popleft()
+        start, before = pages[0] if pages else (now, page)
+        if len(pages) < 2 or now - pages[-1][0] >= seconds / MOST_PAGES:
+            pages.append((now, page))
+        return before, now - start
+
+    def clear(self) -> None:
+        """Forget all pages."""
+        self.pages.clear()
