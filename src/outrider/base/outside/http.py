@@ -216,13 +216,16 @@ class _Stream(httpcore.NetworkStream):
 
     def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
         self._connection, self._deadline = connection, deadline
+        self._unsent = b""
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        send(self._connection, self._unsent, self._deadline)  # head and body in one piece
+        self._unsent = b""
         self._connection.settimeout(self._deadline.left())
         return self._connection.recv(max_bytes)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        send(self._connection, buffer, self._deadline)
+        self._unsent += buffer
 
     def close(self) -> None:
         self._connection.close()
