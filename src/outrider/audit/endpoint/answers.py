@@ -138,7 +138,6 @@ def _index(value: Any) -> int:
 
 
 def _choice(choice: dict[str, Any], usage: dict[str, Any]) -> EndpointCompletion:
-    """Return one choice. Raises ValueError: it is none."""
     text, reason = choice.get("text"), choice.get("finish_reason")
     if not isinstance(text, str):
         raise ValueError(f"a choice's text is {shown(text)}")
@@ -187,9 +186,7 @@ def _logprobs(
 ) -> tuple[tuple[Token, ...] | None, Law | None, tuple[float | None, ...]]:
     """Return the tokens, the law of the first one, and log probabilities of all.
 
-    None stands for what is not told.
-
-    Raises ValueError: they are told, and are none.
+    None stands for what is not told. Raises ValueError: what is told is none of these.
     """
     if found is None:
         return None, None, ()

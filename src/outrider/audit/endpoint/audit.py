@@ -71,7 +71,6 @@ class _Audit:
     progress: Progress
 
     async def run(self) -> list[Result]:
-        """Return the results of all checks."""
         self.progress("reading prompts")
         prompts, biased = await self._prompts()
         laws = Laws(self.reference, self.clock)
@@ -194,14 +193,12 @@ def verify_endpoint(
     seed: int | None = None,
     progress: Progress = lambda _: None,
 ) -> EndpointReport:
-    """Return the audit of a server with OpenAI's API.
+    """Return the audit of a server with OpenAI's API at ``endpoint``, with or without ``/v1``.
 
     Args:
-        endpoint: its address, with or without ``/v1``.
-        reference: what it is compared with: the address of another server with the same model, or
-            a checkpoint (folder, GGUF file or hub name) to be run plainly on this machine. None is
-            the server itself: with speculation off if it is Outrider's, else asked for one token at
-            a time, so that nothing can be drafted.
+        reference: what it is compared with: the address of another server with the same model, or a
+            checkpoint (folder, GGUF file or hub name) to be run plainly here. None is the server
+            itself: with speculation off if it is Outrider's, else asked for one token at a time.
         model: its name at the endpoint; None takes the first that is listed.
         key: sent to both servers as a bearer token.
         laws: names of the sets of sampling options whose law is tested; all unless given.
@@ -210,11 +207,8 @@ def verify_endpoint(
         seed: of prompts' seeds, 0 and up; None takes a fresh one, which the report shows.
         progress: called with each new activity.
 
-    Raises:
-        ConfigError: an argument is wrong.
-        EndpointError: a server cannot be reached, refuses the key, does not complete prompts as
-            OpenAI's API says, or the reference has another tokenizer.
-        OutriderError: the reference's checkpoint cannot be used.
+    Raises ConfigError: an argument is wrong; EndpointError: a server cannot be reached, refuses the
+    key, does not complete prompts as OpenAI's API says, or the reference has another tokenizer.
     """
     if not FEWEST <= samples <= MOST:
         raise ConfigError(f"samples is {samples}; give {FEWEST} to {MOST:,}.")

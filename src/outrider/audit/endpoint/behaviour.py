@@ -68,8 +68,7 @@ async def stops(
 ) -> Result:
     """Return whether answers end before a stop string.
 
-    Args:
-        greedy: answers of ``length`` tokens to the prompts, which say the strings in their middle.
+    The strings stand in the middle of the ``greedy`` answers of ``length`` tokens to the prompts.
     """
     asked = []
     for prompt, answer in zip(prompts, greedy, strict=True):

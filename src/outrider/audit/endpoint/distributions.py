@@ -55,7 +55,6 @@ class Laws:
         self._known: dict[AnswerContext, Law | None] = {}
 
     def get(self, context: AnswerContext) -> Law | None:
-        """Return a law that was fetched; None if there is none."""
         return self._known.get(context)
 
     async def fetch(self, contexts: Iterable[AnswerContext]) -> None:
@@ -121,8 +120,8 @@ def draw_of(prompt: Prompt, answer: EndpointCompletion) -> SampledAnswer:
 async def fetch_along(laws: Laws, draws: Sequence[SampledAnswer], length: int, most: int) -> None:
     """Fetch the laws of the contexts that were drawn from, the frequent ones first.
 
-    Depth by depth, at most ``most`` each: which contexts of a depth are fetched then depends on
-    what was drawn before it alone, as the statistic needs.
+    At most ``most`` at each depth, whose choice depends on what was drawn before it alone, as the
+    statistic needs.
     """
     for depth in range(1, length):
         counts: Counter[AnswerContext] = Counter(
@@ -140,13 +139,10 @@ Biased = dict[Prompt, Token]
 
 @dataclass(frozen=True)
 class ObservedDraws:
-    """Draws beside their laws, a row for each context.
+    """Draws beside their laws, a row for each context in which something was drawn.
 
-    Attributes:
-        contexts: in which something was drawn.
-        laws: [contexts, CELLS].
-        ignored: the laws if the options had no effect, likewise.
-        counts: of the outcomes, likewise.
+    ``laws``, ``ignored`` (the laws if the options had no effect) and ``counts`` are [contexts,
+    CELLS].
     """
 
     contexts: list[AnswerContext]

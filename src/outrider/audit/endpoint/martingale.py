@@ -58,15 +58,12 @@ TRIALS, STEPS = 40, 7
 class Comparison:
     """Draws against their laws. ``alike`` or ``apart`` above 0 is an error.
 
-    Attributes:
-        draws: how many.
-        alike, apart: exponents over their thresholds, see the module's docstring.
-        ranks: of the set of ranks that deviates most; ``seen`` and ``due`` are its shares.
-        worst: the context that deviates most, and the cell there that came too often.
-        excluded: draws that had no probability, which is an error at once.
-        visible_alike, visible_apart: the smallest total variation that would have been seen with
-            90 % probability, if an error has the same ranks everywhere, or if it prefers another
-            token in each context.
+    Both are exponents over their thresholds, see the module's docstring. ``ranks`` is the set of
+    ranks that deviates most, ``seen`` and ``due`` are its shares; ``worst`` is the context that
+    deviates most, and the cell there that came too often. A draw that is ``excluded`` had no
+    probability, an error at once. ``visible_alike`` and ``visible_apart`` are the smallest total
+    variation that would have been seen with 90 % probability, if an error has the same ranks
+    everywhere, or if it prefers another token in each context.
     """
 
     draws: int
@@ -88,11 +85,8 @@ class Comparison:
 def compare(laws: Cells, ignored: Cells, counts: Counts, alpha: float) -> Comparison:
     """Return the comparison of draws with their laws.
 
-    Args:
-        laws: of each context, [contexts, CELLS].
-        ignored: the laws if the options had no effect, likewise.
-        counts: of the outcomes in each context, likewise; one draw at least.
-        alpha: bound on the probability of a false alarm.
+    ``laws``, the laws ``ignored`` if the options had no effect, and the ``counts`` of outcomes, one
+    draw at least, are [contexts, CELLS]; ``alpha`` bounds the probability of a false alarm.
     """
     n = counts.sum(1)
     members = _members(laws, ignored)
@@ -124,8 +118,7 @@ def compare(laws: Cells, ignored: Cells, counts: Counts, alpha: float) -> Compar
 def visible_alike(draws: int, alpha: float) -> float:
     """Return the total variation that ``draws`` show with probability 1 - ``MISSED``, at most 1.
 
-    The error has the same ranks in all contexts. By Hoeffding's inequality, for the seen share and
-    for the exponent.
+    The error has the same ranks in all contexts; by Hoeffding's inequality, for share and exponent.
     """
     share = math.sqrt(_threshold(alpha) / (2 * LOSS * draws))
     return min(1.0, ROUNDING + share + math.sqrt(math.log(1 / MISSED) / (2 * draws)))
@@ -134,8 +127,8 @@ def visible_alike(draws: int, alpha: float) -> float:
 def visible_apart(laws: Cells, draws: Counts, alpha: float) -> float:
     """Return the mean total variation that shows with probability 1 - ``MISSED``, at most 1.
 
-    The error prefers a token of its own in each context, one that is likely there. By simulation
-    with a fixed seed: shares of the draws, halved again and again, go to that token.
+    The error prefers a likely token of its own in each context. By simulation with a fixed seed:
+    shares of the draws, halved again and again, go to that token.
     """
     rng = np.random.default_rng(0)
     scaled = laws / laws.sum(1, keepdims=True)

@@ -19,15 +19,11 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """One check.
+    """One check: its name, its status, and what was seen, or why nothing was.
 
-    Attributes:
-        name: of the check.
-        status: what it came to.
-        seen: what was seen, or why nothing was.
-        samples: what was compared: tokens, answers or pairs of answers.
-        detects: the smallest error that so many would have shown with 90 % probability, in words.
-        visible: the same as a number from 0 to 1, where it is one.
+    ``samples`` says how many tokens, answers or pairs of answers were compared; ``detects`` the
+    smallest error that so many would have shown with 90 % probability, ``visible`` the same from 0
+    to 1.
     """
 
     name: str
@@ -53,10 +49,8 @@ def share(trials: int) -> float:
 def counted(name: str, wrong: Sequence[str], trials: int, unit: str, right: str) -> Result:
     """Return the result of a check in which each trial is right or wrong.
 
-    Args:
-        wrong: what each wrong trial showed.
-        unit: of the trials, in the plural.
-        right: what is said where none is wrong.
+    ``wrong`` says what each wrong trial showed, ``right`` what is said where none is wrong;
+    ``unit`` is that of the trials, in the plural.
     """
     if not trials:
         return Result(name, Status.INCONCLUSIVE, f"no {unit} could be judged")
@@ -70,16 +64,10 @@ def counted(name: str, wrong: Sequence[str], trials: int, unit: str, right: str)
 
 @dataclass(frozen=True)
 class EndpointReport:
-    """The outcome of an audit.
+    """The outcome of an audit of ``model`` at ``endpoint`` against ``reference``.
 
-    Attributes:
-        endpoint, model: what was audited.
-        reference: what it was compared with, in words.
-        seed: repeats the audit, as far as the server repeats itself.
-        requests: how many the server got.
-        results: of the checks, in order.
-        speculation: what the server's ``/metrics`` say about drafts during the audit, under the
-            keys of ``bench serve``.
+    ``seed`` repeats it, as far as the server repeats itself. ``speculation`` is what the server's
+    ``/metrics`` say about drafts during the audit, under the keys of ``bench serve``.
     """
 
     endpoint: str
@@ -91,7 +79,6 @@ class EndpointReport:
     speculation: dict[str, Any]
 
     def having(self, status: Status) -> list[Result]:
-        """Return the checks of a status."""
         return [result for result in self.results if result.status is status]
 
     @property
@@ -101,7 +88,6 @@ class EndpointReport:
 
     @property
     def verdict(self) -> str:
-        """The outcome in a sentence."""
         counts = [f"{len(found)} {status}" for status in Status if (found := self.having(status))]
         if self.having(Status.FAILED):
             start = "violation: the server does not say what it should"
@@ -112,7 +98,6 @@ class EndpointReport:
         return f"{start} ({', '.join(counts)})"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report for ``--json``."""
         return {
             **vars(self),
             "verdict": self.verdict,

@@ -57,11 +57,8 @@ class SamplingTrial:
 class Sampled:
     """The law tests of one audit.
 
-    Args:
-        biased: by prompt, the token that logit_bias is tried on, with its id.
-        seeds: whether requests carry seeds.
-        rng: of the seeds.
-        alpha: bound on the probability of any false alarm.
+    ``biased`` holds by prompt the token that logit_bias is tried on; ``seeds`` says whether
+    requests carry seeds, from ``rng``; ``alpha`` bounds the probability of any false alarm.
     """
 
     def __init__(
@@ -73,7 +70,6 @@ class Sampled:
         self.alpha = alpha / (2 * len(plan.samplings))
 
     async def run(self) -> list[Result]:
-        """Draw, fetch laws, and compare."""
         first = [AnswerContext(prompt, ()) for prompt in self.prompts]
         await self.laws.fetch(first)
         # Penalties act behind a first token: a prompt is worth it if its likeliest may come again.
@@ -147,7 +143,6 @@ class Sampled:
         return found
 
     def _judged(self, title: str, data: ObservedDraws) -> Result:
-        """Return the verdict on some draws."""
         n = int(data.counts.sum())
         if n < FEWEST:
             why = f"only {n} draws have a law that is known well enough"
@@ -166,7 +161,6 @@ class Sampled:
         return Result(title, Status.FAILED, text, n, detects, got.visible_alike)
 
     def _wrong(self, got: Comparison, data: ObservedDraws) -> str:
-        """Return what is wrong, in words."""
         if got.excluded:
             return f"{got.excluded} of {got.draws} tokens were impossible"
         if got.alike > got.apart:

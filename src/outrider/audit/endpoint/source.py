@@ -45,10 +45,8 @@ class TimeLimit:
 
     def __init__(self, seconds: float | None) -> None:
         self._end = math.inf if seconds is None else time.monotonic() + seconds
-        self._seconds = seconds
 
     def left(self) -> float:
-        """Return the seconds that are left."""
         return self._end - time.monotonic()
 
     def check(self) -> None:
@@ -62,48 +60,34 @@ class Breakdown(EndpointError):
 
 
 class PromptSource(Protocol):
-    """Completes prompts, of which nothing is drafted where it is a reference."""
+    """Completes prompts; ``fields`` are those of ``/v1/completions``.
+
+    As a reference it drafts nothing. ``name`` says who it is.
+    """
 
     @property
-    def name(self) -> str:
-        """Return who that is, for people."""
-        ...
+    def name(self) -> str: ...
 
-    async def complete(self, prompt: Given, tokens: int, **fields: Any) -> EndpointCompletion:
-        """Return the answer; ``fields`` are those of ``/v1/completions``."""
-        ...
+    async def complete(self, prompt: Given, tokens: int, **fields: Any) -> EndpointCompletion: ...
 
-    async def close(self) -> None:
-        """Let go of connections or processes."""
-        ...
+    async def close(self) -> None: ...
 
 
 async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
     """Return all results in order; the first error ends the other calls."""
-
-    async def one(call: Awaitable[T]) -> T:
-        return await call
-
+    tasks = [asyncio.ensure_future(call) for call in calls]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(call)) for call in calls]
-    except ExceptionGroup as errors:
-        first: BaseException = errors
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None
-    return [task.result() for task in tasks]
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class AuditedServer:
-    """A server with OpenAI's API.
+    """A server with OpenAI's API at a URL, with or without ``/v1``.
 
-    Args:
-        url: with or without ``/v1``.
-        model: its name; None asks the server.
-        key: sent as a bearer token; None sends none.
-
-    Raises ConfigError: the address is none.
+    Without a ``model`` the server is asked for one; ``key`` is sent as a bearer token.
     """
 
     def __init__(
@@ -140,9 +124,8 @@ class AuditedServer:
     async def _find_switch(self) -> bool:
         """Return whether there is Outrider's switch of speculation.
 
-        Servers of others refuse the path, or have a page for every path.
-
-        Raises EndpointError: the server fails or does not answer, so that nobody knows.
+        Servers of others refuse the path, or have a page for every path. Where the server fails or
+        does not answer, nobody knows, which raises ``EndpointError``.
         """
         path = "/v1/speculation"
         answer = await self._patiently(path)
@@ -181,18 +164,14 @@ class AuditedServer:
         return (await self.choices(prompt, tokens, **fields))[0]
 
     async def choices(self, prompt: Given, tokens: int, **fields: Any) -> list[EndpointCompletion]:
-        """Return an answer of ``/v1/completions``.
-
-        Raises EndpointError: see ``post``; the answer is not OpenAI's.
+        """Return an answer of ``/v1/completions``; raises as ``post``, and where it is not
+        OpenAI's.
         """
         body = {"prompt": prompt, "max_tokens": tokens, **fields}
         return completions(*await self.post("/v1/completions", body))
 
     async def chat(self, text: str, tokens: int, **fields: Any) -> tuple[str, str | None]:
-        """Return text and finish reason of an answer of ``/v1/chat/completions``.
-
-        Raises EndpointError: as ``complete``.
-        """
+        """Return text and finish reason of an answer of ``/v1/chat/completions``."""
         messages = [{"role": "user", "content": text}]
         body = {"messages": messages, "max_tokens": tokens, **fields}
         return message(*await self.post("/v1/chat/completions", body))
@@ -200,11 +179,8 @@ class AuditedServer:
     async def post(self, path: str, body: dict[str, Any]) -> tuple[bytes, str]:
         """Return an answer's body, and the address that gave it.
 
-        Raises:
-            Refusal: the server does not take such a request.
-            Breakdown: the server fails at it.
-            EndpointError: nobody answers, or the key is refused.
-            TimeUp: the audit's time is over.
+        Raises ``RefusedRequest`` where the server takes no such request, ``Breakdown`` where it
+        fails at it, ``EndpointError`` where nobody answers or the key is refused, and ``TimeUp``.
         """
         answer = await self._patiently(path, {"model": self.model, **self.fields, **body})
         where = self.name + path
@@ -217,10 +193,7 @@ class AuditedServer:
         return answer.body, where
 
     async def _patiently(self, path: str, body: dict[str, Any] | None = None) -> Answer:
-        """Return an answer; a busy server is asked again a few times.
-
-        Raises EndpointError: nobody answers; TimeUp: the audit's time is over.
-        """
+        """Return an answer; a busy server is asked again a few times. Raises as ``post``."""
         self.clock.check()
         async with self._free:
             for pause in range(RETRIES):
@@ -233,16 +206,14 @@ class AuditedServer:
         return answer
 
     async def close(self) -> None:
-        """End the connections."""
         await self.client.close()
 
 
 class WithoutSpeculation:
-    """The server under audit, which is asked not to draft.
+    """The server under audit, asked not to draft, with Outrider's switch where it has that.
 
-    Args:
-        server: asked with Outrider's switch where it has that. Without it, answers of one token
-            come from the prompt's forward alone, where nothing can have been drafted.
+    Without it, answers of one token come from the prompt's forward alone, where nothing can have
+    been drafted.
     """
 
     def __init__(self, server: AuditedServer) -> None:
@@ -256,7 +227,6 @@ class WithoutSpeculation:
         return "the server, one token a request, so that nothing is drafted"
 
     async def complete(self, prompt: Given, tokens: int, **fields: Any) -> EndpointCompletion:
-        """Return the answer of ``/v1/completions``."""
         if self.server.has_switch:
             fields["speculation"] = {"enabled": False}
         return await self.server.complete(prompt, tokens, **fields)
@@ -266,7 +236,7 @@ class WithoutSpeculation:
 
 
 class Local:
-    """A model on this machine, decoded plainly. Raises OutriderError: it cannot be loaded."""
+    """A model on this machine, decoded plainly."""
 
     def __init__(self, model: str) -> None:
         from ...async_llm import AsyncLLM
@@ -275,7 +245,6 @@ class Local:
         self._llm = AsyncLLM(model, drafter=None)
 
     async def open(self) -> None:
-        """Load the model."""
         await self._llm.start()
 
     async def complete(self, prompt: Given, tokens: int, **fields: Any) -> EndpointCompletion:
@@ -301,7 +270,6 @@ class Local:
         )  # fmt: skip
 
     async def close(self) -> None:
-        """End the engine."""
         self._llm.shutdown()
 
 
