@@ -27,7 +27,7 @@ FLOORS = [
     {"llm", "async_llm"},
     {"outrider"},
     {"ops.metrics"},
-    {"server", "training", "bench", "audit"},
+    {"server", "bench", "audit"},
     {"ops"},
     {"pocket", "plugins"},
     {"cli"},

@@ -11,7 +11,7 @@ __all__ = ["PATH", "held_out", "prompts"]
 
 def held_out() -> list[str]:
     """Return modules of this interpreter's standard library that the pair was not trained on."""
-    from ..training.corpus import standard_library
+    from .corpus import standard_library
 
     return [module.text for module in standard_library() if module.held_out]
 

@@ -22,8 +22,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from ..base.types import SamplingParams
 from ..llm import LLM
 from ..native.threads import cpu_name
-from ..training import corpus as text
-from ..training.train import (
+from . import corpus as text
+from .evaluate import evaluate, held_out_prompts, model_card
+from .train import (
     TrainingPlan,
     distillation_loss,
     keep_heap,
@@ -31,7 +32,6 @@ from ..training.train import (
     optimise,
     text_loss,
 )
-from .evaluate import evaluate, held_out_prompts, model_card
 
 PHASES = ((0.6, 256), (0.3, 512), (0.1, 2048))
 TARGET_RECIPE = TrainingPlan(tokens=11_000_000, muon_rate=4e-3, adam_rate=4e-3, phases=PHASES)

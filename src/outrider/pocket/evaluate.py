@@ -11,8 +11,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from ..base.types import Counts, SamplingParams
 from ..bench.repeats import fresh_acceptance_length
 from ..llm import LLM
-from ..training.corpus import Corpus, Module
-from ..training.train import logits
+from .corpus import Corpus, Module
+from .train import logits
 
 PROMPTS = 32
 PROMPT_TOKENS = 64

@@ -1,1 +1,0 @@
-"""Training: the corpus, and the loops that train targets and drafters."""
