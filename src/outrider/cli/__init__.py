@@ -32,9 +32,10 @@ from . import (
     tune,
     verify,
 )
-from .common import Commands, Group
+from .common import Commands
+from .spelling import App
 
-app = typer.Typer(
+app = App(
     cls=Commands,
     rich_markup_mode=None,  # rich boxes cut long names, and its markup swallows outrider[plot]
     no_args_is_help=True,
@@ -45,20 +46,25 @@ app = typer.Typer(
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
     generate.generate, serve.serve, serve.config, quantize.quantize, convert.convert, demo.demo,
-    verify.verify, explain.explain, advise.advise, tune.tune, roi.roi, diagnose.diagnose,
-    doctor.doctor, checklist.checklist,
+    verify.verify, explain.explain, tune.tune,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
-benches = typer.Typer(cls=Group, invoke_without_command=True)
-benches.callback()(bench.bench)
+benches = App(default="run", help="Measure speculation against plain decoding; load servers.")
+benches.command("run")(bench.bench)
 benches.command()(quality.quality)
 benches.command()(load.serve)
 app.add_typer(benches, name="bench")
 app.add_typer(drafters.app, name="drafters")
-app.add_typer(deploy.app, name="deploy")
-app.add_typer(guard.app, name="guard")
-app.add_typer(observe.app, name="observe")
+ops = App(help="Plan, deploy, watch and mend speculation, of this engine and of others.")
+for command in (
+    advise.advise, roi.roi, checklist.checklist, doctor.doctor, diagnose.diagnose,
+):  # fmt: skip
+    ops.command()(command)
+ops.add_typer(deploy.app, name="deploy")
+ops.add_typer(guard.app, name="guard")
+ops.add_typer(observe.app, name="alerts")
+app.add_typer(ops, name="ops")
 
 
 def _version(wanted: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError
-from .common import JsonFile, read_text, status, writable, write, write_json
+from .common import AsJson, Out, read_text, status, writable, write, write_report
 
 if TYPE_CHECKING:
     from ..engine.control.costs import Costs
@@ -49,11 +49,11 @@ def sampled(
     """
     from ..ops.planning import of_counts
 
-    prompts = [line for line in read_text(file, f"--sample {file}").splitlines() if line.strip()]
+    prompts = [line for line in read_text(file, f"--prompts {file}").splitlines() if line.strip()]
     if not prompts:
-        raise ConfigError(f"--sample {file} has no prompts: one a line is expected.")
+        raise ConfigError(f"--prompts {file} has no prompts: one a line is expected.")
     if drafter is None:
-        raise ConfigError("--sample measures one drafter's acceptance; name it with --drafter.")
+        raise ConfigError("--prompts measures one drafter's acceptance; name it with --drafter.")
     k = max(k, 2)  # one token alone does not tell a pass from a call
     with status("decoding the sample"):
         from .. import LLM
@@ -63,16 +63,17 @@ def sampled(
         costs = profile(llm, prompts, longest=k) if costs_too else None
         _, counts = timed(llm, prompts, 1, k, SAMPLE_TOKENS, temperature)
     if not counts.drafts:
-        raise ConfigError(f"nothing was drafted on --sample {file}; give more prompts.")
+        raise ConfigError(f"nothing was drafted on --prompts {file}; give more prompts.")
     source = f"measured on {len(prompts)} sample prompts, {counts.drafts} drafts"
     return of_counts(counts, k, source), costs
 
 
 def advise(
-    target: Annotated[
+    model: Annotated[
         str,
         typer.Argument(
-            help="A model of the catalogue, a folder with a config.json, or a hub name."
+            metavar="MODEL",
+            help="A model of the catalogue, a folder with a config.json, or a hub name.",
         ),
     ],
     drafter: Annotated[
@@ -120,7 +121,7 @@ def advise(
             "shares of drafts accepted up to each position (0.92,0.81,0.71).",
         ),
     ] = None,
-    sample: Annotated[
+    prompts: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
@@ -139,8 +140,11 @@ def advise(
     utilisation: Annotated[float | None, typer.Option(help="Of the device today, 0 to 1.")] = None,
     memory_used: Annotated[float | None, typer.Option(help="Of the device today, 0 to 1.")] = None,
     price: Annotated[float | None, typer.Option(help="Dollars for an hour of a device.")] = None,
-    longest: Annotated[int, typer.Option(help="Tokens of a draft, at most.")] = 8,
-    json_: JsonFile = None,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(help="Longest draft K that is looked at.")
+    ] = 8,
+    json_: AsJson = False,
+    out: Out = None,
     plot: Annotated[
         str | None,
         typer.Option(
@@ -155,22 +159,22 @@ def advise(
     from ..ops.planning.report import advice_markdown, advice_plot
 
     known, costs = None, None
-    if sample is not None and acceptance is None:
+    if prompts is not None and acceptance is None:
         here = hardware is None and profile is None
-        known, costs = sampled(target, drafter, sample, longest, temperature, here)
+        known, costs = sampled(model, drafter, prompts, num_speculative_tokens, temperature, here)
     elif acceptance is not None:
         known = parse_acceptance(acceptance, drafter)
     situation = Situation(
-        target, drafter, hardware, tensor_parallel, dtype, drafter_dtype, profile or costs,
+        model, drafter, hardware, tensor_parallel, dtype, drafter_dtype, profile or costs,
         sizes(concurrency), input_tokens, output_tokens, shares(tasks, "--tasks"), temperature,
         max_ttft, max_tpot, priority, known, placement, drafter_hardware, fine_tune, utilisation,
-        memory_used, price, longest,
+        memory_used, price, num_speculative_tokens,
     )  # fmt: skip
     found = judge(situation)
-    write_json(found.to_json(), json_)
+    write_report(found.to_json(), json_, out)
     if plot is not None:
         if not found.sensitivity:
             raise ConfigError("nothing can be drawn without --hardware or --profile.")
         Path(plot).write_text(advice_plot(found), encoding="utf-8")
-    if json_ != "-":
+    if not json_:
         write(advice_markdown(found))

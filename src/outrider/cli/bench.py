@@ -19,8 +19,9 @@ from . import beliefs
 from .common import (
     LEAST_ROUNDS,
     WIDE,
-    JsonFile,
+    AsJson,
     Model,
+    Out,
     Rounds,
     bars,
     model_folder,
@@ -32,7 +33,7 @@ from .common import (
     shares,
     status,
     with_engine_options,
-    write_json,
+    write_report,
 )
 
 if TYPE_CHECKING:
@@ -154,27 +155,16 @@ def show(report: dict[str, Any], on_stderr: bool, explain: bool) -> None:
         beliefs.explain(console, report["runs"])
 
 
-def refuse_options(ctx: typer.Context) -> None:
-    """Refuse options that stand before a sub-command: they belong to no command."""
-    for param in ctx.command.params:
-        source = ctx.get_parameter_source(param.name or "")
-        if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(
-                f"{param.opts[0]} stands before {ctx.invoked_subcommand}; put it behind."
-            )
-
-
 @with_engine_options("dtype", "quantization", "drafter_quantization", "drafter_window", "preset")
 def bench(
-    ctx: typer.Context,
     model: Model = None,
     replay: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
             help="Measure a replay target instead: random weights of that size (1m, 3m, 20m, 100m, "
-            "300m) that cost what a real model costs and say the workload's recorded answers. "
-            "--model then lends its tokenizer, vocabulary and context only.",
+            "300m) that cost what a real model costs and say the prompts' recorded answers. "
+            "MODEL then lends its tokenizer, vocabulary and context only.",
         ),
     ] = None,
     drafter: Annotated[
@@ -197,7 +187,7 @@ def bench(
     batch_size: Annotated[
         str, typer.Option(metavar="INTS", help="How many prompts run together, with commas.")
     ] = "1",
-    workload: Annotated[
+    prompts: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE",
@@ -208,7 +198,7 @@ def bench(
     ] = None,
     num_prompts: Annotated[
         int | None,
-        typer.Option(help="How many of the workload's prompts, the first 8 unless given."),
+        typer.Option(help="How many of the prompts, the first 8 unless given."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each prompt.")] = 128,
     rounds: Rounds = LEAST_ROUNDS,
@@ -227,7 +217,8 @@ def bench(
             "choices are its own, as with drafter auto.",
         ),
     ] = False,
-    json_: JsonFile = None,
+    json_: AsJson = False,
+    out: Out = None,
     plot: Annotated[
         str | None,
         typer.Option(
@@ -239,9 +230,6 @@ def bench(
     **engine_options: Any,
 ) -> None:
     """Measure plain decoding against drafters, and check that their outputs are the same."""
-    if ctx.invoked_subcommand is not None:
-        refuse_options(ctx)
-        return
     drafters = [d for listed in drafter or [] for d in listed.split(",") if d]
     with status("loading the models"):
         from ..bench.offline import Bench, BenchOptions
@@ -249,7 +237,7 @@ def bench(
 
         if plot:
             from ..bench.plot import draw
-        items = named_workload(workload or ("edit" if replay else "code")).first(num_prompts)
+        items = named_workload(prompts or ("edit" if replay else "code")).first(num_prompts)
         options = BenchOptions(
             model=model_folder(model), replay=replay,
             target=f"replay-{replay}" if replay else model or "pocket",
@@ -265,8 +253,8 @@ def bench(
     runs = measure(engines)
     with status("comparing outputs"):
         report = make_report(engines, runs)
-    write_json(report, json_)
-    show(report, on_stderr=json_ == "-", explain=explain)
+    write_report(report, json_, out)
+    show(report, on_stderr=json_, explain=explain)
     if plot:
         draw(report, Path(plot))
     if not all(run["outputs_identical"] for run in report["runs"]):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError
-from .common import FAILED, JsonFile, status, write, write_json
+from .common import FAILED, ApiKey, AsJson, Out, status, write, write_report
 from .diagnose import pairs
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _facts(
     found: dict[str, object] = {}
     model, drafter = pair
     if (model is None) != (drafter is None):
-        raise ConfigError("a pair is a target and a drafter; give both --model and --drafter.")
+        raise ConfigError("a pair is a target and a drafter; give MODEL and --drafter.")
     if source is None and (plain is not None or before is not None):
         raise ConfigError("--plain and --before compare with a server or report; give --source.")
     if source is not None:
@@ -68,6 +68,9 @@ def _ask(state: State) -> tuple[list[str], list[str]]:
 
 
 def checklist(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="The target of a pair.")
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Answers are read from here, and kept here."),
@@ -85,7 +88,6 @@ def checklist(
     before: Annotated[
         str | None, typer.Option(metavar="FILE", help="The report from staging.")
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="PATH", help="The target.")] = None,
     drafter: Annotated[str | None, typer.Option(metavar="PATH", help="The drafter.")] = None,
     yes: Annotated[
         str | None, typer.Option(metavar="IDS", help="Points that are so, with commas between.")
@@ -94,10 +96,9 @@ def checklist(
     fact: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A fact that you know.")
     ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OUTRIDER_API_KEY", help="The API key of the servers.")
-    ] = None,
-    json_: JsonFile = None,
+    api_key: ApiKey = None,
+    json_: AsJson = False,
+    out: Out = None,
 ) -> None:
     """Walk the points before production; exit with 1 while any is open or not done.
 
@@ -120,14 +121,14 @@ def checklist(
         found = answer(found, yes=said[0], no=said[1])
     if state is not None:
         save_state(found, state)
-    _show(found, json_)
+    _show(found, json_, out)
 
 
-def _show(state: State, json_: str | None) -> None:
+def _show(state: State, json_: bool, out: str | None) -> None:
     from ..ops.diagnose.checklist import YES, markdown, to_json
 
-    write_json(to_json(state), json_)
-    if json_ != "-":
+    write_report(to_json(state), json_, out)
+    if not json_:
         write(markdown(state))
     if any(answer.status != YES for answer in state.values()):
         raise typer.Exit(FAILED)

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperGroup
 
 from ..base.config import ENGINE_OPTIONS
 from ..base.options import Option
 from ..errors import ConfigError, NumericalError, OutriderError, RequestError
+from .spelling import MOVED, Group, hint
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -43,9 +43,8 @@ SIGNS = {
 
 Model = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        metavar="PATH",
+    typer.Argument(
+        metavar="MODEL",
         help="The target: a checkpoint's folder, .gguf file or hub name. "
         "The bundled pocket pair unless given.",
     ),
@@ -115,6 +114,17 @@ def png(param: typer.CallbackParam, file: str | None) -> str | None:
     return writable(param, file)
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for programs.")]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        "--out", "-o", metavar="FILE", callback=writable, help="Write the report here, as JSON."
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(envvar="OUTRIDER_API_KEY", metavar="KEY", help="The API key of the servers."),
+]
 JsonFile = Annotated[
     str | None,
     typer.Option(
@@ -179,6 +189,12 @@ def write_json(report: Any, file: str | None) -> None:
         Path(file).write_text(text, encoding="utf-8")
 
 
+def write_report(report: Any, as_json: bool, out: str | None) -> None:
+    """Write a report as JSON: to the file of ``--out``, and to stdout with ``--json``."""
+    write_json(report, out)
+    write_json(report, "-" if as_json else None)
+
+
 def exit_code(error: OutriderError) -> int:
     """Return 2 for bad usage, 1 for a failure."""
     wrong = isinstance(error, ConfigError | RequestError) and not isinstance(error, NumericalError)
@@ -191,15 +207,6 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
         typer.echo(f"warning: {message}", err=True)
 
 
-class Group(TyperGroup):
-    """A command group whose help shows the whole first sentence of each command."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        rows = [(name, (one.help or "").split("\n\n")[0]) for name, one in self.commands.items()]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-
 class Commands(Group):
     """The commands, with one place where their errors become a sentence and an exit code."""
 
@@ -210,6 +217,13 @@ class Commands(Group):
             where = "" if error.filename is None else f"{error.filename}: "
             typer.echo(f"error: {where}{error.strerror or error}.", err=True)
             sys.exit(FAILED)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        if args[0] in MOVED:
+            now = MOVED[args[0]]
+            hint(f"outrider {args[0]} is outrider ops {now} now.")
+            args = ["ops", now, *args[1:]]
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no notices of libraries

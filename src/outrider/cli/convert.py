@@ -9,11 +9,12 @@ from .common import ended_cleanly, lines, status
 
 
 def convert(
-    source: Annotated[
+    model: Annotated[
         str,
         typer.Argument(
+            metavar="MODEL",
             help="A checkpoint's folder or hub name: a model, an EAGLE-3 head or Medusa heads, "
-            "with .bin, .pt or .safetensors files."
+            "with .bin, .pt or .safetensors files.",
         ),
     ],
     out: Annotated[Path, typer.Argument(help="The new folder.")],
@@ -28,7 +29,7 @@ def convert(
         from ..checkpoints.families import find_folder
         from ..checkpoints.heads import read_head
 
-        count = converted(find_folder(source, [f"*{suffix}" for suffix in PICKLED]), out)
+        count = converted(find_folder(model, [f"*{suffix}" for suffix in PICKLED]), out)
         head = read_head(out)
     what = "a checkpoint" if head is None else f"drafter {head.kind}"
     typer.echo(f"{out}: {what} of {count} tensors", err=True)

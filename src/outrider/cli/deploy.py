@@ -10,20 +10,21 @@ import typer
 
 from ..base.methods import WITH_CHECKPOINT, find_method, named_method, suggested_method
 from ..errors import ConfigError
-from .common import FAILED, Advised, Group, JsonFile, read_text, write, write_json
+from .common import FAILED, Advised, AsJson, Out, read_text, write, write_report
+from .spelling import App
 
 if TYPE_CHECKING:
     from ..ops.planning import Advice
 
-app = typer.Typer(cls=Group)
+app = App()
 OF_A_CHECKPOINT = (
     "model", "quantization", "other_vocabulary", "attention_heads", "vocab_size", "weights_gib",
 )  # fmt: skip
 """Keys of a spec that describe a drafter's checkpoint."""
 FORMS = "command, config, compose or kustomize"
-Output = Annotated[
+Folder = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FOLDER", help="Write files there instead of stdout."),
+    typer.Option("--out", "-o", metavar="FOLDER", help="Write files there instead of stdout."),
 ]
 
 
@@ -50,7 +51,7 @@ def render(
     engine_version: Annotated[
         str | None, typer.Option(help="A recorded version; the newest unless given.")
     ] = None,
-    target: Annotated[str | None, typer.Option(help="The target: a folder or a hub name.")] = None,
+    model: Annotated[str | None, typer.Option(help="The target: a folder or a hub name.")] = None,
     drafter: Annotated[
         str | None,
         typer.Option(
@@ -67,7 +68,7 @@ def render(
     tensor_parallel_size: Annotated[int | None, typer.Option(help="GPUs of a layer.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Prompt plus output, tokens.")] = None,
     format_: Annotated[str, typer.Option("--format", help=FORMS + ".")] = "command",
-    output: Output = None,
+    out: Folder = None,
 ) -> None:
     """Write an engine's command, its config, a compose file or kustomize manifests."""
     from ..ops.deploy import spec as specs
@@ -79,7 +80,7 @@ def render(
     flags: dict[str, Any] = {
         "engine": engine or document.get("engine"),
         "engine_version": engine_version or document.get("engine_version"),
-        "target": {"model": target},
+        "target": {"model": model},
         "drafter": {"num_speculative_tokens": num_speculative_tokens},
         "parallel": {"tensor": tensor_parallel_size},
         "limits": {"max_model_len": max_model_len},
@@ -105,7 +106,7 @@ def render(
         advised.check_names(document, given, known)
         notes = advised.notes_of(document, given, known)
     result = rendered(parsed, format_, notes)
-    _deliver(result.files, result.text(), output)
+    _deliver(result.files, result.text(), out)
 
 
 @app.command()
@@ -113,7 +114,7 @@ def translate(
     source: Annotated[
         str, typer.Argument(metavar="FILE", help='A file; "-" is stdin.', show_default=False)
     ],
-    output: Output = None,
+    out: Folder = None,
 ) -> None:
     """Turn an old command, Python call or manifest into today's; explain each change.
 
@@ -126,7 +127,7 @@ def translate(
     text = result.commented()
     files = {result.name: text, **result.files}
     text += "".join(f"\n# file: {name}\n{content}" for name, content in result.files.items())
-    _deliver(files, text, output)
+    _deliver(files, text, out)
 
 
 @app.command()
@@ -139,7 +140,8 @@ def plan(
             show_default=False,
         ),
     ],
-    json_: JsonFile = None,
+    json_: AsJson = False,
+    out: Out = None,
 ) -> None:
     """Say how many replicas and devices some traffic needs, with speculation and without.
 
@@ -152,8 +154,8 @@ def plan(
 
     name = "stdin" if source == "-" else source
     found = planned(parse_demand(read_text(None if source == "-" else Path(source), name), name))
-    write_json(found.to_json(), json_)
-    if json_ != "-":
+    write_report(found.to_json(), json_, out)
+    if not json_:
         write(capacity_markdown(found))
     if found.plain is None and found.speculative is None:
         raise typer.Exit(FAILED)
@@ -216,15 +218,15 @@ def _merged(document: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _deliver(files: dict[str, str], text: str, output: Path | None) -> None:
-    if output is None:
+def _deliver(files: dict[str, str], text: str, out: Path | None) -> None:
+    if out is None:
         write(text)
         return
     try:
         for name, content in files.items():
-            (output / name).parent.mkdir(parents=True, exist_ok=True)
-            (output / name).write_text(content, encoding="utf-8")
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_text(content, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--output {output} cannot be written: {error.strerror}.") from None
+        raise ConfigError(f"--out {out} cannot be written: {error.strerror}.") from None
     for name in files:
-        write(f"{output / name}\n")
+        write(f"{out / name}\n")

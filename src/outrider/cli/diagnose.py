@@ -10,7 +10,7 @@ import typer
 
 from ..base.outside.documents import read_toml
 from ..errors import ConfigError
-from .common import FAILED, JsonFile, status, writable, write, write_json
+from .common import FAILED, ApiKey, AsJson, Out, status, writable, write, write_json, write_report
 
 
 def pairs(texts: Iterable[str], option: str) -> dict[str, object]:
@@ -76,11 +76,9 @@ def diagnose(
             metavar="FILE", callback=writable, help="Keep what was seen: JSON to diagnose later."
         ),
     ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar="OUTRIDER_API_KEY", help="The API key of the servers."),
-    ] = None,
-    json_: JsonFile = None,
+    api_key: ApiKey = None,
+    json_: AsJson = False,
+    out: Out = None,
 ) -> None:
     """Say what is wrong with speculation: symptoms, causes, remedies; exit with 1 if any is."""
     from ..ops.diagnose.diagnose import judge, look
@@ -99,8 +97,8 @@ def diagnose(
         "seen": [{"where": run.where, "facts": run.facts, "notes": run.notes} for run in seen],
         "problems": [problem.to_json() for problem in problems],
     }
-    write_json(report, json_)
-    if json_ != "-":
+    write_report(report, json_, out)
+    if not json_:
         write(markdown(seen, problems))
     if problems:
         raise typer.Exit(FAILED)

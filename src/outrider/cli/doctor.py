@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .common import FAILED, Model, model_folder, status, write
+from .common import FAILED, AsJson, Model, model_folder, status, write
 
 
 def doctor(
@@ -18,7 +18,7 @@ def doctor(
     ] = None,
     port: Annotated[int, typer.Option(help="Where the server would listen.")] = 8000,
     host: Annotated[str, typer.Option(help="The address of that.")] = "127.0.0.1",
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """Check the machine and the pair before serving; exit with 1 where something fails."""
     from ..ops.diagnose.doctor import FAIL, text_of

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import OutriderError
-from .common import FAILED, Group, report_console, status, write
+from .common import FAILED, AsJson, report_console, status, write
+from .spelling import App, hint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ..drafters.base import DrafterContext, DrafterSpec
 
 UNSAID = "not said"
-app = typer.Typer(cls=Group)
+app = App(default="list")
 KINDS = {"model": "checkpoint", "eagle3": "EAGLE-3 head", "medusa": "heads of Medusa"}
 HOW = (
     "--drafter NAME takes one, NAME+NAME merges the drafts of several into trees, and auto chooses "
@@ -173,23 +174,24 @@ def show(console: Console, found: list[Facts], page_size: int | None) -> None:
     console.print(HOW)
 
 
-@app.callback(invoke_without_command=True)
-def drafters(
-    context: typer.Context,
+@app.callback()
+def drafters() -> None:
+    """List all drafters; check one against a target."""
+
+
+@app.command("list")
+def list_drafters(
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model",
-            metavar="PATH",
+        typer.Argument(
+            metavar="MODEL",
             help="Say also which drafters this target has at hand, and the memory that each takes: "
             "a checkpoint's folder, .gguf file or hub name.",
         ),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """List all drafters: what each needs, costs and suits."""
-    if context.invoked_subcommand:
-        return
     page_size = None
     if model is None:
         found = known()
@@ -216,33 +218,41 @@ def _texts() -> list[str]:
 
 @app.command()
 def check(
-    path: Annotated[
-        str,
-        typer.Argument(
-            help="A drafter's folder or hub name; retokenize:PATH for one with another tokenizer."
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="The target: a folder or hub name.")
+    ],
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="The drafter's folder or hub name; retokenize:PATH for one with another "
+            "tokenizer.",
         ),
-    ],
-    target: Annotated[
-        str, typer.Option("--target", metavar="PATH", help="The target: a folder or hub name.")
-    ],
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    ] = None,
+    target: Annotated[str | None, typer.Option(hidden=True)] = None,
+    json_: AsJson = False,
 ) -> None:
     """Say how a drafter's checkpoint fits a target; exit with 1 where it does not.
 
     Only configs, tokenizers and the names and shapes of tensors are read. Of a drafter with another
     tokenizer it says which tokens are shared and what is lost to the others, on bundled texts.
     """
+    if target is not None:
+        hint("outrider drafters check MODEL --drafter PATH is the order now.")
+        model, drafter = target, model
+    if drafter is None:
+        raise typer.BadParameter("give the drafter to check as --drafter PATH.")
     with status("reading"):
         from ..checkpoints.families import find_folder
         from ..drafters.check import check as checked
         from ..drafters.check import check_retokenized
         from ..drafters.retokenize import folder_named
 
-        other = folder_named(path)
+        other = folder_named(drafter)
         if other is None:
-            kind, facts = checked(find_folder(path), find_folder(target))
+            kind, facts = checked(find_folder(drafter), find_folder(model))
         else:
-            kind, facts = check_retokenized(find_folder(other), find_folder(target), _texts())
+            kind, facts = check_retokenized(find_folder(other), find_folder(model), _texts())
     fits = all(fact.fits for fact in facts)
     if json_:
         rows = [fact._asdict() for fact in facts]

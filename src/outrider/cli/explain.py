@@ -10,7 +10,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .common import SIGNS, Model, model_folder, open_llm, screen, status, with_engine_options, write
+from .common import (
+    SIGNS,
+    AsJson,
+    Model,
+    model_folder,
+    open_llm,
+    screen,
+    status,
+    with_engine_options,
+    write,
+)
 
 if TYPE_CHECKING:
     from ..audit.explain import ExplainedCandidate, Explanation, Position
@@ -158,11 +168,14 @@ def show(console: Console, explanation: Explanation) -> None:
 
 @with_engine_options("drafter", "num_speculative_tokens")
 def explain(
+    model: Model = None,
     prompt: Annotated[
         str | None,
-        typer.Option(help="Text to continue. A bundled piece of held-out code unless given."),
+        typer.Option(
+            metavar="TEXT",
+            help="Text to continue. A bundled piece of held-out code unless given.",
+        ),
     ] = None,
-    model: Model = None,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.8,
     seed: Annotated[int, typer.Option(help="Fixes the noise; another one, another text.")] = 0,
     step: Annotated[
@@ -172,7 +185,7 @@ def explain(
             "rejected token."
         ),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    json_: AsJson = False,
     **options: Any,
 ) -> None:
     """Show one decode step token by token: draft, probabilities, noise, what stands and why."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from ..base.config import POCKET
 from ..base.types import Event, Origin, SamplingParams
 from ..errors import NumericalError
 from .common import (
     SIGNS,
+    AsJson,
     Model,
     bars,
     model_folder,
@@ -26,6 +29,7 @@ from .common import (
     with_engine_options,
     write,
 )
+from .spelling import hint
 
 if TYPE_CHECKING:
     from ..frontend.outputs import RequestOutput, RequestState
@@ -37,14 +41,33 @@ LONGEST_NAME = 4096
 USUAL_TOKENS = 128
 
 
-def read_prompt(argument: str | None, file: Path | None) -> str:
-    """Return the prompt from the one place that has it: argument, file or piped stdin."""
-    if argument is not None and file is not None:
-        raise typer.BadParameter("give a prompt or --file, not both.")
-    if argument is not None:
-        return argument
+def arguments(model: str | None, text: str | None, prompt: bool) -> tuple[str | None, str | None]:
+    """Return the model and the prompt of the arguments; until lately one alone was the prompt.
+
+    ``prompt`` is whether an option has it.
+    """
+    if text is None and model is not None and not prompt and not names_model(model):
+        model, text = None, model
+    if text is not None:
+        hint("give the prompt as --prompt TEXT; the argument is the model.")
+    return model, text
+
+
+def names_model(text: str) -> bool:
+    """Return whether a text is the name of a model: the pocket pair, a path, or a hub name."""
+    if text == POCKET or re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        return True
+    return "\n" not in text and Path(text[:LONGEST_NAME]).exists()
+
+
+def read_prompt(given: str | None, file: Path | None) -> str:
+    """Return the prompt from the one place that has it: --prompt, file or piped stdin."""
+    if given is not None and file is not None:
+        raise typer.BadParameter("give --prompt or --file, not both.")
+    if given is not None:
+        return given
     if file is None and sys.stdin.isatty():
-        raise typer.BadParameter("give a prompt, --file FILE, or pipe one in.")
+        raise typer.BadParameter("give --prompt TEXT, --file FILE, or pipe one in.")
     return read_text(file, str(file or "stdin"))
 
 
@@ -176,14 +199,16 @@ def stream(llm: LLM, prompt: str, params: SamplingParams) -> RequestState:
 
 @with_engine_options()
 def generate(
+    model: Model = None,
+    text: Annotated[str | None, typer.Argument(hidden=True)] = None,
     prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; else --file or stdin.")
+        str | None,
+        typer.Option(metavar="TEXT", help="The text to continue; else --file or stdin."),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", exists=True, dir_okay=False, help="Read the prompt from here."),
+        typer.Option(exists=True, dir_okay=False, help="Read the prompt from here."),
     ] = None,
-    model: Model = None,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.7,
     top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the most likely tokens of this mass.")] = 1.0,
@@ -235,7 +260,7 @@ def generate(
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Show the figures on stderr.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    json_: AsJson = False,
     **options: Any,
 ) -> None:
     """Continue a prompt; accepted tokens are green, the target's own after a draft cyan."""
@@ -248,7 +273,10 @@ def generate(
         frequency_penalty=frequency_penalty, logit_bias=read_bias(logit_bias), bad_words=bad_words,
         structured_outputs=read_form(json_schema, regex, grammar, choice), logprobs=logprobs,
     )  # fmt: skip
-    text = read_prompt(prompt, file)
+    model, text = arguments(model, text, prompt is not None or file is not None)
+    if text is not None and prompt is not None:
+        raise typer.BadParameter("give one prompt.")
+    text = read_prompt(text if prompt is None else prompt, file)
     llm = open_llm(model_folder(model), **options)
     if max_tokens is None:
         params = replace(params, max_tokens=min(USUAL_TOKENS, llm.engine.max_model_len))

@@ -18,13 +18,13 @@ from ..ops.guard.decide import FORCIBLE
 from ..ops.guard.judge import DOWN
 from ..ops.guard.policy import SIGNALS, read
 from ..ops.guard.store import LONGEST, Store
-from .common import Group, write, write_json
+from .common import AsJson, write, write_json
+from .spelling import App
 
-app = typer.Typer(cls=Group)
+app = App()
 PolicyFile = Annotated[
     Path, typer.Option("--policy", metavar="FILE", help="The policy, a TOML file.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 
 @app.callback()
@@ -36,7 +36,7 @@ def guard() -> None:
 def run(
     policy: PolicyFile,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide and tell, act never.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Log lines as JSON.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """Run the guard until it is interrupted; what it changed stays as it is."""
     from ..ops.guard.loop import Stop

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -21,15 +20,16 @@ from ..errors import ConfigError
 from .bench import named_workload
 from .common import (
     INTERRUPTED,
-    JsonFile,
+    AsJson,
+    Out,
     now_and_then,
     numbers,
     report_console,
     writable,
-    write_json,
+    write_report,
 )
 
-KEY = "OPENAI_API_KEY"
+KEYS = ["OUTRIDER_API_KEY", "OPENAI_API_KEY"]
 PERCENTILES = (50, 90, 95, 99)
 EVERY = 0.25
 """Seconds between two lines of progress."""
@@ -184,7 +184,7 @@ def save(report: dict[str, Any], html: str | None, results: Path | None) -> None
 
 def serve(
     url: Annotated[str, typer.Argument(help="The server, as in http://127.0.0.1:8000.")],
-    dataset: Annotated[
+    prompts: Annotated[
         str,
         typer.Option(
             metavar="NAME|FILE",
@@ -244,6 +244,10 @@ def serve(
     model: Annotated[
         str | None, typer.Option(help="The first that the server lists unless given.")
     ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar=KEYS, metavar="KEY", help="The API key of the servers."),
+    ] = None,
     chat: Annotated[
         bool | None,
         typer.Option("--chat/--completions", help="By the data set unless given."),
@@ -268,7 +272,8 @@ def serve(
     detailed: Annotated[
         bool, typer.Option("--detailed", help="Report every request, too.")
     ] = False,
-    json_: JsonFile = None,
+    json_: AsJson = False,
+    out: Out = None,
     html: Annotated[
         str | None,
         typer.Option(
@@ -287,7 +292,7 @@ def serve(
 ) -> None:
     """Load a server with OpenAI's API and measure what its users would see.
 
-    The API key is taken from OPENAI_API_KEY. Ctrl-C ends the load and keeps what was measured.
+    Ctrl-C ends the load and keeps what was measured.
     """
     from ..bench.load.datasets import load_prompts
     from ..bench.load.figures import parse_slos
@@ -304,20 +309,20 @@ def serve(
     fields |= {"ignore_eos": True} if ignore_eos else {}
     options = LoadOptions(
         url=url,
-        workload=named_workload("code") if dataset == "code" else load_prompts(dataset, seed),
+        workload=named_workload("code") if prompts == "code" else load_prompts(prompts, seed),
         shapes=shapes(concurrency, request_rate, trace, burstiness, ramp, max_concurrency),
         requests=num_prompts, seconds=duration, warm_up=warm_up, max_concurrency=max_concurrency,
         max_tokens=max_tokens, model=model, chat=chat, body=fields | extra(extra_body),
         slos=parse_slos(goodput or ()), seed=seed, timeout=timeout, detailed=detailed,
-        key=os.environ.get(KEY) or None,
+        key=api_key or None,
     )  # fmt: skip
     if compare or compare_speculation:
         report = compare_sides(options, compare, rounds, progress())
     else:
         report = measure_load(options, progress())
-    write_json(report, json_)
+    write_report(report, json_, out)
     save(report, html, result_dir)
-    show(report, on_stderr=json_ == "-")
+    show(report, on_stderr=json_)
     if any(run["interrupted"] for run in report["runs"]):
         typer.echo("interrupted: the report holds what was measured until then", err=True)
         raise typer.Exit(INTERRUPTED)

@@ -13,10 +13,11 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
-from .common import Advised, Group, write
+from .common import Advised, ApiKey, write
 from .diagnose import pairs
+from .spelling import App
 
-app = typer.Typer(cls=Group)
+app = App()
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 LEAST, MOST = 0.1, 3600.0
 
@@ -70,9 +71,7 @@ def exporter(
         bool,
         typer.Option("--compat-names", help="Add gauges by the names that older guides use."),
     ] = False,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OUTRIDER_API_KEY", help="The API key of the engines.")
-    ] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Republish an engine's metrics under one schema, until it is stopped."""
     from prometheus_client import CollectorRegistry, start_http_server

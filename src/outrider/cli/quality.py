@@ -9,14 +9,16 @@ from rich.table import Table
 
 from ..bench.intervals import shown
 from .common import (
+    AsJson,
     Dtype,
-    JsonFile,
+    Model,
+    Out,
     lines,
     model_folder,
     read_text,
     report_console,
     status,
-    write_json,
+    write_report,
 )
 
 DEFINITIONS = (
@@ -55,12 +57,7 @@ def table(report: dict[str, Any]) -> Table:
 
 
 def quality(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A checkpoint's folder or hub name. The bundled pocket target if none."
-        ),
-    ] = None,
+    model: Model = None,
     quantization: Annotated[
         str,
         typer.Option(
@@ -83,7 +80,8 @@ def quality(
         int, typer.Option(min=8, help="Read so many windows of 512 tokens, spread over the text.")
     ] = 64,
     dtype: Dtype = "bfloat16",
-    json_: JsonFile = None,
+    json_: AsJson = False,
+    out: Out = None,
 ) -> None:
     """Measure perplexity, agreement and bits of quantised weights against the model's own."""
     from .. import pocket
@@ -95,5 +93,5 @@ def quality(
     with lines("measuring quality"):
         report = measure(model_folder(model), texts, recipes, windows, dtype)
     report["model"] = "pocket" if model is None else model
-    write_json(report, json_)
-    report_console(on_stderr=json_ == "-").print(table(report))
+    write_report(report, json_, out)
+    report_console(on_stderr=json_).print(table(report))

@@ -9,7 +9,9 @@ from .common import ended_cleanly, lines, status
 
 
 def quantize(
-    model: Annotated[str, typer.Argument(help="A checkpoint's folder, .gguf file or hub name.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A checkpoint's folder, .gguf file or hub name.")
+    ],
     out: Annotated[Path, typer.Argument(help="The new folder.")],
     quantization: Annotated[
         str,

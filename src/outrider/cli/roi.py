@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .common import Advised, JsonFile, writable, write, write_json
+from .common import Advised, AsJson, Out, writable, write, write_report
 
 File = Annotated[str | None, typer.Option(metavar="FILE", callback=writable)]
 
@@ -61,7 +61,8 @@ def roi(
     start: Annotated[
         str | None, typer.Option(metavar="DATE", help="First day of the work; today unless given.")
     ] = None,
-    json_: JsonFile = None,
+    json_: AsJson = False,
+    out: Out = None,
     markdown: File = None,
     html: File = None,
 ) -> None:
@@ -78,10 +79,10 @@ def roi(
         devices, price, spans, option, days, day, training_hours, requests, users, p50, p95,
         utilisation, value_of_second, day_of(start),
     ))  # fmt: skip
-    write_json(found.to_json(), json_)
+    write_report(found.to_json(), json_, out)
     if html is not None:
         Path(html).write_text(roi_html(found), encoding="utf-8")
     if markdown is not None:
         Path(markdown).write_text(roi_markdown(found), encoding="utf-8")
-    if json_ != "-":
+    if not json_:
         write(roi_markdown(found))

@@ -11,7 +11,16 @@ import typer
 from ..base.vllm_names import DEPRECATED
 from ..errors import OutriderError
 from ..server.options import BY_NAME, OPTIONS, SECRET, Chosen, config_file, resolve, toml
-from .common import exit_code, flag, model_folder, parameter, with_parameters, write, write_json
+from .common import (
+    AsJson,
+    exit_code,
+    flag,
+    model_folder,
+    parameter,
+    with_parameters,
+    write,
+    write_json,
+)
 
 PARAMETERS = (
     *(parameter(option.name, option.type, flag(option)) for option in OPTIONS),
@@ -28,6 +37,7 @@ PARAMETERS = (
 Target = Annotated[
     str | None,
     typer.Argument(
+        metavar="MODEL",
         help="The target, or a head that names it; the bundled pocket pair unless given.",
         show_default=False,
     ),
@@ -85,7 +95,7 @@ def serve(model: Target = None, config: File = None, **flags: Any) -> None:
 def config(
     model: Target = None,
     config: File = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json_: AsJson = False,
     **flags: Any,
 ) -> None:
     """Show the options that a server would have, and where each comes from."""

@@ -16,7 +16,7 @@ from ..bench.intervals import shown
 from ..server.options import toml
 from .bench import named_workload
 from .common import (
-    JsonFile,
+    AsJson,
     Model,
     bars,
     model_folder,
@@ -128,7 +128,7 @@ def tune(
     batch_size: Annotated[
         str, typer.Option(metavar="INTS", help="How many sequences run together, with commas.")
     ] = "1,4,16",
-    workload: Annotated[
+    prompts: Annotated[
         str,
         typer.Option(metavar="NAME|FILE", help="code, edit, prose, json, chat, or a file."),
     ] = "code",
@@ -150,7 +150,7 @@ def tune(
             help="Write what serve --config and deploy render read here.",
         ),
     ] = None,
-    json_: JsonFile = None,
+    json_: AsJson = False,
     plot: Annotated[
         str | None,
         typer.Option(
@@ -167,7 +167,7 @@ def tune(
 
         if plot:
             from ..bench.tune_plot import draw
-        items = named_workload(workload)
+        items = named_workload(prompts)
     terminal = screen(on_stderr=True)
     # Drawn between runs only: a drawing thread would disturb the timing.
     with Progress(
@@ -191,12 +191,12 @@ def tune(
             temperature=temperature, max_tpot=max_tpot, rounds=rounds, told=told, **options,
         )  # fmt: skip
     report = tuned.report()
-    write_json(report, json_)
-    if out:
+    write_json(report, "-" if json_ else out if out and out.endswith(".json") else None)
+    if out and not out.endswith(".json"):
         Path(out).write_text(config(tuned), encoding="utf-8")
     if plot:
         draw(report, Path(plot))
-    console = report_console(json_ == "-")
+    console = report_console(json_)
     for cell in report["batch_sizes"]:
         console.print(table(cell))
     console.print(DEFINITIONS, style="dim")

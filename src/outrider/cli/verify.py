@@ -12,7 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import OutriderError
-from .common import model_folder, screen, status, telling, with_engine_options, write_json
+from .common import (
+    ApiKey,
+    AsJson,
+    model_folder,
+    screen,
+    status,
+    telling,
+    with_engine_options,
+    write_json,
+)
 from .endpoint import audit as audit_endpoint
 
 if TYPE_CHECKING:
@@ -21,7 +30,6 @@ if TYPE_CHECKING:
 SHOWN = 5  # violations and ties of each check that are spelt out
 LARGEST_SEED = 2**64 - 1
 SAMPLES, MANY = 512, 4096
-KEY = "OUTRIDER_API_KEY"
 
 
 def tested(check: Check, draws: int) -> str:
@@ -83,8 +91,8 @@ def encoded(file: str, folder: str | Path) -> list[list[int]]:
 def verify(
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="PATH",
+        typer.Argument(
+            metavar="MODEL",
             help="The target: a checkpoint's folder, .gguf file or hub name; the bundled pocket "
             "pair unless given. With --endpoint, the model's name there.",
         ),
@@ -123,9 +131,7 @@ def verify(
         float | None,
         typer.Option(min=1, help="Send the server nothing after so long; no limit unless given."),
     ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar=KEY, help="The API key of the servers.")
-    ] = None,
+    api_key: ApiKey = None,
     thorough: Annotated[
         bool,
         typer.Option(
@@ -137,7 +143,7 @@ def verify(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="A .jsonl or .json file as bench's --workload takes it: the first 4 prompts are "
+            help="A .jsonl or .json file as bench's --prompts takes it: the first 4 prompts are "
             "used, 16 if thorough. Python code unless given.",
         ),
     ] = None,
@@ -151,7 +157,7 @@ def verify(
             metavar="NAME", help="Audit the audit: put a wrong rule in, which must be caught."
         ),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+    json_: AsJson = False,
     **options: Any,
 ) -> None:
     """Prove that nothing is lost: plain against speculative, every rule against the oracle."""
