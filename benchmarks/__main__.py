@@ -25,7 +25,7 @@ BENCHMARKS = {
     "peers": ("peers.command", "this engine against other engines on this machine's CPU"),
     "plugged": ("plugged", "vLLM with Outrider's plugin beside vLLM without it"),
     "audits": ("audits", "outrider verify --endpoint against servers of other engines"),
-    "cases": ("cases", "the recorded cases of outrider diagnose, from real servers"),
+    "cases": ("cases", "the recorded cases of outrider ops diagnose, from real servers"),
     "tables": ("peers.markdown", "the tables of a peers report"),
     "install": ("install", "other engines, and clients of others to try the server with"),
 }

@@ -1,7 +1,7 @@
-"""Records the cases of ``outrider diagnose``: real servers of the pocket pair, each with one fault.
+"""Records the cases of ``outrider ops diagnose``: real servers of the pocket pair with one fault.
 
-A case is what ``outrider diagnose ENDPOINT --save FILE`` writes while the server is under load, and
-what it shows. Cases that this machine cannot provoke are written by hand and say "synthetic".
+A case is what ``outrider ops diagnose ENDPOINT --save FILE`` writes while the server is under load,
+and what it shows. Cases that this machine cannot provoke are written by hand and say "synthetic".
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def main(
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="The folder of cases.")] = FOLDER,
 ) -> None:
-    """Record the cases of outrider diagnose that this machine can provoke."""
+    """Record the cases of outrider ops diagnose that this machine can provoke."""
     known = {recipe.name: recipe for recipe in RECIPES}
     for name in names or []:
         if name not in known:

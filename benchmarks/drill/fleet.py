@@ -175,13 +175,14 @@ class Fleet(AbstractContextManager["Fleet", None]):
         """Start the exporter, at a port that is not Prometheus' own."""
         engine, standby = (f"http://127.0.0.1:{self.values[x]}" for x in ("engine", "standby"))
         self._outrider(
-            "exporter", "observe", "exporter", engine, "--standby", standby, "--port",
+            "exporter", "ops", "alerts", "exporter", engine, "--standby", standby, "--port",
             str(self.values["exporter"]), "--interval", f"{self.pace.scrape:g}s",
         )  # fmt: skip
 
     def tell_guard(self, *words: str) -> None:
         """Say something to the guard as a person does."""
-        command = [sys.executable, "-m", "outrider", "guard", *words, "--policy", str(self.policy)]
+        command = [sys.executable, "-m", "outrider", "ops", "guard", *words]
+        command += ["--policy", str(self.policy)]
         subprocess.run(command, check=True, capture_output=True)
 
     def start_guard(self, name: str = "guard") -> None:
@@ -189,7 +190,7 @@ class Fleet(AbstractContextManager["Fleet", None]):
         self.values["folder"] = self.folder / name
         self._write("policy.toml")
         begin = time.time()
-        self._outrider("guard", "guard", "run", "--policy", str(self.policy))
+        self._outrider("ops", "guard", "ops", "guard", "run", "--policy", str(self.policy))
         until(lambda: (self.status() or {"time": 0})["time"] > begin, "the guard evaluates")
 
     def _outrider(self, name: str, *arguments: str) -> None:

@@ -36,8 +36,8 @@ class Load(AbstractContextManager["Load", None]):
             [
                 sys.executable, "-m", "outrider", "bench", "serve", url, "--request-rate",
                 f"{rate:g}", "--num-prompts", "1000000", "--max-tokens", str(TOKENS),
-                "--temperature", "0", "--dataset", "code", "--completions", "--warm-up", "2",
-                "--timeout", "60", "--detailed", "--json", str(report),
+                "--temperature", "0", "--prompts", "code", "--completions", "--warm-up", "2",
+                "--timeout", "60", "--detailed", "--out", str(report),
             ],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

@@ -3,7 +3,7 @@
     pip install 'grafana-foundation-sdk==1769699998!10.1.0'
     python deploy/monitoring/dashboard.py > src/outrider/ops/alerts/data/dashboard.json
 
-The SDK is needed here only: `outrider observe dashboard` prints the committed file.
+The SDK is needed here only: `outrider ops alerts dashboard` prints the committed file.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ LOAD = (
          ((rate("vllm:num_preemptions_total"), "{{instance}}"),)),
     Plot(
         "GPU utilisation", "percentunit",
-        "Share of the time with a kernel: of dcgm-exporter, or of outrider observe exporter.",
+        "Share of the time with a kernel: of dcgm-exporter, or of outrider ops alerts exporter.",
         (("DCGM_FI_DEV_GPU_UTIL / 100", "GPU {{gpu}} {{instance}}"),
          ("outrider_observed_gpu_utilisation", "GPU {{gpu}} {{instance}}")),
     ),
@@ -164,7 +164,7 @@ LOAD = (
          ("outrider_observed_gpu_memory_used_bytes", "GPU {{gpu}} {{instance}}")),
     ),
     Plot(
-        "Rollback", "none", "The state of outrider guard, and whether its standby is warm.",
+        "Rollback", "none", "The state of outrider ops guard, and whether its standby is warm.",
         (("outrider_guard_state == 1", "{{state}}"),
          ("outrider_guard_standby_warm", "standby warm"),
          (f"sum by (action, signal) (increase(outrider_guard_actions_total{RANGE}))",

@@ -76,7 +76,7 @@ def test_the_json_keeps_its_contract(tiny_llama: Path, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     chosen = f"{tiny_llama},ngram"
     args = ("--drafter", chosen, "--num-speculative-tokens", "2,3", "--temperature", "0,1")
-    done = bench(tiny_llama, *args, "--json", file)
+    done = bench(tiny_llama, *args, "--out", file)
     assert done.exit_code == 0, done.output
     assert "speedup" in done.stdout
     assert "without steps that continue an earlier 4-gram" in done.stdout
@@ -127,7 +127,7 @@ def test_the_json_keeps_its_contract(tiny_llama: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_prompts")
 def test_json_on_stdout_is_alone_there(tiny_llama: Path, tiny_drafter: Path) -> None:
     args = ("--drafter", "ngram", "--drafter", tiny_drafter, "--temperature", 0.7)
-    done = bench(tiny_llama, *args, "--batch-size", "1,2", "--json", "-")
+    done = bench(tiny_llama, *args, "--batch-size", "1,2", "--json")
     assert done.exit_code == 0, done.output
     runs = json.loads(done.stdout)["runs"]
     names = ["none", "ngram", str(tiny_drafter)]
@@ -141,7 +141,7 @@ def test_json_on_stdout_is_alone_there(tiny_llama: Path, tiny_drafter: Path) -> 
 @pytest.mark.usefixtures("_prompts")
 def test_explain_says_what_the_engine_believes(tiny_llama: Path, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    args = ("--drafter", "auto,ngram", "--temperature", "0,1", "--json", file)
+    args = ("--drafter", "auto,ngram", "--temperature", "0,1", "--out", file)
     done = bench(tiny_llama, *args, "--explain")
     assert done.exit_code == 0, done.output
     runs = json.loads(file.read_text())["runs"]
@@ -185,14 +185,14 @@ def test_a_violation_fails_and_a_tie_is_counted(
         return found if params.greedy and seed == 1 else None
 
     monkeypatch.setattr(reporting, "compare", parted)
-    done = bench(tiny_llama, "--drafter", "ngram", "--temperature", "0,1", "--json", "-")
+    done = bench(tiny_llama, "--drafter", "ngram", "--temperature", "0,1", "--json")
     assert done.exit_code == 1
     assert done.stderr.endswith("more than numerical ties.\n")
     runs = json.loads(done.stdout)["runs"]
     assert [r["outputs_identical"] for r in runs] == [False, False, True, True]
     assert [r["numerical_ties"] for r in runs] == [0, 0, 0, 0]
     found = replace(found, gap=0.0, is_tie=True)
-    done = bench(tiny_llama, "--drafter", "ngram", "--temperature", "0,1", "--json", "-")
+    done = bench(tiny_llama, "--drafter", "ngram", "--temperature", "0,1", "--json")
     assert done.exit_code == 0
     runs = json.loads(done.stdout)["runs"]
     assert all(r["outputs_identical"] for r in runs)

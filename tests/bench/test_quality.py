@@ -126,7 +126,7 @@ def test_the_commands_go_together(tiny_llama: Path, tmp_path: Path) -> None:
     assert saved.stdout == at_load.stdout != ""
     done = outrider(
         "bench", "quality", tiny_llama, "--quantization", f"int8,{few}", "--text", text,
-        "--windows", 8, "--json", report,
+        "--windows", 8, "--out", report,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert [run["quantization"] for run in json.loads(report.read_text())["runs"]] == [

@@ -319,8 +319,8 @@ def test_the_command_measures_lists_and_draws_them(tmp_path: Path) -> None:
     file, picture = tmp_path / "b.json", tmp_path / "b.png"
     done = bench(
         "--replay", "1m", "--drafter", "planted:0.5,ngram", "--num-speculative-tokens", "1,3",
-        "--temperature", "0,1", "--batch-size", "1,2", "--workload", "json", "--num-prompts", 2,
-        "--max-tokens", 10, "--json", file, "--plot", picture,
+        "--temperature", "0,1", "--batch-size", "1,2", "--prompts", "json", "--num-prompts", 2,
+        "--max-tokens", 10, "--out", file, "--plot", picture,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "replay-1m · workload json" in done.stdout
@@ -343,13 +343,13 @@ def test_the_command_measures_lists_and_draws_them(tmp_path: Path) -> None:
     ("args", "said"),
     [
         (("--replay", "2t"), "replay size '2t' is not known"),
-        (("--replay", "1m", "--workload", "code"), "prompt 1 of workload 'code' has no recorded"),
+        (("--replay", "1m", "--prompts", "code"), "prompt 1 of workload 'code' has no recorded"),
         (("--replay", "1m", "--drafter", "auto"), "drafter 'auto' is not one of a replay target"),
         (("--drafter", "planted:0.5"), "give --replay as well"),
         (("--batch-size", "3"), "batch_size 3 does not divide the 8 prompts"),
         (("--batch-size", "0"), "batch_size is 0"),
         (("--batch-size", "1,x"), "'1,x'"),
-        (("--workload", "poems"), "workload 'poems' is not known"),
+        (("--prompts", "poems"), "workload 'poems' is not known"),
         (("--plot", "b.pdf"), "ends in .png"),
         (("--plot", "/no/such/folder/b.png"), "/no/such/folder"),
         (("--plot", "b.png", "--drafter", "none"), "nothing to show without a drafter"),

@@ -55,7 +55,7 @@ def run(*args: object) -> Result:
 )
 def test_a_folder_is_known_by_its_contents(target: Path, name: str, kind: str) -> None:
     assert find_drafter(str(target.parent / name), target).name == kind
-    done = run("drafters", "check", target.parent / name, "--target", target, "--json")
+    done = run("drafters", "check", target, "--drafter", target.parent / name, "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["fits"]
 
@@ -210,7 +210,7 @@ def test_a_head_of_eagle_1_is_refused_by_name(target: Path, tmp_path: Path, layo
         LLM(target, str(folder), **SMALL)
     with pytest.raises(ModelError, match="give an EAGLE-3 head"):
         LLM(folder, memory=2**24)
-    done = run("drafters", "check", folder, "--target", target)
+    done = run("drafters", "check", target, "--drafter", folder)
     assert done.exit_code == 1
     assert done.stderr.startswith(f"error: {folder} is a head of EAGLE-1")
 
@@ -293,7 +293,7 @@ def test_a_damaged_head_is_refused_in_one_sentence(
     assert "\n" not in said
     assert len(said) < 500
     assert "native step refused" not in said
-    done = run("drafters", "check", folder, "--target", target)
+    done = run("drafters", "check", target, "--drafter", folder)
     assert done.exit_code == 1, done.output
     assert "Traceback" not in done.output
 
@@ -397,7 +397,7 @@ def test_pickled_weights_are_converted_once(target: Path, tmp_path: Path) -> Non
     done = run("convert", eagle, tmp_path / "eagle")
     assert done.exit_code == 0, done.output
     assert "drafter eagle3" in done.output
-    assert run("drafters", "check", tmp_path / "eagle", "--target", target).exit_code == 0
+    assert run("drafters", "check", target, "--drafter", tmp_path / "eagle").exit_code == 0
     done = run("convert", eagle, tmp_path / "eagle")
     assert done.exit_code != 0
     assert "is not empty" in done.output

@@ -57,19 +57,19 @@ def test_every_sampling_option_has_its_flag(tiny_llama: Path, tmp_path: Path) ->
                  "--frequency-penalty", "0.1", "--bad-words", "fox")  # fmt: skip
     options = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.1,
                "bad_words": ["fox"], "logit_bias": {40: 3.0, 41: -100.0}}  # fmt: skip
-    done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, *bias, *penalties)
+    done = outrider("generate", tiny_llama, "--prompt", PROMPT, *SHORT, *bias, *penalties)
     assert done.stdout == expected(tiny_llama, **options)[0] + "\n"
     schema = tmp_path / "schema.json"
     schema.write_text('{"enum": ["fox", "dog"]}')
     for given in (schema, schema.read_text()):
-        done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, "--json-schema", given)
+        done = outrider("generate", tiny_llama, "--prompt", PROMPT, *SHORT, "--json-schema", given)
         assert json.loads(done.stdout) in ("fox", "dog")
     for form in (("--regex", "fox|dog"), ("--choice", "fox", "--choice", "dog"),
                  ("--grammar", 'start: "fox" | "dog"')):  # fmt: skip
-        done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, *form)
+        done = outrider("generate", tiny_llama, "--prompt", PROMPT, *SHORT, *form)
         assert done.stdout in ("fox\n", "dog\n")
     args = ("--model", tiny_llama, *SHORT, "--logprobs", "2", "--json")
-    answer = json.loads(outrider("generate", PROMPT, *args).stdout)["outputs"][0]
+    answer = json.loads(outrider("generate", "--prompt", PROMPT, *args).stdout)["outputs"][0]
     assert [len(found) in (2, 3) for found in answer["logprobs"]] == [True] * 12
 
 
@@ -81,7 +81,7 @@ def test_piped_text_is_the_text_and_a_newline(tiny_llama: Path, tmp_path: Path) 
     (text,) = expected(tiny_llama)
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT)
-    for args, input in (((PROMPT,), None), (("--file", file), None), ((), PROMPT)):
+    for args, input in ((("--prompt", PROMPT), None), (("--file", file), None), ((), PROMPT)):
         done = outrider("generate", *args, "--model", tiny_llama, *SHORT, input=input)
         assert (done.exit_code, done.stdout_bytes) == (0, f"{text}\n".encode())
         assert done.stderr == ""
@@ -89,18 +89,27 @@ def test_piped_text_is_the_text_and_a_newline(tiny_llama: Path, tmp_path: Path) 
 
 def test_samples_come_one_after_the_other(tiny_llama: Path) -> None:
     texts = expected(tiny_llama, n=3)
-    done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, "--n", 3)
+    done = outrider("generate", tiny_llama, "--prompt", PROMPT, *SHORT, "--n", 3)
     assert done.stdout_bytes == "".join(f"{text}\n" for text in texts).encode()
 
 
 def test_sampling_options_reach_the_engine(tiny_llama: Path) -> None:
     (text,) = expected(tiny_llama, temperature=1.3, top_k=9, top_p=0.8, min_p=0.02)
     sampling = ("--temperature", 1.3, "--top-k", 9, "--top-p", 0.8, "--min-p", 0.02)
-    done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, *sampling)
+    done = outrider("generate", tiny_llama, "--prompt", PROMPT, *SHORT, *sampling)
     assert done.stdout_bytes == f"{text}\n".encode()
     cut = next(c for c in text if c != "\N{REPLACEMENT CHARACTER}")
     done = outrider(
-        "generate", PROMPT, "--model", tiny_llama, *SHORT, *sampling, "--stop", "zzz", "--stop", cut
+        "generate",
+        tiny_llama,
+        "--prompt",
+        PROMPT,
+        *SHORT,
+        *sampling,
+        "--stop",
+        "zzz",
+        "--stop",
+        cut,
     )
     assert done.stdout_bytes == f"{text[: text.index(cut)]}\n".encode()
 
@@ -109,7 +118,7 @@ def test_json_tells_it_all_and_drafting_changes_no_token(tiny_llama: Path) -> No
     found = {}
     for drafter in ("none", "ngram", tiny_llama):
         args = ("--drafter", drafter, "--num-speculative-tokens", 3, "--dtype", "float32")
-        done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, "--json", *args)
+        done = outrider("generate", tiny_llama, "--prompt", PROMPT, *SHORT, "--json", *args)
         assert done.exit_code == 0
         found[drafter] = json.loads(done.stdout)
     for output in found.values():
@@ -131,7 +140,7 @@ def test_json_tells_it_all_and_drafting_changes_no_token(tiny_llama: Path) -> No
 
 def test_stats_go_to_stderr(tiny_llama: Path) -> None:
     args = ("--drafter", tiny_llama, "--num-speculative-tokens", 3, "--stats")
-    done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, *args)
+    done = outrider("generate", tiny_llama, "--prompt", PROMPT, *SHORT, *args)
     assert done.stdout_bytes == f"{expected(tiny_llama)[0]}\n".encode()
     lines = dict(line.split(maxsplit=1) for line in done.stderr.splitlines() if line.strip())
     assert lines["tokens"] == "12"
@@ -143,26 +152,35 @@ def test_stats_go_to_stderr(tiny_llama: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "part"),
     [
-        (("generate", "x", "--temperature", "-1"), "temperature is -1.0"),
-        (("generate", "x", "--n", "0"), "n is 0"),
-        (("generate", "x", "--num-speculative-tokens", "0"), "num_speculative_tokens is 0"),
-        (("generate", "x", "--num-speculative-tokens", "256"), "num_speculative_tokens is 256"),
-        (("generate", "x", "--drafter", "nonsense"), "'nonsense'"),
-        (("generate", "x", "--memory", "much"), "memory is 'much'"),
-        (("generate", "x", "--dtype", "int3"), "dtype is 'int3'"),
-        (("generate", "x", "--max-tokens", "many"), "--max-tokens"),
+        (("generate", "--prompt", "x", "--temperature", "-1"), "temperature is -1.0"),
+        (("generate", "--prompt", "x", "--n", "0"), "n is 0"),
+        (
+            ("generate", "--prompt", "x", "--num-speculative-tokens", "0"),
+            "num_speculative_tokens is 0",
+        ),
+        (
+            ("generate", "--prompt", "x", "--num-speculative-tokens", "256"),
+            "num_speculative_tokens is 256",
+        ),
+        (("generate", "--prompt", "x", "--drafter", "nonsense"), "'nonsense'"),
+        (("generate", "--prompt", "x", "--memory", "much"), "memory is 'much'"),
+        (("generate", "--prompt", "x", "--dtype", "int3"), "dtype is 'int3'"),
+        (("generate", "--prompt", "x", "--max-tokens", "many"), "--max-tokens"),
         (("generate", "x" * 300), "leaves no room"),
         (("generate", ""), "no tokens"),
         (("generate", "--file", "/no/such/file"), "does not exist"),
-        (("generate", "x", "--file", __file__), "not both"),
-        (("generate", "x", "--nonsense"), "--nonsense"),
-        (("generate", "x", "--logit-bias", "a=1"), "give ID=BIAS"),
-        (("generate", "x", "--logit-bias", "5000=1"), "logit_bias has token id 5000"),
-        (("generate", "x", "--frequency-penalty", "3"), "frequency_penalty is 3.0"),
-        (("generate", "x", "--regex", "("), "structured_outputs.regex cannot be used"),
-        (("generate", "x", "--regex", "a", "--choice", "b"), "give one of --json-schema"),
-        (("generate", "x", "--json-schema", "{"), "it is no JSON"),
-        (("generate", "x", "--logprobs", "2"), "--logprobs needs --json"),
+        (("generate", "--prompt", "x", "--file", __file__), "not both"),
+        (("generate", "--prompt", "x", "--nonsense"), "--nonsense"),
+        (("generate", "--prompt", "x", "--logit-bias", "a=1"), "give ID=BIAS"),
+        (("generate", "--prompt", "x", "--logit-bias", "5000=1"), "logit_bias has token id 5000"),
+        (("generate", "--prompt", "x", "--frequency-penalty", "3"), "frequency_penalty is 3.0"),
+        (("generate", "--prompt", "x", "--regex", "("), "structured_outputs.regex cannot be used"),
+        (
+            ("generate", "--prompt", "x", "--regex", "a", "--choice", "b"),
+            "give one of --json-schema",
+        ),
+        (("generate", "--prompt", "x", "--json-schema", "{"), "it is no JSON"),
+        (("generate", "--prompt", "x", "--logprobs", "2"), "--logprobs needs --json"),
         (("bench", "--rounds", "3"), "--rounds"),
         (("bench", "--num-prompts", "100000"), "num_prompts is 100000"),
         (("bench", "--num-speculative-tokens", "two"), "'two'"),
@@ -170,7 +188,7 @@ def test_stats_go_to_stderr(tiny_llama: Path) -> None:
         (("bench", "--temperature", "-1"), "temperature"),
         (("bench", "--max-tokens", "1"), "max_tokens is 1"),
         (("bench", "--max-tokens", "256"), "lower max_tokens"),
-        (("bench", "--json", "/no/such/folder/x.json"), "/no/such/folder"),
+        (("bench", "--out", "/no/such/folder/x.json"), "/no/such/folder"),
         (("nonsense",), "nonsense"),
     ],
 )
@@ -200,11 +218,11 @@ def test_what_fails_is_one_sentence_and_exits_with_1(tiny_llama: Path, tmp_path:
     weights["model.norm.weight"][:] = torch.nan
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     for args in (("--model", broken), ("--model", broken, "--json"), ("--model", "/no/model")):
-        done = outrider("generate", PROMPT, *args)
+        done = outrider("generate", "--prompt", PROMPT, *args)
         assert (done.exit_code, done.stdout) == (1, "")
         assert done.stderr.startswith("error: ")
         assert done.stderr.count("\n") == 1
-    done = outrider("generate", PROMPT, "--model", tiny_llama, "--memory", "1000")
+    done = outrider("generate", tiny_llama, "--prompt", PROMPT, "--memory", "1000")
     assert done.exit_code == 1
     assert "1000 bytes" in done.stderr
 
@@ -221,7 +239,7 @@ def test_ctrl_c_ends_cleanly(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) 
 
     run = LLM.run
     monkeypatch.setattr(LLM, "run", interrupted)
-    done = outrider("generate", PROMPT, "--model", tiny_llama)
+    done = outrider("generate", tiny_llama, "--prompt", PROMPT)
     assert (done.exit_code, done.stderr) == (130, "interrupted\n")
     del done  # the traceback holds the stream
     assert not engines[0].has_work
@@ -231,7 +249,16 @@ def test_ctrl_c_ends_cleanly(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_broken_pipe_ends_silently(tiny_llama: Path) -> None:
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "outrider", "generate", PROMPT, "--model", str(tiny_llama)]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider",
+        "generate",
+        "--prompt",
+        PROMPT,
+        "--model",
+        str(tiny_llama),
+    ]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
@@ -243,7 +270,7 @@ def test_warnings_are_one_line(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
         return tiny_llama
 
     monkeypatch.setattr("outrider.cli.generate.model_folder", warn)
-    done = outrider("generate", PROMPT, *SHORT)
+    done = outrider("generate", "--prompt", PROMPT, *SHORT)
     assert (done.exit_code, done.stderr) == (0, "warning: old= is an old spelling; use new=.\n")
 
 

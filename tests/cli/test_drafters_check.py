@@ -49,17 +49,17 @@ def test_vocabularies_may_differ_by_padding_only(
     for name, size in sizes.items():
         make_checkpoint(tmp_path / name, "llama", vocab_size=size)
     for name, fits in (("wide", False), ("tall", True)):
-        found = facts(tmp_path / name, "--target", tmp_path / "bare")["vocabulary"]
+        found = facts(tmp_path / "bare", "--drafter", tmp_path / name)["vocabulary"]
         assert (found["drafter"], found["fits"]) == (str(sizes[name]), fits)
     assert found["target"] == "128"
     text = make_checkpoint(tmp_path / "text", "llama", tokenizer=True)
     own = json.loads((text / "config.json").read_text())["vocab_size"]
     padded = changed(text, tmp_path / "padded", vocab_size=own + 64)
     for pair in ((padded, text), (text, padded)):
-        found = facts(pair[0], "--target", pair[1])["vocabulary"]
+        found = facts(pair[1], "--drafter", pair[0])["vocabulary"]
         assert found["fits"]
         assert "padding" in found["target"]
-    found = facts(tmp_path / "bare", "--target", text)["vocabulary"]
+    found = facts(text, "--drafter", tmp_path / "bare")["vocabulary"]
     assert (found["fits"], found["target"]) == (False, f"{own}; another vocabulary")
 
 
@@ -77,7 +77,7 @@ def test_each_mismatch_of_a_head_is_told_with_both_values(
         tmp_path / "other", "llama", hidden_size=2 * own.hidden_size,
         vocab_size=own.vocab_size + 8, num_hidden_layers=1,
     )  # fmt: skip
-    found = facts(head, "--target", other)
+    found = facts(other, "--drafter", head)
     for what, mine, theirs in (
         ("vocabulary", own.vocab_size, own.vocab_size + 8),
         ("width", own.hidden_size, 2 * own.hidden_size),
@@ -87,13 +87,13 @@ def test_each_mismatch_of_a_head_is_told_with_both_values(
         assert not found[what]["fits"]
     assert found["target"]["drafter"] == "some/target"
     assert found["tensors"]["fits"]
-    assert all(fact["fits"] for fact in facts(head, "--target", tiny_llama).values())
+    assert all(fact["fits"] for fact in facts(tiny_llama, "--drafter", head).values())
 
 
 def test_a_target_without_a_native_step_does_not_fit_a_head(
     head: Path, make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    found = facts(head, "--target", make_checkpoint(tmp_path / "gemma", "gemma2"))
+    found = facts(make_checkpoint(tmp_path / "gemma", "gemma2"), "--drafter", head)
     assert not found["family"]["fits"]
     assert found["family"]["target"] == "gemma2"
 
@@ -103,7 +103,7 @@ def test_a_heads_own_tokenizer_is_compared(head: Path, tmp_path: Path) -> None:
     shutil.copytree(pocket.PATH, target, ignore=shutil.ignore_patterns("drafter"))
     shutil.copytree(head, mine)
     PreTrainedTokenizerFast(tokenizer_object=other_tokenizer()).save_pretrained(mine)
-    found = facts(mine, "--target", target)
+    found = facts(target, "--drafter", mine)
     assert not found["tokenizer"]["fits"]
     assert "'<|endoftext|>' is missing, not 0" in found["tokenizer"]["drafter"]
 
@@ -125,36 +125,36 @@ def with_tokenizer(folder: Path, out: Path, tokenizer: Tokenizer) -> Path:
 
 def test_what_another_tokenizer_shares_and_loses_is_told(other: Path, tmp_path: Path) -> None:
     same = f"retokenize:{Path(pocket.PATH) / 'drafter'}"
-    found = facts(same, "--target", pocket.PATH)
+    found = facts(pocket.PATH, "--drafter", same)
     assert found["tokens it can say"]["value"] == 1
     assert found["expected loss"]["value"] == 0
     mine = with_tokenizer(other, tmp_path / "mine", other_tokenizer())
-    found = facts(f"retokenize:{mine}", "--target", pocket.PATH)
+    found = facts(pocket.PATH, "--drafter", f"retokenize:{mine}")
     count = int(found["shared vocabulary"]["drafter"].split()[0])
     assert found["shared vocabulary"]["target"].startswith(f"{count} tokens")
     assert 0 < found["tokens it can say"]["value"] < 1
     said, lost = found["tokens it can say"]["value"], found["expected loss"]["value"]
     assert 1 - said < lost < 1
     assert found["expected loss"]["fits"]
-    text = " ".join(run(f"retokenize:{mine}", "--target", pocket.PATH).stdout.split())
+    text = " ".join(run(pocket.PATH, "--drafter", f"retokenize:{mine}").stdout.split())
     assert "expected loss" in text
     assert f"drafts of {DRAFT} tokens" in text
     # As a plain folder it does not fit, and the way out is named.
-    found = facts(mine, "--target", pocket.PATH)
+    found = facts(pocket.PATH, "--drafter", mine)
     assert "retokenize:PATH" in found["tokenizer"]["target"]
 
 
 def test_another_tokenizer_that_does_not_serve_is_told(
     other: Path, make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    found = facts(f"retokenize:{other}", "--target", pocket.PATH)
+    found = facts(pocket.PATH, "--drafter", f"retokenize:{other}")
     assert (found["tokenizer"]["drafter"], found["tokenizer"]["target"]) == ("none", "there")
     words = with_tokenizer(other, tmp_path / "words", Tokenizer(models.WordLevel({"a": 0}, "a")))
-    found = facts(f"retokenize:{words}", "--target", pocket.PATH)
+    found = facts(pocket.PATH, "--drafter", f"retokenize:{words}")
     assert "neither byte-level nor SentencePiece" in found["tokenizer"]["drafter"]
     assert not found["tokenizer"]["fits"]
     found = facts(
-        f"retokenize:{make_checkpoint(tmp_path / 'g', 'gemma2')}", "--target", pocket.PATH
+        pocket.PATH, "--drafter", f"retokenize:{make_checkpoint(tmp_path / 'g', 'gemma2')}"
     )
     assert found["family"]["drafter"] == "gemma2, no native step"
     assert not found["family"]["fits"]
@@ -170,7 +170,7 @@ def test_losses_are_those_of_drafts_that_end_at_what_is_not_shared() -> None:
 
 @pytest.mark.parametrize("path", ["retokenize:", "retokenize:/nowhere/at/all", "/nowhere/at/all"])
 def test_what_is_not_there_is_told_in_a_sentence(path: str) -> None:
-    done = run(path, "--target", pocket.PATH)
+    done = run(pocket.PATH, "--drafter", path)
     assert done.exit_code in (1, 2)
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1

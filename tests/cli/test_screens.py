@@ -22,15 +22,16 @@ HOSTILE = "[bold]a[/bold] [/] :cat: [x"
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    yield path, command
-    for name, one in getattr(command, "commands", {}).items():
+    inner = dict(getattr(command, "commands", {}))
+    yield path, inner.pop(getattr(command, "default", None), command)
+    for name, one in inner.items():
         yield from commands(one, (*path, name))
 
 
 EVERY_COMMAND = dict(commands(typer.main.get_command(app)))
 
 
-@pytest.mark.parametrize("width", [60, 120])
+@pytest.mark.parametrize("width", [60, 80, 120])
 def test_help_has_every_name_whole(width: int) -> None:
     assert ("drafters", "check") in EVERY_COMMAND
     for path, command in EVERY_COMMAND.items():
@@ -42,12 +43,60 @@ def test_help_has_every_name_whole(width: int) -> None:
         assert set(getattr(command, "commands", {})) <= words
         text = " ".join(done.stdout.split())
         assert "…" not in text
+        assert max(map(len, done.stdout.splitlines())) <= width, path
         for one in getattr(command, "commands", {}).values():
             assert "".join(one.help.split("\n\n")[0].split()) in "".join(text.split())
         for param in command.params:
             said = getattr(param, "help", None)
             if said and not getattr(param, "hidden", False):
                 assert "".join(said.split()) in "".join(text.split())
+
+
+def test_common_options_come_first_and_few_commands_stand_at_the_top() -> None:
+    assert len(EVERY_COMMAND[()].commands) <= 14
+    for path, first in ((("serve",), "--config"), (("generate",), "--prompt")):
+        text = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "80"}).stdout
+        common = re.split(r"\n\w[^\n]*:\n", text[text.index("Options:") :])[0]
+        names = re.findall(r"^  (?:-\w, )?(--[\w-]+)", common, re.MULTILINE)
+        assert names[0] == first
+        assert len(names) - names.count("--help") <= 12
+
+
+@pytest.mark.parametrize(("old", "name"), [("guard", "guard"), ("observe", "alerts")])
+def test_old_commands_work_with_a_hint(old: str, name: str) -> None:
+    was, now = (CliRunner().invoke(app, [*words, "--help"]) for words in ([old], ["ops", name]))
+    hint = f"hint: outrider {old} is outrider ops {name} now.\n"
+    assert (was.exit_code, was.stderr) == (now.exit_code, hint + now.stderr)
+    assert was.stdout.split("\n", 1)[1] == now.stdout.split("\n", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "hinted"),
+    [
+        ("--workload=x", "--prompts x", True),
+        ("--model m --rounds 8", "m --rounds 8", False),
+        ("--rounds 8 --model=m", "m --rounds 8", False),
+        ("--json -", "--json", True),
+        ("m --json x.json", "m --out x.json", True),
+        ("--json=x.json", "--out x.json", True),
+    ],
+)
+def test_old_options_are_read_as_those_of_today(
+    old: str, new: str, hinted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    monkeypatch.setattr("outrider.cli.spelling.hint", said.append)
+    command = EVERY_COMMAND[("bench",)]
+    was, now = (command.make_context("bench", words.split()).params for words in (old, new))
+    assert was == now
+    assert len(said) == hinted
+
+
+def test_a_report_behind_the_switch_is_an_argument_where_one_is_needed() -> None:
+    command = EVERY_COMMAND[("ops", "diagnose")]
+    params = command.make_context("diagnose", ["--json", "report.json"]).params
+    assert (params["source"], params["json_"], params["out"]) == ("report.json", True, None)
 
 
 def test_brackets_of_help_stay() -> None:
@@ -103,12 +152,12 @@ PROGRAM = (sys.executable, "-m", "outrider")
 
 @pytest.mark.parametrize("streams", [">&-", "<&- >&- 2>&-"])
 def test_closed_streams_do_not_matter(streams: str) -> None:
-    command = f"{sys.executable} -m outrider observe dashboard {streams}"
+    command = f"{sys.executable} -m outrider ops alerts dashboard {streams}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout + done.stderr == ""
 
 
-@pytest.mark.parametrize("command", [("--help",), ("observe", "dashboard")])
+@pytest.mark.parametrize("command", [("--help",), ("ops", "alerts", "dashboard")])
 def test_a_full_disk_is_one_sentence(command: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*PROGRAM, *command], stdout=full, stderr=subprocess.PIPE, text=True)
@@ -127,7 +176,7 @@ def test_a_report_is_refused_before_the_work_where_it_could_not_be_written(tmp_p
         (tmp_path, "Is a directory"),
         (tmp_path / "no" / "x.json", "No such file"),
     ):
-        done = CliRunner().invoke(app, ["bench", "--json", str(file)])
+        done = CliRunner().invoke(app, ["bench", "--out", str(file)])
         assert done.exit_code == 2
-        assert f"--json {file} cannot be written: {why}" in " ".join(done.stderr.split())
+        assert f"--out {file} cannot be written: {why}" in " ".join(done.stderr.split())
     assert not [*tmp_path.iterdir()]

@@ -42,7 +42,7 @@ def test_the_file_is_for_serve_and_for_deploy(pair: Path, tmp_path: Path) -> Non
     config, report, plot = (tmp_path / name for name in ("t.toml", "t.json", "t.png"))
     done = outrider(
         "tune", "--model", pair, *SMALL, "--batch-size", "1,2", "--trees", "4:2",
-        "--out", config, "--json", report, "--plot", plot,
+        "--out", config, "--out", report, "--plot", plot,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     for text in ("batch size 1: ", "batch size 2: ", "verdict", "none beaten in both", "% of its"):
@@ -63,13 +63,13 @@ def test_the_file_is_for_serve_and_for_deploy(pair: Path, tmp_path: Path) -> Non
     assert served["model"] == str(pair)
 
     for engine in ("vllm", "outrider"):
-        rendered = outrider("deploy", "render", config, "--engine", engine)
+        rendered = outrider("ops", "deploy", "render", config, "--engine", engine)
         assert rendered.exit_code == 0, rendered.output
         assert f"serve {pair}" in rendered.stdout
 
 
 def test_json_goes_to_stdout_alone(pair: Path) -> None:
-    done = outrider("tune", "--model", pair, *SMALL, "--batch-size", "1", "--json", "-")
+    done = outrider("tune", "--model", pair, *SMALL, "--batch-size", "1", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["batch_sizes"][0]["batch_size"] == 1
 
@@ -82,7 +82,7 @@ def test_json_goes_to_stdout_alone(pair: Path) -> None:
         (("--num-speculative-tokens", "0"), "lengths is 0"),
         (("--trees", "4:4"), "--trees has '4:4'"),
         (("--drafter", "ngram"), "give auto, or auto+"),
-        (("--workload", "nothing"), "workload 'nothing' is not known"),
+        (("--prompts", "nothing"), "workload 'nothing' is not known"),
         (("--num-prompts", "3"), "num_prompts is 3"),
         (("--max-tpot", "0"), "max_tpot is 0"),
         (("--rounds", "2"), "greater than or equal to 3"),

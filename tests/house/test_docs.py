@@ -133,8 +133,10 @@ def options_of(command: Any, words: list[str]) -> tuple[Any, set[str]]:
         if inner is None:
             break
         command = inner
+    command = getattr(command, "commands", {}).get(getattr(command, "default", None), command)
     options = {o for each in command.params for o in (*each.opts, *each.secondary_opts)}
-    return command, options | {"--help"}
+    hidden = {"--model"} if "model" in options else set()  # the argument, as an option
+    return command, options | hidden | {"--help"}
 
 
 def wrong_command(line: str) -> str | None:
@@ -224,7 +226,7 @@ def test_what_is_mentioned_is_there(page: str) -> None:
         ("--max-num-sequins", "no such option"),
         ("outrider serv", "outrider has no command serv"),
         ("outrider serve --max-num-sequins 3", "serve has no option --max-num-sequins"),
-        ("outrider guard status --sates x", "status has no option --sates"),
+        ("outrider ops guard status --sates x", "status has no option --sates"),
         ("python -m benchmarks nothing", "there is no benchmark nothing"),
         ("python -m benchmarks start --round 2", "start has no option --round"),
         ("make everything", "no such target"),
@@ -237,7 +239,13 @@ def test_what_is_not_there_is_found(span: str, problem: str) -> None:
 
 @pytest.mark.parametrize(
     "span",
-    ["engine/engine.py", "Engine.step", "Model.draft", "--max-num-seqs", "outrider guard status"],
+    [
+        "engine/engine.py",
+        "Engine.step",
+        "Model.draft",
+        "--max-num-seqs",
+        "outrider ops guard status",
+    ],
 )
 def test_what_is_there_passes(span: str) -> None:
     assert wrong(span) is None

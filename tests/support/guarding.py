@@ -297,7 +297,7 @@ class Fleet:
 
 def start(fleet: Fleet) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "outrider", "guard", "run", "--policy", str(fleet.file)],
+        [sys.executable, "-m", "outrider", "ops", "guard", "run", "--policy", str(fleet.file)],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"},
     )  # fmt: skip
 

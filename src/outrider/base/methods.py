@@ -23,7 +23,7 @@ class Method:
         others: its names in engines and guides, in lower case with underscores.
         checkpoint: whether it drafts with a checkpoint of its own, which must be named.
         ours: the drafter of this engine that does it; None if there is none.
-        planned: whether ``outrider advise`` knows what it costs.
+        planned: whether ``outrider ops advise`` knows what it costs.
     """
 
     name: str

@@ -16,7 +16,7 @@ from .race import PLAIN_SETTING, Race, RaceRun, Setting
 from .record import Pass, total
 
 METHODS = {str(BY_NAME[name].ours): name for name in ("draft_model", "ngram", "suffix", "eagle3")}
-"""Drafters that other engines have too, and their methods in the spec of ``outrider deploy``."""
+"""Drafters that other engines have too, and their methods in ``outrider ops deploy``."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Tuning:
 
     @property
     def deploy(self) -> dict[str, dict[str, Any]]:
-        """The spec of ``outrider deploy``: the portable drafter, its lengths by batch size."""
+        """The spec of ``outrider ops deploy``: the portable drafter, its lengths by batch size."""
         drafter: dict[str, Any] = {"method": "none"}
         name, longest = self.portable, max(length for _, length in self.lengths)
         if name is not None and longest:

@@ -1,4 +1,4 @@
-"""``outrider advise``: whether speculation is worth it, with what, and how far."""
+"""``outrider ops advise``: whether speculation is worth it, with what, and how far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``outrider checklist``: thirty points before speculation serves production."""
+"""``outrider ops checklist``: thirty points before speculation serves production."""
 
 from __future__ import annotations
 

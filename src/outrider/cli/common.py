@@ -91,20 +91,23 @@ BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
 Dtype = Annotated[str, flag(BY_NAME["dtype"])]
 
 
-def writable(param: typer.CallbackParam, file: str | None) -> str | None:
-    """Return ``file``, refused if it could not be written after all the work."""
-    if file is not None and file != "-":
+Files = TypeVar("Files", str | None, list[str] | None)
+
+
+def writable(param: typer.CallbackParam, files: Files) -> Files:
+    """Return a file or several, refused if one could not be written after all the work."""
+    for file in [files] if isinstance(files, str) else files or ():
         path = Path(file)
         try:
             if path.is_file() or path.is_dir():
                 path.open("ab").close()
-            elif not path.exists():
+            elif file != "-" and not path.exists():
                 TemporaryFile(dir=path.absolute().parent).close()
         except OSError as error:
             raise typer.BadParameter(
                 f"{param.opts[0]} {file} cannot be written: {error.strerror}."
             ) from None
-    return file
+    return files
 
 
 def png(param: typer.CallbackParam, file: str | None) -> str | None:
@@ -139,7 +142,7 @@ Rounds = Annotated[int, typer.Option("--rounds", min=LEAST_ROUNDS, help="Interle
 Advised = Annotated[
     Path | None,
     typer.Option(
-        "--advice", metavar="FILE", help="What outrider advise --json wrote.", show_default=False
+        "--advice", metavar="FILE", help="What outrider ops advise --out wrote.", show_default=False
     ),
 ]
 """The option of commands that read an advice."""

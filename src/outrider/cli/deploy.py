@@ -1,4 +1,4 @@
-"""``outrider deploy``: other engines, and our server in production."""
+"""``outrider ops deploy``: other engines, and our server in production."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def render(
         Path | None,
         typer.Argument(
             metavar="[SPEC]",
-            help="A TOML file, or the output of outrider advise --json; flags win.",
+            help="A TOML file, or what outrider ops advise --out wrote; flags win.",
             show_default=False,
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""``outrider diagnose``: what is wrong with a server's speculation, and what to do."""
+"""``outrider ops diagnose``: what is wrong with a server's speculation, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``outrider doctor``: whether this machine and a pair of models are fit to serve."""
+"""``outrider ops doctor``: whether this machine and a pair of models are fit to serve."""
 
 from __future__ import annotations
 

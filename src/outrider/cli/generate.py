@@ -57,7 +57,7 @@ def names_model(text: str) -> bool:
     """Return whether a text is the name of a model: the pocket pair, a path, or a hub name."""
     if text == POCKET or re.fullmatch(r"[\w.-]+/[\w.-]+", text):
         return True
-    return "\n" not in text and Path(text[:LONGEST_NAME]).exists()
+    return text != "" and os.path.exists(text)
 
 
 def read_prompt(given: str | None, file: Path | None) -> str:

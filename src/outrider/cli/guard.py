@@ -1,4 +1,4 @@
-"""``outrider guard``: watches an engine, reduces its drafting, moves its traffic to a standby."""
+"""``outrider ops guard``: watches an engine, drafts less, moves its traffic to a standby."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def status(policy: PolicyFile, json_: AsJson = False) -> None:
     chosen = read(policy)
     found = Store(chosen.folder, create=False).status()
     if found is None:
-        raise ConfigError(f"No guard has run in {chosen.folder}; start outrider guard run.")
+        raise ConfigError(f"No guard has run in {chosen.folder}; start outrider ops guard run.")
     age = time.time() - found["time"]
     found["stale"] = age > 3 * chosen.interval + 10
     if json_:
@@ -84,7 +84,7 @@ def status(policy: PolicyFile, json_: AsJson = False) -> None:
         lines.append(f"STALE    the last evaluation was {age:.0f} s ago; is the guard running?")
     if found["forced"]:
         lines.append(
-            f"forced   {_line(found['forced'])}; outrider guard release lets the rules hold"
+            f"forced   {_line(found['forced'])}; outrider ops guard release lets the rules hold"
         )
     if found["dry_run"]:
         lines.append("dry run  nothing is changed")

@@ -1,4 +1,4 @@
-"""``outrider observe``: metrics of any engine under one schema, alerts, and a dashboard."""
+"""``outrider ops alerts``: metrics of any engine under one schema, alerts, and a dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``outrider roi``: what speculation costs to bring in, and when it has paid for itself."""
+"""``outrider ops roi``: what speculation costs to bring in, and when it has paid for itself."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def table(cell: dict[str, Any]) -> Table:
 
 
 def config(tuning: Tuning) -> str:
-    """Return a file that ``outrider serve --config`` and ``outrider deploy render`` read."""
+    """Return a file that ``outrider serve --config`` and ``outrider ops deploy render`` read."""
     machine, workload = tuning.setting["machine"], tuning.setting["workload"]
     lines = [f"# outrider tune, {machine['date']}, {machine['cpu']}, workload {workload}"]
     for cell in tuning.cells:
@@ -86,7 +86,7 @@ def config(tuning: Tuning) -> str:
             f"{tuning.kept[cell.batch_size]:.1%} of its speed"
         )
     lines += _pairs({"model": tuning.model, **tuning.serve})
-    lines += ["", "# What outrider deploy render reads."]
+    lines += ["", "# What outrider ops deploy render reads."]
     for name, values in tuning.deploy.items():
         lines += [f"[deploy.{name}]", *_pairs(values)]
     return "\n".join([*lines, ""])
@@ -143,11 +143,14 @@ def tune(
     ] = None,
     rounds: Annotated[int, typer.Option(min=3, help="Of a race, at most.")] = 12,
     out: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            metavar="FILE.toml",
+            "--out",
+            "-o",
+            metavar="FILE",
             callback=writable,
-            help="Write what serve --config and deploy render read here.",
+            help="FILE.toml gets what serve --config and ops deploy render read, FILE.json the "
+            "report; may be given twice.",
         ),
     ] = None,
     json_: AsJson = False,
@@ -191,9 +194,12 @@ def tune(
             temperature=temperature, max_tpot=max_tpot, rounds=rounds, told=told, **options,
         )  # fmt: skip
     report = tuned.report()
-    write_json(report, "-" if json_ else out if out and out.endswith(".json") else None)
-    if out and not out.endswith(".json"):
-        Path(out).write_text(config(tuned), encoding="utf-8")
+    write_json(report, "-" if json_ else None)
+    for file in map(Path, out or ()):
+        if file.suffix == ".json":
+            write_json(report, str(file))
+        else:
+            file.write_text(config(tuned), encoding="utf-8")
     if plot:
         draw(report, Path(plot))
     console = report_console(json_)

@@ -1,6 +1,6 @@
 """``python -m outrider.engine.probe [MODEL [DRAFTER]]``: what torch and checkpoints say, as JSON.
 
-``outrider doctor`` runs it as a process of its own: a torch that cannot be imported, or kernels
+``outrider ops doctor`` runs it as a process of its own: a torch that cannot be imported, or kernels
 that this CPU does not run, must not end the doctor.
 """
 

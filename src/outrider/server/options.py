@@ -109,7 +109,7 @@ def _of_kubernetes(variable: str, text: str) -> bool:
 def read_file(file: Path) -> dict[str, Any]:
     """Return the options in a TOML file, whose keys have underscores or hyphens.
 
-    A table ``deploy`` is left to ``outrider deploy render``.
+    A table ``deploy`` is left to ``outrider ops deploy render``.
 
     Raises:
         ConfigError: it cannot be read, or has an unknown key.

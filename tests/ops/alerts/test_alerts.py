@@ -304,7 +304,7 @@ def test_summaries_are_filled_in(tmp_path: Path) -> None:
 
 
 def outrider(*args: object) -> Result:
-    return CliRunner().invoke(app, ["observe", "rules", *map(str, args)])
+    return CliRunner().invoke(app, ["ops", "alerts", "rules", *map(str, args)])
 
 
 @needs_promtool

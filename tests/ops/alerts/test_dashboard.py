@@ -44,7 +44,7 @@ def sdk() -> str:
 
 
 def panels() -> list[dict[str, Any]]:
-    done = CliRunner().invoke(app, ["observe", "dashboard"])
+    done = CliRunner().invoke(app, ["ops", "alerts", "dashboard"])
     return [panel for panel in json.loads(done.stdout)["panels"] if panel["type"] != "row"]
 
 
@@ -170,8 +170,8 @@ def test_provisioning_points_at_the_dashboard() -> None:
     assert found["isDefault"]
     text = (MONITORING / "grafana" / "dashboards.yaml").read_text()
     [provider] = yaml.safe_load(text)["providers"]
-    assert f"outrider observe dashboard > {provider['options']['path']}/outrider.json" in text
-    dashboard = json.loads(CliRunner().invoke(app, ["observe", "dashboard"]).stdout)
+    assert f"outrider ops alerts dashboard > {provider['options']['path']}/outrider.json" in text
+    dashboard = json.loads(CliRunner().invoke(app, ["ops", "alerts", "dashboard"]).stdout)
     variables = {each["name"]: each for each in dashboard["templating"]["list"]}
     # The source is a variable, which is the default one of this kind.
     assert variables["datasource"]["query"] == found["type"]
@@ -182,7 +182,7 @@ def test_provisioning_points_at_the_dashboard() -> None:
 
 
 def test_the_dashboard_can_be_provisioned() -> None:
-    dashboard = json.loads(CliRunner().invoke(app, ["observe", "dashboard"]).stdout)
+    dashboard = json.loads(CliRunner().invoke(app, ["ops", "alerts", "dashboard"]).stdout)
     assert dashboard["uid"]
     # Of an export for import by hand; provisioning does not fill them in.
     assert not {"id", "__inputs", "__requires"} & dashboard.keys()

@@ -271,7 +271,7 @@ def until(url: str, words: str) -> str:
 def test_the_command_serves_until_it_is_stopped(engine: str, server: Served) -> None:
     httpx.post(f"{server.url}/v1/completions", json={"prompt": "the fox", "max_tokens": 20})
     process = subprocess.Popen(
-        [sys.executable, "-m", "outrider", "observe", "exporter", server.url, "--port", "0",
+        [sys.executable, "-m", "outrider", "ops", "alerts", "exporter", server.url, "--port", "0",
          "--interval", "100ms", "--standby", engine],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -360,7 +360,7 @@ def test_bad_usage_is_one_sentence(tmp_path: Path) -> None:
             (("x", "--host", "nowhere.invalid"), "cannot be listened on"),
             (("x", "--api-key", "a\nb"), "the API key has characters"),
         ):  # fmt: skip
-            done = CliRunner().invoke(app, ["observe", "exporter", *options])
+            done = CliRunner().invoke(app, ["ops", "alerts", "exporter", *options])
             assert done.exit_code == 2, options
             assert words in " ".join(done.stderr.split()), done.stderr
             assert "Traceback" not in done.stderr

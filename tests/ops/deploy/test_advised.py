@@ -1,4 +1,4 @@
-"""What ``outrider advise --json`` writes, on its road: render, rules, the guard's policy, roi."""
+"""What ``outrider ops advise`` writes, on its road: render, rules, the guard's policy, roi."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from outrider.ops.guard import policy
 from outrider.ops.planning import Advice, Situation, advise, read_advice
 from outrider.ops.planning.rules import LEAVE
 
-NAMES = ("--target", "org/target", "--drafter", "org/drafter")
+NAMES = ("--model", "org/target", "--drafter", "org/drafter")
 LARGE = Situation("llama-3.1-70b", "llama-3.2-1b", "h100", 4, concurrency={1: 0.5, 128: 0.5})
 SERVERS = ("vllm", "sglang", "trtllm", "triton")
 
@@ -37,7 +37,7 @@ def saved(folder: Path, advice: Advice | dict[str, Any] | str) -> Path:
 
 
 def render(folder: Path, advice: Any, *flags: str) -> Any:
-    words = ["deploy", "render", "--advice", str(saved(folder, advice)), *flags]
+    words = ["ops", "deploy", "render", "--advice", str(saved(folder, advice)), *flags]
     return CliRunner().invoke(app, words)
 
 
@@ -174,16 +174,18 @@ def test_every_reader_has_the_same_sentences(mixed: dict[str, Any], tmp_path: Pa
     guard = tmp_path / "policy.toml"
     guard.write_text('advice = "advice.json"\n[engine]\nurl = "http://e:8000"\n')
     for words in (
-        ("deploy", "render", "--engine", "vllm", "--advice", file),
-        ("deploy", "render", "--engine", "vllm", file),
-        ("observe", "rules", "--advice", file),
-        ("roi", "--devices", "4", "--price", "4", "--advice", file),
-        ("guard", "status", "--policy", guard),
+        ("ops", "deploy", "render", "--engine", "vllm", "--advice", file),
+        ("ops", "deploy", "render", "--engine", "vllm", file),
+        ("ops", "alerts", "rules", "--advice", file),
+        ("ops", "roi", "--devices", "4", "--price", "4", "--advice", file),
+        ("ops", "guard", "status", "--policy", guard),
     ):
         done = CliRunner().invoke(app, list(map(str, words)))
         assert done.exit_code == 2, words
         assert "a key that no advice has, extra" in " ".join(done.output.split()), words
-    missing = CliRunner().invoke(app, ["observe", "rules", "--advice", str(tmp_path / "none")])
+    missing = CliRunner().invoke(
+        app, ["ops", "alerts", "rules", "--advice", str(tmp_path / "none")]
+    )
     assert missing.exit_code == 2
     assert "cannot be read" in missing.output
 
@@ -216,7 +218,7 @@ def test_manifests_ask_for_the_gpus_of_the_advice(
     served = {**mixed["deployment"], "tensor_parallel": count, "replicas": 3}
     done = render(
         tmp_path, {**mixed, "deployment": served}, "--engine", engine, "--format", "kustomize",
-        "--output", str(tmp_path / "base"),
+        "--out", str(tmp_path / "base"),
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     manifest = yaml.safe_load((tmp_path / "base" / "deployment.yaml").read_text())
@@ -260,7 +262,7 @@ def test_weights_that_an_engine_cannot_make_need_a_checkpoint(engine: str, tmp_p
     done = render(tmp_path, advice, "--engine", engine)
     assert done.exit_code == 2
     assert "is for int4 weights" in done.output
-    named = render(tmp_path, advice, "--engine", engine, "--target", "org/t-awq")
+    named = render(tmp_path, advice, "--engine", engine, "--model", "org/t-awq")
     assert named.exit_code == 0, named.output
     assert "not checked: org/t-awq must hold int4 weights" in named.stdout
 
@@ -384,7 +386,7 @@ def test_flags_and_a_spec_win_over_the_advice(large: Advice, tmp_path: Path) -> 
     spec.write_text("engine = 3\n")
     assert "engine is 3" in render(tmp_path, large, str(spec)).output
     twice = CliRunner().invoke(
-        app, ["deploy", "render", str(tmp_path / "advice.json"), "--advice", str(spec)]
+        app, ["ops", "deploy", "render", str(tmp_path / "advice.json"), "--advice", str(spec)]
     )
     assert "--advice names another" in " ".join(twice.output.split())
 

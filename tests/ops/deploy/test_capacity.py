@@ -1,4 +1,4 @@
-"""``outrider deploy plan``: the queue beside closed forms, fleets worked by hand, and bad input."""
+"""``outrider ops deploy plan``: the queue beside closed forms, fleets by hand, and bad input."""
 
 from __future__ import annotations
 
@@ -256,13 +256,13 @@ def test_every_number_has_its_evidence(usual: Capacity) -> None:
 
 
 def run(text: str, *arguments: str) -> Any:
-    return CliRunner().invoke(app, ["deploy", "plan", "-", *arguments], input=text)
+    return CliRunner().invoke(app, ["ops", "deploy", "plan", "-", *arguments], input=text)
 
 
 def test_the_command_writes_markdown_or_json(
     usual: Capacity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = run(TOML, "--json", str(tmp_path / "plan.json"))
+    done = run(TOML, "--out", str(tmp_path / "plan.json"))
     assert done.exit_code == 0, done.output
     assert done.stdout == capacity_markdown(usual)
     as_json = {
@@ -276,7 +276,7 @@ def test_the_command_writes_markdown_or_json(
         return usual
 
     monkeypatch.setattr("outrider.ops.deploy.capacity.plan", planned)
-    same = run(json.dumps(as_json), "--json", "-")
+    same = run(json.dumps(as_json), "--json")
     assert asked == [parse_demand(TOML, "-")]
     assert json.loads(same.stdout) == json.loads((tmp_path / "plan.json").read_text("utf-8"))
     assert json.loads(same.stdout) == json.loads(json.dumps(usual.to_json()))
@@ -338,13 +338,13 @@ def test_the_answer_in_the_docs_is_that_of_the_example() -> None:
     repository = REPOSITORY
     docs = (repository / "docs" / "production.md").read_text("utf-8")
     example = str(repository / "deploy" / "examples" / "demand.toml")
-    done = CliRunner().invoke(app, ["deploy", "plan", example])
-    told = docs.split("<!-- outrider deploy plan deploy/examples/demand.toml -->\n")[1]
+    done = CliRunner().invoke(app, ["ops", "deploy", "plan", example])
+    told = docs.split("<!-- outrider ops deploy plan deploy/examples/demand.toml -->\n")[1]
     assert done.stdout == told.split("<!-- end -->")[0].replace("\n### ", "# ", 1)
 
 
 def test_a_file_that_is_not_there() -> None:
-    done = CliRunner().invoke(app, ["deploy", "plan", "no-such-file"])
+    done = CliRunner().invoke(app, ["ops", "deploy", "plan", "no-such-file"])
     assert done.exit_code == 2
     assert "no-such-file" in done.stderr
 

@@ -1,4 +1,4 @@
-"""``outrider deploy``: hostile values are refused in a sentence, or come back exactly as given."""
+"""``outrider ops deploy``: hostile values are refused in a sentence, or come back as given."""
 
 from __future__ import annotations
 

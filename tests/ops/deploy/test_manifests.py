@@ -324,7 +324,7 @@ def test_the_guard_is_scraped() -> None:
 
 
 def test_the_guard_takes_its_policy() -> None:
-    policies = pytest.importorskip("outrider.ops.guard.policy", reason="needs outrider guard")
+    policies = pytest.importorskip("outrider.ops.guard.policy", reason="needs outrider ops guard")
     policy = policies.read(KUBERNETES / "guard" / "policy.toml")
     (route,) = objects("route/5")
     assert policy.traffic.route == route["metadata"]["name"]
@@ -342,7 +342,7 @@ def test_the_guard_takes_its_policy() -> None:
     guard = container(one(objects("guard"), "Deployment", "guard"))
     mounts = [each["mountPath"] for each in guard["volumeMounts"]]
     assert policy.folder in mounts
-    assert guard["args"][:2] == ["guard", "run"]
+    assert guard["args"][:3] == ["ops", "guard", "run"]
     assert policy.listen.endswith(f":{guard['ports'][0]['containerPort']}")
 
 
@@ -408,8 +408,8 @@ def test_the_example_for_argo_follows_its_schema() -> None:
 
 
 def test_the_alerts_are_a_prometheus_rule() -> None:
-    pytest.importorskip("outrider.ops.alerts.rules", reason="needs outrider observe")
-    done = CliRunner().invoke(cli, ["observe", "rules", "--format", "kubernetes"])
+    pytest.importorskip("outrider.ops.alerts.rules", reason="needs outrider ops alerts")
+    done = CliRunner().invoke(cli, ["ops", "alerts", "rules", "--format", "kubernetes"])
     assert done.exit_code == 0, done.output
     (rule,) = yaml.safe_load_all(done.stdout)
     assert rule["kind"] == "PrometheusRule"

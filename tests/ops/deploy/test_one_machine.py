@@ -214,7 +214,7 @@ def test_the_compose_file_hangs_together() -> None:
 
 
 def test_the_guards_policies_name_what_there_is() -> None:
-    policies = pytest.importorskip("outrider.ops.guard.policy", reason="needs outrider guard")
+    policies = pytest.importorskip("outrider.ops.guard.policy", reason="needs outrider ops guard")
     backend = re.search(r"(?m)^backend (\w+)$", CONFIG.read_text("utf-8"))
     servers = re.findall(r"(?m)^    server (\w+) ", CONFIG.read_text("utf-8"))
     for place in ("bare-metal", "compose"):

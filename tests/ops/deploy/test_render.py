@@ -1,4 +1,4 @@
-"""``outrider deploy render``: every engine's files parse and hold only recorded options."""
+"""``outrider ops deploy render``: every engine's files parse and hold only recorded options."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_facts_of_a_local_checkpoint_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_methods_have_one_table_of_names(engine: str, words: str, expected: str) -> None:
-    flags = ["deploy", "render", "--engine", engine, "--target", "org/t", *words.split()]
+    flags = ["ops", "deploy", "render", "--engine", engine, "--model", "org/t", *words.split()]
     done = CliRunner().invoke(app, flags)
     assert done.exit_code == 0, done.output
     assert expected in done.stdout
@@ -303,8 +303,8 @@ def test_methods_have_one_table_of_names(engine: str, words: str, expected: str)
 @pytest.mark.parametrize("method", WITH_CHECKPOINT)
 def test_the_name_of_a_method_is_no_checkpoint(method: str) -> None:
     """``--drafter eagle3`` once rendered a model of that name."""
-    flags = ["--engine", "vllm", "--target", "org/t", "--num-speculative-tokens", "3"]
-    done = CliRunner().invoke(app, ["deploy", "render", *flags, "--drafter", method])
+    flags = ["--engine", "vllm", "--model", "org/t", "--num-speculative-tokens", "3"]
+    done = CliRunner().invoke(app, ["ops", "deploy", "render", *flags, "--drafter", method])
     assert done.exit_code == 2, done.output
     assert f"drafter.method {method} needs drafter.model" in " ".join(done.output.split())
 
@@ -315,7 +315,7 @@ def test_a_method_leaves_no_checkpoint_of_another(tmp_path: Path) -> None:
         'engine = "vllm"\n[target]\nmodel = "org/t"\nvocab_size = 9\n[drafter]\n'
         'method = "draft_model"\nmodel = "org/d"\nvocab_size = 8\nnum_speculative_tokens = 3\n'
     )
-    done = CliRunner().invoke(app, ["deploy", "render", str(file), "--drafter", "suffix"])
+    done = CliRunner().invoke(app, ["ops", "deploy", "render", str(file), "--drafter", "suffix"])
     assert done.exit_code == 0, done.output
     assert "org/d" not in done.stdout
 
@@ -510,7 +510,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         "num_speculative_tokens = 3\n"
     )
     run = CliRunner().invoke
-    words = ["deploy", "render", str(file)]
+    words = ["ops", "deploy", "render", str(file)]
     assert "--speculative-algorithm NGRAM" in run(app, words).stdout
     other = run(app, [*words, "--engine", "vllm", "--num-speculative-tokens", "7"])
     assert '"num_speculative_tokens": 7' in other.stdout
@@ -521,7 +521,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert "NGRAM" in run(app, [*words, "--drafter", "ngram"]).stdout
     assert "Speculation is off" in run(app, [*words, "--drafter", "none"]).stdout
     out = tmp_path / "out"
-    written = run(app, [*words, "--format", "kustomize", "--output", str(out)])
+    written = run(app, [*words, "--format", "kustomize", "--out", str(out)])
     assert written.exit_code == 0
     assert sorted(p.name for p in out.iterdir()) == sorted(
         Path(line).name for line in written.stdout.splitlines()
@@ -536,7 +536,7 @@ def test_a_bad_file_is_a_sentence(content: bytes | None, reason: str, tmp_path: 
     file = tmp_path / "spec.toml"
     if content is not None:
         file.write_bytes(content)
-    result = CliRunner().invoke(app, ["deploy", "render", str(file)])
+    result = CliRunner().invoke(app, ["ops", "deploy", "render", str(file)])
     assert result.exit_code == 2
     assert reason in result.stderr
     assert "Traceback" not in result.output

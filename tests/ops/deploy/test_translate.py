@@ -1,4 +1,4 @@
-"""``outrider deploy translate``: old forms become today's, and every change has its reason."""
+"""``outrider ops deploy translate``: old forms become today's, and every change has its reason."""
 
 from __future__ import annotations
 
@@ -314,7 +314,9 @@ def test_what_is_left_of_the_old_engine_and_its_metrics_is_commented() -> None:
 
 
 def test_the_deployment_of_vllm_0_6_3() -> None:
-    result = CliRunner().invoke(app, ["deploy", "translate", str(GOLDEN / "vllm-0.6.3.yaml")])
+    result = CliRunner().invoke(
+        app, ["ops", "deploy", "translate", str(GOLDEN / "vllm-0.6.3.yaml")]
+    )
     assert result.exit_code == 0
     assert result.stdout == (GOLDEN / "vllm-today.yaml").read_text()
 

@@ -34,7 +34,7 @@ DAY = 86_400.0
 
 
 def invoke(fleet: Fleet, command: str, *rest: str) -> Any:
-    return CliRunner().invoke(app, ["guard", command, "--policy", str(fleet.file), *rest])
+    return CliRunner().invoke(app, ["ops", "guard", command, "--policy", str(fleet.file), *rest])
 
 
 def test_a_servers_words_forge_nothing_and_end_nothing(

@@ -207,7 +207,7 @@ def test_a_guard_killed_in_the_middle_ends_where_another_would(fleet: Fleet) -> 
 
 def invoke(fleet: Fleet, *words: str) -> Any:
     command, *rest = words
-    return CliRunner().invoke(app, ["guard", command, "--policy", str(fleet.file), *rest])
+    return CliRunner().invoke(app, ["ops", "guard", command, "--policy", str(fleet.file), *rest])
 
 
 def test_commands_show_and_steer_a_guard(fleet: Fleet) -> None:

@@ -133,7 +133,9 @@ def write(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_bad_policy_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
     text, reason = HOSTILE[name]
-    result = CliRunner().invoke(app, ["guard", "run", "--policy", str(write(tmp_path, text))])
+    result = CliRunner().invoke(
+        app, ["ops", "guard", "run", "--policy", str(write(tmp_path, text))]
+    )
     assert result.exit_code == 2, result.output
     assert reason in result.stderr
     assert result.stderr.startswith("error: ")

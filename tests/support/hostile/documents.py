@@ -20,7 +20,7 @@ from tests.support.hostile.readers import REPORT, SERVED, Made, check_said, in_f
 
 
 def advice() -> dict[str, Any]:
-    """An advice as ``outrider advise --json`` writes it."""
+    """An advice as ``outrider ops advise --json`` writes it."""
     from outrider.ops.planning.advise import advise
     from outrider.ops.planning.situation import Situation
 

@@ -146,7 +146,7 @@ def guard_history(folder: Path) -> Made:
     runner = CliRunner()
 
     def show(_: Path) -> None:
-        done = runner.invoke(app, ["guard", "history", str(policy)], catch_exceptions=True)
+        done = runner.invoke(app, ["ops", "guard", "history", str(policy)], catch_exceptions=True)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         for line in done.output.split("\n"):

@@ -26,7 +26,7 @@ def load_prompts(which: str, seed: int = 0) -> Workload:
 
     ``synthetic`` or ``synthetic:WORDS`` makes up 1,000 prompts of so many random words (128). A
     .json file in ShareGPT's layout gives the first turn of each conversation. Other .jsonl and
-    .json files, and names of bundled workloads, are read as ``outrider bench --workload`` reads
+    .json files, and names of bundled workloads, are read as ``outrider bench --prompts`` reads
     them.
 
     Raises ConfigError: it is none of these.

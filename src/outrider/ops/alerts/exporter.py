@@ -128,7 +128,7 @@ def read_baseline(file: Path) -> Baseline:
     """Return the time of an output token of a recording.
 
     Args:
-        file: what ``outrider diagnose --save`` kept of a plain server, or a report of
+        file: what ``outrider ops diagnose --save`` kept of a plain server, or a report of
             ``outrider bench serve`` or ``vllm bench serve``.
 
     Raises:

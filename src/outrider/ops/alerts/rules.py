@@ -69,7 +69,7 @@ def thresholds(others: Mapping[str, object] | None = None) -> dict[str, float]:
 
 
 def break_even_of(file: Path) -> float:
-    """Return the break-even acceptance from a file of ``outrider advise --json``.
+    """Return the break-even acceptance from a file of ``outrider ops advise --out``.
 
     Raises:
         ConfigError: the file cannot be read, or has none.

@@ -1,4 +1,4 @@
-"""Makes a spec of an advice of ``outrider advise --json``: models, GPUs, lengths, drafting."""
+"""Makes a spec of an advice of ``outrider ops advise --out``: models, GPUs, lengths, drafting."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _drafter(advice: Advice, known: Engine) -> dict[str, Any]:
     if served.placement != "same":
         raise ConfigError(
             f"The advice places the drafter elsewhere ({served.placement}), for which "
-            f"{known.title} has no option here; ask outrider advise with --placement same."
+            f"{known.title} has no option here; ask outrider ops advise with --placement same."
         )
     drafter: dict[str, Any] = {"method": served.method}
     if served.drafter is not None:
@@ -146,7 +146,8 @@ def notes_of(document: Mapping[str, Any], advice: Advice, known: Engine) -> list
     if _elsewhere(advice, known):
         lines.append(
             f"not checked: the advice's figures are those of {served.hardware}, and {known.title} "
-            f"runs on {'GPUs' if known.gpu else 'CPUs'} here; ask outrider advise for the device."
+            f"runs on {'GPUs' if known.gpu else 'CPUs'} here; "
+            "ask outrider ops advise for the device."
         )
     if document.get("limits", {}).get("max_model_len") == served.max_model_len:
         lines.append(

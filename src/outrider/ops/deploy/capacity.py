@@ -80,8 +80,8 @@ class Capacity:
 def plan(demand: Demand) -> Capacity:
     """Return the replicas and devices that keep the service levels, with and without speculation.
 
-    Steps cost what ``outrider advise`` expects, and a queue is simulated (``queueing``). Requests
-    go to replicas at random, which is what Services and weighted routes do; their lengths are
+    Steps cost what ``outrider ops advise`` expects, and a queue is simulated (``queueing``).
+    Requests go to replicas at random, as Services and weighted routes do; their lengths are
     exponential around the mean.
 
     Raises:

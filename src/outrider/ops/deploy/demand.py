@@ -1,4 +1,4 @@
-"""What ``outrider deploy plan`` is asked: a model, its traffic, service levels, and the fleet."""
+"""What ``outrider ops deploy plan`` is asked: a model, its traffic, service levels and fleet."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def parse(document: Mapping[str, Any], source: str = "the spec") -> Spec:
         else:
             raise no_option(source, name, ["engine", "engine_version", *SECTIONS])
     if "target" not in parts:
-        raise ConfigError(f"{source} names no target; add [target] with model, or give --target.")
+        raise ConfigError(f"{source} names no target; add [target] with model, or give --model.")
     return Spec(**parts)
 
 

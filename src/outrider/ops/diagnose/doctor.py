@@ -62,7 +62,7 @@ def doctor(
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= PORTS:
         raise ConfigError(f"port is {shown(port)}; give a whole number from 0 to {PORTS}.")
     if drafter is not None and model is None:
-        raise ConfigError("a drafter is checked against its target; give --model too.")
+        raise ConfigError("a drafter is checked against its target; give MODEL too.")
     probe = _probe([each for each in (model, drafter) if each is not None])
     found = [*versions(), *_native(probe), *_compiler(), *_gpus(probe)]
     room = free_memory()
@@ -296,7 +296,7 @@ def _gib(count: int) -> str:
 
 def _pair(model: str, drafter: str) -> Iterator[Finding]:
     """Yield how a drafter's checkpoint fits its target: ``outrider drafters check``."""
-    text, why = _run([*CHECK, drafter, "--target", model, "--json"])
+    text, why = _run([*CHECK, model, "--drafter", drafter, "--json"])
     try:
         report = json.loads(text)
         facts = [(fact["what"], fact["drafter"], fact["target"], fact["fits"])

@@ -165,7 +165,7 @@ def of_json(content: Mapping[str, Any], where: str) -> list[Observation]:
         found = [each for each in found if each.facts]
         for each in found:
             _take_all(each, content)
-    elif isinstance(seen, list):  # an output of outrider diagnose --json
+    elif isinstance(seen, list):  # an output of outrider ops diagnose --json
         found = [
             _of_saved(each, _text(each.get("where", where)))
             for each in seen
@@ -183,8 +183,8 @@ def of_json(content: Mapping[str, Any], where: str) -> list[Observation]:
 def _nothing(where: str) -> ConfigError:
     return ConfigError(
         f"{where} holds no known facts, and neither metrics nor a report of a benchmark with "
-        "figures; write one with outrider diagnose ENDPOINT --save FILE, or outrider bench --json "
-        "FILE."
+        "figures; write one with outrider ops diagnose ENDPOINT --save FILE, or outrider bench "
+        "--out FILE."
     )
 
 

@@ -174,8 +174,8 @@ class Policy:
         probe_timeout: seconds in which a model must answer one token.
         listen: host:port of the guard's own metrics; None for none.
         webhook: an address that gets each event; None for none.
-        advice: a file of ``outrider advise --json``, relative to the policy; its break-even is the
-            threshold of acceptance unless ``signals`` has one.
+        advice: a file of ``outrider ops advise --out``, relative to the policy; its break-even is
+            the threshold of acceptance unless ``signals`` has one.
     """
 
     engine: Server

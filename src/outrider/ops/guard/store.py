@@ -74,7 +74,7 @@ class Store:
         self._write(STATE, state.to_json())
 
     def show(self, status: dict[str, Any]) -> None:
-        """Write what ``outrider guard status`` shows."""
+        """Write what ``outrider ops guard status`` shows."""
         self._write(STATUS, status)
 
     def status(self) -> dict[str, Any] | None:

@@ -250,6 +250,6 @@ def speedups_of(advice: Advice) -> tuple[float, float, float]:
         low, base, high = (advice.speedup[name].value for name in ("p10", "p50", "p90"))
     except KeyError:
         raise ConfigError(
-            "the advice has no speedup; ask outrider advise with --hardware or --profile."
+            "the advice has no speedup; ask outrider ops advise with --hardware or --profile."
         ) from None
     return low, base, high

@@ -25,7 +25,7 @@ from .situation import MOST_BATCH, MOST_DEVICES, MOST_TOKENS, PLACEMENTS
 LARGEST = 1 << 20
 """Most bytes of a document; an advice has about 20,000."""
 MOST_REPLICAS = 2**20
-WRITE = "write one with outrider advise --json FILE"
+WRITE = "write one with outrider ops advise --out FILE"
 
 
 def load_advice(file: Path, option: str = "--advice") -> Advice:
