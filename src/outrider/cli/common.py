@@ -51,11 +51,21 @@ Model = Annotated[
 ]
 
 
-def flag(option: Option) -> Any:
-    """Return the flag of an option; its help ends with the default."""
+COMMON = ("drafter", "num_speculative_tokens", "quantization")
+"""Engine options that stand first in the help of a command that has all."""
+
+
+def flag(option: Option, panel: str | None = None) -> Any:
+    """Return the flag of an option, in a panel of the help; its help ends with the default."""
     shown = "" if option.default in (None, False) else f" [{option.default}]"
     names = [option.flag] if option.type is not bool else []
-    return typer.Option(*names, help=option.help + shown, show_default=False, show_envvar=False)
+    return typer.Option(
+        *names,
+        help=option.help + shown,
+        show_default=False,
+        show_envvar=False,
+        rich_help_panel=panel,
+    )
 
 
 def parameter(name: str, of_type: Any, info: Any) -> inspect.Parameter:
@@ -83,7 +93,9 @@ def with_parameters(parameters: Iterable[inspect.Parameter]) -> Callable[[Comman
 def with_engine_options(*names: str) -> Callable[[Command], Command]:
     """Give a command the engine options of these names, all of them where there are none."""
     return with_parameters(
-        parameter(o.name, o.type, flag(o)) for o in ENGINE_OPTIONS if o.name in names or not names
+        parameter(o.name, o.type, flag(o, None if o.name in (names or COMMON) else "The engine"))
+        for o in ENGINE_OPTIONS
+        if o.name in names or not names
     )
 
 

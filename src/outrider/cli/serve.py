@@ -10,8 +10,18 @@ import typer
 
 from ..base.vllm_names import DEPRECATED
 from ..errors import OutriderError
-from ..server.options import BY_NAME, OPTIONS, SECRET, Chosen, config_file, resolve, toml
+from ..server.options import (
+    BY_NAME,
+    OPTIONS,
+    SECRET,
+    SERVER_OPTIONS,
+    Chosen,
+    config_file,
+    resolve,
+    toml,
+)
 from .common import (
+    COMMON,
     AsJson,
     exit_code,
     flag,
@@ -22,8 +32,21 @@ from .common import (
     write_json,
 )
 
+FIRST = (
+    *COMMON, "host", "port", "api_key", "served_model_name", "dtype", "max_model_len",
+    "max_num_seqs", "memory",
+)  # fmt: skip
+"""Options that stand first in the help."""
+
+
+def panel(name: str) -> str | None:
+    """Return the panel of an option in the help."""
+    of_server = any(option.name == name for option in SERVER_OPTIONS)
+    return None if name in FIRST else "The server" if of_server else "The engine"
+
+
 PARAMETERS = (
-    *(parameter(option.name, option.type, flag(option)) for option in OPTIONS),
+    *(parameter(option.name, option.type, flag(option, panel(option.name))) for option in OPTIONS),
     *(
         parameter(
             old, BY_NAME[current].type,
