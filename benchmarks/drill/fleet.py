@@ -190,7 +190,7 @@ class Fleet(AbstractContextManager["Fleet", None]):
         self.values["folder"] = self.folder / name
         self._write("policy.toml")
         begin = time.time()
-        self._outrider("ops", "guard", "ops", "guard", "run", "--policy", str(self.policy))
+        self._outrider("guard", "ops", "guard", "run", "--policy", str(self.policy))
         until(lambda: (self.status() or {"time": 0})["time"] > begin, "the guard evaluates")
 
     def _outrider(self, name: str, *arguments: str) -> None:
