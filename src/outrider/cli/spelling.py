@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, TypeVar
 
 import typer
@@ -43,15 +44,18 @@ def _renamed(args: list[str], own: set[str]) -> list[str]:
 
 
 def _model_first(args: list[str]) -> list[str]:
-    """Return the arguments with the value of ``--model`` as the first one, without its name."""
-    for i, word in enumerate(args):
+    """Return the arguments with the value of ``--model``, the last one, first and without a name."""
+    rest, model, words = list[str](), list[str](), iter(args)
+    for word in words:
         if word == "--":
-            break
-        if word.startswith("--model="):
-            return [word.partition("=")[2], *args[:i], *args[i + 1 :]]
-        if word == "--model" and i + 1 < len(args):
-            return [args[i + 1], *args[:i], *args[i + 2 :]]
-    return args
+            rest += [word, *words]
+        elif word.startswith("--model="):
+            model = [word.partition("=")[2]]
+        elif word == "--model":
+            model = list(islice(words, 1)) or [word]
+        else:
+            rest.append(word)
+    return model + rest
 
 
 def _file_of_json(args: list[str]) -> list[str] | None:
