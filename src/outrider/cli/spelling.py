@@ -44,7 +44,7 @@ def _renamed(args: list[str], own: set[str]) -> list[str]:
 
 
 def _model_first(args: list[str]) -> list[str]:
-    """Return the arguments with the value of ``--model``, the last one, first and without a name."""
+    """Return the arguments with the value of ``--model``, the last one, first and unnamed."""
     rest, model, words = list[str](), list[str](), iter(args)
     for word in words:
         if word == "--":
