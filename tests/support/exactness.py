@@ -26,6 +26,7 @@ from outrider.engine.control.outlook import PLAIN, Choice, Stream
 from outrider.engine.engine import Engine
 from outrider.engine.measure import find_costs
 from outrider.models.base import Model
+from tests.support.on_disk import kept_on_disk
 from tests.support.pages import check_engine
 
 VOCABULARY = 211
@@ -41,6 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """What a family's config says beyond the sizes that all of them share."""
 
 
+@kept_on_disk
 def planted_pair(folder: Path, family: str = "llama", **sizes: int) -> Path:
     """Save a tiny target, and below it a drafter that is its first layer and often agrees.
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tests.support.on_disk import kept_on_disk
+
 # torch and transformers are imported where they are used: the process that only hands out tests
 # reads this file, too, and waits for no import.
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 weight.copy_(noise * 1.2 / weight.shape[1] ** 0.5)
 
 
+@kept_on_disk
 def build_checkpoint(
     folder: Path,
     family: str,
