@@ -14,9 +14,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
-from safetensors.torch import load_file, save_file
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PretrainedConfig
+from tokenizers import Regex, pre_tokenizers
+from transformers import AutoTokenizer
 
 from outrider import LLM, SamplingParams
 from outrider.audit.reference import transformers_model
@@ -31,20 +30,12 @@ from outrider.errors import ModelError
 from outrider.models.load import load_model
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
+from tests.support.ggufs import SIZES, add_pieces, byte_level, changed, convert, empty, pieces
 from tests.support.loading import torch_model
 from tests.support.tiny import SPECIALS, TEMPLATE, byte_level_tokenizer
 
 MakeCheckpoint = Callable[..., Path]
 CPU = torch.device("cpu")
-NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}  # fmt: skip
-SIZES = {"hidden_size": 64, "intermediate_size": 96}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
@@ -56,114 +47,6 @@ TEXTS = [
     " ",
     "\n\n\n word",
 ]
-
-
-def file_name(name: str) -> str:
-    """The name that a tensor has in a GGUF file."""
-    module, _, part = name.rpartition(".")
-    if not module.startswith("model.layers."):
-        return f"{NAMES[module]}.{part}"
-    _, _, index, rest = module.split(".", 3)
-    return f"blk.{index}.{NAMES[rest]}.{part}"
-
-
-def interleaved(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Queries' or keys' rows as llama.cpp's converter stores Llama's."""
-    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
-    return halves.swapaxes(1, 2).reshape(rows.shape)
-
-
-def halved(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(rows.shape)
-
-
-def metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
-    """What the converter writes of a config."""
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    rope = config.rope_parameters
-    writer.add_rope_freq_base(rope["rope_theta"])
-    if getattr(config, "head_dim", None):
-        writer.add_key_length(config.head_dim)
-        writer.add_value_length(config.head_dim)
-    if rope["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope["factor"])
-    if config.model_type == "granite":
-        writer.add_attention_scale(config.attention_multiplier)
-        writer.add_embedding_scale(config.embedding_multiplier)
-        writer.add_residual_scale(config.residual_multiplier)
-        writer.add_logit_scale(config.logits_scaling)
-
-
-def llama3_factors(rope: dict[str, Any], size: int) -> np.ndarray[Any, Any]:
-    """What the converter stores as rope_freqs.weight."""
-    found = []
-    for at in range(0, size, 2):
-        wave = 2 * np.pi * rope["rope_theta"] ** (at / size)
-        trained, low, high = rope["original_max_position_embeddings"], 1.0, 4.0
-        if wave < trained / high:
-            found.append(1.0)
-        elif wave > trained / low:
-            found.append(rope["factor"])
-        else:
-            smooth = (trained / wave - low) / (high - low)
-            found.append(1 / ((1 - smooth) / rope["factor"] + smooth))
-    return np.array(found, np.float32)
-
-
-def convert(
-    source: Path,
-    path: Path,
-    kind: Kind | Callable[[str], Kind],
-    fill: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
-    skip: str = "nothing",
-) -> tuple[Path, Path]:
-    """``source`` as a GGUF file, and what the file says as a plain checkpoint."""
-    config = read_config(source)
-    family = config.model_type
-    writer = gguf.GGUFWriter(path, family)
-    metadata(writer, config)
-    fill(writer)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if config.rope_parameters["rope_type"] == "llama3":
-        writer.add_tensor("rope_freqs.weight", llama3_factors(config.rope_parameters, size))
-    plain = {}
-    for name, tensor in load_file(source / "model.safetensors").items():
-        if skip in name:
-            continue
-        values = tensor.float().numpy()
-        count = next((n for p, n in heads.items() if p in name), None)
-        turned = count is not None and family in ("llama", "granite")
-        stored = interleaved(values, count) if turned and count else values
-        if values.ndim == 1:
-            writer.add_tensor(file_name(name), np.ascontiguousarray(stored))
-        else:
-            own = kind(name) if callable(kind) else kind
-            packed = quantize(np.ascontiguousarray(stored), own)
-            writer.add_tensor(file_name(name), packed, raw_dtype=own)
-            stored = dequantize(packed, own)
-        back = halved(stored, count) if turned and count else stored
-        plain[name] = torch.from_numpy(np.ascontiguousarray(back))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    folder = path.parent / f"{path.stem}-plain"
-    folder.mkdir()
-    save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
-    for file in source.glob("*"):
-        if file.name != "model.safetensors":
-            (folder / file.name).write_bytes(file.read_bytes())
-    return path, folder
 
 
 def logits(folder: Path, dtype: str = "float32") -> torch.Tensor:
@@ -288,24 +171,6 @@ def test_other_types_are_dequantised_and_said(
     assert torch.equal(found, torch.from_numpy(dequantize(packed, Kind.Q6_K)).bfloat16())
 
 
-def byte_level(cut: str = "gpt-2", **more: Any) -> Callable[[gguf.GGUFWriter], None]:
-    """Writes ``conftest``'s tokenizer as the converter does."""
-
-    def fill(writer: gguf.GGUFWriter) -> None:
-        model = json.loads(byte_level_tokenizer().to_str())["model"]
-        tokens = sorted(model["vocab"], key=model["vocab"].get)
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(cut)
-        writer.add_token_list(tokens)
-        writer.add_token_types([3 if t in SPECIALS else 1 for t in tokens])
-        writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
-        values = {"eos_token_id": 0, "chat_template": TEMPLATE} | more
-        for name, value in values.items():
-            getattr(writer, f"add_{name}")(value)
-
-    return fill
-
-
 def test_a_file_speaks_as_its_checkpoint(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """Text in, text out, by generate and chat, drafted for by another file."""
     source = make_checkpoint(tmp_path / "source", "llama", tokenizer=True, **SIZES)
@@ -338,17 +203,6 @@ def encodings(path: Path) -> list[list[int]]:
     codec = read_codec(path)
     assert has_tokenizer(path)
     return [codec.encode(text) for text in TEXTS]
-
-
-def empty(path: Path, fill: Callable[[gguf.GGUFWriter], object]) -> Path:
-    """A file without weights."""
-    writer = gguf.GGUFWriter(path, "llama")
-    fill(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def test_byte_level_tokens_are_the_sources(tiny_llama: Path, tmp_path: Path) -> None:
@@ -396,42 +250,6 @@ def test_bos_comes_where_llama_cpp_puts_it(tmp_path: Path) -> None:
         for mine, ids in zip(encodings(path), plain, strict=True):
             assert (mine[0] == 1) == ("add_eos_token" not in more)
             assert (mine[-1:] == [0]) == ("add_eos_token" in more) or mine[-1:] == ids[-1:]
-
-
-def pieces() -> tuple[Tokenizer, list[str]]:
-    """A tokenizer like Llama 2's, with all bytes, and its tokens in order."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    octets = [f"<0x{i:02X}>" for i in range(256)]
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<unk>", "<s>", "</s>", *octets], show_progress=False
-    )
-    tokenizer.train_from_iterator([" the quick brown fox jumps over the lazy dog the fox"], trainer)
-    vocab = tokenizer.get_vocab()
-    state = json.loads(tokenizer.to_str())
-    state["added_tokens"] = [t for t in state["added_tokens"] if t["id"] < 3]
-    tokenizer = Tokenizer.from_str(json.dumps(state))
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    return tokenizer, sorted(vocab, key=vocab.__getitem__)
-
-
-def add_pieces(writer: gguf.GGUFWriter, tokens: list[str]) -> None:
-    """Write SentencePiece tokens: three control tokens, 256 bytes, then pieces by their rank."""
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0 if i < 259 else 259.0 - i for i in range(len(tokens))])
-    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
 
 
 def test_sentencepiece_tokens_are_the_sources(tmp_path: Path) -> None:
@@ -539,14 +357,6 @@ def test_an_unknown_tokenizer_is_taken_from_beside(tiny_llama: Path, tmp_path: P
     alone = tmp_path / "alone"
     alone.mkdir()
     assert not has_tokenizer(none.rename(alone / "b.gguf"))
-
-
-def changed(**values: Any) -> Callable[[gguf.GGUFWriter], None]:
-    def fill(writer: gguf.GGUFWriter) -> None:
-        for name, value in values.items():
-            getattr(writer, f"add_{name}")(value)
-
-    return fill
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from outrider.checkpoints.tokenizers import read_codec
 from outrider.errors import ConfigError, ModelError
 from outrider.models.load import load_model
 from outrider.server.build import read_defaults
-from tests.checkpoints.test_gguf import changed, convert, empty
+from tests.support.ggufs import changed, convert, empty
 from tests.support.tiny import build_checkpoint
 
 CPU = torch.device("cpu")

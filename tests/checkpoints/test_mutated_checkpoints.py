@@ -13,10 +13,10 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints.test_formats import CASES, FP8, eighths, projections, quantised, write
-from tests.checkpoints.test_gguf import byte_level, convert
 from tests.support import REPOSITORY
+from tests.support.ggufs import byte_level, convert
 from tests.support.mutations import attempt, mutated
+from tests.support.quantised import CASES, FP8, eighths, projections, quantised, write
 from tests.support.tiny import build_checkpoint, save_tokenizer
 
 SECONDS = 10

@@ -24,8 +24,8 @@ from outrider.checkpoints.quantize import Quantized, quantize
 from outrider.checkpoints.weights import load_weights
 from outrider.errors import ConfigError, ModelError
 from outrider.native.choice import library
-from tests.checkpoints.test_gguf import SIZES, byte_level, convert
 from tests.support.exactness import planted_pair
+from tests.support.ggufs import SIZES, byte_level, convert
 from tests.support.loading import torch_model
 from tests.support.tiny import MakeCheckpoint
 

@@ -6,17 +6,20 @@ import functools
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outrider.audit.adversary import AdversarySpec
-from outrider.audit.sweep import unlike_before
-from outrider.base.types import SamplingParams
+from outrider.base.types import Request, SamplingParams
 from outrider.engine.engine import Engine
 from tests.support.exactness import (
+    SAMPLING,
     VOCABULARY,
+    adversary,
+    alone,
+    in_batches,
     make_engine,
     make_fickle,
     planted_pair,
@@ -30,36 +33,6 @@ DRAFTERS = (
     "none", "ngram", "model", "tree", "wrong", "right", "ragged", "suffix", "suffix tree",
     "model+suffix", "auto",
 )  # fmt: skip
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}, "on": {"type": "boolean"}},
-    "required": ["a", "on"],
-    "additionalProperties": False,
-}
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "0.7": {"temperature": 0.7},
-    "1.3": {"temperature": 1.3},
-    "top_k": {"temperature": 1.0, "top_k": 5},
-    "top_p": {"temperature": 1.0, "top_p": 0.8},
-    "min_p": {"temperature": 0.9, "min_p": 0.05},
-    "all": {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
-    "min_tokens": {"temperature": 1.0, "min_tokens": 12},
-    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
-    "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.5},
-    "bias": {"logit_bias": {9: 4.0, 33: -100.0}, "bad_words": ["an", "re l", "x"]},
-    "allowed": {"allowed_token_ids": [3, *range(40, 120)], "stop": ["a", "q"], "min_p": 0.001},
-    "stops": {"stop_token_ids": [40, 41], "stop": ["e"], "include_stop_str_in_output": True},
-    "n": {"temperature": 0.8, "n": 3},
-    "logprobs": {"temperature": 0.8, "logprobs": 3, "prompt_logprobs": 2, "top_k": 30},
-    "json": {"structured_outputs": {"json": SCHEMA}, "repetition_penalty": 1.1},
-    "grammar": {"structured_outputs": {"grammar": 'root ::= ("ab" | "c" root)'}},
-    "regex": {"structured_outputs": {"regex": "[a-d]+(-[a-d]+){2,}"}, "min_tokens": 5},
-    "choice": {"structured_outputs": {"choice": ["tea and toast", "tea", "coffee"]}},
-    "processor": {"temperature": 0.9, "logits_processors": [unlike_before]},
-}
 BATCHES = (1, 5)
 LENGTHS = (1, 4, 7)
 CHUNKS = (3, 16, 512)
@@ -75,24 +48,20 @@ def _prompts() -> list[list[int]]:
 
 
 class Reference:
-    """Plain decoding, one request at a time, whole prompts: what everything else must equal."""
+    """Plain decoding of a checkpoint, by option."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._known: dict[str, dict[str, list[Any]]] = {}
+        self._outputs: dict[str, dict[str, list[Any]]] = {}
 
     def __call__(self, option: str) -> dict[str, list[Any]]:
-        if option not in self._known:
-            engine = make_engine(self.folder, "none")
-            found: dict[str, list[Any]] = {}
-            for request in requests(_prompts(), _params(option)):
-                found |= run(engine, [request])
-            self._known[option] = found
-        return self._known[option]
+        if option not in self._outputs:
+            self._outputs[option] = alone(self.folder, _requests(option))
+        return self._outputs[option]
 
 
-def _params(option: str) -> SamplingParams:
-    return SamplingParams(max_tokens=24, **OPTIONS[option])
+def _requests(option: str) -> list[Request]:
+    return requests(_prompts(), SamplingParams(max_tokens=24, **SAMPLING[option]))
 
 
 @pytest.fixture(scope="module")
@@ -120,17 +89,10 @@ def _engine(
     reference: Reference, drafter: str, option: str, length: int, chunk: int, pool: str
 ) -> Engine:
     branches = drafter.endswith("tree")
-    spec: str | AdversarySpec = {"tree": "model", "suffix tree": "suffix"}.get(drafter, drafter)
-    if drafter in ("wrong", "right", "ragged"):
-        answers = {
-            (1000 + i, sample): reference(option)[f"r{i}/{sample}"]
-            for i in range(len(_prompts()))
-            for sample in range(_params(option).n)
-        }
-        spec = AdversarySpec(drafter, answers, random.Random(length))
+    kind = {"tree": "model", "suffix tree": "suffix"}.get(drafter, drafter)
     engine = make_engine(
         reference.folder,
-        spec,
+        adversary(kind, _requests(option), reference(option), length),
         pages=26 if pool == "tight" else None,
         max_num_batched_tokens=chunk,
         num_speculative_tokens=length,
@@ -146,17 +108,12 @@ def _holds(
     reference: Reference, drafter: str, option: str, batch: int, length: int, chunk: int, pool: str
 ) -> None:
     engine = _engine(reference, drafter, option, length, chunk, pool)
-    expected = reference(option)
-    queued = requests(_prompts(), _params(option))
-    found: dict[str, list[Any]] = {}
-    for first in range(0, len(queued), batch):
-        found |= run(engine, queued[first : first + batch])
-    assert found == expected
+    assert in_batches(engine, _requests(option), batch) == reference(option)
     counts = engine.counts
     assert counts.drafted == sum(counts.drafted_by_position)
     assert counts.accepted == sum(counts.accepted_by_position)
     # A grammar cuts wrong drafts and adds what it forces, so that neither end is certain.
-    formed = "structured_outputs" in OPTIONS[option]
+    formed = "structured_outputs" in SAMPLING[option]
     if drafter == "wrong" and not formed:
         assert counts.accepted == 0
         assert counts.drafted > 0
@@ -178,7 +135,7 @@ SLICE = [
         FAMILIES[(i // 5) % 2], drafter, option,
         BATCHES[i % 2], LENGTHS[i % 3], CHUNKS[(i // 2) % 3], POOLS[(i // 3) % 2],
     ]
-    for i, (drafter, option) in enumerate(itertools.product(DRAFTERS, OPTIONS))
+    for i, (drafter, option) in enumerate(itertools.product(DRAFTERS, SAMPLING))
 ]  # fmt: skip
 
 
@@ -202,7 +159,7 @@ def test_drafts_change_nothing(
 @pytest.mark.slow
 @pytest.mark.equality
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", SAMPLING)
 def test_drafts_change_nothing_in_the_full_product(
     reference: Reference, drafter: str, option: str
 ) -> None:
@@ -217,7 +174,7 @@ def test_the_tight_pool_preempts(reference: Reference, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         engine.drafter, "release", lambda id, ended: (taken.append(id), release(id, ended))[1]
     )
-    queued = requests(_prompts(), _params("0.7"))
+    queued = _requests("0.7")
     found = run(engine, queued)
     assert found == reference("0.7")
     assert len(taken) > len(queued), "every sequence is released once; preemption releases again"
@@ -236,23 +193,14 @@ def test_random_adds_and_aborts_leave_nothing_behind(reference: Reference) -> No
     rng = random.Random(3)
     engine = _engine(reference, "model", "0.7", 4, 5, "tight")
     expected = reference("0.7")
-    queued = requests(_prompts(), _params("0.7"))
+    queued = _requests("0.7")
     ids: dict[str, list[int]] = {}
     live: dict[str, str] = {}
     for turn in range(250):
         if rng.random() < 0.3 and len(live) < 6:
             which = rng.randrange(len(queued))
             name = f"t{turn}"
-            request = queued[which]
-            engine.add(
-                type(request)(
-                    name,
-                    request.prompt_token_ids,
-                    request.params,
-                    request.seed,
-                    request.eos_token_ids,
-                )
-            )
+            engine.add(replace(queued[which], id=name))
             live[name], ids[name] = f"r{which}/0", []
         if rng.random() < 0.05 and live:
             name = rng.choice(list(live))

@@ -10,14 +10,23 @@ from typing import Any
 import pytest
 
 from outrider import LLM, pocket
-from outrider.audit.adversary import AdversarySpec, Answers
+from outrider.audit.adversary import Answers
 from outrider.audit.faults import Fault
 from outrider.audit.sweep import MIXES, asks, decode, open_mix
 from outrider.base.types import Request, SamplingParams
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.native.choice import library
-from tests.equality.test_exact import OPTIONS
-from tests.support.exactness import END, VOCABULARY, make_engine, make_fickle, planted_pair, run
+from tests.support.exactness import (
+    END,
+    SAMPLING,
+    VOCABULARY,
+    adversary,
+    alone,
+    make_engine,
+    make_fickle,
+    planted_pair,
+    run,
+)
 
 pytestmark = [
     pytest.mark.equality,
@@ -68,18 +77,9 @@ def _mixed(rng: random.Random, count: int, temperate: bool = False) -> list[Requ
         start = (4 + i,)  # tells prompts apart, as an adversary wants it
         body = [rng.randrange(4, VOCABULARY) for _ in range(rng.randint(0, 12))]
         prompt = start + tuple(body * rng.randint(1, 3))[:LONGEST_PROMPT]
-        option = {"temperature": 0.8} if temperate else rng.choice(list(OPTIONS.values()))
+        option = {"temperature": 0.8} if temperate else rng.choice(list(SAMPLING.values()))
         params = SamplingParams(max_tokens=rng.randint(12, TOKENS), **option)
         found.append(Request(f"r{i}", prompt, params, rng.randrange(2**53), frozenset([END])))
-    return found
-
-
-def _alone(folder: Path, weights: Weights, queued: list[Request]) -> dict[str, list[Any]]:
-    """Plain decoding, one request at a time, whole prompts."""
-    engine = make_engine(folder, "none", **weights.options())
-    found: dict[str, list[Any]] = {}
-    for request in queued:
-        found |= run(engine, [request])
     return found
 
 
@@ -94,17 +94,9 @@ def _drafted(
     """The same in random company: chunks, draft length, cache, order and time of arrival."""
     length = rng.randint(1, LONGEST_DRAFT)
     least = -(-(LONGEST_PROMPT + 1 + TOKENS + LONGEST_DRAFT) // 4) + 2
-    spec: str | AdversarySpec = drafter
-    if drafter in ("wrong", "right", "ragged"):
-        answers = {
-            (request.seed, sample): expected[f"{request.id}/{sample}"]
-            for request in queued
-            for sample in range(request.params.n)
-        }
-        spec = AdversarySpec(drafter, answers, random.Random(length))
     engine = make_engine(
         folder,
-        spec,
+        adversary(drafter, queued, expected, length),
         pages=rng.choice((None, rng.randint(least, 2 * least))),
         max_num_batched_tokens=rng.choice((1, 2, 3, 5, 16, 33, 512)),
         max_num_seqs=rng.choice((1, 2, 3, 5, 9, 32)),
@@ -130,7 +122,7 @@ def test_a_low_bit_target_says_the_same_whatever_drafts(
     rng, weights = random.Random(str(recipe)), Weights(recipe)
     folder = pair[FAMILIES[RECIPES.index(recipe) % len(FAMILIES)]]
     queued = _mixed(rng, 5)
-    expected = _alone(folder, weights, queued)
+    expected = alone(folder, queued, **weights.options())
     for drafter in DRAFTERS:
         assert _drafted(folder, weights, drafter, queued, expected, rng) == expected, drafter
 
@@ -142,7 +134,7 @@ def test_a_low_bit_drafter_changes_nothing(
 ) -> None:
     rng = random.Random(f"{target} {drafter}")
     queued = _mixed(rng, 4, temperate=True)
-    expected = _alone(pair["qwen3"], Weights(target), queued)
+    expected = alone(pair["qwen3"], queued, **Weights(target).options())
     weights = Weights(target, drafter)
     for name in ("model", "auto"):
         assert _drafted(pair["qwen3"], weights, name, queued, expected, rng) == expected, name
@@ -160,7 +152,7 @@ def test_random_work_of_any_bits_says_the_same(pair: dict[str, Path], number: in
     )
     folder = pair[rng.choice(FAMILIES)]
     queued = _mixed(rng, 12)
-    expected = _alone(folder, weights, queued)
+    expected = alone(folder, queued, **weights.options())
     for drafter in (*DRAFTERS, "model", "ragged"):
         found = _drafted(folder, weights, drafter, queued, expected, rng)
         assert found == expected, (weights, drafter)

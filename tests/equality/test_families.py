@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,15 @@ from outrider.audit.adversary import AdversarySpec
 from outrider.base.types import SamplingParams
 from outrider.errors import ConfigError
 from outrider.models.fallback import Fallback, SequenceStore
-from tests.support.exactness import VOCABULARY, make_engine, planted_pair, requests, run
+from tests.support.exactness import (
+    VOCABULARY,
+    adversary,
+    alone,
+    in_batches,
+    make_engine,
+    planted_pair,
+    requests,
+)
 
 NATIVE = ("mistral", "gemma2", "qwen3_moe")
 FALLBACK = ("starcoder2", "mixtral")
@@ -31,31 +39,15 @@ def _params(temperature: float) -> SamplingParams:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            made[family] = planted_pair(tmp_path_factory.mktemp(family), family)
-        return made[family]
-
-    return get
+    return functools.cache(lambda family: planted_pair(tmp_path_factory.mktemp(family), family))
 
 
 @pytest.fixture(scope="module")
 def plain(pair: Callable[[str], Path]) -> Callable[[str, float], dict[str, list[Any]]]:
-    """Plain decoding, one request at a time, whole prompts: what all else must equal."""
-    known: dict[tuple[str, float], dict[str, list[Any]]] = {}
-
-    def get(family: str, temperature: float) -> dict[str, list[Any]]:
-        if (family, temperature) not in known:
-            engine = make_engine(pair(family), "none")
-            found: dict[str, list[Any]] = {}
-            for request in requests(PROMPTS, _params(temperature)):
-                found |= run(engine, [request])
-            known[family, temperature] = found
-        return known[family, temperature]
-
-    return get
+    """Plain decoding, by family and temperature."""
+    return functools.cache(
+        lambda family, temperature: alone(pair(family), requests(PROMPTS, _params(temperature)))
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -79,24 +71,16 @@ def test_drafts_change_nothing(
     plain: Callable[[str, float], dict[str, list[Any]]],
 ) -> None:
     expected = plain(family, temperature)
-    adversarial = drafter in ("ragged", "wrong", "right")
-    spec: str | AdversarySpec = drafter
-    if adversarial:
-        answers = {(1000 + i, 0): expected[f"r{i}/0"] for i in range(len(PROMPTS))}
-        spec = AdversarySpec(drafter, answers, random.Random(4))
+    queued = requests(PROMPTS, _params(temperature))
     engine = make_engine(
         pair(family),
-        spec,
+        adversary(drafter, queued, expected, 4),
         pages=18 if batch == 3 else None,  # tight: some are preempted and computed anew
         max_num_batched_tokens=7 if batch == 3 else 512,
         num_speculative_tokens=4,
     )
     assert isinstance(engine.model, Fallback) == (family not in NATIVE)
-    queued = requests(PROMPTS, _params(temperature))
-    found: dict[str, list[Any]] = {}
-    for first in range(0, len(queued), batch):
-        found |= run(engine, queued[first : first + batch])
-    assert found == expected
+    assert in_batches(engine, queued, batch) == expected
     counts = engine.counts
     if drafter == "wrong":
         assert counts.accepted == 0 < counts.drafted

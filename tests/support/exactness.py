@@ -1,4 +1,4 @@
-"""Helpers of the exactness tests: a planted pair, engines, and a way to run them."""
+"""Helpers of the exactness tests: a planted pair, engines, and ways to run them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from outrider.audit.adversary import AdversarySpec
+from outrider.audit.sweep import unlike_before
 from outrider.base.config import EngineConfig
 from outrider.base.types import Event, Request, SamplingParams
 from outrider.drafters.base import Drafter, DrafterSpec
@@ -32,7 +34,7 @@ from tests.support.pages import check_engine
 VOCABULARY = 211
 END = 3
 WINDOWS = {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
-OPTIONS: dict[str, dict[str, Any]] = {
+FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 8},
     "gemma2": {**WINDOWS, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
@@ -40,6 +42,35 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 """What a family's config says beyond the sizes that all of them share."""
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "on": {"type": "boolean"}},
+    "required": ["a", "on"],
+    "additionalProperties": False,
+}
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "0.7": {"temperature": 0.7},
+    "1.3": {"temperature": 1.3},
+    "top_k": {"temperature": 1.0, "top_k": 5},
+    "top_p": {"temperature": 1.0, "top_p": 0.8},
+    "min_p": {"temperature": 0.9, "min_p": 0.05},
+    "all": {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    "min_tokens": {"temperature": 1.0, "min_tokens": 12},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+    "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.5},
+    "bias": {"logit_bias": {9: 4.0, 33: -100.0}, "bad_words": ["an", "re l", "x"]},
+    "allowed": {"allowed_token_ids": [3, *range(40, 120)], "stop": ["a", "q"], "min_p": 0.001},
+    "stops": {"stop_token_ids": [40, 41], "stop": ["e"], "include_stop_str_in_output": True},
+    "n": {"temperature": 0.8, "n": 3},
+    "logprobs": {"temperature": 0.8, "logprobs": 3, "prompt_logprobs": 2, "top_k": 30},
+    "json": {"structured_outputs": {"json": SCHEMA}, "repetition_penalty": 1.1},
+    "grammar": {"structured_outputs": {"grammar": 'root ::= ("ab" | "c" root)'}},
+    "regex": {"structured_outputs": {"regex": "[a-d]+(-[a-d]+){2,}"}, "min_tokens": 5},
+    "choice": {"structured_outputs": {"choice": ["tea and toast", "tea", "coffee"]}},
+    "processor": {"temperature": 0.9, "logits_processors": [unlike_before]},
+}
+"""Options of requests, by name."""
 
 
 @kept_on_disk
@@ -52,7 +83,7 @@ def planted_pair(folder: Path, family: str = "llama", **sizes: int) -> Path:
     torch.manual_seed(7)
 
     def make(layers: int) -> Any:
-        options = {**OPTIONS.get(family, {})}
+        options = {**FAMILY_OPTIONS.get(family, {})}
         if "layer_types" in options:
             options["layer_types"] = options["layer_types"][:layers]
         options = {
@@ -187,6 +218,33 @@ def run(
     check_engine(engine)
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_usable
     return ids
+
+
+def in_batches(engine: Engine, queued: Seq[Request], batch: int) -> dict[str, list[Any]]:
+    """What ``run`` returns of all requests, so many at a time."""
+    outputs: dict[str, list[Any]] = {}
+    for first in range(0, len(queued), batch):
+        outputs |= run(engine, queued[first : first + batch])
+    return outputs
+
+
+def alone(folder: Path, queued: Seq[Request], **options: Any) -> dict[str, list[Any]]:
+    """What plain decoding says, one request at a time: what everything else must equal."""
+    return in_batches(make_engine(folder, "none", **options), queued, 1)
+
+
+def adversary(
+    kind: str, queued: Seq[Request], expected: Mapping[str, Seq[int]], seed: int
+) -> str | AdversarySpec:
+    """Return the drafter of this name; "wrong", "right" and "ragged" know what is ``expected``."""
+    if kind not in ("wrong", "right", "ragged"):
+        return kind
+    answers = {
+        (request.seed, sample): expected[f"{request.id}/{sample}"]
+        for request in queued
+        for sample in range(request.params.n)
+    }
+    return AdversarySpec(kind, answers, random.Random(seed))
 
 
 def collect(ids: dict[str, list[Any]], event: Event) -> None:

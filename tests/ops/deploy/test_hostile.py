@@ -21,8 +21,8 @@ from outrider.ops.deploy.render import FORMATS, Rendered, render
 from outrider.ops.deploy.spec import Spec, parse
 from outrider.ops.deploy.translate import translate
 from outrider.ops.deploy.yamls import dump
-from tests.ops.deploy.test_render import pairs, rich
 from tests.support.hostile import specs as hostile_specs
+from tests.support.specs import pairs, rich
 
 LONGEST = 1000
 """Characters of a sentence."""

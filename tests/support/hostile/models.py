@@ -146,7 +146,7 @@ def gguf(folder: Path) -> Made:
     from outrider.checkpoints.formats.gguf import open_gguf
     from outrider.checkpoints.formats.gguf_config import read_gguf_config
     from outrider.checkpoints.formats.gguf_tokenizer import gguf_tokenizer
-    from tests.checkpoints.test_gguf import add_pieces, byte_level, convert, pieces
+    from tests.support.ggufs import add_pieces, byte_level, convert, pieces
     from tests.support.mutations import POOL
 
     source = checkpoint(folder.parent)
