@@ -3,7 +3,6 @@
     python -m tests.support.native_hazards NAME...
 
 A process that comes through says "unharmed" last. Several names are forked, one after the other,
-from tests.support import REPOSITORY
 from a process that has imported all and started nothing; it ends at the first that fails.
 """
 
