@@ -165,14 +165,9 @@ def record(
 ) -> tuple[list[Recorded], float]:
     """Record contexts, each with the next of ``OPTIONS``.
 
-    Args:
-        target, drafter: models of one vocabulary; without a drafter only certain drafts are tested.
-        contexts: token ids, one at least each.
-        rng: chooses the certain drafts.
-
-    Returns:
-        The contexts, without those on the edge of a truncation, and the largest total variation
-        between the engine's processed logits and the oracle.
+    Target and drafter have one vocabulary; without a drafter only certain drafts, which ``rng``
+    chooses, are tested. Returns the contexts, without those on the edge of a truncation, and the
+    largest total variation between the engine's processed logits and the oracle.
     """
     requests = [
         _Request(tokens, OPTIONS[i % len(OPTIONS)], target) for i, tokens in enumerate(contexts)

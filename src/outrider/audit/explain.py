@@ -34,16 +34,12 @@ class ExplainedToken:
 
 @dataclass(frozen=True)
 class ExplainedCandidate:
-    """The figures of one token at a position.
+    """The figures of one token at a position; those of a drafter without logits are None.
 
-    Args:
-        p, q: its probability by the target's and the drafter's processed logits, 0 to 1; at
-            temperature 0 by the raw ones.
-        noise: the Gumbel noise g of this position and token; None at temperature 0.
-        target_score, drafter_score: log p + g and log q + g, without g at temperature 0; None for
-            a token of probability 0. The highest score of the whole vocabulary is drawn.
-
-    Figures of a drafter without logits are None.
+    ``p`` and ``q`` are its probability by the target's and the drafter's processed logits, at
+    temperature 0 by the raw ones. ``noise`` is the Gumbel noise g of this position and token, None
+    at temperature 0. The scores are log p + g and log q + g, without g at temperature 0, None for a
+    token of probability 0; the highest score of the whole vocabulary is drawn.
     """
 
     id: int
@@ -57,19 +53,15 @@ class ExplainedCandidate:
 
 @dataclass(frozen=True)
 class Position:
-    """One position of the step.
+    """One position of the step, ``index`` counting from 1 within it.
 
-    Args:
-        index: 1 and up within the step.
-        position: the token's index in prompt + output.
-        draft: the drafter's token; None at the bonus and in a step without a draft.
-        target: the target's draw after the text and the draft up to here.
-        outcome: "accepted"; "rejected", the target's token is emitted instead; "dropped", drafted
-            after a rejected token; "bonus", the target's token after an accepted draft; "plain",
-            the token of a step without a draft; "ended", the output ended before.
-        why: the reason for the outcome.
-        candidates: the ``TOP`` likeliest tokens of target and drafter, and the two that they chose;
-            the target's likeliest first.
+    ``position`` is the token's index in prompt + output; ``draft`` the drafter's token, None at the
+    bonus and in a step without a draft; ``target`` the target's draw after the text and the draft
+    up to here. ``outcome`` is "accepted"; "rejected", the target's token is emitted instead;
+    "dropped", drafted after a rejected token; "bonus", the target's token after an accepted draft;
+    "plain", the token of a step without a draft; "ended", the output ended before. ``candidates``
+    are the ``TOP`` likeliest tokens of target and drafter, and the two that they chose; the
+    target's likeliest first.
     """
 
     index: int
@@ -92,15 +84,11 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One step as data.
+    """One step as data; ``step`` is its number, 1 for the first after the prompt's pass.
 
-    Args:
-        drafter: "model", "ngram" or "none".
-        step: number of the decode step; the first after the prompt's pass is 1.
-        chosen: why this step is shown.
-        text_before: prompt and output before the step.
-        drafted, accepted: counts of this step, without tokens beyond the end of the output.
-        summary: the result of the step in a sentence.
+    ``drafter`` is "model", "ngram" or "none"; ``chosen`` says why this step is shown;
+    ``text_before`` is prompt and output before it. Counts leave out tokens beyond the end of the
+    output.
     """
 
     drafter: str
@@ -117,7 +105,6 @@ class Explanation:
     summary: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain dicts, lists, texts and finite numbers."""
         return asdict(self)
 
 
@@ -163,11 +150,8 @@ def explain(
         step: number of the decode step; None takes the first of ``watch.SEARCHED`` with both an
             accepted and a rejected token, else the first with a draft, else the first.
 
-    Raises:
-        ConfigError: temperature or seed are out of range.
-        RequestError: the prompt cannot be served, the output ends before the step, or the draft
-            is a tree.
-        NumericalError: the model's logits are not finite.
+    Raises ConfigError where temperature or seed are out of range, RequestError where the prompt
+    cannot be served, the output ends before the step, or the draft is a tree, and NumericalError.
     """
     if step is not None and step < 1:
         raise RequestError(f"step is {step}; give 1 or more.")
@@ -200,7 +184,6 @@ def explain(
 
 
 def _summary(drafted: int, accepted: int, emitted: int, passes: int) -> str:
-    """Return the result of a step; ``passes`` are those of a drafter with logits."""
     tokens = f"{emitted} token{'s' if emitted > 1 else ''} from one pass of the target"
     if not drafted:
         return f"0 drafted, {tokens}: plain decoding."
@@ -297,7 +280,6 @@ class _View:
         )
 
     def _no_draft(self) -> str:
-        """Return why nothing was drafted."""
         if self.drafter == "none":
             return "There is no drafter."
         if not self.step.room:

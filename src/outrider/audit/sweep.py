@@ -124,13 +124,8 @@ def asks(
 ) -> list[Ask]:
     """Return every prompt under every option with ``seeds`` seeds, in random order.
 
-    Args:
-        prompts: token ids.
-        tokens: length of the outputs.
-        seeds: of each prompt and option.
-        vocabulary: the model's; ids of options beyond it are left out.
-        text: the model has a tokenizer, for ``TEXT_OPTIONS``.
-        rng: draws seeds and order.
+    Outputs have ``tokens`` tokens; ids of options beyond the ``vocabulary`` are left out. With
+    ``text`` the model has a tokenizer, for ``TEXT_OPTIONS``; ``rng`` draws seeds and order.
     """
     options = OPTIONS | (TEXT_OPTIONS if text else {})
     numbers = rng.sample(range(2**53), len(prompts) * len(options) * seeds)
@@ -159,16 +154,10 @@ def open_mix(
     rng: random.Random,
     fault: Fault,
 ) -> LLM:
-    """Return an engine for one mix.
+    """Return an engine for one mix, with the options of every engine.
 
-    Args:
-        mix: how it runs.
-        options: those of every engine: model, dtype and drafter.
-        page_bytes: of a page of its cache.
-        answers: the outputs of plain decoding, for trees.
-        longest: the longest request, prompt and output, in tokens.
-        rng: draws the trees.
-        fault: an error put in on purpose.
+    ``page_bytes`` is of a page of its cache, ``answers`` the outputs of plain decoding, for trees
+    that ``rng`` draws; ``longest`` the longest request, prompt and output, in tokens.
     """
     values = dict(options)
     if mix.drafter == "tree":

@@ -27,14 +27,11 @@ NEIGHBOURS = (1, 7, 31)
 
 @dataclass(frozen=True)
 class Difference:
-    """The first position where two outputs differ, and why.
+    """The first ``position`` in prompt + output where two outputs differ, and why.
 
-    Args:
-        position: index in prompt + output.
-        tokens: the two tokens there; None for an output that has ended.
-        gap: between their scores z + g, 0 or above; infinite if one of them can never be drawn.
-        measured: the spread of z between row counts, summed over the two.
-        is_tie: gap <= measured.
+    ``tokens`` are the two there, None for an output that has ended. ``gap`` is that between their
+    scores z + g, infinite if one of them can never be drawn; ``measured`` the spread of z between
+    row counts, summed over the two. A tie has a gap of at most that.
     """
 
     position: int
@@ -53,12 +50,9 @@ class _Way:
 
 
 def _ways(prompt: int, length: int, chunk: int, draft: int) -> list[_Way]:
-    """Return ways to compute ``length`` tokens, plain decoding first.
+    """Return ways to compute ``length`` tokens, plain decoding first; 1 <= prompt <= length.
 
-    Args:
-        prompt, length: tokens of the prompt and of all, 1 <= prompt <= length.
-        chunk: rows of a prefill step.
-        draft: the longest draft.
+    ``chunk`` is the rows of a prefill step, ``draft`` the longest draft.
     """
     chunks = (*range(chunk, prompt, chunk), prompt)
     ways = [
@@ -94,14 +88,10 @@ def _logits(
 def classify(
     llm: LLM, request: Request, sample_index: int, output: Sequence[int], tokens: tuple[int, int]
 ) -> Difference:
-    """Return the difference of two tokens after the same prompt and output, as a tie or not.
+    """Return the difference of two next tokens after the same prompt and output, as a tie or not.
 
-    Args:
-        llm: with the target; its cache stays as it is. Its K is the longest draft.
-        request: prompt, parameters and seed.
-        sample_index: which of its samples, from 0.
-        output: the common tokens after the prompt.
-        tokens: the next token of each output.
+    ``llm`` has the target, its K is the longest draft, and its cache stays as it is; ``output`` are
+    the common tokens after the prompt.
     """
     model, config = llm.engine.model, llm.engine.config
     prompt, draft = len(request.prompt_token_ids), config.max_draft_length
@@ -135,13 +125,7 @@ def compare(
     seed: int,
     sample_index: int = 0,
 ) -> Difference | None:
-    """Return the first difference of two outputs of a request, or None if they are equal.
-
-    Args:
-        llm: with the target, see ``classify``.
-        prompt, params, seed, sample_index: the request's.
-        expected, got: token ids of the two outputs.
-    """
+    """Return the first difference of two outputs of a request, or None if they are equal."""
     for common, (first, second) in enumerate(zip_longest(expected, got)):
         if first == second:
             continue

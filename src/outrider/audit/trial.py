@@ -55,12 +55,10 @@ class CountsFinding:
 
 
 def hold(what: str, counts: Counts, distribution: Distribution, alpha: float) -> CountsFinding:
-    """Return the comparison of counts with the distribution they should have.
+    """Return the comparison ``what`` of counts with the distribution they should have.
 
-    Args:
-        what: the comparison, for reports.
-        counts, distribution: of one shape; the distribution sums to 1.
-        alpha: bound on the probability of a false alarm.
+    Both are of one shape; the distribution sums to 1, and ``alpha`` bounds the probability of a
+    false alarm.
     """
     seen, p = counts.ravel(), distribution.ravel()
     n = int(seen.sum())
@@ -88,13 +86,8 @@ def emitted(
 ) -> NDArray[np.int64]:
     """Return the tokens of one step of ``rule`` with drafts of two tokens: int64 [seeds, 3].
 
-    Args:
-        rule: the acceptance rule.
-        context: its logits.
-        certain: draft the context's own two tokens instead of the drafter's draws.
-        seeds: one for each draw.
-
-    Tokens after those that the step emits are -1.
+    ``certain`` drafts the context's own two tokens instead of the drafter's draws. Tokens after
+    those that the step emits are -1.
     """
     n, device = len(seeds), torch.device("cpu")
     shared = SharedNoise(WIDTH, device)
@@ -156,12 +149,9 @@ def try_rule(
 ) -> Iterator[CountsFinding]:
     """Compare what ``rule`` emits in each context, and in all together, with the oracle.
 
-    Comparisons are of the first token, the first two and all three. Sums over contexts add outcomes
-    of the same rank in the target's distribution, where errors of one kind add up.
-
-    Args:
-        draws: of each context.
-        alpha: the probability of a false alarm of one comparison.
+    Comparisons are of the first token, the first two and all three, of ``draws`` of each context.
+    Sums over contexts add outcomes of the same rank in the target's distribution, where errors of
+    one kind add up. ``alpha`` is the probability of a false alarm of one comparison.
     """
     for kind, certain in kinds(contexts).items():
         total: Counts = np.zeros((WIDTH,) * 3)

@@ -74,19 +74,12 @@ THOROUGH = AuditSize("thorough", 16, 256, 64, 2, MORE_MIXES, 64, 2**16)
 
 
 class Audit:
-    """One audit.
+    """One audit of the target ``model``, a folder or hub name, with a drafter as for ``LLM``.
 
-    Args:
-        model: the target, a checkpoint's folder or hub name.
-        drafter: as for ``LLM``.
-        prompts: texts or token ids, to be cut to ``size.prompt_tokens``.
-        seed: of everything that is drawn.
-        fault: an error put in on purpose.
-        progress: called with the current activity.
-        options: ``quantization``, ``drafter_quantization``, ``drafter_window`` and ``preset``, as
-            for ``LLM``.
-
-    Raises OutriderError: a checkpoint or an option cannot be used.
+    ``prompts``, texts or token ids, are cut to ``size.prompt_tokens``; ``seed`` is of everything
+    that is drawn, ``fault`` an error put in on purpose; ``progress`` is called with the current
+    activity. Options are ``quantization``, ``drafter_quantization``, ``drafter_window`` and
+    ``preset``, as for ``LLM``.
     """
 
     def __init__(
@@ -211,7 +204,6 @@ class Audit:
 
     @staticmethod
     def _record(check: Check, difference: Difference, where: str) -> None:
-        """Add a difference to the ties or violations of ``check``."""
         first, second = difference.tokens
         text = (
             f"{where}: token {first} or {second} at position {difference.position}, "
@@ -231,12 +223,10 @@ class Audit:
         return True
 
     def _page_bytes(self, mix: Mix) -> int:
-        """Return the bytes of a page in the engine of a mix, target and drafter together."""
         budget = (self._drafting if mix.drafter == "model" else self.plain).engine.budget
         return (budget.target_bytes + budget.drafter_bytes) // budget.pages
 
     def _can_run(self, mix: Mix) -> bool:
-        """Return whether the pair has what the drafter of ``mix`` needs."""
         if mix.drafter == "tree":
             return self.plain.engine.model.trees
         if mix.drafter == AUTO:
@@ -245,7 +235,6 @@ class Audit:
 
     @cached_property
     def _drafting(self) -> LLM:
-        """An engine with the pair's drafter."""
         return LLM(**self._options)
 
     def distributions(self) -> Check:
@@ -315,19 +304,10 @@ def verify(
     progress: Progress = lambda _: None,
     **options: int | str | None,
 ) -> AuditReport:
-    """Return the report of an audit of a pair, see the module's docstring.
+    """Return the report of an audit of a pair, see the module's docstring, and ``Audit``.
 
-    Args:
-        model, drafter: as for ``LLM``.
-        prompts: texts or token ids; a text's bytes are the ids for a model without a tokenizer.
-        size: ``QUICK``, ``THOROUGH`` or another.
-        seed: 0 and up; None takes a fresh one, which the report shows.
-        fault: an error put in on purpose, which the audit should catch.
-        progress: called with each new activity.
-        options: ``quantization``, ``drafter_quantization``, ``drafter_window`` and ``preset``, as
-            for ``LLM``.
-
-    Raises OutriderError: a checkpoint or an option cannot be used.
+    A text's bytes are the ids for a model without a tokenizer. Without ``seed`` a fresh one is
+    taken, which the report shows. Raises OutriderError: a checkpoint or an option cannot be used.
     """
     seed = fresh_seed() if seed is None else seed
     audit = Audit(model, drafter, prompts, size, seed, fault or Fault("none"), progress, **options)

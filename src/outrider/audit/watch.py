@@ -39,17 +39,12 @@ Path = tuple[int, ...]
 
 @dataclass
 class WatchedStep:
-    """One decode step.
+    """One decode step, whose ``number`` is 1 or more: the prompt's pass is no decode step.
 
-    Args:
-        number: 1 and up; the prompt's pass is no decode step.
-        tokens: the committed ids before the step.
-        room: most tokens that could be drafted.
-        target, drafter: their processed logits by path: z, fp32 [vocabulary].
-        draft: the draft, a chain.
-        standing: how many tokens of the draft are the target's own.
-        emitted: the committed tokens.
-        finished: the output ended with them.
+    ``tokens`` are the committed ids before it, ``room`` the most tokens that could be drafted;
+    ``target`` and ``drafter`` their processed logits by path: z, fp32 [vocabulary]. ``draft`` is a
+    chain, of which ``standing`` tokens are the target's own; ``finished`` says that the output
+    ended with ``emitted``.
     """
 
     number: int
@@ -64,7 +59,6 @@ class WatchedStep:
 
     @property
     def mixed(self) -> bool:
-        """True if one draft token was accepted and one rejected."""
         return 0 < self.standing < min(len(self.draft), len(self.emitted))
 
 
@@ -85,9 +79,7 @@ class _WatchedPipeline(WrappedPipeline):
 class StepWatch(WrappedDrafter):
     """A drafter around the engine's that records the steps of the only sequence.
 
-    Args:
-        inner: the engine's drafter.
-        number: of the step to find; None for the first that is ``mixed``.
+    ``number`` is that of the step to find; None for the first that is ``mixed``.
     """
 
     def __init__(self, inner: Drafter, number: int | None) -> None:
@@ -158,13 +150,9 @@ def watch_step(
 ) -> StepWatch:
     """Run a request until the step is found or the search is over; return what was recorded.
 
-    Args:
-        llm: idle.
-        prompt, temperature, seed: the request.
-        step: which decode step, 1 or more; None searches, see ``StepWatch``.
-
-    Raises RequestError: the prompt cannot be served, or the drafter drafts trees; NumericalError:
-    the model's logits are not finite.
+    ``llm`` is idle; ``step`` is a number from 1, None searches, see ``StepWatch``. Raises
+    RequestError where the prompt cannot be served or the drafter drafts trees, NumericalError where
+    logits are not finite.
     """
     last, engine = step or SEARCHED, llm.engine
     steps = (last + 1) * (llm.config.max_draft_length + 1)

@@ -31,25 +31,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """The settings of a measurement.
+    """The settings of a measurement; a value out of its range raises ConfigError.
 
     Args:
         model: the target, and ``target`` its name in the report.
         replay: the size of a replay target, see ``bench/replay.py``; ``model`` then lends its
             tokenizer only.
-        drafters: as ``LLM``, or of a replay target ``Replay.open``, takes them; plain decoding
-            always runs beside them. None takes the target's own drafter, where it has one, and
-            ngram.
-        lengths: draft lengths K, 1 or more.
-        temperatures: 0 or above.
+        drafters: as ``LLM``, or of a replay target ``Replay.open``, takes them. None takes the
+            target's own drafter, where it has one, and ngram.
         max_tokens: output tokens of each prompt, 2 or more; EOS is ignored. A replay target ends
             with the recorded answer, and an item with a schema when its JSON is complete.
-        batch_sizes: how many prompts run together.
-        rounds: how often everything is run.
         fresh: start an engine for each measurement, so that the time it spends on learning counts.
         engine: further options of ``LLM``; those that are None take their defaults.
-
-    Raises ConfigError: a value is out of its range.
     """
 
     model: str | Path
@@ -89,7 +82,6 @@ class BenchCell:
 
     @property
     def conditions(self) -> tuple[float, int]:
-        """The conditions that a cell shares with the plain decoding it is compared to."""
         return self.temperature, self.batch_size
 
 
@@ -135,11 +127,7 @@ def turned(items: Sequence[T], by: int) -> list[T]:
 
 
 class Bench:
-    """The engines of a benchmark, one a drafter, and its prompts.
-
-    Args:
-        options: what to measure.
-        workload: the prompts, and with a replay target their answers.
+    """The engines of a benchmark, one a drafter, its prompts, and a replay target's answers.
 
     Raises OutriderError: a model cannot be loaded, a prompt leaves no room for the output, batches
     would not be full, a schema cannot be used, or a replay target lacks an answer.
@@ -182,7 +170,6 @@ class Bench:
             )
 
     def _check_schemas(self) -> None:
-        """Refuse a schema that cannot be used, before anything is measured."""
         for i, params in enumerate(self.params(0.0)):
             request = Request("check", tuple(self.prompts[i]), params, 0)
             try:
@@ -192,7 +179,6 @@ class Bench:
                 raise ConfigError(f"prompt {i + 1} of workload {name!r}: {error}") from None
 
     def _open(self, name: str) -> LLM:
-        """Return an engine that has just started, with the drafter ``name``; all share a target."""
         drafter = self._names[name]
         options: dict[str, Any] = {
             **self.options.engine,

@@ -73,9 +73,7 @@ def compare(
 ) -> tuple[float, float, float]:
     """Return nats, nats of divergence and agreement of a quantised model's window.
 
-    Args:
-        exact, found: ``distribution``s of the window, the reference's and the model's.
-        window: token ids.
+    ``exact`` and ``found`` are the ``distribution``s of the reference and of the model.
     """
     divergence = float((exact.exp() * (exact - found)).sum(-1).mean())
     same = exact.argmax(-1) == found.argmax(-1)
@@ -98,11 +96,9 @@ def interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
 def figures(
     name: str, bits: float, rows: Sequence[tuple[float, float, float]], exact: Sequence[float]
 ) -> dict[str, Any]:
-    """One row of the report.
+    """Return one row of the report, from what ``compare`` returned by window.
 
-    Args:
-        rows: what ``compare`` returned, by window.
-        exact: the reference's losses by window.
+    ``exact`` are the reference's losses by window.
     """
     losses, divergences, agreements = zip(*rows, strict=True)
     nats, bounds = interval([a - b for a, b in zip(losses, exact, strict=True)])
@@ -128,21 +124,14 @@ def quality(
     windows: int,
     dtype: str = "bfloat16",
 ) -> dict[str, Any]:
-    """Compare quantised weights to the checkpoint's own in ``dtype``; all models stay in memory.
+    """Return a report on quantised weights beside the checkpoint's own in ``dtype``.
 
-    Args:
-        model: a checkpoint, not quantised.
-        texts: what is read.
-        recipes: what ``LLM(quantization=...)`` takes, or checkpoints with the same tokenizer.
-        windows: how many windows of ``WINDOW`` tokens are read at most.
-        dtype: of the reference, and of what is not quantised.
-
-    Returns:
-        The report: ``perplexity_loss`` is the ratio to the reference's perplexity, less 1;
-        ``agreement`` the share of positions with the same most likely next token; ``divergence``
-        the mean KL divergence from the reference's distribution, in nats.
-
-    Raises OutriderError: a model cannot be loaded, a recipe is none, or there is too little text.
+    ``recipes`` are what ``LLM(quantization=...)`` takes, or checkpoints with the same tokenizer; at
+    most ``windows`` windows of ``WINDOW`` tokens are read. ``perplexity_loss`` is the ratio to the
+    reference's perplexity, less 1; ``agreement`` the share of positions with the same most likely
+    next token; ``divergence`` the mean KL divergence from the reference's distribution, in nats.
+    All models stay in memory. Raises OutriderError: a model cannot be loaded, a recipe is none, or
+    there is too little text.
     """
     folder = find_folder(model)
     chosen = {

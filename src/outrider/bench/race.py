@@ -67,12 +67,9 @@ PLAIN_SETTING = Setting()
 def promises(screened: Mapping[int, RaceRun], lengths: Sequence[int]) -> dict[int, float]:
     """Return the speed that drafts of each length promise, tokens per second.
 
-    The longest drafts say how far shorter ones reach and how many of their tokens stand; the time
-    of a step lies on a line between the lengths that were run.
-
-    Args:
-        screened: runs of one drafter by draft length.
-        lengths: of drafts, within those of ``screened``.
+    ``screened`` are runs of one drafter by draft length. The longest drafts say how far shorter
+    ones reach and how many of their tokens stand; the time of a step lies on a line between the
+    lengths that were run.
     """
     known = sorted(screened)
     counts = screened[known[-1]].counts
@@ -150,10 +147,8 @@ class Race:
         """Return how far the winner's and a rival's level may lie apart by chance.
 
         The confidence is 95 % for all rivals together (Bonferroni), since the winner is whoever
-        chance favoured most.
-
-        All contenders run in each round, so what slows a round slows all of it: the variance is
-        that of the residuals once settings and rounds have their own means.
+        chance favoured most. All contenders run in each round, so what slows a round slows all of
+        it: the variance is that of the residuals once settings and rounds have their own means.
         """
         rows = [[log(run.speed) for run in self.runs[each]] for each in self.contenders]
         rounds, means = len(rows[0]), [fmean(row) for row in rows]
@@ -188,13 +183,10 @@ def race(
 ) -> Race:
     """Return the race of plain decoding, drafters with several lengths, and other settings.
 
-    Args:
-        measure: runs a setting in a round; those of the race are numbered from 1, those of the
-            screening end with 0.
-        families: lengths by drafter, in rising order.
-        others: settings that no other run tells of, such as trees and ``auto``.
-        rounds: of the race, at most.
-        told: is told how many runs are done, of how many at most.
+    ``measure`` runs a setting in a round: those of the race are numbered from 1, those of the
+    screening end with 0. ``families`` are lengths by drafter, rising; ``others`` settings that no
+    other run tells of, such as trees and ``auto``; ``rounds`` the most of a race. ``told`` hears
+    how many runs are done, of how many at most.
     """
     found = Race()
     samples = [Setting(d, k) for d, lengths in families.items() for k in sample(lengths)]

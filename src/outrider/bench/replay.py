@@ -67,7 +67,6 @@ class ReplaySize:
     kv_heads: int
 
     def parameters(self, vocab_size: int) -> int:
-        """The number of weights, with embeddings (which are the head, too)."""
         attention = 2 * self.width * HEAD_DIM * (self.heads + self.kv_heads)
         layer = attention + 3 * self.width * self.inner + 2 * self.width
         return self.layers * layer + (vocab_size + 1) * self.width
@@ -166,14 +165,10 @@ COPIED = ("dtype", "device", "trees", "truncates", "paged", "hidden_layers", "hi
 
 
 class ReplayModel(Model):
-    """Runs another model and says what was planted for the prompt.
+    """Runs another model, and says what ``tracks`` have, by ``prompt_key``, for the prompt.
 
     Whatever the other computes, a row's logits depend on its prompt and position alone. After a
     prompt without a track they are the other's own.
-
-    Args:
-        model: what it costs.
-        tracks: what it says, by ``prompt_key``.
     """
 
     def __init__(self, model: Model, tracks: Tracks) -> None:
@@ -188,11 +183,9 @@ class ReplayModel(Model):
         self._found: dict[str, tuple[Request, Track | None]] = {}
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of cache that a page takes."""
         return self._model.page_bytes(page_size)
 
     def new_store(self, num_pages: int, page_size: int) -> Store:
-        """An empty cache."""
         return self._model.new_store(num_pages, page_size)
 
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
@@ -211,7 +204,6 @@ class ReplayModel(Model):
         noise: Noise | None,
         hidden: Sequence[int] = (),
     ) -> Samples:
-        """See ``base.Model``; the other model's own way."""
         return self._model.decide(self.planted(segments, inputs), store, inputs, noise, hidden)
 
     def draft(
@@ -222,7 +214,6 @@ class ReplayModel(Model):
         noise: Noise,
         needs_logits: bool = False,
     ) -> list[DraftNodes]:
-        """See ``base.Model``; the other model's own way."""
         planted = self.planted(segments, inputs)
         return self._model.draft(planted, store, inputs, noise, needs_logits)
 
@@ -298,14 +289,9 @@ class ReplayedSpec(ModelSpec):
 class Replay:
     """A replay target: what it says, and engines that run it; ``about`` is what reports say of it.
 
-    Args:
-        size: see ``SIZES``.
-        source: a checkpoint whose tokenizer, vocabulary, EOS and context it takes.
-        prompts, answers: token ids.
-        seed: the workload's seed, in [0, 2^64).
-
-    Raises ConfigError: the size is not known, an answer is shorter than 2 tokens, or one prompt has
-    two answers.
+    It takes tokenizer, vocabulary, EOS and context of the checkpoint ``source``; ``prompts`` and
+    ``answers`` are token ids. Raises ConfigError: the size is not known, an answer is shorter than
+    2 tokens, or one prompt has two answers.
     """
 
     def __init__(
@@ -341,11 +327,11 @@ class Replay:
         weakref.finalize(self, shutil.rmtree, self._place, ignore_errors=True)
 
     def open(self, drafter: str, **options: Any) -> LLM:
-        """An ``LLM`` of this target with a drafter: "none", "ngram", "suffix" or a planted one.
+        """Return an ``LLM`` of this target with a drafter: "none", a lookup or a planted one.
 
         Names joined by "+" draft together. Behind "auto+" they are what it chooses among, beside
-        suffix and predictions. ``options`` are those of ``LLM``, without a prefix cache unless
-        they say so. Targets of the same options share their weights.
+        suffix and predictions. There is no prefix cache unless ``options`` say so. Targets of the
+        same options share their weights.
         """
         spec = find_drafter(None, self._source) if drafter == "none" else self._spec(drafter)
         target = self._folder(self._size)
@@ -378,7 +364,6 @@ class Replay:
         )
 
     def _folder(self, size: str) -> Path:
-        """Return the checkpoint of that size, with the source's tokenizer, written once."""
         folder, shape = self._place / size, self._shape
         if not folder.exists():
             write_random(

@@ -216,9 +216,8 @@ def groups(items: Iterable[T], size: Callable[[T], float], within: float) -> Ite
 def fitted(drafter: Drafter, steps: dict[tuple[int, int], list[Timed]], context: float) -> Costs:
     """Return the costs that steps by batch size and draft length make.
 
-    ``context`` is the mean number of tokens of a sequence.
-
-    Raises ConfigError: there are too few steps.
+    ``context`` is the mean number of tokens of a sequence. Raises ConfigError: there are too few
+    steps.
     """
     sizes = sorted({size for size, _ in steps})
     forwards = points(steps)

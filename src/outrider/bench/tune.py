@@ -34,35 +34,22 @@ def tune(
     model: str | Path,
     workload: Workload,
     *,
-    drafter: str = AUTO,
-    lengths: Sequence[int] = range(1, 11),
-    trees: Sequence[tuple[int, int]] = (),
-    num_prompts: int | None = None,
     batch_sizes: Sequence[int] = (1, 4, 16),
-    max_tokens: int = 64,
-    temperature: float = 0.0,
     max_tpot: float | None = None,
     rounds: int = ROUNDS,
     told: Callable[[int, int, int], None] = lambda batch_size, done, total: None,
-    **engine: Any,
+    **options: Any,
 ) -> Tuning:
     """Return the fastest drafter and draft length by batch size, with all that was measured.
 
     Args:
         model: a folder, file or hub name.
         workload: what is asked.
-        num_prompts: of the workload in a run, 8 unless given; a larger batch takes more of them,
-            and the first ones again where there are no more.
-        drafter: ``auto``, or ``auto+`` and others: all that the engine would choose among.
-        lengths: draft lengths K that are compared.
-        trees: nodes and depth of trees that are compared, each by an engine of its own.
         batch_sizes: how many sequences run together.
-        max_tokens: output tokens of each prompt; EOS is ignored.
-        temperature: of sampling.
         max_tpot: seconds that a sequence may wait for a token; bounds ``max_num_seqs``.
         rounds: of a race, at most.
         told: is told the batch size, the runs that are done, and how many there are at most.
-        engine: options of ``LLM``.
+        options: of ``Workbench``, and of ``LLM``.
 
     Raises OutriderError: a model cannot be loaded, or a value is out of its range.
     """
@@ -71,15 +58,11 @@ def tune(
     _check("rounds", [rounds], FEWEST)
     if max_tpot is not None and not max_tpot > 0:
         raise ConfigError(f"max_tpot is {max_tpot:g}; give seconds, more than 0.")
-    bench = Workbench(
-        model, workload, drafter=drafter, lengths=lengths, trees=trees,
-        num_prompts=num_prompts, most=sizes[-1], max_tokens=max_tokens, temperature=temperature,
-        **engine,
-    )  # fmt: skip
+    bench = Workbench(model, workload, sizes[-1], **options)
     cells = []
     with frozen():
         for size in sizes:
-            measure = bench.cell(size)
+            measure = TunedCell(bench, size)
 
             def tell(done: int, most: int, size: int = size) -> None:
                 told(size, done, most)
@@ -87,31 +70,39 @@ def tune(
             result = race(measure, bench.families, bench.others, rounds, tell)
             cells.append(Tuned(size, result, measure.passes))
     setting = {
-        "machine": machine(), "workload": workload.name, "temperature": temperature,
-        "max_tokens": max_tokens, "max_tpot": max_tpot,
+        "machine": machine(), "workload": workload.name, "temperature": bench.temperature,
+        "max_tokens": bench.max_tokens, "max_tpot": max_tpot,
     }  # fmt: skip
-    return Tuning(str(model), bench.names, bench.folders, drafter, cells, max_tpot, setting, engine)
+    return Tuning(
+        str(model), bench.names, bench.folders, bench.drafter, cells, max_tpot, setting,
+        bench.options,
+    )  # fmt: skip
 
 
 class Workbench:
     """The engines of all settings of a target, and the prompts that they are measured with.
 
     Args:
-        most: sequences that run together at most; the others are those of ``tune``.
-
-    Raises OutriderError: a model cannot be loaded, or a value is out of its range.
+        most: sequences that run together at most.
+        drafter: ``auto``, or ``auto+`` and others: all that the engine would choose among.
+        lengths: draft lengths K that are compared.
+        trees: nodes and depth of trees that are compared, each by an engine of its own.
+        num_prompts: of the workload in a run, 8 unless given; a larger batch takes more of them,
+            and the first ones again where there are no more.
+        max_tokens: output tokens of each prompt; EOS is ignored.
+        engine: options of ``LLM``.
     """
 
     def __init__(
         self,
         model: str | Path,
         workload: Workload,
+        most: int,
         *,
         drafter: str = AUTO,
         lengths: Sequence[int] = range(1, 11),
         trees: Sequence[tuple[int, int]] = (),
         num_prompts: int | None = None,
-        most: int = 16,
         max_tokens: int = 64,
         temperature: float = 0.0,
         **engine: Any,
@@ -154,11 +145,8 @@ class Workbench:
         self._items = workload.items[: self._num_prompts + most]
         codec = read_codec(folder)
         self._prompts = [item.encode(codec) for item in self._items]
-        self._max_tokens, self._temperature = max_tokens, temperature
-
-    def cell(self, size: int) -> TunedCell:
-        """Return what measures settings with ``size`` sequences at once."""
-        return TunedCell(self, size)
+        self.drafter, self.options = drafter, engine
+        self.max_tokens, self.temperature = max_tokens, temperature
 
     def run(self, setting: Setting, size: int) -> Pass:
         """Continue the prompts with a setting, ``size`` of them at a time.
@@ -179,10 +167,9 @@ class Workbench:
         return result
 
     def _params(self, seed: int, item: Item) -> SamplingParams:
-        """Return the parameters of a prompt, whose number is its seed."""
         form = None if item.schema is None else StructuredOutputsParams(json=item.schema)
         return SamplingParams(
-            temperature=self._temperature, seed=seed, max_tokens=self._max_tokens,
+            temperature=self.temperature, seed=seed, max_tokens=self.max_tokens,
             ignore_eos=form is None, structured_outputs=form,
         )  # fmt: skip
 

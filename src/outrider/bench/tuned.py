@@ -47,10 +47,7 @@ class Tuned:
         return [PLAIN_SETTING, *([each for each in chains if each in self.race.runs] or chains)]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return every setting with what was measured or promised of it.
-
-        Those that were raced come first, the fastest first.
-        """
+        """Return every setting with what was measured or promised of it, raced ones first."""
         plain = self.race.runs[PLAIN_SETTING]
         order = sorted(self.race.promised, key=self.speed, reverse=True)
         order.sort(key=lambda each: each not in self.race.runs)
@@ -83,17 +80,12 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The result of ``tune``.
+    """The result of ``tune`` for a target, as it was given: ``cells`` by rising batch size.
 
-    Args:
-        model: the target, as it was given.
-        names: what ``serve --drafter`` calls each drafter that is a checkpoint.
-        folders: the checkpoints of drafters.
-        auto: what ``serve --drafter`` calls the choice among all of them.
-        cells: what was found, by rising batch size.
-        max_tpot: seconds that a sequence may wait for a token.
-        setting: what it was measured with.
-        engine: engine options that were measured, such as the quantization of weights.
+    ``names`` are what ``serve --drafter`` calls each drafter that is a checkpoint, ``folders``
+    their checkpoints, ``auto`` the choice among all of them. ``max_tpot`` is the seconds that a
+    sequence may wait for a token, ``setting`` what it was measured with, ``engine`` options of the
+    engine, such as the quantization of weights.
     """
 
     model: str

@@ -37,11 +37,8 @@ class Open:
 
     Gaps are gamma-distributed with mean 1 / rate and shape ``burstiness``: 1 is a Poisson process,
     below 1 is burstier, and infinity sends at even intervals. An infinite rate sends all at once.
-
-    Attributes:
-        rate: requests a second, at the start if it changes.
-        end: the rate at the last request, reached along a line, or by a constant factor where
-            ``exponential``; None keeps the rate.
+    ``end`` is the rate at the last request, reached along a line, or by a constant factor where
+    ``exponential``.
     """
 
     rate: float
@@ -69,7 +66,6 @@ class Open:
                 )
 
     def _rate(self, share: float) -> float:
-        """Return the rate after that share of the requests."""
         if self.end is None:
             return self.rate
         if self.exponential:
@@ -89,7 +85,6 @@ class Trace:
         return f"trace {self.name}"
 
     def times(self, seed: int, count: int) -> Iterator[float]:
-        """Yield the first ``count`` times; the seed changes nothing."""
         yield from self.due[:count]
 
 

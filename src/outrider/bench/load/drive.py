@@ -19,14 +19,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class Load:
-    """The outcome of one load.
+    """The outcome of one load: ``records`` of requests that ended, in order of their ends.
 
-    Attributes:
-        records: of requests that ended, in order of their ends.
-        start: when the first request was due, and ``end`` when the last one ended.
-        peak: the most requests under way at once.
-        cut: requests that were given up at an interrupt or at the end of the duration.
-        interrupted: True after Ctrl-C.
+    It lasted from ``start``, when the first request was due, to ``end``, when the last one ended.
+    ``peak`` is the most requests under way at once; ``cut`` those that were given up at an
+    interrupt or at the end of the duration; ``interrupted`` is true after Ctrl-C.
     """
 
     start: float
@@ -45,8 +42,7 @@ class Load:
 class LoadLimits:
     """The end of a load: after so many requests, or seconds; None is no limit of time.
 
-    ``concurrency`` holds an open loop's requests back while so many run; ``timeout`` is a request's
-    longest time.
+    ``concurrency`` holds an open loop's requests back; ``timeout`` is a request's longest time.
     """
 
     requests: int

@@ -30,23 +30,19 @@ Progress = Callable[[str, int, int, int], None]
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """A load test.
+    """A load test; an option out of its range raises ConfigError.
 
     Attributes:
-        url: of the server.
         workload: what is asked; the seed decides the order, the same for every load.
         shapes: one load each, one after the other.
         requests: of each load; prompts come again where there are fewer.
         seconds: ends a load early; None does not.
         warm_up: unmeasured requests before each load.
         max_concurrency: holds an open loop's requests back.
-        max_tokens: of each output.
-        model: its name; None asks the server.
         chat: whether to use chat completions; None decides by the workload.
         body: further fields of each request.
         slos: limits for goodput, in milliseconds by latency.
         detailed: whether a run lists every request, too.
-        key: the API key.
     """
 
     url: str
@@ -128,7 +124,6 @@ class LoadedServer:
         self.requests = [encode(options.path, body) for body in bodies]
 
     async def _trouble(self, body: dict[str, Any]) -> str:
-        """Return why a request fails, "" if it does not."""
         record = Record(0.0, 0.0)
         small = body | {"max_tokens": min(2, self.options.max_tokens)}
         read(await self.client.ask(self.options.path, small, self.options.timeout), record)
@@ -149,7 +144,7 @@ class LoadedServer:
             ) from None
 
     async def run(self, shape: Shape, progress: Progress) -> dict[str, Any]:
-        """Return one load's figures; its key ``interrupted`` says whether it ran to its end."""
+        """Return one load's figures; ``interrupted`` says whether it ran to its end."""
         options = self.options
         limits = LoadLimits(
             options.requests, options.seconds, options.max_concurrency, options.timeout

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import ConfigError, EndpointError
 from ..intervals import METHOD, median_interval, ranks
@@ -19,19 +19,12 @@ LEAST_ROUNDS = 6
 """Rounds from which on a median has an interval of 95 %."""
 
 
-class LoadSide:
-    """One of two sides: a server, or a server in one position of its switch."""
+class LoadSide(NamedTuple):
+    """One of two sides: a server, in one position of its switch where the sides are these."""
 
-    def __init__(self, name: str, server: LoadedServer, enabled: bool | None = None) -> None:
-        self.name, self.server, self.enabled = name, server, enabled
-
-    async def prepare(self) -> None:
-        """Turn the server's switch where the sides are its positions.
-
-        Raises EndpointError: the server has no such switch.
-        """
-        if self.enabled is not None:
-            await switch(self.server, self.enabled)
+    name: str
+    server: LoadedServer
+    enabled: bool | None = None
 
 
 async def switch(server: LoadedServer, enabled: bool) -> None:
@@ -62,7 +55,8 @@ async def _pair(
         for number in range(rounds):
             # Each side goes first in every other round, so that a drift favours neither.
             for side in sides if number % 2 == 0 else sides[::-1]:
-                await side.prepare()
+                if side.enabled is not None:
+                    await switch(first, side.enabled)
                 for shape in options.shapes:
                     test = replace(options, seed=options.seed + number)
                     side.server.options = test
@@ -86,20 +80,13 @@ def _named(progress: Progress, side: str, number: int) -> Progress:
 def compare(
     options: LoadOptions, other: str | None, rounds: int, progress: Progress = lambda *_: None
 ) -> dict[str, Any]:
-    """Load two sides in interleaved rounds and return the report.
+    """Load two sides in interleaved rounds, 6 at least, and return the report.
 
     It is that of ``measure_load`` with ``comparison``: for each load the medians over rounds of
     both sides, and of the ratio of the second to the first within a round with its confidence
-    interval (``bench/intervals.py``). Rounds that an interrupt cut are left out.
-
-    Args:
-        options: the first side.
-        other: the second side's address; None turns the first one's speculation off and on. It is
-            on afterwards.
-        rounds: 6 at least.
-
-    Raises ConfigError: there are fewer rounds; EndpointError: a server is down, or has no such
-    switch.
+    interval (``bench/intervals.py``). Rounds that an interrupt cut are left out. Without the
+    address of an ``other`` server, the first one's speculation is turned off and on; it is on
+    afterwards.
     """
     if rounds < LEAST_ROUNDS:
         raise ConfigError(f"rounds is {rounds}; give {LEAST_ROUNDS} or more for an interval.")

@@ -24,12 +24,9 @@ SHOWN = 200
 class Record:
     """One request as the client saw it. Times are seconds on ``time.perf_counter``.
 
-    Attributes:
-        due: when the load shape wanted it sent; ``sent`` is when it was.
-        times: when each chunk with output arrived.
-        tokens: of each such chunk; estimated from the lengths of texts where ``counted`` is False.
-        error: why it failed, "" if it did not.
-        end: when its answer was complete.
+    ``due`` is when the load shape wanted it sent, ``sent`` when it was; ``times`` are those of
+    chunks with output, ``tokens`` what each of them held, estimated from the lengths of texts where
+    ``counted`` is false; ``error`` says why it failed.
     """
 
     due: float
