@@ -85,7 +85,7 @@ class Contexts:
 
 
 @dataclass
-class _Node:
+class _ContextNode:
     """Processed logits after one path in local ``ids``, and the oracle's distribution."""
 
     ids: list[int]
@@ -121,7 +121,7 @@ class _Request:
 
 def _node(
     request: _Request, path: Sequence[int], raw: torch.Tensor, drafted: torch.Tensor | None
-) -> _Node:
+) -> _ContextNode:
     """Return the node after ``path`` from raw logits [vocabulary] of the target and the drafter."""
     params = request.params
     options = (params.temperature, params.top_k)
@@ -145,7 +145,7 @@ def _node(
     local = np.zeros(WIDTH)
     local[: len(ids[:WIDTH])] = exact[ids[:WIDTH]]
     drawn = None if z_q is None else _local(z_q, ids)
-    return _Node(ids, _local(z, ids), drawn, local, wrong, usable and len(ids) <= WIDTH)
+    return _ContextNode(ids, _local(z, ids), drawn, local, wrong, usable and len(ids) <= WIDTH)
 
 
 def _local(z: torch.Tensor, ids: list[int]) -> torch.Tensor:
@@ -175,7 +175,7 @@ def record(
     models = [Contexts(m, contexts) for m in (target, drafter) if m is not None]
     width = models[0].root.shape[1]
 
-    def nodes(paths: Sequence[Sequence[int]] | None, drafted: bool = True) -> list[_Node]:
+    def nodes(paths: Sequence[Sequence[int]] | None, drafted: bool = True) -> list[_ContextNode]:
         raw = [m.root if paths is None else m.after(paths) for m in models[: 1 + drafted]]
         q: Sequence[torch.Tensor | None] = [None] * len(contexts)
         if len(raw) > 1:
@@ -183,7 +183,7 @@ def record(
         taken = paths or [[] for _ in contexts]
         return [_node(*row) for row in zip(requests, taken, raw[0], q, strict=True)]
 
-    trees: list[dict[tuple[int, ...], _Node]] = [{(): node} for node in nodes(None)]
+    trees: list[dict[tuple[int, ...], _ContextNode]] = [{(): node} for node in nodes(None)]
     for first in range(TOP):
         # A smaller support runs its last id again, without effect.
         rows = [min(first, _size(tree[()]) - 1) for tree in trees]
@@ -202,13 +202,13 @@ def record(
     return [_recorded(tree, drafter is not None, rng) for tree in usable], wrong
 
 
-def _size(node: _Node) -> int:
+def _size(node: _ContextNode) -> int:
     """Return how many ids the target can emit, at most ``TOP``."""
     return min(TOP, int((node.exact > 0).sum()))
 
 
 def _recorded(
-    tree: dict[tuple[int, ...], _Node], drafted: bool, rng: np.random.Generator
+    tree: dict[tuple[int, ...], _ContextNode], drafted: bool, rng: np.random.Generator
 ) -> Recorded:
     """Return the nodes as tables; after tokens that the target never emits, weights are equal."""
     target = tuple(torch.zeros((WIDTH,) * (n + 1)) for n in range(3))

@@ -134,9 +134,9 @@ def doubt(agreement: float, vocab_size: int) -> float:
             np.column_stack(_law(_peaks(peak, v, np.full(len(v), is_sure), doubt), vocab_size))
             for is_sure in (True, False)
         )
-        found = [float(weights @ coupled(p, q, count)) for q in (sure, unsure, sure[:, shifted])]
-        wrong = (1 - SURE) * found[1] + SURE * found[2]
-        return agreement * found[0] + (1 - agreement) * wrong
+        alike = [float(weights @ coupled(p, q, count)) for q in (sure, unsure, sure[:, shifted])]
+        wrong = (1 - SURE) * alike[1] + SURE * alike[2]
+        return agreement * alike[0] + (1 - agreement) * wrong
 
     least, most = 0.0, 1.0  # of doubt / (1 + doubt)
     for _ in range(40):

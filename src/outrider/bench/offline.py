@@ -188,13 +188,13 @@ class Bench:
         }
         if self.replay is not None:
             return self.replay.open(drafter, **options)
-        found = Checkpoint(self.options.model, drafter, options)
+        checkpoint = Checkpoint(self.options.model, drafter, options)
         engine = build_engine(
-            found.folder, found.spec, found.config, found.tokenizer,
-            model_config=found.model_config, model=self._target,
+            checkpoint.folder, checkpoint.spec, checkpoint.config, checkpoint.tokenizer,
+            model_config=checkpoint.model_config, model=self._target,
         )  # fmt: skip
         self._target = engine.model
-        return LLM.from_engine(found, engine)
+        return LLM.from_engine(checkpoint, engine)
 
     def params(self, temperature: float) -> list[SamplingParams]:
         """Each prompt's parameters; its seed is its index."""

@@ -45,17 +45,17 @@ def cut(texts: Sequence[str], codec: TextCodec, length: int, most: int) -> list[
     """
     before = codec.encode("")
     size = length - len(before)
-    found = []
+    pieces = []
     for text in texts:
         ids = codec.backend.encode(text, add_special_tokens=False).ids
-        found += [[*before, *ids[i : i + size]] for i in range(0, len(ids) - size + 1, size)]
-    if len(found) < LEAST:
+        pieces += [[*before, *ids[i : i + size]] for i in range(0, len(ids) - size + 1, size)]
+    if len(pieces) < LEAST:
         raise ConfigError(
-            f"the text fills {len(found)} windows of {length} tokens, and {LEAST} are the least; "
+            f"the text fills {len(pieces)} windows of {length} tokens, and {LEAST} are the least; "
             "give more text."
         )
-    count = min(most, len(found))
-    return [found[i * len(found) // count] for i in range(count)]
+    count = min(most, len(pieces))
+    return [pieces[i * len(pieces) // count] for i in range(count)]
 
 
 def distribution(model: Model, window: Sequence[int]) -> torch.Tensor:
@@ -69,21 +69,21 @@ def distribution(model: Model, window: Sequence[int]) -> torch.Tensor:
 
 
 def compare(
-    exact: torch.Tensor, found: torch.Tensor, window: Sequence[int]
+    exact: torch.Tensor, own: torch.Tensor, window: Sequence[int]
 ) -> tuple[float, float, float]:
     """Return nats, nats of divergence and agreement of a quantised model's window.
 
-    ``exact`` and ``found`` are the ``distribution``s of the reference and of the model.
+    ``exact`` and ``own`` are the ``distribution``s of the reference and of the model.
     """
-    divergence = float((exact.exp() * (exact - found)).sum(-1).mean())
-    same = exact.argmax(-1) == found.argmax(-1)
-    return loss(found, window), divergence, float(same.float().mean())
+    divergence = float((exact.exp() * (exact - own)).sum(-1).mean())
+    same = exact.argmax(-1) == own.argmax(-1)
+    return loss(own, window), divergence, float(same.float().mean())
 
 
-def loss(found: torch.Tensor, window: Sequence[int]) -> float:
+def loss(own: torch.Tensor, window: Sequence[int]) -> float:
     """Mean nats of the tokens that really follow."""
     after = torch.tensor(window[1:])
-    return -float(found.gather(-1, after[:, None]).mean())
+    return -float(own.gather(-1, after[:, None]).mean())
 
 
 def interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:

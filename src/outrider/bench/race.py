@@ -188,7 +188,7 @@ def race(
     other run tells of, such as trees and ``auto``; ``rounds`` the most of a race. ``told`` hears
     how many runs are done, of how many at most.
     """
-    found = Race()
+    result = Race()
     samples = [Setting(d, k) for d, lengths in families.items() for k in sample(lengths)]
     screened, runs = [PLAIN_SETTING, *others, *samples], list[tuple[Setting, RaceRun]]()
     most = len(screened) * SCREENINGS + rounds * (1 + MOST)
@@ -196,23 +196,23 @@ def race(
         for setting in screened:
             runs.append((setting, measure(setting, number)))
             told(len(runs), most)
-    found.screened = {each: merged([r for s, r in runs if s == each]) for each in screened}
-    found.promised = {s: found.screened[s].speed for s in (PLAIN_SETTING, *others)}
+    result.screened = {each: merged([r for s, r in runs if s == each]) for each in screened}
+    result.promised = {s: result.screened[s].speed for s in (PLAIN_SETTING, *others)}
     for drafter, lengths in families.items():
-        own = {s.length: found.screened[s] for s in samples if s.drafter == drafter}
+        own = {s.length: result.screened[s] for s in samples if s.drafter == drafter}
         for length, speed in promises(own, lengths).items():
-            found.promised[Setting(drafter, length)] = speed
-    found.contenders = [PLAIN_SETTING, *hopeful(found.promised)]
-    found.runs = {each: [] for each in found.contenders}
+            result.promised[Setting(drafter, length)] = speed
+    result.contenders = [PLAIN_SETTING, *hopeful(result.promised)]
+    result.runs = {each: [] for each in result.contenders}
     done = len(runs)
     for number in range(1, rounds + 1):
-        turn = number % len(found.contenders)
-        for setting in (*found.contenders[turn:], *found.contenders[:turn]):
-            found.runs[setting].append(measure(setting, number))
+        turn = number % len(result.contenders)
+        for setting in (*result.contenders[turn:], *result.contenders[:turn]):
+            result.runs[setting].append(measure(setting, number))
             done += 1
-            told(done, done + (rounds - number) * len(found.contenders))
+            told(done, done + (rounds - number) * len(result.contenders))
         if number >= FEWEST:
-            found.drop()
-            if found.loss <= CLOSE:
+            result.drop()
+            if result.loss <= CLOSE:
                 break
-    return found
+    return result

@@ -25,27 +25,27 @@ class DecodeStep:
 
 def steps(origins: Sequence[Origin]) -> list[DecodeStep]:
     """The steps behind an output: each ends with a bonus or plain token, or with the output."""
-    found: list[DecodeStep] = []
+    listed: list[DecodeStep] = []
     first = 0
     for i, origin in enumerate(origins):
         if origin is not Origin.ACCEPTED or i == len(origins) - 1:
             accepted = i - first + (origin is Origin.ACCEPTED)
-            found.append(DecodeStep(first, accepted, origin is not Origin.PLAIN))
+            listed.append(DecodeStep(first, accepted, origin is not Origin.PLAIN))
             first = i + 1
-    return found
+    return listed
 
 
 def repeats(prompt: Sequence[int], output: Sequence[int]) -> list[bool]:
     """For each output token, whether it continues the 4 tokens before it as they were before."""
     tokens = [*prompt, *output]
     seen: set[tuple[int, ...]] = set()
-    found = []
+    again = []
     for i in range(GRAM, len(tokens)):
         gram = tuple(tokens[i - GRAM : i + 1])
-        found.append(gram in seen)
+        again.append(gram in seen)
         seen.add(gram)
-    found = [False] * (len(tokens) - len(found)) + found
-    return found[len(prompt) :]
+    again = [False] * (len(tokens) - len(again)) + again
+    return again[len(prompt) :]
 
 
 def fresh_acceptance_length(

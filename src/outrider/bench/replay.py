@@ -335,13 +335,19 @@ class Replay:
         """
         spec = find_drafter(None, self._source) if drafter == "none" else self._spec(drafter)
         target = self._folder(self._size)
-        found = Checkpoint(target, spec, {"enable_prefix_caching": False, **options})
-        key = found.config.dtype, found.config.quantization, found.facts.max_model_len
+        checkpoint = Checkpoint(target, spec, {"enable_prefix_caching": False, **options})
+        key = (
+            checkpoint.config.dtype,
+            checkpoint.config.quantization,
+            checkpoint.facts.max_model_len,
+        )
         if key not in self._models:
-            self._models[key] = load_target(target, found.config, found.model_config)
+            self._models[key] = load_target(target, checkpoint.config, checkpoint.model_config)
         model = ReplayModel(self._models[key], self.tracks)
-        engine = build_engine(found.folder, found.spec, found.config, found.tokenizer, model=model)
-        return LLM.from_engine(found, engine)
+        engine = build_engine(
+            checkpoint.folder, checkpoint.spec, checkpoint.config, checkpoint.tokenizer, model=model
+        )
+        return LLM.from_engine(checkpoint, engine)
 
     def _spec(self, drafter: str) -> DrafterSpec:
         parts, auto = parts_of(drafter)

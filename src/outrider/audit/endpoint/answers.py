@@ -123,10 +123,10 @@ def completions(body: bytes, where: str) -> list[EndpointCompletion]:
             raise ValueError("it has no choices")
         usage = answer.get("usage")
         usage = usage if isinstance(usage, dict) else {}
-        found = [_dict(choice, "a choice") for choice in choices]
-        if len(found) > 1:
-            found.sort(key=lambda choice: _index(choice.get("index")))
-        return [_choice(choice, usage) for choice in found]
+        members = [_dict(choice, "a choice") for choice in choices]
+        if len(members) > 1:
+            members.sort(key=lambda choice: _index(choice.get("index")))
+        return [_choice(choice, usage) for choice in members]
     except (ValueError, OverflowError) as error:  # also a number beyond float64
         raise EndpointError(NOT_OPENAI.format(where, error)) from None
 
@@ -182,29 +182,29 @@ def _ids(value: Any) -> tuple[int, ...] | None:
 
 
 def _logprobs(
-    found: Any, ids: tuple[int, ...] | None
+    logprobs: Any, ids: tuple[int, ...] | None
 ) -> tuple[tuple[Token, ...] | None, Law | None, tuple[float | None, ...]]:
     """Return the tokens, the law of the first one, and log probabilities of all.
 
     None stands for what is not told. Raises ValueError: what is told is none of these.
     """
-    if found is None:
+    if logprobs is None:
         return None, None, ()
-    found = _dict(found, "logprobs")
-    if isinstance(found.get("content"), list):  # as in chats; llama.cpp answers so
-        entries = [_dict(entry, "a log probability") for entry in found["content"]]
+    logprobs = _dict(logprobs, "logprobs")
+    if isinstance(logprobs.get("content"), list):  # as in chats; llama.cpp answers so
+        entries = [_dict(entry, "a log probability") for entry in logprobs["content"]]
         tokens = tuple(_token(entry.get("token"), entry.get("id")) for entry in entries)
         values = [entry.get("logprob") for entry in entries]
         tops = entries[0].get("top_logprobs") if entries else None
         first = [_dict(entry, "a log probability") for entry in tops or []]
         pairs = [(_token(top.get("token"), top.get("id")), top.get("logprob")) for top in first]
     else:
-        texts, tops = found.get("tokens"), found.get("top_logprobs")
+        texts, tops = logprobs.get("tokens"), logprobs.get("top_logprobs")
         if not isinstance(texts, list):
             raise ValueError(f"logprobs.tokens is {shown(texts)}")
         whole = ids if ids is not None and len(ids) == len(texts) else (None,) * len(texts)
         tokens = tuple(_token(text, id) for text, id in zip(texts, whole, strict=True))
-        told = found.get("token_logprobs")
+        told = logprobs.get("token_logprobs")
         values = told if isinstance(told, list) and len(told) == len(texts) else []
         top = tops[0] if isinstance(tops, list) and tops else None
         pairs = [(_token(text, None), p) for text, p in _dict(top or {}, "top_logprobs").items()]

@@ -79,9 +79,9 @@ class _Audit:
         eight = prompts[: len(prompts) // 2]
 
         async def tokens() -> list[Result]:
-            result, found = await greedy(self.server, laws, eight, GREEDY)
-            answers.extend(found)
-            return [result, told(laws, eight, found)]
+            result, said = await greedy(self.server, laws, eight, GREEDY)
+            answers.extend(said)
+            return [result, told(laws, eight, said)]
 
         async def alike() -> list[Result]:
             return await behaviour.seeds(self.server, behaviour.spread(laws, eight)[0], self.rng)
@@ -112,7 +112,7 @@ class _Audit:
     ) -> list[Result]:
         self.progress(f"checking {name}")
         try:
-            found = await check()
+            outcome = await check()
         except RefusedRequest as error:
             return [Result(name, Status.NOT_OFFERED, str(error))]
         except Breakdown as error:
@@ -121,7 +121,7 @@ class _Audit:
             return [Result(name, Status.FAILED, str(error))]
         except TimeUp:
             return [Result(name, Status.INCONCLUSIVE, "the time was over before it was done")]
-        return found if isinstance(found, list) else [found]
+        return outcome if isinstance(outcome, list) else [outcome]
 
     async def _prompts(self) -> tuple[list[Prompt], Biased]:
         """Return the prompts as both sides read them, and tokens for logit_bias.

@@ -147,13 +147,13 @@ async def seeds(server: AuditedServer, prompt: Prompt, rng: np.random.Generator)
 def valid(text: str) -> bool:
     """Return whether a text is what ``SCHEMA`` asks for."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    if not isinstance(found, dict) or set(found) != {"colour", "warm"}:
+    if not isinstance(value, dict) or set(value) != {"colour", "warm"}:
         return False
     colours = SCHEMA["properties"]["colour"]["enum"]
-    return found["colour"] in colours and isinstance(found["warm"], bool)
+    return value["colour"] in colours and isinstance(value["warm"], bool)
 
 
 async def schema(server: AuditedServer, count: int) -> Result:

@@ -63,10 +63,10 @@ class Laws:
         for start in range(0, len(new), AT_ONCE):
             some = new[start : start + AT_ONCE]
             try:
-                found = await together(self._ask(context) for context in some)
+                answered = await together(self._ask(context) for context in some)
             except TimeUp:
                 return
-            self._known.update(zip(some, found, strict=True))
+            self._known.update(zip(some, answered, strict=True))
 
     async def _ask(self, context: AnswerContext) -> Law | None:
         self._clock.check()
@@ -178,9 +178,9 @@ def observe(
         if counts.any():
             contexts.append(context)
             rows.append((cells, unaffected(law, sampling), counts))
-    due, ignored, found = zip(*rows, strict=True) if rows else ((), (), ())
+    due, ignored, drawn_counts = zip(*rows, strict=True) if rows else ((), (), ())
     shape = (len(rows), CELLS)
     return ObservedDraws(
         contexts, np.reshape(due, shape), np.reshape(ignored, shape),
-        np.reshape(found, shape).astype(np.int64),
+        np.reshape(drawn_counts, shape).astype(np.int64),
     )  # fmt: skip

@@ -142,12 +142,12 @@ def visible_apart(laws: Cells, draws: Counts, alpha: float) -> float:
 
     def seen(share: float) -> bool:
         p = (1 - share) * scaled + share * moved
-        found = 0
+        hits = 0
         for _ in range(TRIALS):
             counts = rng.multinomial(draws, p)
             total = _mean(factors(counts).sum(1)) - SLACK * int(draws.sum())
-            found += total > math.log(2 / alpha)
-        return found >= (1 - MISSED) * TRIALS
+            hits += total > math.log(2 / alpha)
+        return hits >= (1 - MISSED) * TRIALS
 
     low, high = 0.0, 1.0
     if not seen(high):
@@ -184,8 +184,8 @@ class _Factors:
         """Return their logarithms, [WEIGHTS, contexts]."""
         c = np.where(self._allowed, counts, 0)
         cells = (_log_gamma(self._prior + c) - c * self._log_p).sum(2)
-        found: NDArray[np.float64] = cells - _log_gamma(self._total + c.sum(1)) + self._before
-        return found
+        factors: NDArray[np.float64] = cells - _log_gamma(self._total + c.sum(1)) + self._before
+        return factors
 
 
 def _mean(exponents: NDArray[np.float64]) -> float:
@@ -200,7 +200,7 @@ def _log_gamma(x: NDArray[np.float64]) -> NDArray[np.float64]:
     square = inverse * inverse
     shift = np.log(x * (x + 1) * (x + 2) * (x + 3) * (x + 4) * (x + 5) * (x + 6) * (x + 7))
     series = inverse * (1 / 12 - square * (1 / 360 - square / 1260))
-    found: NDArray[np.float64] = (
+    value: NDArray[np.float64] = (
         (y - 0.5) * np.log(y) - y + 0.5 * math.log(2 * math.pi) + series - shift
     )
-    return found
+    return value

@@ -88,7 +88,7 @@ class EndpointReport:
 
     @property
     def verdict(self) -> str:
-        counts = [f"{len(found)} {status}" for status in Status if (found := self.having(status))]
+        counts = [f"{len(some)} {status}" for status in Status if (some := self.having(status))]
         if self.having(Status.FAILED):
             start = "violation: the server does not say what it should"
         elif self.passed:

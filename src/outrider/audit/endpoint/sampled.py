@@ -131,16 +131,16 @@ class Sampled:
         name = f"law, {trial.sampling.name}"
         if trial.refused:
             return [Result(name, Status.NOT_OFFERED, trial.refused)]
-        found = []
+        results = []
         for later in (False, True):
             title = f"{name}: {'later tokens' if later else 'first token'}"
             if later and not self.server.tells_tokens:
                 why = "the server does not tell tokens, so later ones cannot be told apart"
-                found.append(Result(title, Status.NOT_OFFERED, why))
+                results.append(Result(title, Status.NOT_OFFERED, why))
                 continue
             data = observe(trial.draws, trial.sampling, self.laws, self.biased, later)
-            found.append(self._judged(title, data))
-        return found
+            results.append(self._judged(title, data))
+        return results
 
     def _judged(self, title: str, data: ObservedDraws) -> Result:
         n = int(data.counts.sum())

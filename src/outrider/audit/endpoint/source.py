@@ -135,10 +135,10 @@ class AuditedServer:
                 return False
             raise Breakdown(f"{self.name}{path} says HTTP {answer.status}: {_reason(answer.body)}")
         try:
-            found = parsed(answer.body)
+            switch = parsed(answer.body)
         except ValueError:
             return False
-        return isinstance(found, dict) and "enabled" in found
+        return isinstance(switch, dict) and "enabled" in switch
 
     async def _find_model(self) -> str:
         answer = await self.client.ask("/v1/models")
@@ -276,7 +276,7 @@ class Local:
 def _reason(body: bytes) -> str:
     """Return what an error's body says, on one line."""
     with suppress(ValueError, LookupError, TypeError):
-        found = parsed(body)
-        error = found.get("error", found) if isinstance(found, dict) else found
+        value = parsed(body)
+        error = value.get("error", value) if isinstance(value, dict) else value
         return shown(error["message"] if isinstance(error, dict) else error)
     return shown(body[:100].decode("utf-8", "replace"))

@@ -102,7 +102,7 @@ def comparison(
     label: str, runs: Sequence[dict[str, Any]], names: tuple[str, str]
 ) -> dict[str, Any]:
     """Return medians of both sides and of their ratios under one load."""
-    found: dict[str, Any] = {"label": label, "sides": list(names)}
+    figures: dict[str, Any] = {"label": label, "sides": list(names)}
     for key in COMPARED:
         values: dict[str, dict[int, float]] = {name: {} for name in names}
         for run in runs:
@@ -111,10 +111,10 @@ def comparison(
                 values[run["side"]][run["round"]] = run[key]
         shared = sorted(values[names[0]].keys() & values[names[1]].keys())
         ratios = [values[names[1]][i] / values[names[0]][i] for i in shared]
-        found[key] = {
+        figures[key] = {
             "rounds": len(shared),
             **{name: median(values[name][i] for i in shared) if shared else None for name in names},
             "ratio": median(ratios) if ratios else None,
             "interval": median_interval(ratios),
         }
-    return found
+    return figures

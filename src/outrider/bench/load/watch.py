@@ -137,15 +137,15 @@ def listeners(port: int) -> list[int]:
                 fields = line.split()
                 if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
                     sockets.add(f"socket:[{fields[9]}]")
-    found = [pid for pid in _processes() if sockets and sockets & set(_open_files(pid))]
+    pids = [pid for pid in _processes() if sockets and sockets & set(_open_files(pid))]
     parents = {pid: _parent(pid) for pid in _processes()}
     for pid in sorted(parents):
         chain = pid
-        while chain in parents and chain not in found:
+        while chain in parents and chain not in pids:
             chain = parents[chain]
-        if chain in found and pid not in found:
-            found.append(pid)
-    return found
+        if chain in pids and pid not in pids:
+            pids.append(pid)
+    return pids
 
 
 def cores_of(pids: Iterable[int]) -> int:
