@@ -11,7 +11,6 @@ BENCHMARKS = {
     "advise": ("advise", "speedups that planning predicts, beside those that are measured"),
     "host": ("host", "time of a step outside C++, by drafter and batch size"),
     "rules": ("rules", "acceptance of each rule, beside the bounds of theory"),
-    "start": ("start", "how soon a server is ready, and what it holds"),
     "builds": ("builds", "two builds of Outrider beside each other"),
     "answers": ("answers", "two builds of Outrider asked the same, on every instruction set"),
     "portfolio": ("portfolio.command", "drafter auto against fixed choices"),

@@ -44,18 +44,12 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Recipe:
-    """A server with a fault, and the load that shows it.
+    """A server with a fault, and the load that shows it: the symptoms that must be shown ``fire``.
 
-    Attributes:
-        name: of the case.
-        arguments: of ``outrider serve``, behind the model.
-        fires: the symptoms that it must show.
-        body: of each request, beside the prompt.
-        at_once: requests at once.
-        noise: deviation of the noise on a drafter's weights, in deviations of each tensor.
-        plain: arguments of a server to compare with; None compares with nothing.
-        facts: what one would state.
-        prompts: texts; those of the pocket pair unless given.
+    ``arguments`` are of ``outrider serve``, behind the model; ``body`` of each request, beside the
+    prompt. ``noise`` is the deviation of the noise on a drafter's weights, in deviations of each
+    tensor; ``plain`` the arguments of a server to compare with; ``facts`` what one would state;
+    ``prompts`` are those of the pocket pair unless given.
     """
 
     name: str

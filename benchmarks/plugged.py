@@ -85,14 +85,7 @@ def plugged() -> Iterator[dict[str, str]]:
 
 
 def session(stack: ExitStack, folder: Path, spec: dict[str, Any], variant: Variant) -> Session:
-    """Start vLLM as a variant says.
-
-    Args:
-        stack: closes it.
-        folder: for its log.
-        spec: the rest of the runner's first line.
-        variant: what it is.
-    """
+    """Start vLLM as a variant says; ``spec`` is the rest of the runner's first line."""
     peer = peers()["vllm"]
     variables = peer.variables()
     if variant.plugin:

@@ -97,10 +97,8 @@ def measure(
 ) -> tuple[LLM, torch.Tensor]:
     """Decode every prompt in a new engine; return it, and the ``first_bounds`` of every draft.
 
-    Args:
-        checkpoint: the pair, whose drafter is a model.
-        tokens: output tokens of each prompt.
-        seed: of the first prompt, the next one's is one more.
+    The checkpoint's drafter is a model; ``seed`` is of the first prompt, the next one's is one
+    more.
     """
     recorder = Recorder(rule)
     engine = build_engine(

@@ -91,12 +91,8 @@ def start(
 ) -> dict[str, float]:
     """Return log(plain / auto) of the seconds that loads took, of new engines and of warm ones.
 
-    Args:
-        model, workload: their names.
-        cell: temperature and batch.
-        prompts, tokens: of a load; ``tokens`` are those of each answer.
-        loads: those of warm engines.
-        number: of the start, by which the order is turned.
+    A load has ``prompts`` with answers of ``tokens`` tokens; warm engines take ``loads``. The
+    ``number`` of the start turns the order.
     """
     codec = read_codec(find_folder(model))
     items = named_workload(workload).first(prompts if cell.batch > 1 else ALONE).items

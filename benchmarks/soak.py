@@ -172,15 +172,10 @@ async def soak(
     server: Served, items: list[Item], clients: int, seconds: float, *,
     kill: bool = True, hostile: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what was seen, and what of it is wrong.
+    """Return what was seen, and what of it is wrong, of a server that was just started.
 
-    Args:
-        server: just started.
-        items: what honest clients call.
-        clients: honest ones.
-        seconds: to soak.
-        kill: end the engine once on the way; without it a 503 is a fault.
-        hostile: let a hostile client loose beside them.
+    ``items`` are what honest ``clients`` call. ``kill`` ends the engine once on the way; without it
+    a 503 is a fault. ``hostile`` lets a hostile client loose beside them.
     """
     seen, engine = Seen(), server.engine()
     until = time.monotonic() + seconds

@@ -19,18 +19,14 @@ TICK = 0.001
 
 @dataclass
 class Schedule:
-    """What each answer is.
+    """What each answer is: ``chunks`` with ``tokens`` tokens each.
 
-    Attributes:
-        chunks: of each answer, with ``tokens`` tokens each.
-        first: seconds from the request to the first chunk; ``interval`` between two chunks.
-        counts: whether each chunk says how many tokens there are so far.
-        status: of every completion; not 200 answers an error.
-        body: of an answer with that status, or instead of the stream.
-        models: what /v1/models says.
-        acceptance: drafts, drafted and accepted tokens of a request, for /metrics; None is 404.
-        requests: how many were streamed so far.
-        prompts: those of the requests, where ``keeps_prompts``.
+    The first chunk comes after ``first`` seconds, each other one after ``interval``. ``counts``
+    says whether each chunk tells how many tokens there are so far. Every completion has the
+    ``status``; not 200 answers an error, with ``body``, which else stands instead of the stream.
+    ``models`` is what /v1/models says, ``acceptance`` drafts, drafted and accepted tokens of a
+    request for /metrics, None being 404. ``requests`` counts what was streamed; ``prompts`` has
+    theirs, where ``keeps_prompts``.
     """
 
     chunks: int = 4

@@ -26,12 +26,9 @@ def lines() -> list[tuple[str, str]]:
 
 
 def empty(prometheus: str, begin: float, window: float) -> list[str]:
-    """Return the lines for which Prometheus has had no point since ``begin``.
+    """Return the lines for which Prometheus has had no point since ``begin``, by the epoch's clock.
 
-    Args:
-        prometheus: its address.
-        begin: seconds since the epoch.
-        window: seconds of a rate.
+    ``window`` is the seconds of a rate.
     """
     return [
         f"{title}: {expression}"

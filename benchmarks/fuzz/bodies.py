@@ -111,12 +111,7 @@ class Case:
 
 
 class Bodies:
-    """The bodies for a server.
-
-    Args:
-        document: the server's published schema (``/openapi.json``).
-        seed: of all bodies.
-    """
+    """The bodies for a server with a published schema (``/openapi.json``), by a seed."""
 
     def __init__(self, document: dict[str, Any], seed: int) -> None:
         self.seed = seed

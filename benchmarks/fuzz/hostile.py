@@ -103,14 +103,11 @@ def large_bodies() -> list[tuple[str, Callable[[int], bytes]]]:
 
 @dataclass(frozen=True)
 class Attack:
-    """Bytes that are sent one piece after the other.
+    """Bytes that are sent one piece after the other, of a random choice, over ``connections`` at
+    once.
 
-    Args:
-        name: as reports say it.
-        pieces: what is sent, of a random choice.
-        pause: seconds after every piece; without a pause an answer is read there.
-        connections: how many do it at once.
-        limit: seconds after which it is given up.
+    After every piece there are ``pause`` seconds, or an answer is read; after ``limit`` seconds it
+    is given up.
     """
 
     name: str
@@ -176,12 +173,7 @@ def attacks(host: str) -> list[Attack]:
 
 
 class Hostile:
-    """Attacks one server.
-
-    Args:
-        url: of the server.
-        seed: of the order of attacks.
-    """
+    """Attacks one server; the seed orders the attacks."""
 
     def __init__(self, url: str, seed: int) -> None:
         self.url, self.draw = url, random.Random(seed)

@@ -17,13 +17,9 @@ EARLY = 0.9
 
 
 def faults(case: Case, answer: Answer, seconds: float, timeout: float | None) -> list[str]:
-    """Everything that is wrong with an answer, one sentence each.
+    """Everything that is wrong with an answer that is whole, one sentence each.
 
-    Args:
-        case: what was asked.
-        answer: what came back, whole.
-        seconds: how long it took.
-        timeout: the server's own limit, None where it is not known.
+    It took ``seconds``; ``timeout`` is the server's own limit, None where it is not known.
     """
     if answer.status >= 500:
         return [f"{answer.status}: {shown(answer)}"]

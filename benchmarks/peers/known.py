@@ -46,15 +46,11 @@ def run_module(python: str | Path, name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Peer:
-    """An engine to measure.
+    """An engine to measure, by the name that reports say; ``command`` starts its runner.
 
     Args:
-        name: as reports say it.
-        command: starts its runner.
         converter: a script of ``runners`` in the Python given, called with a checkpoint, an output
             folder and a dtype; None for a peer that reads checkpoints as they are.
-        environment: variables that the runner needs.
-        dtypes: which it has.
         missing: why it cannot run here, None if it can.
         batches: True if it takes several prompts at a time.
         threads: True if it can be told how many threads to use; else it takes what it may.
@@ -126,8 +122,8 @@ class Peer:
     def bits_per_weight(self, checkpoint: Path, dtype: str) -> float | None:
         """The size of its weights, converted already where need be; None if unknown.
 
-        A conversion's file over the checkpoint's number of weights, scales and all; what an engine
-        reads from the checkpoint itself, it holds in ``dtype``.
+        A conversion's file over the checkpoint's number of weights; what an engine reads from the
+        checkpoint itself, it holds in ``dtype``.
         """
         if self.converter is None:
             if (bits := BITS[weights_of(dtype)]) >= 16:

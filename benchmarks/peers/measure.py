@@ -27,10 +27,8 @@ WARM_TOKENS = 16
 class Load:
     """The load of an engine.
 
-    Args:
-        kind: "decode": the pair's prompts, one by one. "batch": ``size`` prompts at once.
-            "prefill": one prompt of ``size`` tokens, for one output token.
-        size: 1 with "decode".
+    "decode" runs the pair's prompts, one by one; "batch" ``size`` prompts at once; "prefill" one
+    prompt of ``size`` tokens, for one output token.
     """
 
     kind: str
@@ -48,21 +46,14 @@ EVERY = Load("every")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The settings of a measurement.
+    """The settings of a measurement; ``dtypes`` are those of ``known.DTYPES``.
 
-    Args:
-        dtypes: see ``known.DTYPES``.
-        concurrency: numbers of requests at a time, 1 or more; 1 is the load "decode".
-        prefill: tokens of the prompt of the load "prefill", 0 for none.
-        prompt_tokens: other prompts are cut to so many, 1 or more.
-        rounds: how often each side's best settings are run, 1 or more.
-        max_tokens: output tokens of each prompt, 2 or more.
-        batch_tokens: those of each of several requests, 2 or more; as ``max_tokens`` unless given.
-        temperature: 0 or above.
-        modes: "plain", "draft", "ngram"; of a draft model every kind of drafter is tried.
-        lengths: draft lengths K that the search tries.
-        threads: thread counts that it tries; 1 and all cores unless given.
-        isa: the instruction set that every side was told to stay within; None: the machine's own.
+    ``concurrency`` are numbers of requests at a time, 1 being the load "decode"; ``prefill`` is the
+    tokens of the prompt of that load, 0 for none; other prompts are cut to ``prompt_tokens``.
+    ``batch_tokens`` are the output tokens of each of several requests, ``max_tokens`` unless given.
+    The search tries draft lengths ``lengths`` and thread counts ``threads`` (1 and all cores unless
+    given), and of the mode "draft" every kind of drafter. ``isa`` is the instruction set that every
+    side was told to stay within.
     """
 
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
@@ -111,10 +102,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Setting:
-    """A peer in one dtype, mode and load: what one process of it runs.
-
-    ``k`` is the draft length, 0 where nothing is drafted.
-    """
+    """A peer in one dtype, mode and load; ``k`` is the draft length, 0 where nothing is drafted."""
 
     peer: str
     dtype: str
@@ -147,7 +135,6 @@ class Trial:
 
     @property
     def end_to_end(self) -> float:
-        """Output tokens a second from the call on."""
         return sum(map(len, self.outputs)) / sum(a.seconds for a in self.answers)
 
     @property
@@ -158,7 +145,6 @@ class Trial:
 
     @property
     def others(self) -> float:
-        """Cores that other processes used, the most of any prompt."""
         return max(a.others for a in self.answers)
 
     @property
@@ -169,17 +155,13 @@ class Trial:
 class Bench:
     """One run over a pair: sessions of all sides, the search, the rounds.
 
-    Args:
-        pair: what to run, and the prompts.
-        sides: the peers; Outrider must be among them, as conversions are checked against it.
-        options: how to measure.
-
-    ``search`` has every setting tried, ``failures`` why others failed, ``rounds`` a trial a round
-    for those that were best, ``skipped`` what was not measured and why (None: all of it), ``bits``
-    the bits per weight by peer and dtype (None: unknown), ``conversions`` the peers whose
-    conversion was checked, and whether that was now, ``bandwidth`` how many bytes a second memory
-    was read at, before each round of a load but "prefill" in a dtype, ``peaks`` how many products a
-    second the cores could do, before those of a load but "decode".
+    Outrider must be among the sides, as conversions are checked against it. ``search`` has every
+    setting tried, ``failures`` why others failed, ``rounds`` a trial a round for those that were
+    best, ``skipped`` what was not measured and why (None: all of it). ``bits`` are the bits per
+    weight by peer and dtype (None: unknown), ``conversions`` the peers whose conversion was
+    checked, and whether that was now. ``bandwidth`` is how many bytes a second memory was read at,
+    before each round of a load but "prefill", ``peaks`` how many products a second the cores could
+    do, before those of a load but "decode".
     """
 
     def __init__(self, pair: Pair, sides: list[Peer], options: Options) -> None:
@@ -214,7 +196,6 @@ class Bench:
             self.pool.close()
 
     def _usable(self, peer: Peer) -> bool:
-        """True if it is installed and its conversion right; what is not goes on the list."""
         try:
             reason = peer.missing() or self._wrong_conversion(peer)
         except OutriderError as error:
@@ -244,7 +225,6 @@ class Bench:
         return f"its greedy float32 ids part from Outrider's at token {at}: the conversion is wrong"
 
     def _has(self, peer: Peer, dtype: str) -> bool:
-        """True if it has such weights; what it lacks goes on the list."""
         if peer.form(dtype) not in peer.dtypes:
             self._skip("it has no such weights", peer.name, dtype)
             return False
@@ -308,14 +288,12 @@ class Bench:
         self._close_others([])
 
     def _close_others(self, kept: list[Setting]) -> None:
-        """Close the processes of all settings but these, and but those that serve every load."""
         best = {self._process(setting) for setting in kept}
         for process in [each for each in self.pool.sessions if each not in best]:
             if process.load != EVERY:
                 self.pool.drop(process)
 
     def _finalists(self, dtype: str, load: Load) -> list[Setting]:
-        """Each side's best plain setting, and the best of its speculative ones."""
         slowest_first = sorted(self.search, key=lambda setting: self.search[setting].speed)
         best = {(s.peer, s.k == 0): s for s in slowest_first if (s.dtype, s.load) == (dtype, load)}
         return [best[key] for key in product(self.sides, (True, False)) if key in best]
@@ -330,8 +308,8 @@ class Bench:
     ) -> Trial:
         """Run a setting, after an untimed run in a new process.
 
-        ``calls`` limits the prompts run one by one. Under the load "batch" T(1), which says nothing
-        of the speed, is measured only if it is the ``first`` of the rounds.
+        ``calls`` limits the prompts run one by one. Under the load "batch" T(1) is measured only if
+        it is the ``first`` of the rounds.
         """
         batches = self.prompts(setting.load)
         heat = self.options.temperature if temperature is None else temperature
@@ -408,7 +386,6 @@ class Bench:
         mode: str | None = None,
         load: str | None = None,
     ) -> None:
-        """Note what is not measured, and why."""
         which = {"peer": peer, "dtype": dtype, "mode": mode, "load": load}
         self.skipped.append({**which, "reason": reason})
         say(f"{' '.join(filter(None, which.values()))}: skipped: {reason}")

@@ -223,12 +223,11 @@ def build(recipe: Recipe, prompts: list[list[int]]) -> None:
 
 
 def find_pair(which: str, count: int | None = None) -> Pair:
-    """The pair of that name, made where it is not there yet, or the checkpoint at that path.
+    """The pair of that name, made where it is not there yet, or the checkpoint at that path or
+    name.
 
-    Args:
-        which: pocket, planted, gqa, 1b, or a checkpoint's folder or hub name.
-        count: how many prompts are run one by one; 4 of the held-out code prompts (2 of a planted
-            pair) unless given.
+    ``count`` is how many prompts are run one by one; 4 of the held-out code prompts (2 of a planted
+    pair) unless given.
     """
     if count is not None and not 1 <= count <= PROMPTS:
         raise ConfigError(f"num_prompts is {count}; give 1 to {PROMPTS}.")

@@ -37,12 +37,11 @@ class PeerError(OutriderError):
 
 @dataclass(frozen=True)
 class Answer:
-    """One run of a peer.
+    """One run of a peer; ``ids`` are by prompt, ``peak_memory`` is in bytes, loading included.
 
-    ``ids`` are by prompt. ``first`` and ``seconds`` are T(1) and T(N), s: two calls, of one token a
-    prompt and of all; one and the same call where N is 1; None for T(1) where it was left out.
-    ``others`` is how many cores other processes used meanwhile.
-    ``peak_memory`` is in bytes, loading included.
+    ``first`` and ``seconds`` are T(1) and T(N), s: two calls, of one token a prompt and of all; one
+    and the same call where N is 1; None for T(1) where it was left out. ``others`` is how many
+    cores other processes used meanwhile.
     """
 
     ids: list[list[int]]
@@ -66,7 +65,7 @@ def busy() -> float:
 
 
 def used(root: int) -> float:
-    """Seconds of processor time that a process and those below it took, the dead among them."""
+    """Return seconds of processor time that a process and those below it took, the dead too."""
     total = 0
     for process in processes(root):
         with contextlib.suppress(OSError):
@@ -114,13 +113,9 @@ def peak_rate(kind: str, isa: str | None) -> float | None:
 
 
 class Session:
-    """One runner with its models loaded.
+    """One runner with its models loaded; ``spec`` is the first line of ``runners/serve.py``.
 
-    Args:
-        command: what starts it.
-        spec: the protocol's first line, see ``runners/serve.py``.
-        log: a file for what it prints.
-        environment: added to this process's variables.
+    What it prints goes to the file ``log``; ``environment`` is added to this process's variables.
     """
 
     def __init__(
@@ -194,12 +189,10 @@ class Session:
         return answer
 
     def _kill(self) -> None:
-        """Kill the process and what it had started: its group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process and wait for it; what it had started too."""
         with self.process:  # closes the pipes and waits
             with contextlib.suppress(subprocess.TimeoutExpired, OSError):
                 self.process.communicate(timeout=CLOSE_SECONDS)  # closes its stdin
@@ -207,12 +200,7 @@ class Session:
 
 
 class Pool(Generic[K]):
-    """Sessions by key, opened when needed; those used longest ago are closed when memory is short.
-
-    Args:
-        open_: makes the session of a key.
-        need: bytes that it will take.
-    """
+    """Sessions by key, opened when needed; the oldest are closed when memory is short."""
 
     def __init__(
         self,
@@ -224,7 +212,6 @@ class Pool(Generic[K]):
         self.sessions: dict[K, Session] = {}
 
     def get(self, key: K) -> Session:
-        """Return the session of a key, opened if need be."""
         if key not in self.sessions:
             while self.sessions and self.available() < self.need(key):
                 self.drop(next(iter(self.sessions)))
@@ -233,11 +220,9 @@ class Pool(Generic[K]):
         return self.sessions[key]
 
     def drop(self, key: K) -> None:
-        """Close that session, if it is open."""
         if key in self.sessions:
             self.sessions.pop(key).close()
 
     def close(self) -> None:
-        """Close all."""
         for key in list(self.sessions):
             self.drop(key)

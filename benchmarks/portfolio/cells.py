@@ -110,12 +110,7 @@ class Pair:
 
 
 class Source:
-    """Prompts of a workload and the engines that continue them, which share the target's weights.
-
-    Args:
-        name: of the workload.
-        pair: what runs it, unless it is code.
-    """
+    """Prompts of a workload, and the engines that continue them, which share a target."""
 
     def __init__(self, name: str, pair: Pair) -> None:
         self._pair = pair

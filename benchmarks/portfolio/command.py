@@ -40,12 +40,7 @@ WARM_UPS = 2
 
 
 class Results:
-    """The speeds of all rounds so far, in a file.
-
-    Args:
-        file: what it holds is gone on with.
-        settings: of the measurement.
-    """
+    """The speeds of all rounds so far, in a file that is gone on with if it is of the settings."""
 
     def __init__(self, file: Path, settings: dict[str, Any]) -> None:
         self._file = file

@@ -228,7 +228,7 @@ def test_what_is_mentioned_is_there(page: str) -> None:
         ("outrider serve --max-num-sequins 3", "serve has no option --max-num-sequins"),
         ("outrider ops guard status --sates x", "status has no option --sates"),
         ("python -m benchmarks nothing", "there is no benchmark nothing"),
-        ("python -m benchmarks start --round 2", "start has no option --round"),
+        ("python -m benchmarks host --round 2", "host has no option --round"),
         ("make everything", "no such target"),
         ("python -m outrider.nowhere", "no module src/outrider/nowhere"),
     ],
