@@ -17,7 +17,7 @@ from outrider.base.types import Draft, SamplingParams, Verdict
 from outrider.bench.machine import machine
 from outrider.cli.common import numbers
 from outrider.engine.build import build_engine
-from outrider.engine.checkpoint import Checkpoint
+from outrider.engine.setup import EngineSetup, set_up
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.sampling.acceptance import AcceptanceRule
@@ -88,7 +88,7 @@ class Recorder:
 
 
 def measure(
-    checkpoint: Checkpoint,
+    setup: EngineSetup,
     rule: AcceptanceRule,
     prompts: Sequence[str | Sequence[int]],
     temperature: float,
@@ -97,14 +97,11 @@ def measure(
 ) -> tuple[LLM, torch.Tensor]:
     """Decode every prompt in a new engine; return it, and the ``first_bounds`` of every draft.
 
-    The checkpoint's drafter is a model; ``seed`` is of the first prompt, the next one's is one
+    The setup's drafter is a model; ``seed`` is of the first prompt, the next one's is one
     more.
     """
     recorder = Recorder(rule)
-    engine = build_engine(
-        checkpoint.folder, checkpoint.spec, checkpoint.config, checkpoint.tokenizer, rule=recorder
-    )
-    llm = LLM.from_engine(checkpoint, engine)
+    llm = LLM.from_engine(setup, build_engine(setup, rule=recorder))
     params = [
         SamplingParams(temperature=temperature, seed=seed + i, max_tokens=tokens, ignore_eos=True)
         for i in range(len(prompts))
@@ -123,13 +120,13 @@ def main(
     seed: Seed = 0,
 ) -> None:
     """Measure what each rule accepts, beside the bounds of theory, as a Markdown table."""
-    checkpoint = Checkpoint(model, drafter, {"num_speculative_tokens": num_speculative_tokens})
-    if checkpoint.spec.name != "model":
+    setup = set_up(model, drafter, {"num_speculative_tokens": num_speculative_tokens})
+    if setup.spec.name != "model":
         raise ConfigError("the rules differ by the drafter's law; give a drafter that is a model.")
     texts, rows = read_prompts(prompts), []
     for temperature in numbers(temperatures, float, "--temperatures"):
         for name in RULES:
-            llm, bounds = measure(checkpoint, make_rule(name), texts, temperature, tokens, seed)
+            llm, bounds = measure(setup, make_rule(name), texts, temperature, tokens, seed)
             counts = llm.engine.counts
             rows.append([
                 f"{temperature:g}", name, f"{counts.acceptance_rate or 0.0:.3f}",

@@ -30,7 +30,7 @@ from outrider.checkpoints.tokenizers import read_codec
 from outrider.cli.bench import named_workload
 from outrider.cli.common import JsonFile, write_json
 from outrider.engine.build import build_engine
-from outrider.engine.checkpoint import Checkpoint
+from outrider.engine.setup import set_up
 from outrider.llm import LLM
 from outrider.models import base
 
@@ -53,12 +53,8 @@ class Cell(NamedTuple):
 
 def opened(folder: str, drafter: str, target: base.Model | None) -> LLM:
     """Return a new engine; it takes the weights of ``target`` where there is one."""
-    found = Checkpoint(folder, drafter, {"enable_prefix_caching": False, "memory": MEMORY})
-    engine = build_engine(
-        found.folder, found.spec, found.config, found.tokenizer,
-        model_config=found.model_config, model=target,
-    )  # fmt: skip
-    return LLM.from_engine(found, engine)
+    setup = set_up(folder, drafter, {"enable_prefix_caching": False, "memory": MEMORY})
+    return LLM.from_engine(setup, build_engine(setup, model=target))
 
 
 def loaded(

@@ -12,8 +12,8 @@ from pathlib import Path
 from safetensors import safe_open
 
 from outrider.base.config import Recipe
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.export import bits_per_weight
-from outrider.checkpoints.families import read_config
 from outrider.native.choice import VARIABLE as OWN_ISA
 
 from .. import install
@@ -145,7 +145,7 @@ def number_of_weights(checkpoint: Path) -> int:
 
 def weights_read(checkpoint: Path) -> int:
     """Return the weights that a step of one token reads: all but an embedding that is no head."""
-    config = read_config(checkpoint)
+    config = open_checkpoint(checkpoint).config
     looked_up = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
     return number_of_weights(checkpoint) - int(looked_up)
 
@@ -155,7 +155,7 @@ def products_of_prompt(checkpoint: Path, tokens: int) -> int:
 
     Those of attention are left out.
     """
-    config = read_config(checkpoint)
+    config = open_checkpoint(checkpoint).config
     head = int(config.vocab_size * config.hidden_size)
     return tokens * (weights_read(checkpoint) - head) + head
 

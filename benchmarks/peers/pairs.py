@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 
 from outrider import pocket
 from outrider.base.types import SamplingParams
-from outrider.checkpoints.families import find_folder, read_config
+from outrider.checkpoints.checkpoint import open_checkpoint
+from outrider.checkpoints.families import find_folder
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.drafters.registry import sibling
 from outrider.errors import ConfigError
@@ -239,7 +240,7 @@ def find_pair(which: str, count: int | None = None) -> Pair:
         agreement = json.loads(note.read_text(encoding="utf-8"))["agreement"]
         return Pair(which, recipe.folder, recipe.folder / "drafter", prompts, count or 2, agreement)
     folder = find_folder(pocket.PATH if which == "pocket" else which)
-    read_config(folder)  # says best what is wrong with a folder that holds no model
+    open_checkpoint(folder)  # says best what is wrong with a folder that holds no model
     codec = read_codec(folder)
     prompts = [codec.encode(prompt) for prompt in pocket.prompts()]
     return Pair(which, folder, sibling(folder), prompts, count or 4)

@@ -20,7 +20,7 @@ from outrider.bench.replay import Replay, find_size, parse_planted
 from outrider.bench.workload import CODE, Workload, load_workload
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.engine.build import build_engine, load_target
-from outrider.engine.checkpoint import Checkpoint
+from outrider.engine.setup import set_up
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.models.base import Model
@@ -152,13 +152,10 @@ class Source:
         return self._replay.open(drafter, **options)
 
     def _pocket(self, drafter: str, options: Mapping[str, Any]) -> LLM:
-        found = Checkpoint(pocket.PATH, drafter, options)
+        setup = set_up(pocket.PATH, drafter, options)
         if self._model is None:
-            self._model = load_target(found.folder, found.config, found.model_config)
-        engine = build_engine(
-            found.folder, found.spec, found.config, found.tokenizer, model=self._model
-        )
-        return LLM.from_engine(found, engine)
+            self._model = load_target(setup.checkpoint, setup.config)
+        return LLM.from_engine(setup, build_engine(setup, model=self._model))
 
     def asked(self, cell: Cell, number: int) -> list[tuple[list[int], SamplingParams]]:
         """Return the prompts and parameters of a cell in round ``number``, seeds and all.

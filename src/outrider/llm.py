@@ -15,8 +15,8 @@ from .base.config import POCKET, EngineOptions
 from .base.types import Event, Folder, SamplingParams, Speculation
 from .drafters.base import DrafterSpec, NoSpec
 from .engine.build import build_engine
-from .engine.checkpoint import Checkpoint
 from .engine.engine import Engine
+from .engine.setup import EngineSetup, set_up
 from .engine.switch import SpeculationState
 from .errors import GenerationError, OutriderError, RequestError
 from .frontend.inputs import InputProcessor, Prompt, as_list
@@ -54,28 +54,21 @@ class LLM:
         drafter: Folder | DrafterSpec | None = "auto",
         **options: Unpack[EngineOptions],
     ) -> None:
-        checkpoint = Checkpoint(model, drafter, cast(Mapping[str, Any], options))
-        engine = build_engine(
-            checkpoint.folder,
-            checkpoint.spec,
-            checkpoint.config,
-            checkpoint.tokenizer,
-            model_config=checkpoint.model_config,
-        )
-        self._wire(checkpoint, engine)
+        setup = set_up(model, drafter, cast(Mapping[str, Any], options))
+        self._wire(setup, build_engine(setup))
 
     @classmethod
-    def from_engine(cls, checkpoint: Checkpoint, engine: Engine) -> LLM:
-        """Return an ``LLM`` over an engine that was built for a checkpoint."""
+    def from_engine(cls, setup: EngineSetup, engine: Engine) -> LLM:
+        """Return an ``LLM`` over an engine that was built from a setup."""
         llm = cls.__new__(cls)
-        llm._wire(checkpoint, engine)
+        llm._wire(setup, engine)
         return llm
 
-    def _wire(self, checkpoint: Checkpoint, engine: Engine) -> None:
-        self.inputs, self.engine = InputProcessor(checkpoint.facts), engine
-        self.config = checkpoint.config
-        drafts = self.speculation.drafter == checkpoint.spec.name
-        self.drafter = checkpoint.spec if drafts else NoSpec()
+    def _wire(self, setup: EngineSetup, engine: Engine) -> None:
+        self.inputs, self.engine = InputProcessor(setup.facts), engine
+        self.config = setup.config
+        drafts = self.speculation.drafter == setup.spec.name
+        self.drafter = setup.spec if drafts else NoSpec()
         logger.info("%s", self.engine.budget)
 
     @property

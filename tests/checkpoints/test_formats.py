@@ -15,10 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from outrider import LLM, SamplingParams
 from outrider.base.config import Recipe
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.export import export
-from outrider.checkpoints.families import read_architecture, read_config, read_shape
-from outrider.checkpoints.formats.methods import find_format
-from outrider.checkpoints.formats.shared import Checkpoint
+from outrider.checkpoints.formats.shared import Tensors as StoredTensors
 from outrider.checkpoints.quantize import Quantized
 from outrider.checkpoints.weights import Loader
 from outrider.errors import ModelError
@@ -48,8 +47,10 @@ SIZES = {"hidden_size": 32, "intermediate_size": 64}
 Q = "model.layers.0.self_attn.q_proj.weight"
 
 
-def checkpoint(folder: Path) -> Checkpoint:
-    return Checkpoint(folder, find_format(read_config(folder).quantization_config, folder))
+def checkpoint(folder: Path) -> StoredTensors:
+    tensors = open_checkpoint(folder).tensors
+    assert isinstance(tensors, StoredTensors)
+    return tensors
 
 
 def logits(folder: Path) -> torch.Tensor:
@@ -162,7 +163,7 @@ def test_a_scheme_that_names_a_matrix_gives_its_groups(llama: Path, tmp_path: Pa
     for name, matrix in attention.items():
         same(read(folder, name, matrix.shape), matrix)
     assert {m.zeros is None for m in attention.values()} == {True, False}
-    architecture = read_architecture(read_config(folder), folder)
+    architecture = open_checkpoint(folder).architecture
     assert architecture is not None
     loader = Loader(checkpoint(folder), architecture, torch.float32, torch.device("cpu"))
     stack_of_three = loader._stacked("model.layers.0.self_attn.", {"q": 32, "k": 16, "v": 16}, 32)
@@ -280,7 +281,7 @@ def test_what_cannot_be_read_is_refused(
     config = json.loads((llama / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": options}))
     with pytest.raises(ModelError, match=sentence) as error:
-        read_shape(read_config(tmp_path), tmp_path)
+        open_checkpoint(tmp_path)
     assert "\n" not in str(error.value)
 
 
@@ -382,7 +383,7 @@ def test_models_of_transformers_take_no_quantised_weights(
     config["quantization_config"] = gptq_options(4, 16)
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="for native families only, and 'starcoder2'"):
-        load_model(folder, "float32", torch.device("cpu"), 64)
+        load_model(open_checkpoint(folder), "float32", torch.device("cpu"), 64)
 
 
 def test_a_quantised_target_with_a_drafter(llama: Path, tmp_path: Path) -> None:

@@ -19,12 +19,13 @@ from transformers import AutoTokenizer
 
 from outrider import LLM, SamplingParams
 from outrider.audit.reference import transformers_model
-from outrider.checkpoints.families import read_config, read_shape
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.formats.gguf import open_gguf
 from outrider.checkpoints.formats.gguf_ends import end_token_ids
 from outrider.checkpoints.formats.gguf_weights import GGUFTensors
 from outrider.checkpoints.quantize import Quantized
 from outrider.checkpoints.tokenizers import has_tokenizer, read_codec
+from outrider.checkpoints.weights import tell_note
 from outrider.engine.probe import checkpoint
 from outrider.errors import ModelError
 from outrider.models.load import load_model
@@ -97,7 +98,7 @@ def test_a_file_is_its_dequantised_checkpoint(
         assert torch.equal(logits(path), logits(plain))
     if kind in (Kind.F32, Kind.F16, Kind.BF16):
         names = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
-        assert read_shape(read_config(path), path).dtype == names[kind]
+        assert open_checkpoint(path).shape.dtype == names[kind]
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0, Kind.F16])
@@ -108,7 +109,7 @@ def test_what_a_file_takes_in_memory_is_told_before_it_is_loaded(
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}
     source = make_checkpoint(tmp_path / "source", "llama", **sizes)
     path, _ = convert(source, tmp_path / "model.gguf", kind)
-    model = load_model(path, "auto", CPU, 128)
+    model = load_model(open_checkpoint(path), "auto", CPU, 128)
     told = checkpoint(str(path))
     if isinstance(model, NativeTransformer):
         assert told["weights"] == pytest.approx(model.added_bytes(None), rel=0.05)
@@ -128,7 +129,7 @@ def test_codes_and_scales_are_the_files(kind: Kind, tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    found = GGUFTensors(tmp_path / "x.gguf", 8).matrix(
+    found = GGUFTensors(open_gguf(tmp_path / "x.gguf"), 8).matrix(
         "model.layers.0.mlp.up_proj.weight", (6, 96), torch.float32
     )
     assert isinstance(found, Quantized)
@@ -161,8 +162,9 @@ def test_other_types_are_dequantised_and_said(
     writer.write_tensors_to_file()
     writer.close()
     with caplog.at_level(logging.WARNING, "outrider"):
-        tensors = GGUFTensors(tmp_path / "x.gguf", 8)
-        GGUFTensors(tmp_path / "x.gguf", 8)
+        tensors = GGUFTensors(open_gguf(tmp_path / "x.gguf"), 8)
+        tell_note(tensors)
+        tell_note(tensors)
     assert [r.message.partition(": ")[2] for r in caplog.records] == [
         "weights of type Q6_K are dequantised at load."
     ]
@@ -400,10 +402,10 @@ def test_files_that_are_none(make_checkpoint: MakeCheckpoint, tmp_path: Path) ->
         LLM(path)
     path.write_bytes(b"GGUF")
     with pytest.raises(ModelError, match="too short for a GGUF file"):
-        read_config(path)
+        open_checkpoint(path)
     path.write_bytes(b"nope" + bytes(40))
     with pytest.raises(ModelError, match="is no GGUF file"):
-        read_config(path)
+        open_checkpoint(path)
     source = make_checkpoint(tmp_path / "source", "llama", **SIZES)
     whole, _ = convert(source, tmp_path / "b.gguf", Kind.Q8_0, byte_level())
     data = whole.read_bytes()
@@ -426,4 +428,4 @@ def test_files_that_are_none(make_checkpoint: MakeCheckpoint, tmp_path: Path) ->
     other.write_tensors_to_file()
     other.close()
     with pytest.raises(ModelError, match="architecture 'rwkv7' are not read, only of llama, qwen2"):
-        read_config(tmp_path / "c.gguf")
+        open_checkpoint(tmp_path / "c.gguf")

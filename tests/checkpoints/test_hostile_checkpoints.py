@@ -23,12 +23,13 @@ from tokenizers import Tokenizer
 
 from outrider import LLM, SamplingParams
 from outrider.base.fields import Fields
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.convert import convert as converted
-from outrider.checkpoints.families import read_architecture, read_config, read_shape
+from outrider.checkpoints.files import Files
 from outrider.checkpoints.formats.gguf import open_gguf
 from outrider.checkpoints.formats.gguf_tokenizer import gguf_tokenizer
 from outrider.checkpoints.formats.patterns import matches, patterns
-from outrider.checkpoints.formats.shared import Checkpoint, read_scales
+from outrider.checkpoints.formats.shared import Tensors, read_scales
 from outrider.checkpoints.rope import PART, Rope
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.errors import ConfigError, ModelError
@@ -119,12 +120,12 @@ def test_a_config_is_refused_before_it_costs_anything(
 def test_end_tokens_are_token_ids(ids: Any, edited: Edit) -> None:
     folder = edited("generation_config.json", eos_token_id=ids)
     with pytest.raises(ModelError, match=r"generation_config.json: eos_token_id is .*is needed"):
-        read_shape(read_config(folder), folder)
+        open_checkpoint(folder)
 
 
 def test_minus_one_stands_for_no_end_token(edited: Edit) -> None:
     folder = edited("generation_config.json", eos_token_id=[-1, 5])
-    assert read_shape(read_config(folder), folder).eos_token_ids == {0, 5}
+    assert open_checkpoint(folder).shape.eos_token_ids == {0, 5}
 
 
 @pytest.mark.parametrize(
@@ -140,13 +141,13 @@ def test_an_index_names_files_of_its_folder(name: Any, plain: Path, edited: Edit
     folder = edited("model.safetensors.index.json", weight_map={"a": name})
     shutil.copy(plain / "model.safetensors", folder.parent / "x.safetensors")
     with pytest.raises(ModelError, match=r"weight_map names .*same folder is needed"):
-        Checkpoint(folder)
+        open_checkpoint(folder).tensors.shapes()
 
 
 def test_a_file_that_shrinks_is_told_in_a_sentence(plain: Path, tmp_path: Path) -> None:
     """Read through a map, the process would end by SIGBUS."""
     folder = shutil.copytree(plain, tmp_path / "model")
-    held = Checkpoint(folder)
+    held = Tensors(Files(folder))
     path, _ = convert(plain, tmp_path / "a.gguf", Kind.F32)
     opened = open_gguf(path)
     for file in (folder / "model.safetensors", path):
@@ -261,24 +262,24 @@ def test_a_fallback_is_as_large_as_its_files(tmp_path: Path) -> None:
     for values in ({"n_inner": 10**8}, {"n_positions": 10**6}, {"vocab_size": 2**30}):
         (folder / "config.json").write_text(json.dumps({**known, **values}))
         with pytest.raises(ModelError, match="but the files hold"):
-            load_model(folder, "float32", CPU, 64)
+            load_model(open_checkpoint(folder), "float32", CPU, 64)
 
 
 def test_masks_of_a_fallback_are_no_parameters(tmp_path: Path) -> None:
     """A long context makes GPT-Neo's masks larger than the little model, within reason."""
     neo = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
     folder = build_checkpoint(tmp_path, "gpt_neo", **neo, max_position_embeddings=8192)
-    load_model(folder, "float32", CPU, 64)
+    load_model(open_checkpoint(folder), "float32", CPU, 64)
     known = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**known, "max_position_embeddings": 40_000}))
     with pytest.raises(ModelError, match=r"[0-9]+ bytes of tables, but the files hold"):
-        load_model(folder, "float32", CPU, 64)
+        load_model(open_checkpoint(folder), "float32", CPU, 64)
 
 
 @pytest.mark.parametrize(("window", "found"), [(0, None), (None, None), (9, 9)])
 def test_a_window_of_zero_is_none(window: int | None, found: int | None, edited: Edit) -> None:
     folder = edited(model_type="mistral", sliding_window=window)
-    architecture = read_architecture(read_config(folder), folder)
+    architecture = open_checkpoint(folder).architecture
     assert architecture is not None
     assert set(architecture.windows) == {found}
 
@@ -290,12 +291,12 @@ def test_lists_that_are_not_of_layers_are_not_read(tmp_path: Path) -> None:
         writer.add_array("llama.rope.dimension_sections", [1, 2, 3, 4])
 
     path, _ = convert(source, tmp_path / "a.gguf", Kind.F32, fill)
-    assert read_config(path).num_hidden_layers == 3
+    assert open_checkpoint(path).config.num_hidden_layers == 3
 
 
 def test_tables_made_in_parts_are_the_whole(plain: Path) -> None:
     """The same bits as one product over all positions."""
-    config, length = read_config(plain), 2 * PART + 77
+    config, length = open_checkpoint(plain).config, 2 * PART + 77
     made = Rope(config, length, torch.float32, CPU)
     angles = torch.arange(length).float()[:, None] * made._short[None, :]
     whole = made._tables(angles)
@@ -331,10 +332,10 @@ def test_a_panic_of_the_tokenizer_is_a_sentence(
 def test_what_is_read_is_what_was_stored(plain: Path) -> None:
     from safetensors.torch import load_file
 
-    checkpoint = Checkpoint(plain)
+    checkpoint = Tensors(Files(plain))
     for name, tensor in load_file(plain / "model.safetensors").items():
         assert torch.equal(checkpoint.raw(name), tensor)
-    architecture = read_architecture(read_config(plain), plain)
+    architecture = open_checkpoint(plain).architecture
     assert architecture is not None
     llm = LLM(plain, drafter=None)
     assert llm.generate([[1, 2]], SamplingParams(max_tokens=2))[0].outputs[0].token_ids
@@ -380,13 +381,13 @@ def test_what_is_no_file_is_not_waited_for(
     (folder / name).unlink(missing_ok=True)
     put(folder / name)
     with suppress(ModelError):
-        load_model(folder, "float32", CPU, 64)
+        load_model(open_checkpoint(folder), "float32", CPU, 64)
         read_codec(folder)
     if name == "model.safetensors":
         with pytest.raises(
             ModelError, match=r"model\.safetensors (is not a regular file|has no|is dam)"
         ):
-            load_model(folder, "float32", CPU, 64)
+            load_model(open_checkpoint(folder), "float32", CPU, 64)
 
 
 @pytest.mark.parametrize("put", [pipe, device, listening])
@@ -395,7 +396,7 @@ def test_a_gguf_that_is_no_file_is_refused(
 ) -> None:
     put(tmp_path / "model.gguf")
     with pytest.raises(ModelError, match=r"model\.gguf is not a regular file"):
-        load_model(tmp_path / "model.gguf", "float32", CPU, 64)
+        load_model(open_checkpoint(tmp_path / "model.gguf"), "float32", CPU, 64)
 
 
 @pytest.mark.parametrize("put", [pipe, device, listening, Path.mkdir])

@@ -19,11 +19,12 @@ from typer.testing import CliRunner
 
 from outrider.base.config import EngineConfig
 from outrider.base.types import Request, SamplingParams
-from outrider.checkpoints.families import read_config
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.cli import app
 from outrider.drafters.check import check
 from outrider.drafters.registry import find_drafter
 from outrider.engine.build import build_engine, load_target
+from outrider.engine.setup import EngineSetup
 from outrider.errors import ModelError
 from outrider.models.base import Model
 from outrider.native import choice as native
@@ -54,13 +55,14 @@ class Bench:
         about = root / "medusa" / "config.json"
         tree = {"medusa_choices": [[0], [1], [0, 0], [0, 1]]}
         about.write_text(json.dumps(json.loads(about.read_text()) | tree))
-        self.target: Model = load_target(folder, CONFIG, read_config(folder))
+        self.checkpoint = open_checkpoint(folder)
+        self.target: Model = load_target(self.checkpoint, CONFIG)
         self.plain = self.tokens("none")
 
     def tokens(self, drafter: str, config: EngineConfig = CONFIG) -> list[int]:
         """What a request is answered, with a drafter."""
         spec = find_drafter(drafter, self.folder)
-        engine = build_engine(self.folder, spec, config, None, model=self.target)
+        engine = build_engine(EngineSetup(self.checkpoint, spec, config, None), model=self.target)
         found: list[int] = []
         engine.add(Request("a", (5, 6, 7, 8, 9), SamplingParams(max_tokens=8), 3))
         self.drafts = 0

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from outrider import LLM, SamplingParams
 from outrider.audit.reference import transformers_model
 from outrider.base.config import EngineConfig, Recipe
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.export import as_tensors, bits_per_weight, export, pack
-from outrider.checkpoints.families import read_architecture, read_config
 from outrider.checkpoints.formats.shared import unpack
 from outrider.checkpoints.quantize import Quantized, quantize
 from outrider.checkpoints.weights import load_weights
@@ -172,7 +172,7 @@ def test_what_others_read() -> None:
 
 def matrices(folder: Path, recipe: Recipe | None) -> list[torch.Tensor]:
     """The matrices of a checkpoint as the torch path runs them, in fp32."""
-    architecture = read_architecture(read_config(folder), folder)
+    architecture = open_checkpoint(folder).architecture
     assert architecture is not None
     weights = load_weights(folder, architecture, torch.float32, CPU, recipe)
     found = [m for layer in weights.layers for m in layer.products()]

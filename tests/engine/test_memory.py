@@ -12,7 +12,7 @@ import torch
 from outrider import LLM
 from outrider.base.config import USUAL_LENGTH, EngineConfig
 from outrider.base.groups import memory_left
-from outrider.checkpoints.families import read_architecture, read_config
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.engine import memory
 from outrider.models.base import Model
 from outrider.models.load import load_model
@@ -28,14 +28,11 @@ def resident() -> int:
 
 
 def by_torch(folder: Path, length: int) -> Model:
-    config = read_config(folder)
-    architecture = read_architecture(config, folder)
-    assert architecture is not None
-    return Transformer(folder, config, architecture, torch.float32, torch.device("cpu"), length)
+    return Transformer(open_checkpoint(folder), torch.float32, torch.device("cpu"), length)
 
 
 def by_choice(folder: Path, length: int) -> Model:
-    return load_model(folder, "float32", torch.device("cpu"), length)
+    return load_model(open_checkpoint(folder), "float32", torch.device("cpu"), length)
 
 
 @pytest.mark.parametrize("load", [by_choice, by_torch])

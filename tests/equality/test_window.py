@@ -18,7 +18,6 @@ from outrider.base.config import PRESETS, EngineConfig
 from outrider.base.types import Draft, DraftBudget, Request, Scheduled, SequenceState
 from outrider.bench.offline import Bench, BenchOptions
 from outrider.bench.workload import Workload
-from outrider.checkpoints.families import read_architecture, read_config
 from outrider.cli import app
 from outrider.drafters.base import DrafterContext
 from outrider.drafters.model import ModelDrafter
@@ -29,7 +28,7 @@ from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer
 from outrider.native.choice import library
 from outrider.sampling.shared_noise import SharedNoise
-from tests.support.loading import native_model, torch_model
+from tests.support.loading import native_model, opened, torch_model
 from tests.support.tiny import MakeCheckpoint
 
 CPU = torch.device("cpu")
@@ -216,7 +215,7 @@ def test_the_narrower_window_counts(drafter: Path, tmp_path: Path) -> None:
     for folder, window, expected in (
         (drafter, None, None), (drafter, 4, 4), (own, None, 9), (own, 4, 4), (own, 12, 9),
     ):  # fmt: skip
-        found = read_architecture(read_config(folder), folder, window)
+        found = opened(folder, window).architecture
         assert found is not None
         assert found.windows == (expected,) * 3
         assert found.reach == (None if expected is None else 1 + 3 * (expected - 1))

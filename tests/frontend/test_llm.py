@@ -18,9 +18,9 @@ from outrider.base.types import Origin
 from outrider.checkpoints.families import find_folder
 from outrider.drafters.ngram import NgramSpec
 from outrider.drafters.registry import find_drafter
-from outrider.engine.checkpoint import Checkpoint
 from outrider.engine.control.costs import FEWEST_ROWS
 from outrider.engine.scheduler import Plan
+from outrider.engine.setup import set_up
 from outrider.errors import (
     ConfigError,
     GenerationError,
@@ -410,7 +410,7 @@ def test_the_bundled_pair_is_the_default_and_has_a_name(
     llm = AsyncLLM()
     llm.shutdown()
     assert llm.inputs.folder == pocket.PATH
-    named = Checkpoint("pocket", "auto", {})
+    named = set_up("pocket", "auto", {})
     assert named.facts.folder == pocket.PATH
     assert (llm.inputs.drafter, named.spec.members[0].name) == ("auto", "model")
     assert LLM(memory=2**26).inputs.folder == pocket.PATH

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.errors import ConfigError, ModelError
 from outrider.models.fallback import Fallback, SequenceStore
 from outrider.models.load import load_model
@@ -87,7 +88,7 @@ def logits(model: Fallback, store: SequenceStore, *segments: Segment) -> torch.T
 
 
 def load(folder: Path, dtype: str = "float32") -> Fallback:
-    model = load_model(folder, dtype, CPU, 256)
+    model = load_model(open_checkpoint(folder), dtype, CPU, 256)
     assert isinstance(model, Fallback)
     assert not model.trees
     return model

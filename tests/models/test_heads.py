@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from outrider.base.types import DraftBudget
-from outrider.checkpoints.formats.shared import Checkpoint
+from outrider.checkpoints.files import Files
+from outrider.checkpoints.formats.shared import Tensors
 from outrider.checkpoints.heads import read_head
 from outrider.drafters.eagle import begun
 from outrider.drafters.model import draft_limits
@@ -234,7 +235,7 @@ def test_medusas_logits_are_those_of_the_defining_code(
     target = native_model(step, tiny_llama, "float32", 64)
     model = NativeMedusa(head, target, "none")
     states = torch.randn(2, config.hidden_size)
-    norm = Checkpoint(tiny_llama).get("model.norm.weight", (config.hidden_size,), torch.float32)
+    norm = Tensors(Files(tiny_llama)).get("model.norm.weight", (config.hidden_size,), torch.float32)
     normed = torch.nn.functional.rms_norm(states, norm.shape, norm, config.rms_norm_eps)
     noise = NativeNoise(config.vocab_size, torch.device("cpu"), step)
     sequences = [sequence_of(target, number, temperature=0) for number in range(2)]

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.dtypes import choose_dtype
-from outrider.checkpoints.families import find_folder, read_architecture, read_config, read_shape
+from outrider.checkpoints.families import find_folder
 from outrider.errors import ModelError
 from outrider.models.base import Output
 from outrider.models.load import load_model
@@ -280,7 +281,7 @@ def test_the_checkpoints_dtype_is_taken(tmp_path: Path, make_checkpoint: MakeChe
     folder = make_checkpoint(tmp_path, "llama", dtype=torch.bfloat16)
     assert load(folder, "bfloat16").weights.embedding.dtype == torch.bfloat16
     assert load(folder, "float32").weights.embedding.dtype == torch.float32
-    assert read_shape(read_config(folder), folder).dtype == torch.bfloat16
+    assert open_checkpoint(folder).shape.dtype == torch.bfloat16
     model = load(folder, "auto")
     assert model.dtype == choose_dtype("auto", torch.bfloat16)
     assert model.new_store(2, PAGE).layers[0].dtype == model.dtype
@@ -385,13 +386,13 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, copy: Path) -> None:
     file.touch()
     for wrong in (file, tmp_path / "nowhere"):
         with pytest.raises(ModelError, match=r"is not a folder; give one with a config.json"):
-            read_config(find_folder(wrong))
+            open_checkpoint(find_folder(wrong))
     with pytest.raises(ModelError, match=r"no config.json; give a Hugging Face checkpoint"):
-        read_config(tmp_path)
+        open_checkpoint(tmp_path)
     for damage in ("{", "", "[]", "3", '{"model_type": 3}', '{"hidden_size": 8}'):
         (copy / "config.json").write_text(damage)
         with pytest.raises(ModelError, match=r"config.json (cannot be used|is damaged)"):
-            read_config(copy)
+            open_checkpoint(copy)
 
 
 @pytest.mark.parametrize(
@@ -422,7 +423,7 @@ def test_what_cannot_be_run_is_refused(
 ) -> None:
     edit(copy, model_type=family, **changes)
     with pytest.raises(ModelError, match=sentence):
-        load_model(copy, "float32", CPU, 256)
+        load_model(open_checkpoint(copy), "float32", CPU, 256)
 
 
 @pytest.mark.parametrize(
@@ -438,13 +439,13 @@ def test_what_has_no_native_path_is_told_apart(
     family: str, changes: dict[str, Any], copy: Path
 ) -> None:
     edit(copy, model_type=family, **changes)
-    assert read_architecture(read_config(copy), copy) is None
+    assert open_checkpoint(copy).architecture is None
 
 
 def test_end_tokens_and_context(tmp_path: Path, make_checkpoint: MakeCheckpoint) -> None:
     def shape(**config: Any) -> Any:
         folder = make_checkpoint(tmp_path / str(len(list(tmp_path.iterdir()))), "llama", **config)
-        return read_shape(read_config(folder), folder)
+        return open_checkpoint(folder).shape
 
     assert shape().eos_token_ids == frozenset()
     assert shape(eos_token_id=7).eos_token_ids == {7}
@@ -462,7 +463,7 @@ def test_the_end_tokens_of_generation_config_count_too(
 ) -> None:
     folder = make_checkpoint(tmp_path, "llama", eos_token_id=7)
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
-    assert read_shape(read_config(folder), folder).eos_token_ids == {7, 9}
+    assert open_checkpoint(folder).shape.eos_token_ids == {7, 9}
     (folder / "generation_config.json").write_text("[")
     with pytest.raises(ModelError, match=r"generation_config.json is damaged"):
-        read_shape(read_config(folder), folder)
+        open_checkpoint(folder)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.errors import ModelError
 from outrider.models.base import Model, Output
 from outrider.models.load import load_model
@@ -196,12 +197,12 @@ def test_a_cache_belongs_to_its_model(folder: Path, model: NativeTransformer) ->
 
 def test_the_environment_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.VARIABLE, "off")
-    assert isinstance(load_model(folder, "float32", CPU, 256), Transformer)
+    assert isinstance(load_model(open_checkpoint(folder), "float32", CPU, 256), Transformer)
     monkeypatch.setenv(native.VARIABLE, "portable")
     chosen = native.library()
     assert chosen is not None
     assert chosen.isa == "portable"
-    assert isinstance(load_model(folder, "float32", CPU, 256), NativeTransformer)
+    assert isinstance(load_model(open_checkpoint(folder), "float32", CPU, 256), NativeTransformer)
     monkeypatch.setenv(native.VARIABLE, "sse9")
     with pytest.raises(ModelError, match="OUTRIDER_NATIVE_ISA is 'sse9'; give one of portable"):
         native.library()
@@ -264,7 +265,7 @@ def test_what_is_not_covered_takes_the_torch_path(
     make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     gelu = make_checkpoint(tmp_path, "llama", hidden_act="gelu")
-    assert isinstance(load_model(gelu, "float32", CPU, 256), Transformer)
+    assert isinstance(load_model(open_checkpoint(gelu), "float32", CPU, 256), Transformer)
 
 
 def test_bfloat16_needs_no_instructions(
@@ -275,11 +276,11 @@ def test_bfloat16_needs_no_instructions(
     folder = make_checkpoint(tmp_path, "llama", dtype=torch.bfloat16)
     for isa in HERE:
         monkeypatch.setenv(native.VARIABLE, isa)
-        model = load_model(folder, "auto", CPU, 256)
+        model = load_model(open_checkpoint(folder), "auto", CPU, 256)
         assert isinstance(model, NativeTransformer)
         assert model.dtype == (torch.float32 if isa == "portable" else torch.bfloat16)
     monkeypatch.setenv(native.VARIABLE, "off")
-    model = load_model(folder, "auto", CPU, 256)
+    model = load_model(open_checkpoint(folder), "auto", CPU, 256)
     assert isinstance(model, Transformer)
     assert model.dtype == torch.float32
 
@@ -289,16 +290,18 @@ def test_float16_is_computed_in_bfloat16(
 ) -> None:
     """Unless asked otherwise, since the native step has no float16."""
     folder = make_checkpoint(tmp_path, "qwen2", dtype=torch.float16)
-    model = load_model(folder, "auto", CPU, 256)
+    model = load_model(open_checkpoint(folder), "auto", CPU, 256)
     assert isinstance(model, NativeTransformer)
     narrow = model.library.isa != "portable"
     assert model.dtype == (torch.bfloat16 if narrow else torch.float32)
     assert ("computed in bfloat16" in caplog.text) == narrow
-    exact = load_model(folder, "float32", CPU, 256)
+    exact = load_model(open_checkpoint(folder), "float32", CPU, 256)
     error = whole(model, ids_of(70)).logits - whole(exact, ids_of(70)).logits
     assert error.square().mean().sqrt() < 0.1  # of a spread of about 3
-    assert isinstance(load_model(folder, "float16", CPU, 256), Transformer)
-    assert isinstance(load_model(folder, "auto", CPU, 256, "int4"), NativeTransformer)
+    assert isinstance(load_model(open_checkpoint(folder), "float16", CPU, 256), Transformer)
+    assert isinstance(
+        load_model(open_checkpoint(folder), "auto", CPU, 256, "int4"), NativeTransformer
+    )
 
 
 @pytest.mark.parametrize("change", [torch.Tensor.bfloat16, lambda t: t[:, :-1], lambda t: t.T])
@@ -350,6 +353,6 @@ def test_without_a_library_torch_serves(
     monkeypatch.delenv(native.VARIABLE, raising=False)
     with caplog.at_level(logging.WARNING, "outrider"):
         for _ in range(2):
-            assert isinstance(load_model(folder, "float32", CPU, 256), Transformer)
+            assert isinstance(load_model(open_checkpoint(folder), "float32", CPU, 256), Transformer)
     assert len(caplog.records) == 1
     assert "no C++ compiler" in caplog.text

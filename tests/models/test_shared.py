@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.base.config import Recipe
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.export import export
 from outrider.models.load import load_model
 from outrider.models.native import NativeTransformer
@@ -43,7 +44,9 @@ def opened(
     quantization: str | None = None,
     dtype: str = "bfloat16",
 ) -> NativeTransformer:
-    model = load_model(folder, dtype, CPU, 64, quantization, share_weights_with=beside)
+    model = load_model(
+        open_checkpoint(folder), dtype, CPU, 64, quantization, share_weights_with=beside
+    )
     assert isinstance(model, NativeTransformer)
     return model
 
@@ -162,7 +165,7 @@ def test_a_drafter_has_half_of_the_targets_bits_unless_told_otherwise(pair: Path
     assert torch.equal(drafting(quantization="int4", drafter_quantization="int8-a8"), coarse)
     assert torch.equal(drafting(drafter_quantization="none"), whole)
     export(pair / "drafter", pair / "few", Recipe.parse("int4"))
-    few = load_model(pair / "few", "bfloat16", CPU, 64, "auto")
+    few = load_model(open_checkpoint(pair / "few"), "bfloat16", CPU, 64, "auto")
     assert torch.equal(logits(few), logits(opened(pair / "few")))  # type: ignore[arg-type]
 
 
@@ -175,7 +178,7 @@ def status(name):
     return int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0]) << 10
 
 def load(folder):
-    return load_model(Path(folder), "bfloat16", torch.device("cpu"), 64)
+    return load_model(open_checkpoint(Path(folder)), "bfloat16", torch.device("cpu"), 64)
 
 load(sys.argv[1])  # what Python and torch bring in
 before = status("VmRSS")

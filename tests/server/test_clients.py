@@ -17,7 +17,7 @@ from benchmarks.install import GUIDELLM, SCHEMATHESIS, VLLM, Environment
 from benchmarks.peers.known import FOLDER
 from benchmarks.served import Served
 from outrider import pocket
-from outrider.checkpoints.families import read_config
+from outrider.checkpoints.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +115,8 @@ def test_what_the_schema_allows_is_never_5xx(server: Served, tmp_path: Path) -> 
 
 def servable(document: dict[str, Any]) -> dict[str, Any]:
     """The schema of requests that the server takes: the published one's are mostly refused."""
-    token = {"type": "integer", "minimum": 0, "maximum": read_config(pocket.PATH).vocab_size - 1}
+    largest = open_checkpoint(pocket.PATH).shape.vocab_size - 1
+    token = {"type": "integer", "minimum": 0, "maximum": largest}
     tokens = {"type": "array", "items": token, "minItems": 1, "maxItems": 64}
     text = {"type": "string", "minLength": 1}
     texts = {"type": "array", "items": text, "minItems": 1, "maxItems": 4}

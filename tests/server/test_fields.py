@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from outrider.async_llm import AsyncLLM
 from outrider.base.types import Event, Origin
-from outrider.engine.checkpoint import Checkpoint
+from outrider.engine.setup import set_up
 from outrider.engine.switch import SpeculationState
 from outrider.engine.worker.messages import Ready
 from outrider.frontend.outputs import RequestState
@@ -45,7 +45,7 @@ class Echo(AsyncLLM):
     """A model without a worker that always gives the same tokens."""
 
     def _new_worker(self) -> Any:
-        facts = Checkpoint(self.spec.model, self.spec.drafter, self.spec.options).facts
+        facts = set_up(self.spec.model, self.spec.drafter, self.spec.options).facts
         self._post.message(cast(Any, None), facts)
 
     def launch(self) -> None:

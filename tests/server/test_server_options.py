@@ -15,7 +15,7 @@ from outrider.base.options import Option
 from outrider.base.vllm_names import translate
 from outrider.cli import app
 from outrider.drafters.ngram import NgramSpec
-from outrider.engine.checkpoint import Checkpoint
+from outrider.engine.setup import set_up
 from outrider.errors import ConfigError, OutriderError
 from outrider.server.build import build, read_defaults, read_hosts, read_keys, read_slo
 from outrider.server.options import OPTIONS, RELAXED, reference, resolve
@@ -213,7 +213,7 @@ def test_vllms_speculative_config(tiny_llama: Path) -> None:
         tiny_llama, "tiny", resolve({"speculative_config": json.dumps(given)}, {}, None)
     )
     llm.shutdown()
-    spec = Checkpoint(llm.spec.model, llm.spec.drafter, llm.spec.options).spec
+    spec = set_up(llm.spec.model, llm.spec.drafter, llm.spec.options).spec
     assert isinstance(spec, NgramSpec)
     assert spec.prompt_lookup_max == 2
     assert (llm.config.num_speculative_tokens, settings.longest) == (3, 3)

@@ -20,6 +20,7 @@ from outrider.audit.adversary import AdversarySpec
 from outrider.audit.sweep import unlike_before
 from outrider.base.config import EngineConfig
 from outrider.base.types import Event, Request, SamplingParams
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.drafters.base import Drafter, DrafterSpec
 from outrider.drafters.registry import find_drafter
 from outrider.engine.build import build_engine
@@ -27,7 +28,9 @@ from outrider.engine.control.costs import Costs
 from outrider.engine.control.outlook import PLAIN, Choice, Stream
 from outrider.engine.engine import Engine
 from outrider.engine.measure import find_costs
+from outrider.engine.setup import EngineSetup
 from outrider.models.base import Model
+from outrider.text.codec import TextCodec
 from tests.support.on_disk import kept_on_disk
 from tests.support.pages import check_engine
 
@@ -140,16 +143,18 @@ def make_engine(
         **options,
     }
     config = EngineConfig(memory=2**24, **options)
+    codec = TextCodec(tiny_tokenizer(), None, {}, None, folder)
+    setup = EngineSetup(open_checkpoint(folder), spec, config, codec)
     with patch("outrider.engine.build.find_costs", known_costs):
         if pages is None:
-            return build_engine(folder, spec, config, tiny_tokenizer())
+            return build_engine(setup)
         weights = config.dtype, config.quantization, config.drafter_quantization
         kind = folder, spec.name, str(drafter), config.page_size, *weights
         if kind not in PAGE_BYTES:
-            budget = build_engine(folder, spec, config, tiny_tokenizer()).budget
+            budget = build_engine(setup).budget
             PAGE_BYTES[kind] = (budget.target_bytes + budget.drafter_bytes) // budget.pages
         less = replace(config, memory=PAGE_BYTES[kind] * pages)
-        engine = build_engine(folder, spec, less, tiny_tokenizer())
+        engine = build_engine(replace(setup, config=less))
     assert engine.budget.pages == pages
     return engine
 

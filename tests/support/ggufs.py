@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PretrainedConfig
 
-from outrider.checkpoints.families import read_config
+from outrider.checkpoints.checkpoint import open_checkpoint
 from tests.support.tiny import SPECIALS, TEMPLATE, byte_level_tokenizer
 
 NAMES = {
@@ -101,7 +101,7 @@ def convert(
     skip: str = "nothing",
 ) -> tuple[Path, Path]:
     """``source`` as a GGUF file, and what the file says as a plain checkpoint."""
-    config = read_config(source)
+    config = open_checkpoint(source).config
     family = config.model_type
     writer = gguf.GGUFWriter(path, family)
     metadata(writer, config)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from outrider.base.config import Recipe
+from outrider.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.checkpoints.dtypes import choose_dtype, native_dtype
-from outrider.checkpoints.families import read_architecture, read_config
 from outrider.models.native import NativeTransformer
 from outrider.models.transformer import Transformer
 from outrider.native.library import Library
+
+
+def opened(folder: Path, window: int | None) -> Checkpoint:
+    """A checkpoint whose rows see ``window`` positions."""
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.architecture is not None
+    return replace(checkpoint, shape=checkpoint.architecture.within(window))
 
 
 def torch_model(
@@ -22,11 +30,9 @@ def torch_model(
     recipe: Recipe | None = None,
     window: int | None = None,
 ) -> Transformer:
-    config = read_config(folder)
-    architecture = read_architecture(config, folder, window)
-    assert architecture is not None
-    chosen = choose_dtype(dtype, architecture.dtype)
-    return Transformer(folder, config, architecture, chosen, device, max_length, recipe)
+    checkpoint = opened(folder, window)
+    chosen = choose_dtype(dtype, checkpoint.shape.dtype)
+    return Transformer(checkpoint, chosen, device, max_length, recipe)
 
 
 def native_model(
@@ -37,8 +43,6 @@ def native_model(
     recipe: Recipe | None = None,
     window: int | None = None,
 ) -> NativeTransformer:
-    config = read_config(folder)
-    architecture = read_architecture(config, folder, window)
-    assert architecture is not None
-    chosen = native_dtype(dtype, architecture.dtype, step.isa)
-    return NativeTransformer(step, folder, config, architecture, chosen, max_length, recipe)
+    checkpoint = opened(folder, window)
+    chosen = native_dtype(dtype, checkpoint.shape.dtype, step.isa)
+    return NativeTransformer(step, checkpoint, chosen, max_length, recipe)

@@ -7,11 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ..base.config import Recipe
+from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.export import recipe_of
-from ..checkpoints.families import read_architecture, read_config
-from ..checkpoints.formats.gguf import is_gguf
 from ..checkpoints.plain_config import whole
-from ..checkpoints.weights import open_source, plain, quantized
+from ..checkpoints.weights import plain, quantized
 from ..errors import ModelError
 
 
@@ -23,17 +22,17 @@ def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
 
     Raises ModelError: the checkpoint cannot be read, or is a quantised mixture of experts.
     """
-    config = read_config(folder)
-    if recipe is None and not is_gguf(folder) and not getattr(config, "quantization_config", None):
+    checkpoint = open_checkpoint(folder)
+    if recipe is None and not checkpoint.quantised:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    architecture = read_architecture(config, folder)
+    config, architecture = checkpoint.config, checkpoint.architecture
     if architecture is None or any(architecture.sparse):
         raise ModelError(f"{folder}: a quantised mixture of experts cannot be audited.")
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     model = AutoModelForCausalLM.from_config(whole(config), dtype=torch.float32).eval()
     with torch.no_grad():
-        source = open_source(folder, architecture)
+        source = checkpoint.tensors
         for name, weight in model.named_parameters():
             if weight.dim() == 1:
                 weight.copy_(source.get(name, tuple(weight.shape), torch.float32))

@@ -23,7 +23,8 @@ import torch
 from ..base.config import Recipe
 from ..base.methods import AUTO
 from ..base.types import Folder, Request, SamplingParams
-from ..checkpoints.families import find_folder, read_config, read_shape
+from ..checkpoints.checkpoint import open_checkpoint
+from ..checkpoints.families import find_folder
 from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..drafters.model import ModelSpec
 from ..drafters.ngram import NgramSpec
@@ -106,7 +107,7 @@ class Audit:
                 "bits to compare with; leave -a8 out."
             )
         self._options: dict[str, Any] = {"model": self.folder, "dtype": "float32", **options}
-        context = read_shape(read_config(self.folder), self.folder).context
+        context = open_checkpoint(self.folder).shape.context
         longest = min(context, size.prompt_tokens + size.tokens + LARGEST_DRAFT)
         self._options["max_model_len"] = longest
         room = longest - size.tokens - LARGEST_DRAFT

@@ -9,13 +9,15 @@ from typing import Any, TypeVar
 
 from ..base.methods import AUTO
 from ..base.types import Request, SamplingParams
-from ..checkpoints.families import find_folder, read_config
+from ..checkpoints.checkpoint import open_checkpoint
+from ..checkpoints.families import find_folder
+from ..checkpoints.files import Files
 from ..checkpoints.tokenizers import read_codec
 from ..drafters.model import ModelSpec
 from ..drafters.ngram import NgramSpec
 from ..drafters.registry import find_drafter, sibling
 from ..engine.build import build_engine
-from ..engine.checkpoint import Checkpoint
+from ..engine.setup import set_up
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
 from ..models.base import Model
@@ -143,8 +145,9 @@ class Bench:
                     "give another one or another --num-prompts."
                 )
         folder = find_folder(options.model)
-        read_config(folder)  # says best what is wrong with a folder that holds no model
-        codec = read_codec(folder)
+        files = Files(folder)
+        open_checkpoint(files)  # says best what is wrong with a folder that holds no model
+        codec = read_codec(files)
         self.prompts = [item.encode(codec) for item in workload.items]
         self.limits = [options.max_tokens] * count
         self.replay: Replay | None = None
@@ -188,13 +191,10 @@ class Bench:
         }
         if self.replay is not None:
             return self.replay.open(drafter, **options)
-        checkpoint = Checkpoint(self.options.model, drafter, options)
-        engine = build_engine(
-            checkpoint.folder, checkpoint.spec, checkpoint.config, checkpoint.tokenizer,
-            model_config=checkpoint.model_config, model=self._target,
-        )  # fmt: skip
+        setup = set_up(self.options.model, drafter, options)
+        engine = build_engine(setup, model=self._target)
         self._target = engine.model
-        return LLM.from_engine(checkpoint, engine)
+        return LLM.from_engine(setup, engine)
 
     def params(self, temperature: float) -> list[SamplingParams]:
         """Each prompt's parameters; its seed is its index."""

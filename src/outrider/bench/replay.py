@@ -36,13 +36,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..base.methods import AUTO, TOGETHER
 from ..base.types import Draft, DraftBudget, Request, Scheduled, SequenceState
-from ..checkpoints.families import Shape, read_config, read_shape
+from ..checkpoints.checkpoint import open_checkpoint
+from ..checkpoints.families import Shape
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
 from ..drafters.model import ModelSpec
 from ..drafters.registry import GroupSpec, find_drafter
 from ..drafters.suffix import SuffixSpec
 from ..engine.build import build_engine, load_target
-from ..engine.checkpoint import Checkpoint
+from ..engine.setup import set_up
 from ..errors import ConfigError
 from ..llm import LLM
 from ..models.base import Model, Output, Store
@@ -303,7 +304,7 @@ class Replay:
         seed: int = 0,
     ) -> None:
         self._size, self._seed, self._source = size, seed, source
-        self._shape = read_shape(read_config(source), source)
+        self._shape = open_checkpoint(source).shape
         parameters = find_size(size).parameters(self._shape.vocab_size)
         self.about = {"size": size, "parameters": parameters, "seed": seed, "what": WHAT}
         end = min(self._shape.eos_token_ids, default=0)
@@ -335,19 +336,12 @@ class Replay:
         """
         spec = find_drafter(None, self._source) if drafter == "none" else self._spec(drafter)
         target = self._folder(self._size)
-        checkpoint = Checkpoint(target, spec, {"enable_prefix_caching": False, **options})
-        key = (
-            checkpoint.config.dtype,
-            checkpoint.config.quantization,
-            checkpoint.facts.max_model_len,
-        )
+        setup = set_up(target, spec, {"enable_prefix_caching": False, **options})
+        key = setup.config.dtype, setup.config.quantization, setup.facts.max_model_len
         if key not in self._models:
-            self._models[key] = load_target(target, checkpoint.config, checkpoint.model_config)
+            self._models[key] = load_target(setup.checkpoint, setup.config)
         model = ReplayModel(self._models[key], self.tracks)
-        engine = build_engine(
-            checkpoint.folder, checkpoint.spec, checkpoint.config, checkpoint.tokenizer, model=model
-        )
-        return LLM.from_engine(checkpoint, engine)
+        return LLM.from_engine(setup, build_engine(setup, model=model))
 
     def _spec(self, drafter: str) -> DrafterSpec:
         parts, auto = parts_of(drafter)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ModelError, shown
-from .files import find_tensors
+from .files import Files
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -38,23 +38,20 @@ MOST_TABLES = 1 << 30
 """Bound on the bytes of masks and rotary tables."""
 
 
-def check_claims(config: Mapping[str, Any], file: Path) -> None:
+def check_claims(config: Mapping[str, Any], files: Files) -> None:
     """Refuse a ``config`` that has more layers than the files beside it have tensors.
-
-    Args:
-        config: the object in ``file``.
-        file: the config.json.
 
     Raises:
         ModelError: there are fewer tensors than layers, or a section is no object.
     """
+    file = files.folder / "config.json"
     if not isinstance(config.get("quantization_config") or {}, Mapping):
         options = shown(config["quantization_config"])
         raise ModelError(f"{file}: quantization_config is {options}; an object is needed.")
     for name in POSITIVE:
         if type(config.get(name)) is int and config[name] < 1:
             raise ModelError(f"{file}: {name} is {config[name]}; a whole number from 1 is needed.")
-    most = len(find_tensors(file.parent)) or MOST_LAYERS
+    most = len(files.tensors) or MOST_LAYERS
     for name, value in _numbers(config):
         if name in LAYERS and value < 0:
             raise ModelError(f"{file}: {name} is {shown(value)}; a whole number is needed.")
@@ -78,7 +75,9 @@ def _numbers(options: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
             yield str(name), value
 
 
-def check_model(config: PretrainedConfig, folder: Path) -> None:
+def check_model(
+    config: PretrainedConfig, shapes: Mapping[str, tuple[int, ...]], folder: Path
+) -> None:
     """Refuse a config whose model is larger than the checkpoint's tensors.
 
     transformers allocates every parameter of the config, whether the files have it or not. The
@@ -87,11 +86,10 @@ def check_model(config: PretrainedConfig, folder: Path) -> None:
     Raises:
         ModelError: the model is larger, or has more experts than tensors.
     """
-    tensors = find_tensors(folder)
-    stored = sum(prod(tensor.shape) for tensor in tensors.values())
-    largest = max((max(t.shape, default=1) for t in tensors.values()), default=0)
+    stored = sum(map(prod, shapes.values()))
+    largest = max((max(shape, default=1) for shape in shapes.values()), default=0)
     for name, value in _numbers(config.to_dict()):
-        if "experts" in name and value > len(tensors) + largest:
+        if "experts" in name and value > len(shapes) + largest:
             raise ModelError(
                 f"{folder / 'config.json'}: {name} is {shown(value)}, which is more than its "
                 "tensors hold."

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from ..base.fields import read_object
 from ..base.outside.text import printable
 from ..errors import ConfigError, ModelError
-from .files import INDEX, find_tensors, weight_files
+from .files import INDEX, Files, weight_files
 from .folders import new_folder, save_file
 from .formats.gguf import is_gguf
 from .formats.shared import NAMED
@@ -111,7 +111,7 @@ def _unpickle(files: list[Path], out: Path) -> None:
 
 def _named(folder: Path) -> int:
     """Give tensors the names that are read, and return how many there are."""
-    tensors = find_tensors(folder)
+    tensors = Files(folder).tensors
     if tensors and all(name.startswith(PREFIX) for name in tensors):
         for file in weight_files(folder):
             loaded = {n.removeprefix(PREFIX): t for n, t in load_file(file).items()}

@@ -22,19 +22,16 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from ..base.config import Recipe
-from ..base.fields import read_object
-from ..checkpoints.tokenizers import has_tokenizer
 from ..errors import ConfigError, ModelError
-from .families import Architecture, read_architecture, read_config
+from .checkpoint import open_checkpoint
+from .families import Architecture
+from .files import Files
 from .folders import new_folder, save_file
-from .formats.gguf import is_gguf
-from .formats.gguf_weights import GGUFTensors
-from .formats.methods import find_format
-from .formats.shared import Checkpoint
+from .formats.shared import Tensors
 from .plain_config import whole
 from .quantize import Quantized
-from .tokenizers import read_tokenizer
-from .weights import Stored, check_left, open_source, plain, quantized, stays
+from .tokenizers import has_tokenizer, read_tokenizer
+from .weights import Source, check_left, plain, quantized, stays
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -81,23 +78,23 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
         raise ConfigError(
             f"quantization is {str(recipe)!r}, but a checkpoint holds weights only; leave -a8 out."
         )
-    config = read_config(folder)
-    architecture = read_architecture(config, folder)
+    files = Files(folder)
+    checkpoint = open_checkpoint(files)
+    config, architecture, source = checkpoint.config, checkpoint.architecture, checkpoint.tensors
     if architecture is None:
         raise ModelError(
             f"{folder}: a {config.model_type!r} model as configured has no native path, and only "
             "native models run with quantised weights."
         )
-    source = open_source(folder, architecture)
     check_left(source, recipe)
     with new_folder(out) as new:
         bits = _write_weights(source, new, recipe, architecture)
-        options = _options(folder, config)
+        options = dict(files.config or _options(config))
         options["quantization_config"] = quantization_config(recipe, source, architecture.tied)
         (new / "config.json").write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
-        if is_gguf(folder):
-            if has_tokenizer(folder):
-                read_tokenizer(folder).save_pretrained(new)
+        if files.gguf is not None:
+            if has_tokenizer(files):
+                read_tokenizer(files).save_pretrained(new)
             return bits
         for file in folder.iterdir():
             copied = file.name != "config.json" and not file.name.endswith(WEIGHT_FILES)
@@ -106,17 +103,15 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
     return bits
 
 
-def _options(folder: Path, config: PretrainedConfig) -> dict[str, Any]:
-    """Return the content of config.json without its quantisation."""
-    if not is_gguf(folder):
-        return read_object(folder / "config.json")
+def _options(config: PretrainedConfig) -> dict[str, Any]:
+    """Return what a config.json says of a GGUF file's model."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     options: dict[str, Any] = json.loads(whole(config).to_json_string())
     return {**options, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]}
 
 
-def _write_weights(source: Stored, out: Path, recipe: Recipe, architecture: Architecture) -> float:
+def _write_weights(source: Source, out: Path, recipe: Recipe, architecture: Architecture) -> float:
     """Write the safetensors files of the copy, and return the mean bits per weight."""
     files: list[tuple[Path, list[str]]] = []
     size = bits = count = 0
@@ -134,7 +129,7 @@ def _write_weights(source: Stored, out: Path, recipe: Recipe, architecture: Arch
 
 
 def _tensors(
-    source: Stored, recipe: Recipe, tied: bool
+    source: Source, recipe: Recipe, tied: bool
 ) -> Iterator[tuple[dict[str, torch.Tensor], int]]:
     """Yield the tensors that each tensor of ``source`` becomes, and how many weights it holds."""
     shapes = source.shapes()
@@ -181,24 +176,17 @@ def bits_per_weight(folder: Path, recipe: Recipe | None) -> float:
     Raises:
         ModelError: the checkpoint cannot be read.
     """
-    config = read_config(folder)
-    architecture = read_architecture(config, folder)
+    checkpoint = open_checkpoint(folder)
+    source, architecture = checkpoint.tensors, checkpoint.architecture
     tied = architecture is not None and architecture.tied
     bits, count = 0.0, 0
-    source: Checkpoint | GGUFTensors
-    if is_gguf(folder):
-        source = GGUFTensors(folder, 1)
-    else:
-        source = Checkpoint(
-            folder, find_format(getattr(config, "quantization_config", None), folder)
-        )
     for name, shape in sorted(source.shapes().items()):
         if tied and name == HEAD:
             continue
         own = None if stays(source, name) else recipe_of(name, recipe, tied)
         size = math.prod(shape)
         bits += 8 * source.nbytes(name) if own is None else size * own.bits_per_weight(shape[-1])
-        if name.endswith("_shape") and isinstance(source, Checkpoint):
+        if name.endswith("_shape") and isinstance(source, Tensors):
             count += math.prod(source.raw(name).tolist())
         elif not name.endswith((*PARTS, "_packed")):
             count += size
@@ -241,7 +229,7 @@ def scheme(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
     return {"targets": targets, "weights": weights, "format": FORMAT}
 
 
-def quantization_config(recipe: Recipe, source: Stored, tied: bool) -> dict[str, Any]:
+def quantization_config(recipe: Recipe, source: Source, tied: bool) -> dict[str, Any]:
     """Return the ``quantization_config`` of a copy of ``source`` made by ``recipe``."""
     head = "re:.*embed_tokens$" if tied else "re:.*(embed_tokens|lm_head)$"
     kept: dict[Recipe, list[str]] = {}

@@ -5,33 +5,26 @@ Names of tensors and options are those of Hugging Face's models of the same name
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..base.config import BUNDLED, POCKET
-from ..base.fields import Fields, one_line, read_object
+from ..base.fields import Fields, read_object
 from ..base.limits import LARGEST_INT
 from ..base.types import Folder
 from ..errors import ModelError, shown
-from .activations import auto_config
-from .claims import check_claims
 from .formats.gguf import is_gguf
-from .formats.gguf_config import read_gguf_config
-from .formats.methods import find_format
 from .formats.shared import PLAIN
 from .plain_config import is_plain
 from .rope import ROPE_TYPES, check_rope, head_dim, rope_parameters, rotary_dim
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-logger = logging.getLogger("outrider")
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 UNBOUNDED = 32768
@@ -86,7 +79,7 @@ class Architecture(Shape):
     ``kinds`` names the rope and ``windows`` the positions a row sees, itself included (None: all).
     ``scale`` multiplies the products of attention; ``attention_cap`` bounds them, ``logits_cap``
     the logits. ``sparse`` layers have ``num_experts`` experts of ``expert_size``, and a row uses
-    ``top_experts`` of them. ``quantization`` is the config's ``quantization_config``.
+    ``top_experts`` of them.
     """
 
     hidden_size: int
@@ -118,7 +111,12 @@ class Architecture(Shape):
     top_experts: int
     expert_size: int
     renormalised: bool
-    quantization: Any
+
+    def within(self, window: int | None) -> Architecture:
+        """Return it with rows that see ``window`` positions at most, themselves included."""
+        if window is None:
+            return self
+        return replace(self, windows=tuple(min(window, own or window) for own in self.windows))
 
     @property
     def reach(self) -> int | None:
@@ -156,51 +154,17 @@ def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
         ) from None
 
 
-def read_config(folder: Path) -> PretrainedConfig:
-    """Return the config of a checkpoint, from its config.json or its GGUF metadata.
-
-    Raises:
-        ModelError: there is no such folder, no config.json, or it cannot be read.
-    """
-    if is_gguf(folder):
-        return read_gguf_config(folder)
-    if not folder.is_dir():
-        raise ModelError(
-            f"model {str(folder)!r} is not a folder; give one with a config.json, or a .gguf file."
-        )
-    if not (folder / "config.json").is_file():
-        raise ModelError(
-            f"{folder} has no config.json; give a Hugging Face checkpoint's folder or a .gguf file."
-        )
-    file = folder / "config.json"
-    options = read_object(file)
-    check_claims(options, file)
-    try:
-        config: PretrainedConfig = auto_config().from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # of whatever kind transformers' checks raise
-        if "auto_map" in options:
-            raise ModelError(
-                f"{folder} needs Python code of its own (auto_map in config.json), which is never "
-                "run; give a checkpoint that transformers has code for."
-            ) from None
-        raise ModelError(f"{file} cannot be used: {one_line(error)}.") from None
-    if getattr(config, "auto_map", None):
-        logger.info("%s: its own code (auto_map) is ignored; transformers' is run.", folder)
-    return config
-
-
 def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
-    """Return the shape of the causal language model that ``config`` describes.
+    """Return the shape of a model: an ``Architecture`` where its family and options are native.
 
     Raises:
         ModelError: transformers has no causal language model of this type, it does not read left
-            to right, or its quantisation or dtype is not supported.
+            to right, its dtype is not supported, or the config contradicts itself.
     """
     text = config.get_text_config(decoder=True)
     kind = config.model_type
     if not is_plain(config):
         _check_kind(config, text, folder)
-    find_format(getattr(config, "quantization_config", None), folder)
     values = fields_of(text, folder)
     dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32
     if dtype not in PLAIN:
@@ -208,13 +172,14 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
             f"{values.where}: dtype is {shown(dtype)}; float32, bfloat16, float16 or float64 is "
             "needed."
         )
-    return Shape(
+    shape = Shape(
         family=kind,
         vocab_size=values.whole("vocab_size", 1),
         context=context_length(text, values),
         dtype=dtype,
         eos_token_ids=end_token_ids(config, text, folder),
     )
+    return _architecture(config, folder, shape) or shape
 
 
 def _check_kind(config: PretrainedConfig, text: PretrainedConfig, folder: Path) -> None:
@@ -250,17 +215,12 @@ def fields_of(config: PretrainedConfig, folder: Path) -> Fields:
     return Fields(options, str(file))
 
 
-def read_architecture(
-    config: PretrainedConfig, folder: Path, window: int | None = None
-) -> Architecture | None:
+def _architecture(config: PretrainedConfig, folder: Path, shape: Shape) -> Architecture | None:
     """Return the architecture of a native model, or None if its family or an option is not native.
 
-    ``window`` limits the positions that a row of any layer sees, itself included.
-
     Raises:
-        ModelError: see ``read_shape``; or the config contradicts itself.
+        ModelError: the config contradicts itself.
     """
-    shape = read_shape(config, folder)
     family = FAMILIES.get(config.model_type)
     if family is None:
         return None
@@ -279,7 +239,6 @@ def read_architecture(
     kinds = _kinds(config)
     windowed = [family.windowed or kind == "sliding_attention" for kind in kinds]
     own_window = values.whole("sliding_window", default=0) if any(windowed) else 0  # 0: no window
-    limits = [own_window if w else 0 for w in windowed]
     width, size = values.whole("hidden_size", 1), head_dim(config)
     scalar = values.number("query_pre_attn_scalar", float(size), positive=True)
     return Architecture(
@@ -301,14 +260,13 @@ def read_architecture(
         fused=family.fused,
         gemma=family.gemma,
         kinds=tuple(_rope_kinds(config)),
-        windows=tuple(min(filter(None, (limit, window)), default=None) for limit in limits),
+        windows=tuple(own_window or None if each else None for each in windowed),
         scale=values.number("attention_multiplier", scalar**-0.5),
         attention_cap=_cap(values, "attn_logit_softcapping") if family.attention_cap else None,
         logits_cap=_cap(values, "final_logit_softcapping"),
         embedding_scale=width**0.5 if family.gemma else values.number("embedding_multiplier", 1),
         residual_scale=values.number("residual_multiplier", 1),
         logits_scale=values.number("logits_scaling", 1, positive=True),
-        quantization=getattr(config, "quantization_config", None),
         **_experts(values, family, config, len(kinds)),
     )
 

@@ -1,13 +1,16 @@
-"""A checkpoint's safetensors files: where each tensor lies, and its bytes.
+"""A checkpoint's files: each is opened once, and its header says where each tensor lies.
 
-The layout is safetensors' own: the length of a header, the header as JSON, the tensors' bytes. The
+The layout of safetensors: the length of a header, the header as JSON, the tensors' bytes. The
 safetensors library checks a file.
 """
 
+from __future__ import annotations
+
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from safetensors import safe_open
 
 from ..base.fields import check_plain, fill, read_object, readable
 from ..errors import ModelError, shown
+from .formats.gguf import GGUF, is_gguf, open_gguf
 
 INDEX = "model.safetensors.index.json"
 TYPES = {
@@ -80,31 +84,59 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted({folder / name for name in weight_map.values()})
 
 
-def find_tensors(folder: Path) -> dict[str, Entry]:
-    """Return the tensors of the checkpoint in ``folder`` by name; none without files.
+class Files(os.PathLike[str]):
+    """The files of a checkpoint's ``folder``, or a GGUF file: each is read when asked for, once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    __str__ = __fspath__
+
+    @cached_property
+    def gguf(self) -> GGUF | None:
+        """The GGUF file; None for a folder."""
+        return open_gguf(self.folder) if is_gguf(self.folder) else None
+
+    @cached_property
+    def config(self) -> dict[str, Any] | None:
+        """The object in config.json; None where there is no such file."""
+        file = self.folder / "config.json"
+        return read_object(file) if file.is_file() else None
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Entry]:
+        """The tensors of the safetensors files by name; none without files."""
+        entries: dict[str, Entry] = {}
+        for file in weight_files(self.folder):
+            entries |= read_header(file)
+        return entries
+
+
+def files_of(folder: Path | Files) -> Files:
+    """Return the files of ``folder``, which may be opened already."""
+    return folder if isinstance(folder, Files) else Files(folder)
+
+
+def read_header(file: Path) -> dict[str, Entry]:
+    """Return the tensors in a safetensors file by name.
 
     Raises:
-        ModelError: see ``weight_files``; or a file is damaged.
+        ModelError: it is missing or damaged.
     """
-    entries: dict[str, Entry] = {}
-    for file in weight_files(folder):
-        try:
-            state = file.stat()
-        except (OSError, ValueError):
-            raise ModelError(f"{file} is missing; fetch the checkpoint again.") from None
-        check_plain(file, state)
-        entries |= _entries(file, state.st_mtime_ns, state.st_size)
-    return entries
-
-
-@lru_cache(maxsize=512)
-def _entries(file: Path, changed: int, size: int) -> Mapping[str, Entry]:
+    try:
+        state = file.stat()
+    except (OSError, ValueError):
+        raise ModelError(f"{file} is missing; fetch the checkpoint again.") from None
+    check_plain(file, state)
     with readable(f"{file} is damaged", "fetch it again."):
         with safe_open(file, framework="pt"):
             pass  # checks types, shapes and offsets
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            header: dict[str, Any] = json.loads(opened.read(min(length, size)))
+            header: dict[str, Any] = json.loads(opened.read(min(length, state.st_size)))
         header.pop("__metadata__", None)
         return {name: _entry(file, 8 + length, about) for name, about in header.items()}
 

@@ -4,64 +4,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from ..errors import ModelError
-from .files import TYPES
-from .formats.shared import PLAIN, Checkpoint
+from .files import TYPES, Entry, Files
+from .formats.shared import PLAIN, Tensors
 from .heads import MEDUSA, PARTS, PEAGLE, SAFEAILAB, Head
-from .quantize import Matrix
 
 
-class HeadTensors:
-    """The tensors of an EAGLE-3 checkpoint by the names of Hugging Face's models.
+class HeadTensors(Tensors):
+    """The tensors of an EAGLE-3 checkpoint by the names of Hugging Face's models."""
 
-    Args:
-        folder: the checkpoint's.
-    """
+    def __init__(self, files: Files) -> None:
+        super().__init__(files)
+        self._first = "midlayer." if SAFEAILAB in self.entries else "layers.0."
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._own = Checkpoint(folder)
-        self._first = "midlayer." if SAFEAILAB in self._own else "layers.0."
-
-    def __contains__(self, name: str) -> bool:
-        return self._name(name) in self._own
-
-    def _name(self, name: str) -> str:
+    def entry(self, name: str) -> Entry | None:
         name = name.removeprefix("model.")
-        return name.replace("layers.0.", self._first, 1) if name.startswith("layers.0.") else name
-
-    def raw(self, name: str) -> torch.Tensor:
-        """See ``Checkpoint.raw``."""
-        return self._own.raw(self._name(name))
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor, None where there is none."""
-        entry = self._own.entries.get(self._name(name))
-        return None if entry is None else entry.shape
-
-    def odd_type(self, name: str) -> str | None:
-        """Return the type of a tensor that holds no plain floating-point numbers, else None."""
-        type = self._own.entries[self._name(name)].type
-        return None if TYPES.get(type) in PLAIN else type
-
-    def get(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
-    ) -> torch.Tensor:
-        """See ``Checkpoint.get``."""
-        return self._own.get(self._name(name), shape, dtype)
-
-    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix:
-        """See ``Checkpoint.matrix``."""
-        return self._own.matrix(self._name(name), shape, dtype)
-
-    def kept(self, name: str) -> str | None:
-        """Return None: a head's matrices are not quantised."""
-        return None
+        if name.startswith("layers.0."):
+            name = name.replace("layers.0.", self._first, 1)
+        return self.entries.get(name)
 
 
 def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:
@@ -115,14 +79,16 @@ class Misfit(NamedTuple):
 
 def misfits(head: Head) -> Iterator[Misfit]:
     """Yield the tensors of a head's checkpoint that are missing, or of another shape or type."""
-    tensors, needed = HeadTensors(head.folder), expected_tensors(head)
+    tensors, needed = HeadTensors(head.files), expected_tensors(head)
     for name, shape in {**needed, **optional_tensors(head)}.items():
-        found = tensors.shape(name)
-        if found != shape and (found is not None or name in needed):
-            said = "missing" if found is None else f"{[*found]}"
-            yield Misfit(name, said, f"its config.json says {[*shape]}")
-        elif found is not None and name != "d2t" and (type := tensors.odd_type(name)):
-            yield Misfit(name, f"of type {type}", "F32, BF16 or F16 is needed")
+        entry = tensors.entry(name)
+        if entry is None:
+            if name in needed:
+                yield Misfit(name, "missing", f"its config.json says {[*shape]}")
+        elif entry.shape != shape:
+            yield Misfit(name, f"{[*entry.shape]}", f"its config.json says {[*shape]}")
+        elif name != "d2t" and TYPES.get(entry.type) not in PLAIN:
+            yield Misfit(name, f"of type {entry.type}", "F32, BF16 or F16 is needed")
 
 
 def check_tensors(head: Head) -> None:
@@ -163,5 +129,5 @@ def drafted_ids(tensors: HeadTensors, head: Head) -> list[int] | None:
         known = tensors.raw("t2d").to(torch.bool)
         if known.shape != (vocabulary,) or not bool(known[ids].all()) or int(known.sum()) != size:
             raise ModelError(f"{head.folder}: tensors 'd2t' and 't2d' name different ids.")
-    found: list[int] = ids.tolist()
-    return found
+    listed: list[int] = ids.tolist()
+    return listed

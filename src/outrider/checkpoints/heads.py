@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base.fields import Fields, one_line, read_object
+from ..base.fields import Fields, one_line
 from ..base.limits import LARGEST_DRAFT, LARGEST_INT
 from ..errors import ModelError
 from .activations import auto_config
 from .choices import Paths, read_choices
 from .claims import check_claims
-from .families import Architecture, Shape, read_architecture
-from .files import find_tensors
+from .families import Architecture, Shape, read_shape
+from .files import Files, files_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -39,7 +39,7 @@ class Head:
     """A head as its checkpoint says.
 
     Args:
-        folder: its checkpoint.
+        files: its checkpoint.
         kind: ``EAGLE3``, ``PEAGLE`` or ``MEDUSA``.
         vocab_size, hidden_size: those that the target must have.
         layers: layers of the target whose outputs it is made from, -1 for the embedding; None
@@ -55,7 +55,7 @@ class Head:
         choices: the tree that Medusa's heads draft, see ``read_choices``; None where it is learned.
     """
 
-    folder: Path
+    files: Files
     kind: str
     vocab_size: int
     hidden_size: int
@@ -70,6 +70,11 @@ class Head:
     mask_token: int | None = None
     blocks: int = 1
     choices: Paths | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Its checkpoint's folder."""
+        return self.files.folder
 
     def target_layers(self, num_layers: int) -> tuple[int, ...]:
         """Return the target's layers whose outputs the head is made from.
@@ -91,42 +96,42 @@ class Head:
         return layers
 
 
-def read_head(folder: Path) -> Head | None:
+def read_head(folder: Path | Files) -> Head | None:
     """Return the head in ``folder``, None where it is the checkpoint of something else.
 
     Raises:
         ModelError: it is a head, and damaged or of a kind that is not supported.
     """
-    file = folder / "config.json"
-    if not file.is_file():
+    files = files_of(folder)
+    options = files.config
+    if options is None:
         return None
-    options = read_object(file)
-    values = Fields(options, str(file))
+    values = Fields(options, str(files.folder / "config.json"))
     kind = options.get("speculators_model_type")
     if kind is not None:
-        return _speculators(folder, values, options)
+        return _speculators(files, values, options)
     names = options.get("architectures")
     named = isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
-    if named or ("draft_vocab_size" in options and SAFEAILAB in find_tensors(folder)):
-        return _safeailab(folder, values, options)
+    if named or ("draft_vocab_size" in options and SAFEAILAB in files.tensors):
+        return _safeailab(files, values, options)
     if "medusa_num_heads" in options:
-        return _medusa(folder, values)
-    if _is_eagle1(folder, options):
+        return _medusa(files, values)
+    if _is_eagle1(files, options):
         raise ModelError(
-            f"{folder} is a head of EAGLE-1 or EAGLE-2, which is not supported: a linear joins "
+            f"{files} is a head of EAGLE-1 or EAGLE-2, which is not supported: a linear joins "
             "embedding and state before its layer; give an EAGLE-3 head, Medusa heads or a small "
             "model."
         )
     return None
 
 
-def _is_eagle1(folder: Path, options: dict[str, Any]) -> bool:
+def _is_eagle1(files: Files, options: dict[str, Any]) -> bool:
     """Return whether a checkpoint has the layout of EAGLE-1, as SafeAILab or vLLM write it."""
     if options.get("model_type") == "eagle":
         return True
     if options.get("num_hidden_layers") != 1:
         return False
-    tensors = find_tensors(folder)
+    tensors = files.tensors
     normed = "layers.0.hidden_norm.weight" in tensors  # as in EAGLE-3
     return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= tensors.keys() and not normed
 
@@ -141,14 +146,14 @@ def _layers_of(values: Fields, name: str, shift: int) -> tuple[int, ...] | None:
 
 
 def _architecture(
-    folder: Path, options: Any, values: Fields, vocabulary: int
+    files: Files, options: Any, values: Fields, vocabulary: int
 ) -> tuple[Architecture, PretrainedConfig]:
     """Return the architecture of a head's layers, and their config.
 
     Raises:
         ModelError: they are not of one of ``FAMILIES``, or have invalid options.
     """
-    check_claims(options, folder / "config.json")
+    check_claims(options, files)
     family = options.get("model_type", "llama")
     if family not in FAMILIES:
         raise values.refuse("model_type", " or ".join(FAMILIES))
@@ -159,27 +164,27 @@ def _architecture(
         config: PretrainedConfig = auto_config().for_model(family, **given)
     except Exception as error:  # of whatever kind transformers' checks raise
         raise ModelError(f"{values.where} cannot be used: {one_line(error)}.") from None
-    found = read_architecture(config, folder)
-    if found is None or found.activation != "silu":
+    shape = read_shape(config, files.folder)
+    if not isinstance(shape, Architecture) or shape.activation != "silu":
         raise ModelError(
             f"{values.where}: layers with these options are not supported in a head; silu and a "
             "rope of all elements are needed."
         )
-    return found, config
+    return shape, config
 
 
-def _speculators(folder: Path, values: Fields, options: dict[str, Any]) -> Head:
+def _speculators(files: Files, values: Fields, options: dict[str, Any]) -> Head:
     kind = values.text("speculators_model_type")
     if kind not in (EAGLE3, PEAGLE):
         raise values.refuse("speculators_model_type", f"{EAGLE3} or {PEAGLE}")
     layer = values.section("transformer_layer_config")
     inner = options.get("transformer_layer_config") or {}
     vocab_size = layer.whole("vocab_size", 1)
-    found, config = _architecture(folder, inner, layer, values.whole("draft_vocab_size", 1))
+    found, config = _architecture(files, inner, layer, values.whole("draft_vocab_size", 1))
     about = values.section("speculators_config")
     verifier = about.section("verifier")
     return Head(
-        folder=folder,
+        files=files,
         kind=kind,
         vocab_size=vocab_size,
         hidden_size=values.whole("target_hidden_size", 1, default=found.hidden_size),
@@ -221,18 +226,18 @@ def _proposed(about: Fields) -> int | None:
     return first.whole(name, 1, LARGEST_DRAFT) if name in first else None
 
 
-def _safeailab(folder: Path, values: Fields, options: dict[str, Any]) -> Head:
+def _safeailab(files: Files, values: Fields, options: dict[str, Any]) -> Head:
     vocab_size = values.whole("vocab_size", 1)
     drafted = values.whole("draft_vocab_size", 1, default=vocab_size)
     plain = {name: value for name, value in options.items() if name != "draft_vocab_size"}
-    found, config = _architecture(folder, plain, values, drafted)
+    found, config = _architecture(files, plain, values, drafted)
     # SpecForge names the layers that return what is taken; vLLM, at the top, those that it enters.
     layers = _layers_of(values, "eagle_aux_hidden_state_layer_ids", -1)
     section = values.section("eagle_config")
     if layers is None:
         layers = _layers_of(section, "eagle_aux_hidden_state_layer_ids", 0)
     return Head(
-        folder=folder,
+        files=files,
         kind=EAGLE3,
         vocab_size=vocab_size,
         hidden_size=values.whole("target_hidden_size", 1, default=found.hidden_size),
@@ -245,8 +250,8 @@ def _safeailab(folder: Path, values: Fields, options: dict[str, Any]) -> Head:
     )
 
 
-def _medusa(folder: Path, values: Fields) -> Head:
-    tensors = find_tensors(folder)
+def _medusa(files: Files, values: Fields) -> Head:
+    folder, tensors = files.folder, files.tensors
     numbers = {name.partition(".")[0] for name in tensors if name[:1].isdigit()}
     heads = values.whole("medusa_num_heads", 1, MOST_HEADS)
     if len(numbers) < heads:  # some checkpoints have more than they use
@@ -263,7 +268,7 @@ def _medusa(folder: Path, values: Fields) -> Head:
     vocab_size, hidden_size = last.shape
     verifier = values.text("base_model_name_or_path", "") or None
     return Head(
-        folder,
+        files,
         MEDUSA,
         vocab_size,
         hidden_size,

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from ..base.fields import readable
 from ..errors import ModelError
 from ..text.codec import TextCodec
-from .formats.gguf import is_gguf, open_gguf
+from .files import Files, files_of
+from .formats.gguf import GGUF, is_gguf
 from .formats.gguf_tokenizer import SPECIALS, Words, chat_templates, gguf_tokenizer
 from .growth import check_growth, check_specials
 
@@ -18,29 +19,30 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def read_codec(folder: Path, specials: bool = True) -> TextCodec:
+def read_codec(folder: Path | Files, specials: bool = True) -> TextCodec:
     """Return the codec of a checkpoint.
 
     A GGUF file that holds its tokenizer needs no transformers, which is slow to import.
 
     Args:
-        folder: the checkpoint: a folder or a GGUF file.
+        folder: the checkpoint, which may be opened already.
         specials: see ``TextCodec``.
 
     Raises:
         ModelError: the tokenizer's files are damaged, or a GGUF file's tokenizer is unknown.
     """
+    files = files_of(folder)
     with readable(f"the tokenizer in {folder} cannot be read", "fetch the checkpoint again."):
-        words = (_of_gguf(folder) if is_gguf(folder) else None) or _words(folder)
+        words = _of_gguf(files.gguf) or _words(files)
         backend = words.backend
-        check_specials(backend, folder)
+        check_specials(backend, files.folder)
         backend.no_truncation()
         backend.no_padding()
         backend.decode(backend.encode("a tokenizer's try: 1, 2\n").ids)  # finds damage
-    return TextCodec(backend, words.template, words.specials, words.end, folder, specials)
+    return TextCodec(backend, words.template, words.specials, words.end, files.folder, specials)
 
 
-def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def read_tokenizer(folder: Path | Files) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a checkpoint, a folder or a GGUF file, as transformers has it.
 
     Raises:
@@ -48,9 +50,10 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """
     from transformers import PreTrainedTokenizerFast
 
-    if not is_gguf(folder):
-        return _of_folder(folder)
-    codec = read_codec(folder)
+    files = files_of(folder)
+    if files.gguf is None:
+        return _of_folder(files.folder)
+    codec = read_codec(files)
     names = {name: codec.special_tokens.get(name) for name in SPECIALS}
     return PreTrainedTokenizerFast(
         tokenizer_object=codec.backend,
@@ -75,16 +78,16 @@ def _of_folder(folder: Path) -> PreTrainedTokenizerBase:
     return found
 
 
-def _words(folder: Path) -> Words:
+def _words(files: Files) -> Words:
     """Return what a codec takes of the tokenizer in a folder, or in that of a GGUF file."""
-    tokenizer = _of_folder(folder)
+    tokenizer = _of_folder(files.folder)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         raise ModelError(
-            f"the tokenizer in {folder} is written in Python and has no tokenizer.json; "
+            f"the tokenizer in {files} is written in Python and has no tokenizer.json; "
             "convert it to one."
         )
-    own = chat_templates(open_gguf(folder)) if is_gguf(folder) else None
+    own = None if files.gguf is None else chat_templates(files.gguf)
     end = tokenizer.eos_token_id
     return Words(
         backend, dict(tokenizer.special_tokens_map), own or tokenizer.chat_template,
@@ -92,19 +95,22 @@ def _words(folder: Path) -> Words:
     )  # fmt: skip
 
 
-def _of_gguf(path: Path) -> Words | None:
+def _of_gguf(file: GGUF | None) -> Words | None:
     """Return the tokenizer in a GGUF file; None if that of the file's folder is to be used."""
     try:
-        return gguf_tokenizer(open_gguf(path))
+        return None if file is None else gguf_tokenizer(file)
     except ModelError:
-        if not path.with_name("tokenizer.json").is_file():
+        if file is None or not file.path.with_name("tokenizer.json").is_file():
             raise
         return None
 
 
-def has_tokenizer(folder: Path) -> bool:
-    """Return whether the checkpoint has a tokenizer."""
-    if is_gguf(folder):
-        has_tokens = bool(open_gguf(folder).metadata.get("tokenizer.ggml.tokens"))
-        return has_tokens or folder.with_name("tokenizer.json").is_file()
-    return any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+def has_tokenizer(folder: Path | Files) -> bool:
+    """Return whether the checkpoint, which may be opened already, has a tokenizer."""
+    files = files_of(folder)
+    if files.gguf is not None:
+        has_tokens = bool(files.gguf.metadata.get("tokenizer.ggml.tokens"))
+        return has_tokens or files.folder.with_name("tokenizer.json").is_file()
+    return any(
+        (files.folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")
+    )

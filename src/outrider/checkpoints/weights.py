@@ -6,8 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -15,10 +14,8 @@ from tqdm import tqdm
 from ..base.config import Recipe
 from ..errors import ConfigError, ModelError
 from .families import Architecture
-from .formats.gguf import is_gguf
 from .formats.gguf_weights import GGUFTensors
-from .formats.methods import find_format
-from .formats.shared import Checkpoint
+from .formats.shared import Tensors, warn_once
 from .quantize import Matrix, Quantized, quantize
 from .rope import half_split
 
@@ -86,39 +83,12 @@ class Weights:
     head: Matrix
 
 
-class Source(Protocol):
-    """Weights by the names of Hugging Face's models."""
-
-    @property
-    def folder(self) -> Path: ...
-    def get(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
-    ) -> torch.Tensor: ...
-    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix: ...
-    def kept(self, name: str) -> str | None: ...
-
-
-class Stored(Source, Protocol):
-    """The stored weights of a whole model."""
-
-    def shapes(self) -> dict[str, tuple[int, ...]]: ...
-
-
 logger = logging.getLogger("outrider")
 
+Source = Tensors | GGUFTensors
+"""Weights by the names of Hugging Face's models."""
 STACKS = (("q", "k", "v"), ("gate", "up"))
 """Projections that are stacked into one product: all of one kind, or dequantised."""
-
-
-def open_source(folder: Path, architecture: Architecture) -> Stored:
-    """Return the weights of the checkpoint in ``folder``.
-
-    Raises:
-        ModelError: its files are missing or damaged.
-    """
-    if is_gguf(folder):
-        return GGUFTensors(folder, architecture.head_dim)
-    return Checkpoint(folder, find_format(architecture.quantization, folder))
 
 
 def stays(source: Source, name: str) -> str | None:
@@ -134,12 +104,19 @@ def stays(source: Source, name: str) -> str | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def check_left(source: Stored, recipe: Recipe) -> None:
+def tell_note(source: Source) -> None:
+    """Log what is ignored of a checkpoint, or dequantised, once."""
+    if source.note:
+        warn_once(source.note)
+
+
+def check_left(source: Source, recipe: Recipe) -> None:
     """Refuse a recipe that would change no matrix; log the matrices that keep their codes.
 
     Raises:
         ConfigError: all matrices keep their codes.
     """
+    tell_note(source)
     names = [name for name, shape in source.shapes().items() if len(shape) == 2]
     counts = Counter(filter(None, (stays(source, name) for name in names)))
     what = ", ".join(f"{count} ({kind})" for kind, count in sorted(counts.items()))
@@ -159,7 +136,7 @@ def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe)
     """Return the matrix ``name`` of ``shape`` (out, in), as stored if it ``stays``, else by recipe.
 
     Raises:
-        ModelError: a weight is not finite, or see ``Checkpoint``.
+        ModelError: a weight is not finite, or see ``Tensors``.
     """
     matrix = source.matrix(name, shape, None)
     if isinstance(matrix, Quantized):
@@ -226,6 +203,9 @@ class Loader:
     pack: Callable[[torch.Tensor], torch.Tensor] = packed
     keeps: bool = False
     recipe: Recipe | None = None
+
+    def __post_init__(self) -> None:
+        tell_note(self.source)
 
     def get(self, name: str, *size: int) -> torch.Tensor:
         """Return the norm or bias ``name``, of ``size``."""
@@ -350,20 +330,19 @@ def layer_numbers(architecture: Architecture, doing: str, slow: float) -> Iterab
 
 
 def load_weights(
-    folder: Path,
+    source: Source,
     architecture: Architecture,
     dtype: torch.dtype,
     device: torch.device,
     recipe: Recipe | None = None,
 ) -> Weights:
-    """Return the weights of the checkpoint in ``folder``, in ``dtype`` on ``device``.
+    """Return the weights of a checkpoint in ``dtype`` on ``device``.
 
     Torch has no products with quantised matrices, so those are dequantised to ``dtype``.
 
     Raises:
-        ModelError: see ``Checkpoint``.
+        ModelError: see ``Tensors``.
     """
-    source = open_source(folder, architecture)
     loader = Loader(source, architecture, dtype, device, recipe=recipe)
     slow = math.inf if recipe is None else SLOW_TO_QUANTISE
     layers = tuple(map(loader.layer, layer_numbers(architecture, "Quantising weights", slow)))

@@ -91,14 +91,14 @@ def at_hand(model: str) -> tuple[list[Facts], int]:
     from ..drafters.prediction import PredictionSpec
     from ..drafters.registry import find_drafter
     from ..engine.build import load_target
-    from ..engine.checkpoint import Checkpoint
+    from ..engine.setup import set_up
 
-    own = Checkpoint(model, None, {})
-    target = load_target(own.folder, own.config, own.model_config)
+    own = set_up(model, None, {})
+    target, folder = load_target(own.checkpoint, own.config), own.checkpoint.folder
     context = DrafterContext(target, own.tokenizer, own.config, own.facts.max_model_len)
-    auto = {each.name for each in find_drafter(AUTO, own.folder).members}
+    auto = {each.name for each in find_drafter(AUTO, folder).members}
     auto |= {PredictionSpec.name}
-    found = [_with_model(facts, own.folder, context, facts.name in auto) for facts in known()]
+    found = [_with_model(facts, folder, context, facts.name in auto) for facts in known()]
     return found, own.config.page_size
 
 
@@ -131,7 +131,7 @@ def _spec(name: str, target: Path, context: DrafterContext) -> DrafterSpec:
     """
     from ..drafters.base import NoSpec
     from ..drafters.registry import known_specs, recognised, sibling
-    from ..engine.checkpoint import Checkpoint
+    from ..engine.setup import set_up
     from ..errors import ConfigError
     from ..models.load import cannot_go_back
 
@@ -144,7 +144,7 @@ def _spec(name: str, target: Path, context: DrafterContext) -> DrafterSpec:
         )
     if not spec.by_folder and spec.recognise(name) is None:
         raise ConfigError("its name alone does not choose it; its package says what does.")
-    return Checkpoint(target, name, {}).spec
+    return set_up(target, name, {}).spec
 
 
 def table(found: list[Facts], page_size: int | None) -> Table:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -11,6 +12,8 @@ from tokenizers import Tokenizer
 from ..base.config import EngineConfig
 from ..base.methods import NONE
 from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
+from ..checkpoints.families import find_folder
+from ..checkpoints.files import Files
 from ..models.base import Model, Store
 from ..sampling.shared_noise import Noise
 
@@ -222,6 +225,12 @@ class DrafterSpec(ABC):
     folder: Path | None = None
     """Its checkpoint, whose tokenizer must be the target's unless it ``retokenizes``."""
 
+    @cached_property
+    def files(self) -> Files:
+        """The files of its checkpoint, each of which is read once."""
+        assert self.folder is not None
+        return Files(self.folder)
+
     @classmethod
     def recognise(cls, option: str | Path) -> Self | None:
         """Return the drafter that ``LLM(drafter=option)`` means, None where it is another's.
@@ -241,6 +250,37 @@ class DrafterSpec(ABC):
     @abstractmethod
     def make(self, context: DrafterContext) -> Drafter:
         """Return the drafter of one engine."""
+
+
+@dataclass(frozen=True)
+class FolderSpec(DrafterSpec):
+    """A drafter that a checkpoint's folder chooses."""
+
+    by_folder = True
+    folder: Path
+
+    @classmethod
+    def recognise(cls, option: str | Path) -> Self | None:
+        files = checkpoint_files(option)
+        return None if files is None else cls.of(files)
+
+    @classmethod
+    def of(cls, files: Files) -> Self | None:
+        """Return the drafter of a checkpoint that may be opened already; None if it is another's.
+
+        Raises:
+            ModelError: the checkpoint is damaged.
+        """
+        spec = cls(files.folder)
+        vars(spec)["files"] = files  # the cached property
+        return spec
+
+
+def checkpoint_files(option: str | Path) -> Files | None:
+    """Return the files of the checkpoint that an option names, None for a bare word."""
+    if isinstance(option, str) and "/" not in option and not Path(option).exists():
+        return None
+    return Files(find_folder(option))
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ..checkpoints.dtypes import native_dtype
-from ..checkpoints.families import Architecture, read_architecture, read_config, read_shape
+from ..checkpoints.checkpoint import open_checkpoint
+from ..checkpoints.families import Architecture
+from ..checkpoints.files import Files
 from ..checkpoints.head_tensors import HeadTensors, drafted_ids, misfits
 from ..checkpoints.heads import MEDUSA, Head, read_head
 from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import ModelError
-from ..models.native import covers
+from ..models.native import is_native
 from ..text.codec import differing_entries
 from ..text.intersection import Intersection, intersection, pieces_of
 from .retokenize import RetokenizeSpec
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 DRAFT = 4
 """Tokens of the drafts by which losses are told."""
@@ -45,16 +43,16 @@ def check_retokenized(folder: Path, target: Path, texts: Sequence[str]) -> tuple
     Raises:
         ModelError: one of them cannot be read.
     """
-    return RetokenizeSpec.name, [*_retokenized(folder, target, texts)]
+    return RetokenizeSpec.name, [*_retokenized(Files(folder), Files(target), texts)]
 
 
-def _retokenized(folder: Path, target: Path, texts: Sequence[str]) -> Iterator[Fact]:
-    both = target, folder
-    configs = [read_config(each) for each in both]
-    native = [_is_native(*pair) for pair in zip(configs, both, strict=True)]
+def _retokenized(own: Files, target: Files, texts: Sequence[str]) -> Iterator[Fact]:
+    both = target, own
+    opened = [open_checkpoint(each) for each in both]
+    native = [is_native(each) for each in opened]
     kinds = [
-        config.model_type + ("" if n else ", no native step")
-        for config, n in zip(configs, native, strict=True)
+        each.config.model_type + ("" if n else ", no native step")
+        for each, n in zip(opened, native, strict=True)
     ]
     yield Fact("family", kinds[1], kinds[0], all(native))
     there = [has_tokenizer(each) for each in both]
@@ -63,19 +61,18 @@ def _retokenized(folder: Path, target: Path, texts: Sequence[str]) -> Iterator[F
         yield Fact("tokenizer", words[1], words[0], False)
         return
     codecs = [read_codec(each) for each in both]
-    sizes = [read_shape(*pair).vocab_size for pair in zip(configs, both, strict=True)]
     try:
         theirs, ours = (
-            pieces_of(codec.backend, size, str(each))
-            for codec, size, each in zip(codecs, sizes, both, strict=True)
+            pieces_of(codec.backend, each.shape.vocab_size, str(each.folder))
+            for codec, each in zip(codecs, opened, strict=True)
         )
     except ModelError as error:
         yield Fact("tokenizer", str(error), "", False)
         return
     shared = intersection(theirs, ours)
     of_target, of_drafter = shared.shares
-    own, other = (f"{shared.count} tokens, {share:.0%} of all" for share in (of_drafter, of_target))
-    yield Fact("shared vocabulary", own, other, shared.count > 0, of_target)
+    here, there_ = (f"{shared.count} tokens, {s:.0%} of all" for s in (of_drafter, of_target))
+    yield Fact("shared vocabulary", here, there_, shared.count > 0, of_target)
     said, lost = losses(shared, [codecs[0].encode(text, special=False) for text in texts])
     told = f"says {said:.1%} of the target's tokens in the bundled texts"
     yield Fact("tokens it can say", told, "the others end a draft", True, said)
@@ -107,25 +104,21 @@ def losses(shared: Intersection, texts: Sequence[Sequence[int]]) -> tuple[float,
     return said / max(1, count), 1 - reached / max(1, asked)
 
 
-def _is_native(config: PretrainedConfig, folder: Path) -> bool:
-    found = read_architecture(config, folder)
-    return found is not None and covers(config, found, native_dtype("auto", found.dtype))
-
-
 def check(folder: Path, target: Path) -> tuple[str, list[Fact]]:
     """Return what a checkpoint is as a drafter, and how it fits the target in a folder.
 
     Raises:
         ModelError: one of them cannot be read.
     """
-    head = read_head(folder)
+    both = Files(folder), Files(target)
+    head = read_head(both[0])
     if head is None:
-        return "model", [*_model(folder, target)]
-    return head.kind, [*_head(head, target), *_tensors(head)]
+        return "model", [*_model(*both)]
+    return head.kind, [*_head(head, both[1]), *_tensors(head)]
 
 
-def _model(folder: Path, target: Path) -> Iterator[Fact]:
-    own, theirs = (read_shape(read_config(each), each) for each in (folder, target))
+def _model(folder: Files, target: Files) -> Iterator[Fact]:
+    own, theirs = (open_checkpoint(each).shape for each in (folder, target))
     yield from _tokenizer(folder, target, "the same is needed, or retokenize:PATH")
     yield _vocabulary(folder, target, own.vocab_size, theirs.vocab_size)
     fits = own.context >= theirs.context
@@ -133,7 +126,7 @@ def _model(folder: Path, target: Path) -> Iterator[Fact]:
     yield Fact("context", f"{own.context} tokens", told, True)
 
 
-def _vocabulary(folder: Path, target: Path, own: int, theirs: int) -> Fact:
+def _vocabulary(folder: Files, target: Files, own: int, theirs: int) -> Fact:
     """Return whether the sizes of two vocabularies are equal, or differ by padding only."""
     held = [
         1 + max(read_codec(each).backend.get_vocab().values(), default=-1)
@@ -147,7 +140,7 @@ def _vocabulary(folder: Path, target: Path, own: int, theirs: int) -> Fact:
     return Fact("vocabulary", f"{own}", f"{theirs}; {why}", padded)
 
 
-def _tokenizer(folder: Path, target: Path, needed: str) -> Iterator[Fact]:
+def _tokenizer(folder: Files, target: Files, needed: str) -> Iterator[Fact]:
     """Yield whether two checkpoints have the same tokenizer, if both have one."""
     if has_tokenizer(folder) and has_tokenizer(target):
         both = (read_codec(each).backend.get_vocab() for each in (target, folder))
@@ -157,22 +150,21 @@ def _tokenizer(folder: Path, target: Path, needed: str) -> Iterator[Fact]:
         yield Fact("tokenizer", said, needed, not entries)
 
 
-def _head(head: Head, target: Path) -> Iterator[Fact]:
-    config = read_config(target)
-    found = read_architecture(config, target)
+def _head(head: Head, target: Files) -> Iterator[Fact]:
+    checkpoint = open_checkpoint(target)
+    architecture = checkpoint.architecture
     yield Fact("target", head.verifier or "not said", str(target), True)
-    yield from _tokenizer(head.folder, target, "the same is needed")
-    native = _is_native(config, target)
+    yield from _tokenizer(head.files, target, "the same is needed")
     needed = "a family that the native step runs is needed"
-    yield Fact("family", needed, config.model_type, native)
-    if found is None:
+    yield Fact("family", needed, checkpoint.config.model_type, is_native(checkpoint))
+    if architecture is None:
         return
     for what, own, theirs in (
-        ("vocabulary", head.vocab_size, found.vocab_size),
-        ("width", head.hidden_size, found.hidden_size),
+        ("vocabulary", head.vocab_size, architecture.vocab_size),
+        ("width", head.hidden_size, architecture.hidden_size),
     ):
         yield Fact(what, f"{own}", f"{theirs}", own == theirs)
-    yield _layers(head, found)
+    yield _layers(head, architecture)
 
 
 def _layers(head: Head, target: Architecture) -> Fact:
@@ -191,7 +183,7 @@ def _tensors(head: Head) -> Iterator[Fact]:
         wrong = True
     if head.kind != MEDUSA and not wrong:
         try:
-            drafted_ids(HeadTensors(head.folder), head)
+            drafted_ids(HeadTensors(head.files), head)
         except ModelError as error:
             yield Fact("ids", str(error), "", False)
             wrong = True

@@ -7,27 +7,24 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from ..checkpoints.families import find_folder
+from ..checkpoints.files import Files
 from ..checkpoints.heads import Head, read_head
 from ..errors import ConfigError, ModelError, shown
 from ..models.native import NativeTransformer
-from .base import DrafterContext, DrafterSpec
-from .model import checkpoint_folder
+from .base import DrafterContext, FolderSpec
 
 
 @dataclass(frozen=True)
-class HeadSpec(DrafterSpec):
+class HeadSpec(FolderSpec):
     """A head's checkpoint in ``folder``, of one of ``kinds``."""
 
     suits = "any text"
-    by_folder = True
     kinds: ClassVar[tuple[str, ...]]
-    folder: Path
 
     @classmethod
-    def recognise(cls, option: str | Path) -> Self | None:
-        folder = checkpoint_folder(option)
-        head = read_head(folder) if folder is not None and folder.is_dir() else None
-        return None if head is None or head.kind not in cls.kinds else cls(head.folder)
+    def of(cls, files: Files) -> Self | None:
+        head = read_head(files)
+        return super().of(files) if head is not None and head.kind in cls.kinds else None
 
     def head(self) -> Head:
         """Return what the checkpoint says.
@@ -35,13 +32,13 @@ class HeadSpec(DrafterSpec):
         Raises:
             ModelError: it is no head of one of the kinds.
         """
-        head = read_head(self.folder)
+        head = read_head(self.files)
         if head is None or head.kind not in self.kinds:
             raise ModelError(f"{self.folder} is no head for drafter {self.name!r}; give one.")
         return head
 
 
-def verifier_of(head: Head) -> Path:
+def verifier_of(head: Head) -> Files:
     """Return the target that a head names: a folder inside its own, an absolute one, or the hub's.
 
     Raises:
@@ -64,9 +61,10 @@ def verifier_of(head: Head) -> Path:
         there = False
     if not there:
         raise ModelError(f"{said} no folder here, and the hub did not give it; {remedy}")
-    if read_head(found) is not None:
+    files = Files(found)
+    if read_head(files) is not None:
         raise ModelError(f"{said} the head of a drafter itself; {remedy}")
-    return found
+    return files
 
 
 def native_target(name: str, context: DrafterContext) -> NativeTransformer:

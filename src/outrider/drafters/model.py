@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
-from pathlib import Path
-from typing import Self
 
 from ..base.config import EngineConfig
 from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
-from ..checkpoints.families import Architecture, find_folder
+from ..checkpoints.checkpoint import open_checkpoint
+from ..checkpoints.families import Architecture
 from ..errors import ModelError
 from ..models.base import Model, Store
 from ..models.decide import DraftInput, DraftNodes
@@ -21,7 +20,7 @@ from ..models.rows import Segment
 from ..native.interface import Choices, DraftLimits
 from ..native.rates import GUESSED
 from ..sampling.shared_noise import Noise
-from .base import Drafter, DrafterContext, DrafterSpec, Needs
+from .base import Drafter, DrafterContext, FolderSpec, Needs
 
 BRANCHES = 4
 """Children of a node of a tree, at most."""
@@ -88,25 +87,18 @@ def keep_accepted(
 
 
 @dataclass(frozen=True)
-class ModelSpec(DrafterSpec):
+class ModelSpec(FolderSpec):
     """A checkpoint in ``folder`` that is smaller than the target and has its tokenizer."""
 
     name = "model"
     wants = "a smaller checkpoint with the target's tokenizer; memory for its weights and cache"
     costs = "a forward for each token of depth"
     suits = "any text, where the checkpoint is far smaller than the target and agrees with it"
-    by_folder = True
-    folder: Path
-
-    @classmethod
-    def recognise(cls, option: str | Path) -> Self | None:
-        folder = checkpoint_folder(option)
-        return None if folder is None else cls(folder)
 
     def needs(self, context: DrafterContext) -> Needs:
         config, target = context.config, context.model
         model = load_model(
-            self.folder,
+            open_checkpoint(self.files),
             str(target.dtype).removeprefix("torch."),
             target.device,
             context.max_model_len,
@@ -140,13 +132,6 @@ class ModelSpec(DrafterSpec):
             context.needs.max_nodes,
             context.needs_logits,
         )
-
-
-def checkpoint_folder(option: str | Path) -> Path | None:
-    """Return the folder of the checkpoint that an option names, None for a bare word."""
-    if isinstance(option, str) and "/" not in option and not Path(option).exists():
-        return None
-    return find_folder(option)
 
 
 def num_nodes(config: EngineConfig, longest: int) -> int:

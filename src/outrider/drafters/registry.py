@@ -8,9 +8,17 @@ from pathlib import Path
 
 from ..base.methods import AUTO, TOGETHER, find_method
 from ..base.types import Folder
+from ..checkpoints.files import Files
 from ..checkpoints.heads import Head
 from ..errors import ConfigError, shown
-from .base import Drafter, DrafterContext, DrafterSpec, NoSpec
+from .base import (
+    Drafter,
+    DrafterContext,
+    DrafterSpec,
+    FolderSpec,
+    NoSpec,
+    checkpoint_files,
+)
 from .eagle import EagleSpec
 from .layerskip import LayerskipSpec
 from .medusa import MedusaSpec
@@ -126,20 +134,25 @@ def with_head(spec: DrafterSpec, head: Head) -> DrafterSpec:
     """Return the drafters of a target that a head stood for: ``auto`` chooses among it too."""
     if not (isinstance(spec, GroupSpec) and spec.auto):
         return spec
-    own = recognised(head.folder)
+    own = recognised(head.files)
     return replace(spec, members=(*(m for m in spec.members if m.name != own.name), own))
 
 
-def recognised(option: str | Path) -> DrafterSpec:
+def recognised(option: str | Path | Files) -> DrafterSpec:
     """Return the first drafter of the table that recognises an option, a checkpoint last.
 
     Raises:
         ConfigError: none does.
     """
+    files = option if isinstance(option, Files) else checkpoint_files(option)
+    named = option.folder if isinstance(option, Files) else option
     for spec in known_specs().values():
-        found = spec.recognise(option)
-        if found is not None:
-            return found
+        if not issubclass(spec, FolderSpec):
+            drafter = spec.recognise(named)
+        else:
+            drafter = None if files is None else spec.of(files)
+        if drafter is not None:
+            return drafter
     names = sorted(name for name, spec in known_specs().items() if not spec.by_folder)
     raise ConfigError(
         f"drafter {shown(option)} is neither a drafter (auto, {', '.join(names)}) nor a folder; "

@@ -14,7 +14,8 @@ from typing import NamedTuple, Self
 
 from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from ..cache.pages import PagePool, extend_keys
-from ..checkpoints.families import find_folder, read_config, read_shape
+from ..checkpoints.checkpoint import open_checkpoint
+from ..checkpoints.families import find_folder
 from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import ConfigError, ModelError
 from ..models.decide import DraftInput
@@ -86,14 +87,14 @@ class RetokenizeSpec(DrafterSpec):
                 f"drafter {self.name!r} reads the target's text, and the target has no tokenizer; "
                 "give a drafter that shares its token ids."
             )
-        length = read_shape(read_config(self.folder), self.folder).context
-        if not has_tokenizer(self.folder):
+        checkpoint = open_checkpoint(self.files)
+        if not has_tokenizer(self.files):
             raise ModelError(f"{self.folder} has no tokenizer; give a folder with tokenizer.json.")
         model = load_model(
-            self.folder,
+            checkpoint,
             str(target.dtype).removeprefix("torch."),
             target.device,
-            min(length, LONGER * context.max_model_len),
+            min(checkpoint.shape.context, LONGER * context.max_model_len),
             config.drafter_recipe,
             config.window_of(self.name),
         )
@@ -102,7 +103,7 @@ class RetokenizeSpec(DrafterSpec):
                 f"{self.folder}: drafter {self.name!r} needs a model that the native step runs; "
                 "give one of a native family."
             )
-        own = read_codec(self.folder).backend
+        own = read_codec(self.files).backend
         theirs = pieces_of(context.tokenizer, target.shape.vocab_size, "the target")
         ours = pieces_of(own, model.shape.vocab_size, str(self.folder))
         shared = intersection(theirs, ours)

@@ -6,14 +6,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from tokenizers import Tokenizer
 
 from ..base.config import PRESETS, EngineConfig
 from ..base.methods import TOGETHER
-from ..checkpoints.families import read_config, read_shape
+from ..checkpoints.checkpoint import Checkpoint
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec, memory_of
 from ..drafters.ngram import NgramSpec
 from ..drafters.prediction import PredictionSpec
@@ -31,24 +29,20 @@ from .drafting import overrides
 from .engine import Engine
 from .measure import find_costs
 from .memory import plan_budget
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from .setup import EngineSetup
 
 logger = logging.getLogger("outrider")
 
 
-def load_target(folder: Path, config: EngineConfig, model_config: PretrainedConfig) -> Model:
-    """Return the model in ``folder``, whose config was read, on the CPU.
+def load_target(checkpoint: Checkpoint, config: EngineConfig) -> Model:
+    """Return the model of a checkpoint on the CPU.
 
     Raises:
         ModelError, ConfigError, MemoryBudgetError: it cannot be run as ``config`` wants.
     """
-    length = config.model_length(read_shape(model_config, folder).context)
+    length = config.model_length(checkpoint.shape.context)
     device = torch.device("cpu")
-    return load_model(
-        folder, config.dtype, device, length, config.quantization, model_config=model_config
-    )
+    return load_model(checkpoint, config.dtype, device, length, config.quantization)
 
 
 def fitting_spec(spec: DrafterSpec, folder: Path, model: Model) -> DrafterSpec:
@@ -67,24 +61,16 @@ def fitting_spec(spec: DrafterSpec, folder: Path, model: Model) -> DrafterSpec:
 
 
 def build_engine(
-    folder: Path,
-    spec: DrafterSpec,
-    config: EngineConfig,
-    tokenizer: Tokenizer | None,
+    setup: EngineSetup,
     *,
-    model_config: PretrainedConfig | None = None,
     model: Model | None = None,
     rule: AcceptanceRule | None = None,
     thorough: bool = False,
 ) -> Engine:
-    """Return an engine that drafts as ``spec`` says, and as requests ask.
+    """Return an engine that drafts as its setup says, and as requests ask.
 
     Args:
-        folder: the target's checkpoint.
-        spec: which drafter drafts unless a request names another.
-        config: limits and budgets.
-        tokenizer: the target's, None for a model without text.
-        model_config: the target's, where it was read already.
+        setup: the target's checkpoint, the drafter and the options.
         model: the target, where it is loaded already.
         rule: None takes ``config.acceptance_rule``.
         thorough: take seconds to measure what steps cost, and keep it for other starts.
@@ -92,10 +78,11 @@ def build_engine(
     Raises:
         ModelError, ConfigError, MemoryBudgetError: what was asked for cannot be served.
     """
-    target = model or load_target(folder, config, model_config or read_config(folder))
+    config, tokenizer, folder = setup.config, setup.tokenizer, setup.checkpoint.folder
+    target = model or load_target(setup.checkpoint, config)
     rule = make_rule(config.acceptance_rule) if rule is None else rule
     length = config.model_length(target.shape.context)
-    spec = fitting_spec(spec, folder, target)
+    spec = fitting_spec(setup.spec, folder, target)
     lookups = (NgramSpec(), SuffixSpec(), PredictionSpec()) if target.truncates else ()
     specs = {each.name: each for each in (NoSpec(), *lookups, *(spec.members or (spec,)))}
     together = _together(spec, specs, rule.trees and target.trees)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import prod
-from pathlib import Path
 from typing import NamedTuple
 
 from ..base.config import EngineConfig
+from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import choose_dtype, native_dtype
-from ..checkpoints.families import Architecture, Shape
-from ..checkpoints.files import find_tensors
-from ..checkpoints.formats.gguf import is_gguf, open_gguf
-from ..checkpoints.formats.gguf_weights import EXACT
+from ..checkpoints.families import Architecture
 from ..native.choice import library
 from .memory import usual_pages, working_bytes
 
-FLOATS = ("F64", "F32", "F16", "BF16")
 LANES = 16
 """The native step's cache pads slots of a block and elements of a head to a multiple of this."""
 
@@ -34,31 +28,25 @@ class Footprint(NamedTuple):
     usual: int
 
 
-def footprint(
-    folder: Path,
-    shape: Shape,
-    architecture: Architecture | None,
-    native: bool,
-    drafts: bool = False,
-) -> Footprint:
+def footprint(checkpoint: Checkpoint, native: bool, drafts: bool = False) -> Footprint:
     """Return the memory that a checkpoint takes with the default options of a server.
 
     Args:
-        folder: a checkpoint or a GGUF file.
-        shape, architecture: its own; ``architecture`` is None if transformers runs it.
+        checkpoint: its files say what it takes.
         native: whether the native step runs it.
         drafts: whether it is a drafter, whose weights the native step gives 8 bits.
     """
-    config = EngineConfig()
+    config, shape, architecture = EngineConfig(), checkpoint.shape, checkpoint.architecture
     step = library() if native else None
     if step is None:
         size = choose_dtype("auto", shape.dtype).itemsize
     else:
         size = native_dtype("auto", shape.dtype, step.isa).itemsize
-    tied = architecture is not None and architecture.tied
-    few = drafts and architecture is not None and architecture.quantization is None
-    plain = 1 if few and step is not None and not is_gguf(folder) else size
-    weights = sum(_held(folder, plain, step is not None, tied))
+    few = drafts and step is not None and not checkpoint.quantised
+    held = checkpoint.tensors.held(1 if few else size, step is not None)
+    if architecture is not None and architecture.tied:
+        held.pop("lm_head.weight", None)  # a stored head is not loaded
+    weights = sum(held.values())
     if architecture is None:
         return Footprint(weights, working_bytes(config, shape.vocab_size, 0, ()), 0, 0)
     if step is None:  # torch dequantises all weights
@@ -84,22 +72,3 @@ def num_weights(architecture: Architecture) -> int:
     experts = a.num_experts * (3 * a.expert_size + 1) * a.hidden_size
     layers = sum(heads + (experts if sparse else dense) for sparse in a.sparse)
     return layers + a.vocab_size * a.hidden_size * (1 if a.tied else 2)
-
-
-def _held(folder: Path, size: int, keeps: bool, tied: bool) -> Iterator[int]:
-    """Yield the bytes that each stored tensor takes once it is loaded.
-
-    Args:
-        folder: the checkpoint.
-        size: bytes of a number that is not quantised.
-        keeps: whether quantised matrices stay quantised.
-        tied: whether a stored head is not loaded.
-    """
-    if is_gguf(folder):
-        for stored in open_gguf(folder).tensors.values():
-            kept = keeps and stored.kind in EXACT
-            yield stored.nbytes if kept else size * prod(stored.shape)
-        return
-    for name, tensor in find_tensors(folder).items():
-        if not (tied and name == "lm_head.weight"):
-            yield size * prod(tensor.shape) if tensor.type in FLOATS else tensor.nbytes

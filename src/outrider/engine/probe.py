@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from ..checkpoints.dtypes import native_dtype
-from ..checkpoints.families import find_folder, read_architecture, read_config, read_shape
-from ..checkpoints.files import weight_files
-from ..checkpoints.formats.gguf import is_gguf
+from ..checkpoints.checkpoint import open_checkpoint
+from ..checkpoints.families import find_folder
+from ..checkpoints.files import Files
 from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import OutriderError
-from ..models.native import covers
+from ..models.native import is_native
 from ..native.choice import available, library
 from ..native.threads import allowed_threads
 from .footprint import footprint
@@ -58,29 +57,24 @@ def checkpoint(model: str, drafts: bool = False) -> dict[str, Any]:
     ``bytes`` are those of its files; more are told by ``footprint``, of a drafter if it ``drafts``.
     """
     try:
-        folder = find_folder(model)
-        config = read_config(folder)
-        shape = read_shape(config, folder)
-        architecture = read_architecture(config, folder)
-        native = architecture is not None and covers(
-            config, architecture, native_dtype("auto", architecture.dtype)
-        )
-        files = [folder] if is_gguf(folder) else weight_files(folder)
-        takes = footprint(folder, shape, architecture, native, drafts)
-        largest = (
-            max(read_codec(folder).backend.get_vocab().values()) if has_tokenizer(folder) else None
-        )
+        files = Files(find_folder(model))
+        opened = open_checkpoint(files)
+        native, shape = is_native(opened), opened.shape
+        takes = footprint(opened, native, drafts)
+        largest = None
+        if has_tokenizer(files):
+            largest = max(read_codec(files).backend.get_vocab().values())
     except OutriderError as error:
         return {"error": str(error)}
     return {
-        "folder": str(folder.absolute()),
+        "folder": str(opened.folder.absolute()),
         "family": shape.family,
         "native": native,
         "dtype": str(shape.dtype).removeprefix("torch."),
         "context": shape.context,
         "vocabulary": shape.vocab_size,
         "largest_id": largest,
-        "bytes": sum(file.stat().st_size for file in files),
+        "bytes": opened.tensors.file_bytes,
         **takes._asdict(),
     }
 

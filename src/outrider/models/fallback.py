@@ -19,15 +19,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, DynamicCache, PretrainedConfig
+from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..base.fields import one_line
+from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.claims import check_model
 from ..checkpoints.dtypes import choose_dtype
-from ..checkpoints.families import read_shape
-from ..checkpoints.formats.gguf import is_gguf
-from ..checkpoints.formats.shared import REMEDY, Checkpoint
+from ..checkpoints.formats.shared import REMEDY
 from ..checkpoints.rope import BY_LENGTH
 from ..errors import ModelError
 from .base import Output, Store
@@ -88,7 +87,7 @@ class Fallback(PythonStep):
     state elsewhere, computes its sequence anew for every span or row.
 
     Args:
-        folder, config, device: as ``Transformer``'s.
+        checkpoint, device: as ``Transformer``'s.
         dtype: see ``dtypes.choose_dtype``.
 
     Raises:
@@ -98,18 +97,16 @@ class Fallback(PythonStep):
     trees = False
     paged = False
 
-    def __init__(
-        self, folder: Path, config: PretrainedConfig, dtype: str, device: torch.device
-    ) -> None:
-        self.shape = read_shape(config, folder)
-        if getattr(config, "quantization_config", None) or is_gguf(folder):
+    def __init__(self, checkpoint: Checkpoint, dtype: str, device: torch.device) -> None:
+        self.shape, folder, config = checkpoint.shape, checkpoint.folder, checkpoint.config
+        if checkpoint.quantised:
             raise ModelError(
                 f"{folder}: quantised weights and GGUF files are read for native families only, "
                 f"and {config.model_type!r}, as configured, is none; {REMEDY}."
             )
         self.dtype = choose_dtype(dtype, self.shape.dtype)
         self.device = device
-        self._model = _load(folder, config, self.dtype).to(device).eval()
+        self._model = _load(checkpoint, self.dtype).to(device).eval()
         takes = inspect.signature(self._model.forward).parameters
         self._name = next((name for name in CACHES if name in takes), None)
         self._skips_logits = "logits_to_keep" in takes
@@ -277,10 +274,10 @@ class Fallback(PythonStep):
         return logits[begin:] if self._name is None and wanted else logits
 
 
-def _load(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> Any:
+def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     """The model as transformers has it, from safetensors, without any code of the checkpoint's."""
-    Checkpoint(folder)  # says what is wrong with the files, if anything is
-    check_model(config, folder)
+    folder, config = checkpoint.folder, checkpoint.config
+    check_model(config, checkpoint.tensors.shapes(), folder)
     try:
         config._experts_implementation = "eager"  # expert by expert, see ``FixedProducts``
         load: Any = AutoModelForCausalLM.from_pretrained

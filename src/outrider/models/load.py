@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..base.config import AUTOMATIC, NO_RECIPES, Recipe, free_memory
 from ..base.fields import readable
+from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import choose_dtype, native_dtype
-from ..checkpoints.families import Architecture, read_architecture, read_config
-from ..checkpoints.files import weight_files
-from ..checkpoints.formats.gguf import is_gguf
-from ..checkpoints.weights import check_left, open_source
+from ..checkpoints.families import Architecture
+from ..checkpoints.weights import check_left
 from ..errors import ConfigError, MemoryBudgetError, ModelError
 from ..native.choice import library
 from ..native.threads import one_thread
 from .base import Model
 from .native import NativeTransformer, covers
 from .transformer import Transformer
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 logger = logging.getLogger("outrider")
 
@@ -38,26 +34,24 @@ HALF = (
 
 
 def load_model(
-    folder: Path,
+    checkpoint: Checkpoint,
     dtype: str,
     device: torch.device,
     max_length: int,
     quantization: str | None = None,
     window: int | None = None,
     share_weights_with: Model | None = None,
-    model_config: PretrainedConfig | None = None,
 ) -> Model:
-    """Return the model in ``folder``, ready to run.
+    """Return the model of a checkpoint, ready to run.
 
     The native step runs it if that was built and covers its family and options, else the torch
     path, else transformers.
 
     Args:
-        folder, dtype, device, max_length: see ``Transformer`` and ``Fallback``.
-        window: see ``read_architecture``.
+        checkpoint, dtype, device, max_length: see ``Transformer`` and ``Fallback``.
         quantization: a recipe's text, or one of ``AUTOMATIC`` for its recipe by the native step.
+        window: positions that a row of any layer sees, itself included.
         share_weights_with: a model; weights that two native models have in common are held once.
-        model_config: of the checkpoint, where it was read already.
 
     Raises:
         ConfigError: ``quantization`` is not a recipe, or see ``check_left``, or
@@ -66,9 +60,8 @@ def load_model(
         ModelError: the checkpoint cannot be read; or transformers runs the model, which then takes
             no quantization and no window.
     """
+    folder, config, architecture = checkpoint.folder, checkpoint.config, checkpoint.architecture
     with readable(f"{folder} cannot be loaded", "fetch the checkpoint again."):
-        config = model_config or read_config(folder)
-        architecture = read_architecture(config, folder, window)
         open_ = (None, *NO_RECIPES, *AUTOMATIC)
         recipe = None if quantization in open_ else Recipe.parse(quantization)
         if architecture is None:
@@ -83,28 +76,26 @@ def load_model(
                     )
             from .fallback import Fallback  # with most of transformers
 
-            return Fallback(folder, config, dtype, device)
-        quantised = is_gguf(folder) or architecture.quantization is not None
-        if recipe and quantised:
-            check_left(open_source(folder, architecture), recipe)
-        _check_tables(folder, architecture, max_length)
+            return Fallback(checkpoint, dtype, device)
+        checkpoint = replace(checkpoint, shape=architecture.within(window))
+        if recipe and checkpoint.quantised:
+            check_left(checkpoint.tensors, recipe)
+        _check_tables(checkpoint, architecture, max_length)
         step = library() if device.type == "cpu" else None
         if step is not None:
             chosen = native_dtype(dtype, architecture.dtype, step.isa)
             if covers(config, architecture, chosen):
                 if dtype == "auto" and (architecture.dtype, chosen) == ROUNDED:
                     logger.warning(HALF, folder)
-                if quantization in AUTOMATIC and not quantised:
+                if quantization in AUTOMATIC and not checkpoint.quantised:
                     recipe = Recipe.parse(AUTOMATIC[quantization])
                 other = share_weights_with
                 native = other if isinstance(other, NativeTransformer) else None
                 # A recipe's search multiplies whole matrices, which wants all threads.
                 with one_thread() if recipe is None else nullcontext():
-                    return NativeTransformer(
-                        step, folder, config, architecture, chosen, max_length, recipe, native
-                    )
+                    return NativeTransformer(step, checkpoint, chosen, max_length, recipe, native)
         chosen = choose_dtype(dtype, architecture.dtype)
-        return Transformer(folder, config, architecture, chosen, device, max_length, recipe)
+        return Transformer(checkpoint, chosen, device, max_length, recipe)
 
 
 def cannot_go_back(folder: Path, model: Model) -> str:
@@ -114,7 +105,7 @@ def cannot_go_back(folder: Path, model: Model) -> str:
     )
 
 
-def _check_tables(folder: Path, architecture: Architecture, max_length: int) -> None:
+def _check_tables(checkpoint: Checkpoint, architecture: Architecture, max_length: int) -> None:
     """Refuse a ``max_length`` whose rotary tables are too large.
 
     Raises:
@@ -123,8 +114,7 @@ def _check_tables(folder: Path, architecture: Architecture, max_length: int) -> 
     """
     kinds = len(set(architecture.kinds))
     tables = 2 * kinds * max_length * architecture.head_dim * torch.float32.itemsize
-    files = [folder] if folder.is_file() else weight_files(folder)
-    stored, free = sum(file.stat().st_size for file in files), free_memory()
+    folder, stored, free = checkpoint.folder, checkpoint.tensors.file_bytes, free_memory()
     what = f"max_model_len is {max_length}, whose rotary tables take {tables >> 20} MiB"
     if tables > max(TABLES, stored):
         raise ConfigError(f"{what}, out of proportion to {folder} ({stored >> 20} MiB); give less.")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..base.config import Recipe
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.dtypes import native_dtype
 from ..checkpoints.families import Architecture
 from ..checkpoints.quantize import Matrix, Quantized
 from ..checkpoints.rope import BY_LENGTH, Rope, rope_parameters
-from ..checkpoints.weights import SLOW_TO_QUANTISE, Loader, Mlp, layer_numbers, open_source
+from ..checkpoints.weights import SLOW_TO_QUANTISE, Loader, Mlp, layer_numbers
 from ..errors import ModelError
 from ..native.checks import free_with, within
 from ..native.interface import DTYPES, TABLES, Config, DraftLimits
@@ -64,6 +65,12 @@ def covers(config: PretrainedConfig, architecture: Architecture, dtype: torch.dt
     )
 
 
+def is_native(checkpoint: Checkpoint) -> bool:
+    """Return True if the native step runs a checkpoint in its own dtype."""
+    a = checkpoint.architecture
+    return a is not None and covers(checkpoint.config, a, native_dtype("auto", a.dtype))
+
+
 class NativeTransformer(Model):
     """A checkpoint of a family that ``covers`` admits.
 
@@ -72,8 +79,7 @@ class NativeTransformer(Model):
 
     Args:
         library: whose step runs it.
-        folder: its checkpoint.
-        config, architecture: of the checkpoint.
+        checkpoint: of a native family.
         dtype: of weights and cache, see ``dtypes.native_dtype``; sums are fp32.
         max_length: positions of a sequence at most.
         recipe: makes the weights few-bit.
@@ -95,20 +101,19 @@ class NativeTransformer(Model):
     def __init__(
         self,
         library: Library,
-        folder: Path,
-        config: PretrainedConfig,
-        architecture: Architecture,
+        checkpoint: Checkpoint,
         dtype: torch.dtype,
         max_length: int,
         recipe: Recipe | None = None,
         beside: NativeTransformer | None = None,
     ) -> None:
         self.dtype = dtype
-        self.shape = a = architecture
+        assert checkpoint.architecture is not None
+        self.shape = a = checkpoint.architecture
         self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
         self.library = library
         kinds = list(dict.fromkeys(a.kinds))
-        source = open_source(folder, a)
+        source = checkpoint.tensors
         loader = Loader(source, a, self.dtype, self.device, torch.Tensor.contiguous, True, recipe)
         if beside is not None and beside.library is not library:
             beside = None
@@ -131,7 +136,7 @@ class NativeTransformer(Model):
         del embedding  # before the layers come
         if near is not None:
             self.shared_bytes += library.shared(self.handle, near)
-        self._turning = config, kinds
+        self._turning = checkpoint.config, kinds
         self.max_length, self._turned = max_length, 0
         self._turn(1)
         slow = SLOW_TO_LOAD if recipe is None else SLOW_TO_QUANTISE

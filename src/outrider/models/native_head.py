@@ -72,7 +72,7 @@ class NativeHead(HeadChains, NativeTransformer):
         self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
         recipe = head_recipe(quantization)
         self.coarse = recipe is not None and recipe.coarse
-        source = HeadTensors(head.folder)
+        source = HeadTensors(head.files)
         loader = Loader(source, a, self.dtype, self.device, torch.Tensor.contiguous, True, recipe)
         self.embedding = self._own_embedding(source)
         self.shared_bytes = 0

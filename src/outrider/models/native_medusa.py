@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..checkpoints.formats.shared import Checkpoint
+from ..checkpoints.formats.shared import Tensors
 from ..checkpoints.head_tensors import check_tensors
 from ..checkpoints.heads import Head, check_target
 from ..checkpoints.weights import Loader
@@ -44,7 +44,7 @@ class NativeMedusa(HeadChains, NativeTransformer):
         self.hidden_layers, self.hidden_size = 0, target.hidden_size
         self.embedding = None
         self.num_heads = head.longest or 1
-        recipe, source = head_recipe(quantization), Checkpoint(head.folder)
+        recipe, source = head_recipe(quantization), Tensors(head.files)
         self.coarse = recipe is not None and recipe.coarse
         loader = Loader(source, target.shape, self.dtype, self.device, keeps=True, recipe=recipe)
         library, each = self.library, head.blocks + 1

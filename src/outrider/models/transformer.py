@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from ..base.config import Recipe
 from ..cache.store import KVStore, Store
+from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.families import Architecture
 from ..checkpoints.quantize import Matrix
 from ..checkpoints.rope import BY_LENGTH, Rope
@@ -20,9 +19,6 @@ from .attention import Attention
 from .base import Output
 from .python_step import PythonStep
 from .rows import TILE, Rows, Segment, build_rows, padded
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -96,8 +92,7 @@ class Transformer(PythonStep):
     """A checkpoint of a native family, ready to run.
 
     Args:
-        folder: its checkpoint.
-        config, architecture: of the checkpoint.
+        checkpoint: of a native family.
         dtype: of weights, cache and arithmetic, see ``dtypes.choose_dtype``.
         device: where it lives.
         max_length: rotary tables reach this far.
@@ -113,19 +108,19 @@ class Transformer(PythonStep):
 
     def __init__(
         self,
-        folder: Path,
-        config: PretrainedConfig,
-        architecture: Architecture,
+        checkpoint: Checkpoint,
         dtype: torch.dtype,
         device: torch.device,
         max_length: int,
         recipe: Recipe | None = None,
     ) -> None:
+        config, architecture = checkpoint.config, checkpoint.architecture
+        assert architecture is not None
         self.shape = architecture
         self.hidden_layers, self.hidden_size = architecture.num_layers, architecture.hidden_size
         self.dtype = dtype
         self.device = device
-        self.weights = load_weights(folder, self.shape, self.dtype, device, recipe)
+        self.weights = load_weights(checkpoint.tensors, self.shape, dtype, device, recipe)
         with torch.inference_mode():
             self._unit = TILE if self.dtype == torch.float32 else row_unit(self.weights)
         kinds = set(architecture.kinds)

@@ -15,7 +15,7 @@ from httpx import ASGITransport
 from outrider import SamplingParams, async_llm
 from outrider.async_llm import AsyncLLM
 from outrider.base.types import Event, Origin, Request, Speculation
-from outrider.engine.checkpoint import Checkpoint
+from outrider.engine.setup import set_up
 from outrider.engine.switch import SpeculationState
 from outrider.engine.worker import heartbeat, suspects
 from outrider.engine.worker.heartbeat import Watch
@@ -50,7 +50,7 @@ class Player:
         self.killed = False
         self.unsent: set[object] = set()
         self.lives.append(self)
-        take(self, Checkpoint(spec.model, spec.drafter, spec.options).facts)
+        take(self, set_up(spec.model, spec.drafter, spec.options).facts)
 
     def ready(self) -> None:
         self.take(self, Ready(("ngram", "none"), ("ngram", "none"), STATE, "budget", 999, 256, 4))

@@ -40,11 +40,9 @@ def sample_of(folder: Path, name: str) -> Any:
 
 def shaped(folder: Path) -> None:
     """Read a checkpoint's config as a load does."""
-    from outrider.checkpoints.families import read_architecture, read_config, read_shape
+    from outrider.checkpoints.checkpoint import open_checkpoint
 
-    config = read_config(folder)
-    read_shape(config, folder)
-    read_architecture(config, folder)
+    open_checkpoint(folder)
 
 
 @reader("model: config.json")
@@ -107,7 +105,7 @@ def headed(header: bytes, tail: bytes, length: int | None) -> bytes:
 
 @reader("model: safetensors header")
 def safetensors(folder: Path) -> Made:
-    from outrider.checkpoints.files import find_tensors
+    from outrider.checkpoints.files import Files
 
     whole = (checkpoint(folder.parent) / "model.safetensors").read_bytes()
     end = 8 + int.from_bytes(whole[:8], "little")
@@ -121,7 +119,7 @@ def safetensors(folder: Path) -> Made:
     )
 
     def read(at: Path) -> None:
-        for entry in find_tensors(at).values():
+        for entry in Files(at).tensors.values():
             entry.read()
 
     return cases, with_file(folder, "model.safetensors", read)
@@ -129,14 +127,18 @@ def safetensors(folder: Path) -> Made:
 
 @reader("model: safetensors index")
 def index(folder: Path) -> Made:
-    from outrider.checkpoints.files import find_tensors
+    from outrider.checkpoints.files import Files
 
     names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(4)]
     sample = {
         "metadata": {"total_size": 9},
         "weight_map": dict.fromkeys(names, "model.safetensors"),
     }
-    return jsons(sample), with_file(folder, "model.safetensors.index.json", find_tensors)
+
+    def read(at: Path) -> object:
+        return Files(at).tensors
+
+    return jsons(sample), with_file(folder, "model.safetensors.index.json", read)
 
 
 @reader("model: GGUF")
@@ -144,7 +146,7 @@ def gguf(folder: Path) -> Made:
     from gguf import GGMLQuantizationType as Kind
 
     from outrider.checkpoints.formats.gguf import open_gguf
-    from outrider.checkpoints.formats.gguf_config import read_gguf_config
+    from outrider.checkpoints.formats.gguf_config import gguf_config
     from outrider.checkpoints.formats.gguf_tokenizer import gguf_tokenizer
     from tests.support.ggufs import add_pieces, byte_level, convert, pieces
     from tests.support.mutations import POOL
@@ -182,7 +184,7 @@ def gguf(folder: Path) -> Made:
     def call(data: bytes) -> None:
         path.write_bytes(data)
         file = open_gguf(path)
-        read_gguf_config(path)
+        gguf_config(file)
         gguf_tokenizer(file)
 
     return cases, call

@@ -25,7 +25,7 @@ from .shared import (
     FLOAT8,
     PLAIN,
     REMEDY,
-    Checkpoint,
+    Tensors,
     block_size,
     dequantized_float8,
     misshapen,
@@ -98,7 +98,7 @@ class Compressed:
             )
 
     def matrix(
-        self, source: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
     ) -> Matrix:
         if f"{name}_packed" in source:
             return self._packed(source, name, shape, dtype)
@@ -115,7 +115,7 @@ class Compressed:
         return Quantized((codes.int() + 128).to(torch.uint8), scales, zeros, 8, group)
 
     def _scales(
-        self, source: Checkpoint, name: str, shape: tuple[int, int]
+        self, source: Tensors, name: str, shape: tuple[int, int]
     ) -> tuple[torch.Tensor, int]:
         """Return the scales of the matrix ``name``, see ``read_scales``.
 
@@ -127,7 +127,7 @@ class Compressed:
         return read_scales(source, f"{name}_scale", shape, sizes, self._block)
 
     def _packed(
-        self, source: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
     ) -> Matrix:
         outputs, inputs = shape
         words = read_words(source, f"{name}_packed")
@@ -148,7 +148,7 @@ class Compressed:
         return matrix
 
     def _zeros(
-        self, source: Checkpoint, name: str, shape: tuple[int, ...], bits: int
+        self, source: Tensors, name: str, shape: tuple[int, ...], bits: int
     ) -> torch.Tensor | None:
         """Return zeros uint8 of ``shape`` [out, groups], or None where all are the middle code."""
         full = f"{name}_zero_point"
@@ -180,7 +180,7 @@ class Fp8:
         self._block = block_size(Fields(options, str(where)), "weight_block_size") or BLOCK
 
     def matrix(
-        self, source: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
     ) -> Matrix:
         codes = source.raw(name, shape)
         if codes.dtype in PLAIN:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -94,11 +93,7 @@ def open_gguf(path: Path) -> GGUF:
     except OSError:
         raise ModelError(f"{path} is no file; give a .gguf file that exists.") from None
     check_plain(path, state)
-    return _open(path, state.st_mtime_ns, state.st_size)
-
-
-@lru_cache(maxsize=4)
-def _open(path: Path, changed: int, size: int) -> GGUF:
+    size = state.st_size
     if size < 24:
         raise ModelError(f"{path} is too short for a GGUF file; fetch it again.")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -14,7 +13,7 @@ from ...base.fields import Fields, one_line
 from ...base.limits import LARGEST_INT
 from ...errors import ModelError, shown
 from ..plain_config import PlainConfig, whole
-from .gguf import GGUF, open_gguf
+from .gguf import GGUF
 from .gguf_ends import end_token_ids
 
 if TYPE_CHECKING:
@@ -40,13 +39,13 @@ def interleaves(metadata: Mapping[str, Any]) -> bool:
     return metadata.get("general.architecture") in INTERLEAVED
 
 
-def read_gguf_config(path: Path) -> PretrainedConfig:
-    """Return the config of the model in the GGUF file ``path``.
+def gguf_config(file: GGUF) -> PretrainedConfig:
+    """Return the config of the model in a GGUF file.
 
     Raises:
-        ModelError: the file is damaged, its architecture is not supported, or metadata are missing.
+        ModelError: its architecture is not supported, or metadata are missing or damaged.
     """
-    file = open_gguf(path)
+    path = file.path
     family = file.fields.text("general.architecture", "")
     if family not in FAMILIES:
         raise ModelError(

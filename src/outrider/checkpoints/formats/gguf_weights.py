@@ -5,7 +5,7 @@ onto ``Quantized`` bit for bit. Other quantised types are dequantised by the ``g
 """
 
 import re
-from pathlib import Path
+from math import prod
 
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
@@ -13,9 +13,8 @@ from gguf.quants import dequantize
 
 from ...errors import ModelError
 from ..quantize import Matrix, Quantized
-from .gguf import StoredTensor, open_gguf
+from .gguf import GGUF, StoredTensor
 from .gguf_config import interleaves
-from .shared import warn_once
 
 GROUP = 32
 EXACT = (Kind.Q8_0, Kind.Q4_0)
@@ -59,25 +58,23 @@ def _name(key: str) -> str | None:
 
 
 class GGUFTensors:
-    """The tensors of a GGUF file, read as ``Checkpoint``'s are.
+    """The tensors of a GGUF file, read as ``Tensors``' are.
 
     Args:
-        path: the file.
+        file: its header.
         head_dim: elements of a head, for the order of the rows of queries and keys.
-
-    Raises:
-        ModelError: see ``open_gguf``.
     """
 
-    def __init__(self, path: Path, head_dim: int) -> None:
-        self.folder = path
+    def __init__(self, file: GGUF, head_dim: int) -> None:
+        self.folder = file.path
         self._head_dim = head_dim
-        self._file = open_gguf(path)
-        self._interleaved = interleaves(self._file.metadata)
-        kinds = {t.kind for t in self._file.tensors.values()} - set(EXACT) - set(PLAIN)
-        if kinds:
-            names = ", ".join(sorted(kind.name for kind in kinds))
-            warn_once(f"{path}: weights of type {names} are dequantised at load.")
+        self._file = file
+        self._interleaved = interleaves(file.metadata)
+        kinds = {t.kind for t in file.tensors.values()} - set(EXACT) - set(PLAIN)
+        names = ", ".join(sorted(kind.name for kind in kinds))
+        self.note = (
+            f"{file.path}: weights of type {names} are dequantised at load." if names else None
+        )
 
     def get(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
@@ -114,6 +111,18 @@ class GGUFTensors:
     def nbytes(self, name: str) -> int:
         """Return the number of stored bytes of the tensor ``name``."""
         return self._file.tensors[_key(name)].nbytes
+
+    def held(self, size: int, keeps: bool) -> dict[str, int]:
+        """See ``Tensors.held``."""
+        return {
+            key: stored.nbytes if keeps and stored.kind in EXACT else size * prod(stored.shape)
+            for key, stored in self._file.tensors.items()
+        }
+
+    @property
+    def file_bytes(self) -> int:
+        """The bytes of the file."""
+        return self._file.path.stat().st_size
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each of the model's tensors by name, layer by layer."""

@@ -21,7 +21,7 @@ from ...errors import ModelError, shown
 from ..quantize import BITS, Matrix, Quantized
 from .shared import (
     REMEDY,
-    Checkpoint,
+    Tensors,
     group_size,
     misshapen,
     num_words,
@@ -68,7 +68,7 @@ class Gptq:
         self._group = stated_group(Fields(options, str(where)), "group_size")
 
     def matrix(
-        self, source: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
     ) -> Matrix:
         base = name.removesuffix("weight")
         if f"{base}qweight" not in source:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import torch
 from ...base.fields import Fields, readable
 from ...base.limits import LARGEST_INT
 from ...errors import ModelError
-from ..files import find_tensors
+from ..files import TYPES, Entry, Files
 from ..quantize import Matrix, Quantized
 
 logger = logging.getLogger("outrider")
@@ -36,7 +37,7 @@ class Format(Protocol):
     """Whether quantised matrices keep their codes; otherwise they are dequantised at load."""
 
     def matrix(
-        self, source: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
     ) -> Matrix:
         """Return the matrix ``name`` ("....weight") of ``shape`` (out, in).
 
@@ -60,33 +61,40 @@ def _remedy(folder: Path) -> str:
     )
 
 
-class Checkpoint:
+class Tensors:
     """The tensors of a folder's safetensors files, by name, read one by one.
 
     Args:
-        folder: the checkpoint's.
+        files: the checkpoint's.
         format: of its quantised matrices, if it has any.
 
     Raises:
-        ModelError: there are no files, a file is damaged, or a tensor is missing, misshapen or of
-            an unsupported type.
+        ModelError: by every method: there are no files, or a tensor is missing, misshapen or of an
+            unsupported type.
     """
 
-    def __init__(self, folder: Path, format: Format | None = None) -> None:
-        self.folder = folder
-        self._format = format
-        if format is not None and format.note:
-            warn_once(format.note)
-        self.entries = find_tensors(folder)
-        if not self.entries:
-            raise ModelError(f"{folder} has no .safetensors file; {_remedy(folder)}.")
+    def __init__(self, files: Files, format: Format | None = None) -> None:
+        self.folder = files.folder
+        self.note = None if format is None else format.note
+        self._entries, self._format = files.tensors, format
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """Where each tensor lies, by the name in the files."""
+        if not self._entries:
+            raise ModelError(f"{self.folder} has no .safetensors file; {_remedy(self.folder)}.")
+        return self._entries
+
+    def entry(self, name: str) -> Entry | None:
+        """Return where the tensor ``name`` lies; None if there is none."""
+        return self.entries.get(name)
 
     def __contains__(self, name: str) -> bool:
-        return name in self.entries
+        return self.entry(name) is not None
 
     def raw(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
         """Return the tensor ``name`` as stored, checked against ``shape`` unless None."""
-        entry = self.entries.get(name)
+        entry = self.entry(name)
         if entry is None:
             raise ModelError(f"{self.folder} has no tensor {name!r}; its config.json promises one.")
         if shape is not None and entry.shape != shape:
@@ -129,6 +137,23 @@ class Checkpoint:
         """Return the number of stored bytes of the tensor ``name``."""
         return self.entries[name].nbytes
 
+    def held(self, size: int, keeps: bool) -> dict[str, int]:
+        """Return the bytes of each tensor in memory, by name.
+
+        Args:
+            size: bytes of a number that is not quantised.
+            keeps: whether quantised matrices stay quantised.
+        """
+        return {
+            name: size * prod(entry.shape) if TYPES.get(entry.type) in PLAIN else entry.nbytes
+            for name, entry in self._entries.items()
+        }
+
+    @property
+    def file_bytes(self) -> int:
+        """The bytes of all files."""
+        return sum(file.stat().st_size for file in {e.file for e in self._entries.values()})
+
     def kept(self, name: str) -> str | None:
         """Return the kind of codes that the matrix ``name`` keeps; None if it keeps none."""
         return "quantised" if self._format is not None and self._format.keeps else None
@@ -151,7 +176,7 @@ def num_words(count: int, bits: int) -> int:
     return -(-count * bits // 32)
 
 
-def read_words(source: Checkpoint, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+def read_words(source: Tensors, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
     """Return the tensor ``name``, rows of int32 words.
 
     Raises:
@@ -164,7 +189,7 @@ def read_words(source: Checkpoint, name: str, shape: tuple[int, ...] | None = No
 
 
 def misshapen(
-    source: Checkpoint, name: str, tensor: torch.Tensor, shape: tuple[int, int]
+    source: Tensors, name: str, tensor: torch.Tensor, shape: tuple[int, int]
 ) -> ModelError:
     """Return the error for a part of a quantised matrix that does not fit the matrix."""
     return ModelError(
@@ -173,7 +198,7 @@ def misshapen(
     )
 
 
-def unsupported_dtype(source: Checkpoint, name: str, tensor: torch.Tensor) -> ModelError:
+def unsupported_dtype(source: Tensors, name: str, tensor: torch.Tensor) -> ModelError:
     """Return the error for a tensor whose dtype no format uses."""
     return ModelError(
         f"{source.folder}: tensor {name!r} holds {tensor.dtype}, which is not read; {REMEDY}."
@@ -215,7 +240,7 @@ def block_size(fields: Fields, name: str) -> tuple[int, int] | None:
 
 
 def read_scales(
-    source: Checkpoint,
+    source: Tensors,
     name: str,
     shape: tuple[int, int],
     sizes: Iterable[int],
@@ -262,7 +287,7 @@ def dequantized_float8(
 
 
 def regrouped(
-    source: Checkpoint, name: str, matrix: Quantized, index: torch.Tensor, dtype: torch.dtype
+    source: Tensors, name: str, matrix: Quantized, index: torch.Tensor, dtype: torch.dtype
 ) -> Matrix:
     """Return ``matrix`` where input i belongs to group ``index[i]``.
 

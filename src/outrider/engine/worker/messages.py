@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """The arguments of ``checkpoint.Checkpoint``, which the worker reads."""
+    """The arguments of ``setup.set_up``, which the worker reads."""
 
     model: Folder
     drafter: Folder | DrafterSpec | None

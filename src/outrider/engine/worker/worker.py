@@ -27,9 +27,9 @@ from ...base.stderr import guard
 from ...base.types import Request, SamplingParams, SequenceState
 from ...errors import OutriderError, RequestError
 from ..build import build_engine
-from ..checkpoint import Checkpoint
 from ..control.summary import summary
 from ..engine import Engine
+from ..setup import set_up
 from ..switch import SpeculationState
 from .freed_memory import trim_regularly
 from .heartbeat import Pulse
@@ -100,16 +100,10 @@ def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
     pulse = Pulse(outlet.send)
     try:
         try:
-            checkpoint = Checkpoint(spec.model, spec.drafter, spec.options)
-            outlet.send(checkpoint.facts)
-            engine = build_engine(
-                checkpoint.folder,
-                checkpoint.spec,
-                checkpoint.config,
-                checkpoint.tokenizer,
-                model_config=checkpoint.model_config,
-                thorough=True,
-            )
+            setup = set_up(spec.model, spec.drafter, spec.options)
+            outlet.send(setup.facts)
+            engine = build_engine(setup, thorough=True)
+            del setup
         except OutriderError as error:
             outlet.send(error)
             os._exit(0)

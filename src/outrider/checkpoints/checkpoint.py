@@ -1,0 +1,97 @@
+"""A checkpoint that was opened: what its files say, all but the bytes of its tensors."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..base.fields import one_line
+from ..errors import ModelError
+from .activations import auto_config
+from .claims import check_claims
+from .families import Architecture, Shape, read_shape
+from .files import Files, files_of
+from .formats.gguf_config import gguf_config
+from .formats.gguf_weights import GGUFTensors
+from .formats.methods import find_format
+from .formats.shared import Tensors
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+logger = logging.getLogger("outrider")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint in ``folder``, which may be a GGUF file.
+
+    ``shape`` is an ``Architecture`` where the model is of a native family, and ``tensors`` reads
+    the weights.
+    """
+
+    folder: Path
+    config: PretrainedConfig
+    shape: Shape
+    tensors: Tensors | GGUFTensors
+
+    @property
+    def architecture(self) -> Architecture | None:
+        """The architecture of a native model; None for one that transformers runs."""
+        return self.shape if isinstance(self.shape, Architecture) else None
+
+    @property
+    def quantised(self) -> bool:
+        """Whether its files may hold quantised matrices."""
+        of_config = getattr(self.config, "quantization_config", None)
+        return isinstance(self.tensors, GGUFTensors) or bool(of_config)
+
+
+def open_checkpoint(folder: Path | Files) -> Checkpoint:
+    """Return the checkpoint in ``folder``, whose files may be opened already.
+
+    Raises:
+        ModelError: there is none, its files are damaged, or it cannot be decoded.
+    """
+    files = files_of(folder)
+    if files.gguf is not None:
+        config = gguf_config(files.gguf)
+        shape = read_shape(config, files.folder)
+        head_dim = shape.head_dim if isinstance(shape, Architecture) else 1
+        return Checkpoint(files.folder, config, shape, GGUFTensors(files.gguf, head_dim))
+    config = _config_of(files)
+    format = find_format(getattr(config, "quantization_config", None), files.folder)
+    shape = read_shape(config, files.folder)
+    return Checkpoint(files.folder, config, shape, Tensors(files, format))
+
+
+def _config_of(files: Files) -> PretrainedConfig:
+    """Return the config of the checkpoint in a folder.
+
+    Raises:
+        ModelError: there is no such folder, no config.json, or it cannot be used.
+    """
+    folder = files.folder
+    if not folder.is_dir():
+        raise ModelError(
+            f"model {str(folder)!r} is not a folder; give one with a config.json, or a .gguf file."
+        )
+    if files.config is None:
+        raise ModelError(
+            f"{folder} has no config.json; give a Hugging Face checkpoint's folder or a .gguf file."
+        )
+    check_claims(files.config, files)
+    try:
+        config: PretrainedConfig = auto_config().from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # of whatever kind transformers' checks raise
+        if "auto_map" in files.config:
+            raise ModelError(
+                f"{folder} needs Python code of its own (auto_map in config.json), which is never "
+                "run; give a checkpoint that transformers has code for."
+            ) from None
+        raise ModelError(f"{folder / 'config.json'} cannot be used: {one_line(error)}.") from None
+    if getattr(config, "auto_map", None):
+        logger.info("%s: its own code (auto_map) is ignored; transformers' is run.", folder)
+    return config

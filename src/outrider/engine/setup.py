@@ -1,0 +1,110 @@
+"""Reads everything that an engine needs except the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ..base.config import EngineConfig
+from ..base.methods import AUTO
+from ..base.types import Folder
+from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ..checkpoints.families import find_folder
+from ..checkpoints.files import Files
+from ..checkpoints.heads import read_head
+from ..checkpoints.tokenizers import has_tokenizer, read_codec
+from ..drafters.base import DrafterSpec
+from ..drafters.heads import verifier_of
+from ..drafters.ngram import NgramSpec
+from ..drafters.registry import GroupSpec, find_drafter, with_head
+from ..errors import ModelError
+from ..text.codec import TextCodec, differing_entries
+from .worker.given import given
+from .worker.messages import Facts
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """The parts of an engine: the target's checkpoint and codec, the drafter, and the options."""
+
+    checkpoint: Checkpoint
+    spec: DrafterSpec
+    config: EngineConfig
+    codec: TextCodec | None
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The target's tokenizer; None for a model without text."""
+        return None if self.codec is None else self.codec.backend
+
+    @property
+    def facts(self) -> Facts:
+        """What the frontend needs to know."""
+        shape = self.checkpoint.shape
+        return Facts(
+            self.checkpoint.folder, self.config, self.spec.name, shape.vocab_size,
+            self.config.model_length(shape.context), shape.eos_token_ids, self.codec,
+        )  # fmt: skip
+
+
+def set_up(
+    model: Folder, drafter: Folder | DrafterSpec | None, options: Mapping[str, Any]
+) -> EngineSetup:
+    """Return the parts of an engine; arguments are those of ``LLM``.
+
+    Raises:
+        ConfigError: an option is wrong.
+        ModelError: the checkpoint or a tokenizer cannot be used.
+    """
+    wanted = given(drafter, options)
+    files = Files(find_folder(model))
+    head = read_head(files)
+    if head is not None:
+        files = verifier_of(head)
+        if head.longest is not None and wanted.drafter == AUTO:
+            wanted.engine.setdefault("num_speculative_tokens", head.longest)
+    config = wanted.config()
+    checkpoint = open_checkpoint(files)
+    spec = find_drafter(wanted.drafter, files.folder)
+    if head is not None:
+        spec = with_head(spec, head)
+    lookup = NgramSpec(**wanted.lookup)  # refuses wrong sizes, whichever drafter is used
+    if isinstance(spec, NgramSpec):
+        spec = lookup
+    elif isinstance(spec, GroupSpec):
+        members = (lookup if isinstance(m, NgramSpec) else m for m in spec.members)
+        spec = replace(spec, members=tuple(members))
+    source = files if wanted.tokenizer is None else Files(find_folder(wanted.tokenizer))
+    codec = read_codec(source, config.special_tokens_in_text) if has_tokenizer(source) else None
+    if codec is None and wanted.tokenizer is not None:
+        raise ModelError(f"{wanted.tokenizer} has no tokenizer; give a folder with tokenizer.json.")
+    for each in (spec, *spec.members):
+        _check_tokenizers(codec, each)
+    if codec is not None:
+        ends = checkpoint.shape.eos_token_ids | codec.end_token_ids
+        checkpoint = replace(checkpoint, shape=replace(checkpoint.shape, eos_token_ids=ends))
+    return EngineSetup(checkpoint, spec, config, codec)
+
+
+def _check_tokenizers(target: TextCodec | None, spec: DrafterSpec) -> None:
+    """Refuse a drafter whose token ids mean other text than the target's.
+
+    Raises:
+        ModelError: they do.
+    """
+    if spec.folder is None or spec.retokenizes or target is None:
+        return
+    if not has_tokenizer(spec.files):
+        return
+    codecs = target, read_codec(spec.files)
+    entries = differing_entries(*(codec.backend.get_vocab() for codec in codecs))
+    if entries:
+        more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
+        raise ModelError(
+            f"the drafter in {spec.folder} has another tokenizer: {'; '.join(entries[:3])}{more}. "
+            "Give a drafter trained with the target's tokenizer, or drafter="
+            f"{f'retokenize:{spec.folder}'!r} to have its drafts written in the target's."
+        )
