@@ -172,6 +172,7 @@ def test_a_drafter_has_half_of_the_targets_bits_unless_told_otherwise(pair: Path
 PEAK = """
 import sys, torch
 from pathlib import Path
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.models.load import load_model
 
 def status(name):
