@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from outrider import LLM
 from outrider.checkpoints import files
 from outrider.native import choice as native
-from tests.checkpoints.test_gguf import byte_level, convert
+from tests.support.ggufs import byte_level, convert
 from tests.support.heads import Eagle, make_head, save_head
 from tests.support.tiny import MakeCheckpoint
 
