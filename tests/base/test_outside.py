@@ -167,7 +167,7 @@ class Outer(Part):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"inner": {}}, "It has no inner.url; add it."),
+        ({"inner": {}}, "It, [inner] has no url; add it."),
         ({"inner": "x"}, "It: inner is 'x'; give a table."),
         (
             {"inner": {"url": "x", "knd": "a"}},

@@ -24,10 +24,14 @@ FIELDS = ("model_fields", "__dataclass_fields__", "_fields")
 LIMITS = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
 
 
-class Part(BaseModel):
-    """A table of a document: nothing is converted, and every key must be known."""
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+"""Nothing is converted, and every key must be known: ``__pydantic_config__`` of a dataclass."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+class Part(BaseModel):
+    """A table of a document, under ``STRICT``."""
+
+    model_config = STRICT
 
 
 def checked(kind: type[T], document: Any, what: str) -> T:
@@ -56,12 +60,12 @@ def sentence(error: ValidationError, what: str, kind: Any = None) -> ConfigError
     problem = error.errors(include_url=False)[0]
     type_, place = problem["type"], problem["loc"]
     where = printable(".".join(map(str, place)))
+    owner = f"{what}, [{where.rpartition('.')[0]}]" if place[1:] else what
     if type_ in UNKNOWN:
-        owner = f"{what}, [{where.rpartition('.')[0]}]" if place[1:] else what
         return no_option(owner, str(place[-1]), list(_hints(kind, place[:-1])))
     if type_.startswith("missing"):
-        return ConfigError(f"{what} has no {where}; add it.")
-    said = problem["msg"].removeprefix("Value error, ")
+        return ConfigError(f"{owner} has no {place[-1]}; add it.")
+    said = problem["msg"].removeprefix("Value error, ").strip()
     if type_ == "value_error":  # a sentence of our own, which may name a place of its own
         return ConfigError(f"{what}: {where}{' ' * bool(where)}{said}")
     named = f"{what}: {where}" if where else what

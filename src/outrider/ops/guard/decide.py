@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from .judge import DOWN, STANDBY_DOWN, Verdict, figures, judge
 from .policy import Policy
-from .states import Decision, Event, Level, Observation, Place, State, Track, Weights
+from .states import Decision, Drafting, Event, Level, Observation, Place, State, Track, Weights
 
 URGENT = (DOWN, "errors", "memory_critical")
 """Signals that move traffic at once, whatever was changed a moment ago."""
@@ -48,7 +49,7 @@ def wanted(state: State, policy: Policy) -> tuple[dict[str, Any] | None, Weights
         drafting = {"enabled": False}
     elif state.own_drafting is not None:
         own = state.own_drafting
-        drafting = {"enabled": own["enabled"], "num_speculative_tokens": own["length"]}
+        drafting = {"enabled": own.enabled, "num_speculative_tokens": own.length}
     recovery, place = policy.recovery, state.traffic.level
     if place == Place.OWN:
         return drafting, state.own_weights
@@ -207,8 +208,10 @@ class _Turn:
             self.reasons["return"] = "the engine waits for the switch of traffic"
         elif self.seen.answers is not True:
             self.reasons["return"] = "the engine's model does not answer yet"
-        elif (name := self._unclear()) is not None:
-            self.reasons["return"] = f"{name} of the engine is not clear over a whole window yet"
+        elif unclear := self._unclear(figures(self.seen.engine, self.policy, 1.0)):
+            # Requests that were under way when traffic left end later; a try that began before they
+            # are out of the window would be judged by them.
+            self.reasons["return"] = f"{unclear} of the engine is not clear over a whole window yet"
         elif own_share(self.state) == 0:
             self._move(Place.OWN, track.cause)
             self._say("return", track.cause, "the engine answers; it had no traffic before")
@@ -217,17 +220,10 @@ class _Turn:
             share = stages(self.state, self.policy)[0]
             self._say("probe", track.cause, f"the engine answers: it gets {share:.0%} of traffic")
 
-    def _unclear(self) -> str | None:
-        """Return a figure of the engine that is not clear, be it of a single request.
-
-        Requests that were under way when traffic left end later; a try that began before they are
-        out of the window would be judged by them.
-        """
-        values = figures(self.seen.engine, self.policy, 1.0)
-        for name in ("errors", "p99", "memory"):
-            if name in values and not self.policy.signals[name].is_clear(values[name]):
-                return name
-        return None
+    def _unclear(self, values: Mapping[str, float]) -> str:
+        """Return the first figure that is not clear, "" for none."""
+        names = (x for x in ("errors", "p99", "memory") if x in values)
+        return next((x for x in names if not self.policy.signals[x].is_clear(values[x])), "")
 
     def _leave_standby(self, errors: float, dead: bool) -> None:
         """Go back to the engine if fewer requests fail there."""
@@ -245,19 +241,14 @@ class _Turn:
         """Give the engine more traffic after a good stage."""
         track, recovery = self.state.traffic, self.policy.recovery
         steps = stages(self.state, self.policy)
-        names = ("errors", "p99", "memory")
-        unclear = [
-            name for name in names
-            if name in verdict.values
-            and not self.policy.signals[name].is_clear(verdict.values[name])
-        ]  # fmt: skip
+        unclear = self._unclear(verdict.values)
         served = self.seen.engine.requests or 0.0
         if self.now - track.since < recovery.hold:
             self.reasons["return"] = f"stage {track.stage + 1} runs"
         elif served < recovery.requests:
             self.reasons["return"] = f"stage {track.stage + 1} waits for requests"
         elif unclear:
-            self.reasons["return"] = f"stage {track.stage + 1} waits: {unclear[0]} is not clear"
+            self.reasons["return"] = f"stage {track.stage + 1} waits: {unclear} is not clear"
         elif track.stage + 1 < len(steps):
             share = steps[track.stage + 1]
             self._move(Place.PROBING, track.cause, stage=track.stage + 1, errors=track.errors)
@@ -302,17 +293,19 @@ class _Turn:
     def _draft_less(self, level: Level, cause: str, verdict: Verdict) -> None:
         drafting, track = self.seen.drafting, self.state.drafting
         assert drafting is not None
-        if track.level == Level.OWN:
-            own = self.state.own_drafting or asdict(drafting)
-            reduced = max(1, drafting.in_use // 2)
-            self.state = replace(self.state, own_drafting=own, reduced_to=reduced)
-        wait = self._longer(track)
-        self._draft(level, cause, wait=wait)
+        self._note_own(drafting)
+        self._draft(level, cause, wait=self._longer(track))
         action = "reduce" if level == Level.REDUCED else "plain"
         what = f"K goes to {self.state.reduced_to}" if action == "reduce" else "it decodes plainly"
         speedup = verdict.reasons.get("speedup", "") if "speedup" in verdict.values else ""
         why = f"{verdict.reasons[cause]}{'; ' if speedup else ''}{speedup}"
         self._say(action, cause, f"{why}: {what}", "drafting")
+
+    def _note_own(self, drafting: Drafting) -> None:
+        """Keep the switch as its operator set it, before it is changed."""
+        if self.state.drafting.level == Level.OWN:
+            own, reduced = self.state.own_drafting or drafting, max(1, drafting.in_use // 2)
+            self.state = replace(self.state, own_drafting=own, reduced_to=reduced)
 
     def _relieve(self, verdict: Verdict) -> bool:
         """Draft less and let fewer requests in while memory is short."""
@@ -377,11 +370,8 @@ class _Turn:
         if self.seen.drafting is None and state.drafting.level == Level.OWN:
             self.alerts["forced"] = f"{mode} was forced, but no switch of drafting answers."
             return
-        drafting = self.seen.drafting
-        if state.drafting.level == Level.OWN and drafting is not None:
-            own = state.own_drafting or asdict(drafting)
-            reduced = max(1, drafting.in_use // 2)
-            self.state = replace(self.state, own_drafting=own, reduced_to=reduced)
+        if self.seen.drafting is not None:
+            self._note_own(self.seen.drafting)
         self._draft(level, "forced")
         actions = {Level.OWN: "restore", Level.REDUCED: "reduce", Level.PLAIN: "plain"}
         self._say(actions[level], "forced", f"a person set drafting to {level}", "drafting")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, Field
 
 from ...base.limits import LARGEST_DRAFT, LARGEST_INT
+from ...base.outside.models import checked
 from ...errors import ConfigError
 
 
@@ -33,8 +37,16 @@ class Place(StrEnum):
 
 LATEST = 1e11
 """Latest accepted time, in seconds since the epoch; the year 5138."""
-MODES = ("normal", "reduced", "plain", "relieved", "standby", "probing")
+Time = Annotated[float, Field(ge=0, le=LATEST)]
+Mode = Literal["normal", "reduced", "plain", "relieved", "standby", "probing"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 """The values of the label of ``outrider_guard_state``."""
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("is not printable")
+    return text
 
 
 @dataclass(frozen=True)
@@ -69,11 +81,12 @@ class Drafting:
     """The run-time switch as an engine shows it; ``length`` is None where the engine chooses K."""
 
     enabled: bool
-    length: int | None
-    in_use: int
+    length: Annotated[int, Field(ge=0, le=LARGEST_DRAFT)] | None
+    in_use: Annotated[int, Field(ge=0, le=LARGEST_DRAFT)]
 
 
-Weights = tuple[int, int]
+Weight = Annotated[int, Field(ge=0, le=LARGEST_INT)]
+Weights = tuple[Weight, Weight]
 """Of the engine and of the standby."""
 
 
@@ -115,12 +128,12 @@ class Track:
     """
 
     level: str = Level.OWN
-    since: float = 0.0
-    cause: str = ""
-    wait: float = 0.0
-    retry_at: float = 0.0
-    stage: int = 0
-    errors: float = 0.0
+    since: Time = 0.0
+    cause: Annotated[str, AfterValidator(_printable)] = ""
+    wait: Time = 0.0
+    retry_at: Time = 0.0
+    stage: Annotated[int, Field(ge=0, le=LARGEST_INT)] = 0
+    errors: Time = 0.0
 
 
 @dataclass(frozen=True)
@@ -141,13 +154,13 @@ class State:
     engine: str = ""
     drafting: Track = Track()
     traffic: Track = Track()
-    pending: Mapping[str, float] = field(default_factory=dict)
-    forced: str | None = None
-    own_drafting: Mapping[str, Any] | None = None
+    pending: Mapping[str, Time] = field(default_factory=dict)
+    forced: Mode | None = None
+    own_drafting: Drafting | None = None
     own_weights: Weights | None = None
-    reduced_to: int = 1
+    reduced_to: Annotated[int, Field(ge=1, le=LARGEST_DRAFT)] = 1
     noted: bool = False
-    seen: float = 0.0
+    seen: Time = 0.0
 
     @property
     def mode(self) -> str:
@@ -214,28 +227,15 @@ def of_json(document: Any, where: str) -> State:
     Raises:
         ConfigError: it holds none.
     """
-    damaged = ConfigError(f"{where} holds no state of a guard; remove it to start again.")
-    if not isinstance(document, dict) or set(document) != {f.name for f in fields(State)}:
-        raise damaged
     try:
-        values = dict(document)
-        values["drafting"] = _track(values["drafting"], Level)
-        values["traffic"] = _track(values["traffic"], Place)
-        values["pending"] = {k: _number(v) for k, v in values["pending"].items()}
-        if values["own_weights"] is not None:
-            engine, standby = (_whole(each, LARGEST_INT) for each in values["own_weights"])
-            values["own_weights"] = engine, standby
-        if values["own_drafting"] is not None:
-            values["own_drafting"] = _drafting(values["own_drafting"])
-        if values["forced"] is not None and values["forced"] not in MODES:
-            raise damaged
-        if not isinstance(values["engine"], str) or not isinstance(values["noted"], bool):
-            raise damaged
-        values["reduced_to"] = max(1, _whole(values["reduced_to"], LARGEST_DRAFT))
-        values["seen"] = _number(values["seen"])
-        return State(**values)
-    except (TypeError, ValueError, AttributeError, LookupError):
-        raise damaged from None
+        state = checked(State, document, where)
+        whole = json.loads(json.dumps(state.to_json())) == document
+        levels = state.drafting.level in set(Level) and state.traffic.level in set(Place)
+    except ConfigError:
+        whole = levels = False
+    if not whole or not levels:
+        raise ConfigError(f"{where} holds no state of a guard; remove it to start again.")
+    return state
 
 
 STATUS: dict[str, tuple[type, ...]] = {
@@ -259,38 +259,3 @@ def check_status(document: Any, where: str) -> dict[str, Any]:
             f"{where} is damaged; remove it, and the guard writes it again at its next evaluation."
         )
     return dict(document)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError
-    if not 0 <= value <= LATEST:
-        raise ValueError
-    return float(value)
-
-
-def _whole(value: Any, most: int) -> int:
-    if type(value) is not int:
-        raise TypeError
-    if not 0 <= value <= most:
-        raise ValueError
-    return value
-
-
-def _drafting(document: Any) -> dict[str, Any]:
-    """Return the fields of a ``Drafting`` as the guard wrote it."""
-    enabled, length, in_use = (document[f.name] for f in fields(Drafting))
-    if not isinstance(enabled, bool):
-        raise TypeError
-    length = None if length is None else _whole(length, LARGEST_DRAFT)
-    return {"enabled": enabled, "length": length, "in_use": _whole(in_use, LARGEST_DRAFT)}
-
-
-def _track(document: Any, kind: type[StrEnum]) -> Track:
-    values = {f.name: document[f.name] for f in fields(Track)}
-    for name in ("since", "wait", "retry_at", "errors"):
-        values[name] = _number(values[name])
-    if not isinstance(values["cause"], str) or not values["cause"].isprintable():
-        raise TypeError
-    stage = _whole(values["stage"], LARGEST_INT)
-    return Track(**{**values, "level": kind(values["level"]), "stage": stage})
