@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 from benchmarks.stub import Schedule, port_of
 from benchmarks.stub import serve as serve_stub
+from outrider.base.outside import stamped as client
+from outrider.base.outside.stamped import Answer
 from outrider.bench.load import measure, paired
 from outrider.bench.load.arrivals import Closed, Open, Trace, check, load_trace
 from outrider.bench.load.datasets import load_prompts
@@ -32,9 +34,8 @@ from outrider.bench.workload import Workload
 from outrider.cli.common import write_json
 from outrider.cli.load import extra, save, shapes, show
 from outrider.errors import ConfigError, EndpointError
-from outrider.ops.metrics import client, parse
+from outrider.ops.metrics import parse
 from outrider.ops.metrics.acceptance import acceptance
-from outrider.ops.metrics.client import Answer
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 PROMPTS = Workload.of_prompts("three", ["one", "two", "three"])

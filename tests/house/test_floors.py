@@ -50,7 +50,7 @@ ENGINE_NEEDS = {
     "tqdm",
 }
 NEEDS: dict[str, set[str]] = {
-    "base": {"numpy", "yaml", "httpx", "httpcore", "pydantic"},
+    "base": {"numpy", "yaml", "httpx", "httpcore", "httptools", "pydantic"},
     "outrider.base.types": set(),
     "outrider.base.plots": {"matplotlib"},
 }

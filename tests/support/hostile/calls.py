@@ -317,7 +317,7 @@ def answers(folder: Path) -> Made:
 
 @reader("HTTP answers of a load test")
 def loaded_answers(folder: Path) -> Made:
-    from outrider.ops.metrics.client import Client
+    from outrider.base.outside.stamped import Client
 
     async def answer(port: int) -> None:
         client = Client(f"http://127.0.0.1:{port}")

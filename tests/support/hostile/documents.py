@@ -363,8 +363,8 @@ DELTA = {"choices": [{"delta": {"content": "x", "tool_calls": [{"function": {"ar
 
 @reader("stream of a load test")
 def stream(folder: Path) -> Made:
+    from outrider.base.outside.stamped import Answer
     from outrider.bench.load.stream import Record, read
-    from outrider.ops.metrics.client import Answer
 
     whole = b"".join(
         b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in (CHUNK, DELTA, CHUNK)
@@ -386,8 +386,8 @@ def stream(folder: Path) -> Made:
 
 @reader("models of a load test")
 def listed_models(folder: Path) -> Made:
+    from outrider.base.outside.stamped import Answer
     from outrider.bench.load.measure import LoadedServer
-    from outrider.ops.metrics.client import Answer
 
     def call(case: tuple[bytes, int]) -> None:
         body, status = case

@@ -157,8 +157,8 @@ def endpoint(folder: Path) -> Made:
 @reader("addresses")
 def addresses(folder: Path) -> Made:
     from outrider.base.outside.http import address
+    from outrider.base.outside.stamped import Client
     from outrider.ops.diagnose.endpoint import Endpoint
-    from outrider.ops.metrics.client import Client
 
     def call(text: str) -> None:
         for read in (address, Endpoint, Client):

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
+from ...base.outside.stamped import Answer, Client
 from ...errors import EndpointError, RequestError, shown
-from ...ops.metrics.client import Answer, Client
 from .answers import EndpointCompletion, Token, completions, law_of, message, parsed
 
 T = TypeVar("T")

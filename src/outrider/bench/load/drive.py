@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from ...base.outside.stamped import Client
 from ...errors import EndpointError
-from ...ops.metrics.client import Client
 from .arrivals import Closed, Shape
 from .stream import Record, read
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from ...base.outside.stamped import Client
 from ...base.outside.text import printable
 from ...errors import ConfigError, EndpointError
 from ...ops.metrics.acceptance import acceptance, scrape
-from ...ops.metrics.client import Client
 from ..workload import Workload
 from .arrivals import Closed, Open, Shape, check
 from .datasets import SYNTHETIC, WARNING, body_of, shuffled

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from ...ops.metrics.client import Answer, Piece
+from ...base.outside.stamped import Answer, Piece
 
 TEXTS = ("text", "content", "reasoning_content", "reasoning")
 """Fields of a choice, or of its delta, that hold output."""

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ...base.outside.sockets import is_local
-from ...ops.metrics.client import Client
+from ...base.outside.stamped import Client
 
 EVERY = 0.5
 """Seconds between two samples."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...base.engines import BY_NAME
+from ...base.outside.stamped import Client
 from ...errors import EndpointError
-from .client import Client
 from .figures import Figures
 from .page import Page, parse
 

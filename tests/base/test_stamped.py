@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks.stub import port_of
+from outrider.base.outside import stamped as clients
+from outrider.base.outside.stamped import Client
 from outrider.errors import ConfigError, EndpointError
-from outrider.ops.metrics import client as clients
-from outrider.ops.metrics.client import Client
 from tests.support.peering import Answer, drips, peer, says
 
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import httptools
 
-from ...base.outside.documents import MIB
-from ...base.outside.http import address, check_key
-from ...base.outside.text import printable
 from ...errors import EndpointError
+from .documents import MIB
+from .http import address, check_key
+from .text import printable
 
 BROKEN = "the connection ended before the answer did"
 MOST_BYTES = 16 * MIB
