@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpcore
@@ -19,7 +19,7 @@ import httpx
 
 from ...errors import ConfigError, EndpointError, OutriderError, shown
 from .documents import MIB, parse_json
-from .sockets import Deadline, connect, send
+from .sockets import Deadline, connect, receive, send
 from .text import printable
 
 MOST_BYTES = MIB
@@ -30,31 +30,17 @@ SECONDS = 5.0
 AGENT = "outrider"
 
 
-@dataclass(frozen=True)
-class Address:
-    """The address of a server, without user and password. ``path`` has no slash at its end."""
+class Address(NamedTuple):
+    """The address of a server, without user and password.
+
+    ``place`` is the URL without a path; ``path`` has no slash at its end.
+    """
 
     scheme: str
     host: str
     port: int
     place: str
     path: str = ""
-
-    @property
-    def authority(self) -> str:
-        """Return host and port as a header names them."""
-        netloc = self.place.partition("://")[2]
-        return netloc if netloc.isascii() else netloc.encode("idna").decode("ascii")
-
-    @property
-    def secure(self) -> bool:
-        """Return whether it is reached over TLS."""
-        return self.scheme == "https"
-
-    @property
-    def url(self) -> str:
-        """Return it as a URL without a query."""
-        return f"{self.place}{self.path}"
 
 
 @dataclass(frozen=True)
@@ -169,10 +155,8 @@ def _taken(
     Raises:
         EndpointError: it is a redirect, or too long.
     """
-    head = came.headers.raw
-    if len(head) > MOST_HEADERS or sum(len(part) for pair in head for part in pair) > (
-        MOST_HEADER_BYTES
-    ):
+    head = [len(name) + len(value) for name, value in came.headers.raw]
+    if len(head) > MOST_HEADERS or sum(head) > MOST_HEADER_BYTES:
         raise EndpointError(f"{there.place} answers with too many headers; check the address.")
     if 300 <= came.status_code < 400:
         place = printable(came.headers.get("Location") or "nowhere", 200)
@@ -221,8 +205,7 @@ class _Stream(httpcore.NetworkStream):
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         send(self._connection, self._unsent, self._deadline)  # head and body in one piece
         self._unsent = b""
-        self._connection.settimeout(self._deadline.left())
-        return self._connection.recv(max_bytes)
+        return receive(self._connection, max_bytes, self._deadline)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._unsent += buffer

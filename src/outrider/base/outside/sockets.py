@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import ipaddress
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 CHUNK = 1 << 16
@@ -22,11 +21,7 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Return the seconds that are left.
-
-        Raises:
-            TimeoutError: none is left.
-        """
+        """Return the seconds that are left, or raise TimeoutError."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"no whole answer within {self.seconds:g} s")
@@ -34,14 +29,17 @@ class Deadline:
 
 
 def connect(host: str, port: int, deadline: Deadline) -> socket.socket:
-    """Return a connection to the first address of a host that accepts one.
+    """Return a connection to the first address of a host that accepts one, or raise OSError."""
+    return _first(_resolve(host, port, deadline), deadline)
 
-    Raises:
-        OSError: none does, or the name is unknown.
-        TimeoutError: the deadline has passed.
-    """
-    places = _resolve(host, port, deadline)
-    failure: OSError = OSError(f"{host} has no address")
+
+def connect_unix(path: str, deadline: Deadline) -> socket.socket:
+    """Return a connection to a unix socket, or raise OSError."""
+    return _first([(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", path)], deadline)
+
+
+def _first(places: Sequence[Any], deadline: Deadline) -> socket.socket:
+    failure = OSError("it has no address")
     for number, (family, kind, protocol, _, place) in enumerate(places):
         connection = socket.socket(family, kind, protocol)
         try:
@@ -58,22 +56,6 @@ def connect(host: str, port: int, deadline: Deadline) -> socket.socket:
     raise failure
 
 
-def connect_unix(path: str, deadline: Deadline) -> socket.socket:
-    """Return a connection to a unix socket.
-
-    Raises:
-        OSError: nobody listens there.
-    """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(deadline.left())
-        connection.connect(path)
-        return connection
-    except BaseException:
-        connection.close()
-        raise
-
-
 def send(connection: socket.socket, data: bytes, deadline: Deadline) -> None:
     """Send all bytes, or raise OSError."""
     rest = memoryview(data)
@@ -82,22 +64,10 @@ def send(connection: socket.socket, data: bytes, deadline: Deadline) -> None:
         rest = rest[connection.send(rest[:CHUNK]) :]
 
 
-class Incoming(io.RawIOBase):
-    """A stream of the bytes of a connection, read under the deadline."""
-
-    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
-        self._connection, self._deadline = connection, deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self._connection.settimeout(self._deadline.left())
-        return self._connection.recv_into(buffer)
-
-    def makefile(self, *_: Any) -> io.BufferedReader:
-        """Return a buffered reader, as ``socket.makefile`` does; http.client asks for it."""
-        return io.BufferedReader(self)
+def receive(connection: socket.socket, size: int, deadline: Deadline) -> bytes:
+    """Return what came, at most ``size`` bytes, b"" at the end; or raise OSError."""
+    connection.settimeout(deadline.left())
+    return connection.recv(size)
 
 
 def is_local(host: str, seconds: float = 2.0) -> bool:
@@ -115,16 +85,15 @@ def _resolve(host: str, port: int, deadline: Deadline) -> list[Any]:
         return _addresses(host, port, socket.AI_NUMERICHOST)
     except OSError:
         pass
-    found: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
-    look = threading.Thread(target=_tell, args=(found.put, host, port), daemon=True)
-    look.start()
+    answers: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
+    threading.Thread(target=_tell, args=(answers.put, host, port), daemon=True).start()
     try:
-        addresses = found.get(timeout=deadline.left())
+        answer = answers.get(timeout=deadline.left())
     except queue.Empty:
         raise TimeoutError(f"no address of its name within {deadline.seconds:g} s") from None
-    if isinstance(addresses, OSError):
-        raise addresses
-    return addresses
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
 
 
 def _addresses(host: str, port: int, flags: int = 0) -> list[Any]:

@@ -147,10 +147,11 @@ class Client:
         there = address(url)
         check_key(key)
         self.host, self.port = there.host, there.port
-        self.tls = ssl.create_default_context() if there.secure else None
+        self.tls = ssl.create_default_context() if there.scheme == "https" else None
         self.base = there.path.removesuffix("/v1")
         self.url = there.place + self.base
-        self._head = f"Host: {there.authority}\r\nUser-Agent: outrider-bench\r\nAccept: */*\r\n" + (
+        authority = there.place.partition("://")[2].encode("idna").decode("ascii")
+        self._head = f"Host: {authority}\r\nUser-Agent: outrider-bench\r\nAccept: */*\r\n" + (
             f"Authorization: Bearer {key}\r\n" if key else ""
         )
         self._idle: deque[Connection] = deque()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ....base.outside.sockets import Deadline, Incoming, connect, connect_unix, send
+from ....base.outside.sockets import CHUNK, Deadline, connect, connect_unix, receive, send
 from ....base.outside.text import printable
 from ..policy import Traffic
 from ..states import Weights
@@ -58,7 +58,9 @@ class HAProxy:
                 else connect_unix(place, deadline)
             ) as connection:  # fmt: skip
                 send(connection, f"{command}\n".encode(), deadline)
-                said = Incoming(connection, deadline).makefile().read(MOST_BYTES)
+                said = b""
+                while len(said) < MOST_BYTES and (more := receive(connection, CHUNK, deadline)):
+                    said += more
         except OSError as error:
             why = printable(error.strerror or error)
             raise SwitchError(f"HAProxy at {self._address} does not answer ({why}).") from None
