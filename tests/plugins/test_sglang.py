@@ -353,8 +353,9 @@ def test_modules_are_changed_where_sglang_looks(monkeypatch: pytest.MonkeyPatch)
         def verify(self, vocab_size: int) -> None: ...
 
     for patch, name in (
-        (hooks._scheduler, "Scheduler"), (hooks._tokenizer_manager, "TokenizerManager"),
-    ):  # fmt: skip
+        (hooks.PATCHES["sglang.srt.managers.scheduler"], "Scheduler"),
+        (hooks.PATCHES["sglang.srt.managers.tokenizer_manager"], "TokenizerManager"),
+    ):
         own = type(name, (Served,), {"__init__": Served.__init__})
         patch(SimpleNamespace(**{name: own}))  # type: ignore[arg-type]
         own(SimpleNamespace(speculative_algorithm="NGRAM"), "port", gpu_id=1)
@@ -366,11 +367,12 @@ def test_modules_are_changed_where_sglang_looks(monkeypatch: pytest.MonkeyPatch)
     made: Any = Info.from_schedule_batch(SimpleNamespace(reqs=[one], device="cpu"), 9)
     assert made.sampling_seed.tolist() == [4]
     assert isinstance(made, Info)
-    hooks._sampling_params(SimpleNamespace(SamplingParams=Params))  # type: ignore[arg-type]
+    patched: Any = SimpleNamespace(SamplingParams=Params)
+    hooks.PATCHES["sglang.srt.sampling.sampling_params"](patched)
     with pytest.raises(ValueError, match="seed 3 with n=2"):
         Params().verify(9)
     module: Any = SimpleNamespace(eagle_sample=None, verify_tree_greedy_func=None)
-    hooks._eagle_utils(module)
+    hooks.PATCHES["sglang.srt.speculative.eagle_utils"](module)
     assert module.eagle_sample.__name__ == "eagle_sample"
     assert module.verify_tree_greedy_func.__name__ == "verify_tree_greedy_func"
 

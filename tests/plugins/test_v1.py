@@ -273,7 +273,7 @@ def test_a_runner_of_another_class_ends_the_process(capsys: pytest.CaptureFixtur
         def _sample(self) -> None: ...
 
     ours = SimpleNamespace(GPUModelRunner=GPUModelRunner)
-    hooks._runner(ours)  # type: ignore[arg-type]
+    hooks.PATCHES["vllm.v1.worker.gpu_model_runner"](ours)  # type: ignore[arg-type]
 
     class Inherits(GPUModelRunner):
         pass

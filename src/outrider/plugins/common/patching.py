@@ -7,6 +7,7 @@ imported in the process that starts the engine. One that cannot be changed canno
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -53,6 +54,30 @@ def patch_imports(patches: Mapping[str, Patch]) -> bool:
 def patched(patches: Mapping[str, Patch]) -> bool:
     """Return whether ``patch_imports`` was called in this process."""
     return any(isinstance(each, _Finder) and each.patches is patches for each in sys.meta_path)
+
+
+def changing(functions: Mapping[str, str], package: str) -> Patch:
+    """Return a patch that changes a module's functions.
+
+    Args:
+        functions: by ``function`` or ``Class.function``, the ``module:function`` of ours that makes
+            the new one of it, or with = in front takes its place.
+        package: of ours.
+    """
+
+    def patch(module: ModuleType) -> None:
+        for name, ours in functions.items():
+            place, _, made = ours.removeprefix("=").partition(":")
+            function = getattr(import_module(f"{package}.{place}"), made)
+            owner, last = module, name
+            if "." in name:
+                kind, _, last = name.partition(".")
+                owner = getattr(module, kind)
+            if not ours.startswith("="):
+                function = function(getattr(owner, last))
+            setattr(owner, last, function)
+
+    return patch
 
 
 def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:

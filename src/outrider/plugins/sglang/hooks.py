@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from ..common import patching
-from ..common.patching import Patch, wrap
+from ..common.patching import Patch, changing, wrap
 from ..common.start import SGLANG_VARIABLE, stop
 from .surface import SURFACE
 
@@ -19,7 +19,7 @@ def install() -> None:
     patching.install(SURFACE, PATCHES)
 
 
-def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
+def checked(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a constructor that looks at the server's arguments first."""
 
     def __init__(self: Any, server_args: Any, *args: Any, **named: Any) -> None:
@@ -27,20 +27,6 @@ def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, server_args, *args, **named)
 
     return __init__
-
-
-def _scheduler(module: ModuleType) -> None:
-    wrap(module.Scheduler, "__init__", _checked)
-
-
-def _tokenizer_manager(module: ModuleType) -> None:
-    wrap(module.TokenizerManager, "__init__", _checked)
-
-
-def _sampling_params(module: ModuleType) -> None:
-    from . import requests
-
-    wrap(module.SamplingParams, "verify", requests.verify)
 
 
 def _batch_info(module: ModuleType) -> None:
@@ -79,20 +65,23 @@ def _created(module: ModuleType) -> Callable[[Callable[..., Any]], Callable[...,
     return wrapper
 
 
-def _eagle_utils(module: ModuleType) -> None:
-    from . import sampling
-
-    wrap(module, "eagle_sample", sampling.eagle_sample)
-    wrap(module, "verify_tree_greedy_func", sampling.verify_tree_greedy)
-
-
 PATCHES: dict[str, Patch] = {
-    "sglang.srt.managers.scheduler": _scheduler,
-    "sglang.srt.managers.tokenizer_manager": _tokenizer_manager,
-    "sglang.srt.sampling.sampling_params": _sampling_params,
+    "sglang.srt.managers.scheduler": changing({"Scheduler.__init__": "hooks:checked"}, __package__),
+    "sglang.srt.managers.tokenizer_manager": changing(
+        {"TokenizerManager.__init__": "hooks:checked"}, __package__
+    ),
+    "sglang.srt.sampling.sampling_params": changing(
+        {"SamplingParams.verify": "requests:verify"}, __package__
+    ),
     "sglang.srt.sampling.sampling_batch_info": _batch_info,
     "sglang.srt.layers.sampler": _sampler,
-    "sglang.srt.speculative.eagle_utils": _eagle_utils,
+    "sglang.srt.speculative.eagle_utils": changing(
+        {
+            "eagle_sample": "sampling:eagle_sample",
+            "verify_tree_greedy_func": "sampling:verify_tree_greedy",
+        },
+        __package__,
+    ),
 }
 
 

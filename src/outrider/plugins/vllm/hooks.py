@@ -1,11 +1,10 @@
 """Puts Outrider's functions into vLLM's modules as these are imported."""
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from ..common import patching
-from ..common.patching import Patch, wrap
+from ..common.patching import Patch, changing
 from ..common.start import stop
 from .surface import SURFACE
 
@@ -18,119 +17,75 @@ def install() -> None:
     patching.install(SURFACE, PATCHES)
 
 
-def _arguments(module: ModuleType) -> None:
-    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
-        def create_engine_config(self: Any, *args: Any, **named: Any) -> Any:
-            config = original(self, *args, **named)
-            check_config(config)
-            return config
+def create_engine_config(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``EngineArgs.create_engine_config`` that checks what it makes."""
 
-        return create_engine_config
+    def create_engine_config(self: Any, *args: Any, **named: Any) -> Any:
+        config = original(self, *args, **named)
+        check_config(config)
+        return config
 
-    wrap(module.EngineArgs, "create_engine_config", wrapper)
-
-
-def _worker(module: ModuleType) -> None:
-    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
-        def init_device(self: Any) -> Any:
-            result = original(self)
-            check_config(self.vllm_config)
-            check_runner(self.worker)
-            return result
-
-        return init_device
-
-    wrap(module.WorkerWrapperBase, "init_device", wrapper)
+    return create_engine_config
 
 
-def _runner(module: ModuleType) -> None:
-    from . import v1
+def init_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``WorkerWrapperBase.init_device`` that checks the runner it makes."""
 
-    wrap(module.GPUModelRunner, "_sample", v1.sample)
-    module.GPUModelRunner._sample.outrider = True
+    def init_device(self: Any) -> Any:
+        result = original(self)
+        check_config(self.vllm_config)
+        check_runner(self.worker)
+        return result
 
-
-def _rejection_sampler(module: ModuleType) -> None:
-    from . import v1
-
-    wrap(module, "apply_sampling_constraints", v1.apply_sampling_constraints)
-    wrap(module, "rejection_sample", v1.rejection_sample)
+    return init_device
 
 
-def _proposer(module: ModuleType) -> None:
-    from . import v1
+def load_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return V2's ``GPUModelRunner.load_model`` that checks the samplers it makes."""
 
-    wrap(module.SpecDecodeBaseProposer, "_sample_draft_tokens", v1.sample_draft_tokens)
+    def load_model(self: Any, *args: Any, **named: Any) -> Any:
+        result = original(self, *args, **named)
+        check_samplers(self)
+        return result
 
-
-def _scheduler(module: ModuleType) -> None:
-    from . import scheduler
-
-    wrap(module.Scheduler, "__init__", scheduler.scheduler_init)
-    wrap(module.Scheduler, "update_from_output", scheduler.update_from_output)
-
-
-def _input_processor(module: ModuleType) -> None:
-    from . import seeds
-
-    wrap(module.InputProcessor, "__init__", seeds.processor_init)
-    wrap(module.InputProcessor, "assign_request_id", seeds.assign_request_id)
-
-
-def _v2_sampler(module: ModuleType) -> None:
-    from . import v2
-
-    module.gumbel_sample = v2.gumbel_sample  # type: ignore[attr-defined]
-    module.apply_top_k_top_p = v2.apply_top_k_top_p  # type: ignore[attr-defined]
-    module.flashinfer_sampler_supported = v2.unsupported  # type: ignore[attr-defined]
-    module.xpu_sampler_supported = v2.unsupported  # type: ignore[attr-defined]
-
-
-def _v2_states(module: ModuleType) -> None:
-    from . import v2
-
-    module.apply_top_k_top_p = v2.apply_top_k_top_p  # type: ignore[attr-defined]
-
-
-def _v2_speculator(module: ModuleType) -> None:
-    from . import v2
-
-    module.gumbel_sample = v2.gumbel_sample  # type: ignore[attr-defined]
-
-
-def _v2_rejection_sampler(module: ModuleType) -> None:
-    from . import v2
-
-    module.rejection_sample = v2.rejection_sample  # type: ignore[attr-defined]
-
-
-def _v2_runner(module: ModuleType) -> None:
-    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
-        def load_model(self: Any, *args: Any, **named: Any) -> Any:
-            result = original(self, *args, **named)
-            check_samplers(self)
-            return result
-
-        return load_model
-
-    wrap(module.GPUModelRunner, "load_model", wrapper)
+    return load_model
 
 
 V2 = "vllm.v1.worker.gpu"
+CHANGES = {
+    "vllm.engine.arg_utils": {"EngineArgs.create_engine_config": "hooks:create_engine_config"},
+    "vllm.v1.engine.input_processor": {
+        "InputProcessor.__init__": "seeds:processor_init",
+        "InputProcessor.assign_request_id": "seeds:assign_request_id",
+    },
+    "vllm.v1.core.sched.scheduler": {
+        "Scheduler.__init__": "scheduler:scheduler_init",
+        "Scheduler.update_from_output": "scheduler:update_from_output",
+    },
+    "vllm.v1.worker.worker_base": {"WorkerWrapperBase.init_device": "hooks:init_device"},
+    "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner._sample": "v1:sample"},
+    "vllm.v1.sample.rejection_sampler": {
+        "apply_sampling_constraints": "v1:apply_sampling_constraints",
+        "rejection_sample": "v1:rejection_sample",
+    },
+    "vllm.v1.spec_decode.llm_base_proposer": {
+        "SpecDecodeBaseProposer._sample_draft_tokens": "v1:sample_draft_tokens",
+    },
+    f"{V2}.model_runner": {"GPUModelRunner.load_model": "hooks:load_model"},
+    f"{V2}.sample.sampler": {
+        "gumbel_sample": "=v2:gumbel_sample",
+        "apply_top_k_top_p": "=v2:apply_top_k_top_p",
+        "flashinfer_sampler_supported": "=v2:unsupported",
+        "xpu_sampler_supported": "=v2:unsupported",
+    },
+    f"{V2}.sample.states": {"apply_top_k_top_p": "=v2:apply_top_k_top_p"},
+    f"{V2}.spec_decode.rejection_sampler": {"rejection_sample": "=v2:rejection_sample"},
+    f"{V2}.spec_decode.speculator": {"gumbel_sample": "=v2:gumbel_sample"},
+    f"{V2}.spec_decode.dspark.speculator": {"gumbel_sample": "=v2:gumbel_sample"},
+}
+"""By module of vLLM and its function: ours that wraps it, or with = replaces it."""
 PATCHES: dict[str, Patch] = {
-    "vllm.engine.arg_utils": _arguments,
-    "vllm.v1.engine.input_processor": _input_processor,
-    "vllm.v1.core.sched.scheduler": _scheduler,
-    "vllm.v1.worker.worker_base": _worker,
-    "vllm.v1.worker.gpu_model_runner": _runner,
-    "vllm.v1.sample.rejection_sampler": _rejection_sampler,
-    "vllm.v1.spec_decode.llm_base_proposer": _proposer,
-    f"{V2}.model_runner": _v2_runner,
-    f"{V2}.sample.sampler": _v2_sampler,
-    f"{V2}.sample.states": _v2_states,
-    f"{V2}.spec_decode.rejection_sampler": _v2_rejection_sampler,
-    f"{V2}.spec_decode.speculator": _v2_speculator,
-    f"{V2}.spec_decode.dspark.speculator": _v2_speculator,
+    name: changing(functions, __package__) for name, functions in CHANGES.items()
 }
 
 

@@ -90,6 +90,7 @@ def sample(original: Callable[..., Any]) -> Callable[..., Any]:
             )
         return output
 
+    _sample.outrider = True  # type: ignore[attr-defined]
     return _sample
 
 
