@@ -25,7 +25,7 @@ COPY src src
 # One library for each instruction set, chosen at run time: the image runs on every CPU of its kind.
 # Without a compiler there would be none, and torch alone would serve: that fails here.
 RUN pip --python /opt/outrider/bin/python install --no-cache-dir --no-deps . \
- && ls /opt/outrider/lib/python3*/site-packages/outrider/native/liboutrider_portable.so
+ && ls /opt/outrider/lib/python3*/site-packages/outrider/native/outrider_portable.so
 
 FROM ${BASE}
 RUN apt-get update \

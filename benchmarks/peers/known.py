@@ -24,10 +24,10 @@ DTYPES = ("float32", "bfloat16", "int8", "int4", "int8-a8", "int4-a8")
 """Behind -a8 stand the same weights; Outrider's activations then have 8 bits, as others' do."""
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
 PEAKS = {
-    "float32": "float32", "bfloat16": "bfloat16", "int8": "digits of 16", "int4": "digits of 16",
-    "int8-a8": "digits of 8", "int4-a8": "digits of 8 by codes of 4",
+    "float32": "float32", "bfloat16": "bfloat16", "int8": "digits16", "int4": "digits16",
+    "int8-a8": "digits8", "int4-a8": "digits8_codes4",
 }  # fmt: skip
-"""The products of Outrider's prefill by dtype, as ``native.library.PEAKS`` names them."""
+"""The products of Outrider's prefill by dtype, as ``native.interface.PEAKS`` names them."""
 MODES = ("plain", "draft", "draft int8", "draft int4", "ngram")
 ONEDNN_ISAS = {"avx2": "AVX2", "avx512bf16": "AVX512_CORE_BF16"}
 TORCH_ISAS = {"avx2": "avx2", "avx512bf16": "avx512"}

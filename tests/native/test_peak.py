@@ -6,7 +6,7 @@ import pytest
 
 from outrider.errors import ModelError
 from outrider.native.choice import available, open_library
-from outrider.native.library import PEAKS
+from outrider.native.interface import PEAKS
 
 
 @pytest.mark.parametrize("isa", available())

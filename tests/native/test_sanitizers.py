@@ -26,7 +26,7 @@ outrider.native.__path__.insert(0, {folder!r})
 
 def pytest_sessionfinish(session):
     with open("/proc/self/maps") as maps:
-        assert {folder!r} + "/liboutrider" in maps.read(), "other libraries were tested"
+        assert {folder!r} + "/outrider_" in maps.read(), "other libraries were tested"
 """
 HAZARD = """
 import runpy, sanitized

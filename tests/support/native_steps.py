@@ -26,9 +26,7 @@ def native_noise(
     step: Library, seed: int, position: int, sample: int, count: int
 ) -> NDArray[np.float32]:
     """The noise of ids below ``count`` at a position, by C++."""
-    out = np.empty(count, np.float32)
-    step._run(step._c.outrider_noise, seed, position, sample, count, out.ctypes.data)
-    return out
+    return np.array(step.noise(seed, position, sample, count), np.float32)
 
 
 def step(isa: str) -> Library:

@@ -68,7 +68,7 @@ class NativeStore(Store):
     @property
     def any_harmed(self) -> bool:
         """True if a slot's row was not finite."""
-        return self._library.num_harmed(self.handle) > 0
+        return self._library.num_nonfinite(self.handle) > 0
 
     def room(self, rows: int) -> Room:
         """Return room for the logits of one call, at least ``rows``; the next writes them anew."""

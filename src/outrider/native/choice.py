@@ -18,7 +18,7 @@ VARIABLE = "OUTRIDER_NATIVE_ISA"
 
 
 def _file(isa: str) -> Path | None:
-    files = (Path(folder) / f"liboutrider_{isa}.so" for folder in folders)
+    files = (Path(folder) / f"outrider_{isa}.so" for folder in folders)
     return next((file for file in files if file.is_file()), None)
 
 

@@ -1,9 +1,7 @@
-"""One native library: its functions over ctypes."""
+"""One native library: the functions of src/outrider.h, over cffi."""
 
 from __future__ import annotations
 
-import ctypes
-import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -13,96 +11,101 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..base.limits import LARGEST_INT
-from ..errors import ModelError
+from ..errors import ModelError, shown
 from ..sampling.logprobs import Measured
-from .checks import (
-    LayerRoom,
-    Room,
-    as_float32,
-    at,
-    expect,
-    int32s,
-    refused,
-    same_length,
-    wide_bias,
-    within,
-)
+from ._interface import ABI, PARAMETERS, ffi
+from .checks import LayerRoom, Room, as_float32, expect, floats, same_length, within
 from .interface import (
-    ABI,
-    ASK_MASK,
     DTYPES,
-    FUNCTIONS,
     MATRICES,
-    SUFFIX_DEPTH,
+    PEAKS,
     VECTORS,
     Config,
     DraftLimits,
     DraftNodes,
-    Followed,
     Options,
     Planted,
     QuantizedData,
 )
 from .masks import NO_MASKS, AllowedAfter, MaskCalls
 
-LIMITS = struct.Struct("=4i2f2Q")
-"""A ``DraftLimits`` as C++ reads it, its rates and choices by their addresses."""
-PEAKS = ("float32", "bfloat16", "digits of 16", "digits of 8", "digits of 8 by codes of 4")
-"""Kinds of products, as src/peak.cpp numbers them: digits are what rows become beside few bits."""
+FP32 = torch.float32
 KNOWN_LIMITS = 1024
 """Limits that stay packed; those of one step come again in the next."""
 
+_INTS, _FLOATS, _POINTER = map(ffi.typeof, ("int32_t[]", "float[]", "void *"))
+_PIPELINES, _BYTES, _ASK_MASK = map(ffi.typeof, ("Pipeline *[]", "uint8_t[]", "AskMask"))
+
 
 @lru_cache(KNOWN_LIMITS)
-def _packed(limits: DraftLimits) -> bytes:
+def _packed(limits: DraftLimits) -> Any:
     *numbers, rates, choices = limits
-    tables = [0 if each is None else each.pointer for each in (rates, choices)]
-    return LIMITS.pack(*numbers, *tables)
+    tables = [ffi.NULL if each is None else each.pointer for each in (rates, choices)]
+    try:
+        return ffi.new("DraftLimits *", [*numbers, *tables])[0]
+    except (OverflowError, TypeError) as error:
+        raise ModelError(f"limits of drafts are not of 32 bits ({error}).") from None
 
 
-def _planted(segments: Sequence[Planted | None]) -> array[int]:
-    """Return what is planted as C++ reads it: see src/planted.hpp."""
-    words = array("q")
+def _planted(segments: Sequence[Planted | None]) -> list[Any]:
+    """Return what is planted as C++ reads it, entry by entry."""
+    entries: list[Any] = []
     for each in segments:
         if each is None:
-            words.extend((0,) * 6)
+            entries.append([])
             continue
         ids, z, rest, first = each
         count, columns = within("planted entries", len(ids), 1, LARGEST_INT), ids.shape[-1]
-        expect(ids, (count, columns), torch.int64)
-        expect(z, (count, columns), torch.float32)
-        expect(rest, (count,), torch.float32)
         within("a planted position", first, 0, LARGEST_INT)
-        words.extend((ids.data_ptr(), z.data_ptr(), rest.data_ptr(), count, columns, first))
-    return words
+        logits = expect(ids, (count, columns), torch.int64), expect(z, (count, columns), FP32)
+        entries.append((*logits, expect(rest, (count,), FP32), count, columns, first))
+    return entries
+
+
+def at(handle: int | None) -> Any:
+    """Return an address as a pointer, a null pointer for None."""
+    return ffi.cast(_POINTER, handle or 0)
+
+
+def _refused(types: Sequence[Any], values: Sequence[Any], names: Sequence[str]) -> Exception | None:
+    """Return the error of the first of a function's arguments that its type cannot hold."""
+    for kind, value, name in zip(types, values, names, strict=True):
+        said = name.replace("_", " ")
+        try:
+            if isinstance(value, list):
+                ffi.new(f"{kind.item.cname}[]", value)
+        except (OverflowError, TypeError) as error:
+            return ModelError(f"{said} has a number that is not of 32 bits ({error}).")
+        try:
+            if kind.kind == "primitive":
+                ffi.new(f"{kind.cname} *", value)
+        except (OverflowError, TypeError):
+            return ModelError(f"{said} is {shown(value)}; give a number that fits {kind.cname}.")
+    return None
 
 
 class Library:
     """One loaded library: models, caches, forwards, pipelines, draws, suffixes.
 
-    Its pool of threads starts with the first model.
+    Objects of C++ are known by their addresses. The pool of threads starts with the first model.
 
     Args:
         isa: one of ``ISAS``.
         file: where it is.
 
     Raises:
-        OSError: it cannot be loaded, or was built from other sources.
+        OSError: it cannot be loaded, or was built from another interface.
     """
 
     def __init__(self, isa: str, file: Path) -> None:
         self.isa = isa
-        self._c = loaded = ctypes.CDLL(str(file))
-        try:
-            if loaded.outrider_abi() != ABI:
-                raise OSError(f"{file} was built from other sources; install Outrider again")
-            for name, (result, arguments) in FUNCTIONS.items():
-                function = getattr(loaded, f"outrider_{name}")
-                function.restype, function.argtypes = result, arguments
-        except AttributeError as error:
-            raise OSError(f"{file} was built from other sources ({error})") from None
+        # It stays loaded: the threads of its pool sleep in it until the process ends.
+        self._c = ffi.dlopen(str(file), ffi.RTLD_NOW | ffi.RTLD_NODELETE)
+        if getattr(self._c, "outrider_abi", int)() != ABI:
+            raise OSError(f"{file} was built from other sources; install Outrider again")
 
     def sets(self) -> int:
         """Return which of ``ISAS`` this CPU can run, a bit each, the first in the lowest bit."""
@@ -113,19 +116,27 @@ class Library:
         """Time that this process has spent in the library's calls, ns."""
         return int(self._c.outrider_spent())
 
-    def _run(self, function: Any, *arguments: Any) -> None:
-        try:
-            wrong = function(*arguments)
-        except ctypes.ArgumentError as error:
-            raise refused(error) from None
-        if wrong is not None:
-            raise ModelError(f"the native step refused its input: {wrong.decode()}.")
+    def run(self, name: str, *arguments: Any) -> None:
+        """Call a function.
 
-    def _made(self, function: Any, *arguments: Any) -> int:
-        """Return the object or number that a function writes to its last argument."""
-        made = ctypes.c_int64()
-        self._run(function, *arguments, ctypes.byref(made))
-        return made.value
+        Raises:
+            ModelError: it returns a sentence, or an argument does not fit its type.
+        """
+        function = getattr(self._c, "outrider_" + name)
+        try:
+            sentence = function(*arguments)
+        except (OverflowError, TypeError) as error:
+            types, names = ffi.typeof(function).args, PARAMETERS[name]
+            raise _refused(types, arguments, names) or error from None
+        if sentence:
+            wrong = ffi.string(sentence).decode()
+            raise ModelError(f"the native step refused its input: {wrong}.")
+
+    def made(self, kind: str, name: str, *arguments: Any) -> int:
+        """Return the number, or the object's address, that a function writes last."""
+        made = ffi.new(f"{kind} *")
+        self.run(name, *arguments, made)
+        return int(ffi.cast("intptr_t", made[0]))
 
     def start(self, threads: int) -> int:
         """Start the pool, at the first call only.
@@ -135,28 +146,26 @@ class Library:
         """
         return int(self._c.outrider_start(within("threads", threads, 1, LARGEST_INT)))
 
-    def new_model(self, config: Config, embedding: torch.Tensor | None) -> int:
+    def new_model(self, config: Config, embedding: Tensor | None) -> int:
         """Return a model without weights; ``embedding`` [embeddings, hidden] must outlive it.
 
         None where embeddings are tied: tokens are looked up in the head.
         """
-        if embedding is not None:
-            dtype = next((d for d, number in DTYPES.items() if number == config.dtype), None)
-            expect(embedding, (config.embeddings or config.vocabulary, config.hidden), dtype)
-        rows = None if embedding is None else embedding.data_ptr()
-        return self._made(self._c.outrider_model, ctypes.byref(config), rows)
+        dtype = next((d for d, number in DTYPES.items() if number == config.dtype), None)
+        shape = config.embeddings or config.vocabulary, config.hidden
+        return self.made("Model *", "model", config.pointer, expect(embedding, shape, dtype))
 
     def free(self, kind: str, handle: int) -> None:
         """Give the memory of a model, store or pipeline back, once nothing uses it any more."""
-        getattr(self._c, f"outrider_{kind}_free")(handle)
+        getattr(self._c, f"outrider_{kind}_free")(at(handle))
 
     def set_matrix(
         self,
         model: int,
         layer: int,
         kind: str,
-        data: torch.Tensor,
-        bias: torch.Tensor | None,
+        data: Tensor,
+        bias: Tensor | None,
         beside: int | None = None,
     ) -> None:
         """Pack ``data`` [out, in], in the model's dtype, with ``bias`` [out].
@@ -167,38 +176,30 @@ class Library:
         Raises:
             ModelError: shape or dtype are not the model's.
         """
-        expect(data, tuple(data.shape[:2]), data.dtype if data.dtype in DTYPES else None)
-        wide = wide_bias(bias, data.shape[0])
-        self._run(
-            self._c.outrider_matrix,
-            model,
-            layer,
-            MATRICES[kind],
-            data.data_ptr(),
-            DTYPES[data.dtype],
-            None if wide is None else wide.data_ptr(),
-            *data.shape,
-            beside,
-        )
+        dtype = data.dtype if data.dtype in DTYPES else None
+        given = expect(data, tuple(data.shape[:2]), dtype), DTYPES[data.dtype]
+        wide = None if bias is None else bias.float().contiguous()
+        by, place = expect(wide, (len(data),), FP32), (at(model), layer, MATRICES[kind])
+        self.run("matrix", *place, *given, by, *data.shape, at(beside))
 
     def set_quantized(
         self,
         model: int,
         layer: int,
         kind: str,
-        codes: torch.Tensor,
-        scales: torch.Tensor,
-        zeros: torch.Tensor | None,
+        codes: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None,
         bits: int,
         group: int,
-        bias: torch.Tensor | None,
+        bias: Tensor | None,
         beside: int | None = None,
     ) -> None:
         """Pack a quantised matrix in place of one of the model's dtype, see ``set_matrix``.
 
-        The parts are those of ``models.quantize.Quantized``, ``codes`` [out, in]. Scales are kept
-        as fp16 times one power of two, which is exact for what was fp16 or bf16 and within 2^28 of
-        the largest.
+        The parts are those of ``checkpoints.quantize.Quantized``, ``codes`` [out, in]. Scales are
+        kept as fp16 times one power of two, which is exact for what was fp16 or bf16 and within
+        2^28 of the largest.
 
         Raises:
             ModelError: shapes or dtypes do not fit together, a scale is not finite, or a code or
@@ -207,95 +208,73 @@ class Library:
         out, width = codes.shape
         groups = -(-width // max(1, group))
         codes, scales = codes.contiguous(), scales.contiguous()
-        expect(codes, (out, width), torch.uint8)
-        expect(scales, (out, groups), torch.float32)
-        if zeros is not None:
-            zeros = zeros.contiguous()
-            expect(zeros, (out, groups), torch.uint8)
-        wide = wide_bias(bias, out)
-        given = QuantizedData(
-            codes=codes.data_ptr(),
-            scales=scales.data_ptr(),
-            zeros=None if zeros is None else zeros.data_ptr(),
-            bits=bits,
-            group=group,
-            groups=groups,
-        )
-        self._run(
-            self._c.outrider_quantized,
-            model,
-            layer,
-            MATRICES[kind],
-            ctypes.byref(given),
-            None if wide is None else wide.data_ptr(),
-            out,
-            width,
-            beside,
-        )
+        zeros = None if zeros is None else zeros.contiguous()
+        wide = None if bias is None else bias.float().contiguous()
+        given = QuantizedData(bits=bits, group=group, groups=groups)
+        given.codes = expect(codes, (out, width), torch.uint8)
+        given.scales = expect(scales, (out, groups), FP32)
+        given.zeros = expect(zeros, (out, groups), torch.uint8)
+        by, place = expect(wide, (out,), FP32), (at(model), layer, MATRICES[kind])
+        self.run("quantized", *place, given.pointer, by, out, width, at(beside))
 
     def set_ids(self, model: int, targets: Sequence[int], inputs: Sequence[int]) -> None:
         """Say which ids of the target a model's ids are, and which are looked up for the target's.
 
         -1 stands for none; an empty ``inputs`` for the same ids.
         """
-        theirs, ours = int32s("token ids", targets), int32s("token ids", inputs)
-        self._run(self._c.outrider_ids, model, at(theirs), len(theirs), at(ours), len(ours))
+        self.run("ids", at(model), [*targets], len(targets), [*inputs], len(inputs))
 
     def borrow(self, model: int, beside: int) -> None:
         """Let a model look tokens up where the model ``beside`` does, whose embedding stays.
 
         Medusa's heads take its last norm instead.
         """
-        self._run(self._c.outrider_borrow, model, beside)
+        self.run("borrow", at(model), at(beside))
 
-    def set_vector(self, model: int, number: int, kind: str, data: torch.Tensor) -> None:
+    def set_vector(self, model: int, number: int, kind: str, data: Tensor) -> None:
         """Keep ``data``, a norm's weight of layer ``number``; the model's own has number 0."""
         wide = data.float().contiguous()
-        place, size = VECTORS[kind], wide.numel()
-        self._run(self._c.outrider_vector, model, number, place, wide.data_ptr(), size)
+        pointer, size = expect(wide, tuple(wide.shape), FP32), wide.numel()
+        self.run("vector", at(model), number, VECTORS[kind], pointer, size)
 
-    def set_rotary(self, model: int, table: int, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    def set_rotary(self, model: int, table: int, cos: Tensor, sin: Tensor) -> None:
         """Keep a rotary table, fp32 [positions, head_dim / 2] each; a longer one may follow."""
-        for half in (cos, sin):
-            expect(half, tuple(cos.shape[:2]), torch.float32)
-        places = cos.data_ptr(), sin.data_ptr()
-        self._run(self._c.outrider_rotary, model, table, *places, *cos.shape)
+        shape = tuple(cos.shape[:2])
+        halves = [expect(half, shape, FP32) for half in (cos, sin)]
+        self.run("rotary", at(model), table, *halves, *shape)
 
     def set_layer(self, model: int, layer: int, window: int | None, table: int) -> None:
         """Say how many positions a layer's rows see, and which rotary table is theirs."""
-        self._run(self._c.outrider_layer, model, layer, window or 0, table)
+        self.run("layer", at(model), layer, window or 0, table)
 
     def check(self, model: int) -> None:
         """Raise unless the model has all its weights."""
-        self._run(self._c.outrider_check, model)
+        self.run("check", at(model))
 
     def shared(self, model: int, beside: int) -> int:
         """Return the bytes of head and packed embedding that both models share."""
-        return int(self._c.outrider_shared(model, beside))
+        return int(self._c.outrider_shared(at(model), at(beside)))
 
     def weight_bytes(self, model: int, beside: int | None) -> int:
         """Return the bytes of a model's matrices, without those that ``beside`` holds too."""
-        return int(self._c.outrider_weights(model, beside))
+        return int(self._c.outrider_weights(at(model), at(beside)))
 
     def page_bytes(self, model: int, page_size: int) -> int:
         """Return the bytes of cache that a page takes."""
-        return self._made(self._c.outrider_page_bytes, model, page_size)
+        return self.made("int64_t", "page_bytes", at(model), page_size)
 
     def new_store(self, model: int, pages: int, page_size: int) -> int:
         """Return an empty cache."""
-        return self._made(self._c.outrider_store, model, pages, page_size)
+        return self.made("Store *", "store", at(model), pages, page_size)
 
-    def num_harmed(self, store: int) -> int:
+    def num_nonfinite(self, store: int) -> int:
         """Return the number of slots whose row was not finite."""
-        return int(self._c.outrider_harmed(store))
+        return int(self._c.outrider_nonfinite(at(store)))
 
     def move(self, store: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy entries between slots, in every layer."""
-        count = len(sources)
         same_length(sources, targets)
-        pairs = int32s("slots", [*sources, *targets])
-        first = at(pairs)
-        self._run(self._c.outrider_move, store, first, first + 4 * count, count)
+        self.run("move", at(store), [*sources], [*targets], len(sources))
 
     def forward(
         self,
@@ -304,33 +283,29 @@ class Library:
         words: array[int],
         sublayers: Sequence[int],
         hidden: Sequence[int],
-        logits: torch.Tensor,
-        kept: torch.Tensor,
-        states: torch.Tensor | None = None,
+        logits: Tensor,
+        kept: Tensor,
+        states: Tensor | None = None,
     ) -> None:
-        """Run the segments in ``words`` (see src/api.cpp) through some sublayers.
+        """Run the segments in ``words`` (see src/outrider.h) through some sublayers.
 
         Twice its number stands for a layer's attention, and one more for its MLP. ``logits`` fp32
         [wanted rows, vocabulary] and ``kept`` fp32 [hidden, rows, width] are written. ``states``
         fp32 [rows, width] are those that rows begin with, where the model wants them.
         """
-        if states is not None:
-            expect(states, tuple(kept.shape[1:3]), torch.float32)
-        expect(logits, tuple(logits.shape[:2]), torch.float32)
-        expect(kept, (len(hidden), *kept.shape[1:3]), torch.float32)
-        which = int32s("layers", [*sublayers, *hidden])
-        first = at(which)
-        run = first, len(sublayers), first + 4 * len(sublayers), len(hidden)
-        room = logits.data_ptr(), *logits.shape, kept.data_ptr(), *kept.shape[1:]
-        given = at(words), len(words), None if states is None else states.data_ptr()
-        self._run(self._c.outrider_forward, model, store, *given, *run, *room)
+        rows, width = kept.shape[1:3]
+        given = ffi.from_buffer(_INTS, words), len(words)
+        begin = expect(states, (rows, width), FP32)
+        which = [*sublayers], len(sublayers), [*hidden], len(hidden)
+        out = floats(logits), *logits.shape, expect(kept, (len(hidden), rows, width), FP32)
+        self.run("forward", at(model), at(store), *given, begin, *which, *out, rows, width)
 
     def fuse(
         self,
         model: int,
-        hidden: Sequence[torch.Tensor],
+        hidden: Sequence[Tensor],
         which: array[int],
-        states: torch.Tensor,
+        states: Tensor,
         to: array[int],
     ) -> None:
         """Make states of rows ``which`` of hidden states, and put them to rows ``to``.
@@ -338,69 +313,40 @@ class Library:
         ``hidden`` are fp32 [rows, width of the target] each, ``states`` fp32 [any, width].
         """
         same_length(which, to)
-        for each in hidden:
-            expect(each, tuple(hidden[0].shape[:2]), torch.float32)
-        expect(states, tuple(states.shape[:2]), torch.float32)
-        parts = array("Q", [each.data_ptr() for each in hidden])
-        self._run(
-            self._c.outrider_fuse,
-            *(model, at(parts), len(parts), *hidden[0].shape, at(which), len(which)),
-            *(states.data_ptr(), at(to), *states.shape),
-        )
+        shape = tuple(hidden[0].shape[:2])
+        parts = [expect(each, shape, FP32) for each in hidden]
+        rows = ffi.from_buffer(_INTS, which), len(which)
+        out = floats(states), ffi.from_buffer(_INTS, to), *states.shape
+        self.run("fuse", at(model), parts, len(parts), *shape, *rows, *out)
 
     def new_pipeline(
         self,
         options: Options,
-        banned: torch.Tensor | None,
+        banned: Tensor | None,
         ends: Sequence[int],
         bias: Mapping[int, float],
         prompt: Sequence[int],
     ) -> int:
         """Return a sequence's pipeline; ``banned`` (bool [vocabulary]) must outlive it."""
-        if banned is not None:
-            expect(banned, (options.vocabulary,), torch.bool)
-        ids = int32s("token ids", [*ends, *bias, *prompt])
-        by = array("f", [as_float32("logit_bias", value) for value in bias.values()])
-        return self._made(
-            self._c.outrider_pipeline,
-            ctypes.byref(options),
-            None if banned is None else banned.data_ptr(),
-            at(ids),
-            len(ends),
-            at(by),
-            len(by),
-            len(prompt),
-        )
+        by = [as_float32("logit_bias", value) for value in bias.values()]
+        never = expect(banned, (options.vocabulary,), torch.bool)
+        ids = [*ends, *bias, *prompt], len(ends), by, len(by), len(prompt)
+        return self.made("Pipeline *", "pipeline", options.pointer, never, *ids)
 
     def count(self, pipeline: int, tokens: Sequence[int]) -> None:
         """Tell a pipeline which tokens of the output were committed since it was last told."""
-        ids = int32s("token ids", tokens)
-        self._run(self._c.outrider_pipeline_count, pipeline, at(ids), len(ids))
+        self.run("pipeline_count", at(pipeline), [*tokens], len(tokens))
 
     def apply_pipeline(
-        self,
-        pipeline: int,
-        logits: torch.Tensor,
-        output: int,
-        paths: list[list[int]],
-        late_only: bool,
+        self, pipeline: int, logits: Tensor, output: int, paths: list[list[int]], late_only: bool
     ) -> None:
         """Process ``logits``, fp32 [rows, the pipeline's vocabulary], in place."""
-        expect(logits, tuple(logits.shape[:2]), torch.float32)
-        words = int32s("token ids", [i for path in paths for i in (len(path), *path)])
-        self._run(
-            self._c.outrider_pipeline_apply,
-            pipeline,
-            logits.data_ptr(),
-            *logits.shape,
-            output,
-            at(words),
-            len(words),
-            late_only,
-        )
+        words = [i for path in paths for i in (len(path), *path)]
+        rows = floats(logits), *logits.shape
+        self.run("pipeline_apply", at(pipeline), *rows, output, words, len(words), late_only)
 
     def draw(
-        self, z: torch.Tensor, keys: list[tuple[int, int, int, int]], greedy: list[bool]
+        self, z: Tensor, keys: list[tuple[int, int, int, int]], greedy: list[bool]
     ) -> tuple[list[int], list[float]]:
         """Return the token of each row of ``z``, and its score.
 
@@ -409,26 +355,22 @@ class Library:
             keys: seed (its low word, its high word), position and sample of each row.
             greedy: rows without noise.
         """
-        rows = z.shape[0]
-        if z.stride(1) != 1 or z.dtype != torch.float32:
+        rows = len(z)
+        if z.stride(1) != 1 or z.dtype != FP32:
             raise ModelError("the native step draws from fp32 rows that lie in one piece.")
         same_length(range(rows), keys)
         same_length(range(rows), greedy)
-        words = int32s("seeds and positions", [word for key in keys for word in key], "I")
-        plain = array("B", greedy)
-        tokens, scores = array("i", bytes(4 * rows)), array("f", bytes(4 * rows))
-        self._run(
-            self._c.outrider_draw,
-            z.data_ptr(),
-            rows,
-            z.stride(0),
-            z.shape[1],
-            at(words),
-            at(plain),
-            at(tokens),
-            at(scores),
-        )
-        return tokens.tolist(), scores.tolist()
+        words = [word for key in keys for word in key]
+        tokens, scores = ffi.new(_INTS, rows), ffi.new(_FLOATS, rows)
+        given = at(z.data_ptr()), rows, z.stride(0), z.shape[1]
+        self.run("draw", *given, words, bytes(greedy), tokens, scores)
+        return ffi.unpack(tokens, rows), ffi.unpack(scores, rows)
+
+    def noise(self, seed: int, position: int, sample: int, count: int) -> list[float]:
+        """Return the noise of the ids below ``count`` at a position."""
+        values = ffi.new(_FLOATS, count)
+        self.run("noise", seed, position, sample, count, values)
+        return ffi.unpack(values, count)  # type: ignore[no-any-return]
 
     def decide(
         self,
@@ -443,7 +385,7 @@ class Library:
         hidden: LayerRoom | None = None,
         first: int = 0,
         planted: Sequence[Planted | None] = (),
-    ) -> tuple[array[int], array[float]]:
+    ) -> tuple[list[int], list[float]]:
         """Run the segments in ``words`` and draw for those that have a pipeline.
 
         Args:
@@ -463,54 +405,30 @@ class Library:
         Returns:
             The token of each row and its score, 0 where there is no pipeline.
         """
-        pointers = flags = which = states = entries = None
-        layers = hidden_rows = width = mask_bytes = 0
+        pointers = flags = layers = states = entries = ffi.NULL
+        count = hidden_rows = width = mask_bytes = 0
         if masks:
             same_length(range(rows), masks)
             mask_bytes = min((len(mask) for mask in masks if mask is not None), default=0)
-            pointers = array("Q", [0 if mask is None else mask.ctypes.data for mask in masks])
+            pointers = [
+                ffi.NULL if mask is None else ffi.from_buffer(_BYTES, mask) for mask in masks
+            ]
         if keeps:
             same_length(pipelines, keeps)
-            flags = array("B", keeps)
+            flags = bytes(keeps)
         if planted:
             same_length(pipelines, planted)
             entries = _planted(planted)
         if hidden is not None:
-            layers, hidden_rows, width = len(hidden.layers), hidden.rows, hidden.width
-            which, states = at(hidden.layers), hidden.pointer
-        sizes = array(  # the layout is that of DecideSizes in src/decide.cpp
-            "q",
-            (
-                len(words),
-                len(pipelines),
-                rows,
-                logits.rows,
-                logits.width,
-                layers,
-                hidden_rows,
-                first,
-                width,
-                mask_bytes,
-            ),
-        )
-        tokens, scores = array("i", bytes(4 * rows)), array("f", bytes(4 * rows))
-        self._run(
-            self._c.outrider_decide,
-            model,
-            store,
-            sizes.buffer_info()[0],
-            words.buffer_info()[0],
-            pipelines.buffer_info()[0],
-            None if entries is None else at(entries),
-            None if flags is None else at(flags),
-            None if pointers is None else at(pointers),
-            logits.pointer,
-            which,
-            states,
-            tokens.buffer_info()[0],
-            scores.buffer_info()[0],
-        )
-        return tokens, scores
+            layers, states = hidden.layers, hidden.pointer
+            count, hidden_rows, width = len(layers), hidden.rows, hidden.width
+        room = logits.rows, logits.width, count, hidden_rows, first, width, mask_bytes
+        sizes = [(len(words), len(pipelines), rows, *room)]
+        given = ffi.from_buffer(_INTS, words), ffi.from_buffer(_PIPELINES, pipelines)
+        tokens, scores = ffi.new(_INTS, rows), ffi.new(_FLOATS, rows)
+        out = logits.pointer, layers, states, tokens, scores
+        self.run("decide", at(model), at(store), sizes, *given, entries, flags, pointers, *out)
+        return ffi.unpack(tokens, rows), ffi.unpack(scores, rows)
 
     def draft(
         self,
@@ -522,7 +440,7 @@ class Library:
         planted: Sequence[Planted | None] = (),
         masks: Mapping[int, AllowedAfter] = NO_MASKS,
         mask_bytes: int = 0,
-        states: torch.Tensor | None = None,
+        states: Tensor | None = None,
         before: Sequence[int] = (),
         sublayers: Sequence[int] = (),
     ) -> list[DraftNodes]:
@@ -538,9 +456,9 @@ class Library:
             mask_bytes: of the shortest mask.
             states: fp32 [rows, width], those that rows begin with, or of heads [drafts, width];
                 None where the model wants none.
-            sublayers: those that are run, as of ``forward``; none for all.
             before: of each segment that drafts the position of its first drafted token in the
                 target's sequence; none where that is the number of the segment's tokens.
+            sublayers: those that are run, as of ``forward``; none for all.
 
         Returns:
             What was drafted; less than asked for where a pipeline leaves nothing to draw.
@@ -548,121 +466,56 @@ class Library:
         same_length(pipelines, limits)
         if planted:
             same_length(pipelines, planted)
-        count, most = len(limits), max([limit.nodes for limit in limits], default=0)
-        try:
-            numbers = b"".join([_packed(limit) for limit in limits])
-        except struct.error as error:
-            raise ModelError(f"limits of drafts are not of 32 bits ({error}).") from None
-        size = count * most
-        within("mask_bytes", mask_bytes, 0, LARGEST_INT)
-        num_states = width = 0
-        if states is not None:
-            expect(states, tuple(states.shape[:2]), torch.float32)
-            num_states, width = states.shape
         if before:
             same_length(limits, before)
-        positions = int32s("positions", before) if before else None
-        parts = int32s("sublayers", sublayers) if sublayers else None
-        sizes = array(  # the layout is that of DraftSizes in src/draft.cpp
-            "q", (len(words), count, most, mask_bytes, num_states, width, len(sublayers))
-        )
-        handles = array("Q", pipelines)
-        entries = _planted(planted) if planted else None
-        whole, chances = array("i", bytes(4 * (3 * size + count))), array("f", bytes(8 * size))
-        asking = MaskCalls(masks, mask_bytes) if masks else None
-        flags = array("B", [number in masks for number in range(count)]) if masks else None
-        self._run(
-            self._c.outrider_draft,
-            model,
-            store,
-            at(sizes),
-            at(words),
-            at(handles),
-            None if entries is None else at(entries),
-            numbers,
-            None if positions is None else at(positions),
-            None if states is None else states.data_ptr(),
-            None if parts is None else at(parts),
-            None if flags is None else at(flags),
-            ASK_MASK() if asking is None else ASK_MASK(asking.address),
-            at(whole),
-            at(chances),
-        )
+        count, most = len(limits), max([limit.nodes for limit in limits], default=0)
+        within("mask_bytes", mask_bytes, 0, LARGEST_INT)
+        packed = [_packed(limit) for limit in limits]
+        size, (rows, width) = count * most, (0, 0) if states is None else states.shape[:2]
+        whole, chances = ffi.new(_INTS, 3 * size + count), ffi.new(_FLOATS, 2 * size)
+        given = ffi.from_buffer(_INTS, words), ffi.from_buffer(_PIPELINES, array("Q", pipelines))
+        entries = _planted(planted) if planted else ffi.NULL
+        places = [*before] if before else ffi.NULL
+        begin = ffi.NULL if states is None else floats(states)
+        parts = [*sublayers] if sublayers else ffi.NULL
+        asking, flags, ask = None, ffi.NULL, ffi.NULL
+        if masks:
+            asking, flags = MaskCalls(masks, mask_bytes), bytes([i in masks for i in range(count)])
+            ask = ffi.callback(_ASK_MASK, asking.pointer)
+        sizes = [(len(words), count, most, mask_bytes, rows, width, len(sublayers))]
+        how = entries, packed, places, begin, parts, flags, ask
+        self.run("draft", at(model), at(store), sizes, *given, *how, whole, chances)
         if asking is not None:
             asking.check()
-        ints, floats = whole.tolist(), chances.tolist()
-        drafts, first, second, third = [], 0, size, 2 * size
-        for nodes in ints[3 * size :]:
-            drafts.append(
-                DraftNodes(
-                    ints[first : first + nodes],
-                    ints[second : second + nodes],
-                    ints[third : third + nodes],
-                    floats[first : first + nodes],
-                    floats[second : second + nodes],
-                )
-            )
-            first, second, third = first + most, second + most, third + most
+        ints, ratios = ffi.unpack(whole, 3 * size + count), ffi.unpack(chances, 2 * size)
+        drafts = []
+        for draft, num_nodes in enumerate(ints[3 * size :]):
+            a = draft * most
+            b, c = a + size, a + 2 * size
+            one, two, three = (slice(i, i + num_nodes) for i in (a, b, c))
+            nodes = ints[one], ints[two], ints[three], ratios[one], ratios[two]
+            drafts.append(DraftNodes(*nodes))
         return drafts
 
     def logprobs(
-        self, z: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], count: int
+        self, z: Tensor, rows: Sequence[int], tokens: Sequence[int], count: int
     ) -> Measured:
         """Return what ``logprobs.measure`` does; ``z`` is fp32 [any, vocabulary]."""
-        count = min(count, z.shape[1])
-        expect(z, tuple(z.shape[:2]), torch.float32)
+        count = within("count", min(count, z.shape[1]), 0, z.shape[1])
+        given = floats(z), z.shape[0], len(tokens), z.shape[1], [*rows], [*tokens], count
         same_length(rows, tokens)
-        within("count", count, 0, z.shape[1])
-        which, ids = int32s("rows", rows), int32s("token ids", tokens)
-        own, ranks = array("f", bytes(4 * len(ids))), array("i", bytes(4 * len(ids)))
-        room = bytes(4 * count * len(ids))
-        top, values = array("i", room), array("f", room)
-        self._run(
-            self._c.outrider_logprobs,
-            z.data_ptr(),
-            z.shape[0],
-            len(ids),
-            z.shape[1],
-            at(which),
-            at(ids),
-            count,
-            at(own),
-            at(ranks),
-            at(top),
-            at(values),
-        )
-        places = [slice(row * count, (row + 1) * count) for row in range(len(ids))]
-        return (
-            own.tolist(),
-            ranks.tolist(),
-            [top[place].tolist() for place in places],
-            [values[place].tolist() for place in places],
-        )
-
-    def new_suffix(self, room: int) -> int:
-        """Return an index of the last ``room`` places of a text."""
-        return self._made(self._c.outrider_suffix, room)
-
-    def extend_suffix(self, index: int, tokens: Sequence[int], ends: bool) -> None:
-        """Append tokens to an index's text; with ``ends``, what comes next is another text."""
-        ids = int32s("token ids", tokens)
-        self._run(self._c.outrider_suffix_extend, index, at(ids), len(ids), ends)
-
-    def drop_suffix(self, index: int, count: int) -> int:
-        """Forget the oldest places of an index; return how many are left."""
-        return self._made(self._c.outrider_suffix_drop, index, count)
-
-    def draft_suffix(self, index: int, store: int | None, depth: int, nodes: int) -> Followed:
-        """Return the best draft behind an index's text, by it or by ``store``."""
-        out = array("i", bytes(4 * 4 * SUFFIX_DEPTH))
-        count = self._made(self._c.outrider_suffix_draft, index, store, depth, nodes, at(out))
-        rows = range(0, len(out), SUFFIX_DEPTH)
-        return Followed(*(out[row : row + count].tolist() for row in rows))
+        sizes = len(tokens), len(tokens), count * len(tokens), count * len(tokens)
+        kinds = _FLOATS, _INTS, _INTS, _FLOATS
+        out = [ffi.new(kind, size) for kind, size in zip(kinds, sizes, strict=True)]
+        self.run("logprobs", *given, *out)
+        own, ranks, top, values = map(ffi.unpack, out, sizes)
+        places = [slice(row * count, (row + 1) * count) for row in range(len(tokens))]
+        return own, ranks, [top[place] for place in places], [values[place] for place in places]
 
     def read(self, memory: NDArray[np.uint8]) -> None:
         """Read ``memory`` [a multiple of 128 KiB] once, with the threads of a step."""
-        self._run(self._c.outrider_read, memory.ctypes.data, memory.nbytes)
+        self.run("read", at(memory.ctypes.data), memory.nbytes)
 
     def multiply(self, kind: str, pieces: int) -> int:
         """Do products of one of ``PEAKS`` in registers, with a step's threads; return how many."""
-        return self._made(self._c.outrider_peak, PEAKS.index(kind), pieces)
+        return self.made("int64_t", "peak", PEAKS.index(kind), pieces)

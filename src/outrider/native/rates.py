@@ -4,9 +4,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ModelError
+from ._interface import RATE_BINS, RATE_DEPTHS, RATE_RANKS, ffi
 
-DEPTHS, RANKS, BINS = 8, 4, 4
-"""Depths, ranks and bins of the margin that rates tell apart; the last stands for all beyond."""
+DEPTHS: int = RATE_DEPTHS
+RANKS: int = RATE_RANKS
+BINS: int = RATE_BINS
 
 
 class Rates:
@@ -23,7 +25,7 @@ class Rates:
         if table.shape != (DEPTHS, RANKS, BINS):
             raise ModelError(f"rates of drafts have the shape {table.shape}.")
         self.table = np.ascontiguousarray(table, np.float32)
-        self.pointer = self.table.ctypes.data
+        self.pointer = ffi.from_buffer("float[]", self.table)
 
 
 # P(accepted | parent accepted), with a margin of at least 0, 0.5, 1.5 and 3 to the next candidate.

@@ -1,5 +1,5 @@
-// The C interface, declared in native/interface.py. Functions that can fail return a sentence, or null.
-// Those that make models stand in weights.cpp, and decide and draft in files of their own.
+// The C interface of caches and forwards; weights.cpp makes models, decide.cpp, draft.cpp, sampler.cpp
+// and suffix.cpp have the rest.
 #include <algorithm>
 
 #include "guard.hpp"
@@ -21,7 +21,7 @@ std::size_t page_elements(const Config& c, int page_size) {
 
 // Of all layers' page.
 std::size_t page_bytes(const Config& c, int page_size) {
-    if (c.input == HEADS) return 0;
+    if (c.input == INPUT_HEADS) return 0;
     return product_of({std::size_t(c.dtype == 0 ? 4 : 2), std::size_t(c.layers),
                        page_elements(c, page_size)});
 }
@@ -29,7 +29,7 @@ std::size_t page_bytes(const Config& c, int page_size) {
 template <class T>
 void move_entries(const Store& store, const std::int32_t* from, const std::int32_t* to, int count) {
     const Config& c = store.model->c;
-    for (int layer = 0; layer < c.layers && c.input != HEADS; ++layer) {
+    for (int layer = 0; layer < c.layers && c.input != INPUT_HEADS; ++layer) {
         const Cache<T> cache = cache_of<T>(store, layer);
         const std::size_t width = cache.width;
         std::vector<T> kept(2 * std::size_t(count) * width);
@@ -43,22 +43,15 @@ void move_entries(const Store& store, const std::int32_t* from, const std::int32
 }
 
 }  // namespace
-}  // namespace outrider
+std::int64_t outrider_abi() noexcept { return OUTRIDER_ABI; }
 
-using namespace outrider;
+std::int64_t outrider_spent() noexcept { return spent; }
 
-API int outrider_abi() noexcept { return 22; }
+int outrider_cpu() noexcept { return cpu_sets(); }
 
-// Nanoseconds that the process has spent in calls of this library that can fail.
-API std::int64_t outrider_spent() noexcept { return spent; }
+int outrider_start(int threads) noexcept { return start_pool(threads < 1 ? 1 : threads); }
 
-API int outrider_cpu() noexcept { return cpu_sets(); }
-
-// How many threads the pool has: fewer than asked for where the system starts no more.
-API int outrider_start(int threads) noexcept { return start_pool(threads < 1 ? 1 : threads); }
-
-// Bytes that a page of `page_size` positions takes.
-API const char* outrider_page_bytes(const Model* model, int page_size, std::int64_t* bytes) {
+const char* outrider_page_bytes(const Model* model, int page_size, std::int64_t* bytes) {
     return guarded([&]() -> const char* {
         if (page_size < 1 || page_size > MOST) return BAD_PAGE;
         *bytes = std::int64_t(page_bytes(model->c, page_size));
@@ -66,7 +59,7 @@ API const char* outrider_page_bytes(const Model* model, int page_size, std::int6
     }, model);
 }
 
-API const char* outrider_store(const Model* model, int pages, int page_size, Store** made) {
+const char* outrider_store(const Model* model, int pages, int page_size, Store** made) {
     return guarded([&]() -> const char* {
         if (page_size < 1 || page_size > MOST) return BAD_PAGE;
         if (pages < 1 || std::int64_t(pages) * page_size > 0x7fffffff)
@@ -74,9 +67,9 @@ API const char* outrider_store(const Model* model, int pages, int page_size, Sto
         auto store = std::make_unique<Store>(model);
         store->pages = pages;
         store->page_size = page_size;
-        store->page_elements = model->c.input == HEADS ? 0 : page_elements(model->c, page_size);
+        store->page_elements = model->c.input == INPUT_HEADS ? 0 : page_elements(model->c, page_size);
         store->layer_elements = store->page_elements * pages;
-        store->harmed.resize(std::size_t(pages) * page_size);
+        store->nonfinite.resize(std::size_t(pages) * page_size);
         store->data =
             LazyMemory(product_of({std::size_t(pages), page_bytes(model->c, page_size)}));
         *made = store.release();
@@ -84,12 +77,11 @@ API const char* outrider_store(const Model* model, int pages, int page_size, Sto
     }, model);
 }
 
-API void outrider_store_free(const Store* store) noexcept { release(store); }
+void outrider_store_free(const Store* store) noexcept { release(store); }
 
-API int outrider_harmed(const Store* store) noexcept { return store->num_harmed; }
+int outrider_nonfinite(const Store* store) noexcept { return store->num_nonfinite; }
 
-// Copies the entries at slots `from` to slots `to`, in every layer; all are read before any write.
-API const char* outrider_move(Store* store, const std::int32_t* from, const std::int32_t* to,
+const char* outrider_move(Store* store, const std::int32_t* from, const std::int32_t* to,
                               int count) {
     return guarded([&]() -> const char* {
         const std::int64_t slots = std::int64_t(store->pages) * store->page_size;
@@ -102,18 +94,16 @@ API const char* outrider_move(Store* store, const std::int32_t* from, const std:
         else
             move_entries<bf16>(*store, from, to, count);
         std::vector<std::uint8_t> marks(count);
-        for (int i = 0; i < count; ++i) marks[i] = store->harmed[from[i]];
+        for (int i = 0; i < count; ++i) marks[i] = store->nonfinite[from[i]];
         for (int i = 0; i < count; ++i) {
-            store->num_harmed += int(marks[i]) - int(store->harmed[to[i]]);
-            store->harmed[to[i]] = marks[i];
+            store->num_nonfinite += int(marks[i]) - int(store->nonfinite[to[i]]);
+            store->nonfinite[to[i]] = marks[i];
         }
         return nullptr;
     }, store);
 }
 
-// Makes states of a target's hidden states: rows `which` [count] of each of `hidden` [parts][rows,
-// part], to rows `to` [count], below `room`, of `states` [room, width].
-API const char* outrider_fuse(const Model* model, const float* const* hidden, int parts, int rows,
+const char* outrider_fuse(const Model* model, const float* const* hidden, int parts, int rows,
                               int part, const std::int32_t* which, int count, float* states,
                               const std::int32_t* to, int room, int width) {
     return guarded([&]() -> const char* {
@@ -129,12 +119,7 @@ API const char* outrider_fuse(const Model* model, const float* const* hidden, in
     }, model);
 }
 
-// `words` are segments one after the other, each [tokens, nodes, start, pages, logits, first]
-// and then the token ids, the nodes' ids, their parents and the page table. `logits` has room for
-// [num_logits, vocabulary], `hidden_out` for [num_hidden, num_rows, width]. `states` [num_rows, width]
-// are those that rows begin with, null where the model wants none. Of heads a segment has one, and a row
-// of logits for each head.
-API const char* outrider_forward(const Model* model, Store* store, const std::int32_t* words,
+const char* outrider_forward(const Model* model, Store* store, const std::int32_t* words,
                                  std::int64_t count, const float* states,
                                  const std::int32_t* sublayers, int num_sublayers,
                                  const std::int32_t* hidden, int num_hidden, float* logits,
@@ -147,11 +132,11 @@ API const char* outrider_forward(const Model* model, Store* store, const std::in
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
         const Config& c = model->c;
-        const auto given = c.input == HEADS ? rows.scored.size() : rows.rows.size();
+        const auto given = c.input == INPUT_HEADS ? rows.scored.size() : rows.rows.size();
         if (rows.num_logits != num_logits || int(given) != num_rows)
             return "the rows are not as many as announced";
-        if ((c.input == EMBEDDED) != (states == nullptr)) return UNSTATED;
-        if (c.input == HEADS) {
+        if ((c.input == INPUT_EMBEDDED) != (states == nullptr)) return UNSTATED;
+        if (c.input == INPUT_HEADS) {
             if (num_logits != num_rows * c.layers || num_hidden || num_sublayers)
                 return "there are not as many heads as levels";
             if (!complete(*model)) return INCOMPLETE;
@@ -169,3 +154,5 @@ API const char* outrider_forward(const Model* model, Store* store, const std::in
         return nullptr;
     }, model, store);
 }
+
+}  // namespace outrider

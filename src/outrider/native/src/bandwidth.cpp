@@ -33,8 +33,7 @@ struct Reading : Work {
 
 }  // namespace
 
-// Reads `bytes`, whole pieces of 128 KiB, once.
-API const char* outrider_read(const void* data, std::int64_t bytes) {
+const char* outrider_read(const void* data, std::int64_t bytes) {
     return guarded([&]() -> const char* {
         constexpr std::int64_t size = PIECE * sizeof(float);
         if (bytes < 0 || bytes % size || bytes / size > 1 << 30)

@@ -36,7 +36,7 @@ const char* decide_all(const Model& model, Store& store, const Rows& rows,
                        std::int64_t mask_bytes, float* logits, std::int64_t num_lines,
                        Hidden hidden, std::int32_t* tokens, float* scores) {
     if (!complete(model)) return INCOMPLETE;
-    if (model.c.input != EMBEDDED) return UNSTATED;
+    if (model.c.input != INPUT_EMBEDDED) return UNSTATED;
     if (int(rows.scored.size()) != num_pipelines) return "there are not as many pipelines as wanted";
     if (!known(model, hidden)) return NO_LAYER;
     const std::size_t width = model.c.vocabulary;
@@ -80,25 +80,7 @@ const char* decide_all(const Model& model, Store& store, const Rows& rows,
 }
 
 }  // namespace
-}  // namespace outrider
-
-using namespace outrider;
-
-// Sizes of a call of outrider_decide; the layout is that of Library.decide.
-struct DecideSizes {
-    std::int64_t words, pipelines, rows, lines, vocabulary, hidden, hidden_rows, hidden_first, width,
-        mask_bytes;
-};
-
-// A forward over `words` (see outrider_forward) into `logits` [lines, vocabulary], whose first `rows`
-// lines are those of the rows that want logits. A segment with a pipeline wants them of its last token
-// and of all nodes: these rows are decided, with a mask a row, of `mask_bytes` or more, unless `masks`
-// is null, and their `tokens` and `scores` [rows] are written. Where `keeps` is set for it, its logits
-// are copied before that to the next lines behind the others. A segment without a pipeline (null) keeps
-// its logits as they are. `planted` (null: none) has an entry for each segment that wants logits.
-// `hidden` are layers, whose states go to `hidden_out` [hidden, hidden_rows, width], from row
-// `hidden_first` on.
-API const char* outrider_decide(const Model* model, Store* store, const DecideSizes* sizes,
+const char* outrider_decide(const Model* model, Store* store, const DecideSizes* sizes,
                                 const std::int32_t* words, const Pipeline* const* pipelines,
                                 const Planted* planted, const std::uint8_t* keeps,
                                 const Mask* masks, float* logits,
@@ -122,3 +104,5 @@ API const char* outrider_decide(const Model* model, Store* store, const DecideSi
                           tokens, scores);
     }, model, store);
 }
+
+}  // namespace outrider

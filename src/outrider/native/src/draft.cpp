@@ -5,36 +5,18 @@
 
 namespace outrider {
 
-// Limits of one draft; the layout is that of Library.draft.
-struct DraftLimits {
-    std::int32_t depth, nodes;
-    std::int32_t width;     // nodes whose rows are run at a level, at most
-    std::int32_t branches;  // children of a node, at most
-    float least;            // survival below which no row is run
-    float worth;            // survival below which a node is left out of the draft
-    const float* rates;     // [DEPTHS, RANKS, BINS]: P(accepted | parent accepted); null: all of them 1
-    // The only nodes that may be: their number, then of each its parent's number, -1 for the root,
-    // and the rank of its draw. Null: all.
-    const std::int32_t* choices;
-
-    // The number of the child of that rank, below 0 where it may not be; the root has -1.
-    std::int32_t choice(std::int32_t parent, std::int32_t rank) const {
-        if (!choices) return 0;
-        for (std::int32_t n = 0; n < choices[0]; ++n)
-            if (choices[1 + 2 * n] == parent && choices[2 + 2 * n] == rank) return n;
-        return -1;
-    }
-};
-
-// Returns the tokens that may follow a path of drafted ids in the draft of that number; null: all.
-using AskMask = Mask (*)(std::int32_t draft, const std::int32_t* path, std::int32_t length);
-
 namespace {
 
-constexpr int MAX_BRANCHES = 10;
-// Depths, ranks and bins of the margin that are told apart; the last of each stands for all beyond.
-constexpr int DEPTHS = 8, RANKS = 4, BINS = 4;
-constexpr float MARGINS[BINS - 1] = {0.5f, 1.5f, 3.0f};
+constexpr float MARGINS[RATE_BINS - 1] = {RATE_MARGINS};
+
+// The number of a node's child of that rank among the limits' choices, below 0 where it may not be;
+// the root has -1.
+std::int32_t choice_of(const std::int32_t* choices, std::int32_t parent, std::int32_t rank) {
+    if (!choices) return 0;
+    for (std::int32_t n = 0; n < choices[0]; ++n)
+        if (choices[1 + 2 * n] == parent && choices[2 + 2 * n] == rank) return n;
+    return -1;
+}
 
 // A token that may be drafted. `survival` is the chance that it and all before it are accepted.
 struct Node {
@@ -67,9 +49,9 @@ struct Drafting {
     float rate(int depth, int rank, float margin) const {
         if (!limits.rates) return 1;
         int bin = 0;
-        while (bin < BINS - 1 && margin >= MARGINS[bin]) ++bin;
-        const int d = std::min(depth, DEPTHS) - 1, r = std::min(rank, RANKS - 1);
-        return limits.rates[(d * RANKS + r) * BINS + bin];
+        while (bin < RATE_BINS - 1 && margin >= MARGINS[bin]) ++bin;
+        const int d = std::min(depth, RATE_DEPTHS) - 1, r = std::min(rank, RATE_RANKS - 1);
+        return limits.rates[(d * RATE_RANKS + r) * RATE_BINS + bin];
     }
 
     // The ids from the committed tokens to a node.
@@ -95,7 +77,7 @@ struct Drafting {
         for (int r = 0; r < std::min(count, limits.branches); ++r) {
             // What no target could draw is no node.
             if (!std::isfinite(drawn[r].score)) return;
-            const std::int32_t choice = limits.choice(above, r);
+            const std::int32_t choice = choice_of(limits.choices, above, r);
             if (choice < 0) continue;
             const float next = r + 1 < count ? drawn[r + 1].score : -INFINITY;
             const float margin = drawn[r].score - next;
@@ -214,11 +196,11 @@ struct Line {
 const float* run_level(const Model& model, Store& store, const Rows& rows,
                        const std::vector<std::int32_t>& sublayers, float* logits) {
     const Config& c = model.c;
-    if (c.input == HEADS) {
+    if (c.input == INPUT_HEADS) {
         run_heads(model, rows.states, int(rows.scored.size()), logits);
         return nullptr;
     }
-    if (c.input == EMBEDDED) {
+    if (c.input == INPUT_EMBEDDED) {
         run(model, store, rows, sublayers, logits);
         return nullptr;
     }
@@ -287,26 +269,7 @@ void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& a
 }
 
 }  // namespace
-}  // namespace outrider
-
-using namespace outrider;
-
-// Sizes of a call of outrider_draft; the layout is that of Library.draft.
-struct DraftSizes {
-    std::int64_t words, drafts, most, mask_bytes, states, width, sublayers;
-};
-
-// A forward over `words`; segments that want logits go on by a pipeline each, as their `limits` say,
-// with `planted` logits (null: none) or those of the model. They want one row of them or, of a model that
-// drafts in one pass, one for each level. What is drafted first has the position `before` (null: the
-// number of the segment's tokens) in its sequence. `states` (null: none) are those that rows begin with
-// [rows, hidden] or, of heads, [drafts, hidden]. `sublayers` (null: all) are run. Page tables reach
-// to the end of the draft. Those that are `constrained` (null: none) have a mask a row, of `mask_bytes`
-// or more, for which the caller's thread calls `ask` between two forwards. Written are `ints`: tokens,
-// parents and runs [drafts, most each] and how much was drafted [drafts]; and `floats`: margins and
-// survivals [drafts, most each]. Runs are the places behind the committed tokens at which nodes have keys
-// and values, or -1; survivals the chances, by the rates, that a node and all before it are accepted.
-API const char* outrider_draft(const Model* model, Store* store, const DraftSizes* sizes,
+const char* outrider_draft(const Model* model, Store* store, const DraftSizes* sizes,
                                const std::int32_t* words, const Pipeline* const* pipelines,
                                const Planted* planted, const DraftLimits* limits,
                                const std::int32_t* before, const float* states,
@@ -324,8 +287,8 @@ API const char* outrider_draft(const Model* model, Store* store, const DraftSize
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, n.words, rows)) return wrong;
         if (int(rows.scored.size()) != n.drafts) return "there are not as many drafts as wanted";
-        const bool heads = model->c.input == HEADS;
-        if ((model->c.input == EMBEDDED) != (states == nullptr)) return UNSTATED;
+        const bool heads = model->c.input == INPUT_HEADS;
+        if ((model->c.input == INPUT_EMBEDDED) != (states == nullptr)) return UNSTATED;
         if (states && n.width != model->c.hidden) return "states have another width than their model";
         if (states && n.states != (heads ? n.drafts : std::int64_t(rows.rows.size())))
             return "there are not as many states as rows";
@@ -341,7 +304,7 @@ API const char* outrider_draft(const Model* model, Store* store, const DraftSize
             if (from.logits != 1 + from.num_nodes || !from.chain)
                 return "a draft begins with one row of logits, or with one for each level";
             if (heads && from.logits != model->c.layers) return "there are not as many heads as levels";
-            if (l.depth < 1 || l.nodes < l.depth || l.nodes > n.most || l.width < 1 || l.branches < 1 ||
+            if (l.depth < 1 || l.nodes < l.depth || l.nodes > n.room || l.width < 1 || l.branches < 1 ||
                 l.branches > MAX_BRANCHES)
                 return "a draft has a bad size";
             if (!at_once && from.committed + std::int64_t(l.depth) - 1 > longest)
@@ -359,13 +322,15 @@ API const char* outrider_draft(const Model* model, Store* store, const DraftSize
             lines += from.logits;
         }
         draft(*model, *store, std::move(rows), all, ask, parts);
-        const std::size_t size = std::size_t(n.drafts) * n.most;
+        const std::size_t size = std::size_t(n.drafts) * n.room;
         for (int i = 0; i < n.drafts; ++i) {
-            std::int32_t* to = ints + std::size_t(i) * n.most;
-            float* chances = floats + std::size_t(i) * n.most;
+            std::int32_t* to = ints + std::size_t(i) * n.room;
+            float* chances = floats + std::size_t(i) * n.room;
             ints[3 * size + i] =
                 all[i].write(to, to + size, to + 2 * size, chances, chances + size);
         }
         return nullptr;
     }, model, store);
 }
+
+}  // namespace outrider

@@ -53,7 +53,7 @@ struct Forward : Work, Multiplier<T> {
         q = s.q.reserve(count * c.heads * head_pad);
         attended = s.attended.reserve(count * out_width);
         gated = s.gated.reserve(count * inner);
-        paired = s.paired.reserve(c.input == PAIRED ? count * paired_stride : 0);
+        paired = s.paired.reserve(c.input == INPUT_PAIRED ? count * paired_stride : 0);
         s.bad.assign(n, 0);
         bad = s.bad.data();
         if (n > MOST_ROWS<T>)  // beside fewer rows memory is busy with weights
@@ -273,27 +273,27 @@ struct Forward : Work, Multiplier<T> {
         const End end{.kind = End::put, .y = qkv, .stride = std::size_t(qkv_width),
                       .columns = qkv_width,
                       .upcoming = written.empty() ? nullptr : &upcoming};
-        if (number == 0 && c.input == PAIRED)
-            multiply(team, layer.matrices[QKV], paired, paired_stride, n, end);
+        if (number == 0 && c.input == INPUT_PAIRED)
+            multiply(team, layer.matrices[MATRIX_QKV], paired, paired_stride, n, end);
         else
-            norm_multiply(team, layer.input_norm.data(), layer.matrices[QKV], n, same, end);
+            norm_multiply(team, layer.input_norm.data(), layer.matrices[MATRIX_QKV], n, same, end);
         team.share(n * c.kv_heads, 4,
                    [&](int first, int last) { turn_all(first, last, number, layer); });
         attention(team, number, layer);
-        multiply(team, layer.matrices[OUTPUT], attended, out_width, n, residual());
+        multiply(team, layer.matrices[MATRIX_OUTPUT], attended, out_width, n, residual());
     }
 
     void run_mlp(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
-        norm_multiply(team, layer.mlp_norm.data(), layer.matrices[GATE_UP], n, same,
+        norm_multiply(team, layer.mlp_norm.data(), layer.matrices[MATRIX_GATE_UP], n, same,
                       {.kind = End::gate, .gated = gated,
                        .gated_stride = std::size_t(inner), .narrow = sizeof(T) == 2});
-        multiply(team, layer.matrices[DOWN], gated, inner, n, residual());
+        multiply(team, layer.matrices[MATRIX_DOWN], gated, inner, n, residual());
     }
 
     void run(Team& team) override {
         team.share(n, 4, [&](int first, int last) {
-            c.input == PAIRED ? pair(first, last) : embed(first, last);
+            c.input == INPUT_PAIRED ? pair(first, last) : embed(first, last);
         });
         keep_hidden(team, -1);
         for (int sublayer : sublayers) {
@@ -338,20 +338,20 @@ int reach_of(const Weights<T>& m) {
 void mark(Store& store, const Rows& rows, const std::vector<std::uint8_t>& bad, const Wanted& wanted,
           int vocabulary, int reach) {
     for (std::size_t r = 0; r < bad.size(); ++r) {
-        std::uint8_t& old = store.harmed[rows.rows[r].slot];
-        store.num_harmed += int(bad[r]) - int(old);
+        std::uint8_t& old = store.nonfinite[rows.rows[r].slot];
+        store.num_nonfinite += int(bad[r]) - int(old);
         old = bad[r];
     }
-    if (!store.num_harmed) return;
+    if (!store.num_nonfinite) return;
     for (const Row& row : rows.rows) {
         if (row.logits < 0) continue;
         bool sees = false;
         const int first = std::max(row.first, row.prefix + row.num_above - reach);
         for (int j = first; j < row.prefix && !sees; ++j) {
             int page = rows.pages[row.pages + j / store.page_size];
-            sees = store.harmed[std::size_t(page) * store.page_size + j % store.page_size];
+            sees = store.nonfinite[std::size_t(page) * store.page_size + j % store.page_size];
         }
-        for (int j = 0; j < row.num_above && !sees; ++j) sees = store.harmed[rows.above[row.above + j]];
+        for (int j = 0; j < row.num_above && !sees; ++j) sees = store.nonfinite[rows.above[row.above + j]];
         float* line = wanted.logits + std::size_t(row.logits) * vocabulary;
         for (int i = 0; sees && i < vocabulary; ++i) line[i] = NAN;
     }
@@ -371,13 +371,13 @@ void forward_as(const Weights<T>& m, Store& store, const Rows& rows, const Wante
 template <class T>
 bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
     const Config& c = m.c;
-    if (c.input == HEADS) {
+    if (c.input == INPUT_HEADS) {
         bool all = m.norm.size();
         for (const auto& matrix : m.drafts) all = all && !matrix.empty();
         return all;
     }
     bool all = m.head && !m.head->empty() && m.norm.size();
-    if (c.input == PAIRED) all = all && m.state_norm.size();
+    if (c.input == INPUT_PAIRED) all = all && m.state_norm.size();
     if (c.fused) all = all && !m.fuse.empty() && (!c.fused_norms || m.fuse_norm.size());
     for (int i = 0; i < count; ++i) {
         const Layer<T>& layer = m.layers[sublayers[i] / 2];

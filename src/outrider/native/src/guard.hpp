@@ -7,9 +7,8 @@
 #include <exception>
 #include <new>
 
+#include "outrider.h"
 #include "pool.hpp"
-
-#define API extern "C" __attribute__((visibility("default")))
 
 namespace outrider {
 

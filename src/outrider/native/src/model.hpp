@@ -15,30 +15,6 @@
 
 namespace outrider {
 
-// What a row enters the first layer with.
-enum Input {
-    EMBEDDED,  // the embedding of its token
-    PAIRED,    // a state; its queries, keys and values see the token's embedding beside it (EAGLE-3)
-    HEADS,     // a state; there are no layers, but heads that draft one token each (Medusa)
-};
-
-// The layout is that of Config in native/interface.py.
-struct Config {
-    std::int32_t dtype;  // 0 fp32, 1 bf16
-    std::int32_t layers, hidden, inner, heads, kv_heads, head_dim, vocabulary, max_length;
-    std::int32_t embeddings;  // tokens that have one: the vocabulary, unless it is a part of them
-    std::int32_t input;
-    std::int32_t fused;        // width of what FUSE makes a state of; 0 where states come as they are
-    std::int32_t fused_norms;  // that are applied to it before, each to its part
-    std::int32_t state_normed, output_normed;  // the residual stream begins, and a state ends, with a norm
-    std::int32_t blocks;       // residual blocks before the matrix of each of HEADS
-    std::int32_t coarse;       // quantised matrices take activations of 8 bits rather than 16
-    float norm_eps, scale, embedding_scale, residual_scale, logits_scale;
-};
-
-// Those of a layer first. DRAFT: of HEADS, each one's residual blocks and then what makes its logits.
-enum MatrixKind { QKV, OUTPUT, GATE_UP, DOWN, HEAD, EMBEDDING, FUSE, DRAFT };
-enum NormKind { INPUT_NORM, MLP_NORM, FINAL_NORM, Q_NORM, K_NORM, STATE_NORM, FUSE_NORM };
 // What the numbers of sublayers mean: twice that of their layer, and this.
 enum Sublayer { ATTENTION, MLP };
 
@@ -55,13 +31,11 @@ struct Weight {
 
 template <class T>
 struct Layer {
-    Weight<T> matrices[4];  // QKV to DOWN
+    Weight<T> matrices[4];  // MATRIX_QKV to MATRIX_DOWN
     Memory<float> input_norm, mlp_norm, q_norm, k_norm;
     int window = 0;  // positions that a row sees, itself included; 0: all
     int table = 0;   // which rotary table
 };
-
-constexpr int TABLES = 2;
 
 // What a forward works in, in its turn with the pool. Strides are the model's, so that what pads a
 // row stays zero.
@@ -100,8 +74,8 @@ struct Weights : Model {
     Memory<float> norm, state_norm, fuse_norm;
     Weight<T> fuse;  // [hidden, fused]
     std::vector<Weight<T>> drafts;  // [heads][blocks + 1]
-    Memory<float> cos[TABLES], sin[TABLES];  // [turned_to, head_dim / 2]
-    int turned_to[TABLES] = {};
+    Memory<float> cos[ROTARY_TABLES], sin[ROTARY_TABLES];  // [turned_to, head_dim / 2]
+    int turned_to[ROTARY_TABLES] = {};
     mutable Scratch<T> scratch;
 
     int head_pad() const { return padded(c.head_dim, IN_PAD); }
@@ -117,8 +91,8 @@ struct Store : Counted {
     int pages = 0, page_size = 0;
     std::size_t page_elements = 0, layer_elements = 0;
     LazyMemory data;
-    std::vector<std::uint8_t> harmed;  // slots whose row was not finite
-    int num_harmed = 0;
+    std::vector<std::uint8_t> nonfinite;  // slots whose row was not finite
+    int num_nonfinite = 0;
     Memory<float> logits;  // of the rows that a draft goes on from
     Memory<float> states[2];  // that its rows begin with, and that they end with
 };
@@ -209,7 +183,7 @@ inline bool complete(const Model& model) {
 
 void forward(const Model& model, Store& store, const Rows& rows, const Wanted& wanted);
 
-// The logits [count, heads, vocabulary] that a model of HEADS has for `states` [count, hidden].
+// The logits [count, heads, vocabulary] that a model of INPUT_HEADS has for `states` [count, hidden].
 void run_heads(const Model& model, const float* states, int count, float* logits);
 
 // Makes states of a target's hidden states: rows `which` of each of `hidden` [parts][., fused /

@@ -39,7 +39,7 @@ struct Multiplier {
 
     // The most inputs of a matrix.
     static int widest(const Config& c) {
-        const int hidden = c.input == PAIRED ? 2 * c.hidden : c.hidden;
+        const int hidden = c.input == INPUT_PAIRED ? 2 * c.hidden : c.hidden;
         return std::max({hidden, c.inner, c.heads * c.head_dim, c.fused});
     }
 

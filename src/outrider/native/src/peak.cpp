@@ -146,17 +146,15 @@ std::int64_t run(int pieces) {
 
 }  // namespace
 
-// Does products of a kind in `pieces`; `products` is how many. The kinds are those of PEAKS in
-// native/library.py.
-API const char* outrider_peak(int kind, int pieces, std::int64_t* products) {
+const char* outrider_peak(int kind, int pieces, std::int64_t* products) {
     return guarded([&]() -> const char* {
-        if (kind < 0 || kind > 4 || pieces < 1 || pieces > 1 << 16)
+        if (kind < PEAK_FLOAT32 || kind > PEAK_DIGITS8_CODES4 || pieces < 1 || pieces > 1 << 16)
             return "there is no such kind of products, or no such number of pieces";
-        *products = kind == 0   ? run<FloatProducts>(pieces)
-                    : kind == 1 ? run<HalfProducts>(pieces)
-                    : kind == 2 ? run<WordProducts>(pieces)
-                    : kind == 3 ? run<ByteProducts>(pieces)
-                                : run<NibbleProducts>(pieces);
+        *products = kind == PEAK_FLOAT32    ? run<FloatProducts>(pieces)
+                    : kind == PEAK_BFLOAT16 ? run<HalfProducts>(pieces)
+                    : kind == PEAK_DIGITS16 ? run<WordProducts>(pieces)
+                    : kind == PEAK_DIGITS8  ? run<ByteProducts>(pieces)
+                                            : run<NibbleProducts>(pieces);
         return nullptr;
     });
 }

@@ -10,26 +10,11 @@
 
 namespace outrider {
 
-// The layout is that of Options in native/interface.py.
-struct Options {
-    std::uint64_t seed;
-    double presence;
-    float temperature;  // 0: greedy
-    float frequency, repetition;
-    float min_p;  // its logarithm; above 0 where off
-    float top_p;
-    std::int32_t top_k;  // 0 where off
-    std::int32_t vocabulary, sample, prompt_length, min_tokens, penalises;
-};
-
 // The ids between the committed tokens and a row's position.
 struct Path {
     const std::int32_t* ids;
     int length;
 };
-
-// Which tokens may come: a bit each, the lowest first. Null: all.
-using Mask = const std::uint8_t*;
 
 // Makes of z [count] what the mask keeps, in place.
 void keep(float* z, int count, Mask mask);

@@ -4,16 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace outrider {
+#include "outrider.h"
 
-// The layout is that of Library's `_planted`. The last entry stands for all positions behind it.
-struct Planted {
-    const std::int64_t* ids;  // [count, columns]: these have the logits `z`; null: nothing is planted
-    const float* z;           // [count, columns]
-    const float* rest;        // [count]: what every other id has
-    std::int64_t count, columns;
-    std::int64_t first;  // position of the token that the first entry decides
-};
+namespace outrider {
 
 // Writes the logits of the token at `position` over z [vocabulary], if there are any for it.
 inline void plant(const Planted* from, std::int64_t position, float* z, int vocabulary) {

@@ -1,4 +1,4 @@
-// The C interface of pipelines and draws, declared in native/interface.py.
+// The C interface of pipelines and draws.
 #include "sampler.hpp"
 
 #include <cmath>
@@ -6,7 +6,7 @@
 #include "guard.hpp"
 #include "memory.hpp"
 
-using namespace outrider;
+namespace outrider {
 
 namespace {
 
@@ -18,9 +18,7 @@ bool all_below(const std::int32_t* ids, std::int64_t count, std::int32_t vocabul
 
 }  // namespace
 
-// `ids` are, one after the other: what ends the output, what has a bias, the prompt's tokens (where
-// penalties want them). `banned` [vocabulary] stays its owner's.
-API const char* outrider_pipeline(const Options* options, const std::uint8_t* banned,
+const char* outrider_pipeline(const Options* options, const std::uint8_t* banned,
                              const std::int32_t* ids, int ends, const float* bias, int biased,
                              int prompt, Pipeline** made) {
     return guarded([&]() -> const char* {
@@ -40,10 +38,9 @@ API const char* outrider_pipeline(const Options* options, const std::uint8_t* ba
     });
 }
 
-API void outrider_pipeline_free(const Pipeline* pipeline) noexcept { release(pipeline); }
+void outrider_pipeline_free(const Pipeline* pipeline) noexcept { release(pipeline); }
 
-// Tokens of the output that were committed since the last call.
-API const char* outrider_pipeline_count(Pipeline* pipeline, const std::int32_t* ids, int count) {
+const char* outrider_pipeline_count(Pipeline* pipeline, const std::int32_t* ids, int count) {
     return guarded([&]() -> const char* {
         if (!all_below(ids, count, pipeline->o.vocabulary)) return "a token id is past the vocabulary";
         pipeline->count_output(ids, count);
@@ -51,9 +48,7 @@ API const char* outrider_pipeline_count(Pipeline* pipeline, const std::int32_t* 
     }, pipeline);
 }
 
-// Processes `rows` rows of `width` logits, in place. `paths` are the rows' paths, each its length and
-// then its ids.
-API const char* outrider_pipeline_apply(const Pipeline* pipeline, float* z, int rows, int width, int output,
+const char* outrider_pipeline_apply(const Pipeline* pipeline, float* z, int rows, int width, int output,
                                    const std::int32_t* paths, std::int64_t count, int late_only) {
     return guarded([&]() -> const char* {
         if (width != pipeline->o.vocabulary) return "a row is not as long as the vocabulary";
@@ -74,9 +69,7 @@ API const char* outrider_pipeline_apply(const Pipeline* pipeline, float* z, int 
     }, pipeline);
 }
 
-// The token and score of each row of z, `stride` apart. `keys` [rows, 4] are seed (low, high),
-// position and sample; where `greedy` there is no noise.
-API const char* outrider_draw(const float* z, int rows, std::int64_t stride, int vocabulary,
+const char* outrider_draw(const float* z, int rows, std::int64_t stride, int vocabulary,
                               const std::uint32_t* keys, const std::uint8_t* greedy,
                               std::int32_t* tokens, float* scores) {
     return guarded([&]() -> const char* {
@@ -92,8 +85,7 @@ API const char* outrider_draw(const float* z, int rows, std::int64_t stride, int
     });
 }
 
-// Of `count` among the `num_rows` rows of z: see Logprobs; `ids` and `values` are [count, likeliest].
-API const char* outrider_logprobs(const float* z, int num_rows, int count, int vocabulary,
+const char* outrider_logprobs(const float* z, int num_rows, int count, int vocabulary,
                                   const std::int32_t* rows, const std::int32_t* tokens,
                                   int likeliest, float* own, std::int32_t* ranks,
                                   std::int32_t* ids, float* values) {
@@ -112,8 +104,7 @@ API const char* outrider_logprobs(const float* z, int num_rows, int count, int v
     });
 }
 
-// Noise of `count` tokens from id 0 on, at one position: for the tests of its bits.
-API void outrider_noise(std::uint64_t seed, std::uint32_t position, std::uint32_t sample,
+void outrider_noise(std::uint64_t seed, std::uint32_t position, std::uint32_t sample,
                         std::int64_t count, float* out) noexcept {
     const NoiseKey key{std::uint32_t(seed), std::uint32_t(seed >> 32), position, sample};
     for (std::int64_t first = 0; first < count; first += NOISE_BLOCK) {
@@ -122,3 +113,5 @@ API void outrider_noise(std::uint64_t seed, std::uint32_t position, std::uint32_
         for (int i = 0; i < NOISE_BLOCK && first + i < count; ++i) out[first + i] = g[i];
     }
 }
+
+}  // namespace outrider

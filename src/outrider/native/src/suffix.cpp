@@ -14,7 +14,6 @@ namespace {
 using Place = std::int64_t;
 using Tokens = std::vector<std::int32_t>;
 
-constexpr int DEPTH = 64;           // tokens of a context, at most
 constexpr double LEAST = 0.1;       // probability of a drafted path, at least
 constexpr int MOST_ROOM = 1 << 26;  // places
 constexpr std::int32_t BREAK = -1;  // stands before a text, and between two
@@ -49,11 +48,13 @@ struct Match {
     int node, length;
 };
 
+}  // namespace
+
 // A trie of the contexts of a text's places, read backwards; contexts with the same places are one
 // node. So a place enters and leaves by one walk, and all matches of a tail lie on one.
-class Index : public Counted {
+class SuffixIndex : public Counted {
 public:
-    explicit Index(int room) : room_(room), nodes_(1), text_{BREAK} {}
+    explicit SuffixIndex(int room) : room_(room), nodes_(1), text_{BREAK} {}
 
     // Calls `work`. What it leaves halfway, for want of memory, is of no use any more.
     template <class Work>
@@ -77,7 +78,7 @@ public:
     Place drop(Place count) {
         for (; count > 0 && first_ < end(); --count, ++first_)
             if (at(first_) != BREAK) remove(first_);
-        const Place unused = first_ - DEPTH - base_;
+        const Place unused = first_ - SUFFIX_DEPTH - base_;
         if (2 * unused > Place(text_.size())) {
             text_.erase(text_.begin(), text_.begin() + unused);
             base_ += unused;
@@ -88,7 +89,7 @@ public:
     // The last tokens up to a place: as many as a context has, or from the break on.
     Tokens context(Place place) const {
         Place from = place;
-        while (at(from) != BREAK && place - from + 1 < DEPTH) --from;
+        while (at(from) != BREAK && place - from + 1 < SUFFIX_DEPTH) --from;
         return {text_.begin() + (from - base_), text_.begin() + (place - base_) + 1};
     }
 
@@ -218,6 +219,8 @@ private:
     Place base_ = 0, first_ = 1;  // where the kept text begins, and the oldest place in the trie
 };
 
+namespace {
+
 // A token of a draft, and how often it and others stood there.
 struct Guess {
     std::int32_t token, count, rest;
@@ -238,7 +241,7 @@ struct Guesses {
 // where there may be more nodes than levels.
 class Drafting {
 public:
-    Drafting(const Index& index, const Tokens& tail, int depth, int most)
+    Drafting(const SuffixIndex& index, const Tokens& tail, int depth, int most)
         : index_(index), depth_(depth), most_(most), tails_{{tail, index.find(tail), {}}} {}
 
     // Puts the draft of the best match in the place of one with a lower score.
@@ -283,7 +286,7 @@ private:
                       const Guess& above) const {
         const auto& matches = tails_[above.tail].matches;
         const auto match = std::lower_bound(
-            matches.begin(), matches.end(), std::min(length + above.depth, DEPTH),
+            matches.begin(), matches.end(), std::min(length + above.depth, SUFFIX_DEPTH),
             [](const Match& each, int least) { return each.length < least; });
         if (match == matches.end()) return;
         const Node& node = index_.node(match->node);
@@ -309,36 +312,30 @@ private:
         const int made = int(tails_.size());
         tails_[tail].longer.emplace_back(token, made);
         Tokens tokens = tails_[tail].tokens;
-        if (int(tokens.size()) == DEPTH) tokens.erase(tokens.begin());
+        if (int(tokens.size()) == SUFFIX_DEPTH) tokens.erase(tokens.begin());
         tokens.push_back(token);
         std::vector<Match> matches = index_.find(tokens);
         tails_.push_back({std::move(tokens), std::move(matches), {}});
         return made;
     }
 
-    const Index& index_;
+    const SuffixIndex& index_;
     const int depth_, most_;
     std::vector<Tail> tails_;
 };
 
 }  // namespace
-}  // namespace outrider
-
-using namespace outrider;
-
-// An index of the last `room` places of a text.
-API const char* outrider_suffix(int room, Index** made) {
+const char* outrider_suffix(int room, SuffixIndex** made) {
     return guarded([&]() -> const char* {
         if (room < 1 || room > MOST_ROOM) return "an index has 1 to 67108864 places";
-        *made = new Index(room);
+        *made = new SuffixIndex(room);
         return nullptr;
     });
 }
 
-API void outrider_suffix_free(const Index* index) noexcept { release(index); }
+void outrider_suffix_free(const SuffixIndex* index) noexcept { release(index); }
 
-// Appends tokens to the text; with `ends`, what comes next is another text.
-API const char* outrider_suffix_extend(Index* index, const std::int32_t* tokens, int count,
+const char* outrider_suffix_extend(SuffixIndex* index, const std::int32_t* tokens, int count,
                                        int ends) {
     return guarded([&]() -> const char* {
         for (int i = 0; i < count; ++i)
@@ -350,28 +347,27 @@ API const char* outrider_suffix_extend(Index* index, const std::int32_t* tokens,
     }, index);
 }
 
-// Forgets the oldest places, the ends of texts among them; `left` says how many stay.
-API const char* outrider_suffix_drop(Index* index, std::int64_t count, std::int64_t* left) {
+const char* outrider_suffix_drop(SuffixIndex* index, std::int64_t count, std::int64_t* left) {
     return guarded([&] { return index->change([&] { *left = index->drop(count); }); }, index);
 }
 
-// Drafts behind the text of `index`, by it or by `store` (null: none). `out` [4, DEPTH] are tokens,
-// parents, and how often each token stood at its place, and others; `drafted` says how many.
-API const char* outrider_suffix_draft(const Index* index, const Index* store, int depth, int nodes,
+const char* outrider_suffix_draft(const SuffixIndex* index, const SuffixIndex* store, int depth, int nodes,
                                       std::int32_t* out, std::int64_t* drafted) {
     return guarded([&]() -> const char* {
         if (depth < 1 || nodes < 1) return "a draft has a bad size";
         if (!index->sound || (store && !store->sound)) return "an index was left halfway";
         const Tokens tail = index->tail();
         Guesses best;
-        for (const Index* each : {index, store})
+        for (const SuffixIndex* each : {index, store})
             if (each) Drafting(*each, tail, depth, nodes).improve(best);
         *drafted = std::int64_t(best.nodes.size());
         for (std::size_t i = 0; i < best.nodes.size(); ++i) {
             const Guess& guess = best.nodes[i];
             const std::int32_t values[] = {guess.token, guess.parent, guess.count, guess.rest};
-            for (int row = 0; row < 4; ++row) out[row * DEPTH + i] = values[row];
+            for (int row = 0; row < 4; ++row) out[row * SUFFIX_DEPTH + i] = values[row];
         }
         return nullptr;
     }, index, store);
 }
+
+}  // namespace outrider

@@ -6,22 +6,14 @@
 
 namespace outrider {
 
-// The layout is that of QuantizedData in native/interface.py.
-struct QuantizedData {
-    const std::uint8_t* codes;  // [out, in]
-    const float* scales;        // [out, groups]
-    const std::uint8_t* zeros;  // [out, groups], or null
-    std::int32_t bits, group, groups;
-};
-
 namespace {
 
 constexpr int MOST_LAYERS = 1 << 16;
 
 bool fits(const Config& c) {
-    const bool whole = c.input != HEADS || c.layers * std::int64_t(c.blocks + 1) <= MOST_LAYERS;
-    const bool right = c.embeddings > 0 && c.embeddings <= MOST && c.input >= EMBEDDED &&
-                       c.input <= HEADS && c.fused >= 0 && c.fused <= MOST && c.fused_norms >= 0 &&
+    const bool whole = c.input != INPUT_HEADS || c.layers * std::int64_t(c.blocks + 1) <= MOST_LAYERS;
+    const bool right = c.embeddings > 0 && c.embeddings <= MOST && c.input >= INPUT_EMBEDDED &&
+                       c.input <= INPUT_HEADS && c.fused >= 0 && c.fused <= MOST && c.fused_norms >= 0 &&
                        (!c.fused_norms || c.fused % c.fused_norms == 0) && c.blocks >= 0 && whole;
     const bool above = right && c.layers > 0 && c.hidden > 0 && c.inner > 0 && c.kv_heads > 0 &&
                        c.heads > 0 && c.head_dim > 0 && c.vocabulary > 0 && c.max_length > 0;
@@ -42,26 +34,26 @@ Memory<float> padded_copy(const float* from, std::int64_t count) {
 template <class T>
 const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, Weight<T>*& to) {
     const Config& c = m.c;
-    const int numbers = kind < HEAD ? int(m.layers.size()) : int(m.drafts.size());
-    const bool numbered = kind < HEAD || kind == DRAFT;
-    if (kind < QKV || kind > DRAFT || (numbered && (number < 0 || number >= numbers)))
+    const int numbers = kind < MATRIX_HEAD ? int(m.layers.size()) : int(m.drafts.size());
+    const bool numbered = kind < MATRIX_HEAD || kind == MATRIX_DRAFT;
+    if (kind < MATRIX_QKV || kind > MATRIX_DRAFT || (numbered && (number < 0 || number >= numbers)))
         return "there is no such matrix";
     const int query = c.heads * c.head_dim, key = c.kv_heads * c.head_dim;
-    const bool paired = c.input == PAIRED && number == 0;
-    const int last = kind == DRAFT && number % (c.blocks + 1) == c.blocks;
+    const bool paired = c.input == INPUT_PAIRED && number == 0;
+    const int last = kind == MATRIX_DRAFT && number % (c.blocks + 1) == c.blocks;
     const int outs[] = {query + 2 * key, c.hidden,     2 * c.inner, c.hidden,
                         c.vocabulary,    c.embeddings, c.hidden,    last ? c.vocabulary : c.hidden};
     const int ins[] = {paired ? 2 * c.hidden : c.hidden, query, c.hidden, c.inner, c.hidden,
                        c.hidden, c.fused, c.hidden};
     if (out != outs[kind] || in != ins[kind]) return "a matrix has another shape than its model";
-    if (kind < HEAD) {
+    if (kind < MATRIX_HEAD) {
         to = &m.layers[number].matrices[kind];
-    } else if (kind == FUSE) {
+    } else if (kind == MATRIX_FUSE) {
         to = &m.fuse;
-    } else if (kind == DRAFT) {
+    } else if (kind == MATRIX_DRAFT) {
         to = &m.drafts[number];
     } else {
-        auto& own = kind == HEAD ? m.head : m.table;
+        auto& own = kind == MATRIX_HEAD ? m.head : m.table;
         own = std::make_shared<Weight<T>>();  // what was there may be another model's too
         to = own.get();
     }
@@ -82,15 +74,15 @@ const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedDa
     if (const char* wrong = find_matrix(m, number, kind, out, in, weight)) return wrong;
     Packed& to = weight->packed;
     if (const char* wrong = pack(to, from.codes, from.scales, from.zeros, bias, out, in, from.bits,
-                                 from.group, from.groups, kind == GATE_UP ? 2 : 1))
+                                 from.group, from.groups, kind == MATRIX_GATE_UP ? 2 : 1))
         return wrong;
     weight->plain = Matrix<T>();
     m.half = std::max(m.half, to.half());
     m.blocks = std::max(m.blocks, to.blocks());
-    if (kind != HEAD && kind != EMBEDDING) return nullptr;
+    if (kind != MATRIX_HEAD && kind != MATRIX_EMBEDDING) return nullptr;
     for (const auto& other : ends_of(beside))
         if (other && other->packed.same(to)) {
-            (kind == HEAD ? m.head : m.table) = other;
+            (kind == MATRIX_HEAD ? m.head : m.table) = other;
             break;
         }
     return nullptr;
@@ -127,14 +119,14 @@ const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, in
     if (dtype != m.c.dtype) return "a matrix has another dtype than its model";
     if (const char* wrong = find_matrix(m, number, kind, out, in, weight)) return wrong;
     const T* from = static_cast<const T*>(data);
-    if ((kind == HEAD || kind == EMBEDDING) && !bias)
+    if ((kind == MATRIX_HEAD || kind == MATRIX_EMBEDDING) && !bias)
         for (const auto& other : ends_of(beside))
             if (other && holds(other->plain, from, out, in)) {
-                (kind == HEAD ? m.head : m.table) = other;
+                (kind == MATRIX_HEAD ? m.head : m.table) = other;
                 return nullptr;
             }
     Matrix<T> to;
-    const int parts = kind == GATE_UP ? 2 : 1, rows = out / parts;
+    const int parts = kind == MATRIX_GATE_UP ? 2 : 1, rows = out / parts;
     to.inputs = padded(in, IN_PAD);
     to.units = padded(rows, LANES) / LANES * parts;
     to.data = Memory<T>(to.units * to.unit_size());
@@ -153,8 +145,8 @@ const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, in
 template <class T>
 const char* set_norm(Weights<T>& m, int number, int kind, const float* data, std::int64_t count) {
     const Config& c = m.c;
-    const bool whole = kind == FINAL_NORM || kind >= STATE_NORM;
-    if (kind < INPUT_NORM || kind > FUSE_NORM || number < 0 ||
+    const bool whole = kind == VECTOR_FINAL || kind >= VECTOR_STATE;
+    if (kind < VECTOR_INPUT || kind > VECTOR_FUSE || number < 0 ||
         number >= (whole ? 1 : int(m.layers.size())))
         return "there is no such vector";
     Layer<T>* layer = whole ? nullptr : &m.layers[number];
@@ -162,8 +154,8 @@ const char* set_norm(Weights<T>& m, int number, int kind, const float* data, std
         whole ? nullptr : &layer->input_norm, whole ? nullptr : &layer->mlp_norm, &m.norm,
         whole ? nullptr : &layer->q_norm,     whole ? nullptr : &layer->k_norm,   &m.state_norm,
         &m.fuse_norm};
-    const int size = kind == Q_NORM || kind == K_NORM ? c.head_dim
-                     : kind == FUSE_NORM              ? c.fused
+    const int size = kind == VECTOR_Q || kind == VECTOR_K ? c.head_dim
+                     : kind == VECTOR_FUSE              ? c.fused
                                                       : c.hidden;
     if (count != size) return "a vector has another length than its model";
     *places[kind] = padded_copy(data, count);
@@ -173,7 +165,7 @@ const char* set_norm(Weights<T>& m, int number, int kind, const float* data, std
 template <class T>
 const char* set_rotary(Weights<T>& m, int table, const float* cos, const float* sin, int length,
                        int width) {
-    if (table < 0 || table >= TABLES) return "there is no such rotary table";
+    if (table < 0 || table >= ROTARY_TABLES) return "there is no such rotary table";
     if (length < 1 || length > m.c.max_length || width != m.c.head_dim / 2)
         return "a rotary table has another shape than its model";
     const std::int64_t count = std::int64_t(length) * width;
@@ -211,7 +203,7 @@ template <class T>
 std::unique_ptr<Model> make_model(const Config& config, const void* embedding) {
     auto made = std::make_unique<Weights<T>>(config);
     made->embedding = static_cast<const T*>(embedding);
-    if (config.input == HEADS)
+    if (config.input == INPUT_HEADS)
         made->drafts.resize(std::size_t(config.layers) * (config.blocks + 1));
     else
         made->layers.resize(config.layers);
@@ -219,13 +211,7 @@ std::unique_ptr<Model> make_model(const Config& config, const void* embedding) {
 }
 
 }  // namespace
-}  // namespace outrider
-
-using namespace outrider;
-
-// `embedding` [embeddings, hidden] stays its owner's and must outlive the model; without one, rows
-// of the head are looked up.
-API const char* outrider_model(const Config* config, const void* embedding, Model** made) {
+const char* outrider_model(const Config* config, const void* embedding, Model** made) {
     return guarded([&]() -> const char* {
         Config c = *config;
         if (!c.embeddings) c.embeddings = c.vocabulary;
@@ -236,28 +222,23 @@ API const char* outrider_model(const Config* config, const void* embedding, Mode
     });
 }
 
-// The model goes when no call and no cache of its own uses it any more.
-API void outrider_model_free(const Model* model) noexcept { release(model); }
+void outrider_model_free(const Model* model) noexcept { release(model); }
 
-// `data` [out, in] of `dtype`, which is the model's. A head or embedding that is the same to the bit
-// in `beside` (null: none) is held once, whichever of the two models is freed first.
-API const char* outrider_matrix(Model* model, int layer, int kind, const void* data, int dtype,
+const char* outrider_matrix(Model* model, int layer, int kind, const void* data, int dtype,
                                 const float* bias, int out, int in, const Model* beside) {
     return with(model, beside, [&](auto& m, const auto* other) {
         return set_matrix(m, layer, kind, data, dtype, bias, out, in, other);
     });
 }
 
-// `codes` [out, in]; see outrider_matrix.
-API const char* outrider_quantized(Model* model, int layer, int kind, const QuantizedData* data,
+const char* outrider_quantized(Model* model, int layer, int kind, const QuantizedData* data,
                                    const float* bias, int out, int in, const Model* beside) {
     return with(model, beside, [&](auto& m, const auto* other) {
         return set_quantized(m, layer, kind, *data, bias, out, in, other);
     });
 }
 
-// Bytes of head and packed embedding that `beside` holds too.
-API std::int64_t outrider_shared(Model* model, const Model* beside) {
+std::int64_t outrider_shared(Model* model, const Model* beside) {
     std::int64_t bytes = 0;
     with(model, beside, [&](auto& m, const auto* other) -> const char* {
         for (const auto& mine : {m.head, m.table})
@@ -268,8 +249,7 @@ API std::int64_t outrider_shared(Model* model, const Model* beside) {
     return bytes;
 }
 
-// Bytes of the matrices of a model, without those that `beside` (or null) holds too.
-API std::int64_t outrider_weights(Model* model, const Model* beside) {
+std::int64_t outrider_weights(Model* model, const Model* beside) {
     std::int64_t bytes = 0;
     with(model, beside, [&](auto& m, const auto* other) -> const char* {
         for (const auto& layer : m.layers)
@@ -285,37 +265,32 @@ API std::int64_t outrider_weights(Model* model, const Model* beside) {
     return bytes;
 }
 
-// `number` is the layer, 0 for the model's own.
-API const char* outrider_vector(Model* model, int number, int kind, const float* data,
+const char* outrider_vector(Model* model, int number, int kind, const float* data,
                               std::int64_t count) {
     return with(model, [&](auto& m) { return set_norm(m, number, kind, data, count); });
 }
 
-// `cos` and `sin` are [length, head_dim / 2]. They may be set again, longer, between calls.
-API const char* outrider_rotary(Model* model, int table, const float* cos, const float* sin,
+const char* outrider_rotary(Model* model, int table, const float* cos, const float* sin,
                                 int length, int width) {
     return with(model, [&](auto& m) { return set_rotary(m, table, cos, sin, length, width); });
 }
 
-// A layer's rows see `window` positions, or all with 0, and turn by a rotary table.
-API const char* outrider_layer(Model* model, int layer, int window, int table) {
+const char* outrider_layer(Model* model, int layer, int window, int table) {
     return with(model, [&](auto& m) -> const char* {
         if (layer < 0 || layer >= int(m.layers.size())) return NO_LAYER;
         if (window < 0) return "a layer has a window below 0";
-        if (table < 0 || table >= TABLES) return "there is no such rotary table";
+        if (table < 0 || table >= ROTARY_TABLES) return "there is no such rotary table";
         m.layers[layer].window = window;
         m.layers[layer].table = table;
         return nullptr;
     });
 }
 
-API const char* outrider_check(const Model* model) {
+const char* outrider_check(const Model* model) {
     return guarded([&]() -> const char* { return complete(*model) ? nullptr : INCOMPLETE; }, model);
 }
 
-// `targets` [vocabulary] are the target's ids for a drafter's, `inputs` [count] a drafter's ids, by
-// which its embedding is looked up, for the target's; -1 stands for none.
-API const char* outrider_ids(Model* model, const std::int32_t* targets, int vocabulary,
+const char* outrider_ids(Model* model, const std::int32_t* targets, int vocabulary,
                              const std::int32_t* inputs, int count) {
     return guarded([&]() -> const char* {
         if (vocabulary != model->c.vocabulary || count < 0) return "there are too few ids, or too many";
@@ -329,13 +304,11 @@ API const char* outrider_ids(Model* model, const std::int32_t* targets, int voca
     }, model);
 }
 
-// Lets a model look tokens up where another does, whose `embedding` must outlive both; heads take its
-// last norm.
-API const char* outrider_borrow(Model* model, const Model* from) {
+const char* outrider_borrow(Model* model, const Model* from) {
     return with(model, from, [&](auto& m, const auto* other) -> const char* {
         if (!other || other->c.hidden != m.c.hidden || other->c.embeddings != m.c.embeddings)
             return "the other model has other embeddings";
-        if (m.c.input == HEADS) {
+        if (m.c.input == INPUT_HEADS) {
             if (!other->norm.size()) return INCOMPLETE;
             m.norm = padded_copy(other->norm.data(), m.c.hidden);
             return nullptr;
@@ -350,3 +323,5 @@ API const char* outrider_borrow(Model* model, const Model* from) {
         return nullptr;
     });
 }
+
+}  // namespace outrider
