@@ -53,6 +53,8 @@ NEEDS: dict[str, set[str]] = {
     "base": {"numpy", "yaml", "httpx", "httpcore", "httptools", "pydantic"},
     "outrider.base.types": set(),
     "outrider.base.plots": {"matplotlib"},
+    "outrider.native._interface": {"_cffi_backend"},
+    "outrider.native.generate": {"cffi"},
 }
 """Of parts and modules that have less than the engine, or something else."""
 WITHOUT_TORCH = {
