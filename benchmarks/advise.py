@@ -75,14 +75,14 @@ class Trial:
         steps = Steps(costs, name, context, evidence=MEASURED)
         acceptance = of_counts(counts, LONGEST)
         speeds, drafts = self.cells()
-        found = []
+        cells = []
         for size, k in sorted(cell for cell in drafts if cell[1]):
             rates = [a / b for a, b in zip(speeds[size, k], speeds[size, 0], strict=True)]
             speedup, drafted = median(rates), acceptance.drafted(k)
             slower = steps.seconds(size, k, drafted) / steps.seconds(size, 0)
             counted, emitted = drafts[size, k], drafts[size, k].emitted / drafts[size, k].steps
             predicted = acceptance.tokens(k) / slower
-            found.append(
+            cells.append(
                 {
                     "drafter": name, "temperature": self.temperature, "batch_size": size,
                     "num_speculative_tokens": k,
@@ -93,26 +93,26 @@ class Trial:
                     "step_over_plain": [slower, emitted / speedup],
                 }
             )  # fmt: skip
-        return found
+        return cells
 
 
-def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return how far the predictions are off, and how often they are on the wrong side of 1."""
-    clear = [each for each in found if abs(each["speedup"] - 1) > CLEAR]
+    clear = [each for each in cells if abs(each["speedup"] - 1) > CLEAR]
     right = sum((each["speedup"] > 1) == (each["predicted"] > 1) for each in clear)
     return {
-        "cells": len(found),
-        "losing": sum(each["speedup"] < 1 for each in found),
-        "median_error": median(abs(each["error"]) for each in found),
-        "median_bias": median(each["error"] for each in found),
+        "cells": len(cells),
+        "losing": sum(each["speedup"] < 1 for each in cells),
+        "median_error": median(abs(each["error"]) for each in cells),
+        "median_bias": median(each["error"] for each in cells),
         "clear_cells": len(clear),
         "right_cells": right,
     }
 
 
-def said(name: str, found: Sequence[dict[str, Any]]) -> str:
+def said(name: str, cells: Sequence[dict[str, Any]]) -> str:
     """Return a summary as a sentence."""
-    total = summary(found)
+    total = summary(cells)
     return (
         f"{name}: {total['cells']} cells, {total['losing']} of them slower than plain decoding: "
         f"median error {total['median_error']:.1%} (with its sign {total['median_bias']:+.1%}); on "
@@ -120,7 +120,7 @@ def said(name: str, found: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def lines(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+def lines(cells: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the cells in Markdown, and what they sum up to."""
 
     def both(each: dict[str, Any], key: str) -> str:
@@ -135,15 +135,15 @@ def lines(found: Sequence[dict[str, Any]]) -> Iterator[str]:
                 f"{each['speedup']:.2f}", f"{each['error']:+.0%}", both(each, "emitted_per_step"),
                 both(each, "drafted_per_step"), both(each, "step_over_plain"),
             )
-            for each in found
+            for each in cells
         ),
     )  # fmt: skip
     yield ""
-    pairs = sorted({(each["drafter"], each["temperature"]) for each in found})
+    pairs = sorted({(each["drafter"], each["temperature"]) for each in cells})
     for drafter, temperature in pairs:
-        own = [e for e in found if (e["drafter"], e["temperature"]) == (drafter, temperature)]
+        own = [e for e in cells if (e["drafter"], e["temperature"]) == (drafter, temperature)]
         yield said(f"{drafter} at T = {temperature:g}", own)
-    yield said("all", found)
+    yield said("all", cells)
 
 
 def main(
@@ -161,10 +161,10 @@ def main(
     json_: JsonFile = None,
 ) -> None:
     """Compare predicted speedups with measured ones, in cells that the profile has not seen."""
-    found: list[dict[str, Any]] = []
+    cells: list[dict[str, Any]] = []
     if join:
         for file in join:
-            found += json.loads(file.read_text(encoding="utf-8"))["cells"]
+            cells += json.loads(file.read_text(encoding="utf-8"))["cells"]
     else:
         texts, sizes = read_prompts(prompts), numbers(batch_size, int, "--batch-size")
         for drafter in drafters.split(","):
@@ -172,6 +172,6 @@ def main(
                 model, drafter=drafter, num_speculative_tokens=LONGEST, max_num_seqs=max(sizes)
             )
             for warmth in numbers(temperature, float, "--temperature"):
-                found += Trial(llm, texts, sizes, rounds, tokens, warmth).compared()
-    write_json({"machine": machine(), "summary": summary(found), "cells": found}, json_)
-    print("\n".join(lines(found)))
+                cells += Trial(llm, texts, sizes, rounds, tokens, warmth).compared()
+    write_json({"machine": machine(), "summary": summary(cells), "cells": cells}, json_)
+    print("\n".join(lines(cells)))

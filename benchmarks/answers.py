@@ -37,8 +37,8 @@ def answers(folder: Path, isa: str, requests: int, seed: int) -> list[dict[str, 
         if not file.exists():
             why = (done.stderr.strip().splitlines() or ["no reason"])[-1]
             raise OutriderError(f"{folder} does not answer on {isa}: {why}.")
-        found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-        return found
+        outputs: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        return outputs
 
 
 def differing(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[str]:

@@ -36,7 +36,7 @@ def options_of(rng: random.Random, vocabulary: int) -> dict[str, Any]:
     def ids(count: int) -> list[int]:
         return rng.sample(range(4, vocabulary), count)
 
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "temperature": rng.choice([0.0, 0.3, 0.7, 1.0, 1.5]),
         "seed": rng.randrange(2**63),
         "max_tokens": rng.randint(1, 40),
@@ -52,7 +52,7 @@ def options_of(rng: random.Random, vocabulary: int) -> dict[str, Any]:
         (0.2, {"logit_bias": {id: rng.uniform(-8.0, 8.0) for id in ids(5)}}),
         (0.15, {"bad_words": ["return", "for i in", "self"]}),
         (0.1, {"allowed_token_ids": ids(400)}),
-        (0.15, {"min_tokens": found["max_tokens"] // 2}),
+        (0.15, {"min_tokens": options["max_tokens"] // 2}),
         (0.2, {"stop": ["\n\n", "):"], "include_stop_str_in_output": rng.random() < 0.5}),
         (0.1, {"stop_token_ids": ids(30)}),
         (0.2, {"logprobs": rng.randint(0, 5)}),
@@ -60,19 +60,19 @@ def options_of(rng: random.Random, vocabulary: int) -> dict[str, Any]:
         (0.2, {"n": rng.randint(2, 3)}),
     ):
         if rng.random() < chance:
-            found |= more
+            options |= more
     if rng.random() < 0.15:
         for name in ("allowed_token_ids", "bad_words", "min_tokens", "ignore_eos", "logit_bias"):
-            found.pop(name, None)
-        found["structured_outputs"] = rng.choice(FORMS)
-    return found
+            options.pop(name, None)
+        options["structured_outputs"] = rng.choice(FORMS)
+    return options
 
 
 def run(count: int, seed: int) -> list[dict[str, Any]]:
     """Return the answers to ``count`` requests, shared out among the engines."""
     from outrider import LLM, SamplingParams, pocket
 
-    found: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     kinds = engines(str(pocket.PATH / "drafter"))
     for place, (name, options) in enumerate(kinds.items()):
         llm = LLM(pocket.PATH, **options)
@@ -89,8 +89,8 @@ def run(count: int, seed: int) -> list[dict[str, Any]]:
                     for o in output.outputs
                 ]
                 about = {"engine": name, "request": number, "options": repr(each)}
-                found.append(about | {"prompt": repr(output.prompt_logprobs), "outputs": outputs})
-    return found
+                answers.append(about | {"prompt": repr(output.prompt_logprobs), "outputs": outputs})
+    return answers
 
 
 def main() -> None:

@@ -86,12 +86,12 @@ def compare(
         count = PROMPTS if batch > 1 else ALONE
         prompts = [pair.prompts[(first + i) % len(pair.prompts)] for i in range(count)]
         order = (old, new) if number % 2 else (new, old)
-        found = {each: decode(each, prompts, batch, tokens, first) for each in order}
-        if found[old][1] != found[new][1]:
+        decoded = {each: decode(each, prompts, batch, tokens, first) for each in order}
+        if decoded[old][1] != decoded[new][1]:
             raise OutriderError(
                 f"outputs differ: {pair.name}, {mode}, batch {batch}, seed {first}."
             )
-        ratios.append(log(found[old][0] / found[new][0]))
+        ratios.append(log(decoded[old][0] / decoded[new][0]))
     return median(ratios[1:])
 
 
@@ -99,7 +99,7 @@ def run_start(
     pair: Pair, old: Path, new: Path, start: int, tokens: int, pairs: int
 ) -> dict[Cell, float]:
     """Return log(old / new) of each cell's time in fresh processes."""
-    found: dict[Cell, float] = {}
+    ratios: dict[Cell, float] = {}
     folders = (old, new) if start % 2 else (new, old)
     for mode in MODES if pair.drafter else MODES[:-1]:
         with ExitStack() as stack:
@@ -110,8 +110,8 @@ def run_start(
             }
             for cell in ((mode, batch) for batch in BATCHES):
                 seed = 1000 * start
-                found[cell] = compare(sides[old], sides[new], pair, cell, tokens, pairs, seed)
-    return found
+                ratios[cell] = compare(sides[old], sides[new], pair, cell, tokens, pairs, seed)
+    return ratios
 
 
 def report_lines(starts: Mapping[str, Sequence[Mapping[Cell, float]]]) -> list[str]:
@@ -144,16 +144,16 @@ def main(
     if old.resolve() == new.resolve():
         raise OutriderError(f"both builds are in {old}; give two folders.")
     models = [find_pair(name) for name in pair.split(",")]
-    found: dict[str, list[dict[Cell, float]]] = {each.name: [] for each in models}
+    starts_by_pair: dict[str, list[dict[Cell, float]]] = {each.name: [] for each in models}
     for start in tqdm(range(starts), leave=False, disable=None):
         for each in models:
-            found[each.name].append(run_start(each, old, new, start, tokens, pairs))
-    print("\n".join(report_lines(found)))
+            starts_by_pair[each.name].append(run_start(each, old, new, start, tokens, pairs))
+    print("\n".join(report_lines(starts_by_pair)))
     rows = {
         name: [
             {f"{mode}/{batch}": value for (mode, batch), value in each.items()} for each in values
         ]
-        for name, values in found.items()
+        for name, values in starts_by_pair.items()
     }
     settings = {"tokens": tokens, "pairs": pairs}
     write_json({"machine": machine(), **settings, "log_ratio": rows}, json_)

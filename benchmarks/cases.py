@@ -139,22 +139,22 @@ def under_load(server: Served, recipe: Recipe, prompts: list[str]) -> Observatio
             for number, call in enumerate(as_completed(calls)):
                 call.result()
                 if number == len(many) * 3 // 4 - 1:
-                    found = ask(endpoint, since=warm)
-    return found
+                    observation = ask(endpoint, since=warm)
+    return observation
 
 
 def record(recipe: Recipe, folder: Path, prompts: list[str]) -> dict[str, Any]:
     """Return a recipe's case."""
     with ExitStack() as servers:
         server = servers.enter_context(served(recipe, recipe.arguments, folder))
-        found, plain = under_load(server, recipe, prompts), None
+        observation, plain = under_load(server, recipe, prompts), None
         if recipe.plain is not None:
             other = servers.enter_context(served(recipe, recipe.plain, folder))
             plain = under_load(other, recipe, prompts)
-        found.facts |= recipe.facts
-        compare(found, plain, None)
-    found.where = "the pocket pair"
-    derived = dict(found.facts)
+        observation.facts |= recipe.facts
+        compare(observation, plain, None)
+    observation.where = "the pocket pair"
+    derived = dict(observation.facts)
     derive(derived)
     shown = [problem.symptom for problem in judge(derived, check_thresholds({}))]
     return {
@@ -166,7 +166,7 @@ def record(recipe: Recipe, folder: Path, prompts: list[str]) -> dict[str, Any]:
         "cpu": cpu_name(),
         "fires": sorted(recipe.fires),
         "shown": sorted(shown),
-        **found.saved(),
+        **observation.saved(),
     }
 
 

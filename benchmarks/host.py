@@ -61,9 +61,9 @@ class ControllerClock:
     def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:
             begin = perf_counter_ns()
-            found = call(*arguments)
+            result = call(*arguments)
             self.nanoseconds += perf_counter_ns() - begin
-            return found
+            return result
 
         return counted
 

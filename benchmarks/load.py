@@ -152,18 +152,18 @@ def guidellms(url: str, requests: int, tokens: int, streams: int) -> dict[str, A
 
 def agreement(requests: int, tokens: int, streams: int) -> dict[str, Any]:
     """Return the figures of all clients that are installed, on one stub."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with stub(tokens) as url:
         clients = {"outrider": ours}
         clients |= {"vllm": vllms} if VLLM.ready else {}
         clients |= {"guidellm": guidellms} if GUIDELLM.ready else {}
         for name, client in clients.items():
             try:
-                found[name] = client(url, requests, tokens, streams)
-                print(name, found[name], file=sys.stderr, flush=True)
+                figures[name] = client(url, requests, tokens, streams)
+                print(name, figures[name], file=sys.stderr, flush=True)
             except (subprocess.CalledProcessError, KeyError, TypeError) as error:
-                found[name] = {"error": repr(error)}
-    return found
+                figures[name] = {"error": repr(error)}
+    return figures
 
 
 def main(

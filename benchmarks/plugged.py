@@ -134,7 +134,7 @@ def main(
         "drafter_dtype": "float32", "k": length, "threads": 1, "context": longest,
         "parallel": max(sizes),
     }  # fmt: skip
-    found = []
+    cells = []
     head, rule = table(CHOSEN if lengths else COLUMNS, [])
     write(f"{head}\n{rule}\n")
     for mode in MODES[1:] if lengths else MODES:
@@ -146,11 +146,11 @@ def main(
             for heat in heats:
                 for size in sizes:
                     cell = _cell(engines, prompts, size, tokens, heat, rounds)
-                    found.append({"mode": mode, "temperature": heat, "batch": size, **cell})
-                    write(f"{_row(found[-1])}\n")
+                    cells.append({"mode": mode, "temperature": heat, "batch": size, **cell})
+                    write(f"{_row(cells[-1])}\n")
     compared = "lengths" if lengths else "plugin"
     report = {"machine": machine(), "compared": compared, "k": length, "tokens": tokens}
-    write_json({**report, "cells": found}, json_)
+    write_json({**report, "cells": cells}, json_)
 
 
 def _row(cell: dict[str, Any]) -> str:

@@ -102,15 +102,15 @@ def start(
     for name in turned(ENGINES, number):
         engines[name] = opened(model, name, target)
         target = engines[name].engine.model
-    found: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     for kind, count in (("new", 1), ("warm", loads)):
         took: defaultdict[str, float] = defaultdict(float)
         for _ in range(count):
             gc.collect()
             for name, seconds in loaded(engines, texts, params, cell.batch).items():
                 took[name] += seconds
-        found[kind] = log(took[NONE] / took[AUTO])
-    return found
+        ratios[kind] = log(took[NONE] / took[AUTO])
+    return ratios
 
 
 def main(
@@ -130,22 +130,24 @@ def main(
         for heat in temperatures.split(",")
         for size in batches.split(",")
     ]
-    found: dict[tuple[Cell, str], list[float]] = defaultdict(list)
+    logs_by_load: dict[tuple[Cell, str], list[float]] = defaultdict(list)
     work = [(number, cell) for number in range(starts) for cell in cells]
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for number, cell in tqdm(work, leave=False, disable=None):
             ratios = pool.submit(start, model, workload, cell, prompts, tokens, loads, number)
             for kind, ratio in ratios.result().items():
-                found[cell, kind].append(ratio)
+                logs_by_load[cell, kind].append(ratio)
     rows = [
         (f"T = {cell.temperature:g}, {cell.batch} together", kind, str(estimate(logs)))
-        for (cell, kind), logs in found.items()
+        for (cell, kind), logs in logs_by_load.items()
     ]
-    rows.append(("all", "", str(estimate([each for logs in found.values() for each in logs]))))
+    rows.append(
+        ("all", "", str(estimate([each for logs in logs_by_load.values() for each in logs])))
+    )
     print("\n".join(table(("load", "engines", "auto / plain"), rows)))
     report = [
         {**cell._asdict(), "engines": kind, "log_ratios": logs}
-        for (cell, kind), logs in found.items()
+        for (cell, kind), logs in logs_by_load.items()
     ]
     settings = {"model": model, "workload": workload, "tokens": tokens, "loads": loads}
     write_json({"machine": machine(), **settings, "cells": report}, json_)

@@ -43,11 +43,11 @@ class Stage:
     def acted(self, action: str, since: float) -> float:
         """Wait for an action; the seconds since a time."""
 
-        def found() -> list[float]:
+        def times() -> list[float]:
             return [e["time"] for e in self.fleet.done(since) if e["action"] == action]
 
-        until(found, f"the guard does {action}", 20 * self.window)
-        return found()[0] - since
+        until(times, f"the guard does {action}", 20 * self.window)
+        return times()[0] - since
 
 
 def now() -> tuple[float, float]:

@@ -60,7 +60,7 @@ def find(name: str) -> str | None:
 
 def free_ports(wanted: Mapping[str, int]) -> dict[str, int]:
     """Return ports that nobody listens on, by name: the wanted ones where these are free."""
-    found: dict[str, int] = {}
+    ports: dict[str, int] = {}
     with ExitStack() as held:  # until all are found, so that no two are the same
         for name, port in wanted.items():
             one = held.enter_context(socket.socket())
@@ -68,8 +68,8 @@ def free_ports(wanted: Mapping[str, int]) -> dict[str, int]:
                 one.bind(("127.0.0.1", port))
             except OSError:
                 one.bind(("127.0.0.1", 0))
-            found[name] = int(one.getsockname()[1])
-    return found
+            ports[name] = int(one.getsockname()[1])
+    return ports
 
 
 def until(true: Callable[[], object], what: str, seconds: float = WAIT_SECONDS) -> float:
@@ -216,8 +216,8 @@ class Fleet(AbstractContextManager["Fleet", None]):
             text = (self.values["folder"] / "status.json").read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
-        found: dict[str, Any] = json.loads(text)
-        return found
+        shown: dict[str, Any] = json.loads(text)
+        return shown
 
     def mode(self) -> str:
         """Return the guard's state."""

@@ -47,6 +47,6 @@ def _points(prometheus: str, expression: str, begin: float) -> int:
     """Return how many points that are numbers an expression has had."""
     asked = urlencode({"query": expression, "start": begin, "end": time.time(), "step": 1})
     with urlopen(f"{prometheus}/api/v1/query_range?{asked}", timeout=30) as answer:
-        found: dict[str, Any] = json.load(answer)
-    series = found["data"]["result"]
+        reply: dict[str, Any] = json.load(answer)
+    series = reply["data"]["result"]
     return sum(value != "NaN" for each in series for _, value in each["values"])

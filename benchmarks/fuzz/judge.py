@@ -25,13 +25,13 @@ def faults(case: Case, answer: Answer, seconds: float, timeout: float | None) ->
         return [f"{answer.status}: {shown(answer)}"]
     if answer.status == 200:
         return list(_stream(answer) if answer.streamed else _whole(case, answer))
-    found = list(_error(parsed(bytes(answer.body))))
+    wrong = list(_error(parsed(bytes(answer.body))))
     limit = shortest(case.raw, timeout)
     if answer.status == 408 and limit is not None and seconds < EARLY * limit:
-        found.append(f"408 after {seconds:.3f} s of {limit:g} s")
+        wrong.append(f"408 after {seconds:.3f} s of {limit:g} s")
     if not 400 <= answer.status < 500:
-        found.append(f"the status is {answer.status}")
-    return found
+        wrong.append(f"the status is {answer.status}")
+    return wrong
 
 
 def shown(answer: Answer) -> str:
@@ -55,11 +55,11 @@ def shortest(raw: bytes, timeout: float | None) -> float | None:
     return min(limits, default=None)
 
 
-def _error(found: Any) -> Iterator[str]:
+def _error(value: Any) -> Iterator[str]:
     """Yield what is wrong with the JSON of an error."""
-    error = found.get("error") if isinstance(found, dict) else None
+    error = value.get("error") if isinstance(value, dict) else None
     if not isinstance(error, dict) or not error.keys() >= ERROR_FIELDS:
-        yield f"no error of OpenAI's form: {str(found)[:300]}"
+        yield f"no error of OpenAI's form: {str(value)[:300]}"
         return
     message, param = error["message"], error["param"]
     if not isinstance(message, str) or not message:
@@ -76,11 +76,11 @@ def _error(found: Any) -> Iterator[str]:
 
 def _whole(case: Case, answer: Answer) -> Iterator[str]:
     """Yield what is wrong with an answer that is no stream."""
-    found = parsed(bytes(answer.body))
-    if not isinstance(found, dict):
+    value = parsed(bytes(answer.body))
+    if not isinstance(value, dict):
         yield f"the answer is no JSON: {shown(answer)}"
     elif case.path in (COMPLETIONS, CHAT):
-        choices = found.get("choices")
+        choices = value.get("choices")
         if not isinstance(choices, list) or not choices:
             yield f"the answer has no choices: {shown(answer)}"
         elif any(not choice.get("finish_reason") for choice in choices):

@@ -204,7 +204,9 @@ def measure_agreement(target: Path, drafter: Path, prompts: list[list[int]], tok
     agreed = 0
     for path, out in zip(paths, LLM(drafter, **given).generate(list(paths), params), strict=True):
         ranked = list(zip(path, out.prompt_logprobs or (), strict=True))[-tokens:]
-        agreed += sum(found is not None and found[token].rank == 1 for token, found in ranked)
+        agreed += sum(
+            logprobs is not None and logprobs[token].rank == 1 for token, logprobs in ranked
+        )
     return agreed / (tokens * len(paths))
 
 

@@ -87,7 +87,7 @@ CELLS = [Cell(*each) for each in product(WORKLOADS, CONCURRENCY, TEMPERATURES)]
 
 def chosen_cells(patterns: str) -> list[Cell]:
     """Return the cells that a comma list of patterns names."""
-    found: list[Cell] = []
+    chosen: list[Cell] = []
     for pattern in patterns.split(","):
         named = [cell for cell in CELLS if fnmatchcase(cell.name, pattern.strip())]
         if not named:
@@ -96,8 +96,8 @@ def chosen_cells(patterns: str) -> list[Cell]:
                 f"TEMPERATURE of {', '.join(WORKLOADS)}, {', '.join(map(str, CONCURRENCY))} and "
                 f"{', '.join(f'{t:g}' for t in TEMPERATURES)}, or * for any of them."
             )
-        found += named
-    return [cell for cell in CELLS if cell in found]
+        chosen += named
+    return [cell for cell in CELLS if cell in chosen]
 
 
 @dataclass(frozen=True)

@@ -75,10 +75,10 @@ class Results:
             return count < rounds
         return against_best(self.speeds[cell.name]).half_width > half_width
 
-    def add(self, cell: Cell, found: dict[str, float], differing: int) -> None:
+    def add(self, cell: Cell, speeds: dict[str, float], differing: int) -> None:
         """Add a round, and write the file."""
         mine = self.speeds.setdefault(cell.name, {name: [] for name in CHOICES})
-        for name, value in found.items():
+        for name, value in speeds.items():
             mine[name].append(value)
         self.differing[cell.name] = self.differing.get(cell.name, 0) + differing
         part = self._file.with_name(self._file.name + ".part")
@@ -101,12 +101,12 @@ def measure(
         for number in range(first, first + LEAST_ROUNDS):
             if not results.open(cell, rounds, half_width):
                 return
-            asked, found, outputs = source.asked(cell, number), {}, {}
+            asked, speeds, outputs = source.asked(cell, number), {}, {}
             for name in turned(list(engines), number):
                 gc.collect()
-                found[name], outputs[name] = speed(engines[name], asked, cell.concurrency, tokens)
+                speeds[name], outputs[name] = speed(engines[name], asked, cell.concurrency, tokens)
             differing = sum(_differ(mine, outputs[PLAIN]) for mine in outputs.values())
-            results.add(cell, found, differing)
+            results.add(cell, speeds, differing)
     finally:
         gc.unfreeze()
 

@@ -64,8 +64,8 @@ def to_json(cell: Cell, controller: Controller) -> dict[str, Any]:
             for name, each in costs.drafters.items()
         },
         "methods": {
-            name: {**controller.methods[name]._asdict(), **found}
-            for name, found in controller.survival.summary().items()
+            name: {**controller.methods[name]._asdict(), **summary}
+            for name, summary in controller.survival.summary().items()
             if name in controller.methods
         },
     }
@@ -115,7 +115,7 @@ def main(
     """Record what drafter auto learns of costs and acceptance in the cells of the portfolio."""
     chosen, pair = chosen_cells(cells), Pair(replay, drafter, tokens)
     settings = settings_of(pair, out) | {"rounds": rounds}
-    found: dict[str, Any] = {}
+    learned: dict[str, Any] = {}
     for workload, group in groupby(chosen, lambda cell: cell.workload):
         source = Source(workload, pair)
         for cell in tqdm(list(group), desc=workload, leave=False, disable=None):
@@ -124,8 +124,8 @@ def main(
                 speed(llm, source.asked(cell, number), cell.concurrency, tokens)
             adaptive = llm.engine.speculator.adaptive
             assert adaptive is not None  # auto has one
-            found[cell.name] = to_json(cell, adaptive.controller)
+            learned[cell.name] = to_json(cell, adaptive.controller)
             del llm, adaptive
             gc.collect()  # the cache of this cell's engine, before the next one's
-            text = json.dumps({"settings": settings, "cells": found})
+            text = json.dumps({"settings": settings, "cells": learned})
             out.write_text(text + "\n", encoding="utf-8")

@@ -23,8 +23,8 @@ class LlamaCpp:
 
     def __init__(self, spec: Spec) -> None:
         program = os.environ["PEER_SERVER"]
-        found = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-        version = re.search(r"^version:([^(\n]*)", found.stderr + found.stdout, re.M)
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+        version = re.search(r"^version:([^(\n]*)", done.stderr + done.stdout, re.M)
         self.version = version[1].strip() if version else "unknown"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -82,10 +82,10 @@ class LlamaCpp:
             "return_tokens": True, "top_k": 1 if greedy else 0,
             "samplers": ["top_k" if greedy else "temperature"],
         }  # fmt: skip
-        found = self._ask("POST", "/completion", body)
-        if "tokens" not in found:
-            raise RuntimeError(str(found.get("error", found)))
-        return list(found["tokens"])
+        reply = self._ask("POST", "/completion", body)
+        if "tokens" not in reply:
+            raise RuntimeError(str(reply.get("error", reply)))
+        return list(reply["tokens"])
 
 
 if __name__ == "__main__":

@@ -46,12 +46,12 @@ class Runner(Protocol):
 
 def processes(root: int) -> list[int]:
     """A process and everything below it."""
-    found = [root]
-    for process in found:
+    members = [root]
+    for process in members:
         for thread in glob.glob(f"/proc/{process}/task/*/children"):
             with contextlib.suppress(OSError):  # it has ended
-                found.extend(map(int, Path(thread).read_text().split()))
-    return found
+                members.extend(map(int, Path(thread).read_text().split()))
+    return members
 
 
 def peak_memory() -> int:
@@ -70,8 +70,8 @@ def serve(make: Callable[[Spec], Runner]) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def answer(**found: Any) -> None:
-        answers.write(json.dumps(found) + "\n")
+    def answer(**fields: Any) -> None:
+        answers.write(json.dumps(fields) + "\n")
         answers.flush()
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started it closes stdin

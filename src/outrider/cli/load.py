@@ -146,16 +146,16 @@ def shapes(
         if kind not in ("", "linear", EXPONENTIAL):
             raise typer.BadParameter(f"--ramp {ramp!r}: give a number, then :exponential or not.")
         end, exponential, seconds = number, kind == EXPONENTIAL, number
-    found: list[Any] = []
+    loads: list[Any] = []
     if concurrency:
         sizes = numbers(concurrency, int, "--concurrency")
-        found += [Closed(size, 0.0 if rate else seconds) for size in sizes]
+        loads += [Closed(size, 0.0 if rate else seconds) for size in sizes]
     if rate:
         rates = numbers(rate, float, "--request-rate")
-        found += [Open(each, burstiness, end, exponential) for each in rates]
+        loads += [Open(each, burstiness, end, exponential) for each in rates]
     if trace:
-        found.append(load_trace(trace))
-    return tuple(found or [Closed(most or 1, seconds)])
+        loads.append(load_trace(trace))
+    return tuple(loads or [Closed(most or 1, seconds)])
 
 
 def extra(text: str | None) -> dict[str, Any]:
