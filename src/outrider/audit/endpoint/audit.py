@@ -24,7 +24,7 @@ from .distributions import Biased, Laws, Prompt, same_reading
 from .greedy import greedy, told
 from .outcome import EndpointReport, Result, Status
 from .prompts import TEXTS
-from .sampled import Sampled, SamplePlan
+from .sampled import Sampled
 from .sampling import SAMPLINGS, Sampling
 from .source import (
     AuditedServer,
@@ -45,12 +45,6 @@ SAMPLES = 512
 """Answers to each set of options."""
 GREEDY = 32
 """Tokens of a greedy answer."""
-LENGTH = 5
-"""Tokens of a sampled answer."""
-PROMPTS = 2
-"""Prompts for each set of options."""
-CONTEXTS = 2
-"""Answers for each law that may be asked for, by depth."""
 FORMS = 16
 """Structured answers."""
 FEWEST, MOST = 64, 1_000_000
@@ -66,14 +60,13 @@ class _Audit:
     reference: PromptSource
     samplings: Sequence[Sampling]
     samples: int
-    clock: TimeLimit
     rng: np.random.Generator
     progress: Progress
 
     async def run(self) -> list[Result]:
         self.progress("reading prompts")
         prompts, biased = await self._prompts()
-        laws = Laws(self.reference, self.clock)
+        laws = Laws(self.reference, self.server.clock)
         results: list[Result] = []
         answers: list[EndpointCompletion] = []
         eight = prompts[: len(prompts) // 2]
@@ -99,12 +92,10 @@ class _Audit:
         for name, check in checks:
             results += await self._check(name, check)
         seeded = any(r.name.startswith("seed") and r.status is Status.PASSED for r in results)
-        plan = SamplePlan(
-            self.samplings, self.samples, LENGTH, PROMPTS, max(1, self.samples // CONTEXTS)
-        )
         sampled = Sampled(
-            self.server, laws, prompts, biased, plan, seeded, self.rng, FALSE_ALARM, self.clock
-        )
+            self.server, laws, prompts, biased, self.samplings, self.samples, seeded, self.rng,
+            FALSE_ALARM,
+        )  # fmt: skip
         return results + await self._check("law", sampled.run)
 
     async def _check(
@@ -128,9 +119,9 @@ class _Audit:
 
         Raises EndpointError: the sides read a prompt as different tokens.
         """
-        more = {"logprobs": 1} if self.server.tells_tokens else {}
+        server = self.server
         mine = await together(
-            self.server.complete(text, 1, temperature=0.0, **more) for text in TEXTS
+            server.complete(text, 1, temperature=0.0, **server.telling) for text in TEXTS
         )
         theirs = mine
         if not isinstance(self.reference, WithoutSpeculation):
@@ -166,8 +157,7 @@ async def _audit(
             await other.open()
         before = await scrape(server.client)
         rng = np.random.default_rng(seed)
-        audit = _Audit(server, other, samplings, samples, server.clock, rng, progress)
-        results = await audit.run()
+        results = await _Audit(server, other, samplings, samples, rng, progress).run()
         drafts = acceptance(before, await scrape(server.client))
         return EndpointReport(
             server.name, server.model, other.name, seed, server.requests, results, drafts

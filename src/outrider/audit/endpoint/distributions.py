@@ -29,6 +29,11 @@ class Prompt:
     ids: tuple[int, ...] | None = None
     count: int | None = None
 
+    @property
+    def given(self) -> Given:
+        """The prompt as it is sent: its ids where they are known."""
+        return self.text if self.ids is None else self.ids
+
 
 class AnswerContext(NamedTuple):
     """A prompt, and the tokens of an answer so far."""

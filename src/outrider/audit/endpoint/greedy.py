@@ -24,9 +24,9 @@ async def greedy(
     Each token is compared with what the reference says behind the server's own tokens, so that one
     error does not end the comparison.
     """
-    more = {"logprobs": 1} if server.tells_tokens else {}
     answers = await together(
-        server.complete(_given(prompt), length, temperature=0.0, **more) for prompt in prompts
+        server.complete(prompt.given, length, temperature=0.0, **server.telling)
+        for prompt in prompts
     )
     draws = [draw_of(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
     places = [
@@ -118,7 +118,3 @@ async def _by_text(
         "probabilities an error cannot be told from a tie"
     )
     return Result(NAME, Status.INCONCLUSIVE, seen, len(pairs))
-
-
-def _given(prompt: Prompt) -> str | tuple[int, ...]:
-    return prompt.text if prompt.ids is None else prompt.ids

@@ -22,7 +22,7 @@ from .martingale import Comparison, compare
 from .outcome import Result, Status
 from .prompts import chosen
 from .sampling import Sampling
-from .source import AuditedServer, RefusedRequest, TimeLimit, TimeUp, together
+from .source import AuditedServer, RefusedRequest, TimeUp, together
 
 CHUNK = 32
 """Answers to one set of options before the next set has its turn."""
@@ -30,18 +30,13 @@ DRAWING = 0.7
 """Share of the time for drawing; laws are asked for in the rest."""
 FEWEST = 50
 """Draws below which nothing is said."""
+LENGTH = 5
+"""Tokens of an answer."""
+PROMPTS = 2
+"""Prompts for each set of options."""
+ANSWERS_FOR_A_LAW = 2
+"""Answers for each law that may be asked for, by depth."""
 SEEDS = 2**31
-
-
-@dataclass(frozen=True)
-class SamplePlan:
-    """The samples of an audit: sets of options, answers to each, their length, prompts, laws."""
-
-    samplings: Sequence[Sampling]
-    answers: int
-    length: int
-    prompts: int
-    contexts: int
 
 
 @dataclass
@@ -54,20 +49,23 @@ class SamplingTrial:
     refused: str = ""
 
 
+@dataclass(frozen=True)
 class Sampled:
-    """The law tests of one audit.
+    """The law tests of one audit, of so many ``answers`` to each of its ``samplings``.
 
     ``biased`` holds by prompt the token that logit_bias is tried on; ``seeds`` says whether
     requests carry seeds, from ``rng``; ``alpha`` bounds the probability of any false alarm.
     """
 
-    def __init__(
-        self, server: AuditedServer, laws: Laws, prompts: Sequence[Prompt], biased: Biased,
-        plan: SamplePlan, seeds: bool, rng: np.random.Generator, alpha: float, clock: TimeLimit,
-    ) -> None:  # fmt: skip
-        self.server, self.laws, self.prompts, self.biased = server, laws, prompts, biased
-        self.plan, self.seeds, self.rng, self.clock = plan, seeds, rng, clock
-        self.alpha = alpha / (2 * len(plan.samplings))
+    server: AuditedServer
+    laws: Laws
+    prompts: Sequence[Prompt]
+    biased: Biased
+    samplings: Sequence[Sampling]
+    answers: int
+    seeds: bool
+    rng: np.random.Generator
+    alpha: float
 
     async def run(self) -> list[Result]:
         first = [AnswerContext(prompt, ()) for prompt in self.prompts]
@@ -75,15 +73,15 @@ class Sampled:
         # Penalties act behind a first token: a prompt is worth it if its likeliest may come again.
         known = [(one, law) for one in first if (law := self.laws.get(one)) is not None]
         if not known:
-            self.clock.check()
+            self.server.clock.check()
             why = f"{self.laws.source.name} gives no log probabilities"
             return [Result("law", Status.NOT_OFFERED, why)]
         await self.laws.fetch(AnswerContext(one.prompt, law.tokens[:1]) for one, law in known)
         texts = [one.prompt for one, _ in known]
-        trials = [self._trial(sampling, texts) for sampling in self.plan.samplings]
+        trials = [self._trial(sampling, texts) for sampling in self.samplings]
         await self._draw(trials)
         draws = [draw for trial in trials for draw in trial.draws]
-        await fetch_along(self.laws, draws, self.plan.length, self.plan.contexts)
+        await fetch_along(self.laws, draws, LENGTH, max(1, self.answers // ANSWERS_FOR_A_LAW))
         return [result for trial in trials for result in self._results(trial)]
 
     def _trial(self, sampling: Sampling, prompts: list[Prompt]) -> SamplingTrial:
@@ -93,17 +91,18 @@ class Sampled:
                 return SamplingTrial(
                     sampling, refused="the server tells no token ids, which it takes"
                 )
-        picked = chosen(self.laws, prompts, sampling, self.biased, self.plan.prompts)
+        picked = chosen(self.laws, prompts, sampling, self.biased, PROMPTS)
         return SamplingTrial(sampling, picked)
 
     async def _draw(self, trials: list[SamplingTrial]) -> None:
         """Take answers in turns, so that a limit of time leaves some to each set of options."""
-        until = self.clock.left() * (1 - DRAWING)
-        for start in range(0, self.plan.answers, CHUNK):
+        clock = self.server.clock
+        until = clock.left() * (1 - DRAWING)
+        for start in range(0, self.answers, CHUNK):
             for trial in trials:
-                if trial.refused or self.clock.left() < until:
+                if trial.refused or clock.left() < until:
                     continue
-                count = min(CHUNK, self.plan.answers - start)
+                count = min(CHUNK, self.answers - start)
                 try:
                     trial.draws += await self._answers(trial, start, count)
                 except RefusedRequest as error:
@@ -114,14 +113,11 @@ class Sampled:
     async def _answers(self, trial: SamplingTrial, start: int, count: int) -> list[SampledAnswer]:
         async def one(number: int) -> SampledAnswer:
             prompt = trial.prompts[number % len(trial.prompts)]
-            fields = trial.sampling.fields(self.biased.get(prompt))
+            fields = trial.sampling.fields(self.biased.get(prompt)) | self.server.telling
             if self.seeds:
                 fields["seed"] = int(self.rng.integers(0, SEEDS))
-            length = self.plan.length if self.server.tells_tokens else 1
-            if self.server.tells_tokens:
-                fields["logprobs"] = 1
-            given = prompt.text if prompt.ids is None else prompt.ids
-            return draw_of(prompt, await self.server.complete(given, length, **fields))
+            length = LENGTH if self.server.tells_tokens else 1
+            return draw_of(prompt, await self.server.complete(prompt.given, length, **fields))
 
         if start == 0:  # a refusal costs one request
             return [await one(0), *await together(one(i) for i in range(1, count))]
@@ -147,7 +143,8 @@ class Sampled:
         if n < FEWEST:
             why = f"only {n} draws have a law that is known well enough"
             return Result(title, Status.INCONCLUSIVE, why, n)
-        got = compare(data.laws, data.ignored, data.counts, self.alpha)
+        alpha = self.alpha / (2 * len(self.samplings))
+        got = compare(data.laws, data.ignored, data.counts, alpha)
         detects = (
             f"total variation {got.visible_alike:.2g} if alike in all contexts, "
             f"{got.visible_apart:.2g} if not"
@@ -156,7 +153,7 @@ class Sampled:
             text = f"all within bounds; {ranks(got)}"
             return Result(title, Status.PASSED, text, n, detects, got.visible_alike)
         text = self._wrong(got, data)
-        if not compare(data.ignored, data.laws, data.counts, self.alpha).wrong:
+        if not compare(data.ignored, data.laws, data.counts, alpha).wrong:
             text += "; as if the option were ignored"
         return Result(title, Status.FAILED, text, n, detects, got.visible_alike)
 

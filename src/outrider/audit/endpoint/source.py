@@ -103,6 +103,11 @@ class AuditedServer:
         self.tells_tokens = False
         self._free = asyncio.Semaphore(AT_ONCE)
 
+    @property
+    def telling(self) -> dict[str, Any]:
+        """The field that has the tokens of an answer told, where the server tells them."""
+        return {"logprobs": 1} if self.tells_tokens else {}
+
     async def open(self) -> None:
         """Find the model, which fields are known, what is told, whether there is a switch.
 
