@@ -192,7 +192,7 @@ def test_the_switch_is_looked_for(switch: tuple[int, bytes], found: str) -> None
 def test_a_switch_that_nobody_can_tell_is_an_error(
     status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "PAUSE", 0.0)
+    monkeypatch.setattr(source, "PAUSE_SECONDS", 0.0)
     with toy(Faults(switch=(status, b"it broke"))) as url:
         code, out, err = verify("--endpoint", url, "--samples", "64")
     assert (code, out) == (1, "")

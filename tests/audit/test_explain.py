@@ -297,7 +297,7 @@ def test_logits_that_are_not_finite_are_an_error(
 
 
 def test_the_search_has_an_end(twins: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "SEARCHED", 3)
+    monkeypatch.setattr(watch, "SEARCHED_STEPS", 3)
     found = explain(twins, PROMPT, 0.8, seed=1)
     assert found.step == 1
     assert found.chosen.startswith("It is the first with a draft; of 3 steps none has both")

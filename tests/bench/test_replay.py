@@ -16,12 +16,12 @@ from typer.testing import CliRunner, Result
 from outrider import SamplingParams, pocket
 from outrider.bench.distributions import (
     AGREEMENT_STREAM,
-    CERTAIN,
+    CERTAIN_PEAK,
     LAW_STREAM,
-    OPEN,
-    OPEN_RANGE,
-    OTHERS,
-    SPREAD,
+    OPEN_PEAKS,
+    OPEN_SHARE,
+    OTHER_TOKENS,
+    SPREAD_SHARE,
     planted_track,
     target_track,
 )
@@ -54,24 +54,24 @@ def test_a_law_is_what_its_specification_says() -> None:
     answer, seed = tokens(4000), 3
     track = target_track(answer, VOCABULARY, seed)
     p = track.z.double().exp()
-    rest = track.rest.double().exp() * (VOCABULARY - 1 - OTHERS)
+    rest = track.rest.double().exp() * (VOCABULARY - 1 - OTHER_TOKENS)
     assert torch.allclose(p.sum(1) + rest, torch.ones(4000, dtype=torch.float64), atol=1e-6)
     assert track.ids[:, 0].tolist() == answer
-    assert all(len(set(row)) == 1 + OTHERS for row in track.ids.tolist())
+    assert all(len(set(row)) == 1 + OTHER_TOKENS for row in track.ids.tolist())
     peak = p[:, 0]
-    certain = (peak - CERTAIN).abs() < 1e-6
-    assert bool(((peak > OPEN_RANGE[0]) & (peak < OPEN_RANGE[1]) | certain).all())
+    certain = (peak - CERTAIN_PEAK).abs() < 1e-6
+    assert bool(((peak > OPEN_PEAKS[0]) & (peak < OPEN_PEAKS[1]) | certain).all())
     # Four standard deviations of a share and of a mean of 1,200 uniform numbers.
-    assert 1 - certain.float().mean() == pytest.approx(OPEN, abs=4 * math.sqrt(0.21 / 4000))
-    assert peak[~certain].mean() == pytest.approx(sum(OPEN_RANGE) / 2, abs=0.02)
-    assert torch.allclose(rest, (1 - peak) * SPREAD, rtol=1e-4)
+    assert 1 - certain.float().mean() == pytest.approx(OPEN_SHARE, abs=4 * math.sqrt(0.21 / 4000))
+    assert peak[~certain].mean() == pytest.approx(sum(OPEN_PEAKS) / 2, abs=0.02)
+    assert torch.allclose(rest, (1 - peak) * SPREAD_SHARE, rtol=1e-4)
     assert torch.allclose(p[:, 2:], p[:, 1:-1] / 2, rtol=1e-5)
     # The recorded token is the most likely one everywhere, and one row by hand.
     assert bool((p[:, 0] > p[:, 1]).all())
     index = int((~certain).nonzero()[0])
     u = (words([seed], [answer[index]], [index], 2, LAW_STREAM)[0] + 0.5) / 2**32
-    low, high = OPEN_RANGE
-    assert u[0] < OPEN
+    low, high = OPEN_PEAKS
+    assert u[0] < OPEN_SHARE
     assert peak[index] == pytest.approx(low + (high - low) * u[1], rel=1e-6)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from outrider.base.types import Counts
 from outrider.bench.intervals import student
 from outrider.bench.race import (
-    FEWEST,
+    FEWEST_ROUNDS,
     PLAIN_SETTING,
     Race,
     RaceRun,
@@ -146,16 +146,16 @@ def test_without_noise_the_best_wins_after_the_fewest_rounds() -> None:
     found = race(oracle, FAMILIES)
     best = max(ALL, key=oracle.speed)
     assert found.winner == best
-    assert {len(runs) for runs in found.runs.values()} == {FEWEST}
+    assert {len(runs) for runs in found.runs.values()} == {FEWEST_ROUNDS}
     assert found.loss == 0
-    assert len(oracle.calls) < len(ALL) * FEWEST * 0.6
+    assert len(oracle.calls) < len(ALL) * FEWEST_ROUNDS * 0.6
     assert [s for s, number in oracle.calls if not number] == list(found.screened)
 
 
 def test_settings_that_are_surely_slower_leave_the_race() -> None:
     found = race(Oracle(DRAFTERS, own=0.03, shared=0.1, seed=4), FAMILIES, rounds=12)
     lengths = {each: len(runs) for each, runs in found.runs.items()}
-    assert max(lengths.values()) > FEWEST
+    assert max(lengths.values()) > FEWEST_ROUNDS
     left = [each for each in found.runs if each not in found.contenders]
     assert left
     assert all(lengths[each] < max(lengths.values()) for each in left if each != PLAIN_SETTING)
@@ -170,7 +170,7 @@ def test_noise_makes_a_race_long_and_its_claim_weak() -> None:
 def test_what_all_runs_of_a_round_share_is_no_noise() -> None:
     found = race(Oracle(DRAFTERS, shared=0.3, own=0.001, seed=3), FAMILIES)
     assert found.loss <= 0.01
-    assert len(found.runs[found.winner]) == FEWEST
+    assert len(found.runs[found.winner]) == FEWEST_ROUNDS
 
 
 def test_plain_decoding_wins_where_drafts_cost_more_than_they_bring() -> None:

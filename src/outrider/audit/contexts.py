@@ -22,12 +22,12 @@ from ..sampling.pipeline import NEVER, RequestPipeline
 from . import oracle
 from .oracle import Distribution
 
-TOP = 4
-WIDTH = 2 * TOP
+SUPPORT_IDS = 4
+LOCAL_IDS = 2 * SUPPORT_IDS
 """Local ids of a node: the target's and the drafter's."""
 LONGEST_PATH = 2
 PAGE_SIZE = 16
-EDGE = 1e-5
+EDGE_SHARE = 1e-5
 """Contexts whose support changes when top_p or min_p moves by this share are left out."""
 LAW_ERROR = 1e-4
 """Total variation between processed logits and the oracle that fp32 does not explain."""
@@ -100,7 +100,7 @@ class _Request:
     """A context as a request with options; the first half of its ``tokens`` is the prompt."""
 
     def __init__(self, tokens: Sequence[int], options: dict[str, Any], model: Model) -> None:
-        self.params = SamplingParams(top_k=TOP, **options)
+        self.params = SamplingParams(top_k=SUPPORT_IDS, **options)
         self.tokens = list(tokens)
         self.prompt = tuple(tokens[: -(-len(tokens) // 2)])
         request = Request("audit", self.prompt, self.params, 0)
@@ -128,7 +128,7 @@ def _node(
     precise = request.logits(raw.double().cpu().numpy(), path)
     exact = oracle.distribution(precise, *options, params.top_p, params.min_p)
     usable = True
-    for share in (1 - EDGE, 1 + EDGE):
+    for share in (1 - EDGE_SHARE, 1 + EDGE_SHARE):
         moved = oracle.distribution(
             precise, *options, min(1.0, params.top_p * share), params.min_p * share
         )
@@ -142,16 +142,16 @@ def _node(
         if other is not None:
             ids += sorted(set((other > NEVER).nonzero()[:, 0].tolist()) - set(ids))
     wrong = oracle.total_variation(exact, distribution) if usable else 0.0
-    local = np.zeros(WIDTH)
-    local[: len(ids[:WIDTH])] = exact[ids[:WIDTH]]
+    local = np.zeros(LOCAL_IDS)
+    local[: len(ids[:LOCAL_IDS])] = exact[ids[:LOCAL_IDS]]
     drawn = None if z_q is None else _local(z_q, ids)
-    return _ContextNode(ids, _local(z, ids), drawn, local, wrong, usable and len(ids) <= WIDTH)
+    return _ContextNode(ids, _local(z, ids), drawn, local, wrong, usable and len(ids) <= LOCAL_IDS)
 
 
 def _local(z: torch.Tensor, ids: list[int]) -> torch.Tensor:
     """Return z [vocabulary] at local ids, -inf past their end: fp32 [WIDTH]."""
-    local = torch.full((WIDTH,), NEVER)
-    ids = [i for i in ids[:WIDTH] if i < len(z)]
+    local = torch.full((LOCAL_IDS,), NEVER)
+    ids = [i for i in ids[:LOCAL_IDS] if i < len(z)]
     local[: len(ids)] = z[ids].cpu()
     return local
 
@@ -184,13 +184,13 @@ def record(
         return [_node(*row) for row in zip(requests, taken, raw[0], q, strict=True)]
 
     trees: list[dict[tuple[int, ...], _ContextNode]] = [{(): node} for node in nodes(None)]
-    for first in range(TOP):
+    for first in range(SUPPORT_IDS):
         # A smaller support runs its last id again, without effect.
         rows = [min(first, _size(tree[()]) - 1) for tree in trees]
         ones = [tree[()].ids[a] for tree, a in zip(trees, rows, strict=True)]
         for tree, a, node in zip(trees, rows, nodes([[one] for one in ones]), strict=True):
             tree[(a,)] = node
-        for second in range(TOP):
+        for second in range(SUPPORT_IDS):
             places = [(a, min(second, _size(tree[(a,)]) - 1))
                       for tree, a in zip(trees, rows, strict=True)]  # fmt: skip
             twos = [tree[(a,)].ids[b] for tree, (a, b) in zip(trees, places, strict=True)]
@@ -203,17 +203,17 @@ def record(
 
 
 def _size(node: _ContextNode) -> int:
-    """Return how many ids the target can emit, at most ``TOP``."""
-    return min(TOP, int((node.exact > 0).sum()))
+    """Return how many ids the target can emit, at most ``SUPPORT_IDS``."""
+    return min(SUPPORT_IDS, int((node.exact > 0).sum()))
 
 
 def _recorded(
     tree: dict[tuple[int, ...], _ContextNode], drafted: bool, rng: np.random.Generator
 ) -> Recorded:
     """Return the nodes as tables; after tokens that the target never emits, weights are equal."""
-    target = tuple(torch.zeros((WIDTH,) * (n + 1)) for n in range(3))
-    drafter = tuple(torch.zeros((WIDTH,) * (n + 1)) for n in range(2))
-    joint = np.zeros((WIDTH,) * 3)
+    target = tuple(torch.zeros((LOCAL_IDS,) * (n + 1)) for n in range(3))
+    drafter = tuple(torch.zeros((LOCAL_IDS,) * (n + 1)) for n in range(2))
+    joint = np.zeros((LOCAL_IDS,) * 3)
     for path, node in tree.items():
         target[len(path)][path] = node.target
         if node.drafter is not None:
@@ -221,6 +221,6 @@ def _recorded(
         if len(path) == 2:
             a, b = path
             joint[a, b] = tree[()].exact[a] * tree[(a,)].exact[b] * node.exact
-    first, second = (int(rng.integers(0, TOP)) for _ in range(2))
+    first, second = (int(rng.integers(0, SUPPORT_IDS)) for _ in range(2))
     pair = (drafter[0], drafter[1]) if drafted else None
     return Recorded((target[0], target[1], target[2]), pair, joint, (first, second))

@@ -20,7 +20,7 @@ from ..llm import LLM
 from ..sampling.shared_noise import SharedNoise
 from .watch import StepWatch, WatchedStep, watch_step
 
-TOP = 5
+LISTED_TOKENS = 5
 """Likeliest tokens that are listed, of target and drafter each."""
 
 
@@ -60,8 +60,8 @@ class Position:
     up to here. ``outcome`` is "accepted"; "rejected", the target's token is emitted instead;
     "dropped", drafted after a rejected token; "bonus", the target's token after an accepted draft;
     "plain", the token of a step without a draft; "ended", the output ended before. ``candidates``
-    are the ``TOP`` likeliest tokens of target and drafter, and the two that they chose; the
-    target's likeliest first.
+    are the ``LISTED_TOKENS`` likeliest tokens of target and drafter, and the two that they chose;
+    the target's likeliest first.
     """
 
     index: int
@@ -147,7 +147,7 @@ def explain(
     Args:
         llm: idle, with the coupled rule.
         prompt, temperature, seed: the request, sampled once and with no other option.
-        step: number of the decode step; None takes the first of ``watch.SEARCHED`` with both an
+        step: number of the decode step; None takes the first of ``watch.SEARCHED_STEPS`` with an
             accepted and a rejected token, else the first with a draft, else the first.
 
     Raises ConfigError where temperature or seed are out of range, RequestError where the prompt
@@ -303,7 +303,7 @@ class _Distribution:
         self._log_p = z.double() - whole
         self._score = score.double() - whole
         self.drawn = int(score.max(-1).indices)
-        best = z.topk(min(TOP, len(z)))
+        best = z.topk(min(LISTED_TOKENS, len(z)))
         self.top = [
             i for i, v in zip(best.indices.tolist(), best.values, strict=True) if v.isfinite()
         ]

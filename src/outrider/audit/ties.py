@@ -21,7 +21,7 @@ from ..native.native_sampling import sequence_pipeline
 from ..sampling.shared_noise import SharedNoise
 
 PAGE_SIZE = 16
-NEIGHBOURS = (1, 7, 31)
+NEIGHBOUR_COUNTS = (1, 7, 31)
 """Numbers of other sequences that are batched with the last row."""
 
 
@@ -60,7 +60,7 @@ def _ways(prompt: int, length: int, chunk: int, draft: int) -> list[_Way]:
         for rows in range(1, draft + 2)
     ]
     ways += [_Way((length - rows, length)) for rows in range(1, draft + 2) if rows < length]
-    ways += [_Way((length - 1, length), n) for n in NEIGHBOURS if length > 1]
+    ways += [_Way((length - 1, length), n) for n in NEIGHBOUR_COUNTS if length > 1]
     return list(dict.fromkeys([*ways, _Way((length,))]))
 
 

@@ -25,11 +25,11 @@ from ..base.types import Draft, Row
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.pipeline import StepLogits
 from ..sampling.shared_noise import SharedNoise
-from .contexts import WIDTH, Recorded
+from .contexts import LOCAL_IDS, Recorded
 from .oracle import Distribution
 
-CHUNK = 2**13  # draws that go through a rule at once
-BASE = 100  # tokens committed when each step of a trial begins
+DRAWS_AT_ONCE = 2**13  # draws that go through a rule at once
+COMMITTED_TOKENS = 100  # tokens committed when each step of a trial begins
 SEEDS = 2**53
 
 Counts = NDArray[np.float64]
@@ -90,9 +90,12 @@ def emitted(
     those that the step emits are -1.
     """
     n, device = len(seeds), torch.device("cpu")
-    shared = SharedNoise(WIDTH, device)
+    shared = SharedNoise(LOCAL_IDS, device)
     noise = rule.drafting(shared)
-    rows = [[Row("", seed, 0, BASE + i, False, BASE) for seed in seeds] for i in range(3)]
+    rows = [
+        [Row("", seed, 0, COMMITTED_TOKENS + i, False, COMMITTED_TOKENS) for seed in seeds]
+        for i in range(3)
+    ]
     if certain or context.drafter is None:
         first, second = (torch.full((n,), token) for token in context.certain)
         distributions = None
@@ -124,7 +127,7 @@ def continued(tokens: NDArray[np.int64], joint: Distribution, rng: np.random.Gen
         missing = tokens[:, i] < 0
         rows = distribution[tuple(tokens[missing, :i].T)].cumsum(-1)
         u = rng.random(len(rows))[:, None] * rows[:, -1:]
-        tokens[missing, i] = (rows <= u).sum(-1) % WIDTH
+        tokens[missing, i] = (rows <= u).sum(-1) % LOCAL_IDS
     return np.bincount(np.ravel_multi_index(tuple(tokens.T), joint.shape), minlength=joint.size
                        ).reshape(joint.shape).astype(np.float64)  # fmt: skip
 
@@ -154,12 +157,12 @@ def try_rule(
     one kind add up. ``alpha`` is the probability of a false alarm of one comparison.
     """
     for kind, certain in kinds(contexts).items():
-        total: Counts = np.zeros((WIDTH,) * 3)
-        distribution: Distribution = np.zeros((WIDTH,) * 3)
+        total: Counts = np.zeros((LOCAL_IDS,) * 3)
+        distribution: Distribution = np.zeros((LOCAL_IDS,) * 3)
         for number, context in enumerate(contexts):
-            counts: Counts = np.zeros((WIDTH,) * 3)
-            for start in range(0, draws, CHUNK):
-                seeds = rng.integers(0, SEEDS, min(CHUNK, draws - start)).tolist()
+            counts: Counts = np.zeros((LOCAL_IDS,) * 3)
+            for start in range(0, draws, DRAWS_AT_ONCE):
+                seeds = rng.integers(0, SEEDS, min(DRAWS_AT_ONCE, draws - start)).tolist()
                 tokens = emitted(rule, context, certain, seeds)
                 counts += continued(tokens, context.joint, rng)
             total += counts

@@ -30,7 +30,7 @@ from ..llm import LLM
 from ..sampling.shared_noise import Noise
 from .wrapped import WrappedDrafter, WrappedPipeline
 
-SEARCHED = 64
+SEARCHED_STEPS = 64
 """Steps that are searched for one with both an accepted and a rejected token."""
 
 Path = tuple[int, ...]
@@ -154,7 +154,7 @@ def watch_step(
     RequestError where the prompt cannot be served or the drafter drafts trees, NumericalError where
     logits are not finite.
     """
-    last, engine = step or SEARCHED, llm.engine
+    last, engine = step or SEARCHED_STEPS, llm.engine
     steps = (last + 1) * (llm.config.max_draft_length + 1)
     longest = min(steps, engine.max_model_len)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=longest)

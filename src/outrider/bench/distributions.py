@@ -19,28 +19,30 @@ from ..sampling.noise import words
 Floats = npt.NDArray[np.float64]
 
 # Noise streams of their own: no draw of a request with the workload's seed is among them.
-LAW_STREAM, AGREEMENT_STREAM = 2**32 - 2, 2**32 - 3
+LAW_STREAM = 2**32 - 2
+AGREEMENT_STREAM = 2**32 - 3
 
-OPEN = 0.3
+OPEN_SHARE = 0.3
 """The share of positions that are open; the others are nearly certain."""
-CERTAIN = 0.999
-OPEN_RANGE = (0.4, 0.95)
+CERTAIN_PEAK = 0.999
+OPEN_PEAKS = (0.4, 0.95)
 """Probability of the recorded token where it is nearly certain, and from where to where if not."""
-OTHERS = 8
+OTHER_TOKENS = 8
 """Number of other tokens with a notable mass, each half the one before; a tenth of the mass that
 the recorded token leaves is spread over the whole vocabulary."""
-SPREAD = 0.1
+SPREAD_SHARE = 0.1
 
-_HALVES = 0.5 ** np.arange(1, OTHERS + 1)
-SHARES: Floats = (1 - SPREAD) * _HALVES / _HALVES.sum()
-EVEN = float(SHARES[0] / (1 + SHARES[0]))
+_HALVES = 0.5 ** np.arange(1, OTHER_TOKENS + 1)
+SHARES: Floats = (1 - SPREAD_SHARE) * _HALVES / _HALVES.sum()
+EVEN_PEAK = float(SHARES[0] / (1 + SHARES[0]))
 """The peak that makes the first of the other tokens as likely."""
-CLEAR = 0.02
-"""How far the peak of a planted drafter stays from ``EVEN``, so that nothing hangs on rounding."""
-SURE = 0.25
+PEAK_DISTANCE = 0.02
+"""How far the peak of a planted drafter stays from ``EVEN_PEAK``, so that nothing hangs on
+rounding."""
+SURE_ERRORS = 0.25
 """The share of a planted drafter's errors at which it is as sure of another token as it is of the
 recorded one where it agrees."""
-SMALLEST = 1e-9
+SMALLEST_PEAK = 1e-9
 
 
 def uniforms(answer: Sequence[int], seed: int, stream: int, count: int) -> Floats:
@@ -53,17 +55,17 @@ def _law(peak: Floats, vocab_size: int) -> tuple[Floats, Floats]:
     """Return the probabilities [n, 1 + OTHERS] of a law's tokens, and [n] of every other one."""
     left = 1 - peak
     notable = np.concatenate([peak[:, None], left[:, None] * SHARES], 1)
-    return notable, left * SPREAD / (vocab_size - 1 - OTHERS)
+    return notable, left * SPREAD_SHARE / (vocab_size - 1 - OTHER_TOKENS)
 
 
 def target_track(answer: Sequence[int], vocab_size: int, seed: int) -> Track:
     """A replay target's log probabilities along ``answer`` (token ids)."""
-    u = uniforms(answer, seed, LAW_STREAM, 2 + OTHERS)
-    low, high = OPEN_RANGE
-    peak = np.where(u[:, 0] < OPEN, low + (high - low) * u[:, 1], CERTAIN)
+    u = uniforms(answer, seed, LAW_STREAM, 2 + OTHER_TOKENS)
+    low, high = OPEN_PEAKS
+    peak = np.where(u[:, 0] < OPEN_SHARE, low + (high - low) * u[:, 1], CERTAIN_PEAK)
     # The others lie in ranges of their own behind the recorded id, so that no two are the same.
-    gap = (vocab_size - 1) // OTHERS
-    ahead = 1 + np.arange(OTHERS) * gap + (u[:, 2:] * gap).astype(np.int64)
+    gap = (vocab_size - 1) // OTHER_TOKENS
+    ahead = 1 + np.arange(OTHER_TOKENS) * gap + (u[:, 2:] * gap).astype(np.int64)
     recorded = np.asarray(answer, np.int64)[:, None]
     ids = np.concatenate([recorded, (recorded + ahead) % vocab_size], 1)
     return _track(ids, *_law(peak, vocab_size))
@@ -80,12 +82,12 @@ def planted_track(target: Track, vocab_size: int, seed: int, agreement: float) -
 
     Where q agrees it is p, at some positions with a lower peak; where it errs the peak is so low
     that another token is the likeliest: a drafter that errs is unsure, and its margin tells. At a
-    share ``SURE`` of its errors it is not: its tokens are shifted by one, so that it is as sure of
-    another. How often it is unsure where it agrees (``doubt``) follows from the agreement.
+    share ``SURE_ERRORS`` of its errors it is not: its tokens are shifted by one, so that it is as
+    sure of another. How often it is unsure where it agrees (``doubt``) follows from the agreement.
     """
     peak = target.z[:, 0].double().exp().numpy()
     u, v = uniforms(target.ids[:, 0].tolist(), seed, AGREEMENT_STREAM, 2).T
-    agrees, sure = u < agreement, u >= 1 - SURE * (1 - agreement)
+    agrees, sure = u < agreement, u >= 1 - SURE_ERRORS * (1 - agreement)
     notable, rest = _law(_peaks(peak, v, agrees | sure, doubt(agreement, vocab_size)), vocab_size)
     recorded = target.ids.numpy()
     ids = np.where((sure & ~agrees)[:, None], np.roll(recorded, -1, 1), recorded)
@@ -97,12 +99,13 @@ def planted_track(target: Track, vocab_size: int, seed: int, agreement: float) -
 def _peaks(peak: Floats, v: Floats, sure: npt.NDArray[np.bool_], doubt: float) -> Floats:
     """Return the peaks [n] of a planted drafter from those of its target and from v in (0, 1).
 
-    Where it is ``sure`` they are the target's, but between that and ``EVEN`` at a share ``doubt``
-    of the positions; elsewhere they lie between ``EVEN`` and 0. With a doubt above 1 all are lower.
+    Where it is ``sure`` they are the target's, but between that and ``EVEN_PEAK`` at a share
+    ``doubt`` of the positions; elsewhere they lie between ``EVEN_PEAK`` and 0. With a doubt above 1
+    all are lower.
     """
-    low, high = EVEN + CLEAR, EVEN - CLEAR
-    near = low + (peak - low) * np.minimum(1, v / max(doubt, SMALLEST))
-    return np.where(sure, near, high * v / max(doubt, 1)).clip(SMALLEST)
+    low, high = EVEN_PEAK + PEAK_DISTANCE, EVEN_PEAK - PEAK_DISTANCE
+    near = low + (peak - low) * np.minimum(1, v / max(doubt, SMALLEST_PEAK))
+    return np.where(sure, near, high * v / max(doubt, 1)).clip(SMALLEST_PEAK)
 
 
 def coupled(p: Floats, q: Floats, count: Floats) -> Floats:
@@ -121,13 +124,13 @@ def coupled(p: Floats, q: Floats, count: Floats) -> Floats:
 def doubt(agreement: float, vocab_size: int) -> float:
     """Return how much a planted drafter doubts, so that it is accepted as often as it agrees."""
     middles = (np.arange(64) + 0.5) / 64
-    low, high = OPEN_RANGE
-    peaks = np.append(low + (high - low) * middles[1::4], CERTAIN)
-    weights = np.append(np.full(16, OPEN / 16), 1 - OPEN).repeat(64) / 64
+    low, high = OPEN_PEAKS
+    peaks = np.append(low + (high - low) * middles[1::4], CERTAIN_PEAK)
+    weights = np.append(np.full(16, OPEN_SHARE / 16), 1 - OPEN_SHARE).repeat(64) / 64
     peak, v = peaks.repeat(64), np.tile(middles, 17)
-    count = np.append(np.ones(1 + OTHERS), vocab_size - 1 - OTHERS)
+    count = np.append(np.ones(1 + OTHER_TOKENS), vocab_size - 1 - OTHER_TOKENS)
     p = np.column_stack(_law(peak, vocab_size))
-    shifted = [OTHERS, *range(OTHERS), 1 + OTHERS]
+    shifted = [OTHER_TOKENS, *range(OTHER_TOKENS), 1 + OTHER_TOKENS]
 
     def accepted(doubt: float) -> float:
         sure, unsure = (
@@ -135,7 +138,7 @@ def doubt(agreement: float, vocab_size: int) -> float:
             for is_sure in (True, False)
         )
         alike = [float(weights @ coupled(p, q, count)) for q in (sure, unsure, sure[:, shifted])]
-        wrong = (1 - SURE) * alike[1] + SURE * alike[2]
+        wrong = (1 - SURE_ERRORS) * alike[1] + SURE_ERRORS * alike[2]
         return agreement * alike[0] + (1 - agreement) * wrong
 
     least, most = 0.0, 1.0  # of doubt / (1 + doubt)

@@ -26,9 +26,9 @@ from ..models.base import Model
 from ..models.rows import Segment
 from ..text.codec import TextCodec
 
-WINDOW = 512
+WINDOW_TOKENS = 512
 """Tokens of a window, at most the model's context."""
-LEAST = 8
+LEAST_WINDOWS = 8
 """Fewer windows have no interval to speak of."""
 CONFIDENCE = 0.95
 PAGE_SIZE = 16
@@ -41,7 +41,7 @@ def cut(texts: Sequence[str], codec: TextCodec, length: int, most: int) -> list[
     Each begins with what the tokenizer puts before a text. A text's end that fills no window is
     left out.
 
-    Raises ConfigError: there are fewer than ``LEAST``.
+    Raises ConfigError: there are fewer than ``LEAST_WINDOWS``.
     """
     before = codec.encode("")
     size = length - len(before)
@@ -49,10 +49,10 @@ def cut(texts: Sequence[str], codec: TextCodec, length: int, most: int) -> list[
     for text in texts:
         ids = codec.backend.encode(text, add_special_tokens=False).ids
         pieces += [[*before, *ids[i : i + size]] for i in range(0, len(ids) - size + 1, size)]
-    if len(pieces) < LEAST:
+    if len(pieces) < LEAST_WINDOWS:
         raise ConfigError(
-            f"the text fills {len(pieces)} windows of {length} tokens, and {LEAST} are the least; "
-            "give more text."
+            f"the text fills {len(pieces)} windows of {length} tokens, and {LEAST_WINDOWS} are the "
+            "least; give more text."
         )
     count = min(most, len(pieces))
     return [pieces[i * len(pieces) // count] for i in range(count)]
@@ -127,11 +127,11 @@ def quality(
     """Return a report on quantised weights beside the checkpoint's own in ``dtype``.
 
     ``recipes`` are what ``LLM(quantization=...)`` takes, or checkpoints with the same tokenizer; at
-    most ``windows`` windows of ``WINDOW`` tokens are read. ``perplexity_loss`` is the ratio to the
-    reference's perplexity, less 1; ``agreement`` the share of positions with the same most likely
-    next token; ``divergence`` the mean KL divergence from the reference's distribution, in nats.
-    All models stay in memory. Raises OutriderError: a model cannot be loaded, a recipe is none, or
-    there is too little text.
+    most ``windows`` windows of ``WINDOW_TOKENS`` tokens are read. ``perplexity_loss`` is the ratio
+    to the reference's perplexity, less 1; ``agreement`` the share of positions with the same most
+    likely next token; ``divergence`` the mean KL divergence from the reference's distribution, in
+    nats. All models stay in memory. Raises OutriderError: a model cannot be loaded, a recipe is
+    none, or there is too little text.
     """
     folder = find_folder(model)
     chosen = {
@@ -145,7 +145,7 @@ def quality(
         return llm.engine.model
 
     reference = open_model(folder)
-    length = min(WINDOW, reference.shape.context)
+    length = min(WINDOW_TOKENS, reference.shape.context)
     read = cut(texts, read_codec(folder), length, windows)
     models = {name: open_model(*of) for name, of in chosen.items()}
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models}

@@ -18,21 +18,21 @@ from ..base.types import Counts
 from .intervals import student
 
 PLAIN = "none"
-SAMPLES = 4
+SCREENED_LENGTHS = 4
 """Lengths of a drafter that are screened."""
 SCREENINGS = 2
 """Runs of each setting that is screened."""
-SLACK = 0.15
+PROMISE_SLACK = 0.15
 """How much less than the best a setting may promise, to be raced."""
-ALIKE = 3
+MOST_OF_A_DRAFTER = 3
 """Lengths of a drafter that are raced at most, so that no drafter crowds out the others."""
-MOST = 6
+MOST_RACED = 6
 """Settings that are raced at most, beside plain decoding."""
-CLOSE = 0.03
+ALLOWED_LOSS = 0.03
 """What the winner may lose against any other, for the race to end."""
-FEWEST = 3
+FEWEST_ROUNDS = 3
 """Runs of each setting before any leaves."""
-ROUNDS = 12
+MOST_ROUNDS = 12
 """Of a race, at most."""
 
 
@@ -94,7 +94,7 @@ def promises(screened: Mapping[int, RaceRun], lengths: Sequence[int]) -> dict[in
 
 def sample(lengths: Sequence[int]) -> list[int]:
     """Return the lengths that are screened: the first, the last, and some between."""
-    count = min(SAMPLES, len(lengths))
+    count = min(SCREENED_LENGTHS, len(lengths))
     places = {round(i * (len(lengths) - 1) / max(1, count - 1)) for i in range(count)}
     return [lengths[place] for place in sorted(places)]
 
@@ -109,13 +109,13 @@ def merged(runs: Sequence[RaceRun]) -> RaceRun:
 
 def hopeful(promised: Mapping[Setting, float]) -> list[Setting]:
     """Return settings that promise nearly the best speed, the fastest first."""
-    enough = (1 - SLACK) * max(promised.values())
+    enough = (1 - PROMISE_SLACK) * max(promised.values())
     chosen: list[Setting] = []
     for each in sorted(promised, key=promised.__getitem__, reverse=True):
         alike = sum((s.drafter, s.nodes > 0) == (each.drafter, each.nodes > 0) for s in chosen)
-        if each.length and promised[each] >= enough and alike < ALIKE:
+        if each.length and promised[each] >= enough and alike < MOST_OF_A_DRAFTER:
             chosen.append(each)
-    return chosen[:MOST]
+    return chosen[:MOST_RACED]
 
 
 @dataclass
@@ -178,7 +178,7 @@ def race(
     measure: Callable[[Setting, int], RaceRun],
     families: Mapping[str, Sequence[int]],
     others: Sequence[Setting] = (),
-    rounds: int = ROUNDS,
+    rounds: int = MOST_ROUNDS,
     told: Callable[[int, int], None] = lambda done, total: None,
 ) -> Race:
     """Return the race of plain decoding, drafters with several lengths, and other settings.
@@ -191,7 +191,7 @@ def race(
     result = Race()
     samples = [Setting(d, k) for d, lengths in families.items() for k in sample(lengths)]
     screened, runs = [PLAIN_SETTING, *others, *samples], list[tuple[Setting, RaceRun]]()
-    most = len(screened) * SCREENINGS + rounds * (1 + MOST)
+    most = len(screened) * SCREENINGS + rounds * (1 + MOST_RACED)
     for number in range(1 - SCREENINGS, 1):
         for setting in screened:
             runs.append((setting, measure(setting, number)))
@@ -211,8 +211,8 @@ def race(
             result.runs[setting].append(measure(setting, number))
             done += 1
             told(done, done + (rounds - number) * len(result.contenders))
-        if number >= FEWEST:
+        if number >= FEWEST_ROUNDS:
             result.drop()
-            if result.loss <= CLOSE:
+            if result.loss <= ALLOWED_LOSS:
                 break
     return result

@@ -24,7 +24,7 @@ from ..errors import ConfigError, OutriderError
 from ..llm import LLM
 from ..params import StructuredOutputsParams
 from .machine import machine
-from .race import FEWEST, ROUNDS, RaceRun, Setting, race
+from .race import FEWEST_ROUNDS, MOST_ROUNDS, RaceRun, Setting, race
 from .record import Pass, run_all
 from .tuned import Tuned, Tuning
 from .workload import Item, Workload
@@ -36,7 +36,7 @@ def tune(
     *,
     batch_sizes: Sequence[int] = (1, 4, 16),
     max_tpot: float | None = None,
-    rounds: int = ROUNDS,
+    rounds: int = MOST_ROUNDS,
     told: Callable[[int, int, int], None] = lambda batch_size, done, total: None,
     **options: Any,
 ) -> Tuning:
@@ -55,7 +55,7 @@ def tune(
     """
     sizes = sorted({*batch_sizes})
     _check("batch_sizes", sizes, 1)
-    _check("rounds", [rounds], FEWEST)
+    _check("rounds", [rounds], FEWEST_ROUNDS)
     if max_tpot is not None and not max_tpot > 0:
         raise ConfigError(f"max_tpot is {max_tpot:g}; give seconds, more than 0.")
     bench = Workbench(model, workload, sizes[-1], **options)

@@ -40,7 +40,8 @@ DRAFTER_RECIPE = TrainingPlan(
     step_tokens=2048,
 )  # fmt: skip
 DRAFTER_LAYERS = (0, -1)
-OWN_WORDS, OWN_WORDS_REPEATED = 1280, 3
+OWN_WORDS = 1280
+OWN_WORDS_REPEATED = 3
 
 
 def shape(layers: int, intermediate: int) -> LlamaConfig:

@@ -18,7 +18,10 @@ from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 4096
 CONTEXT = 4096
-END, PAD, TURN_START, TURN_END = "<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"
+END = "<|endoftext|>"
+PAD = "<|pad|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
 SPECIALS = [END, PAD, TURN_START, TURN_END, *(f"<|reserved_{i}|>" for i in range(28))]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

@@ -14,14 +14,14 @@ from typing import Any
 from ...base.outside.text import well_formed
 from ...errors import EndpointError, shown
 
-NAMED = 5
+NAMED_TOKENS = 5
 """Tokens whose log probability is asked for, the most that OpenAI's completions name."""
-PARTIAL = re.compile(r".*\ufffd.*|bytes:(\\x[0-9a-fA-F]{2})+", re.DOTALL)
+PARTIAL_TEXT = re.compile(r".*\ufffd.*|bytes:(\\x[0-9a-fA-F]{2})+", re.DOTALL)
 """How servers write a token that is part of a character; one token may be written both ways."""
-SPECIAL = re.compile(r"<[^<>]*>|\[[A-Z_]+\]")
+SPECIAL_TEXT = re.compile(r"<[^<>]*>|\[[A-Z_]+\]")
 """Names that tokens without text have: a token that ends an answer is not shown."""
 NOT_OPENAI = "{} answers with something that is not OpenAI's ({}); is it the right address?"
-ROUNDING = 0.01
+SUM_ROUNDING = 0.01
 """By how much probabilities may sum to more than 1, as rounded ones do."""
 
 
@@ -35,12 +35,12 @@ class Token:
     @property
     def partial(self) -> bool:
         """Whether the token is part of a character, so that its text does not identify it."""
-        return PARTIAL.fullmatch(self.text) is not None
+        return PARTIAL_TEXT.fullmatch(self.text) is not None
 
     @property
     def clear(self) -> bool:
         """Whether the token can be identified: it has text, and an id or a text of its own."""
-        if SPECIAL.fullmatch(self.text) or self.text == "":
+        if SPECIAL_TEXT.fullmatch(self.text) or self.text == "":
             return False
         return self.id is not None or not self.partial
 
@@ -90,14 +90,18 @@ def law_of(pairs: list[tuple[Token, Any]]) -> Law:
     """Return the law of tokens and their log probabilities. Raises ValueError: they are none."""
     named = []
     for token, value in pairs:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value <= ROUNDING:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not value <= SUM_ROUNDING
+        ):
             raise ValueError(f"a log probability is {shown(value)}")
         named.append((token, math.exp(min(value, 0.0))))
-    named = sorted(named, key=lambda pair: -pair[1])[:NAMED]
+    named = sorted(named, key=lambda pair: -pair[1])[:NAMED_TOKENS]
     if not named or named[0][1] == 0:
         raise ValueError("log probabilities name no token")
     total = math.fsum(p for _, p in named)
-    if total > 1 + ROUNDING:
+    if total > 1 + SUM_ROUNDING:
         raise ValueError(f"probabilities sum to {total:.3g}")
     scale = max(total, 1.0)
     return Law(tuple(token for token, _ in named), tuple(p / scale for _, p in named))

@@ -43,11 +43,12 @@ FALSE_ALARM = 1e-6
 URL = re.compile(r"https?://.*|[\w.-]+:\d+(/.*)?", re.DOTALL)
 SAMPLES = 512
 """Answers to each set of options."""
-GREEDY = 32
+GREEDY_TOKENS = 32
 """Tokens of a greedy answer."""
-FORMS = 16
+FORMED_ANSWERS = 16
 """Structured answers."""
-FEWEST, MOST = 64, 1_000_000
+FEWEST_SAMPLES = 64
+MOST_SAMPLES = 1_000_000
 
 Progress = Callable[[str], None]
 
@@ -72,7 +73,7 @@ class _Audit:
         eight = prompts[: len(prompts) // 2]
 
         async def tokens() -> list[Result]:
-            result, said = await greedy(self.server, laws, eight, GREEDY)
+            result, said = await greedy(self.server, laws, eight, GREEDY_TOKENS)
             answers.extend(said)
             return [result, told(laws, eight, said)]
 
@@ -83,11 +84,14 @@ class _Audit:
         checks: tuple[tuple[str, Callable[[], Awaitable[Result | list[Result]]]], ...] = (
             ("greedy", tokens),
             ("max_tokens", lambda: behaviour.limits(server, eight)),
-            ("stop", lambda: behaviour.stops(server, eight[: len(answers)], answers, GREEDY)),
+            (
+                "stop",
+                lambda: behaviour.stops(server, eight[: len(answers)], answers, GREEDY_TOKENS),
+            ),
             ("n", lambda: behaviour.samples(server, laws, prompts, FALSE_ALARM)),
             ("seed", alike),
-            ("json_schema", lambda: behaviour.schema(server, FORMS)),
-            ("regex", lambda: behaviour.regex(server, FORMS)),
+            ("json_schema", lambda: behaviour.schema(server, FORMED_ANSWERS)),
+            ("regex", lambda: behaviour.regex(server, FORMED_ANSWERS)),
         )
         for name, check in checks:
             results += await self._check(name, check)
@@ -200,8 +204,8 @@ def verify_endpoint(
     Raises ConfigError: an argument is wrong; EndpointError: a server cannot be reached, refuses the
     key, does not complete prompts as OpenAI's API says, or the reference has another tokenizer.
     """
-    if not FEWEST <= samples <= MOST:
-        raise ConfigError(f"samples is {samples}; give {FEWEST} to {MOST:,}.")
+    if not FEWEST_SAMPLES <= samples <= MOST_SAMPLES:
+        raise ConfigError(f"samples is {samples}; give {FEWEST_SAMPLES} to {MOST_SAMPLES:,}.")
     known = {one.name: one for one in SAMPLINGS}
     for name in laws:
         if name not in known:

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import EndpointError
-from .answers import NAMED, EndpointCompletion, Law, Token
+from .answers import NAMED_TOKENS, EndpointCompletion, Law, Token
 from .sampling import CELLS, Cells, Sampling, expected, unaffected
 from .source import Given, PromptSource, RefusedRequest, TimeLimit, TimeUp, together
 
-END = Token("")
+END_TOKEN = Token("")
 """Stands for the token that ended an answer: which one it was is not told."""
-AT_ONCE = 64
+LAWS_AT_ONCE = 64
 """Laws between two looks at the clock."""
 
 
@@ -65,8 +65,8 @@ class Laws:
     async def fetch(self, contexts: Iterable[AnswerContext]) -> None:
         """Ask for laws, until the time is over."""
         new = [context for context in dict.fromkeys(contexts) if context not in self._known]
-        for start in range(0, len(new), AT_ONCE):
-            some = new[start : start + AT_ONCE]
+        for start in range(0, len(new), LAWS_AT_ONCE):
+            some = new[start : start + LAWS_AT_ONCE]
             try:
                 answered = await together(self._ask(context) for context in some)
             except TimeUp:
@@ -78,7 +78,7 @@ class Laws:
         if (given := context.given) is None:
             return None
         try:
-            answer = await self.source.complete(given, 1, logprobs=NAMED, temperature=1.0)
+            answer = await self.source.complete(given, 1, logprobs=NAMED_TOKENS, temperature=1.0)
         except RefusedRequest:
             return None
         count = context.prompt.count
@@ -118,7 +118,7 @@ def draw_of(prompt: Prompt, answer: EndpointCompletion) -> SampledAnswer:
     if answer.tokens is None and not answer.text:
         tokens = ()
     if answer.finish_reason == "stop" and (not tokens or tokens[-1].clear):
-        tokens = (*tokens, END)
+        tokens = (*tokens, END_TOKEN)
     return SampledAnswer(prompt, tokens)
 
 

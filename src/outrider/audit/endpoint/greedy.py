@@ -11,7 +11,7 @@ from .outcome import Result, Status, counted
 from .source import AuditedServer, WithoutSpeculation, together
 
 NAME = "greedy"
-TIE = 0.25
+TIE_NATS = 0.25
 """Largest gap of two log probabilities that bfloat16 logits from another batch may bridge."""
 ENDED = "the end"
 
@@ -54,7 +54,7 @@ def _result(judged: list[tuple[AnswerContext, Token, Law]]) -> Result:
         rank = law.rank(token)
         least = law.p[-1] if rank is None else law.p[rank]
         gap = math.log(law.p[0] / least) if least > 0 else math.inf
-        if gap <= TIE and rank is not None:
+        if gap <= TIE_NATS and rank is not None:
             ties, largest = ties + 1, max(largest, gap)
             continue
         at = len(context.tokens) + 1
@@ -81,12 +81,13 @@ def told(laws: Laws, prompts: Sequence[Prompt], answers: Sequence[EndpointComple
                 continue
             trials += 1
             due = math.log(law.p[rank])
-            if not abs(value - due) <= TIE:
+            if not abs(value - due) <= TIE_NATS:
                 wrong.append(f"{token.text!r} at position {at + 1} has {value:.3g}, due {due:.3g}")
     if not trials:
         why = "the server or its reference tells no log probabilities"
         return Result("logprobs", Status.NOT_OFFERED, why)
-    return counted("logprobs", wrong, trials, "tokens", f"all within {TIE} nats of the reference's")
+    right = f"all within {TIE_NATS} nats of the reference's"
+    return counted("logprobs", wrong, trials, "tokens", right)
 
 
 async def _by_text(

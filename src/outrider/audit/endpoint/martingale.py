@@ -20,7 +20,7 @@ Bayes factor of a Dirichlet prior around the law p against p itself,
     log Gamma(a) / Gamma(a + n)  +  sum over i of  log Gamma(a p_i + c_i) / Gamma(a p_i)
                                  -  sum over i of  c_i log p_i,
 
-added up over contexts and averaged over a few weights a. ``SLACK`` a draw is taken off for
+added up over contexts and averaged over a few weights a. ``SLACK_NATS`` a draw is taken off for
 rounding.
 """
 
@@ -32,26 +32,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .outcome import MISSED_PROBABILITY
 from .sampling import CELLS, Cells
 
 Counts = NDArray[np.int64]
 RANKS = np.array([[n >> i & 1 for n in range(1, 2 ** (CELLS - 1))] for i in range(CELLS)], bool)
 """Membership of cells in sets of ranks, [CELLS, sets]: all sets but complements."""
-ABOVE = (0.05, 0.1, 0.2, 0.4)
-SETS = RANKS.shape[1] + len(ABOVE) + 1
+ABOVE_PROBABILITIES = (0.05, 0.1, 0.2, 0.4)
+SETS = RANKS.shape[1] + len(ABOVE_PROBABILITIES) + 1
 _POWERS = 2.0 ** (np.arange(-10, 9) / 2)
 GRID = np.concatenate((_POWERS, -_POWERS))
-LOSS = 0.96
+GRID_SHARE = 0.96
 """Of the best l's exponent, what the nearest l of the grid reaches: 1 - (2^(1/4) - 1)^2."""
 WEIGHTS = np.array([2.0, 8.0, 32.0, 128.0])
-MISSED = 0.1
-"""Probability with which an error of the size that is called visible goes unseen."""
 ROUNDING = 0.01
 """By how much a probability may be off in a server whose arithmetic depends on its batch."""
-SLACK = 0.005
+SLACK_NATS = 0.005
 """Nats a draw that such a server may be off."""
-TRIALS, STEPS = 40, 7
-"""Of the simulation that finds the size of visible errors."""
+SIMULATIONS = 40
+"""Simulations of a size of errors, to find the one that is visible."""
+HALVINGS = 7
+"""Halvings of the range in which that size is looked for."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def compare(laws: Cells, ignored: Cells, counts: Counts, alpha: float) -> Compar
     return Comparison(
         draws=total,
         alike=float(by_set.max()) - _threshold(alpha),
-        apart=_mean(each.sum(1)) - SLACK * total - math.log(2 / alpha),
+        apart=_mean(each.sum(1)) - SLACK_NATS * total - math.log(2 / alpha),
         ranks=tuple(int(i) + 1 for i in np.flatnonzero(RANKS[:, at])),
         seen=float(hits[at]) / total,
         due=float(n @ inside[:, at]) / total,
@@ -116,19 +117,21 @@ def compare(laws: Cells, ignored: Cells, counts: Counts, alpha: float) -> Compar
 
 
 def visible_alike(draws: int, alpha: float) -> float:
-    """Return the total variation that ``draws`` show with probability 1 - ``MISSED``, at most 1.
+    """Return the total variation that ``draws`` show as a rule, at most 1.
 
-    The error has the same ranks in all contexts; by Hoeffding's inequality, for share and exponent.
+    They show with probability 1 - ``MISSED_PROBABILITY``. The error has the same ranks in all
+    contexts; by Hoeffding's inequality, for share and exponent.
     """
-    share = math.sqrt(_threshold(alpha) / (2 * LOSS * draws))
-    return min(1.0, ROUNDING + share + math.sqrt(math.log(1 / MISSED) / (2 * draws)))
+    share = math.sqrt(_threshold(alpha) / (2 * GRID_SHARE * draws))
+    return min(1.0, ROUNDING + share + math.sqrt(math.log(1 / MISSED_PROBABILITY) / (2 * draws)))
 
 
 def visible_apart(laws: Cells, draws: Counts, alpha: float) -> float:
-    """Return the mean total variation that shows with probability 1 - ``MISSED``, at most 1.
+    """Return the mean total variation that shows as a rule, at most 1.
 
-    The error prefers a likely token of its own in each context. By simulation with a fixed seed:
-    shares of the draws, halved again and again, go to that token.
+    It shows with probability 1 - ``MISSED_PROBABILITY``. The error prefers a likely token of its
+    own in each context. By simulation with a fixed seed: shares of the draws, halved again and
+    again, go to that token.
     """
     rng = np.random.default_rng(0)
     scaled = laws / laws.sum(1, keepdims=True)
@@ -143,16 +146,16 @@ def visible_apart(laws: Cells, draws: Counts, alpha: float) -> float:
     def seen(share: float) -> bool:
         p = (1 - share) * scaled + share * moved
         hits = 0
-        for _ in range(TRIALS):
+        for _ in range(SIMULATIONS):
             counts = rng.multinomial(draws, p)
-            total = _mean(factors(counts).sum(1)) - SLACK * int(draws.sum())
+            total = _mean(factors(counts).sum(1)) - SLACK_NATS * int(draws.sum())
             hits += total > math.log(2 / alpha)
-        return hits >= (1 - MISSED) * TRIALS
+        return hits >= (1 - MISSED_PROBABILITY) * SIMULATIONS
 
     low, high = 0.0, 1.0
     if not seen(high):
         return 1.0
-    for _ in range(STEPS):
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if seen(middle) else (middle, high)
     return variation(high)
@@ -165,7 +168,7 @@ def _threshold(alpha: float) -> float:
 def _members(laws: Cells, ignored: Cells) -> NDArray[np.float64]:
     """Return membership of cells in sets, [contexts, CELLS, SETS]."""
     ranks = np.broadcast_to(RANKS, (len(laws), *RANKS.shape))
-    above = np.stack([laws > least for least in ABOVE], 2)
+    above = np.stack([laws > least for least in ABOVE_PROBABILITIES], 2)
     return np.concatenate((ranks, above, (laws < ignored)[:, :, None]), 2).astype(np.float64)
 
 

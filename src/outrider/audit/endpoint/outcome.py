@@ -38,12 +38,13 @@ class Result:
         return self.status is Status.FAILED
 
 
-MISSED = 0.1
+MISSED_PROBABILITY = 0.1
+"""Probability with which an error of the size that is called visible goes unseen."""
 
 
 def share(trials: int) -> float:
     """Return the rate of errors of which ``trials`` would have shown one with 90 % probability."""
-    return 1.0 if trials == 0 else 1 - MISSED ** (1 / trials)
+    return 1.0 if trials == 0 else 1 - MISSED_PROBABILITY ** (1 / trials)
 
 
 def counted(name: str, wrong: Sequence[str], trials: int, unit: str, right: str) -> Result:

@@ -28,7 +28,7 @@ TEXTS = (
     '{"name": "Alice", "age":',
     "Dear Sir or Madam, I am writing to",
 )
-LEAST = 0.05
+LEAST_EFFECT = 0.05
 """Least effect, as total variation, that makes a prompt worth its draws."""
 
 
@@ -65,4 +65,4 @@ def chosen(
         # Draws behind the likeliest token are as many as the token is likely.
         scores[prompt] = first + 2 * second * (0 if law is None else law.p[0])
     ranked = sorted(prompts, key=lambda prompt: -scores[prompt])
-    return [prompt for prompt in ranked[:most] if scores[prompt] > LEAST] or ranked[:1]
+    return [prompt for prompt in ranked[:most] if scores[prompt] > LEAST_EFFECT] or ranked[:1]

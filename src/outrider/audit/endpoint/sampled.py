@@ -24,13 +24,13 @@ from .prompts import chosen
 from .sampling import Sampling
 from .source import AuditedServer, RefusedRequest, TimeUp, together
 
-CHUNK = 32
+ANSWERS_A_TURN = 32
 """Answers to one set of options before the next set has its turn."""
-DRAWING = 0.7
+DRAWING_SHARE = 0.7
 """Share of the time for drawing; laws are asked for in the rest."""
-FEWEST = 50
+FEWEST_DRAWS = 50
 """Draws below which nothing is said."""
-LENGTH = 5
+ANSWER_TOKENS = 5
 """Tokens of an answer."""
 PROMPTS = 2
 """Prompts for each set of options."""
@@ -81,7 +81,9 @@ class Sampled:
         trials = [self._trial(sampling, texts) for sampling in self.samplings]
         await self._draw(trials)
         draws = [draw for trial in trials for draw in trial.draws]
-        await fetch_along(self.laws, draws, LENGTH, max(1, self.answers // ANSWERS_FOR_A_LAW))
+        await fetch_along(
+            self.laws, draws, ANSWER_TOKENS, max(1, self.answers // ANSWERS_FOR_A_LAW)
+        )
         return [result for trial in trials for result in self._results(trial)]
 
     def _trial(self, sampling: Sampling, prompts: list[Prompt]) -> SamplingTrial:
@@ -97,12 +99,12 @@ class Sampled:
     async def _draw(self, trials: list[SamplingTrial]) -> None:
         """Take answers in turns, so that a limit of time leaves some to each set of options."""
         clock = self.server.clock
-        until = clock.left() * (1 - DRAWING)
-        for start in range(0, self.answers, CHUNK):
+        until = clock.left() * (1 - DRAWING_SHARE)
+        for start in range(0, self.answers, ANSWERS_A_TURN):
             for trial in trials:
                 if trial.refused or clock.left() < until:
                     continue
-                count = min(CHUNK, self.answers - start)
+                count = min(ANSWERS_A_TURN, self.answers - start)
                 try:
                     trial.draws += await self._answers(trial, start, count)
                 except RefusedRequest as error:
@@ -116,7 +118,7 @@ class Sampled:
             fields = trial.sampling.fields(self.biased.get(prompt)) | self.server.telling
             if self.seeds:
                 fields["seed"] = int(self.rng.integers(0, SEEDS))
-            length = LENGTH if self.server.tells_tokens else 1
+            length = ANSWER_TOKENS if self.server.tells_tokens else 1
             return draw_of(prompt, await self.server.complete(prompt.given, length, **fields))
 
         if start == 0:  # a refusal costs one request
@@ -140,7 +142,7 @@ class Sampled:
 
     def _judged(self, title: str, data: ObservedDraws) -> Result:
         n = int(data.counts.sum())
-        if n < FEWEST:
+        if n < FEWEST_DRAWS:
             why = f"only {n} draws have a law that is known well enough"
             return Result(title, Status.INCONCLUSIVE, why, n)
         alpha = self.alpha / (2 * len(self.samplings))

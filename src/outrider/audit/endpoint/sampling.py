@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .answers import NAMED, Law, Token
+from .answers import NAMED_TOKENS, Law, Token
 
 Cells = NDArray[np.float64]
-CELLS = NAMED + 1
+CELLS = NAMED_TOKENS + 1
 """Outcomes that are told apart: the ranks of the named tokens, and all others."""
-CLOSE = 0.2
+CLOSE_SHARE = 0.2
 """How near, in proportion, a token may be to a threshold before rounding decides about it."""
-CLOSE_SUM = 0.05
+CLOSE_PROBABILITY = 0.05
 """The same for a sum of probabilities."""
-RARE = 1e-6
+RARE_PROBABILITY = 1e-6
 """Least probability of tokens that are not named, which rounding may have taken away."""
 
 
@@ -75,7 +75,7 @@ def plain(law: Law) -> Cells:
     cells = np.zeros(CELLS)
     for i, (token, p) in enumerate(zip(law.tokens, law.p, strict=True)):
         cells[i if token.clear else -1] += p
-    cells[-1] += max(RARE, 1 - sum(law.p))
+    cells[-1] += max(RARE_PROBABILITY, 1 - sum(law.p))
     return cells
 
 
@@ -123,18 +123,18 @@ def _kept(p: Cells, sampling: Sampling) -> NDArray[np.bool_] | None:
     """Return which named tokens a truncation keeps; None where that is not certain."""
     if sampling.top_k:
         k = sampling.top_k
-        if len(p) <= k or p[k] > (1 - CLOSE) * p[k - 1]:
+        if len(p) <= k or p[k] > (1 - CLOSE_SHARE) * p[k - 1]:
             return None
         return np.arange(len(p)) < k
     if sampling.min_p:
         least = sampling.min_p * p[0]
-        near = np.abs(p / least - 1) < CLOSE
+        near = np.abs(p / least - 1) < CLOSE_SHARE
         return None if near.any() or p[-1] >= least else p >= least
     before = np.concatenate(([0.0], p.cumsum()[:-1]))
-    near = np.abs(p.cumsum() - sampling.top_p) < CLOSE_SUM
+    near = np.abs(p.cumsum() - sampling.top_p) < CLOSE_PROBABILITY
     # Tokens of like probability may change places at the threshold.
     last = int((before < sampling.top_p).sum()) - 1
-    swaps = last + 1 < len(p) and p[last + 1] > (1 - CLOSE) * p[last]
+    swaps = last + 1 < len(p) and p[last + 1] > (1 - CLOSE_SHARE) * p[last]
     if near.any() or swaps or math.fsum(p) < sampling.top_p:
         return None
     return before < sampling.top_p

@@ -14,13 +14,13 @@ from ...errors import EndpointError, RequestError, shown
 from .answers import EndpointCompletion, Token, completions, law_of, message, parsed
 
 T = TypeVar("T")
-AT_ONCE = 8
-SECONDS = 120.0
+REQUESTS_AT_ONCE = 8
+ANSWER_SECONDS = 120.0
 """The longest wait for an answer."""
-REFUSALS = (400, 404, 405, 413, 415, 422, 501)
-BUSY = (429, 503)
+REFUSAL_CODES = (400, 404, 405, 413, 415, 422, 501)
+BUSY_CODES = (429, 503)
 RETRIES = 6
-PAUSE = 0.25
+PAUSE_SECONDS = 0.25
 """Seconds before a busy server is asked again; they double each time."""
 Given = str | tuple[int, ...]
 """A prompt: a text, or token ids."""
@@ -101,7 +101,7 @@ class AuditedServer:
         self.fields: dict[str, Any] = {}
         self.has_switch = False
         self.tells_tokens = False
-        self._free = asyncio.Semaphore(AT_ONCE)
+        self._free = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
     @property
     def telling(self) -> dict[str, Any]:
@@ -135,8 +135,8 @@ class AuditedServer:
         path = "/v1/speculation"
         answer = await self._patiently(path)
         if not answer.ok:
-            failed = answer.status >= 500 and answer.status not in REFUSALS
-            if not failed and answer.status not in BUSY:
+            failed = answer.status >= 500 and answer.status not in REFUSAL_CODES
+            if not failed and answer.status not in BUSY_CODES:
                 return False
             raise Breakdown(f"{self.name}{path} says HTTP {answer.status}: {_reason(answer.body)}")
         try:
@@ -190,7 +190,7 @@ class AuditedServer:
         answer = await self._patiently(path, {"model": self.model, **self.fields, **body})
         where = self.name + path
         if not answer.ok:
-            refuses = answer.status in REFUSALS
+            refuses = answer.status in REFUSAL_CODES
             kind = (
                 RefusedRequest if refuses else Breakdown if answer.status >= 500 else EndpointError
             )
@@ -203,10 +203,10 @@ class AuditedServer:
         async with self._free:
             for pause in range(RETRIES):
                 self.requests += 1
-                answer = await self.client.ask(path, body, SECONDS)
-                if answer.status not in BUSY:
+                answer = await self.client.ask(path, body, ANSWER_SECONDS)
+                if answer.status not in BUSY_CODES:
                     break
-                await asyncio.sleep(PAUSE * 2**pause)
+                await asyncio.sleep(PAUSE_SECONDS * 2**pause)
                 self.clock.check()
         return answer
 

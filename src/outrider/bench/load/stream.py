@@ -14,9 +14,9 @@ TEXTS = ("text", "content", "reasoning_content", "reasoning")
 """Fields of a choice, or of its delta, that hold output."""
 MOST_TOKENS = 1 << 40
 """Largest token count that is accepted from a server; sums of larger ones would lose precision."""
-END = 2
+END_BYTES = 2
 """Bytes of earlier parts that are kept, since the end of an event may be split between parts."""
-SHOWN = 200
+SHOWN_CHARACTERS = 200
 """Most characters of a server's message in ours."""
 
 
@@ -72,7 +72,7 @@ def events(pieces: Sequence[Piece]) -> Iterator[tuple[float, bytes]]:
     tail = b""
     for time, piece in pieces:
         parts.append(piece)
-        tail = near = tail[-END:] + piece
+        tail = near = tail[-END_BYTES:] + piece
         if b"\n\n" not in near and b"\n\r\n" not in near:
             continue  # joining a long event's parts at every part would take quadratic time
         block = b"".join(parts)
@@ -174,4 +174,8 @@ def message(body: bytes) -> str:
 def _cut(data: bytes) -> str:
     text = " ".join(data.decode("utf-8", "replace").split())
     text = "".join(c if c.isprintable() else "?" for c in text)
-    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…") if text else "nothing"
+    return (
+        repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…")
+        if text
+        else "nothing"
+    )

@@ -20,16 +20,20 @@ from typing import Any, Self
 from ...base.outside.sockets import is_local
 from ...base.outside.stamped import Client
 
-EVERY = 0.5
+SAMPLE_SECONDS = 0.5
 """Seconds between two samples."""
-LISTEN = "0A"
-TICKS = os.sysconf("SC_CLK_TCK")
-PAGE = os.sysconf("SC_PAGE_SIZE")
+LISTENING_STATE = "0A"
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 GPU_FIELDS = "utilization.gpu,utilization.memory,memory.used,power.draw,power.limit"
-BUSY, IDLE = 80.0, 50.0
-"""Percent of time from which on a device is busy, and below which it waits."""
-FLAT, STEEP = 0.35, 0.75
-"""Growth of the time per token with the batch, as an exponent: memory below, compute above."""
+BUSY_PERCENT = 80.0
+"""Percent of time from which on a device is busy."""
+IDLE_PERCENT = 50.0
+"""Percent of time below which it waits."""
+FLAT_GROWTH = 0.35
+"""Growth of the time per token with the batch, as an exponent, below which memory is the limit."""
+STEEP_GROWTH = 0.75
+"""The growth above which compute is the limit."""
 
 
 class MachineWatch:
@@ -64,7 +68,7 @@ class MachineWatch:
             return
         before, spent = time.perf_counter(), usage(self._pids)[0]
         while True:
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(SAMPLE_SECONDS)
             now, (seconds, resident) = time.perf_counter(), usage(self._pids)
             share = max(seconds - spent, 0.0) / (now - before)
             self._samples.append({"cores": share, "memory": resident})
@@ -74,7 +78,7 @@ class MachineWatch:
         try:
             process = await asyncio.create_subprocess_exec(
                 "nvidia-smi", f"--query-gpu={GPU_FIELDS}", "--format=csv,noheader,nounits",
-                f"--loop-ms={int(1000 * EVERY)}", stdout=asyncio.subprocess.PIPE,
+                f"--loop-ms={int(1000 * SAMPLE_SECONDS)}", stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
             )  # fmt: skip
         except OSError:
@@ -135,7 +139,7 @@ def listeners(port: int) -> list[int]:
         with suppress(OSError):
             for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                if fields[3] == LISTENING_STATE and int(fields[1].rpartition(":")[2], 16) == port:
                     sockets.add(f"socket:[{fields[9]}]")
     pids = [pid for pid in _processes() if sockets and sockets & set(_open_files(pid))]
     parents = {pid: _parent(pid) for pid in _processes()}
@@ -186,8 +190,8 @@ def usage(pids: Iterable[int]) -> tuple[float, float]:
     """Return the CPU seconds that processes have used, and their resident bytes."""
     seconds = resident = 0.0
     for fields in filter(None, map(_fields, pids)):
-        seconds += (int(fields[11]) + int(fields[12])) / TICKS
-        resident += int(fields[21]) * PAGE
+        seconds += (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
+        resident += int(fields[21]) * PAGE_BYTES
     return seconds, resident
 
 
@@ -208,7 +212,7 @@ def bottleneck(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
         return _gpu_limit(machine)
     cpu = machine.get("cpu_percent", {}).get("mean")
     where = f"at {run['label']}"
-    if cpu is not None and cpu < IDLE:
+    if cpu is not None and cpu < IDLE_PERCENT:
         return {
             "points_to": "host",
             "evidence": f"the server kept only {cpu:.0f} % of the cores busy {where}: it waited "
@@ -222,11 +226,11 @@ def _gpu_limit(machine: dict[str, Any]) -> dict[str, str]:
     gpu = machine["gpu_percent"]["mean"]
     memory = machine.get("gpu_memory_percent", {}).get("mean", math.nan)
     evidence = f"GPU busy {gpu:.0f} % of the time, its memory interface {memory:.0f} %"
-    if gpu < IDLE:
+    if gpu < IDLE_PERCENT:
         return {"points_to": "host", "evidence": f"{evidence}: it waits for the host"}
-    if gpu >= BUSY and memory >= IDLE:
+    if gpu >= BUSY_PERCENT and memory >= IDLE_PERCENT:
         return {"points_to": "memory bandwidth", "evidence": evidence}
-    if gpu >= BUSY:
+    if gpu >= BUSY_PERCENT:
         return {
             "points_to": "compute or, with several GPUs, communication",
             "evidence": f"{evidence}; a kernel that waits for other GPUs counts as busy",
@@ -249,6 +253,12 @@ def _by_growth(runs: Sequence[dict[str, Any]], where: str, cpu: float | None) ->
         f"{busy}from {low} to {high} requests at once the time per token grew "
         f"{by_size[high] / by_size[low]:.2f}-fold"
     )
-    limit = "memory bandwidth" if growth < FLAT else "compute" if growth > STEEP else "both"
+    limit = (
+        "memory bandwidth"
+        if growth < FLAT_GROWTH
+        else "compute"
+        if growth > STEEP_GROWTH
+        else "both"
+    )
     names = {"both": "between memory bandwidth and compute"}
     return {"points_to": names.get(limit, limit), "evidence": evidence}
