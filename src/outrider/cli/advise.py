@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError
-from .common import AsJson, Out, read_text, status, writable, write, write_report
+from .common import AsJson, Out, read_text, status, writable
 
 if TYPE_CHECKING:
     from ..engine.control.costs import Costs
@@ -143,6 +143,10 @@ def advise(
     num_speculative_tokens: Annotated[
         int, typer.Option(help="Longest draft K that is looked at.")
     ] = 8,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Show traffic, TTFT, cost, alerts, rules and stack too."),
+    ] = False,
     json_: AsJson = False,
     out: Out = None,
     plot: Annotated[
@@ -156,7 +160,8 @@ def advise(
     from ..ops.planning import Situation
     from ..ops.planning import advise as judge
     from ..ops.planning.acceptance import parse_acceptance
-    from ..ops.planning.report import advice_markdown, advice_plot
+    from ..ops.planning.report import advice_markdown, advice_plot, advice_summary
+    from .reports import deliver
 
     known, costs = None, None
     if prompts is not None and acceptance is None:
@@ -170,11 +175,10 @@ def advise(
         max_ttft, max_tpot, priority, known, placement, drafter_hardware, fine_tune, utilisation,
         memory_used, price, num_speculative_tokens,
     )  # fmt: skip
-    found = judge(situation)
-    write_report(found.to_json(), json_, out)
+    advice = judge(situation)
     if plot is not None:
-        if not found.sensitivity:
+        if not advice.sensitivity:
             raise ConfigError("nothing can be drawn without --hardware or --profile.")
-        Path(plot).write_text(advice_plot(found), encoding="utf-8")
-    if not json_:
-        write(advice_markdown(found))
+        Path(plot).write_text(advice_plot(advice), encoding="utf-8")
+    whole = advice_markdown(advice)
+    deliver(advice.to_json(), whole, json_, out, whole if full else advice_summary(advice))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError
-from .common import FAILED, ApiKey, AsJson, Out, status, write, write_report
+from .common import FAILED, ApiKey, AsJson, Out, status
 from .diagnose import pairs
 
 if TYPE_CHECKING:
@@ -126,9 +126,8 @@ def checklist(
 
 def _show(state: State, json_: bool, out: str | None) -> None:
     from ..ops.diagnose.checklist import YES, markdown, to_json
+    from .reports import deliver
 
-    write_report(to_json(state), json_, out)
-    if not json_:
-        write(markdown(state))
+    deliver(to_json(state), markdown(state), json_, out)
     if any(answer.status != YES for answer in state.values()):
         raise typer.Exit(FAILED)

@@ -10,7 +10,7 @@ import typer
 
 from ..base.methods import WITH_CHECKPOINT, find_method, named_method, suggested_method
 from ..errors import ConfigError
-from .common import FAILED, Advised, AsJson, Out, read_text, write, write_report
+from .common import FAILED, Advised, AsJson, Out, read_text, write
 from .spelling import App
 
 if TYPE_CHECKING:
@@ -151,12 +151,11 @@ def plan(
     from ..ops.deploy.capacity import plan as planned
     from ..ops.deploy.capacity_report import capacity_markdown
     from ..ops.deploy.demand import parse_demand
+    from .reports import deliver
 
     name = "stdin" if source == "-" else source
     found = planned(parse_demand(read_text(None if source == "-" else Path(source), name), name))
-    write_report(found.to_json(), json_, out)
-    if not json_:
-        write(capacity_markdown(found))
+    deliver(found.to_json(), capacity_markdown(found), json_, out)
     if found.plain is None and found.speculative is None:
         raise typer.Exit(FAILED)
 

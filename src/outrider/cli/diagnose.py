@@ -10,7 +10,7 @@ import typer
 
 from ..base.outside.documents import read_toml
 from ..errors import ConfigError
-from .common import FAILED, ApiKey, AsJson, Out, status, writable, write, write_json, write_report
+from .common import FAILED, ApiKey, AsJson, Out, status, writable, write_json
 
 
 def pairs(texts: Iterable[str], option: str) -> dict[str, object]:
@@ -84,6 +84,7 @@ def diagnose(
     from ..ops.diagnose.diagnose import judge, look
     from ..ops.diagnose.facts import check_thresholds
     from ..ops.diagnose.problems import markdown
+    from .reports import deliver
 
     limits = check_thresholds(read_thresholds(thresholds) | pairs(threshold or [], "--threshold"))
     with status("looking"):
@@ -97,8 +98,6 @@ def diagnose(
         "seen": [{"where": run.where, "facts": run.facts, "notes": run.notes} for run in seen],
         "problems": [problem.to_json() for problem in problems],
     }
-    write_report(report, json_, out)
-    if not json_:
-        write(markdown(seen, problems))
+    deliver(report, markdown(seen, problems), json_, out)
     if problems:
         raise typer.Exit(FAILED)

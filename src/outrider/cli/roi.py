@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .common import Advised, AsJson, Out, writable, write, write_report
+from .common import Advised, AsJson, Out, writable
 
 File = Annotated[str | None, typer.Option(metavar="FILE", callback=writable)]
 
@@ -71,6 +71,7 @@ def roi(
     from ..ops.planning import roi as judge
     from ..ops.planning.roi import speedups_of
     from ..ops.planning.roi_report import roi_html, roi_markdown
+    from .reports import deliver
 
     if (speedup is None) == (advice is None):
         raise typer.BadParameter("give one of --speedup and --advice.")
@@ -79,10 +80,8 @@ def roi(
         devices, price, spans, option, days, day, training_hours, requests, users, p50, p95,
         utilisation, value_of_second, day_of(start),
     ))  # fmt: skip
-    write_report(found.to_json(), json_, out)
     if html is not None:
         Path(html).write_text(roi_html(found), encoding="utf-8")
     if markdown is not None:
         Path(markdown).write_text(roi_markdown(found), encoding="utf-8")
-    if not json_:
-        write(roi_markdown(found))
+    deliver(found.to_json(), roi_markdown(found), json_, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from outrider.engine.control.kept_costs import write_costs
 from outrider.errors import ConfigError, OutriderError
 from outrider.ops.planning import Advice, Situation, advise, of_positions, of_rate
 from outrider.ops.planning.catalogue import data, eagle1_head, find_shape
-from outrider.ops.planning.report import advice_markdown, advice_plot
+from outrider.ops.planning.report import advice_markdown, advice_plot, advice_summary
 
 COUNTS = {"batch", "first", "last", "k", "schedule"}
 """What says where a figure stands; batch sizes and draft lengths are no figures."""
@@ -439,11 +440,28 @@ def test_the_markdown_has_the_verdict_and_evidence() -> None:
         assert part in text
 
 
+@pytest.mark.parametrize("drafter", [None, "llama-3.2-1b"])
+def test_the_summary_fits_on_a_screen(drafter: str | None) -> None:
+    found = asked("llama-3.1-70b", drafter, tensor_parallel=4, concurrency={1: 0.5, 64: 0.5})
+    text = advice_summary(found)
+    assert text.startswith(f"# {found.target} with {found.drafter}: use\n")
+    for part in (
+        "| 1 to 47 | 8 |",
+        "break-even",
+        "- memory: 2.47 GB",
+        "- risk: costs are modelled",
+    ):
+        assert part in text
+    assert ("Next: " in text) == (drafter is None)
+    lines = [line for each in text.splitlines() for line in textwrap.wrap(each, 80) or [""]]
+    assert len(lines) < 36
+
+
 def test_the_plot_stands_alone() -> None:
     found = asked(concurrency={1: 0.5, 64: 0.5})
     svg = advice_plot(found)
-    assert svg.startswith("<svg xmlns=")
-    assert svg.count("<polyline") == len(found.sensitivity) == 2
+    assert svg.startswith("<svg ")
+    assert len(found.sensitivity) == 2
     assert svg.count("http") == 1  # the name space
     assert "batch 64" in svg
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..markdown import table
 from ..planning.figure import Figure
-from ..planning.report import table
 from .capacity import Capacity, Fleet, levels
 
 NEVER = "does not keep the service levels"

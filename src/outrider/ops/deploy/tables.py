@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from ...base.methods import NAMES
+from .. import markdown
 from .capabilities import ENGINES, Engine, find, versions
 from .translation.rules import table
 
@@ -22,36 +23,28 @@ def reference() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["--"] * len(head), *rows]
-    return "\n".join(
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
-    )
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(markdown.table(names, rows)).rstrip()
 
 
 def _versions(engines: Sequence[Engine]) -> str:
-    head = ["engine", "versions", "recorded", "draft lengths by batch size", "chosen by the engine",
-            "drafter with another vocabulary", "over pipeline stages"]  # fmt: skip
-    return _rows(
-        head,
+    names = ("engine", "versions", "recorded", "draft lengths by batch size",
+             "chosen by the engine", "drafter with another vocabulary",
+             "over pipeline stages")  # fmt: skip
+    rows = (
         (
-            [
-                f"{each.title} (`{each.engine}`)",
-                ", ".join(versions(each.engine)),
-                each.recorded,
-                "yes" if each.schedule else "no",
-                ", ".join(each.adaptive) or "no",
-                ", ".join(each.other_vocabulary) or "refused",
-                ", ".join(each.with_pipeline) or "no",
-            ]
-            for each in engines
-        ),
-    )
+            f"{each.title} (`{each.engine}`)", ", ".join(versions(each.engine)), each.recorded,
+            "yes" if each.schedule else "no", ", ".join(each.adaptive) or "no",
+            ", ".join(each.other_vocabulary) or "refused", ", ".join(each.with_pipeline) or "no",
+        )
+        for each in engines
+    )  # fmt: skip
+    return _table(names, rows)
 
 
 def _methods(engines: Sequence[Engine]) -> str:
     methods = [name for name in NAMES if any(name in each.methods for each in engines)]
-    return _rows(
+    return _table(
         ["method", *(each.engine for each in engines)],
         ([m, *(f"`{e.methods[m]}`" if m in e.methods else "no" for e in engines)] for m in methods),
     )
@@ -59,14 +52,12 @@ def _methods(engines: Sequence[Engine]) -> str:
 
 def _translation(source: str) -> str:
     rules = table(source)
-    rows = ([f"`{rule.old}`", _new(rule.new), rule.why] for rule in rules.rules.values())
-    return f"### {rules.title}\n\nAs of {rules.gone}, looked up on {rules.date}.\n\n" + _rows(
-        ["old", "new", "why"], rows
+    rows = (
+        (f"`{rule.old}`", "nothing" if rule.new == "nothing" else f"`{rule.new}`", rule.why)
+        for rule in rules.rules.values()
     )
-
-
-def _new(new: str) -> str:
-    return new if new == "nothing" else f"`{new}`"
+    heading = f"### {rules.title}\n\nAs of {rules.gone}, looked up on {rules.date}.\n\n"
+    return heading + _table(("old", "new", "why"), rows)
 
 
 def _notes(engine: Engine) -> str:

@@ -2,49 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 
+from .. import markdown
 from .checklist import points
 from .diagnose import symptoms
 from .tables import table
 
 
-def checklist_table() -> Iterator[str]:
-    """Yield the lines of the checklist; a star marks what can be verified from facts."""
-    yield "| point | what should be so | check | remedy |"
-    yield "| -- | -- | -- | -- |"
-    for point in points():
-        name = f"`{point.id}`" + (" *" if point.verify else "")
-        yield f"| {name} | {point.title} | {point.check} | {point.remedy} |"
+def _table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    return markdown.table(names, rows)[:-1]
 
 
-def symptoms_table() -> Iterator[str]:
-    """Yield the lines of all symptoms with their conditions and causes."""
-    yield "| symptom | found where | but not where | causes |"
-    yield "| -- | -- | -- | -- |"
-    for each in symptoms():
-        when = ", ".join(f"`{condition}`" for condition in each["when"])
-        unless = " or ".join(f"`{condition}`" for condition in each.get("unless", ()))
-        causes = "; ".join(cause["title"] for cause in each["cause"])
-        yield f"| `{each['id']}` | {when} | {unless} | {causes} |"
+def checklist_table() -> list[str]:
+    """Return the lines of the checklist; a star marks what can be verified from facts."""
+    rows = [
+        (f"`{p.id}`" + " *" * bool(p.verify), p.title, p.check, p.remedy) for p in points()
+    ]  # fmt: skip
+    return _table(("point", "what should be so", "check", "remedy"), rows)
 
 
-def thresholds_table() -> Iterator[str]:
-    """Yield the lines of all thresholds."""
-    yield "| threshold | default | meaning |"
-    yield "| -- | -- | -- |"
-    for name, each in table("symptoms")["threshold"].items():
-        yield f"| `{name}` | {each['value']} | {each['help']} |"
+def symptoms_table() -> list[str]:
+    """Return the lines of all symptoms with their conditions and causes."""
+    rows = [
+        (
+            f"`{each['id']}`", ", ".join(f"`{condition}`" for condition in each["when"]),
+            " or ".join(f"`{condition}`" for condition in each.get("unless", ())),
+            "; ".join(cause["title"] for cause in each["cause"]),
+        )
+        for each in symptoms()
+    ]  # fmt: skip
+    return _table(("symptom", "found where", "but not where", "causes"), rows)
 
 
-def facts_table() -> Iterator[str]:
-    """Yield the lines of all facts."""
-    yield "| fact | unit | meaning | other names |"
-    yield "| -- | -- | -- | -- |"
+def thresholds_table() -> list[str]:
+    """Return the lines of all thresholds."""
+    thresholds = table("symptoms")["threshold"].items()
+    rows = [(f"`{name}`", each["value"], each["help"]) for name, each in thresholds]
+    return _table(("threshold", "default", "meaning"), rows)
+
+
+def facts_table() -> list[str]:
+    """Return the lines of all facts."""
+    rows = []
     for name, each in table("symptoms")["fact"].items():
         others = [f"`{other}`" for other in each.get("also", ())]
         others += [f"`{other}` (x {scale})" for other, scale in each.get("scaled", {}).items()]
-        yield f"| `{name}` | {each['unit']} | {each['help']} | {', '.join(others)} |"
+        rows.append((f"`{name}`", each["unit"], each["help"], ", ".join(others)))
+    return _table(("fact", "unit", "meaning", "other names"), rows)
 
 
 TABLES = {
@@ -53,11 +58,6 @@ TABLES = {
 }  # fmt: skip
 
 
-def main() -> None:
-    """Print every table between the marks that it has in the docs."""
+if __name__ == "__main__":
     for name, lines in TABLES.items():
         print("\n".join((f"<!-- {name} -->", *lines(), f"<!-- /{name} -->", "")))
-
-
-if __name__ == "__main__":
-    main()

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..markdown import table
 from .acceptance import Acceptance, of_positions, of_rate
 from .catalogue import data, find_shape
 from .forecast import forecast
-from .report import table
 from .roofline import ACTIVATION
 from .situation import Situation
 

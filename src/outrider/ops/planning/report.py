@@ -2,22 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from ..markdown import listed, section, table
 from .advice import Advice
-from .chart import Series, line_chart
-from .figure import Figure
+
+OTHERS = 2
+"""Drafters beside the best one that the summary names."""
 
 
-def table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return a table in Markdown, followed by an empty line."""
-    lines = [names, ["--"] * len(names), *rows]
-    return ["| " + " | ".join(map(str, line)) + " |" for line in lines] + [""]
+def advice_summary(advice: Advice) -> str:
+    """Return what decides, on one screen: verdict, K by batch size, memory, risks."""
+    lines = _verdict(advice)
+    if advice.candidates:
+        others = [each.drafter for each in advice.candidates[1 : 1 + OTHERS]]
+        lines += [f"{_best(advice)} Next: {', '.join(others)}.", ""]
+    if advice.ranges:
+        lines += _lengths(advice)
+    if advice.speedup:
+        lines += [_speedup(advice), _acceptance(advice), _break_even(advice)]
+    if advice.memory:
+        drafter, fewer = advice.memory["drafter"], advice.memory["concurrency"]
+        plain = advice.memory["plain_concurrency"].value
+        lines.append(f"- memory: {drafter} for the drafter; {fewer} fit, {plain:,.0f} without it")
+    lines += [f"- risk: {note}" for note in advice.notes]
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def _listed(figures: Mapping[str, Figure]) -> list[str]:
-    return [f"- {name.replace('_', ' ')}: {figure}" for name, figure in figures.items()] + [""]
+def advice_markdown(advice: Advice) -> str:
+    """Return all of an advice as Markdown; every number has its evidence beside it."""
+    lines = _verdict(advice)
+    if advice.candidates:
+        lines += _candidates(advice)
+    if advice.speedup:
+        levels = ("batch", "share", "K", "speedup", "TPOT", "plain TPOT", "break-even acceptance",
+                  "service levels")  # fmt: skip
+        traffic = [
+            (at.batch, at.share, at.k or "off", at.speedup, at.tpot, at.plain_tpot,
+             at.break_even or "none",
+             ", ".join(f"{name} {'met' if ok else 'missed'}" for name, ok in at.meets.items()))
+            for at in advice.at
+        ]  # fmt: skip
+        lines += [
+            "Speedup: tokens per second with speculation over those without, prompts included.", "",
+            _speedup(advice), _acceptance(advice), _break_even(advice),
+            *(f"- a drafter tuned on the traffic, {n}: {f}" for n, f in advice.tuned.items()), "",
+            *section("Draft length by batch size", _lengths(advice)),
+            "vLLM: `\"num_speculative_tokens_per_batch_size\": "
+            f"{[list(each) for each in advice.schedule]}`", "",
+            *section("The traffic", table(levels, traffic)),
+            *section("Time to the first token", listed(advice.ttft)),
+            *section("Memory", listed(advice.memory) if advice.memory else []),
+            *section("Cost", listed(advice.cost) if advice.cost else []),
+            "## What limits it", "", "The speedup if half of it were gone:", "",
+            *listed(advice.halved),
+            "## Alerts", "",
+            *(f"- {t.metric} {t.when} {t.value} {t.action}" for t in advice.trips), "",
+        ]  # fmt: skip
+    rules = [(rule.name, rule.says, rule.model, rule.reason) for rule in advice.rules]
+    names = ("rule", "says", "the model", "where they differ")
+    lines += section("Rules of thumb", table(names, rules))
+    lines += _stack(advice.stack, advice)
+    lines += [f"- {note}" for note in advice.notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _verdict(advice: Advice) -> list[str]:
+    reason = advice.reason[0].upper() + advice.reason[1:]
+    title = f"# {advice.target} with {advice.drafter}: {advice.verdict}"
+    return [title, "", f"{reason}. (Decided by {advice.decided_by}.)", ""]
+
+
+def _lengths(advice: Advice) -> list[str]:
+    rows = [(f"{r.first} to {r.last}", r.k or "off", r.speedup) for r in advice.ranges]
+    return table(("batch", "K", "least speedup"), rows)
+
+
+def _speedup(advice: Advice) -> str:
+    spans = ", ".join(f"{name.upper()} {each}" for name, each in advice.speedup.items())
+    return f"- speedup over the traffic: {spans}"
+
+
+def _acceptance(advice: Advice) -> str:
+    rates = "-".join(f"{each.value:.2f}" for each in advice.acceptance.values())
+    rate = advice.acceptance["p50"]
+    return (
+        f"- acceptance, P10-P50-P90: {rates} {rate.unit} ({rate.evidence}; "
+        f"{advice.acceptance_source})"
+    )
+
+
+def _break_even(advice: Advice) -> str:
+    return f"- break-even acceptance: {advice.break_even or 'none: no acceptance would win'}"
+
+
+def _best(advice: Advice) -> str:
+    """Return the best drafter with its speedup and memory."""
+    best, *_ = advice.candidates
+    name = best.drafter
+    if best.checkpoint and best.drafter == best.method:
+        name = f"the {best.method} head {best.checkpoint}"
+    if best.speedup is None:
+        return f"First by rules of thumb: {name}."
+    taken = f", with {best.memory} of memory" if best.memory is not None else ""
+    return f"Best: {name}, {best.speedup['p50']}{taken}."
+
+
+def _candidates(advice: Advice) -> list[str]:
+    rows = [
+        (
+            each.drafter, each.checkpoint or "none is needed", each.ratio.said(),
+            "" if each.k is None else each.k or "off",
+            ", ".join(map(str, (each.speedup or {}).values())) or "not known",
+            each.memory or "not known",
+        )
+        for each in advice.candidates
+    ]  # fmt: skip
+    names = ("drafter", "checkpoint", "of the target", "K", "speedup: P10, P50, P90", "memory")
+    return section("Drafters that fit", [_best(advice), "", *table(names, rows)])
+
+
+def _stack(stack: Mapping[str, Any], advice: Advice) -> list[str]:
+    parts = [("take", stack["take"]), ("consider", stack["optional"]), ("leave", stack["leave"])]
+    rows = [(part, name, _claim(stack["claims"][name])) for part, names in parts for name in names]
+    lines = table(("", "technique", "claimed, not measured here"), rows)
+    lines += [f"Claimed of {stack['claim']}."] if "claim" in stack else []
+    lines += [f"{stack['caveat'][0].upper()}{stack['caveat'][1:]}."] if "caveat" in stack else []
+    if advice.speedup:
+        lines.append(f"The model expects of speculation alone: {advice.speedup['p50']}.")
+    return [*section(f"Stack for {stack['priority']}", lines), ""]
 
 
 def _claim(claims: Mapping[str, Any]) -> str:
@@ -31,98 +145,14 @@ def _claim(claims: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _stack(stack: Mapping[str, Any], advice: Advice) -> list[str]:
-    lines = [f"## Stack for {stack['priority']}", ""]
-    parts = [("take", stack["take"]), ("consider", stack["optional"]), ("leave", stack["leave"])]
-    rows = [(part, name, _claim(stack["claims"][name])) for part, names in parts for name in names]
-    lines += table(("", "technique", "claimed, not measured here"), rows)
-    lines += [f"Claimed of {stack['claim']}."] if "claim" in stack else []
-    lines += [f"{stack['caveat'][0].upper()}{stack['caveat'][1:]}."] if "caveat" in stack else []
-    if advice.speedup:
-        lines.append(f"The model expects of speculation alone: {advice.speedup['p50']}.")
-    return [*lines, ""]
-
-
-def _candidates(advice: Advice) -> list[str]:
-    """Return a table of the drafters that fit, and the best one with its speedup and memory."""
-    best, *_ = advice.candidates
-    what = f"the {best.method} head {best.checkpoint}" if best.drafter == best.method else ""
-    what = what if best.checkpoint else best.drafter
-    lines = ["## Drafters that fit", ""]
-    if best.speedup is None:
-        lines += [f"First by rules of thumb: {what or best.drafter}.", ""]
-    else:
-        taken = f", with {best.memory} of memory" if best.memory is not None else ""
-        lines += [f"Best: {what or best.drafter}, {best.speedup['p50']}{taken}.", ""]
-    rows = [
-        (
-            each.drafter, each.checkpoint or "none is needed", each.ratio.said(),
-            each.k or ("off" if each.k is not None else ""),
-            ", ".join(map(str, (each.speedup or {}).values())) or "not known",
-            each.memory or "not known",
-        )
-        for each in advice.candidates
-    ]  # fmt: skip
-    names = ("drafter", "checkpoint", "of the target", "K", "speedup: P10, P50, P90", "memory")
-    return [*lines, *table(names, rows)]
-
-
-def advice_markdown(advice: Advice) -> str:
-    """Return advice as Markdown; every number has its evidence beside it."""
-    lines = [
-        f"# {advice.target} with {advice.drafter}: {advice.verdict}", "",
-        f"{advice.reason[0].upper()}{advice.reason[1:]}. (Decided by {advice.decided_by}.)", "",
-        *(_candidates(advice) if advice.candidates else []),
-    ]  # fmt: skip
-    if advice.speedup:
-        spans = ", ".join(f"{name.upper()} {each}" for name, each in advice.speedup.items())
-        rates = "-".join(f"{each.value:.2f}" for each in advice.acceptance.values())
-        rate = advice.acceptance["p50"]
-        lines += [
-            "Speedup: tokens per second with speculation over those without, prompts included.", "",
-            f"- speedup over the traffic: {spans}",
-            f"- acceptance, P10-P50-P90: {rates} {rate.unit} ({rate.evidence}; "
-            f"{advice.acceptance_source})",
-            f"- break-even acceptance: {advice.break_even or 'none: no acceptance would win'}",
-            *(f"- a drafter tuned on the traffic, {n}: {f}" for n, f in advice.tuned.items()), "",
-            "## Draft length by batch size", "",
-            *table(
-                ("batch", "K", "least speedup"),
-                ((f"{r.first} to {r.last}", r.k or "off", r.speedup) for r in advice.ranges),
-            ),
-            "vLLM: `\"num_speculative_tokens_per_batch_size\": "
-            f"{[list(each) for each in advice.schedule]}`", "",
-            "## The traffic", "",
-            *table(
-                ("batch", "share", "K", "speedup", "TPOT", "plain TPOT", "break-even acceptance",
-                 "service levels"),
-                (
-                    (a.batch, a.share, a.k or "off", a.speedup, a.tpot, a.plain_tpot,
-                     a.break_even or "none",
-                     ", ".join(f"{n} {'met' if ok else 'missed'}" for n, ok in a.meets.items()))
-                    for a in advice.at
-                ),
-            ),
-            "## Time to the first token", "", *_listed(advice.ttft),
-            *(["## Memory", "", *_listed(advice.memory)] if advice.memory else []),
-            *(["## Cost", "", *_listed(advice.cost)] if advice.cost else []),
-            "## What limits it", "", "The speedup if half of it were gone:", "",
-            *_listed(advice.halved),
-            "## Alerts", "",
-            *(f"- {t.metric} {t.when} {t.value} {t.action}" for t in advice.trips), "",
-        ]  # fmt: skip
-    lines += ["## Rules of thumb", ""]
-    lines += table(
-        ("rule", "says", "the model", "where they differ"),
-        ((r.name, r.says, r.model, r.reason) for r in advice.rules),
-    )
-    lines += _stack(advice.stack, advice)
-    lines += [f"- {note}" for note in advice.notes]
-    return "\n".join(lines).rstrip() + "\n"
-
-
 def advice_plot(advice: Advice) -> str:
-    """Return the plot of the speedup by acceptance as an SVG element."""
+    """Return the plot of the speedup by acceptance as an SVG element.
+
+    Raises:
+        ConfigError: matplotlib is missing.
+    """
+    from ...base.plots import Series, line_chart
+
     series = [
         Series(
             f"batch {line.batch}, K = {line.k}",
