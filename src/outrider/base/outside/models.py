@@ -48,6 +48,8 @@ def checked(kind: type[T], document: Any, what: str) -> T:
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         raise sentence(error, what, kind) from None
+    except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
+        raise ConfigError(f"{what} has a value that JSON cannot hold; shorten it.") from None
 
 
 def sentence(error: ValidationError, what: str, kind: Any = None) -> ConfigError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,24 +14,23 @@ Model = TypeVar("Model", Target, Drafter)
 
 def filled(spec: Spec) -> Spec:
     """Return the spec with the facts of local checkpoints; what it states itself stays."""
-    target, drafter = spec.target, spec.drafter
-    target = _filled(target, target.model, "attention_heads", "num_attention_heads")
-    target = _filled(target, target.model, "vocab_size", "vocab_size")
-    if (folder := drafter.model) is not None:
-        drafter = _filled(drafter, folder, "attention_heads", "num_attention_heads")
-        drafter = _filled(drafter, folder, "vocab_size", "vocab_size")
-    return replace(spec, target=target, drafter=drafter)
+    target, drafter = _filled(spec.target), _filled(spec.drafter)
+    return spec.model_copy(update={"target": target, "drafter": drafter})
 
 
-def _filled(model: Model, folder: str, fact: str, name: str) -> Model:
-    changes: dict[str, Any] = {}
-    value = _config(folder).get(name)
-    if getattr(model, fact) is None and type(value) is int and value > 0:
-        changes[fact] = value
-    size = _bytes(folder)
-    if model.weights_gib is None and size:
-        changes["weights_gib"] = size / GIB
-    return replace(model, **changes)
+def _filled(model: Model) -> Model:
+    if model.model is None:
+        return model
+    config, size = _config(model.model), _bytes(model.model)
+    facts: dict[str, Any] = {
+        "attention_heads": config.get("num_attention_heads"),
+        "vocab_size": config.get("vocab_size"),
+    }
+    facts = {name: value for name, value in facts.items() if type(value) is int and value > 0}
+    if size:
+        facts["weights_gib"] = size / GIB
+    unknown = {name: value for name, value in facts.items() if getattr(model, name) is None}
+    return model.model_copy(update=unknown)
 
 
 def _bytes(folder: str) -> int:

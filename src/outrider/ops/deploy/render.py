@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...errors import ConfigError, shown
 from . import capabilities, checks, containers, facts
@@ -39,7 +39,8 @@ def render(spec: Spec, form: str = "command", more: Sequence[str] = ()) -> Rende
     spec = facts.filled(spec)
     checks.check(spec, engine)
     if checks.other_vocabulary(spec, engine):
-        spec = replace(spec, drafter=replace(spec.drafter, other_vocabulary=True))
+        drafter = spec.drafter.model_copy(update={"other_vocabulary": True})
+        spec = spec.model_copy(update={"drafter": drafter})
     notes = [*_notes(spec, engine), *more]
     launch = LAUNCHES[engine.engine](spec, engine)
     files = FORMATS[form](spec, engine, launch)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from ...base.limits import LARGEST_CONTEXT, LARGEST_DRAFT
 from ...base.methods import named_method
 from ...base.outside.documents import read_toml
-from ...errors import ConfigError, no_option, shown
+from ...base.outside.models import Part, checked
+from ...errors import ConfigError, shown
 
 LARGEST_COUNT = 2**20
 PART = "deploy"
@@ -19,24 +21,55 @@ Range = tuple[int, int, int]
 """First and last batch size, and the draft length for them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
+def _line(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError(f"is {shown(text)}; give a text on one line.")
+    if text.startswith("-"):
+        raise ValueError(f"is {shown(text)}; it must not begin with a hyphen.")
+    return text
+
+
+def _ranges(rows: Any) -> tuple[Range, ...]:
+    """Return a schedule, checked: ranges of batch sizes from 1 on, without gaps."""
+    following = 1
+    for each in rows if isinstance(rows, list | tuple) else [rows]:
+        whole = isinstance(each, list | tuple) and all(type(number) is int for number in each)
+        if not whole or len(each) != 3:
+            raise ValueError(
+                f"has {shown(each)}; give lists of three whole numbers, the first and last batch "
+                "size and the draft length, as in [[1, 16, 4], [17, 256, 0]]."
+            )
+        first, last, length = each
+        if first != following or last < first or not 0 <= length <= LARGEST_DRAFT:
+            raise ValueError(
+                f"has {shown(each)}; ranges begin at batch size {following}, do not go backwards, "
+                f"and draft 0 to {LARGEST_DRAFT} tokens."
+            )
+        following = last + 1
+    return tuple((first, last, length) for first, last, length in rows)
+
+
+Line = Annotated[str, AfterValidator(_line)]
+Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
+Size = Annotated[float, Field(ge=0.001, le=LARGEST_COUNT)]
+
+
+class Target(Part):
     """The target, and the facts of its config that checks need; facts that are None are unknown.
 
     ``weights_gib`` is the size of its weights as they are served.
     """
 
-    model: str
-    revision: str | None = None
-    dtype: str = "auto"
-    quantization: str | None = None
-    attention_heads: int | None = None
-    vocab_size: int | None = None
-    weights_gib: float | None = None
+    model: Line
+    revision: Line | None = None
+    dtype: Line = "auto"
+    quantization: Line | None = None
+    attention_heads: Count | None = None
+    vocab_size: Count | None = None
+    weights_gib: Size | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drafter:
+class Drafter(Part):
     """The drafter.
 
     Args:
@@ -49,28 +82,27 @@ class Drafter:
         other_vocabulary: whether the drafter has another tokenizer.
     """
 
-    method: str = "none"
-    model: str | None = None
-    num_speculative_tokens: int | None = None
-    schedule: tuple[Range, ...] = ()
+    method: Line = "none"
+    model: Line | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=LARGEST_DRAFT)] | None = None
+    schedule: Annotated[tuple[Range, ...], BeforeValidator(_ranges)] = ()
     required: bool = False
     adaptive: bool = False
-    tensor_parallel_size: int | None = None
-    quantization: str | None = None
+    tensor_parallel_size: Count | None = None
+    quantization: Line | None = None
     other_vocabulary: bool | None = None
-    attention_heads: int | None = None
-    vocab_size: int | None = None
-    weights_gib: float | None = None
-    prompt_lookup_min: int | None = None
-    prompt_lookup_max: int | None = None
+    attention_heads: Count | None = None
+    vocab_size: Count | None = None
+    weights_gib: Size | None = None
+    prompt_lookup_min: Count | None = None
+    prompt_lookup_max: Count | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parallel:
+class Parallel(Part):
     """The split of a model: GPUs of a layer, and stages of layers."""
 
-    tensor: int = 1
-    pipeline: int = 1
+    tensor: Count = 1
+    pipeline: Count = 1
 
     @property
     def gpus(self) -> int:
@@ -78,47 +110,43 @@ class Parallel:
         return self.tensor * self.pipeline
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(Part):
     """Lengths in tokens and sizes of batches; the engine's own default where None."""
 
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
+    max_model_len: Annotated[int, Field(ge=2, le=LARGEST_CONTEXT)] | None = None
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(Part):
     """The share of a GPU's memory that the engine may take, and that memory in GiB."""
 
-    gpu_share: float | None = None
-    gpu_gib: float | None = None
+    gpu_share: Annotated[float, Field(ge=0.01, le=1)] | None = None
+    gpu_gib: Size | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Service:
+class Service(Part):
     """The address and the names that clients use, and the number of replicas."""
 
-    name: str = "model"
-    namespace: str = "default"
-    model_name: str | None = None
-    port: int = 8000
-    replicas: int = 1
-    image: str | None = None
+    name: Line = "model"
+    namespace: Line = "default"
+    model_name: Line | None = None
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    replicas: Count = 1
+    image: Line | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spec:
+class Spec(Part):
     """One deployment. ``engine_version`` is the newest that is recorded unless given."""
 
     target: Target
-    engine: str | None = None
-    engine_version: str | None = None
-    drafter: Drafter = field(default_factory=Drafter)
-    parallel: Parallel = field(default_factory=Parallel)
-    limits: Limits = field(default_factory=Limits)
-    memory: Memory = field(default_factory=Memory)
-    service: Service = field(default_factory=Service)
+    engine: Line | None = None
+    engine_version: Line | None = None
+    drafter: Drafter = Drafter()
+    parallel: Parallel = Parallel()
+    limits: Limits = Limits()
+    memory: Memory = Memory()
+    service: Service = Service()
 
     @property
     def drafts(self) -> bool:
@@ -136,38 +164,20 @@ class Spec:
         return max(length for _, _, length in self.drafter.schedule)
 
 
-SECTIONS: dict[str, type] = {
-    "target": Target, "drafter": Drafter, "parallel": Parallel, "limits": Limits,
-    "memory": Memory, "service": Service,
-}  # fmt: skip
-RANGES: dict[str, tuple[float, float]] = {
-    "num_speculative_tokens": (0, LARGEST_DRAFT),
-    "max_model_len": (2, LARGEST_CONTEXT),
-    "gpu_share": (0.01, 1),
-    "port": (1, 65535),
-}
-"""Ranges of numbers; all others are positive and at most a million."""
-
-
 def parse(document: Mapping[str, Any], source: str = "the spec") -> Spec:
     """Return the spec of a TOML document.
 
     Raises:
         ConfigError: a name is unknown, or a value has another type or is out of range.
     """
-    parts: dict[str, Any] = {}
-    for name, value in document.items():
-        if name in SECTIONS:
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"{source}: {name} is {shown(value)}; write a table, [{name}].")
-            parts[name] = _section(SECTIONS[name], name, value, source)
-        elif name in ("engine", "engine_version"):
-            parts[name] = _text(value, name, source)
-        else:
-            raise no_option(source, name, ["engine", "engine_version", *SECTIONS])
-    if "target" not in parts:
+    for name in Spec.model_fields.keys() - {"engine", "engine_version"}:
+        if not isinstance(part := document.get(name, {}), Mapping):
+            raise ConfigError(f"{source}: {name} is {shown(part)}; write a table, [{name}].")
+    if "target" not in document:
         raise ConfigError(f"{source} names no target; add [target] with model, or give --model.")
-    return Spec(**parts)
+    spec = checked(Spec, document, source)
+    method = named_method(spec.drafter.method, f"{source}: drafter.method").name
+    return spec.model_copy(update={"drafter": spec.drafter.model_copy(update={"method": method})})
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -179,70 +189,3 @@ def read(path: Path) -> dict[str, Any]:
     document = read_toml(path, f"The spec {path}")
     part = document.get(PART)
     return part if isinstance(part, dict) else document
-
-
-def _section(owner: type, name: str, values: Mapping[str, Any], source: str) -> Any:
-    known = {each.name: each for each in fields(owner)}
-    given = {}
-    for key, value in values.items():
-        where = f"{name}.{key}"
-        if key not in known:
-            raise no_option(f"[{name}] of {source}", key, list(known))
-        given[key] = _value(str(known[key].type), value, where, source)
-    needed = [n for n, each in known.items() if each.default is MISSING and n not in given]
-    if needed:
-        raise ConfigError(f"{source} has no {name}.{needed[0]}; add it.")
-    if "method" in given:
-        given["method"] = named_method(given["method"], f"{source}: drafter.method").name
-    return owner(**given)
-
-
-def _value(kind: str, value: Any, where: str, source: str) -> Any:
-    if kind.startswith("str"):
-        return _text(value, where, source)
-    if kind.startswith("bool"):
-        if not isinstance(value, bool):
-            raise ConfigError(f"{source}: {where} is {shown(value)}; give true or false.")
-        return value
-    if kind.startswith("tuple"):
-        return _schedule(value, where, source)
-    whole = kind.startswith("int")
-    least, most = RANGES.get(where.rpartition(".")[2], (1 if whole else 0.001, LARGEST_COUNT))
-    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not number or not least <= value <= most:
-        raise ConfigError(
-            f"{source}: {where} is {shown(value)}; give a {'whole ' * whole}number from {least:,} "
-            f"to {most:,}."
-        )
-    return value
-
-
-def _text(value: Any, where: str, source: str) -> str:
-    if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise ConfigError(f"{source}: {where} is {shown(value)}; give a text on one line.")
-    if value.startswith("-"):
-        raise ConfigError(f"{source}: {where} is {shown(value)}; it must not begin with a hyphen.")
-    return value
-
-
-def _schedule(value: Any, where: str, source: str) -> tuple[Range, ...]:
-    """Return a schedule, checked: ranges of batch sizes from 1 on, without gaps."""
-    ranges: list[Range] = []
-    following = 1
-    rows: list[Any] = value if isinstance(value, list) else [value]
-    for each in rows:
-        whole = isinstance(each, list) and all(type(number) is int for number in each)
-        if not whole or len(each) != 3:
-            raise ConfigError(
-                f"{source}: {where} has {shown(each)}; give lists of three whole numbers, the "
-                "first and last batch size and the draft length, as in [[1, 16, 4], [17, 256, 0]]."
-            )
-        first, last, length = each
-        if first != following or last < first or not 0 <= length <= LARGEST_DRAFT:
-            raise ConfigError(
-                f"{source}: {where} has {shown(each)}; ranges begin at batch size {following}, do "
-                f"not go backwards, and draft 0 to {LARGEST_DRAFT} tokens."
-            )
-        ranges.append((first, last, length))
-        following = last + 1
-    return tuple(ranges)

@@ -40,9 +40,8 @@ def serve(builds: list[list[str]]) -> tuple[Launch, Changes]:
             "--speculative_decoding_mode and at most one without."
         )
     changes = Changes()
-    spec = Spec(target=Target(model=TARGET))
-    if targets:
-        spec = replace(spec, drafter=_drafter(targets[0]))
+    drafter = _drafter(targets[0]) if targets else Drafter()
+    spec = Spec(target=Target(model=TARGET), drafter=drafter)
     main = (targets or others)[0]
     sizes = {name: _number(main, name) for name in NUMBERS}
     _explain(main, changes, TARGET)
