@@ -78,14 +78,21 @@ MOST_NAMED = 16
 
 
 def no_option(
-    owner: str, name: str, options: Sequence[str], aliases: Sequence[str] = ()
+    owner: str,
+    name: str,
+    options: Sequence[str],
+    aliases: Sequence[str] = (),
+    where: str = "docs/server.md lists the known ones.",
 ) -> ConfigError:
-    """Return the error for an option that ``owner`` does not have; its hint may be an alias."""
+    """Return the error for an option that ``owner`` does not have.
+
+    Its hint may be an alias; where many options are known, and none is near, it is ``where``.
+    """
     near = difflib.get_close_matches(name, [*options, *aliases], 1)
     if near:
         hint = f"did you mean {near[0]!r}?"
     elif len(options) > MOST_NAMED:
-        hint = "docs/server.md lists the known ones."
+        hint = where
     else:
         hint = f"known are {', '.join(options)}."
     return ConfigError(f"{owner} has no option {shown(name)}; {hint}")

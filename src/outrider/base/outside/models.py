@@ -64,7 +64,7 @@ def sentence(error: ValidationError, what: str, kind: Any = None) -> ConfigError
     where = printable(".".join(map(str, place)))
     owner = f"{what}, [{where.rpartition('.')[0]}]" if place[1:] else what
     if type_ in UNKNOWN:
-        return no_option(owner, str(place[-1]), list(_hints(kind, place[:-1])))
+        return no_option(owner, str(place[-1]), list(_hints(kind, place[:-1])), where="drop it.")
     if type_.startswith("missing"):
         return ConfigError(f"{owner} has no {place[-1]}; add it.")
     said = problem["msg"].removeprefix("Value error, ").strip()
