@@ -352,7 +352,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"engine": "vllm", **HUB, "drafter": {"method": "eagle3"}}, "needs drafter.model"),
     ({"engine": "vllm", **HUB, "drafter": {"method": "ngram"}}, "needs a draft length"),
     ({"engine": "vllm"}, "names no target"),
-    ({"engine": "vllm", "target": {}}, "has no target.model"),
+    ({"engine": "vllm", "target": {}}, r"\[target\] has no model"),
     ({"engine": "vllm", "target": "x"}, "write a table"),
     (document("vllm", tokens={}), "no option 'tokens'"),
     (document("vllm", limits={"max_model_length": 9}), "did you mean 'max_model_len'"),
