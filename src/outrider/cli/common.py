@@ -234,7 +234,7 @@ class Commands(Group):
             sys.exit(FAILED)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        if args[0] in MOVED:
+        if args[0] in MOVED and args[0] not in self.commands:
             now = MOVED[args[0]]
             hint(f"outrider {args[0]} is outrider ops {now} now.")
             args = ["ops", now, *args[1:]]
