@@ -31,7 +31,7 @@ from tests.support.exactness import VOCABULARY, planted_pair
 TINY = AuditSize("tiny", 2, 20, 8, 1, (Mix("model", 3, 4), Mix("tree", 3, 2)), 12, 2**10)
 SMALL = AuditSize("tiny", 1, 20, 8, 1, (Mix("ngram", 3, 9),), 4, 2**9)
 """Where the distributions are not what is looked at."""
-LAWS = AuditSize("tiny", 2, 20, 8, 1, (Mix("ngram", 3, 9),), 12, 2**11)
+LAWS = AuditSize("tiny", 2, 20, 8, 1, (Mix("ngram", 3, 9),), 8, 2**10)
 
 
 @pytest.fixture(scope="module")
