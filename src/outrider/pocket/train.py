@@ -1,7 +1,6 @@
 """Training of the pocket pair: the target on text, the drafter on the target's distributions."""
 
 import ctypes
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,7 +18,8 @@ from transformers.models.llama import modeling_llama
 
 from .corpus import Corpus, windows
 
-Loss = Callable[[torch.Tensor, float], torch.Tensor]
+Loss = Callable[[torch.Tensor, int, float], torch.Tensor]
+"""Of a batch [rows, length], the number of its step, and the share of the steps before it."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,6 @@ def optimise(
 ) -> float:
     """Train ``model`` in place with Muon on matrices and AdamW on the rest.
 
-    ``loss(ids [rows, length], done)`` gives the mean loss of a batch; ``done`` runs from 0 to 1.
     State is saved in ``checkpoint`` every five minutes; training resumes from there. Returns the
     hours of training, over all runs.
     """
@@ -150,7 +149,7 @@ def optimise(
             for optimiser, rate in ((muon, recipe.muon_rate), (adam, recipe.adam_rate)):
                 optimiser.param_groups[0]["lr"] = rate * recipe.rate(step)
             ids = torch.from_numpy(np.ascontiguousarray(batch)).to(device)
-            value = loss(ids, step / recipe.steps)
+            value = loss(ids, step, step / recipe.steps)
             value.backward()
             muon.step()
             adam.step()
@@ -172,7 +171,7 @@ def optimise(
 def text_loss(model: LlamaForCausalLM) -> Loss:
     """Return the next-token cross-entropy of ``model``, in nats a token."""
 
-    def loss(ids: torch.Tensor, done: float) -> torch.Tensor:
+    def loss(ids: torch.Tensor, step: int, done: float) -> torch.Tensor:
         return F.cross_entropy(logits(model, ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
     return loss
@@ -184,9 +183,8 @@ def distillation_loss(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> Lo
     KL learns fast everywhere; total variation is what acceptance pays for (1 - TV is the ratio
     rule's acceptance), so the last 40 % add it, at the temperatures at which the pair is judged.
     """
-    temperatures = itertools.cycle((0.7, 1.0))
 
-    def loss(ids: torch.Tensor, done: float) -> torch.Tensor:
+    def loss(ids: torch.Tensor, step: int, done: float) -> torch.Tensor:
         with torch.no_grad():
             zp = logits(target, ids).flatten(0, 1)
         zq = logits(drafter, ids).flatten(0, 1)
@@ -195,7 +193,7 @@ def distillation_loss(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> Lo
         )
         if done < 0.6:
             return value
-        t = next(temperatures)
+        t = (0.7, 1.0)[step % 2]
         gap = (zq / t).softmax(-1) - (zp / t).softmax(-1)
         return 0.5 * value + gap.abs().sum(-1).mean()
 
