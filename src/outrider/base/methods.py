@@ -23,41 +23,47 @@ class Method:
         others: its names in engines and guides, in lower case with underscores.
         checkpoint: whether it drafts with a checkpoint of its own, which must be named.
         ours: the drafter of this engine that does it; None if there is none.
-        planned: whether ``outrider ops advise`` knows what it costs.
+        costs: the form of its costs in ``ops.planning``, such as lookup; None if they are unknown.
     """
 
     name: str
     others: tuple[str, ...] = ()
     checkpoint: bool = False
     ours: str | None = None
-    planned: bool = False
+    costs: str | None = None
+
+    @property
+    def head(self) -> bool:
+        """Whether it drafts with a head on the target's states, whose costs are known."""
+        return self.checkpoint and self.costs not in (None, "model")
 
 
 TABLE = (
     Method("none", ours="none"),
     Method(
         "draft_model", ("model", "draft", "standalone", "draft_target", "draft_target_model",
-        "draft_tokens_external", "draft_simple"), checkpoint=True, ours="model", planned=True,
+        "draft_tokens_external", "draft_simple"), checkpoint=True, ours="model", costs="model",
     ),
     Method(
         "ngram", ("ngram_gpu", "ngram_simple", "prompt_lookup", "prompt_lookup_decoding", "pld"),
-        ours="ngram", planned=True,
+        ours="ngram", costs="lookup",
     ),
-    Method("suffix", ("sa", "suffix_decoding", "ngram_mod"), ours="suffix", planned=True),
-    Method("eagle", ("eagle1", "eagle_1", "eagle2", "eagle_2"), checkpoint=True, planned=True),
+    Method("suffix", ("sa", "suffix_decoding", "ngram_mod"), ours="suffix", costs="lookup"),
+    Method("eagle", ("eagle1", "eagle_1", "eagle2", "eagle_2"), checkpoint=True, costs="eagle"),
     Method(
-        "eagle3", ("eagle_3", "draft_eagle3"), checkpoint=True, ours="eagle3", planned=True,
+        "eagle3", ("eagle_3", "draft_eagle3"), checkpoint=True, ours="eagle3", costs="eagle3",
     ),
-    Method("medusa", checkpoint=True, ours="medusa", planned=True),
+    Method("medusa", checkpoint=True, ours="medusa", costs="medusa"),
     Method("mlp_speculator", checkpoint=True),
     Method("mtp", ("nextn", "draft_mtp", "eagle_mtp")),
     Method("dflash", ("draft_dflash",), checkpoint=True),
     Method("dspark", ("draft_dspark",), checkpoint=True),
     Method("speculators", checkpoint=True, ours="eagle3"),
-    Method("layerskip", ("layer_skip", "self_speculation"), ours="layerskip", planned=True),
+    Method("layerskip", ("layer_skip", "self_speculation"), ours="layerskip", costs="layerskip"),
 )  # fmt: skip
 BY_NAME = {name: each for each in TABLE for name in (each.name, *each.others)}
 NAMES = tuple(each.name for each in TABLE)
+LOOKUPS = tuple(each.name for each in TABLE if each.costs == "lookup")
 WITH_CHECKPOINT = tuple(each.name for each in TABLE if each.checkpoint)
 
 

@@ -25,9 +25,6 @@ def document_of(advice: Advice, engine: str | None, version: str | None) -> dict
     Where the engine knows draft lengths by batch size they are the advice's; where it chooses them
     itself, it may, up to the longest of these; else the length is that of the traffic's median, as
     it is where an engine wants the longest draft first and the advice has a longer one later.
-
-    Raises:
-        ConfigError: there is no such engine, or it cannot place the drafter as was advised.
     """
     known, served = find(engine, version), advice.deployment
     here = known.gpu and not _elsewhere(advice, known)
@@ -106,11 +103,7 @@ def _weights(
 
 
 def check_names(document: Mapping[str, Any], advice: Advice, known: Engine) -> None:
-    """Refuse unknown checkpoints, and those that do not hold the weights of the advice.
-
-    Raises:
-        ConfigError: which flag is missing.
-    """
+    """Refuse unknown checkpoints, and those that do not hold the weights of the advice."""
     served = advice.deployment
     for part, model in (("target", served.target), ("drafter", served.drafter)):
         own = document.get(part, {})

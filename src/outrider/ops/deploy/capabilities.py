@@ -100,11 +100,7 @@ def versions(engine: str) -> list[str]:
 
 
 def find(engine: str | None, version: str | None = None) -> Engine:
-    """Return an engine's capabilities, of the newest recorded version unless one is given.
-
-    Raises:
-        ConfigError: there is no such engine or version.
-    """
+    """Return an engine's capabilities, of the newest recorded version unless one is given."""
     known = find_engine(engine)
     engine = known.name if known else engine
     if engine not in ENGINES:

@@ -12,11 +12,7 @@ USUAL_SHARE = 0.9
 
 
 def check(spec: Spec, engine: Engine) -> None:
-    """Refuse a spec that contradicts itself or that this engine cannot serve.
-
-    Raises:
-        ConfigError: why, in one sentence.
-    """
+    """Refuse a spec that contradicts itself or that this engine cannot serve."""
     _check_drafting(spec)
     _check_method(spec, engine)
     _check_lengths(spec, engine)

@@ -181,11 +181,7 @@ def parse(document: Mapping[str, Any], source: str = "the spec") -> Spec:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the TOML document of a file; the table ``deploy`` of one that ``tune`` wrote.
-
-    Raises:
-        ConfigError: it cannot be read, or is no TOML.
-    """
+    """Return the TOML document of a file; the table ``deploy`` of one that ``tune`` wrote."""
     document = read_toml(path, f"The spec {path}")
     part = document.get(PART)
     return part if isinstance(part, dict) else document

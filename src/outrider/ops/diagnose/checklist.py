@@ -109,11 +109,7 @@ def _verified(point: Point, facts: Facts, limits: Mapping[str, float], date: str
 
 
 def read_state(file: Path) -> State:
-    """Return the answers that a file keeps; none where it does not exist yet.
-
-    Raises:
-        ConfigError: it cannot be read, or is no such file.
-    """
+    """Return the answers that a file keeps; none where it does not exist yet."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -139,11 +135,7 @@ def read_state(file: Path) -> State:
 
 
 def save_state(state: Mapping[str, Answer], file: Path) -> None:
-    """Keep answers in a file, which is replaced as a whole or not at all.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    """Keep answers in a file, which is replaced as a whole or not at all."""
     content = {"checklist": FORM, "points": {id: asdict(each) for id, each in state.items()}}
     beside = None
     try:

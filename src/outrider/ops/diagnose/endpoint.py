@@ -24,9 +24,6 @@ class Endpoint:
 
     Args:
         key: sent as a bearer token, to this server only; None sends none.
-
-    Raises:
-        ConfigError: the address or the key is none.
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
@@ -37,19 +34,11 @@ class Endpoint:
         self._key = key
 
     def ask(self, path: str, body: Any = None) -> Answer:
-        """Return the answer to a request: POST with a JSON body, GET without a body.
-
-        Raises:
-            EndpointError: no answer comes in time, or it is not HTTP, too long or a redirect.
-        """
+        """Return the answer to a request: POST with a JSON body, GET without a body."""
         return call(self.url + path, body, key=self._key, seconds=SECONDS, limit=LARGEST_ANSWER)
 
     def model(self) -> str:
-        """Return the name of the first model.
-
-        Raises:
-            EndpointError: the server is down, refuses the key, or does not speak OpenAI's API.
-        """
+        """Return the name of the first model."""
         answer = self.ask("/v1/models")
         if answer.status in (401, 403):
             raise EndpointError(
@@ -66,22 +55,14 @@ class Endpoint:
             ) from None
 
     def metrics(self) -> Page | None:
-        """Return the page of ``/metrics``; None if the server has none.
-
-        Raises:
-            EndpointError: as ``ask``.
-        """
+        """Return the page of ``/metrics``; None if the server has none."""
         reader = Reader()
         url = f"{self.url}/metrics"
         answer = call(url, key=self._key, seconds=SECONDS, limit=LARGEST_PAGE, take=reader.feed)
         return reader.page() if answer.status == 200 else None
 
     def answers(self) -> list[str]:
-        """Return the greedy answers to a few short prompts.
-
-        Raises:
-            EndpointError: the server does not complete texts.
-        """
+        """Return the greedy answers to a few short prompts."""
         model, found = self.model(), []
         for prompt in PROMPTS:
             body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}

@@ -100,11 +100,7 @@ def near(name: object, likeness: float = 0.6) -> str | None:
 
 
 def check_facts(facts: Mapping[str, object]) -> dict[str, Value]:
-    """Return given facts under our names; numbers may be text, None means unknown.
-
-    Raises:
-        ConfigError: a fact is unknown, has a wrong value, or is given twice.
-    """
+    """Return given facts under our names; numbers may be text, None means unknown."""
     found: dict[str, Value] = {}
     said: dict[str, str] = {}
     for name, value in facts.items():
@@ -123,11 +119,7 @@ def check_facts(facts: Mapping[str, object]) -> dict[str, Value]:
 
 
 def check_fact(name: str, known: Named, value: object) -> Value:
-    """Return the value of a fact that was given as ``name``, in the fact's own unit.
-
-    Raises:
-        ConfigError: it is out of the fact's range, or not a number or word of the fact.
-    """
+    """Return the value of a fact that was given as ``name``, in the fact's own unit."""
     entry, what, scale = table("symptoms")["fact"][known.fact], f"fact {name}", known.scale
     if _is_word(known.fact):
         return _word(what, value, entry)
@@ -153,11 +145,7 @@ def _word(what: str, value: object, known: Mapping[str, Any]) -> str:
 
 
 def check_thresholds(thresholds: Mapping[str, object]) -> dict[str, float]:
-    """Return all thresholds: the defaults, and those given instead.
-
-    Raises:
-        ConfigError: there is no such threshold, or its value is no number from 0 on.
-    """
+    """Return all thresholds: the defaults, and those given instead."""
     known = table("symptoms")["threshold"]
     found: dict[str, float] = {name: float(each["value"]) for name, each in known.items()}
     for name, value in thresholds.items():
@@ -173,11 +161,7 @@ def _is_word(name: str) -> bool:
 
 
 def number(what: str, value: object) -> float:
-    """Return a value as a number; it may be a text.
-
-    Raises:
-        ConfigError: it is none, or below 0.
-    """
+    """Return a value as a number; it may be a text."""
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.fields import is_number
+from ...base.methods import LOOKUPS
 from ...base.outside.documents import parse_json, read
 from ...base.outside.sockets import is_local
 from ...base.outside.text import printable
@@ -23,7 +24,6 @@ from .metrics import add_survival, facts_of
 from .tables import table
 
 POSITIONS = ("spec_decode_per_position_acceptance_rates", "acceptance_by_position")
-LOOKUPS = ("ngram", "suffix", "prediction")
 HEAD = ("label", "workload", "dataset", "drafter", "batch_size", "num_speculative_tokens")
 """Keys that tell the runs of a report apart."""
 NAMED = 3
@@ -117,11 +117,7 @@ def ask(endpoint: Endpoint, seconds: float = 0.0, since: Page | None = None) -> 
 
 
 def of_page(page: Page, where: str) -> Observation:
-    """Return the facts of a page of metrics.
-
-    Raises:
-        ConfigError: it has no metrics of an engine that is known.
-    """
+    """Return the facts of a page of metrics."""
     facts = facts_of(page)
     if not facts:
         what = (
@@ -135,11 +131,7 @@ def of_page(page: Page, where: str) -> Observation:
 
 
 def read_file(file: Path) -> list[Observation]:
-    """Return what a file tells.
-
-    Raises:
-        ConfigError: it cannot be read, or has another shape.
-    """
+    """Return what a file tells."""
     data = read(file, str(file))
     try:
         text = data.decode("utf-8-sig")
@@ -153,11 +145,7 @@ def read_file(file: Path) -> list[Observation]:
 
 
 def of_json(content: Mapping[str, Any], where: str) -> list[Observation]:
-    """Return the observations in an object: facts or metrics by name, a saved one, or a report.
-
-    Raises:
-        ConfigError: it holds none, or has an unknown key or a wrong value.
-    """
+    """Return the observations in an object: facts or metrics by name, a saved one, or a report."""
     runs, seen = content.get("runs"), content.get("seen")
     if isinstance(runs, list):
         machine = content.get("machine")
@@ -216,11 +204,7 @@ def _of_saved(content: Mapping[str, Any], where: str) -> Observation:
 
 
 def _of_names(content: Mapping[str, Any], where: str) -> Observation:
-    """Return the observation in a flat object: facts and metrics by name, or one result.
-
-    Raises:
-        ConfigError: a key is unknown; with metrics, and in results, unknown keys are only noted.
-    """
+    """Return the observation in a flat object: facts and metrics by name, or one result."""
     if any(_listed(key, "marks") for key in content):
         return _of_run(content, content.get("machine"), where)
     stated = {key: value for key, value in content.items() if named(key)}
@@ -284,7 +268,7 @@ def _of_run(run: Mapping[str, Any], machine: object, where: str = "") -> Observa
                 found.facts["draft_length"] = length
         elif survival is not None:
             found.notes.append(f"{key} is not a list of shares and was ignored.")
-    if run.get("drafter") in LOOKUPS:
+    if run.get("drafter") in (*LOOKUPS, "prediction"):
         found.facts["method"] = "lookup"
     _add_outputs(found, run)
     _add_source(found, run.get("spec_decode_source"))

@@ -157,11 +157,7 @@ def _checked(rate: Any, what: str) -> float:
 
 
 def of_rate(rate: float, k: int, source: str = "as given", evidence: str = ASSUMED) -> Acceptance:
-    """Return the acceptance whose accepted / drafted at draft length ``k`` is ``rate``.
-
-    Raises:
-        ConfigError: the rate is no share, or K no length.
-    """
+    """Return the acceptance whose accepted / drafted at draft length ``k`` is ``rate``."""
     rate = _checked(rate, "acceptance")
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= LONGEST:
         raise ConfigError(f"acceptance at K = {shown(k)}; give a draft length from 1 to {LONGEST}.")
@@ -172,11 +168,7 @@ def of_rate(rate: float, k: int, source: str = "as given", evidence: str = ASSUM
 def of_positions(
     survival: Sequence[float], source: str = "as given", evidence: str = ASSUMED, drafts: float = 0
 ) -> Acceptance:
-    """Return the acceptance with this survival by position, counted over ``drafts`` drafts.
-
-    Raises:
-        ConfigError: it is empty, no share, or rises.
-    """
+    """Return the acceptance with this survival by position, counted over ``drafts`` drafts."""
     if not survival or len(survival) > LONGEST:
         raise ConfigError(
             f"acceptance by position has {len(survival)} places; give 1 to {LONGEST}."
@@ -207,9 +199,6 @@ def of_counts(counts: Counts, longest: int, source: str = "measured") -> Accepta
 
     Every length up to it is told: a draft of fewer tokens is the beginning of a longer one, and
     what is left of a run that a long draft took at once is drafted again.
-
-    Raises:
-        ConfigError: nothing was drafted.
     """
     if not counts.drafted:
         raise ConfigError("nothing was drafted; count more steps.")
@@ -262,9 +251,6 @@ def prior(method: str, tasks: Mapping[str, float], temperature: float = 0.0) -> 
         method: model, eagle3, medusa, layerskip or lookup.
         tasks: shares of the traffic by task.
         temperature: of sampling; drafts are accepted less often above 0.
-
-    Raises:
-        ConfigError: a task is unknown, or a share negative.
     """
     found = data("acceptance")
     table, k = found["method"][method], found["k"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...base.methods import BY_NAME
 from .acceptance import P90
 from .advice import Advice, At, Line, Range, Trip
 from .catalogue import Shape, data
@@ -12,7 +13,7 @@ from .figure import ASSUMED, MODELLED, Figure, modelled, ranged
 from .forecast import Forecast, forecast, judged, median_size
 from .rank import lookups_alone, rank
 from .rules import LEAVE, USE, decide, facts, judge, stack
-from .situation import HEADS, Drafter, Situation
+from .situation import Drafter, Situation
 
 SENSITIVITY = tuple(i / 20 for i in range(21))
 """Chances per token of the sensitivity's points."""
@@ -104,7 +105,7 @@ def _best(situation: Situation, target: Shape) -> Advice:
             f"no drafter of the catalogue fits {target.name} (a head for it, or a smaller model of "
             "its tokenizer); lookups need none."
         ))  # fmt: skip
-    heads = [each.drafter for each in found if each.method in HEADS]
+    heads = [each.drafter for each in found if BY_NAME[each.method].head]
     if found[0].method == "draft_model" and heads:
         notes.insert(0, (
             f"forecasts for small models are too fast (docs/planning.md): also measure {heads[0]}."

@@ -148,11 +148,7 @@ def _unknown(kind: str, name: str, known: Mapping[str, Any], more: str) -> Confi
 
 
 def find_device(name: str) -> Device:
-    """Return a device of the catalogue.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Return a device of the catalogue."""
     found = data("hardware")
     entry = found["device"].get(name.lower())
     if entry is None:
@@ -185,11 +181,7 @@ def _size(
 
 
 def shape_of(name: str, config: Mapping[str, Any]) -> Shape:
-    """Return the shape that a config.json describes.
-
-    Raises:
-        ModelError: it lacks a size, or describes attention that is not modelled.
-    """
+    """Return the shape that a config.json describes."""
     for part in ("text_config", "transformer_layer_config"):
         inner = config.get(part)
         config = {**config, **inner} if isinstance(inner, dict) else config
@@ -233,12 +225,7 @@ def _with_experts(dense: Shape, config: Mapping[str, Any]) -> Shape:
 
 
 def read_config(name: str) -> dict[str, Any]:
-    """Return the config of a model: the catalogue's, a folder's, or the hub's.
-
-    Raises:
-        ConfigError: the name is none of these.
-        ModelError: there is a config.json, but it holds no object.
-    """
+    """Return the config of a model: the catalogue's, a folder's, or the hub's."""
     known = data("models")["model"]
     if name.lower() in known:
         return dict(known[name.lower()])

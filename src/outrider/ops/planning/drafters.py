@@ -6,11 +6,11 @@ import os
 import re
 from typing import NamedTuple
 
+from ...base.methods import LOOKUPS
 from .catalogue import Shape, data, shape_of
 
 LARGEST_RATIO = 0.3
 """Largest ratio of a drafter's parameters to the target's, of all and of those that a row uses."""
-LOOKUPS = ("suffix", "ngram")
 
 
 class Fitting(NamedTuple):

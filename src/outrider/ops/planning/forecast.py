@@ -247,11 +247,7 @@ def median_size(shares: Mapping[int, float]) -> int:
 
 
 def memory_of(situation: Situation, target: Shape, drafter: Drafter) -> Memory | None:
-    """Return the memory of a situation; None where the hardware is not known.
-
-    Raises:
-        ConfigError: the target does not fit.
-    """
+    """Return the memory of a situation; None where the hardware is not known."""
     machines = situation.machines(drafter)
     if machines is None:
         return None

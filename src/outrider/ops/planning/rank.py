@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ...base.methods import LOOKUPS
 from ...errors import ConfigError
-from .catalogue import Shape, find_shape
-from .drafters import LOOKUPS, Fitting, fitting
+from .catalogue import Shape, data, find_shape
+from .drafters import Fitting, fitting
 from .figure import Figure, Part, modelled, ranged
 from .forecast import forecast, judged, median_size
 from .situation import Situation
 
 USUAL_RATIO = 0.03
 """The best ratio of a drafter's parameters to the target's, as a rule of thumb."""
-ORDER = {"eagle3": 0, "eagle": 1, "draft_model": 2, "suffix": 3, "ngram": 4}
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,7 @@ class Candidate(Part):
 
 
 def rank(situation: Situation, target: Shape) -> list[Candidate]:
-    """Return the drafters that fit the target of a situation, the fastest over its traffic first.
-
-    Raises:
-        ConfigError: an acceptance was given, which belongs to one drafter, or the measured costs
-            cover none of them.
-    """
+    """Return the drafters that fit a situation's target, the fastest over its traffic first."""
     if situation.acceptance is not None:
         raise ConfigError("an acceptance belongs to one drafter; name it as drafter.")
     known = [each for each in fitting(str(situation.target), target) if _shared(situation, each)]
@@ -59,9 +54,11 @@ def lookups_alone(candidates: list[Candidate]) -> bool:
 
 
 def _worth(candidate: Candidate) -> tuple[float, ...]:
+    order = data("rules")["order"]
+    place = order.index(candidate.method) if candidate.method in order else len(order)
     if candidate.speedup is not None:
-        return (-candidate.speedup["p50"].value,)
-    return ORDER[candidate.method], abs(candidate.ratio.value - USUAL_RATIO)
+        return -candidate.speedup["p50"].value, place
+    return place, abs(candidate.ratio.value - USUAL_RATIO)
 
 
 def _shared(situation: Situation, each: Fitting) -> bool:

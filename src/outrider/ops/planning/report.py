@@ -146,11 +146,7 @@ def _claim(claims: Mapping[str, Any]) -> str:
 
 
 def advice_plot(advice: Advice) -> str:
-    """Return the plot of the speedup by acceptance as an SVG element.
-
-    Raises:
-        ConfigError: matplotlib is missing.
-    """
+    """Return the plot of the speedup by acceptance as an SVG element."""
     from ...base.plots import Series, line_chart
 
     series = [

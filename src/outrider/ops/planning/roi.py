@@ -241,11 +241,7 @@ def roi(plan: Plan) -> Roi:
 
 
 def speedups_of(advice: Advice) -> tuple[float, float, float]:
-    """Return P10, P50 and P90 of an advice's speedup.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """Return P10, P50 and P90 of an advice's speedup."""
     try:
         low, base, high = (advice.speedup[name].value for name in ("p10", "p50", "p90"))
     except KeyError:

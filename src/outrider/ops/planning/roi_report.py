@@ -40,11 +40,7 @@ def roi_markdown(answer: Roi) -> str:
 
 
 def roi_plot(answer: Roi) -> str:
-    """Return the plot of the balance by month as an SVG element.
-
-    Raises:
-        ConfigError: matplotlib is missing.
-    """
+    """Return the plot of the balance by month as an SVG element."""
     from ...base.plots import Series, line_chart
 
     months = list(range(13))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ...base.methods import TABLE, find_method
+from ...base.methods import BY_NAME, TABLE, find_method
 from ...base.outside.text import printable
 from ...engine.control.costs import Costs
 from ...engine.control.kept_costs import read_costs
@@ -30,8 +30,6 @@ from .roofline import BYTES, Machine, Steps, roofline
 
 PRIORITIES = ("latency", "throughput", "memory", "zero loss")
 PLACEMENTS = ("same", "own", "cpu")
-HEADS = ("eagle", "eagle3", "medusa")
-"""Methods with heads, which are published in bf16 whatever the target's dtype is."""
 CPU = "xeon-8480"
 """Where a drafter runs that is placed on a CPU, unless it is said."""
 MOST_DEVICES, MOST_BATCH, MOST_TOKENS, MOST_DRAFT = 1024, 4096, 10_000_000, 64
@@ -145,11 +143,7 @@ class Situation:
         return self.input_tokens + self.output_tokens / 2
 
     def target_shape(self) -> Shape:
-        """Return the target's shape.
-
-        Raises:
-            ConfigError: the devices cannot share it.
-        """
+        """Return the target's shape."""
         shape = find_shape(str(self.target))
         if shape.heads % self.tensor_parallel:
             raise ConfigError(
@@ -159,25 +153,19 @@ class Situation:
         return shape
 
     def find_drafter(self, target: Shape) -> Drafter:
-        """Return the drafter of a target.
-
-        Raises:
-            ConfigError: there is none of that name, or its costs are not known.
-        """
+        """Return the drafter of a target."""
         name = str(self.drafter)
         method = None if os.path.exists(name) else find_method(method_of_head(name) or name)
         if method is not None:
-            if not method.planned or method.name == "draft_model":
-                known = ", ".join(m.name for m in TABLE if m.planned and m.name != "draft_model")
+            if method.costs in (None, "model"):
+                known = ", ".join(m.name for m in TABLE if m.costs not in (None, "model"))
                 raise ConfigError(
                     f"drafter {shown(name)} is a method whose name does not tell its costs; "
                     f"give a model of the catalogue, a folder with a config.json, or {known}."
                 )
-            if method.name in ("ngram", "suffix"):
-                return Drafter("lookup", None, "lookup", method.name)
             heads = {"eagle": eagle1_head, "eagle3": eagle_head}
             shape = heads[method.name](target) if method.name in heads else None
-            return Drafter(method.name, shape, method.name, method.name)
+            return Drafter(str(method.costs), shape, str(method.costs), method.name)
         config = read_config(name)
         words = f"{config.get('architectures')} {config.get('speculators_model_type')}"
         if "eagle" in words.lower():
@@ -188,7 +176,8 @@ class Situation:
 
     def dtype_of(self, drafter: Drafter) -> str:
         """Return the dtype of a drafter's weights: by default the target's, or that of heads."""
-        head = drafter.name in HEADS and BYTES[self.dtype] < BYTES["bf16"]
+        head = BY_NAME[drafter.name].head and BYTES[self.dtype] < BYTES["bf16"]
+        # Heads are published in bf16, whatever the target's dtype is.
         return self.drafter_dtype or ("bf16" if head else self.dtype)
 
     def machines(self, drafter: Drafter) -> tuple[Machine, Machine] | None:
@@ -204,11 +193,7 @@ class Situation:
         return machine, Machine(find_device(named), 1, dtype)
 
     def costs(self) -> Costs:
-        """Return the measured costs.
-
-        Raises:
-            ConfigError: the profile holds none.
-        """
+        """Return the measured costs."""
         known = self.profile
         return known if isinstance(known, Costs) else read_profile(Path(known or ""))
 
@@ -235,11 +220,7 @@ class Situation:
 
 
 def read_profile(file: Path) -> Costs:
-    """Return the measured costs in a file.
-
-    Raises:
-        ConfigError: it holds none.
-    """
+    """Return the measured costs in a file."""
     costs = read_costs(file)
     if costs is None:
         raise ConfigError(

@@ -15,11 +15,7 @@ CONFIG = "trtllm.yaml"
 
 
 def speculative_config(spec: Spec, engine: Engine) -> dict[str, Any]:
-    """Return ``speculative_config``, empty where nothing drafts.
-
-    Raises:
-        ConfigError: a schedule does not begin with its longest draft.
-    """
+    """Return ``speculative_config``, empty where nothing drafts."""
     drafter = spec.drafter
     if not spec.drafts:
         return {}

@@ -201,11 +201,7 @@ def _drain(launch: Launch, changes: Changes) -> Launch:
 
 
 def _words(container: Table) -> tuple[list[str], list[str]]:
-    """Return the shell that runs the container's command, if one does, and the command's words.
-
-    Raises:
-        ConfigError: they cannot be read, or several commands run.
-    """
+    """Return the shell that runs the container's command, if one does, and the command's words."""
     words = []
     for part in ("command", "args"):
         value = container.get(part) or []

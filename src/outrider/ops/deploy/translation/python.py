@@ -25,11 +25,7 @@ Edit = tuple[ast.expr | ast.stmt, str]
 
 
 def rewrite(source: str) -> tuple[str, Changes]:
-    """Return the source with its old calls as today's, and what changed; the rest stays.
-
-    Raises:
-        ConfigError: it is no Python, or a call drafts in a way that vLLM has no more.
-    """
+    """Return the source with its old calls as today's, and what changed; the rest stays."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, MemoryError) as error:

@@ -194,9 +194,6 @@ def end_of(text: str, at: int) -> int | None:
     """Return the end of the shell variable that begins with the $ or ` at ``at``.
 
     None is returned if there is no variable, only a $.
-
-    Raises:
-        ValueError: its end is missing.
     """
     opening = "`" if text[at] == "`" else text[at + 1 : at + 2]
     if opening != "`" and opening not in PAIRS:
@@ -259,11 +256,7 @@ def options(
 
 
 def count(value: object, flag: str) -> int:
-    """Return an option's value as a number.
-
-    Raises:
-        ConfigError: it is not a whole number, or larger than any option accepts.
-    """
+    """Return an option's value as a number."""
     text = str(value)
     if not known(value):
         raise ConfigError(

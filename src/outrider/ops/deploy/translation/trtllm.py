@@ -26,11 +26,7 @@ def is_build(words: list[str]) -> bool:
 
 
 def serve(builds: list[list[str]]) -> tuple[Launch, Changes]:
-    """Return the ``trtllm-serve`` that needs none of these builds, and what changed.
-
-    Raises:
-        ConfigError: a mode has no successor, or there are more builds than target and drafter.
-    """
+    """Return the ``trtllm-serve`` that needs none of these builds, and what changed."""
     parsed = [options(words, set()) for words in builds]
     targets = [each for each in parsed if each.has(MODE)]
     others = [each for each in parsed if not each.has(MODE)]

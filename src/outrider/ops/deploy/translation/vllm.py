@@ -33,11 +33,7 @@ def is_tgi(words: list[str]) -> bool:
 
 
 def serve(words: list[str]) -> tuple[Launch, Changes]:
-    """Return today's launch of a vLLM command, and what changed.
-
-    Raises:
-        ConfigError: it names no model, or drafts in a way that vLLM has no more.
-    """
+    """Return today's launch of a vLLM command, and what changed."""
     today = _Today("vllm")
     old_server = next((module for module in SERVERS if module in words[:4]), None)
     if old_server is not None:  # python -m MODULE
@@ -67,11 +63,7 @@ def serve(words: list[str]) -> tuple[Launch, Changes]:
 
 
 def tgi(words: list[str]) -> tuple[Launch, Changes]:
-    """Return the ``vllm serve`` that does what a TGI command did, and what changed.
-
-    Raises:
-        ConfigError: it names no model.
-    """
+    """Return the ``vllm serve`` that does what a TGI command did, and what changed."""
     today = _Today("tgi")
     command = today.command(words)
     model = command.get("--model-id")
@@ -151,11 +143,7 @@ class _Today:
 
 
 def typed(key: str, value: str | bool) -> Any:
-    """Return the value of a key of ``speculative_config`` in its recorded type.
-
-    Raises:
-        ConfigError: it is no number where one is due.
-    """
+    """Return the value of a key of ``speculative_config`` in its recorded type."""
     whole = schema("vllm")["nested"]["speculative_config"][key] == "int" or key == SCHEDULE
     if not whole or value is True:
         return value
@@ -165,11 +153,7 @@ def typed(key: str, value: str | bool) -> Any:
 def with_target_gpus(
     config: dict[str, Any], tensor: int | None, changes: Changes
 ) -> dict[str, Any]:
-    """Return a ``speculative_config`` whose drafter runs on the target's GPUs, None if unknown.
-
-    Raises:
-        ConfigError: vLLM never accepted its size.
-    """
+    """Return a ``speculative_config`` whose drafter runs on the target's GPUs, None if unknown."""
     key = "draft_tensor_parallel_size"
     own = config.get(key, tensor)
     if own == tensor or not isinstance(own, int) or (tensor is None and own != 1):
@@ -185,11 +169,7 @@ def with_target_gpus(
 
 
 def current(config: dict[str, Any], batch: int, changes: Changes) -> dict[str, Any]:
-    """Return a ``speculative_config`` of old values as vLLM wants it today.
-
-    Raises:
-        ConfigError: it drafts in a way that vLLM has no more, or without a length.
-    """
+    """Return a ``speculative_config`` of old values as vLLM wants it today."""
     if not config:
         return {}
     model = config.get("model")
