@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -32,6 +32,12 @@ class Part(BaseModel):
     """A table of a document, under ``STRICT``."""
 
     model_config = STRICT
+
+
+class DataPart:
+    """The same for a dataclass."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
 def checked(kind: type[T], document: Any, what: str) -> T:

@@ -10,16 +10,18 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
+from ...base.outside.documents import parse_json, read
+from ...base.outside.models import DataPart, Part, checked
 from ...errors import ConfigError, shown
 from .facts import Facts, check_facts, check_thresholds, figure, holds
 from .tables import table
 
-YES, NO, OPEN = "yes", "no", "open"
+YES: Final = "yes"
+NO: Final = "no"
+OPEN: Final = "open"
 SIGNS = {YES: "x", NO: "!", OPEN: " "}
-FORM = 1
-"""Version of the state file."""
 
 
 class Point(NamedTuple):
@@ -34,10 +36,10 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(DataPart):
     """The answer to a point: yes, no or open; by whom, with what evidence, and when."""
 
-    status: str = OPEN
+    status: Literal["yes", "no", "open"] = OPEN
     by: str = ""
     evidence: str = ""
     date: str = ""
@@ -108,35 +110,27 @@ def _verified(point: Point, facts: Facts, limits: Mapping[str, float], date: str
     return Answer(YES if all(held) else NO, "verified", evidence, date)
 
 
+class _Kept(Part):
+    checklist: Literal[1]
+    points: State
+
+
 def read_state(file: Path) -> State:
     """Return the answers that a file keeps; none where it does not exist yet."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not file.exists():
         return {}
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError):
-        content = None
+    text = read(file, str(file))
     try:
-        if content["checklist"] != FORM:
-            raise ValueError
-        found = {id: Answer(**each) for id, each in content["points"].items()}
-        fields = [value for answer in found.values() for value in asdict(answer).values()]
-        if not all(isinstance(value, str) for value in fields):
-            raise ValueError
-        if any(answer.status not in SIGNS for answer in found.values()):
-            raise ValueError
-    except (TypeError, LookupError, ValueError, AttributeError):
+        return checked(_Kept, parse_json(text, str(file)), str(file)).points
+    except ConfigError:
         raise ConfigError(
             f"{file} is not a checklist's state; move it away, or name another file."
         ) from None
-    return found
 
 
 def save_state(state: Mapping[str, Answer], file: Path) -> None:
     """Keep answers in a file, which is replaced as a whole or not at all."""
-    content = {"checklist": FORM, "points": {id: asdict(each) for id, each in state.items()}}
+    content = {"checklist": 1, "points": {id: asdict(each) for id, each in state.items()}}
     beside = None
     try:
         with NamedTemporaryFile(
@@ -162,15 +156,13 @@ def markdown(state: Mapping[str, Answer]) -> str:
             area = point.area
             lines += ["", f"## {area.capitalize()}", ""]
         answer = state.get(point.id, Answer())
-        by = (
-            f" ({answer.by}{': ' if answer.evidence else ''}{answer.evidence})" if answer.by else ""
-        )
+        by = ": ".join(filter(None, (answer.by, answer.evidence)))
+        by = f" ({by})" if answer.by else ""
         lines.append(f"- [{SIGNS[answer.status]}] {point.id}: {point.title}{by}")
         if answer.status != YES:
-            lines.append(f"  - check: {point.check}")
-            lines.append(f"  - remedy: {point.remedy}")
-    counts = {status: sum(a.status == status for a in state.values()) for status in SIGNS}
-    told = f"{counts[YES]} of {len(points())} done, {counts[NO]} not done, {counts[OPEN]} open"
+            lines += [f"  - check: {point.check}", f"  - remedy: {point.remedy}"]
+    done, not_done, open_ = (sum(a.status == s for a in state.values()) for s in (YES, NO, OPEN))
+    told = f"{done} of {len(points())} done, {not_done} not done, {open_} open"
     return "\n".join([*lines, "", told]) + "\n"
 
 

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,10 @@ from .tables import table
 POSITIONS = ("spec_decode_per_position_acceptance_rates", "acceptance_by_position")
 HEAD = ("label", "workload", "dataset", "drafter", "batch_size", "num_speculative_tokens")
 """Keys that tell the runs of a report apart."""
-NAMED = 3
+NAMED_KEYS = 3
 """Most unknown keys that a note names."""
-FAIRLY, VERY = 0.6, 0.8
-"""Likeness from which an unknown key may be a misspelt fact: beside known keys, and alone."""
-
-
+LIKENESS_BESIDE_KNOWN, LIKENESS_ALONE = 0.6, 0.8
+"""From which an unknown key may be a misspelt fact: beside known keys, and alone."""
 Source = str | Path | Mapping[str, Any]
 
 
@@ -80,12 +77,11 @@ def observe(source: Source, key: str | None = None, seconds: float = 0.0) -> lis
         return of_json(source, "what was given")
     if not isinstance(source, str | Path):
         raise ConfigError(f"the source is {shown(source)}; give an address, a file or facts.")
-    path = Path(source)
+    path, text = Path(source), str(source)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
     except (OSError, ValueError):  # a file cannot have such a name
         is_file = is_folder = False
-    text = str(source)
     if is_file:
         return read_file(path)
     if "://" not in text and (path.suffix in (".json", ".prom", ".txt") or is_folder):
@@ -108,33 +104,30 @@ def ask(endpoint: Endpoint, seconds: float = 0.0, since: Page | None = None) -> 
     if page is None:
         facts: dict[str, Value] = {"metrics": "no", "speculation_counters": "no"}
         return Observation(endpoint.url, facts, endpoint=endpoint)
-    found = of_page(page if since is None else page.since(since), endpoint.url)
-    found.endpoint = endpoint
+    seen = of_page(page if since is None else page.since(since), endpoint.url)
+    seen.endpoint = endpoint
     if is_local(endpoint.host):
-        running = found.facts.get("running", 0.0)
-        found.facts |= load_facts(isinstance(running, float) and running >= 1)
-    return found
+        running = seen.facts.get("running", 0.0)
+        seen.facts |= load_facts(isinstance(running, float) and running >= 1)
+    return seen
 
 
 def of_page(page: Page, where: str) -> Observation:
-    """Return the facts of a page of metrics."""
+    """Return the facts of a page of metrics, which must be those of an engine that is known."""
     facts = facts_of(page)
     if not facts:
-        what = (
-            "no metrics of a known engine" if page.samples else "no metrics in Prometheus' format"
-        )
-        raise ConfigError(f"{where} has {what}; give the engine's own address, or its /metrics.")
-    found = Observation(where, facts, page=page)
+        what = "metrics of a known engine" if page.samples else "metrics in Prometheus' format"
+        raise ConfigError(f"{where} has no {what}; give the engine's own address, or its /metrics.")
+    seen = Observation(where, facts, page=page)
     if page.broken:
-        found.notes.append(f"{page.broken} lines of the metrics are broken and were ignored.")
-    return found
+        seen.notes.append(f"{page.broken} lines of the metrics are broken and were ignored.")
+    return seen
 
 
 def read_file(file: Path) -> list[Observation]:
     """Return what a file tells."""
-    data = read(file, str(file))
     try:
-        text = data.decode("utf-8-sig")
+        text = read(file, str(file)).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"{file} is not UTF-8 text; give metrics or a report.") from None
     name = printable(file.name)
@@ -154,11 +147,8 @@ def of_json(content: Mapping[str, Any], where: str) -> list[Observation]:
         for each in found:
             _take_all(each, content)
     elif isinstance(seen, list):  # an output of outrider ops diagnose --json
-        found = [
-            _of_saved(each, _text(each.get("where", where)))
-            for each in seen
-            if isinstance(each, dict)
-        ]
+        saved = [each for each in seen if isinstance(each, dict)]
+        found = [_of_saved(each, _text(each.get("where", where))) for each in saved]
     elif "facts" in content or not _is_word(content.get("metrics")):
         found = [_of_saved(content, where)]
     else:
@@ -204,50 +194,45 @@ def _of_saved(content: Mapping[str, Any], where: str) -> Observation:
 
 
 def _of_names(content: Mapping[str, Any], where: str) -> Observation:
-    """Return the observation in a flat object: facts and metrics by name, or one result."""
+    """Return the observation in a flat object: facts and metrics by name, or one result.
+
+    An unknown key is an error; with metrics, and in results, it is only noted.
+    """
     if any(_listed(key, "marks") for key in content):
         return _of_run(content, content.get("machine"), where)
     stated = {key: value for key, value in content.items() if named(key)}
     read = {key: value for key, value in content.items() if _listed(key, "read")}
     other = {key: value for key, value in content.items() if key not in stated | read}
     found = _of_run(read, content.get("machine"), where)
-    page = _by_name(other)
+    numbers = {key: value for key, value in other.items() if type(value) is str or is_number(value)}
+    page = of_mapping(numbers)
     if facts_of(page):
         found.facts = of_page(page, where).facts | found.facts
         found.page = page
     elif other:
-        like = FAIRLY if stated else VERY
-        key = next((key for key in other if near(key, like)), next(iter(other)))
-        if not stated and not near(key, like):
+        likeness = LIKENESS_BESIDE_KNOWN if stated else LIKENESS_ALONE
+        key = next((key for key in other if near(key, likeness)), next(iter(other)))
+        if not stated and not near(key, likeness):
             raise _nothing(where)
         check_facts({key: None})  # raises the error for an unknown fact
     found.facts |= check_facts(stated)
     return found
 
 
-def _by_name(metrics: Mapping[str, Any]) -> Page:
-    return of_mapping(
-        {key: value for key, value in metrics.items() if type(value) is str or is_number(value)}
-    )
-
-
 def _listed(key: object, *lists: str) -> bool:
     """Return whether a key matches the catalogue's patterns for keys of reports."""
-    return isinstance(key, str) and any(
-        re.fullmatch(pattern, key)
-        for name in lists
-        for pattern in table("symptoms")["report"][name]
-    )
+    patterns = (each for name in lists for each in table("symptoms")["report"][name])
+    return isinstance(key, str) and any(re.fullmatch(pattern, key) for pattern in patterns)
 
 
-def _note_unknown(found: Observation, content: Mapping[str, Any]) -> None:
+def _note_unknown(seen: Observation, content: Mapping[str, Any]) -> None:
     """Note the keys of a report that are neither facts nor known."""
     keys = [k for k in content if not named(k) and not _listed(k, "read", "marks", "keys")]
     if keys:
-        more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
+        more = f" and {len(keys) - NAMED_KEYS} more" if len(keys) > NAMED_KEYS else ""
         hint = next((f" (did you mean {near(key)!r}?)" for key in keys if near(key)), "")
-        listed = ", ".join(map(shown, keys[:NAMED]))
-        found.notes.append(f"Unknown keys were ignored: {listed}{more}{hint}.")
+        listed = ", ".join(map(shown, keys[:NAMED_KEYS]))
+        seen.notes.append(f"Unknown keys were ignored: {listed}{more}{hint}.")
 
 
 def _drafts(run: Mapping[str, Any]) -> bool:
@@ -257,77 +242,64 @@ def _drafts(run: Mapping[str, Any]) -> bool:
 
 def _of_run(run: Mapping[str, Any], machine: object, where: str = "") -> Observation:
     parts = [f"{name} {_text(run[name])}" for name in HEAD if run.get(name) not in (None, "")]
-    found = Observation(", ".join(parts) or where, {})
-    _take_all(found, run)
+    seen = Observation(", ".join(parts) or where, {})
+    _take_all(seen, run)
     for key in POSITIONS:
         survival = run.get(key)
         if isinstance(survival, list) and all(_number(each) is not None for each in survival):
-            length = found.facts.get("draft_length")
-            add_survival(found.facts, [float(each) for each in survival])
+            length = seen.facts.get("draft_length")
+            add_survival(seen.facts, [float(each) for each in survival])
             if length is not None:
-                found.facts["draft_length"] = length
+                seen.facts["draft_length"] = length
         elif survival is not None:
-            found.notes.append(f"{key} is not a list of shares and was ignored.")
-    if run.get("drafter") in (*LOOKUPS, "prediction"):
-        found.facts["method"] = "lookup"
-    _add_outputs(found, run)
-    _add_source(found, run.get("spec_decode_source"))
-    _add_machine(found, run.get("machine"))
+            seen.notes.append(f"{key} is not a list of shares and was ignored.")
+    seen.facts |= _other_facts(run)
     if isinstance(machine, dict):
-        found.hardware = _text(machine.get("gpu") or machine.get("cpu") or "")
-    _note_unknown(found, run)
-    return found
+        seen.hardware = _text(machine.get("gpu") or machine.get("cpu") or "")
+    _note_unknown(seen, run)
+    return seen
+
+
+def _other_facts(run: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the facts that a report tells in other words than ours."""
+    facts: dict[str, Value] = {}
+    if run.get("drafter") in (*LOOKUPS, "prediction"):
+        facts["method"] = "lookup"
+    identical, differences = run.get("outputs_identical"), run.get("differences")
+    samples = _number(run.get("num_samples"))
+    if isinstance(identical, bool):
+        facts["output_differs"] = 0.0 if identical else 1.0
+        if not identical and isinstance(differences, list) and differences and samples:
+            facts["output_differs"] = min(1.0, len(differences) / samples)
+    if isinstance(source := run.get("spec_decode_source"), str):  # of vllm bench serve
+        inactive = "NOT ACTIVE" in source
+        counted = inactive or not source.startswith("none")
+        facts["speculation_counters"] = "yes" if counted else "no"
+        if inactive:
+            facts["drafted"] = 0.0
+    machine = run.get("machine")
+    for key in ("cpu_percent", "gpu_percent"):
+        spread = machine.get(key) if isinstance(machine, dict) else None
+        share = _number(spread.get("mean")) if isinstance(spread, dict) else None
+        if share is not None:
+            facts["utilisation"] = min(1.0, share / 100)
+    return facts
 
 
 def _text(value: object) -> str:
     return printable(value) if isinstance(value, str) else shown(value)
 
 
-def _take_all(found: Observation, run: Mapping[str, Any]) -> None:
+def _take_all(seen: Observation, run: Mapping[str, Any]) -> None:
     """Add the facts of a report, the last of several names; note values that are wrong."""
     by_name = {plain_name(key): key for key in run if named(key)}
     for key in (by_name[name] for name in names() if name in by_name):
         try:
-            found.facts |= check_facts({key: run[key]})
+            seen.facts |= check_facts({key: run[key]})
         except ConfigError:
-            found.notes.append(f"{key} is {shown(run[key])} and was ignored.")
+            seen.notes.append(f"{key} is {shown(run[key])} and was ignored.")
 
 
 def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if isfinite(value) and value >= 0 else None
-    except OverflowError:
-        return None
-
-
-def _add_outputs(found: Observation, run: Mapping[str, Any]) -> None:
-    identical, differences = run.get("outputs_identical"), run.get("differences")
-    samples = _number(run.get("num_samples"))
-    if isinstance(identical, bool):
-        share = 0.0 if identical else 1.0
-        if not identical and isinstance(differences, list) and differences and samples:
-            share = min(1.0, len(differences) / samples)
-        found.facts["output_differs"] = share
-
-
-def _add_source(found: Observation, source: object) -> None:
-    """Add what ``bench serve`` says of a server's counters."""
-    if isinstance(source, str):
-        inactive = "NOT ACTIVE" in source
-        counted = inactive or not source.startswith("none")
-        found.facts["speculation_counters"] = "yes" if counted else "no"
-        if inactive:
-            found.facts["drafted"] = 0.0
-
-
-def _add_machine(found: Observation, machine: object) -> None:
-    """Add the utilisation that ``bench serve`` measured."""
-    if not isinstance(machine, dict):
-        return
-    for key in ("cpu_percent", "gpu_percent"):
-        spread = machine.get(key)
-        share = _number(spread.get("mean")) if isinstance(spread, dict) else None
-        if share is not None:
-            found.facts["utilisation"] = min(1.0, share / 100)
+    """Return a finite number from 0 on; None where it is something else."""
+    return float(value) if is_number(value) and value >= 0 else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...base.outside.models import DataPart
 from .deployment import Deployment
-from .figure import Figure, Part, to_json
+from .figure import Figure, to_json
 from .rank import Candidate
 from .rules import Rule
 
@@ -15,7 +16,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class At(Part):
+class At(DataPart):
     """The figures at one batch size of the traffic; ``k`` = 0 is plain decoding."""
 
     batch: int
@@ -33,7 +34,7 @@ class At(Part):
 
 
 @dataclass(frozen=True)
-class Range(Part):
+class Range(DataPart):
     """Batch sizes with one draft length, and the least speedup among them."""
 
     first: int
@@ -43,7 +44,7 @@ class Range(Part):
 
 
 @dataclass(frozen=True)
-class Line(Part):
+class Line(DataPart):
     """The speedup at one batch size, by acceptance."""
 
     batch: int
@@ -53,7 +54,7 @@ class Line(Part):
 
 
 @dataclass(frozen=True)
-class Trip(Part):
+class Trip(DataPart):
     """An alert: where ``metric`` is ``when`` the value for some minutes, do what it says."""
 
     metric: str
@@ -63,7 +64,7 @@ class Trip(Part):
 
 
 @dataclass(frozen=True)
-class Advice(Part):
+class Advice(DataPart):
     """The result of ``advise``; without costs, only what rules of thumb say.
 
     ``verdict`` is use, do not, or only at some batch sizes; ``decided_by`` the model or rules of

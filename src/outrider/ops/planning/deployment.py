@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...base.outside.models import DataPart
 from .catalogue import Shape, find_device
 from .drafters import checkpoint_of, head_of
-from .figure import Part
 from .forecast import Forecast
 from .roofline import BYTES
 from .situation import Drafter, Situation
@@ -17,7 +17,7 @@ MOST_SEQUENCES = 256
 
 
 @dataclass(frozen=True)
-class Model(Part):
+class Model(DataPart):
     """A model as it is served.
 
     ``name`` is the name that was given. ``checkpoint`` is what an engine loads, a folder or a name
@@ -33,7 +33,7 @@ class Model(Part):
 
 
 @dataclass(frozen=True)
-class Traffic(Part):
+class Traffic(DataPart):
     """Sequences at once with the share of time of each number, and tokens of a request."""
 
     concurrency: dict[int, float]
@@ -46,7 +46,7 @@ class Traffic(Part):
 
 
 @dataclass(frozen=True)
-class Deployment(Part):
+class Deployment(DataPart):
     """One replica of an advice.
 
     Args:

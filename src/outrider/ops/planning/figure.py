@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 MEASURED, MODELLED, ASSUMED = "measured", "modelled", "assumed"
-
-
-class Part:
-    """A part of a saved document; reading it refuses unknown keys, wrong types and NaN."""
-
-    __pydantic_config__: ClassVar[Any] = {
-        "extra": "forbid", "strict": True, "allow_inf_nan": False,
-    }  # fmt: skip
 
 
 class Figure(NamedTuple):

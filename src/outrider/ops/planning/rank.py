@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...base.methods import LOOKUPS
+from ...base.outside.models import DataPart
 from ...errors import ConfigError
 from .catalogue import Shape, data, find_shape
 from .drafters import Fitting, fitting
-from .figure import Figure, Part, modelled, ranged
+from .figure import Figure, modelled, ranged
 from .forecast import forecast, judged, median_size
 from .situation import Situation
 
@@ -17,7 +18,7 @@ USUAL_RATIO = 0.03
 
 
 @dataclass(frozen=True)
-class Candidate(Part):
+class Candidate(DataPart):
     """A drafter that fits, with its forecast if costs are known.
 
     ``k`` is the draft length at the traffic's median batch size, 0 if plain decoding wins.
