@@ -22,13 +22,13 @@ from typer.testing import CliRunner
 from benchmarks.install import VLLM, program
 from outrider.cli import app
 from outrider.errors import ConfigError
-from outrider.ops.deploy import capabilities, tables
+from outrider.ops.deploy import capabilities
 from outrider.ops.deploy.render import render
 from outrider.ops.deploy.spec import parse
 from outrider.ops.deploy.translate import translate
 from outrider.ops.deploy.translation.rules import table
 from outrider.ops.deploy.translation.shell import MARKS
-from tests.support import DATA, REPOSITORY
+from tests.support import DATA, REPOSITORY, engines_section
 
 GOLDEN = DATA / "golden"
 SERVER = "python -m vllm.entrypoints.openai.api_server --model org/t "
@@ -579,7 +579,7 @@ def translated_or_refused(text: str) -> None:
 
 def test_the_docs_hold_the_tables() -> None:
     docs = (REPOSITORY / "docs" / "engines.md").read_text("utf-8")
-    assert docs[docs.index(tables.BEGIN) :] == tables.reference()
+    assert docs[docs.index(engines_section.BEGIN) :] == engines_section.reference()
 
 
 PARSE = """

@@ -19,8 +19,8 @@ from outrider.ops.diagnose.checklist import (
     read_state,
     save_state,
 )
-from outrider.ops.diagnose.documentation import TABLES
 from tests.support import REPOSITORY
+from tests.support.diagnose_section import TABLES
 
 DOCS = REPOSITORY / "docs" / "diagnose.md"
 AREAS = (

@@ -20,9 +20,9 @@ from outrider.errors import ConfigError, ModelError
 from outrider.ops.planning import Situation, of_positions, of_rate
 from outrider.ops.planning.catalogue import data, eagle_head, find_device, find_shape, shape_of
 from outrider.ops.planning.forecast import EXPECTED, Forecast, forecast
-from outrider.ops.planning.published import entries, reference
 from outrider.ops.planning.roofline import ACTIVATION, Machine, roofline
 from tests.support import REPOSITORY
+from tests.support.planning_section import entries, reference
 
 DOCS = REPOSITORY / "docs" / "planning.md"
 BLOCKED = """
@@ -61,7 +61,7 @@ def found(target: str = "llama-3.1-8b", drafter: str = "eagle3", **options: obje
 def test_planning_costs_and_simulator_need_no_torch() -> None:
     code = (
         "from outrider.engine.control import costs, kept_costs, simulate\n"
-        "import outrider.ops.planning.published, outrider.ops.planning.roi_report\n"
+        "import outrider.ops.planning.roi_report\n"
         "from outrider.ops.planning import Situation, advise\n"
         "assert advise(Situation('llama-3.1-8b', hardware='h100')).verdict == 'use'\n"
         "assert 'torch' not in sys.modules\n"
@@ -339,7 +339,7 @@ def test_most_published_figures_lie_between_p10_and_p90() -> None:
 def test_the_docs_have_the_table_of_published_figures() -> None:
     text = DOCS.read_text(encoding="utf-8")
     tables = text.partition("<!-- published -->")[2].partition("<!-- /published -->")[0]
-    assert tables.strip() == reference(), "run: python -m outrider.ops.planning.published"
+    assert tables.strip() == reference(), "run: python -m tests.support.planning_section"
     names = [*data("models")["model"], *data("hardware")["device"]]
     assert [name for name in names if f"`{name}`" not in text] == []
 

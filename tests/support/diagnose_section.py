@@ -1,13 +1,13 @@
-"""``python -m outrider.ops.diagnose.documentation``: the tables of docs/diagnose.md."""
+"""``python -m tests.support.diagnose_section``: the tables of docs/diagnose.md."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .. import markdown
-from .checklist import points
-from .diagnose import symptoms
-from .tables import table
+from outrider.ops import markdown
+from outrider.ops.diagnose.checklist import points
+from outrider.ops.diagnose.diagnose import symptoms
+from outrider.ops.diagnose.tables import table
 
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

@@ -1,16 +1,16 @@
-"""The data files as the tables of docs/engines.md."""
+"""``python -m tests.support.engines_section``: the tables of docs/engines.md."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from ...base.methods import NAMES
-from .. import markdown
-from .capabilities import ENGINES, Engine, find, versions
-from .translation.rules import table
+from outrider.base.methods import NAMES
+from outrider.ops import markdown
+from outrider.ops.deploy.capabilities import ENGINES, Engine, find, versions
+from outrider.ops.deploy.translation.rules import table
 
-BEGIN = "<!-- Made from the data files: python -m outrider.ops.deploy.tables -->"
+BEGIN = "<!-- Made from the data files: python -m tests.support.engines_section -->"
 SOURCES = ("vllm", "python", "trtllm", "llamacpp", "tgi")
 
 

@@ -1,19 +1,21 @@
-"""Published speedups beside what the model predicts; ``python -m outrider.ops.planning.published``.
+"""Published speedups beside what the model predicts, and the tables of docs/planning.md.
 
-The command prints the tables of docs/planning.md.
+``python -m tests.support.planning_section`` prints them.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..markdown import table
-from .acceptance import Acceptance, of_positions, of_rate
-from .catalogue import data, find_shape
-from .forecast import forecast
-from .roofline import ACTIVATION
-from .situation import Situation
+from outrider.ops.markdown import table
+from outrider.ops.planning.acceptance import Acceptance, of_positions, of_rate
+from outrider.ops.planning.catalogue import data, find_shape
+from outrider.ops.planning.forecast import forecast
+from outrider.ops.planning.roofline import ACTIVATION
+from outrider.ops.planning.situation import Situation
+from tests.support import DATA
 
 TOKENS = 256
 """Of a prompt and of a response, where the sources say neither: assumed."""
@@ -83,7 +85,10 @@ def predict(entry: Mapping[str, Any]) -> Entry:
 
 def entries() -> list[Entry]:
     """Return every published pair with its prediction."""
-    return [predict(entry) for entry in data("published")["entry"]]
+    return [
+        predict(entry)
+        for entry in tomllib.loads((DATA / "published.toml").read_text("utf-8"))["entry"]
+    ]
 
 
 def _miss(entry: Entry) -> str:
