@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -205,11 +206,7 @@ def detail(load: Load) -> dict[str, Any]:
 
 def kinds(records: Sequence[Record]) -> dict[str, int]:
     """Return how often each error came, the most frequent ten."""
-    counts: dict[str, int] = {}
-    for record in records:
-        if record.error:
-            counts[record.error] = counts.get(record.error, 0) + 1
-    return dict(sorted(counts.items(), key=lambda pair: -pair[1])[:10])
+    return dict(Counter(record.error for record in records if record.error).most_common(10))
 
 
 async def _measure(options: LoadOptions, progress: Progress) -> list[dict[str, Any]]:

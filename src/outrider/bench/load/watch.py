@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import mean, pstdev
-from types import TracebackType
 from typing import Any, Self
 
 from ...base.outside.sockets import is_local
@@ -26,6 +25,7 @@ LISTENING_STATE = "0A"
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 GPU_FIELDS = "utilization.gpu,utilization.memory,memory.used,power.draw,power.limit"
+GPU_NAMES = ("gpu_percent", "gpu_memory_percent", "gpu_memory_mib", "gpu_power_watts")
 BUSY_PERCENT = 80.0
 """Percent of time from which on a device is busy."""
 IDLE_PERCENT = 50.0
@@ -42,7 +42,8 @@ class MachineWatch:
     def __init__(self, client: Client) -> None:
         self._port = client.port
         self._local = is_local(client.host)
-        self._samples: list[dict[str, float]] = []
+        self._busy: list[float] = []
+        self._resident: list[float] = []
         self._gpus: list[list[float]] = []
         self._cores = len(os.sched_getaffinity(0))
         self._tasks: list[asyncio.Task[None]] = []
@@ -55,10 +56,7 @@ class MachineWatch:
             self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._smi())]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -70,8 +68,8 @@ class MachineWatch:
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
             now, (seconds, resident) = time.perf_counter(), usage(self._pids)
-            share = max(seconds - spent, 0.0) / (now - before)
-            self._samples.append({"cores": share, "memory": resident})
+            self._busy.append(max(seconds - spent, 0.0) / (now - before))
+            self._resident.append(resident)
             before, spent = now, seconds
 
     async def _smi(self) -> None:
@@ -98,17 +96,14 @@ class MachineWatch:
         if not self._local:
             return {"note": "the server runs elsewhere: memory and utilisation are not known"}
         result: dict[str, Any] = {}
-        if self._samples:
-            cores = [100 * sample["cores"] / self._cores for sample in self._samples]
+        if self._busy:
             result["cores"] = self._cores
-            result["cpu_percent"] = spread(cores)
-            result["memory_bytes"] = spread([sample["memory"] for sample in self._samples])
-        columns = list(zip(*self._gpus, strict=False)) if self._gpus else []
-        if len(columns) >= 4:
-            names = ("gpu_percent", "gpu_memory_percent", "gpu_memory_mib", "gpu_power_watts")
-            for name, column in zip(names, columns, strict=False):
-                known = [value for value in column if not math.isnan(value)]
-                if known:
+            result["cpu_percent"] = spread([100 * busy / self._cores for busy in self._busy])
+            result["memory_bytes"] = spread(self._resident)
+        columns = list(zip(*self._gpus, strict=False))
+        if len(columns) >= len(GPU_NAMES):
+            for name, column in zip(GPU_NAMES, columns, strict=False):
+                if known := [value for value in column if not math.isnan(value)]:
                     result[name] = spread(known)
         if not result:
             result["note"] = "too short, or the server's processes cannot be seen"
@@ -141,8 +136,9 @@ def listeners(port: int) -> list[int]:
                 fields = line.split()
                 if fields[3] == LISTENING_STATE and int(fields[1].rpartition(":")[2], 16) == port:
                     sockets.add(f"socket:[{fields[9]}]")
-    pids = [pid for pid in _processes() if sockets and sockets & set(_open_files(pid))]
-    parents = {pid: _parent(pid) for pid in _processes()}
+    processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    pids = [pid for pid in processes if sockets and sockets & set(_open_files(pid))]
+    parents = {pid: int(fields[1]) for pid in processes if (fields := _fields(pid))}
     for pid in sorted(parents):
         chain = pid
         while chain in parents and chain not in pids:
@@ -161,10 +157,6 @@ def cores_of(pids: Iterable[int]) -> int:
     return len(cores)
 
 
-def _processes() -> Iterable[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
 def _open_files(pid: int) -> list[str]:
     links = []
     with suppress(OSError):
@@ -179,11 +171,6 @@ def _fields(pid: int) -> list[str]:
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []
-
-
-def _parent(pid: int) -> int:
-    fields = _fields(pid)
-    return int(fields[1]) if fields else 0
 
 
 def usage(pids: Iterable[int]) -> tuple[float, float]:
@@ -205,7 +192,7 @@ def bottleneck(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
     """
     measured = [run for run in runs if run["median_tpot_ms"] is not None]
     if not measured:
-        return {"points_to": "unknown", "evidence": "no request had two tokens"}
+        return _limit("unknown", "no request had two tokens")
     run = max(measured, key=lambda each: float(each["output_throughput"]))
     machine = run["machine"]
     if "gpu_percent" in machine:
@@ -213,12 +200,16 @@ def bottleneck(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
     cpu = machine.get("cpu_percent", {}).get("mean")
     where = f"at {run['label']}"
     if cpu is not None and cpu < IDLE_PERCENT:
-        return {
-            "points_to": "host",
-            "evidence": f"the server kept only {cpu:.0f} % of the cores busy {where}: it waited "
-            "for one thread, for its network, or for more load",
-        }
+        return _limit(
+            "host",
+            f"the server kept only {cpu:.0f} % of the cores busy {where}: it waited for one "
+            "thread, for its network, or for more load",
+        )
     return _by_growth(measured, where, cpu)
+
+
+def _limit(points_to: str, evidence: str) -> dict[str, str]:
+    return {"points_to": points_to, "evidence": evidence}
 
 
 def _gpu_limit(machine: dict[str, Any]) -> dict[str, str]:
@@ -227,15 +218,15 @@ def _gpu_limit(machine: dict[str, Any]) -> dict[str, str]:
     memory = machine.get("gpu_memory_percent", {}).get("mean", math.nan)
     evidence = f"GPU busy {gpu:.0f} % of the time, its memory interface {memory:.0f} %"
     if gpu < IDLE_PERCENT:
-        return {"points_to": "host", "evidence": f"{evidence}: it waits for the host"}
+        return _limit("host", f"{evidence}: it waits for the host")
     if gpu >= BUSY_PERCENT and memory >= IDLE_PERCENT:
-        return {"points_to": "memory bandwidth", "evidence": evidence}
+        return _limit("memory bandwidth", evidence)
     if gpu >= BUSY_PERCENT:
-        return {
-            "points_to": "compute or, with several GPUs, communication",
-            "evidence": f"{evidence}; a kernel that waits for other GPUs counts as busy",
-        }
-    return {"points_to": "unclear", "evidence": evidence}
+        return _limit(
+            "compute or, with several GPUs, communication",
+            f"{evidence}; a kernel that waits for other GPUs counts as busy",
+        )
+    return _limit("unclear", evidence)
 
 
 def _by_growth(runs: Sequence[dict[str, Any]], where: str, cpu: float | None) -> dict[str, str]:
@@ -244,21 +235,15 @@ def _by_growth(runs: Sequence[dict[str, Any]], where: str, cpu: float | None) ->
     low, high = min(by_size), max(by_size)
     busy = "" if cpu is None else f"the server kept {cpu:.0f} % of the cores busy {where}; "
     if high < 2 * low or not by_size[low]:
-        return {
-            "points_to": "unclear",
-            "evidence": f"{busy}a sweep over two sizes of batch, one twice the other, would tell",
-        }
+        return _limit(
+            "unclear", f"{busy}a sweep over two sizes of batch, one twice the other, would tell"
+        )
     growth = math.log(by_size[high] / by_size[low]) / math.log(high / low)
     evidence = (
         f"{busy}from {low} to {high} requests at once the time per token grew "
         f"{by_size[high] / by_size[low]:.2f}-fold"
     )
-    limit = (
-        "memory bandwidth"
-        if growth < FLAT_GROWTH
-        else "compute"
-        if growth > STEEP_GROWTH
-        else "both"
-    )
-    names = {"both": "between memory bandwidth and compute"}
-    return {"points_to": names.get(limit, limit), "evidence": evidence}
+    if growth < FLAT_GROWTH:
+        return _limit("memory bandwidth", evidence)
+    names = ("between memory bandwidth and compute", "compute")
+    return _limit(names[growth > STEEP_GROWTH], evidence)
