@@ -15,7 +15,8 @@ from outrider import LLM
 from outrider.base.types import Request, Row, SamplingParams, SequenceState
 from outrider.errors import ModelError
 from outrider.models.decide import DraftInput, Keep, SampleInput
-from outrider.models.native import NativeTransformer, words_of
+from outrider.models.native import NativeTransformer
+from outrider.models.native_model import words_of
 from outrider.models.python_step import PythonStep
 from outrider.models.rows import Segment
 from outrider.native import choice as native

@@ -31,6 +31,7 @@ from ..drafters.ngram import NgramSpec
 from ..drafters.registry import sibling
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
+from ..models.base import Model
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.ratio import RULES, make_rule
 from ..sampling.seeds import fresh_seed
@@ -247,6 +248,7 @@ class Audit:
         engine, own = self._drafting.engine, self._drafting.engine.drafter
         # Heads and other vocabularies do not say a law of every row; certain drafts test the rules.
         alike = own.model if own.name == ModelSpec.name else None
+        assert alike is None or isinstance(alike, Model)
         recorded, error = record(engine.model, alike, contexts, self._numpy)
         if error > LAW_ERROR:
             check.violations.append(

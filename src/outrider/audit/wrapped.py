@@ -13,7 +13,7 @@ from ..base.types import (
     Verdict,
 )
 from ..drafters.base import Drafter
-from ..models.base import Model
+from ..models.base import RowsModel
 from ..sampling.shared_noise import Noise
 
 
@@ -51,7 +51,7 @@ class WrappedDrafter(Drafter):
         self.inner = inner
 
     @property
-    def model(self) -> Model | None:
+    def model(self) -> RowsModel | None:
         return self.inner.model
 
     def prepare(self, sequences: Sequence[SequenceState], noise: Noise) -> bool:

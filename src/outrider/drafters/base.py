@@ -14,7 +14,7 @@ from ..base.methods import NONE
 from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from ..checkpoints.families import find_folder
 from ..checkpoints.files import Files
-from ..models.base import Model, Store
+from ..models.base import Model, RowsModel, Store
 from ..sampling.shared_noise import Noise
 
 
@@ -42,7 +42,7 @@ class Drafter(ABC):
     """Whether its last drafts waited for, or took time to read, what it had not seen."""
 
     @property
-    def model(self) -> Model | None:
+    def model(self) -> RowsModel | None:
         """The model that it runs, if it runs one."""
         return None
 

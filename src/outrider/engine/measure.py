@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..drafters.base import Drafter
-from ..models.base import Model, Store
+from ..models.base import RowsModel, Store
 from ..native.choice import library
 from ..native.threads import allowed_threads, cpu_name
 from .control.costs import CALL, PER_SEQUENCE, Costs, Curve, DraftCosts
@@ -35,11 +35,11 @@ VERSION = 2
 
 
 def measure(
-    model: Model,
+    model: RowsModel,
     page_size: int,
     most_rows: int,
     seconds: float,
-    forward: Callable[[Model, Store, int], float],
+    forward: Callable[[RowsModel, Store, int], float],
 ) -> tuple[Curve, float]:
     """Return the seconds of a model's forward by rows, and what a token of context adds.
 
@@ -79,7 +79,7 @@ def plausible(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...
     return tuple(likely)
 
 
-def measure_cold(model: Model, target: Model, page_size: int, warm: float) -> float:
+def measure_cold(model: RowsModel, target: RowsModel, page_size: int, warm: float) -> float:
     """Return what a drafter's first pass of a step takes beyond the ``warm`` seconds of another.
 
     The target's forward before it has driven the drafter's weights out of the caches.
@@ -92,14 +92,14 @@ def measure_cold(model: Model, target: Model, page_size: int, warm: float) -> fl
     return max(0.0, min(took) - warm)
 
 
-def _forward(model: Model, store: Store, rows: int) -> float:
+def _forward(model: RowsModel, store: Store, rows: int) -> float:
     """Return the seconds of a forward of as many sequences of one row each."""
     begin = time.perf_counter()
     model.try_rows(rows, store)
     return time.perf_counter() - begin
 
 
-def _pass(model: Model, store: Store, rows: int) -> float:
+def _pass(model: RowsModel, store: Store, rows: int) -> float:
     """Return the seconds of a drafter's pass: of a forward, without Python's part of the call.
 
     All passes of a draft run in one call.
@@ -112,7 +112,7 @@ def _pass(model: Model, store: Store, rows: int) -> float:
 
 
 def find_costs(
-    model: Model,
+    model: RowsModel,
     drafters: Mapping[str, Drafter],
     merging: Sequence[str],
     page_size: int,

@@ -1,5 +1,7 @@
 """The interface of models for the engine and the drafters."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
@@ -22,19 +24,13 @@ class Output:
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
-class Model(ABC):
-    """A causal language model over paged, truncatable sequences."""
+class RowsModel(ABC):
+    """A model that runs rows of paged sequences and drafts behind them: whole, or a head."""
 
     dtype: torch.dtype
     device: torch.device
     shape: Shape
     """Sizes and names from the checkpoint."""
-    trees: bool
-    """True if a segment's nodes may branch."""
-    paged: bool
-    """True if pages hold all of a sequence, so that others may share its beginning."""
-    truncates: bool
-    """True if a sequence can go back to an earlier token; if not, nothing can be drafted."""
     hidden_layers: int = 0
     """Layers whose hidden states ``run`` and ``decide`` return: those below this number."""
     hidden_size: int = 0
@@ -44,7 +40,7 @@ class Model(ABC):
     def page_bytes(self, page_size: int) -> int:
         """Return the bytes of cache that a page takes."""
 
-    def added_bytes(self, beside: "Model | None") -> int:
+    def added_bytes(self, beside: RowsModel | None) -> int:
         """Return the bytes of weights that it holds and ``beside`` does not; 0 where unknown."""
         return 0
 
@@ -72,23 +68,6 @@ class Model(ABC):
         self.run([Segment([1], 0, p, 1, 1, key=str(p[0])) for p in tables], store)
 
     @abstractmethod
-    def decide(
-        self,
-        segments: Sequence[Segment],
-        store: Store,
-        inputs: Sequence[SampleInput | None],
-        noise: Noise | None,
-        hidden: Sequence[int] = (),
-    ) -> Samples:
-        """Run ``segments``, process their logits and draw the tokens of their rows.
-
-        Args:
-            segments, store, hidden: as of ``run``.
-            inputs: of each segment, None where it wants no logits.
-            noise: what to draw with; None processes logits and draws nothing.
-        """
-
-    @abstractmethod
     def draft(
         self,
         segments: Sequence[Segment],
@@ -110,4 +89,32 @@ class Model(ABC):
 
         Returns:
             The nodes behind each segment.
+        """
+
+
+class Model(RowsModel):
+    """A causal language model over paged, truncatable sequences."""
+
+    trees: bool
+    """True if a segment's nodes may branch."""
+    paged: bool
+    """True if pages hold all of a sequence, so that others may share its beginning."""
+    truncates: bool
+    """True if a sequence can go back to an earlier token; if not, nothing can be drafted."""
+
+    @abstractmethod
+    def decide(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        inputs: Sequence[SampleInput | None],
+        noise: Noise | None,
+        hidden: Sequence[int] = (),
+    ) -> Samples:
+        """Run ``segments``, process their logits and draw the tokens of their rows.
+
+        Args:
+            segments, store, hidden: as of ``run``.
+            inputs: of each segment, None where it wants no logits.
+            noise: what to draw with; None processes logits and draws nothing.
         """

@@ -7,7 +7,7 @@ from math import isfinite
 
 import torch
 
-from ..cache.store import Store
+from ..errors import ModelError
 from ..sampling.shared_noise import Noise
 from .decide import DraftInput, DraftNodes, SampleInput, Samples, sample_in_python
 from .rows import Segment
@@ -17,30 +17,33 @@ Passes = Callable[[Segment], tuple[torch.Tensor, Segment | None]]
 follows; None where one pass is all."""
 
 
-class HeadChains:
-    """Mixed into a native head before ``NativeTransformer``, whose drafts run whole models."""
+def states_of(segments: Sequence[Segment]) -> torch.Tensor:
+    """Return the states of all segments.
 
-    def _passes(self, store: Store) -> Passes:
-        """Return the head's passes on its cache."""
-        raise NotImplementedError
-
-    def _in_python(
-        self,
-        segments: Sequence[Segment],
-        store: Store,
-        inputs: Sequence[DraftInput | None],
-        noise: Noise,
-        needs_logits: bool,
-    ) -> list[DraftNodes]:
-        """Return a chain behind each segment that something is drafted behind."""
-        passes = self._passes(store)
-        return [
-            DraftNodes([], []) if asked is None else _chain(passes, segment, asked, noise)
-            for segment, asked in zip(segments, inputs, strict=True)
-        ]
+    Raises:
+        ModelError: one has none.
+    """
+    states = [segment.states for segment in segments if segment.states is not None]
+    if len(states) != len(segments):
+        raise ModelError("a row of a head begins with no state.")
+    return states[0] if len(states) == 1 else torch.cat(states)
 
 
-def _chain(passes: Passes, segment: Segment, asked: DraftInput, noise: Noise) -> DraftNodes:
+def draft_chains(
+    passes: Passes,
+    segments: Sequence[Segment],
+    inputs: Sequence[DraftInput | None],
+    noise: Noise,
+) -> list[DraftNodes]:
+    """Return a chain behind each segment that something is drafted behind."""
+    chains = (
+        [] if asked is None else _chain(passes, segment, asked, noise)
+        for segment, asked in zip(segments, inputs, strict=True)
+    )
+    return [DraftNodes(tokens, [*range(-1, len(tokens) - 1)]) for tokens in chains]
+
+
+def _chain(passes: Passes, segment: Segment, asked: DraftInput, noise: Noise) -> list[int]:
     """Return the tokens drawn one behind the other; fewer where nothing is left to draw."""
     drafted: list[int] = []
     depth, following = asked.limits.depth, segment
@@ -51,15 +54,11 @@ def _chain(passes: Passes, segment: Segment, asked: DraftInput, noise: Noise) ->
             wish = SampleInput(asked.sequence, True, drafted=[*drafted])
             one = segment._replace(logits=1, nodes=(), parents=())
             raw = Samples([0], [0.0], line[None])
-            found = sample_in_python(raw, [one], [wish], [0], noise)
-            if not isfinite(found.scores[0]):
-                return _nodes(drafted)
-            drafted.append(found.tokens[0])
+            drawn = sample_in_python(raw, [one], [wish], [0], noise)
+            if not isfinite(drawn.scores[0]):
+                return drafted
+            drafted.append(drawn.tokens[0])
         if more is None:
             break
         following = more._replace(tokens=drafted[-1:], start=position + len(drafted) - 1)
-    return _nodes(drafted)
-
-
-def _nodes(tokens: list[int]) -> DraftNodes:
-    return DraftNodes(tokens, [*range(-1, len(tokens) - 1)])
+    return drafted

@@ -12,11 +12,13 @@ from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids
 from ..checkpoints.heads import PEAGLE, Head, check_target
 from ..checkpoints.weights import Loader
 from ..errors import ModelError
-from ..native.checks import free_with
-from ..native.interface import PAIRED, Config
+from ..native.interface import PAIRED
+from ..sampling.shared_noise import Noise
 from .base import Output, Store
-from .head_chains import HeadChains, Passes
-from .native import NativeTransformer, words_of
+from .decide import DraftInput, DraftNodes
+from .head_chains import draft_chains, states_of
+from .native import NativeTransformer
+from .native_model import NativeLayers, NativeModel, pack, step_config
 from .native_store import NativeStore
 from .rows import Segment
 
@@ -30,19 +32,7 @@ def head_recipe(quantization: str | None) -> Recipe | None:
     return None if quantization in (None, *NO_RECIPES) else Recipe.parse(str(quantization))
 
 
-def states_of(segments: Sequence[Segment]) -> torch.Tensor:
-    """Return the states of all segments.
-
-    Raises:
-        ModelError: one has none.
-    """
-    states = [segment.states for segment in segments if segment.states is not None]
-    if len(states) != len(segments):
-        raise ModelError("a row of a head begins with no state.")
-    return states[0] if len(states) == 1 else torch.cat(states)
-
-
-class NativeHead(HeadChains, NativeTransformer):
+class NativeHead(NativeModel):
     """An EAGLE-3 head beside its target, whose native step runs it.
 
     The row of a token begins with the state behind the token before it, so there is none of the
@@ -65,31 +55,26 @@ class NativeHead(HeadChains, NativeTransformer):
         assert head.config is not None
         check_target(head, target.shape, target.hidden_size, target.hidden_layers)
         check_tensors(head)
-        self.head, self.target = head, target
+        self.head, self.target, a = head, target, head.architecture
         self.target_layers = head.target_layers(target.hidden_layers)
-        self.dtype, self.library = target.dtype, target.library
-        self.shape = a = head.architecture
         self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
-        recipe = head_recipe(quantization)
-        self.coarse = recipe is not None and recipe.coarse
-        source = HeadTensors(head.files)
-        loader = Loader(source, a, self.dtype, self.device, torch.Tensor.contiguous, True, recipe)
-        self.embedding = self._own_embedding(source)
-        self.shared_bytes = 0
-        library = self.library
-        self.handle = library.new_model(self._config(max_length), self.embedding)
-        free_with(self, library.free, "model", self.handle)
-        if self.embedding is None:
+        recipe, source = head_recipe(quantization), HeadTensors(head.files)
+        library, dtype = target.library, target.dtype
+        loader = Loader(source, a, dtype, self.device, torch.Tensor.contiguous, True, recipe)
+        embedding = self._own_embedding(source)
+        config = step_config(a, dtype, max_length, recipe is not None and recipe.coarse)
+        config.embeddings, config.input = head.vocab_size, PAIRED
+        config.fused = len(self.target_layers) * head.hidden_size
+        config.fused_norms = len(head.fused_norms)
+        config.state_normed, config.output_normed = head.state_normed, head.output_normed
+        super().__init__(library, a, config, dtype, embedding)
+        if embedding is None:
             library.borrow(self.handle, target.handle)
-        self._set(0, "head", loader.head(torch.empty(0)), None, target.handle)
+        pack(library, self.handle, 0, "head", loader.head(torch.empty(0)), None, target.handle)
         self._set_fuse(loader, source, recipe)
-        kinds = list(dict.fromkeys(a.kinds))
-        self._turning = head.config, kinds
-        self.max_length, self._turned = max_length, 0
-        self._turn(1)
+        self._layers = NativeLayers(self, head.config, max_length)
         for index in range(a.num_layers):
-            inputs = None if index else 2 * a.hidden_size
-            self._load_layer(loader, index, kinds.index(a.kinds[index]), inputs)
+            self._layers.load(loader, index, None if index else 2 * a.hidden_size)
         norm = loader.norm("model.layers.0.hidden_norm")
         library.set_vector(self.handle, 0, "state", norm[: a.hidden_size])
         library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
@@ -101,33 +86,27 @@ class NativeHead(HeadChains, NativeTransformer):
         self.mask_state = self._mask_state(source)
         """What later positions begin with, of heads that draft in one pass: fp32 [1, width]."""
 
-    def _config(self, max_length: int) -> Config:
-        config, head = super()._config(max_length), self.head
-        config.embeddings, config.input = head.vocab_size, PAIRED
-        config.fused = len(self.target_layers) * head.hidden_size
-        config.fused_norms = len(head.fused_norms)
-        config.state_normed, config.output_normed = head.state_normed, head.output_normed
-        return config
-
     def _own_embedding(self, source: HeadTensors) -> torch.Tensor | None:
         """Return the head's embedding, None where it is the target's."""
         if EMBEDDING not in source:
-            if self.shape.hidden_size != self.target.hidden_size:
+            if self.hidden_size != self.target.hidden_size:
                 raise ModelError(
                     f"{self.head.folder} has no embedding, and that of the target is "
                     f"{self.target.hidden_size} wide where the head's states are "
-                    f"{self.shape.hidden_size}; convert the checkpoint again."
+                    f"{self.hidden_size}; convert the checkpoint again."
                 )
             return None
-        shape = self.head.vocab_size, self.shape.hidden_size
-        own, theirs = source.get(EMBEDDING, shape, self.dtype).contiguous(), self.target.embedding
+        shape = self.head.vocab_size, self.hidden_size
+        own = source.get(EMBEDDING, shape, self.target.dtype).contiguous()
+        theirs = self.target.embedding
         same = theirs is not None and theirs.shape == own.shape and torch.equal(own, theirs)
         return None if same else own
 
     def _set_fuse(self, loader: Loader, source: HeadTensors, recipe: Recipe | None) -> None:
         """Pack what makes states of the target's hidden states."""
         wide = len(self.target_layers) * self.head.hidden_size
-        self._set(0, "fuse", loader.matrix("fc.weight", self.hidden_size, wide, recipe), None)
+        fuse = loader.matrix("fc.weight", self.hidden_size, wide, recipe)
+        pack(self.library, self.handle, 0, "fuse", fuse)
         names = self.head.fused_norms
         if names:
             size = (wide // len(names),)
@@ -159,29 +138,35 @@ class NativeHead(HeadChains, NativeTransformer):
 
         As many layers as there are stand for the states that the next rows of a draft begin with.
         """
-        assert isinstance(store, NativeStore)
-        wanted = sum(segment.logits for segment in segments)
-        rows = sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
-        own = torch.empty(wanted, self.shape.vocab_size)
-        kept = torch.empty(len(hidden), rows, self.hidden_size)
-        sublayers, states = range(2 * self.shape.num_layers), self._states(segments)
-        handles = self.handle, store.handle
-        self.library.forward(*handles, words_of(segments), sublayers, hidden, own, kept, states)
-        logits = torch.full((wanted, self.head.vocab_size), -torch.inf)
-        logits[:, self.drafted_ids] = own
-        return Output(logits if wanted else None, dict(zip(hidden, kept, strict=True)))
+        output = self._forward(segments, store, None, hidden)
+        if output.logits is None:
+            return output
+        logits = torch.full((len(output.logits), self.head.vocab_size), -torch.inf)
+        logits[:, self.drafted_ids] = output.logits
+        return Output(logits, output.hidden)
+
+    def new_store(self, num_pages: int, page_size: int) -> NativeStore:
+        """Return an empty cache for this head."""
+        store = super().new_store(num_pages, page_size)
+        self._layers.turn(store.num_slots)
+        return store
 
     def try_rows(self, count: int, store: Store) -> None:
-        tables, state = (
-            [array("i", (page,)) for page in range(count)],
-            torch.ones(1, self.hidden_size),
-        )
+        state = torch.ones(1, self.hidden_size)
+        tables = [array("i", (page,)) for page in range(count)]
         self.run([Segment([1], 0, pages, 1, 1, states=state) for pages in tables], store)
 
     def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
         return states_of(segments)
 
-    def _passes(self, store: Store) -> Passes:
+    def _in_python(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        inputs: Sequence[DraftInput | None],
+        noise: Noise,
+        needs_logits: bool,
+    ) -> list[DraftNodes]:
         behind = self.hidden_layers
 
         def passes(segment: Segment) -> tuple[torch.Tensor, Segment | None]:
@@ -189,7 +174,6 @@ class NativeHead(HeadChains, NativeTransformer):
             assert output.logits is not None
             if self.mask_state is not None:
                 return output.logits, None
-            states = output.hidden[behind][-1:]
-            return output.logits, segment._replace(logits=1, states=states)
+            return output.logits, segment._replace(logits=1, states=output.hidden[behind][-1:])
 
-        return passes
+        return draft_chains(passes, segments, inputs, noise)

@@ -10,17 +10,19 @@ from ..checkpoints.formats.shared import Tensors
 from ..checkpoints.head_tensors import check_tensors
 from ..checkpoints.heads import Head, check_target
 from ..checkpoints.weights import Loader
-from ..native.checks import free_with
-from ..native.interface import HEADS, Config
+from ..native.interface import HEADS
+from ..sampling.shared_noise import Noise
 from .base import Output, Store
-from .head_chains import HeadChains, Passes
-from .native import NativeTransformer, words_of
-from .native_head import head_recipe, states_of
+from .decide import DraftInput, DraftNodes
+from .head_chains import draft_chains, states_of
+from .native import NativeTransformer
+from .native_head import head_recipe
+from .native_model import NativeModel, pack, step_config
 from .native_store import NativeStore
 from .rows import Segment
 
 
-class NativeMedusa(HeadChains, NativeTransformer):
+class NativeMedusa(NativeModel):
     """Heads that each draft one token from the target's last hidden state, and have no cache.
 
     A segment stands for a sequence; its first row's state is the target's residual stream behind
@@ -40,16 +42,14 @@ class NativeMedusa(HeadChains, NativeTransformer):
         check_target(head, target.shape, target.hidden_size, target.hidden_layers)
         check_tensors(head)
         self.head, self.target = head, target
-        self.dtype, self.library, self.shape = target.dtype, target.library, target.shape
-        self.hidden_layers, self.hidden_size = 0, target.hidden_size
-        self.embedding = None
-        self.num_heads = head.longest or 1
+        self.hidden_size, self.num_heads = target.hidden_size, head.longest or 1
         recipe, source = head_recipe(quantization), Tensors(head.files)
-        self.coarse = recipe is not None and recipe.coarse
-        loader = Loader(source, target.shape, self.dtype, self.device, keeps=True, recipe=recipe)
-        library, each = self.library, head.blocks + 1
-        self.handle = library.new_model(self._config(1), None)
-        free_with(self, library.free, "model", self.handle)
+        library, dtype, each = target.library, target.dtype, head.blocks + 1
+        loader = Loader(source, target.shape, dtype, self.device, keeps=True, recipe=recipe)
+        coarse = recipe is not None and recipe.coarse
+        config = step_config(target.shape, dtype, target.max_length, coarse)
+        config.layers, config.blocks, config.input = self.num_heads, head.blocks, HEADS
+        super().__init__(library, target.shape, config, dtype, None)
         library.borrow(self.handle, target.handle)
         for number in range(self.num_heads * each):
             place, block = divmod(number, each)
@@ -59,16 +59,8 @@ class NativeMedusa(HeadChains, NativeTransformer):
             matrix, bias = loader.matrix(f"{name}weight", *shape, recipe), None
             if f"{name}bias" in source:
                 bias = source.get(f"{name}bias", shape[:1], torch.float32)
-            self._set(number, "draft", matrix, bias)
+            pack(library, self.handle, number, "draft", matrix, bias)
         library.check(self.handle)
-
-    def _config(self, max_length: int) -> Config:
-        config = super()._config(self.target.max_length)
-        config.layers, config.blocks, config.input = self.num_heads, self.head.blocks, HEADS
-        return config
-
-    def _turn(self, length: int) -> None:
-        """Nothing turns by position."""
 
     def new_store(self, num_pages: int, page_size: int) -> NativeStore:
         """Return an empty cache, with a page for each head at least; it takes no memory."""
@@ -79,15 +71,7 @@ class NativeMedusa(HeadChains, NativeTransformer):
 
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """Return the logits of each segment's heads, [segments * heads, vocabulary]."""
-        assert isinstance(store, NativeStore)
-        count, wide = len(segments), self.shape.vocab_size
-        logits, kept = (
-            torch.empty(count * self.num_heads, wide),
-            torch.empty(0, count, self.hidden_size),
-        )
-        states, handles = self._states(segments), (self.handle, store.handle)
-        self.library.forward(*handles, words_of(segments), (), (), logits, kept, states)
-        return Output(logits)
+        return self._forward(segments, store)
 
     def segment(self, states: torch.Tensor, key: str) -> Segment:
         """Return the segment of a sequence whose last state is ``states`` fp32 [1, hidden_size]."""
@@ -99,10 +83,17 @@ class NativeMedusa(HeadChains, NativeTransformer):
     def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
         return states_of(segments)
 
-    def _passes(self, store: Store) -> Passes:
-        def passes(segment: Segment) -> tuple[torch.Tensor, Segment | None]:
+    def _in_python(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        inputs: Sequence[DraftInput | None],
+        noise: Noise,
+        needs_logits: bool,
+    ) -> list[DraftNodes]:
+        def passes(segment: Segment) -> tuple[torch.Tensor, None]:
             logits = self.run([segment], store).logits
             assert logits is not None
             return logits, None
 
-        return passes
+        return draft_chains(passes, segments, inputs, noise)

@@ -1,0 +1,292 @@
+"""A model that the native step runs: whole, or a head beside one.
+
+``native.NativeTransformer``, ``native_head.NativeHead`` and ``native_medusa.NativeMedusa`` are its
+siblings: each packs weights of its own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..checkpoints.families import Architecture
+from ..checkpoints.quantize import Matrix, Quantized
+from ..checkpoints.rope import Rope
+from ..checkpoints.weights import Loader, Mlp
+from ..errors import ModelError
+from ..native.checks import free_with, within
+from ..native.interface import DTYPES, Config, DraftLimits
+from ..native.library import Library
+from ..native.masks import AllowedAfter
+from ..native.native_sampling import NativeNoise, NativePipeline
+from ..sampling.shared_noise import Noise
+from .base import Output, RowsModel, Store
+from .decide import DraftInput, DraftNodes, allowed_after, mask_bytes
+from .native_store import NativeStore
+from .planted import entries
+from .rows import Segment
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def step_config(shape: Architecture, dtype: torch.dtype, max_length: int, coarse: bool) -> Config:
+    """Return what the library asks to know of a model with layers of ``shape``."""
+    return Config(
+        dtype=DTYPES[dtype],
+        layers=shape.num_layers,
+        hidden=shape.hidden_size,
+        inner=shape.intermediate_size,
+        heads=shape.num_heads,
+        kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocabulary=shape.vocab_size,
+        max_length=max_length,
+        norm_eps=shape.norm_eps,
+        scale=shape.scale,
+        embedding_scale=shape.embedding_scale,
+        residual_scale=shape.residual_scale,
+        logits_scale=shape.logits_scale,
+        coarse=coarse,
+    )
+
+
+def pack(
+    library: Library,
+    handle: int,
+    index: int,
+    kind: str,
+    matrix: Matrix,
+    bias: torch.Tensor | None = None,
+    beside: int | None = None,
+) -> None:
+    """Give a matrix to the model ``handle``; ``beside`` is one that may hold the same."""
+    if isinstance(matrix, Quantized):
+        parts = matrix.codes, matrix.scales, matrix.zeros, matrix.bits, matrix.group
+        library.set_quantized(handle, index, kind, *parts, bias, beside)
+    else:
+        library.set_matrix(handle, index, kind, matrix, bias, beside)
+
+
+class NativeModel(RowsModel):
+    """A model of the C++ library, which knows it by its ``handle``.
+
+    Args:
+        library: whose step runs it.
+        shape: of its layers.
+        config: what the library asks to know.
+        dtype: of weights and cache.
+        embedding: kept beside the packed weights; None where the library has it, or none.
+    """
+
+    device = torch.device("cpu")
+    shape: Architecture
+
+    def __init__(
+        self,
+        library: Library,
+        shape: Architecture,
+        config: Config,
+        dtype: torch.dtype,
+        embedding: torch.Tensor | None,
+    ) -> None:
+        self.library, self.shape, self.dtype, self.embedding = library, shape, dtype, embedding
+        self.handle = library.new_model(config, embedding)
+        free_with(self, library.free, "model", self.handle)
+
+    def added_bytes(self, beside: RowsModel | None) -> int:
+        """See ``base.Model``; norms and rotary tables do not count."""
+        near = beside if isinstance(beside, NativeModel) else None
+        if near is not None and near.library is not self.library:
+            near = None
+        own = self.embedding
+        held = own is None or (near is not None and own is near.embedding)
+        packed = self.library.weight_bytes(self.handle, None if near is None else near.handle)
+        return packed + (0 if held or own is None else own.nbytes)
+
+    def page_bytes(self, page_size: int) -> int:
+        """Return the bytes of cache that a page of this model takes."""
+        return self.library.page_bytes(self.handle, page_size)
+
+    def new_store(self, num_pages: int, page_size: int) -> NativeStore:
+        """Return an empty cache for this model."""
+        return NativeStore(self.library, self.handle, self.shape, num_pages, page_size)
+
+    def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
+        """Return the states that rows begin with, None where they begin with an embedding."""
+        return None
+
+    def _forward(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        sublayers: Sequence[int] | None = None,
+        hidden: Sequence[int] = (),
+    ) -> Output:
+        """Return the model's own logits, and hidden states, in fp32.
+
+        Of ``sublayers``, as of ``Library.forward``, None stands for all.
+
+        Raises:
+            ModelError: a token, page, position or layer is out of range.
+        """
+        assert isinstance(store, NativeStore)
+        wanted = sum(segment.logits for segment in segments)
+        rows = sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
+        logits = torch.empty(wanted, self.shape.vocab_size)
+        kept = torch.empty(len(hidden), rows, self.hidden_size)
+        if sublayers is None:
+            sublayers = range(2 * self.hidden_layers)
+        words, states = words_of(segments), self._states(segments)
+        handles = self.handle, store.handle
+        self.library.forward(*handles, words, sublayers, hidden, logits, kept, states)
+        return Output(logits if wanted else None, dict(zip(hidden, kept, strict=True)))
+
+    def draft(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        inputs: Sequence[DraftInput | None],
+        noise: Noise,
+        needs_logits: bool = False,
+        sublayers: Sequence[int] = (),
+    ) -> list[DraftNodes]:
+        """See ``base.Model``; chains that need no Python are drafted in one call.
+
+        A chain also ends where its pipeline leaves nothing to draw. C++ calls back for a grammar's
+        masks, which follow from what was drafted. Of ``sublayers``, as of ``Library.forward``, none
+        stand for all; Python runs all.
+
+        Raises:
+            ModelError: a token, page or position is out of range.
+        """
+        assert isinstance(store, NativeStore)
+        native = isinstance(noise, NativeNoise) and not needs_logits
+        pipelines: list[int] = []
+        limits: list[DraftLimits] = []
+        planted = False
+        before: list[int] = []
+        drafting: list[int] = []
+        masks: dict[int, AllowedAfter] = {}
+        fast: list[Segment] = []
+        slow: list[int] = []
+        for i, asked in enumerate(inputs):
+            if asked is not None:
+                pipeline = asked.sequence.pipeline
+                if not native or not pipeline.native_handle:
+                    slow.append(i)
+                    continue
+                if pipeline.penalises:
+                    assert isinstance(pipeline, NativePipeline)
+                    pipeline.know(asked.sequence.tokens)
+                if pipeline.has_grammar:
+                    masks[len(drafting)] = allowed_after(asked.sequence, noise.vocab_size)
+                pipelines.append(pipeline.native_handle)
+                limits.append(asked.limits)
+                before.append(len(asked.sequence.tokens))
+                planted |= segments[i].planted is not None
+                drafting.append(i)
+            fast.append(segments[i])
+        most = max([limit.nodes for limit in limits], default=1)
+        within("a draft's length", most, 1, store.num_slots)
+        nodes = [DraftNodes([], [])] * len(segments)
+        if fast:
+            words = words_of(fast)
+            laws = [entries(segments[i]) for i in drafting] if planted else ()
+            drafts = self.library.draft(
+                *(self.handle, store.handle, words, pipelines, limits, laws),
+                masks=masks,
+                mask_bytes=mask_bytes(noise.vocab_size) if masks else 0,
+                states=self._states(fast),
+                sublayers=sublayers,
+                before=before,
+            )
+            for i, drafted in zip(drafting, drafts, strict=True):
+                nodes[i] = drafted
+        if slow:
+            some = [segments[i] for i in slow], store, [inputs[i] for i in slow]
+            drafts = self._in_python(*some, noise, needs_logits)
+            for i, drafted in zip(slow, drafts, strict=True):
+                nodes[i] = drafted
+        return nodes
+
+    @abstractmethod
+    def _in_python(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        inputs: Sequence[DraftInput | None],
+        noise: Noise,
+        needs_logits: bool,
+    ) -> list[DraftNodes]:
+        """See ``draft``; drafts where Python processes logits."""
+
+
+class NativeLayers:
+    """The decoder layers of a native model: packs their weights, and turns by position.
+
+    Args:
+        model: whose layers they are.
+        config: of the layers, for their ropes.
+        max_length: positions of a sequence at most.
+    """
+
+    def __init__(self, model: NativeModel, config: PretrainedConfig, max_length: int) -> None:
+        self.library, self.handle, self.shape = model.library, model.handle, model.shape
+        self._config, self.max_length = config, max_length
+        self._kinds, self._turned = list(dict.fromkeys(model.shape.kinds)), 0
+        self.turn(1)
+
+    def turn(self, length: int) -> None:
+        """Let the rotary tables reach ``length`` positions, as far as sequences do.
+
+        They grow with the cache, which no sequence exceeds: the longest context of a model can take
+        more memory than all its weights.
+        """
+        length = min(length, self.max_length)
+        if length <= self._turned:
+            return
+        for number, kind in enumerate(self._kinds):
+            rope = Rope(self._config, length, torch.float32, NativeModel.device, kind)
+            self.library.set_rotary(self.handle, number, *rope.halves())
+        self._turned = length
+
+    def load(self, loader: Loader, index: int, inputs: int | None = None) -> None:
+        """Pack one layer; what was read is dropped before the next, so that memory stays single."""
+        library, model, a = self.library, self.handle, self.shape
+        weights = loader.layer(index, inputs)
+        mlp = weights.mlp
+        assert isinstance(mlp, Mlp)
+        for kind, matrix, bias in (
+            ("qkv", weights.qkv, weights.qkv_bias),
+            ("output", weights.output, weights.output_bias),
+            ("gate_up", mlp.gate_up, mlp.gate_up_bias),
+            ("down", mlp.down, mlp.down_bias),
+        ):
+            pack(library, model, index, kind, matrix, bias)
+        window = a.windows[index]  # one beyond the longest sequence hides nothing
+        seen = None if window is None else min(window, self.max_length)
+        library.set_layer(model, index, seen, self._kinds.index(a.kinds[index]))
+        # Norms stand twice, as torch's kernels want them.
+        library.set_vector(model, index, "input", weights.input_norm[: a.hidden_size])
+        library.set_vector(model, index, "mlp", weights.mlp_norm[: a.hidden_size])
+        if weights.q_norm is not None and weights.k_norm is not None:
+            library.set_vector(model, index, "q", weights.q_norm[: a.head_dim])
+            library.set_vector(model, index, "k", weights.k_norm[: a.head_dim])
+
+
+def words_of(segments: Sequence[Segment]) -> array[int]:
+    """``segments`` as the library reads them, see src/api.cpp."""
+    words = array("i")
+    try:
+        for tokens, start, pages, logits, _, nodes, parents, _, _, first, _ in segments:
+            sizes = len(tokens), len(nodes), start, len(pages), logits, first
+            words.extend((*sizes, *tokens, *nodes, *parents))
+            words.extend(pages)
+    except (OverflowError, TypeError) as error:
+        raise ModelError(f"a segment has a number that is not of 32 bits ({error}).") from None
+    return words
