@@ -71,7 +71,7 @@ class NativeMedusa(NativeModel):
 
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """Return the logits of each segment's heads, [segments * heads, vocabulary]."""
-        return self._forward(segments, store)
+        return self._forward(segments, store, wanted=len(segments) * self.num_heads)
 
     def segment(self, states: torch.Tensor, key: str) -> Segment:
         """Return the segment of a sequence whose last state is ``states`` fp32 [1, hidden_size]."""

@@ -126,22 +126,26 @@ class NativeModel(RowsModel):
         store: Store,
         sublayers: Sequence[int] | None = None,
         hidden: Sequence[int] = (),
+        wanted: int | None = None,
     ) -> Output:
-        """Return the model's own logits, and hidden states, in fp32.
+        """Return the model's own logits, ``wanted`` if not as many as segments say, and states.
 
-        Of ``sublayers``, as of ``Library.forward``, None stands for all.
+        Both are fp32. Of ``sublayers``, as of ``Library.forward``, None stands for all.
 
         Raises:
             ModelError: a token, page, position or layer is out of range.
         """
         assert isinstance(store, NativeStore)
-        wanted = sum(segment.logits for segment in segments)
-        rows = sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
+        if wanted is None:
+            wanted = sum(segment.logits for segment in segments)
+        words, states = words_of(segments), self._states(segments)
+        rows = (
+            sum(len(s.tokens) + len(s.nodes) for s in segments) if states is None else len(states)
+        )
         logits = torch.empty(wanted, self.shape.vocab_size)
         kept = torch.empty(len(hidden), rows, self.hidden_size)
         if sublayers is None:
             sublayers = range(2 * self.hidden_layers)
-        words, states = words_of(segments), self._states(segments)
         handles = self.handle, store.handle
         self.library.forward(*handles, words, sublayers, hidden, logits, kept, states)
         return Output(logits if wanted else None, dict(zip(hidden, kept, strict=True)))
