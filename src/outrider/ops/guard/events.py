@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from math import nan
 from typing import Any
 
@@ -36,32 +37,21 @@ class Events:
         self._store, self._webhook, self._dry_run = store, webhook, dry_run
         self._alerts: dict[str, str] = {}
         self._server: Any = None
-        own = self.registry
-        self._state = Gauge(
-            "outrider_guard_state", "1 for the state of now.", ["state"], registry=own
-        )
+        gauge = partial(Gauge, registry=self.registry)
+        self._state = gauge("outrider_guard_state", "1 for the state of now.", ["state"])
+        self._warm = gauge("outrider_guard_standby_warm", "1 while the standby answers.")
+        self._leads = gauge("outrider_guard_leader", "1 while this guard may act.")
+        self._alert = gauge("outrider_guard_alert", "1 while this is wrong.", ["alert"])
+        labels = ["action", "signal"]
         self._actions = Counter(
-            "outrider_guard_actions", "What the guard did.", ["action", "signal"], registry=own
-        )
-        self._warm = Gauge(
-            "outrider_guard_standby_warm",
-            "1 while the standby answers.",
-            registry=own,
-        )
-        self._leads = Gauge("outrider_guard_leader", "1 while this guard may act.", registry=own)
-        self._alert = Gauge(
-            "outrider_guard_alert", "1 while this is wrong.", ["alert"], registry=own
+            "outrider_guard_actions", "What the guard did.", labels, registry=self.registry
         )
         self._warm.set(nan)
         for alert in ALERTS:
             self._alert.labels(alert).set(0)
 
     def listen(self, address: str) -> None:
-        """Serve the metrics.
-
-        Raises:
-            ConfigError: the port is taken.
-        """
+        """Serve the metrics, or raise ConfigError: the port is taken."""
         host, _, port = address.rpartition(":")
         try:
             self._server = start_http_server(int(port), host.strip("[]"), self.registry)

@@ -29,8 +29,7 @@ class Lease(Protocol):
     def hold(self, now: float) -> str | None:
         """Take or renew the lease; return None if this guard has it, else a sentence on who does.
 
-        Args:
-            now: seconds of a monotonic clock.
+        ``now`` are seconds of a monotonic clock.
         """
         ...
 
@@ -55,7 +54,7 @@ class FileLease:
 
     def hold(self, now: float) -> str | None:
         """Take the lock unless this guard has it, on the file that has the name at present."""
-        if self._file is not None and self._is_there(self._file):
+        if self._is_there():
             return None
         self.release()
         try:
@@ -74,12 +73,12 @@ class FileLease:
             os.write(file, f"{os.getpid()}\n".encode())
         return None
 
-    def _is_there(self, file: int) -> bool:
-        """Return whether the lock is on the file that others would lock."""
-        try:
-            return os.path.samestat(os.fstat(file), os.stat(self._path))
-        except OSError:
-            return False
+    def _is_there(self) -> bool:
+        """Return whether there is a lock, on the file that others would lock."""
+        with suppress(OSError):
+            if self._file is not None:
+                return os.path.samestat(os.fstat(self._file), os.stat(self._path))
+        return False
 
     def release(self) -> None:
         """Give the lock back."""
@@ -119,15 +118,15 @@ class KubernetesLease:
                 "metadata": {"name": self._name}, "spec": self._spec({}),
             }  # fmt: skip
             return self._taken(self._cluster.ask(self._folder, body))
-        found = answer.json()
-        if not answer.ok or not isinstance(found, dict):
+        there = answer.json()
+        if not answer.ok or not isinstance(there, dict):
             return f"The Lease {self._name} cannot be read ({reason(answer)})."
-        spec = found["spec"] if isinstance(found.get("spec"), dict) else {}
+        spec = there["spec"] if isinstance(there.get("spec"), dict) else {}
         holder = spec.get("holderIdentity")
         if holder not in (None, "", self._me) and not self._ran_out(spec, now):
             return f"Another guard acts ({printable(holder, 100)}); this one only watches."
-        found["spec"] = self._spec(spec)
-        return self._taken(self._cluster.ask(f"{self._folder}/{self._name}", found, method="PUT"))
+        there["spec"] = self._spec(spec)
+        return self._taken(self._cluster.ask(f"{self._folder}/{self._name}", there, method="PUT"))
 
     def _taken(self, answer: Any) -> str | None:
         if answer.ok:

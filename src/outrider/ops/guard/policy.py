@@ -88,6 +88,11 @@ Matcher = Annotated[
 ]  # fmt: skip
 
 
+def key_in(variable: str | None) -> str | None:
+    """Return the API key that a variable holds; None for none."""
+    return os.environ.get(variable) if variable else None
+
+
 class Table:
     """A table of a policy."""
 
@@ -145,7 +150,7 @@ class Server(Table):
     @property
     def key(self) -> str | None:
         """The API key; None for none."""
-        return os.environ.get(self.key_env) if self.key_env else None
+        return key_in(self.key_env)
 
     @property
     def has_switch(self) -> bool:

@@ -13,7 +13,7 @@ from ...base.outside.sockets import Deadline
 from ...base.outside.text import printable
 from ...errors import EndpointError
 from ..metrics import Figures, Reader, Window, names_of
-from .policy import Policy, Server
+from .policy import Policy, Server, key_in
 from .states import Side
 
 QUANTILE = 0.99
@@ -49,95 +49,88 @@ GAUGES = {
 """By figure: its name in the table of metrics, and how several servers' are one."""
 
 
-def side(up: bool | None, found: Mapping[str, float | None]) -> Side:
+def side(up: bool | None, figures: Mapping[str, float | None]) -> Side:
     """Return a side from its figures: counts over the window, and present gauges.
 
     Negative counts and sums that are not finite are left out.
     """
-    found = {
-        name: value for name, value in found.items()
-        if value is not None and isfinite(value) and value >= 0
-    }  # fmt: skip
-    done, failed = found.get("done"), found.get("failed") or 0.0
+    seen = {name: x for name, x in figures.items() if x is not None and isfinite(x) and x >= 0}
+    done, failed = seen.get("done"), seen.get("failed", 0.0)
     requests = None if done is None and not failed else (done or 0.0) + failed
-    drafted, accepted = found.get("drafted"), found.get("accepted")
-    stalled = (found.get("running") or 0.0) >= 1 and found.get("tokens") == 0 and not requests
+    drafted, accepted = seen.get("drafted"), seen.get("accepted")
+    stalled = seen.get("running", 0.0) >= 1 and seen.get("tokens") == 0 and not requests
     return Side(
         up=up,
         requests=requests,
         errors=failed / requests if requests else None,
-        p99=inf if stalled else found.get("p99"),
-        memory=found.get("memory"),
+        p99=inf if stalled else seen.get("p99"),
         acceptance=min(1.0, accepted / drafted) if drafted and accepted is not None else None,
         drafted=drafted,
-        speedup=found.get("speedup"),
-        draft_length=found.get("draft_length"),
+        **{name: seen.get(name) for name in ("memory", "speedup", "draft_length")},
     )
 
 
 def queries(kind: str, matcher: str, window: float) -> dict[str, str]:
     """Return PromQL for each figure that an engine has."""
-    names, span = names_of(kind), f"{max(1, round(window * 1000))}ms"
-    found = {"up": f"max(up{{{matcher}}})"}
+    names, span = names_of(kind), _span(window)
+    texts = {"up": f"max(up{{{matcher}}})"}
     for figure, name in COUNTERS.items():
         if name in names:
-            found[figure] = f"sum(increase({names[name]}_total{{{matcher}}}[{span}]))"
+            texts[figure] = f"sum(increase({names[name]}_total{{{matcher}}}[{span}]))"
     if "failed" in names:
         labels = f'{matcher},{names["failed_label"]}=~"{names["failed_values"]}"'
-        found["failed"] = f"sum(increase({names['failed']}_total{{{labels}}}[{span}]))"
+        texts["failed"] = f"sum(increase({names['failed']}_total{{{labels}}}[{span}]))"
     for figure, (name, how) in GAUGES.items():
         if name in names:
-            found[figure] = f"{how}({names[name]}{{{matcher}}})"
+            texts[figure] = f"{how}({names[name]}{{{matcher}}})"
     if "e2e" in names:
         buckets = f"{names['e2e']}_bucket{{{matcher}}}[{span}]"
-        found["p99"] = f"histogram_quantile({QUANTILE}, sum by (le) (increase({buckets})))"
-    return found
+        texts["p99"] = f"histogram_quantile({QUANTILE}, sum by (le) (increase({buckets})))"
+    return texts
+
+
+def _span(window: float) -> str:
+    return f"{max(1, round(window * 1000))}ms"
 
 
 class Prometheus:
     """Asks Prometheus' HTTP API; a figure without a series is None."""
 
     def __init__(self, policy: Policy) -> None:
-        own = policy.source
+        self._policy, own = policy, policy.source
         self._url = (own.url or "").rstrip("/")
-        self._policy = policy
-        self._queries = {
-            "engine": self._texts(policy.engine, own.engine),
-            "standby": self._texts(policy.standby, own.standby),
-        }
+        self._engine = self._texts(policy.engine, own.engine)
+        self._standby = self._texts(policy.standby, own.standby)
 
     def _texts(self, server: Server | None, matcher: str | None) -> dict[str, str]:
         if server is None or matcher is None:
             return {}
-        window = self._policy.window
-        span = f"{max(1, round(window * 1000))}ms"
+        span = _span(self._policy.window)
         own = {
             name: text.replace("$MATCHER", matcher).replace("$WINDOW", span)
             for name, text in self._policy.source.queries.items()
         }
-        return queries(server.kind, matcher, window) | own
+        return queries(server.kind, matcher, self._policy.window) | own
 
     def read(self, now: float) -> tuple[Side, Side]:
         """Return the sides; ``now`` is Prometheus' own."""
         deadline = Deadline(SECONDS)
-        engine, standby = (
-            {name: self._ask(text, deadline) for name, text in self._queries[each].items()}
-            for each in ("engine", "standby")
-        )
-        return _queried(engine), _queried(standby)
+        return self._side(self._engine, deadline), self._side(self._standby, deadline)
+
+    def _side(self, texts: Mapping[str, str], deadline: Deadline) -> Side:
+        values = {name: self._ask(text, deadline) for name, text in texts.items()}
+        up = values.get("up")
+        return side(None if up is None else up > 0, values)
 
     def _ask(self, text: str, deadline: Deadline) -> float | None:
-        key = None
-        if self._policy.source.key_env:
-            key = Server("", key_env=self._policy.source.key_env).key
-        url = f"{self._url}/api/v1/query?{urlencode({'query': text})}"
         try:
             left = deadline.left()
         except TimeoutError:
             raise EndpointError(
                 f"Prometheus at {self._url} does not answer all queries within {SECONDS:g} s."
             ) from None
-        answer = call(url, key=key, seconds=left)
+        url = f"{self._url}/api/v1/query?{urlencode({'query': text})}"
+        answer = call(url, key=key_in(self._policy.source.key_env), seconds=left)
         document = answer.json()
         if not answer.ok or not isinstance(document, dict) or document.get("status") != "success":
             told = printable(document.get("error") or "") if isinstance(document, dict) else ""
@@ -146,11 +139,6 @@ class Prometheus:
                 f"{f', {told}' if told else ''})."
             )
         return _value(document.get("data"))
-
-
-def _queried(found: Mapping[str, float | None]) -> Side:
-    up = found.get("up")
-    return side(None if up is None else up > 0, found)
 
 
 def _value(data: Any) -> float | None:

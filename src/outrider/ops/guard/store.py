@@ -16,9 +16,10 @@ from ...base.outside.text import printable
 from ...errors import ConfigError
 from .states import State, check_status, of_json
 
-STATE, STATUS, COMMAND, AUDIT = "state.json", "status.json", "command.json", "audit.jsonl"
-
-
+STATE = "state.json"
+STATUS = "status.json"
+COMMAND = "command.json"
+AUDIT = "audit.jsonl"
 LONGEST = 2000
 """Most characters of an event's text."""
 LONGEST_ENTRY = 16384
@@ -40,13 +41,12 @@ class Store:
 
     def __init__(self, folder: str | Path, *, create: bool = True) -> None:
         self.folder = Path(folder)
-        if create:
-            try:
+        try:
+            if create:
                 self.folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(
-                    f"The guard's folder {folder} cannot be made: {error.strerror}."
-                ) from None
+        except OSError as error:
+            why = f"The guard's folder {folder} cannot be made: {error.strerror}."
+            raise ConfigError(why) from None
 
     def load(self, engine: str) -> State:
         """Return the state on disk, a new one where there is none.
@@ -59,18 +59,12 @@ class Store:
             return State(engine=engine)
         state = of_json(document, str(self.folder / STATE))
         if state.engine != engine:
-            raise ConfigError(
-                f"{self.folder} belongs to a guard of {printable(state.engine)}; name another "
-                "folder."
-            )
+            whose = printable(state.engine)
+            raise ConfigError(f"{self.folder} belongs to a guard of {whose}; name another folder.")
         return state
 
     def save(self, state: State) -> None:
-        """Write the state; readers, and a guard after kill -9, see either the old or the new one.
-
-        Raises:
-            StoreError: it cannot be written; the old one is still there.
-        """
+        """Write the state, or raise StoreError; a guard after kill -9 sees the old or the new."""
         self._write(STATE, state.to_json())
 
     def show(self, status: dict[str, Any]) -> None:
@@ -78,11 +72,7 @@ class Store:
         self._write(STATUS, status)
 
     def status(self) -> dict[str, Any] | None:
-        """Return the last status; None if no guard ever ran here.
-
-        Raises:
-            ConfigError: the file is damaged.
-        """
+        """Return the last status, None if no guard ever ran here; ConfigError if it is damaged."""
         document = self._read(STATUS)
         return None if document is None else check_status(document, str(self.folder / STATUS))
 
@@ -91,33 +81,21 @@ class Store:
         self._write(COMMAND, {"force": mode})
 
     def commanded(self) -> tuple[bool, str | None]:
-        """Return whether a person gave a command, and its mode.
-
-        Raises:
-            ConfigError: the file is damaged.
-        """
+        """Return whether a person gave a command, and its mode; ConfigError if it is damaged."""
         document = self._read(COMMAND)
         if not isinstance(document, dict) or "force" not in document:
             return False, None
         return True, document["force"]
 
     def obeyed(self) -> None:
-        """Delete the person's command, which the state now holds.
-
-        Raises:
-            StoreError: the folder cannot be written.
-        """
+        """Delete the person's command, which the state now holds, or raise StoreError."""
         try:
             (self.folder / COMMAND).unlink(missing_ok=True)
         except OSError as error:
             raise _cannot_write(self.folder / COMMAND, error) from None
 
     def record(self, entry: dict[str, Any]) -> None:
-        """Append a line to the audit; it is on disk when this returns.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Append a line to the audit, on disk when this returns, or raise StoreError."""
         line = json.dumps(finite(entry)) + "\n"
         path = self.folder / AUDIT
         try:
@@ -141,7 +119,7 @@ class Store:
         path = self.folder / AUDIT
         if not self._exists(path):
             return []
-        found: deque[dict[str, Any]] = deque(maxlen=last)
+        entries: deque[dict[str, Any]] = deque(maxlen=last)
         try:
             with path.open("rb") as file:
                 begin = max(0, path.stat().st_size - last * LONGEST_ENTRY)
@@ -149,32 +127,22 @@ class Store:
                     file.seek(begin - 1)
                     file.readline(MOST_BYTES)  # skip the rest of an older line
                 while line := file.readline(MOST_BYTES):
-                    try:
-                        entry = parse_json(line, str(path))
-                    except ConfigError:
-                        continue
-                    if isinstance(entry, dict):
-                        found.append(entry)
+                    with suppress(ConfigError):
+                        if isinstance(entry := parse_json(line, str(path)), dict):
+                            entries.append(entry)
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-        return list(found)
+        return list(entries)
 
     def _exists(self, path: Path) -> bool:
-        """Return whether a regular file exists.
-
-        Raises:
-            ConfigError: it is something else, such as a pipe or a folder, or cannot be examined.
-        """
+        """Return whether a file exists; ConfigError if it is none, such as a pipe or a folder."""
         try:
-            regular = stat.S_ISREG(path.stat().st_mode)
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise ConfigError(f"{path} is not a regular file; remove it to start again.")
         except FileNotFoundError:
             return False
-        except NotADirectoryError:
-            raise ConfigError(f"The guard's folder {self.folder} is a file.") from None
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-        if not regular:
-            raise ConfigError(f"{path} is not a regular file; remove it to start again.")
         return True
 
     def _read(self, name: str) -> Any:
@@ -182,12 +150,9 @@ class Store:
         if not self._exists(path):
             return None
         text = read(path, str(path), limit=MOST_BYTES)
-        try:
-            found = parse_json(text, str(path), unique=True)
-            if found is not None:
-                return found
-        except ConfigError:
-            pass
+        with suppress(ConfigError):
+            if (document := parse_json(text, str(path), unique=True)) is not None:
+                return document
         raise ConfigError(f"{path} is damaged; remove it to start again.")
 
     def _write(self, name: str, document: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ....base.outside.http import call
 from ....errors import EndpointError
-from ..policy import Server, Traffic
+from ..policy import Traffic, key_in
 from ..states import Weights
 from .base import SwitchError, weight
 
@@ -16,7 +16,7 @@ class Webhook:
 
     def __init__(self, traffic: Traffic) -> None:
         self._url = traffic.url or ""
-        self._key = Server("", key_env=traffic.key_env).key
+        self._key = key_in(traffic.key_env)
 
     def read(self) -> Weights:
         """Return the weights in force."""
