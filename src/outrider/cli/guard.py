@@ -39,8 +39,7 @@ def run(
     json_: AsJson = False,
 ) -> None:
     """Run the guard until it is interrupted; what it changed stays as it is."""
-    from ..ops.guard.loop import Stop
-    from ..ops.guard.loop import run as run_guard
+    from ..ops.guard.loop import Guard, Stop
 
     chosen = read(policy)
     if dry_run:
@@ -56,7 +55,7 @@ def run(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop.ask)
     logger.info("watching %s every %g s", chosen.engine.url, chosen.interval)
-    run_guard(chosen, stop)
+    Guard(chosen, stop=stop).run()
 
 
 class _Json(logging.Formatter):

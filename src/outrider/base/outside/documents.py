@@ -14,6 +14,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,10 @@ def parse_json(
         limit: most bytes.
         unique: whether a duplicate key is an error; otherwise the last one counts.
 
-    Raises:
-        OutriderError: of type ``error``: it is not JSON, or exceeds a bound.
+    Raises OutriderError: of type ``error``: it is not JSON, or exceeds a bound.
     """
 
-    def load(checked: str) -> Any:
-        return json.loads(checked, object_pairs_hook=_object if unique else None)
-
+    load = partial(json.loads, object_pairs_hook=_object if unique else None)
     return _parse(text, what, "JSON", limit, error, load)
 
 
@@ -69,15 +67,11 @@ def parse_yaml(
     Keys are strings as they are written (``on: 1`` has the key "on"), and dates stay strings.
     Aliases and merge keys are expanded, within a bound.
 
-    Raises:
-        OutriderError: of type ``error``: it is not YAML, exceeds a bound, or has a duplicate key or
-            a tag that is not YAML's own.
+    Raises OutriderError: of type ``error``: it is not YAML, exceeds a bound, or has a duplicate key
+    or a tag that is not YAML's own.
     """
 
-    def load(checked: str) -> Any:
-        return documents(checked, DEEPEST)
-
-    return list(_parse(text, what, "YAML", limit, error, load))
+    return list(_parse(text, what, "YAML", limit, error, partial(documents, deepest=DEEPEST)))
 
 
 def parse_toml(
@@ -85,8 +79,7 @@ def parse_toml(
 ) -> dict[str, Any]:
     """Return the document of a TOML text.
 
-    Raises:
-        OutriderError: of type ``error``: it is not TOML, or exceeds a bound.
+    Raises OutriderError: of type ``error``: it is not TOML, or exceeds a bound.
     """
 
     def load(checked: str) -> Any:
@@ -121,19 +114,18 @@ def read_toml(
 def read(file: Path, what: str, *, limit: int = MOST_JSON, error: Kind = ConfigError) -> bytes:
     """Return the bytes of a file, or of a pipe such as the shell's ``<(...)``.
 
-    Raises:
-        OutriderError: of type ``error``: it cannot be read, or has more than ``limit`` bytes.
+    Raises OutriderError: of type ``error``: it cannot be read, or has more than ``limit`` bytes.
     """
     try:
         with file.open("rb") as opened:
-            found = opened.read(limit + 1)
+            data = opened.read(limit + 1)
     except OSError as failure:
         raise error(f"{what} cannot be read: {failure.strerror}.") from None
     except ValueError:  # a NUL in the path
         raise error(f"{what} cannot be read: a file cannot have such a name.") from None
-    if len(found) > limit:
+    if len(data) > limit:
         raise error(_too_large(what, limit))
-    return found
+    return data
 
 
 def _too_large(what: str, limit: int) -> str:
@@ -162,19 +154,18 @@ def _parse(
 
 
 def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    read: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in read:
             raise ValueError(f"it has the key {shown(name)} twice in one object")
-        found[name] = value
-    return found
+        read[name] = value
+    return read
 
 
 def _clean(value: Any, path: tuple[object, ...] = ()) -> Any:
     """Return a cleaned copy of a value within this module's bounds; ``path`` leads to it.
 
-    Raises:
-        ValueError: it exceeds them.
+    Raises ValueError: it exceeds them.
     """
     if isinstance(value, str):
         return well_formed(value)

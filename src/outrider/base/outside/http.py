@@ -70,8 +70,7 @@ class Answer:
 def address(url: str, what: str = "endpoint") -> Address:
     """Return the parts of a URL; without a scheme it is http.
 
-    Raises:
-        ConfigError: it is not an address; ``what`` names it in the message.
+    Raises ConfigError: it is not an address; ``what`` names it in the message.
     """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -89,11 +88,7 @@ def address(url: str, what: str = "endpoint") -> Address:
 
 
 def check_key(key: str | None, what: str = "the API key") -> None:
-    """Refuse a key that no header can carry.
-
-    Raises:
-        ConfigError: no header can carry it.
-    """
+    """Refuse a key that no header can carry. Raises ConfigError: no header can carry it."""
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{what} has characters that no header can carry; correct it.")
 
@@ -113,9 +108,8 @@ def call(
         tls: replaces the system's certificate authorities.
         take: gets the parts of a successful body as they come; the body of the answer stays empty.
 
-    Raises:
-        ConfigError: the address or the key is malformed.
-        EndpointError: no answer comes in time, or it is not HTTP, too long, or a redirect.
+    Raises ConfigError: the address or the key is malformed; EndpointError: no answer comes in time,
+    or it is not HTTP, too long, or a redirect.
     """
     there = address(url, "the address")
     check_key(key)
@@ -152,8 +146,7 @@ def _taken(
 ) -> Answer:  # fmt: skip
     """Return the answer once all of its body is here.
 
-    Raises:
-        EndpointError: it is a redirect, or too long.
+    Raises EndpointError: it is a redirect, or too long.
     """
     head = [len(name) + len(value) for name, value in came.headers.raw]
     if len(head) > MOST_HEADERS or sum(head) > MOST_HEADER_BYTES:

@@ -45,8 +45,7 @@ def checked(kind: type[T], document: Any, what: str) -> T:
 
     ``what`` names the document in messages, as in "The policy guard.toml".
 
-    Raises:
-        ConfigError: it has another form; the message says what is wrong, where, and what to do.
+    Raises ConfigError: it has another form; the message says what is wrong, where, and what to do.
     """
     try:
         # Strict JSON turns lists into tuples and texts into enums, and converts nothing else.

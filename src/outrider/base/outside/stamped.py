@@ -109,9 +109,8 @@ class Connection(asyncio.Protocol):
     async def exchange(self, request: bytes) -> Answer:
         """Send a request and return its whole answer.
 
-        Raises:
-            GoneError: the connection ended before any byte of an answer.
-            EndpointError: it ended later, or the answer is not HTTP.
+        Raises GoneError: the connection ended before any byte of an answer; EndpointError: it ended
+        later, or the answer is not HTTP.
         """
         assert self.transport is not None
         self._answer, self._done = Answer(), asyncio.get_running_loop().create_future()
@@ -138,8 +137,7 @@ class Client:
         key: sent as a bearer token; None sends none.
         more: bytes that are allowed beyond ``MOST_BYTES``.
 
-    Raises:
-        ConfigError: the address is none.
+    Raises ConfigError: the address is none.
     """
 
     def __init__(self, url: str, key: str | None = None, more: int = 0) -> None:
@@ -170,8 +168,7 @@ class Client:
         A kept connection may end just as it is used again, since servers end idle ones: where it
         brought no byte of an answer, the request is sent once more, over a new connection.
 
-        Raises:
-            EndpointError: nobody answers, or the connection breaks.
+        Raises EndpointError: nobody answers, or the connection breaks.
         """
         while self._idle:
             connection = self._idle.pop()
@@ -193,8 +190,7 @@ class Client:
     async def ask(self, path: str, body: Any = None, seconds: float = 30.0) -> Answer:
         """Return the answer to one request outside of the load.
 
-        Raises:
-            EndpointError: nobody answers within ``seconds``.
+        Raises EndpointError: nobody answers within ``seconds``.
         """
         try:
             return await asyncio.wait_for(self.send(self.encode(path, body)), seconds)

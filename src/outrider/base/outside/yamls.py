@@ -57,8 +57,7 @@ def _key(node: Any) -> str:
 def documents(text: str, deepest: int) -> list[Any]:
     """Return the documents of a text.
 
-    Raises:
-        ValueError: it is not YAML, nested deeper than ``deepest``, or refused.
+    Raises ValueError: it is not YAML, nested deeper than ``deepest``, or refused.
     """
     try:
         _check(text, deepest)
@@ -87,8 +86,7 @@ class _Open:
 def _check(text: str, deepest: int) -> None:
     """Refuse a text with too many values, too deep nesting, or a duplicate key.
 
-    Raises:
-        ValueError: it has one of these.
+    Raises ValueError: it has one of these.
     """
     sizes: dict[str, int] = {}
     opened: list[_Open] = []

@@ -131,8 +131,7 @@ def read_baseline(file: Path) -> Baseline:
         file: what ``outrider ops diagnose --save`` kept of a plain server, or a report of
             ``outrider bench serve`` or ``vllm bench serve``.
 
-    Raises:
-        ConfigError: it cannot be read, has several runs, or no time of a token.
+    Raises ConfigError: it cannot be read, has several runs, or no time of a token.
     """
     runs = [run for run in read_file(file) if isinstance(run.facts.get("tpot"), float)]
     if len(runs) != 1:

@@ -53,8 +53,7 @@ def source() -> dict[str, Any]:
 def thresholds(others: Mapping[str, object] | None = None) -> dict[str, float]:
     """Return all thresholds: the defaults, and those given instead.
 
-    Raises:
-        ConfigError: there is no such threshold, or its value is no number from 0 on.
+    Raises ConfigError: there is no such threshold, or its value is no number from 0 on.
     """
     found = {name: float(each["value"]) for name, each in source()["threshold"].items()}
     for name, value in (others or {}).items():
@@ -71,8 +70,7 @@ def thresholds(others: Mapping[str, object] | None = None) -> dict[str, float]:
 def break_even_of(file: Path) -> float:
     """Return the break-even acceptance from a file of ``outrider ops advise --out``.
 
-    Raises:
-        ConfigError: the file cannot be read, or has none.
+    Raises ConfigError: the file cannot be read, or has none.
     """
     found = load_advice(file).break_even
     if found is None:
@@ -96,8 +94,7 @@ def groups(
             plain thresholds of acceptance.
         others: thresholds instead of the defaults.
 
-    Raises:
-        ConfigError: latency or a threshold is none.
+    Raises ConfigError: latency or a threshold is none.
     """
     if latency not in LATENCIES:
         raise ConfigError(f"latency {shown(latency)} is not known; give e2e or ttft.")
@@ -150,8 +147,7 @@ def render(
 ) -> str:
     """Return the rules as YAML: form prometheus or kubernetes; see ``groups`` for the others.
 
-    Raises:
-        ConfigError: the form is neither.
+    Raises ConfigError: the form is neither.
     """
     spec: dict[str, Any] = {"groups": groups(latency, break_even, others)}
     if form == "kubernetes":

@@ -22,8 +22,7 @@ class Cluster:
         url: its address, as ``kubectl proxy`` prints it; the pod's own cluster unless given.
         key_env: a variable with a token; the account's token unless given.
 
-    Raises:
-        ConfigError: there is no address, and this is no pod.
+    Raises ConfigError: there is no address, and this is no pod.
     """
 
     def __init__(self, url: str | None, key_env: str | None = None) -> None:
@@ -47,8 +46,7 @@ class Cluster:
             kind: str = "application/json", seconds: float = SECONDS) -> Answer:  # fmt: skip
         """Return the answer to a request; the token is read anew, since it is renewed.
 
-        Raises:
-            EndpointError: nobody answers.
+        Raises EndpointError: nobody answers.
         """
         return call(self.url + path, body, method=method, key=self._key(), seconds=seconds,
                     tls=self._tls,

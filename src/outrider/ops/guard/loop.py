@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -44,8 +44,7 @@ class Stop:
     def at_once(self) -> Iterator[None]:
         """Let a signal end the code inside at once, which must change nothing.
 
-        Raises:
-            StoppedError: a signal came.
+        Raises StoppedError: a signal came.
         """
         self._waits = True
         try:
@@ -88,8 +87,7 @@ class Guard:
     def run(self) -> None:
         """Evaluate every interval until asked to stop; an evaluation that fails is an alert.
 
-        Raises:
-            ConfigError: the first one cannot write the folder, or the policy cannot be used.
+        Raises ConfigError: the first one cannot write the folder, or the policy cannot be used.
         """
         if self.policy.listen is not None:
             self.events.listen(self.policy.listen)
@@ -197,7 +195,11 @@ class Guard:
         if seen.trouble is not None and self.state.forced is None:
             return {}
         drifted, failed = self._enforce(seen)
-        self._undo(before, failed)
+        if failed:  # their tracks stay as they were
+            undone: dict[str, Any] = {track: getattr(before, track) for track in failed}
+            if "drafting" in failed:
+                undone["reduced_to"] = before.reduced_to
+            self._remember(**undone)
         if drifted and not decision.events:
             self.events.tell("drift", f"{' and '.join(drifted)} put back to {self.state.mode}")
         for event in decision.events:
@@ -209,20 +211,8 @@ class Guard:
         self._failing = tuple(event.action for event in decision.events if event.track in failed)
         return {"failed": " ".join(failed.values())} if failed else {}
 
-    def _undo(self, before: State, failed: Mapping[str, str]) -> None:
-        """Go back to what was before in the tracks whose change failed."""
-        undone: dict[str, Any] = {track: getattr(before, track) for track in failed}
-        if "drafting" in failed:
-            undone["reduced_to"] = before.reduced_to
-        if undone:
-            self._remember(**undone)
-
     def _enforce(self, seen: Observation) -> tuple[list[str], dict[str, str]]:
-        """Put into force what the state wants and is not so.
-
-        Returns:
-            The tracks that were changed, and by track why one could not be.
-        """
+        """Put the state into force; return the tracks that changed, and by track why not."""
         changed: list[str] = []
         failed: dict[str, str] = {}
         for track, enforce in (("traffic", self._set_traffic), ("drafting", self._set_drafting)):
@@ -280,12 +270,3 @@ class Guard:
                 "traffic": asdict(self.state.traffic),
             }
         )
-
-
-def run(policy: Policy, stop: Stop) -> None:
-    """Run a guard until it is asked to stop.
-
-    Raises:
-        ConfigError: the policy's folder, its port or one of its keys cannot be used.
-    """
-    Guard(policy, stop=stop).run()

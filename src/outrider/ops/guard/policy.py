@@ -276,11 +276,7 @@ class Policy(Table):
 
 
 def read(file: Path) -> Policy:
-    """Return the policy in a file.
-
-    Raises:
-        ConfigError: it cannot be read, or is no policy.
-    """
+    """Return the policy in a file. Raises ConfigError: it cannot be read, or is no policy."""
     where = f"The policy {file}"
     return parse(read_toml(file, where), where, file.parent)
 
@@ -288,8 +284,7 @@ def read(file: Path) -> Policy:
 def parse(document: Mapping[str, Any], where: str = "The policy", beside: Path = Path()) -> Policy:
     """Return the policy in a document; the path of its advice is relative to ``beside``.
 
-    Raises:
-        ConfigError: something in it is wrong; the message says what and where.
+    Raises ConfigError: something in it is wrong; the message says what and where.
     """
     if "engine" not in document:
         raise ConfigError(f"{where} names no engine; add [engine] with its url.")

@@ -26,11 +26,7 @@ class Source(Protocol):
     """Gives the figures of engine and standby over the policy's window."""
 
     def read(self, now: float) -> tuple[Side, Side]:
-        """Return the sides.
-
-        Raises:
-            EndpointError: the source itself does not answer.
-        """
+        """Return the sides. Raises EndpointError: the source itself does not answer."""
         ...
 
 

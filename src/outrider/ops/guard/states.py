@@ -222,11 +222,7 @@ def carried_over(state: State, now: float, longest: float) -> State:
 
 
 def of_json(document: Any, where: str) -> State:
-    """Return the state that a file holds.
-
-    Raises:
-        ConfigError: it holds none.
-    """
+    """Return the state that a file holds. Raises ConfigError: it holds none."""
     try:
         state = checked(State, document, where)
         whole = json.loads(json.dumps(state.to_json())) == document
@@ -246,11 +242,7 @@ STATUS: dict[str, tuple[type, ...]] = {
 
 
 def check_status(document: Any, where: str) -> dict[str, Any]:
-    """Return ``document`` if it is a status that a guard wrote.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Return ``document`` if it is a status that a guard wrote. Raises ConfigError: it is not."""
     good = isinstance(document, dict) and all(
         isinstance(document.get(name), kinds) for name, kinds in STATUS.items()
     )

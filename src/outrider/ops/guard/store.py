@@ -33,11 +33,7 @@ class StoreError(ConfigError):
 
 
 class Store:
-    """Files of one guard.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
+    """Files of one guard. Raises ConfigError: the folder cannot be written."""
 
     def __init__(self, folder: str | Path, *, create: bool = True) -> None:
         self.folder = Path(folder)
@@ -51,8 +47,7 @@ class Store:
     def load(self, engine: str) -> State:
         """Return the state on disk, a new one where there is none.
 
-        Raises:
-            ConfigError: the file is damaged, or belongs to the guard of another engine.
+        Raises ConfigError: the file is damaged, or belongs to the guard of another engine.
         """
         document = self._read(STATE)
         if document is None:

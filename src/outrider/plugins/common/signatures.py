@@ -64,8 +64,7 @@ class Surface:
 def version_of(package: Path) -> str:
     """Return the version of the engine in a package's folder, without its local part.
 
-    Raises:
-        SignatureError: the folder does not say.
+    Raises SignatureError: the folder does not say.
     """
     file = package / "_version.py"
     if file.is_file():
@@ -132,8 +131,7 @@ def tested(table: Table) -> list[str]:
 def check(surface: Surface, package: Path, table: Table) -> str:
     """Return the version of an engine whose functions are those of the table.
 
-    Raises:
-        SignatureError: its version is unknown, or a function differs from that version's.
+    Raises SignatureError: its version is unknown, or a function differs from that version's.
     """
     version = version_of(package)
     known = tested(table)

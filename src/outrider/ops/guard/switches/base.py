@@ -16,19 +16,11 @@ class TrafficSwitch(Protocol):
     """Divides traffic between engine and standby by weights."""
 
     def read(self) -> Weights:
-        """Return the weights in force.
-
-        Raises:
-            SwitchError: it does not answer.
-        """
+        """Return the weights in force. Raises SwitchError: it does not answer."""
         ...
 
     def set(self, weights: Weights) -> None:
-        """Put weights into force.
-
-        Raises:
-            SwitchError: it does not answer, or refuses.
-        """
+        """Put weights into force. Raises SwitchError: it does not answer, or refuses."""
         ...
 
 
@@ -37,11 +29,7 @@ LARGEST_WEIGHT = 1_000_000
 
 
 def weight(value: Any) -> int:
-    """Return a weight that a switch reports.
-
-    Raises:
-        ValueError: it is not one.
-    """
+    """Return a weight that a switch reports. Raises ValueError: it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("a weight is a number")
     if not 0 <= value <= LARGEST_WEIGHT or value != int(value):

@@ -23,11 +23,7 @@ class Speculation:
         self._url = server.url.rstrip("/").removesuffix("/v1") + PATH
 
     def read(self) -> Drafting:
-        """Return how it drafts now.
-
-        Raises:
-            SwitchError: it does not answer, or is starting.
-        """
+        """Return how it drafts now. Raises SwitchError: it does not answer, or is starting."""
         state = self._ask(None)
         length, in_use = (state.get(x) for x in ("num_speculative_tokens", "draft_length"))
         if not isinstance(state.get("enabled"), bool):
@@ -41,8 +37,7 @@ class Speculation:
     def set(self, body: dict[str, Any]) -> None:
         """Set the fields of ``body``; what is left out stays.
 
-        Raises:
-            SwitchError: it does not answer, or refuses.
+        Raises SwitchError: it does not answer, or refuses.
         """
         self._ask(body)
 
