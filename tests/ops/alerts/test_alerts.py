@@ -11,10 +11,10 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from outrider.cli import app
-from outrider.ops.alerts.documentation import alerts_section
 from outrider.ops.alerts.rules import groups, render, source
 from outrider.ops.planning import Situation, advise
 from tests.support import REPOSITORY
+from tests.support.alerts_section import alerts_section
 from tests.support.promql import check, needs_promtool, promtool, series
 
 DOCS = REPOSITORY / "docs" / "monitoring.md"

@@ -97,13 +97,6 @@ def read_json(file: Path, what: str, *, limit: int = MOST_JSON, error: Kind = Co
     )
 
 
-def read_yaml(
-    file: Path, what: str, *, limit: int = MOST_YAML, error: Kind = ConfigError
-) -> list[Any]:
-    """Return the documents of a YAML file; see ``parse_yaml``."""
-    return parse_yaml(read(file, what, limit=limit, error=error), what, limit=limit, error=error)
-
-
 def read_toml(
     file: Path, what: str, *, limit: int = MOST_TOML, error: Kind = ConfigError
 ) -> dict[str, Any]:

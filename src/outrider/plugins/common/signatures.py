@@ -1,21 +1,15 @@
 """Checks another engine's version and the functions that Outrider replaces, from its source.
 
-Nothing is imported, so an extracted wheel can be checked like an installed package::
-
-    python -m outrider.plugins.common.signatures vllm FOLDER...
-
-prints the table for wheels of vLLM extracted to these folders. Its output is
-``plugins/vllm/signatures.json``, and that of ``sglang`` is ``plugins/sglang/signatures.json``.
+Nothing is imported, so an extracted wheel can be checked like an installed package. The tables,
+``plugins/vllm/signatures.json`` and SGLang's, are written by ``tests/support/record_wheels.py``.
 """
 
 import ast
 import importlib.util
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -156,23 +150,3 @@ def _shown(parameters: str | None) -> str:
     if parameters is None:
         return "nothing"
     return parameters if parameters == CALLED else f"({parameters})"
-
-
-def record(surface: Surface, packages: Sequence[Path]) -> Table:
-    """Return the table of several versions."""
-    table: Table = {}
-    for function in surface.functions:
-        rows: dict[str | None, list[str]] = {}
-        for package in packages:
-            rows.setdefault(signature_of(package, function), []).append(version_of(package))
-        table[function] = [{"versions": v, "parameters": p} for p, v in rows.items()]
-    return table
-
-
-if __name__ == "__main__":
-    named, *folders = sys.argv[1:]
-    asked: Surface = import_module(f"outrider.plugins.{named}.surface").SURFACE
-    made = record(asked, [Path(folder) / named for folder in folders])
-    lines = {name: ",\n    ".join(map(json.dumps, rows)) for name, rows in made.items()}
-    parts = [f"{json.dumps(name)}: [\n    {rows}\n  ]" for name, rows in lines.items()]
-    print("{\n  " + ",\n  ".join(parts) + "\n}")

@@ -1,11 +1,11 @@
-"""``python -m outrider.ops.alerts.documentation``: what docs/monitoring.md lists."""
+"""``python -m tests.support.alerts_section``: what docs/monitoring.md lists."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from textwrap import wrap
 
-from .rules import source
+from outrider.ops.alerts.rules import source
 
 WIDTH = 100
 
