@@ -1,5 +1,7 @@
 """Sampling options: ``SamplingParams``, in vLLM's names. The standard library only."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -7,16 +9,19 @@ from typing import Any
 
 from .base.limits import (
     BIAS,
+    LARGEST_INT,
+    LARGEST_SEED,
     LONGEST_WORD,
     MOST_IDS,
     MOST_WORDS,
-    SAMPLING,
+    Number,
     bias_of,
     check_ids,
     check_numbers,
     refuse,
     wrong_biases,
 )  # fmt: skip
+from .base.options import option
 from .errors import ConfigError, no_option
 
 LARGEST_GRAMMAR = 2**20
@@ -158,27 +163,73 @@ class SamplingParams(_Named):
             field, value and remedy.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    temperature: float = option(
+        1.0,
+        "0 takes the most likely token.",
+        # All tokens are as likely at the end as fp32 can tell; far beyond, logits are no numbers.
+        Number(0, 10**6, "give 0 (greedy) or a number above 0, at most {most}", whole=False),
+    )
+    top_k: int = option(
+        0,
+        "Keep the k most likely tokens; 0 keeps all.",
+        Number(-1, LARGEST_INT, "give 1 to {most}, or 0 to keep every token"),
+    )
+    top_p: float = option(
+        1.0,
+        "Keep the most likely tokens of this mass.",
+        Number(0, 1, "give a number above 0 and at most 1 (1 keeps all)", whole=False, above=True),
+    )
+    min_p: float = option(
+        0.0,
+        "Drop tokens less likely than this times the most likely.",
+        Number(0, 1, "give a number from 0 (off) to 1", whole=False),
+    )
+    repetition_penalty: float = option(
+        1.0,
+        "Above 1 against what is in prompt or output, as a factor.",
+        # Logits overflow beyond these.
+        Number(0.01, 100, "give a number from {least} to {most} (1 is off)", whole=False),
+    )
+    presence_penalty: float = option(
+        0.0,
+        "Off the logits of what is in the output, -2 to 2.",
+        Number(-2, 2, "give a number from {least} to {most} (0 is off)", whole=False),
+    )
+    frequency_penalty: float = option(
+        0.0,
+        "The same, once for every time it is there.",
+        Number(-2, 2, "give a number from {least} to {most} (0 is off)", whole=False),
+    )
     logit_bias: Mapping[int, float] | None = None
     bad_words: list[str] | tuple[str, ...] | None = None
     allowed_token_ids: list[int] | tuple[int, ...] | None = None
-    seed: int | None = None
-    n: int = 1
-    max_tokens: int | None = DEFAULT_MAX_TOKENS
-    min_tokens: int = 0
+    seed: int | None = option(
+        None,
+        "The same seed gives the same tokens, with any drafter.",
+        Number(0, LARGEST_SEED, "give a whole number from 0 to {most}, or None", optional=True),
+    )
+    n: int = option(1, "Samples of the prompt.", Number(1, 128, "give 1 to {most} samples"))
+    max_tokens: int | None = option(
+        DEFAULT_MAX_TOKENS,
+        "Tokens to generate at most, or what the context holds.",
+        Number(1, LARGEST_INT, "give 1 to {most}, or None", optional=True),
+    )
+    min_tokens: int = option(
+        0, "Tokens before the output may end.", Number(0, LARGEST_INT, "give 0 to {most}")
+    )
     stop: str | list[str] | tuple[str, ...] | None = None
     stop_token_ids: list[int] | tuple[int, ...] | None = None
     include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
+    ignore_eos: bool = option(False, "Go on after the end.")
     skip_special_tokens: bool = True
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    logprobs: int | None = option(
+        None,
+        "With --json: log probabilities of so many tokens beside.",
+        Number(0, 20, "give 0 to {most}, or None for none", optional=True),
+    )
+    prompt_logprobs: int | None = option(
+        None, "", Number(0, 20, "give 0 to {most}, or None for none", optional=True)
+    )
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     logits_processors: list[LogitsProcessor] | tuple[LogitsProcessor, ...] | None = None
 
@@ -255,3 +306,16 @@ class SamplingParams(_Named):
         """True when any penalty is on."""
         penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
         return penalties != (1, 0, 0)
+
+
+SAMPLING: dict[str, Number] = {
+    each.name: each.metadata["number"]
+    for each in fields(SamplingParams)
+    if each.metadata.get("number") is not None
+}
+"""The numbers of ``SamplingParams``; fields of the server and flags of the command follow them."""
+DISTRIBUTION = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty",
+)  # fmt: skip
+"""Those that shape the distribution; a checkpoint's generation_config.json may set them."""

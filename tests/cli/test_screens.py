@@ -54,7 +54,7 @@ def test_help_has_every_name_whole(width: int) -> None:
 
 def test_common_options_come_first_and_few_commands_stand_at_the_top() -> None:
     assert len(EVERY_COMMAND[()].commands) <= 14
-    for path, first in ((("serve",), "--config"),):
+    for path, first in ((("serve",), "--config"), (("generate",), "--prompt")):
         text = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "80"}).stdout
         common = re.split(r"\n\w[^\n]*:\n", text[text.index("Options:") :])[0]
         names = re.findall(r"^  (?:-\w, )?(--[\w-]+)", common, re.MULTILINE)

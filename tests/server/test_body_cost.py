@@ -17,8 +17,8 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from httpx import ASGITransport
 
-from outrider.base.limits import SAMPLING
 from outrider.checkpoints.tokenizers import read_codec
+from outrider.params import SAMPLING
 from outrider.server.admission import ALWAYS, Held, Queue, Room
 from outrider.server.app import create_app
 from outrider.server.bodies import MOST_BRACKETS, parse, read

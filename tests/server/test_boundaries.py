@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.base.config import EngineConfig
-from outrider.base.limits import REQUEST, SAMPLING, SPECULATION
+from outrider.base.limits import REQUEST, SPECULATION
 from outrider.base.types import Request, SamplingParams, Speculation
 from outrider.errors import ConfigError
+from outrider.params import SAMPLING
 from outrider.server.protocol import (
     ChatRequest,
     CompletionRequest,

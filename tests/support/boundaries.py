@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import outrider.native
 from outrider import LLM, SamplingParams
 from outrider.base.config import EngineConfig
-from outrider.base.limits import LOOKUP, REQUEST, SAMPLING, SPECULATION
+from outrider.base.limits import LOOKUP, REQUEST, SPECULATION
 from outrider.base.types import Request, Speculation
 from outrider.errors import OutriderError
+from outrider.params import SAMPLING
 
 VALUES: tuple[Any, ...] = (
     0, -1, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32, 2**32 + 7, 2**53, 2**63 - 1, 2**63,

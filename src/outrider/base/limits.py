@@ -56,37 +56,6 @@ class Number(NamedTuple):
         return self.give.format(least=self.least, most=most)
 
 
-SAMPLING = {
-    "temperature": Number(
-        # All tokens are as likely at the end as fp32 can tell; far beyond, logits are no numbers.
-        0, 10**6, "give 0 (greedy) or a number above 0, at most {most}", whole=False,
-    ),
-    "top_k": Number(-1, LARGEST_INT, "give 1 to {most}, or 0 to keep every token"),
-    "top_p": Number(
-        0, 1, "give a number above 0 and at most 1 (1 keeps all)", whole=False, above=True
-    ),
-    "min_p": Number(0, 1, "give a number from 0 (off) to 1", whole=False),
-    # Logits overflow beyond these.
-    "repetition_penalty": Number(
-        0.01, 100, "give a number from {least} to {most} (1 is off)", whole=False
-    ),
-    "presence_penalty": Number(
-        -2, 2, "give a number from {least} to {most} (0 is off)", whole=False
-    ),
-    "frequency_penalty": Number(
-        -2, 2, "give a number from {least} to {most} (0 is off)", whole=False
-    ),
-    "seed": Number(
-        0, LARGEST_SEED, "give a whole number from 0 to {most}, or None", optional=True
-    ),
-    "n": Number(1, 128, "give 1 to {most} samples"),
-    "max_tokens": Number(1, LARGEST_INT, "give 1 to {most}, or None", optional=True),
-    "min_tokens": Number(0, LARGEST_INT, "give 0 to {most}"),
-    "logprobs": Number(0, 20, "give 0 to {most}, or None for none", optional=True),
-    "prompt_logprobs": Number(0, 20, "give 0 to {most}, or None for none", optional=True),
-}  # fmt: skip
-"""The numbers of ``SamplingParams``."""
-
 TOKEN_ID = Number(0, LARGEST_INT, "give token ids, 0 to {most}")
 BIAS = Number(-100, 100, "give ids with numbers from {least} to {most}", whole=False)
 

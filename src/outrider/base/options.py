@@ -64,11 +64,12 @@ def option(
 def options_of(owner: type) -> Iterator[Option]:
     """Yield an ``Option`` for each field of a dataclass that ``option`` made with a help text."""
     for each in fields(owner):
-        help, number = each.metadata["help"], each.metadata["number"]
+        if not each.metadata.get("help"):
+            continue
+        number = each.metadata["number"]
         of_type = next(type for name, type in TYPES.items() if name in str(each.type).split(" | "))
         limits = (number.least, number.most) if number is not None else ()
-        if help:
-            yield Option(each.name, of_type, each.default, help, *limits)
+        yield Option(each.name, of_type, each.default, each.metadata["help"], *limits)
 
 
 def check_fields(owner: Any) -> None:

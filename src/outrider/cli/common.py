@@ -82,9 +82,10 @@ def with_parameters(parameters: Iterable[inspect.Parameter]) -> Callable[[Comman
     def decorate(command: Command) -> Command:
         own = dict(inspect.signature(command, eval_str=True).parameters)
         own.popitem()  # its **options
-        both = [*own.values(), *(p for p in parameters if p.name not in own)]
-        command.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in both}
+        for each in parameters:
+            own.setdefault(each.name, each)
+        command.__signature__ = inspect.Signature([*own.values()])  # type: ignore[attr-defined]
+        command.__annotations__ = {name: each.annotation for name, each in own.items()}
         return command
 
     return decorate

@@ -7,26 +7,31 @@ import os
 import re
 import sys
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from ..base.config import POCKET
+from ..base.config import ENGINE_OPTIONS, POCKET
+from ..base.options import options_of
 from ..base.types import Event, Origin, SamplingParams
 from ..errors import NumericalError
 from .common import (
+    COMMON,
     SIGNS,
     AsJson,
     Model,
     bars,
+    flag,
     model_folder,
     open_llm,
+    parameter,
     read_text,
     screen,
     shares,
-    with_engine_options,
+    with_parameters,
     write,
 )
 from .spelling import hint
@@ -38,7 +43,14 @@ if TYPE_CHECKING:
 COLOURS = {Origin.ACCEPTED: "\x1b[32m", Origin.BONUS: "\x1b[36m", Origin.PLAIN: ""}
 RESET = "\x1b[0m"
 LONGEST_NAME = 4096
-USUAL_TOKENS = 128
+USUAL = {"temperature": 0.7, "max_tokens": 128}
+"""Defaults of this command that are not those of ``SamplingParams``."""
+SAMPLED = {
+    o.name: replace(o, default=USUAL.get(o.name, o.default)) for o in options_of(SamplingParams)
+}
+FIRST = ("temperature", "max_tokens", "seed", "n", *COMMON)
+"""Options that stand first in the help."""
+Sampling = partial(typer.Option, rich_help_panel="Sampling")
 
 
 def arguments(model: str | None, text: str | None, prompt: bool) -> tuple[str | None, str | None]:
@@ -197,7 +209,11 @@ def stream(llm: LLM, prompt: str, params: SamplingParams) -> RequestState:
     return state
 
 
-@with_engine_options()
+@with_parameters(
+    parameter(o.name, o.type, flag(o, None if o.name in FIRST else panel))
+    for panel, table in (("Sampling", SAMPLED.values()), ("The engine", ENGINE_OPTIONS))
+    for o in table
+)
 def generate(
     model: Model = None,
     text: Annotated[str | None, typer.Argument(hidden=True)] = None,
@@ -209,77 +225,52 @@ def generate(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Read the prompt from here."),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.7,
-    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the most likely tokens of this mass.")] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(help="Drop tokens less likely than this times the most likely.")
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1 against what is in prompt or output, as a factor.")
-    ] = 1.0,
-    presence_penalty: Annotated[
-        float, typer.Option(help="Off the logits of what is in the output, -2 to 2.")
-    ] = 0.0,
-    frequency_penalty: Annotated[
-        float, typer.Option(help="The same, once for every time it is there.")
-    ] = 0.0,
     logit_bias: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID=BIAS", help="Added to a token's logit; may be given again."),
+        Sampling(
+            metavar="ID=BIAS",
+            help="Added to a token's logit; may be given again.",
+        ),
     ] = None,
     bad_words: Annotated[
-        list[str] | None, typer.Option(help="Never say this; may be given again.")
+        list[str] | None, Sampling(help="Never say this; may be given again.")
     ] = None,
     json_schema: Annotated[
-        str | None, typer.Option(metavar="TEXT|FILE", help="Make the output JSON of this schema.")
+        str | None,
+        Sampling(metavar="TEXT|FILE", help="Make the output JSON of this schema."),
     ] = None,
-    regex: Annotated[
-        str | None, typer.Option(help="Make the output match this expression.")
-    ] = None,
+    regex: Annotated[str | None, Sampling(help="Make the output match this expression.")] = None,
     grammar: Annotated[
         str | None,
-        typer.Option(metavar="TEXT|FILE", help="Make the output follow it: Lark or GBNF."),
+        Sampling(metavar="TEXT|FILE", help="Make the output follow it: Lark or GBNF."),
     ] = None,
     choice: Annotated[
-        list[str] | None, typer.Option(help="Make the output one of these; give it again.")
+        list[str] | None,
+        Sampling(help="Make the output one of these; give it again."),
     ] = None,
-    logprobs: Annotated[
-        int | None, typer.Option(help="With --json: log probabilities of so many tokens beside.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="The same seed gives the same tokens, with any drafter.")
-    ] = None,
-    n: Annotated[int, typer.Option("--n", help="Samples of the prompt.")] = 1,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Tokens to generate at most; 128, or the context if shorter.")
-    ] = None,
-    min_tokens: Annotated[int, typer.Option(help="Tokens before the output may end.")] = 0,
     stop: Annotated[
         list[str] | None, typer.Option(help="End at this string; may be given again.")
     ] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Show the figures on stderr.")] = False,
     json_: AsJson = False,
     **options: Any,
 ) -> None:
     """Continue a prompt; accepted tokens are green, the target's own after a draft cyan."""
-    if logprobs is not None and not json_:
+    sampling = {name: options.pop(name) for name in SAMPLED}
+    if sampling["logprobs"] is not None and not json_:
         raise typer.BadParameter("--logprobs needs --json.")
+    given = {name: value for name, value in sampling.items() if value is not None}
     params = SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, n=n,
-        max_tokens=max_tokens, min_tokens=min_tokens, stop=stop, ignore_eos=ignore_eos,
-        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty, logit_bias=read_bias(logit_bias), bad_words=bad_words,
-        structured_outputs=read_form(json_schema, regex, grammar, choice), logprobs=logprobs,
+        **{**USUAL, **given}, stop=stop, logit_bias=read_bias(logit_bias), bad_words=bad_words,
+        structured_outputs=read_form(json_schema, regex, grammar, choice),
     )  # fmt: skip
     model, text = arguments(model, text, prompt is not None or file is not None)
     if text is not None and prompt is not None:
         raise typer.BadParameter("give one prompt.")
     text = read_prompt(text if prompt is None else prompt, file)
     llm = open_llm(model_folder(model), **options)
-    if max_tokens is None:
-        params = replace(params, max_tokens=min(USUAL_TOKENS, llm.engine.max_model_len))
+    if "max_tokens" not in given:
+        params = replace(params, max_tokens=min(USUAL["max_tokens"], llm.engine.max_model_len))
     if json_:
         write(json.dumps(as_json(llm.generate(text, params)[0])) + "\n")
         return

@@ -90,6 +90,11 @@ class Command(TyperCommand):
                 return read
         return super().parse_args(ctx, args)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line, without hidden arguments."""
+        hidden = [p.get_usage_pieces(ctx) for p in self.params if getattr(p, "hidden", False)]
+        return [word for word in super().collect_usage_pieces(ctx) if [word] not in hidden]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, those of most use first; then the commands beside this one, if any."""
         _format_panels(self, ctx, formatter)

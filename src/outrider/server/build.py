@@ -12,7 +12,7 @@ from ..async_llm import AsyncLLM
 from ..base.config import ENGINE_OPTIONS
 from ..base.fields import Fields, read_object
 from ..errors import ConfigError, ModelError
-from ..params import SamplingParams
+from ..params import DISTRIBUTION, SAMPLING, SamplingParams
 from ..text.calls import Form
 from .hosts import bare
 from .options import Chosen
@@ -20,12 +20,6 @@ from .settings import Settings
 from .shown import short
 
 PARSERS: dict[str, Form] = {"hermes": "hermes", "llama3": "llama3", "llama3_json": "llama3"}
-SAMPLING = (
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty",
-)  # fmt: skip
-"""Keys of generation_config.json that are read, besides max_new_tokens."""
-WHOLE = ("top_k", "max_tokens")
 SECONDS = {"ms": 0.001, "s": 1.0}
 
 
@@ -178,12 +172,12 @@ def read_defaults(source: str, folder: Path) -> dict[str, Any]:
         return {}
     try:
         config = read_object(file)
-        defaults = {n: config[n] for n in SAMPLING if config.get(n) is not None}
+        defaults = {n: config[n] for n in DISTRIBUTION if config.get(n) is not None}
         if config.get("max_new_tokens") is not None:
             defaults["max_tokens"] = config["max_new_tokens"]
         fields = Fields(defaults, str(file))
         for name in defaults:
-            fields.whole(name, -1) if name in WHOLE else fields.number(name)
+            fields.whole(name, -1) if SAMPLING[name].whole else fields.number(name)
         SamplingParams(**defaults)
     except (ConfigError, ModelError) as error:
         raise ConfigError(f"generation_config: {error} Or give vllm for none.") from None

@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic_core import from_json
 
-from ..base.limits import LARGEST_INT, LONGEST_NUMBER, REQUEST, SAMPLING
+from ..base.limits import LARGEST_INT, LONGEST_NUMBER, REQUEST
 from ..errors import ConfigError, shown
-from ..params import DEFAULT_MAX_TOKENS, FORMS, SamplingParams
+from ..params import DEFAULT_MAX_TOKENS, FORMS, SAMPLING, SamplingParams
 from .errors import Refusal
 from .fields import BLANKS, NotInChats, NotInCompletions, Unless, Unsupported
 from .shapes import (
@@ -160,35 +161,30 @@ class Templated(Wire):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class Generation(Wire, Unsupported):  # type: ignore[misc]
+Sampled: Any = create_model(
+    "Sampled",
+    **{n: ((Whole if SAMPLING[n].whole else Real) | None, sampled(n)) for n in SAMPLING},
+    **{each.name: (bool, each.default) for each in fields(SamplingParams) if each.type == "bool"},
+)  # type: ignore[call-overload]
+"""The numbers and switches of ``SamplingParams``."""
+
+
+class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
     """Fields that completions and chats share."""
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Samples = 1
-    temperature: Real | None = sampled("temperature")
-    top_p: Real | None = sampled("top_p")
-    top_k: Whole | None = sampled("top_k")
-    min_p: Real | None = sampled("min_p")
     seed: Whole | str | None = sampled("seed")
     stop: str | Words | None = None
     stop_token_ids: OptionIds | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    min_tokens: Whole = sampled("min_tokens", 0)
-    max_tokens: Whole | None = sampled("max_tokens")
     max_completion_tokens: Whole | None = sampled("max_tokens")
     truncate_prompt_tokens: Whole | None = ranged(-1, LARGEST_INT)
     truncation_side: Literal["left", "right"] = "left"
-    presence_penalty: Real | None = sampled("presence_penalty")
-    frequency_penalty: Real | None = sampled("frequency_penalty")
-    repetition_penalty: Real | None = sampled("repetition_penalty")
     logit_bias: Biases | None = None
     bad_words: Words | None = None
     allowed_token_ids: OptionIds | None = None
-    prompt_logprobs: Whole | None = sampled("prompt_logprobs")
     return_token_ids: bool = False
     return_speculation: bool = False
     response_format: ResponseFormat | None = None
@@ -264,23 +260,11 @@ class Generation(Wire, Unsupported):  # type: ignore[misc]
         """
         limits = (context_left, self.limit, defaults.get("max_tokens"))
         most = min(limit for limit in limits if limit is not None)
-        own = {
-            "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k,
-            "min_p": self.min_p, "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
-            "logit_bias": self.logit_bias, "bad_words": self.bad_words, "stop": self.stop,
-            "allowed_token_ids": self.allowed_token_ids, "stop_token_ids": self.stop_token_ids,
-            "prompt_logprobs": self.prompt_logprobs, "structured_outputs": self.form(),
-            "skip_special_tokens": self.skip_special_tokens, "max_tokens": most, **more,
-        }  # fmt: skip
-        return SamplingParams(
-            n=self.n,
-            seed=read_seed(self.seed),
-            min_tokens=self.min_tokens,
-            ignore_eos=self.ignore_eos,
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            **{**defaults, **{name: value for name, value in own.items() if value is not None}},
-        )
+        own = {each.name: getattr(self, each.name) for each in fields(SamplingParams)}
+        own |= {"seed": read_seed(self.seed), "max_tokens": most, "logprobs": None}
+        own |= {"structured_outputs": self.form(), **more}
+        given = {name: value for name, value in own.items() if value is not None}
+        return SamplingParams(**{**defaults, **given})
 
     @property
     def limit(self) -> int | None:

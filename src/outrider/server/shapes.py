@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, Strict
 from pydantic_core import from_json
 
-from ..base.limits import BIAS, LARGEST_DRAFT, LARGEST_INT, MOST_IDS, MOST_WORDS, SAMPLING
+from ..base.limits import BIAS, LARGEST_DRAFT, LARGEST_INT, MOST_IDS, MOST_WORDS
+from ..params import SAMPLING
 from .errors import Refusal
 
 MOST_PROMPTS = 128
