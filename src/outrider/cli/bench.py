@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
@@ -24,15 +25,17 @@ from .common import (
     Out,
     Rounds,
     bars,
+    engine_options,
     model_folder,
     now_and_then,
     numbers,
     png,
     report_console,
     screen,
+    setting,
     shares,
     status,
-    with_engine_options,
+    with_flags,
     write_report,
 )
 
@@ -155,108 +158,90 @@ def show(report: dict[str, Any], on_stderr: bool, explain: bool) -> None:
         beliefs.explain(console, report["runs"])
 
 
-@with_engine_options("dtype", "quantization", "drafter_quantization", "drafter_window", "preset")
-def bench(
-    model: Model = None,
-    replay: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Measure a replay target instead: random weights of that size (1m, 3m, 20m, 100m, "
-            "300m) that cost what a real model costs and say the prompts' recorded answers. "
-            "MODEL then lends its tokenizer, vocabulary and context only.",
-        ),
-    ] = None,
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="auto, ngram, suffix or a checkpoint's folder; may be given again, or with "
-            "commas. The model's own drafter, if it has one, ngram and auto unless given. With "
-            "--replay: ngram, suffix or planted:AGREEMENT[:SIZE], which agrees with the target "
-            "that often (a share from 0 to 1) and costs a model of SIZE, or nothing; several "
-            "joined by +, or auto+ and those that it may choose; planted:0.8 and ngram unless "
-            "given.",
-        ),
-    ] = None,
-    num_speculative_tokens: Annotated[
-        str, typer.Option(metavar="INTS", help="Draft lengths K, with commas.")
-    ] = "4",
-    temperature: Annotated[
-        str, typer.Option(metavar="FLOATS", help="Temperatures, with commas.")
-    ] = "0,0.7,1",
-    batch_size: Annotated[
-        str, typer.Option(metavar="INTS", help="How many prompts run together, with commas.")
-    ] = "1",
-    prompts: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="code (held out from the pocket pair's training; the default), edit, prose, json, "
-            "chat, or a .jsonl or .json file of prompts. With --replay, which needs recorded "
-            "answers, all but code; the default is edit then.",
-        ),
-    ] = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(help="How many of the prompts, the first 8 unless given."),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Output tokens of each prompt.")] = 128,
-    rounds: Rounds = LEAST_ROUNDS,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh",
-            help="Start an engine for each measurement, so that its time for learning counts.",
-        ),
-    ] = False,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain",
-            help="Say also what the engine believes, and so why it drafts as it does, where the "
-            "choices are its own, as with drafter auto.",
-        ),
-    ] = False,
-    json_: AsJson = False,
-    out: Out = None,
-    plot: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE.png",
-            callback=png,
-            help="Draw speedup by K and acceptance by position, as PNG; needs outrider[plot].",
-        ),
-    ] = None,
-    **engine_options: Any,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class BenchFlags:
+    """The options of ``outrider bench``."""
+
+    drafter: list[str] | None = setting(
+        None,
+        "auto, ngram, suffix or a checkpoint's folder; may be given again, or with commas. The "
+        "model's own drafter, if it has one, ngram and auto unless given. With --replay: ngram, "
+        "suffix or planted:AGREEMENT[:SIZE], which agrees with the target that often (a share "
+        "from 0 to 1) and costs a model of SIZE, or nothing; several joined by +, or auto+ and "
+        "those that it may choose; planted:0.8 and ngram unless given.",
+    )
+    num_speculative_tokens: str = setting("4", "Draft lengths K, with commas.", metavar="INTS")
+    temperature: str = setting("0,0.7,1", "Temperatures, with commas.", metavar="FLOATS")
+    batch_size: str = setting("1", "How many prompts run together, with commas.", metavar="INTS")
+    prompts: str | None = setting(
+        None,
+        "code (held out from the pocket pair's training; the default), edit, prose, json, chat, "
+        "or a .jsonl or .json file of prompts. With --replay, which needs recorded answers, all "
+        "but code; the default is edit then.",
+        metavar="NAME|FILE",
+    )
+    num_prompts: int | None = setting(None, "How many of the prompts, the first 8 unless given.")
+    max_tokens: int = setting(128, "Output tokens of each prompt.")
+    rounds: Rounds = LEAST_ROUNDS
+    explain: bool = setting(
+        False,
+        "Say also what the engine believes, and so why it drafts as it does, where the choices "
+        "are its own, as with drafter auto.",
+    )
+    json_: AsJson = False
+    out: Out = None
+    plot: str | None = setting(
+        None,
+        "Draw speedup by K and acceptance by position, as PNG; needs outrider[plot].",
+        metavar="FILE.png",
+        callback=png,
+    )
+    fresh: bool = setting(
+        False, "Start an engine for each measurement, so that its time for learning counts."
+    )
+    replay: str | None = setting(
+        None,
+        "Measure a replay target instead: random weights of that size (1m, 3m, 20m, 100m, 300m) "
+        "that cost what a real model costs and say the prompts' recorded answers. MODEL then "
+        "lends its tokenizer, vocabulary and context only.",
+        metavar="SIZE",
+    )
+
+
+@with_flags(
+    BenchFlags,
+    engine_options("dtype", "quantization", "drafter_quantization", "drafter_window", "preset"),
+)
+def bench(flags: BenchFlags, model: Model = None, **engine: Any) -> None:
     """Measure plain decoding against drafters, and check that their outputs are the same."""
-    drafters = [d for listed in drafter or [] for d in listed.split(",") if d]
+    drafters = [d for listed in flags.drafter or [] for d in listed.split(",") if d]
     with status("loading the models"):
         from ..bench.offline import Bench, BenchOptions
         from ..bench.report import report as make_report
 
-        if plot:
+        if flags.plot:
             from ..bench.plot import draw
-        items = named_workload(prompts or ("edit" if replay else "code")).first(num_prompts)
+        workload = named_workload(flags.prompts or ("edit" if flags.replay else "code"))
+        items = workload.first(flags.num_prompts)
         options = BenchOptions(
-            model=model_folder(model), replay=replay,
-            target=f"replay-{replay}" if replay else model or "pocket",
-            drafters=tuple(dict.fromkeys(drafters)) if drafter else None,
-            lengths=numbers(num_speculative_tokens, int, "--num-speculative-tokens"),
-            temperatures=numbers(temperature, float, "--temperature"),
-            batch_sizes=numbers(batch_size, int, "--batch-size"),
-            max_tokens=max_tokens, rounds=rounds, fresh=fresh, engine=engine_options,
+            model=model_folder(model), replay=flags.replay,
+            target=f"replay-{flags.replay}" if flags.replay else model or "pocket",
+            drafters=tuple(dict.fromkeys(drafters)) if flags.drafter else None,
+            lengths=numbers(flags.num_speculative_tokens, int, "--num-speculative-tokens"),
+            temperatures=numbers(flags.temperature, float, "--temperature"),
+            batch_sizes=numbers(flags.batch_size, int, "--batch-size"),
+            max_tokens=flags.max_tokens, rounds=flags.rounds, fresh=flags.fresh, engine=engine,
         )  # fmt: skip
         engines = Bench(options, items)
-        if plot and len(engines.engines) == 1:
+        if flags.plot and len(engines.engines) == 1:
             raise typer.BadParameter("--plot has nothing to show without a drafter; give one.")
     runs = measure(engines)
     with status("comparing outputs"):
         report = make_report(engines, runs)
-    write_report(report, json_, out)
-    show(report, on_stderr=json_, explain=explain)
-    if plot:
-        draw(report, Path(plot))
+    write_report(report, flags.json_, flags.out)
+    show(report, on_stderr=flags.json_, explain=flags.explain)
+    if flags.plot:
+        draw(report, Path(flags.plot))
     if not all(run["outputs_identical"] for run in report["runs"]):
         sys.stdout.flush()
         raise OutriderError("outputs differ from plain decoding by more than numerical ties.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
@@ -63,27 +63,15 @@ def show(report: EndpointReport) -> None:
     )
 
 
-def audit(
-    endpoint: str,
-    reference: str | None,
-    model: str | None,
-    key: str | None,
-    laws: str | None,
-    samples: int,
-    seconds: float | None,
-    seed: int | None,
-    json_: bool,
-) -> None:
-    """Audit a server, show the report, and raise ``OutriderError`` unless it passes."""
+def audit(endpoint: str, json_: bool, **options: Any) -> None:
+    """Audit a server, show the report, and raise ``OutriderError`` unless it passes.
+
+    ``options`` are those of ``verify_endpoint``.
+    """
     from ..audit.endpoint import verify_endpoint
 
     with telling("asking the server") as tell:
-        report = verify_endpoint(
-            endpoint, reference=reference, model=model, key=key,
-            laws=[] if laws is None else [name.strip() for name in laws.split(",")],
-            samples=samples, seconds=seconds, seed=seed,
-            progress=tell,
-        )  # fmt: skip
+        report = verify_endpoint(endpoint, progress=tell, **options)
     if json_:
         write_json(report.as_json(), "-")
     else:

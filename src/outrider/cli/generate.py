@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 COLOURS = {Origin.ACCEPTED: "\x1b[32m", Origin.BONUS: "\x1b[36m", Origin.PLAIN: ""}
 RESET = "\x1b[0m"
 LONGEST_NAME = 4096
-USUAL = {"temperature": 0.7, "max_tokens": 128}
+USUAL: dict[str, Any] = {"temperature": 0.7, "max_tokens": 128}
 """Defaults of this command that are not those of ``SamplingParams``."""
 SAMPLED = {
     o.name: replace(o, default=USUAL.get(o.name, o.default)) for o in options_of(SamplingParams)

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +26,8 @@ from .common import (
     now_and_then,
     numbers,
     report_console,
+    setting,
+    with_flags,
     writable,
     write_report,
 )
@@ -182,113 +185,82 @@ def save(report: dict[str, Any], html: str | None, results: Path | None) -> None
         raise ConfigError(f"{error.filename} cannot be written: {error.strerror}.") from None
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadFlags:
+    """The options of ``outrider bench serve``."""
+
+    prompts: str = setting(
+        "code",
+        "code, edit, prose, json, chat; a .jsonl or .json file of prompts, in ShareGPT's layout, "
+        "too; synthetic or synthetic:WORDS, on which acceptance means nothing.",
+        metavar="NAME|FILE",
+    )
+    concurrency: str | None = setting(
+        None, "Closed loops: so many requests at once.", metavar="INTS"
+    )
+    request_rate: str | None = setting(
+        None, "Open loops: requests a second; inf sends all at once.", metavar="FLOATS"
+    )
+    num_prompts: int = setting(100, "Requests of each load.")
+    duration: float | None = setting(None, "End each load after so many seconds.")
+    max_tokens: int = setting(128, "Output tokens of each request.")
+    temperature: float | None = setting(None, "The server's own unless given.")
+    model: str | None = setting(None, "The first that the server lists unless given.")
+    api_key: str | None = setting(None, "The API key of the servers.", envvar=KEYS, metavar="KEY")
+    compare_speculation: bool = setting(
+        False, "Load an Outrider server with speculation off and on, in turns."
+    )
+    json_: AsJson = False
+    out: Out = None
+    compare: str | None = setting(None, "Load this server, too, in turns.", metavar="URL")
+    rounds: int = setting(7, "Of a comparison.", min=6)
+    trace: str | None = setting(
+        None,
+        "Open loop at recorded times: JSON lines of seconds, or of objects with a timestamp in "
+        "milliseconds.",
+        metavar="FILE",
+    )
+    burstiness: float = setting(1.0, "Shape of the gamma-distributed gaps; 1 is Poisson, inf even.")
+    ramp: str | None = setting(
+        None,
+        "Open loops: the rate at the end, along a line, or with :exponential. Closed loops: "
+        "seconds over which the first requests start.",
+        metavar="NUMBER",
+    )
+    max_concurrency: int | None = setting(
+        None, "Hold open loops back while so many requests run; alone it is --concurrency."
+    )
+    warm_up: int = setting(4, "Unmeasured requests before each load.")
+    ignore_eos: bool = setting(False, "Outputs of full length; spoils acceptance.")
+    extra_body: str | None = setting(None, "Further fields of each request.", metavar="JSON")
+    chat: bool | None = setting(None, "By the data set unless given.", "--chat/--completions")
+    goodput: list[str] | None = setting(
+        None, "A limit: ttft, itl, tpot or e2el; may come again.", metavar="NAME:MS"
+    )
+    seed: int = setting(0, "Of arrivals and of the order of prompts.", min=0)
+    timeout: float = setting(600.0, "Longest seconds of a request.")
+    detailed: bool = setting(False, "Report every request, too.")
+    html: str | None = setting(
+        None,
+        "Write the report as one HTML page; needs outrider[plot].",
+        metavar="FILE",
+        callback=writable,
+    )
+    result_dir: Path | None = setting(
+        None, "Write a file for each load as vllm bench serve --save-result does.", file_okay=False
+    )
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields that each request has besides its prompt."""
+        own = {"temperature": self.temperature, "ignore_eos": self.ignore_eos or None}
+        return {n: v for n, v in own.items() if v is not None} | extra(self.extra_body)
+
+
+@with_flags(LoadFlags)
 def serve(
+    flags: LoadFlags,
     url: Annotated[str, typer.Argument(help="The server, as in http://127.0.0.1:8000.")],
-    prompts: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="code, edit, prose, json, chat; a .jsonl or .json file of prompts, in ShareGPT's "
-            "layout, too; synthetic or synthetic:WORDS, on which acceptance means nothing.",
-        ),
-    ] = "code",
-    concurrency: Annotated[
-        str | None, typer.Option(metavar="INTS", help="Closed loops: so many requests at once.")
-    ] = None,
-    request_rate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FLOATS", help="Open loops: requests a second; inf sends all at once."
-        ),
-    ] = None,
-    trace: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Open loop at recorded times: JSON lines of seconds, or of objects with a "
-            "timestamp in milliseconds.",
-        ),
-    ] = None,
-    burstiness: Annotated[
-        float, typer.Option(help="Shape of the gamma-distributed gaps; 1 is Poisson, inf even.")
-    ] = 1.0,
-    ramp: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="Open loops: the rate at the end, along a line, or with :exponential. Closed "
-            "loops: seconds over which the first requests start.",
-        ),
-    ] = None,
-    num_prompts: Annotated[int, typer.Option(help="Requests of each load.")] = 100,
-    duration: Annotated[
-        float | None, typer.Option(help="End each load after so many seconds.")
-    ] = None,
-    warm_up: Annotated[int, typer.Option(help="Unmeasured requests before each load.")] = 4,
-    max_concurrency: Annotated[
-        int | None,
-        typer.Option(
-            help="Hold open loops back while so many requests run; alone it is --concurrency."
-        ),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Output tokens of each request.")] = 128,
-    temperature: Annotated[
-        float | None, typer.Option(help="The server's own unless given.")
-    ] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Outputs of full length; spoils acceptance.")
-    ] = False,
-    extra_body: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Further fields of each request.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The first that the server lists unless given.")
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar=KEYS, metavar="KEY", help="The API key of the servers."),
-    ] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option("--chat/--completions", help="By the data set unless given."),
-    ] = None,
-    goodput: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME:MS", help="A limit: ttft, itl, tpot or e2el; may come again."),
-    ] = None,
-    compare: Annotated[
-        str | None, typer.Option(metavar="URL", help="Load this server, too, in turns.")
-    ] = None,
-    compare_speculation: Annotated[
-        bool,
-        typer.Option(
-            "--compare-speculation",
-            help="Load an Outrider server with speculation off and on, in turns.",
-        ),
-    ] = False,
-    rounds: Annotated[int, typer.Option(min=6, help="Of a comparison.")] = 7,
-    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and of the order of prompts.")] = 0,
-    timeout: Annotated[float, typer.Option(help="Longest seconds of a request.")] = 600.0,
-    detailed: Annotated[
-        bool, typer.Option("--detailed", help="Report every request, too.")
-    ] = False,
-    json_: AsJson = False,
-    out: Out = None,
-    html: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            callback=writable,
-            help="Write the report as one HTML page; needs outrider[plot].",
-        ),
-    ] = None,
-    result_dir: Annotated[
-        Path | None,
-        typer.Option(
-            file_okay=False,
-            help="Write a file for each load as vllm bench serve --save-result does.",
-        ),
-    ] = None,
 ) -> None:
     """Load a server with OpenAI's API and measure what its users would see.
 
@@ -297,32 +269,33 @@ def serve(
     from ..bench.load.datasets import load_prompts
     from ..bench.load.figures import parse_slos
     from ..bench.load.measure import LoadOptions, measure_load
-    from ..bench.load.paired import compare as compare_sides
+    from ..bench.load.paired import compare
 
-    if html is not None:
+    if flags.html is not None:
         import_module("outrider.base.plots")  # says before the load that matplotlib is missing
-    if compare and compare_speculation:
+    if flags.compare and flags.compare_speculation:
         raise typer.BadParameter("give --compare or --compare-speculation, not both.")
-    if temperature is not None and not 0 <= temperature < math.inf:
-        raise typer.BadParameter(f"--temperature is {temperature}; give 0 or more.")
-    fields = {"temperature": temperature} if temperature is not None else {}
-    fields |= {"ignore_eos": True} if ignore_eos else {}
+    if flags.temperature is not None and not 0 <= flags.temperature < math.inf:
+        raise typer.BadParameter(f"--temperature is {flags.temperature}; give 0 or more.")
+    code, most = flags.prompts == "code", flags.max_concurrency
     options = LoadOptions(
         url=url,
-        workload=named_workload("code") if prompts == "code" else load_prompts(prompts, seed),
-        shapes=shapes(concurrency, request_rate, trace, burstiness, ramp, max_concurrency),
-        requests=num_prompts, seconds=duration, warm_up=warm_up, max_concurrency=max_concurrency,
-        max_tokens=max_tokens, model=model, chat=chat, body=fields | extra(extra_body),
-        slos=parse_slos(goodput or ()), seed=seed, timeout=timeout, detailed=detailed,
-        key=api_key or None,
+        workload=named_workload("code") if code else load_prompts(flags.prompts, flags.seed),
+        shapes=shapes(
+            flags.concurrency, flags.request_rate, flags.trace, flags.burstiness, flags.ramp, most
+        ),
+        requests=flags.num_prompts, seconds=flags.duration, warm_up=flags.warm_up,
+        max_concurrency=most, max_tokens=flags.max_tokens, model=flags.model, chat=flags.chat,
+        body=flags.fields, slos=parse_slos(flags.goodput or ()), seed=flags.seed,
+        timeout=flags.timeout, detailed=flags.detailed, key=flags.api_key or None,
     )  # fmt: skip
-    if compare or compare_speculation:
-        report = compare_sides(options, compare, rounds, progress())
+    if flags.compare or flags.compare_speculation:
+        report = compare(options, flags.compare, flags.rounds, progress())
     else:
         report = measure_load(options, progress())
-    write_report(report, json_, out)
-    save(report, html, result_dir)
-    show(report, on_stderr=json_)
+    write_report(report, flags.json_, flags.out)
+    save(report, flags.html, flags.result_dir)
+    show(report, on_stderr=flags.json_)
     if any(run["interrupted"] for run in report["runs"]):
         typer.echo("interrupted: the report holds what was measured until then", err=True)
         raise typer.Exit(INTERRUPTED)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -19,15 +19,17 @@ from .common import (
     AsJson,
     Model,
     bars,
+    engine_options,
     model_folder,
     now_and_then,
     numbers,
     png,
     report_console,
     screen,
+    setting,
     shapes,
     status,
-    with_engine_options,
+    with_flags,
     writable,
     write_json,
 )
@@ -113,64 +115,59 @@ def others(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-@with_engine_options("dtype", "quantization", "drafter_quantization", "drafter_window")
-def tune(
-    model: Model = None,
-    drafter: Annotated[
-        str, typer.Option(help="auto, or auto+ and drafters by name or folder: all are compared.")
-    ] = "auto",
-    num_speculative_tokens: Annotated[
-        str, typer.Option(metavar="INTS", help="Draft lengths K, with commas.")
-    ] = "1,2,3,4,5,6,7,8,9,10",
-    trees: Annotated[
-        str, typer.Option(help="Trees as NODES:DEPTH, with commas; each loads an engine more.")
-    ] = "",
-    batch_size: Annotated[
-        str, typer.Option(metavar="INTS", help="How many sequences run together, with commas.")
-    ] = "1,4,16",
-    prompts: Annotated[
-        str,
-        typer.Option(metavar="NAME|FILE", help="code, edit, prose, json, chat, or a file."),
-    ] = "code",
-    num_prompts: Annotated[
-        int | None, typer.Option(help="Prompts of a run; 8 unless given, more for larger batches.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Output tokens of each prompt.")] = 64,
-    temperature: Annotated[float, typer.Option(help="Of sampling.")] = 0.0,
-    max_tpot: Annotated[
-        float | None,
-        typer.Option(help="Seconds that a sequence may wait for a token; bounds max_num_seqs."),
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=3, help="Of a race, at most.")] = 12,
-    out: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            callback=writable,
-            help="FILE.toml gets what serve --config and ops deploy render read, FILE.json the "
-            "report; may be given twice.",
-        ),
-    ] = None,
-    json_: AsJson = False,
-    plot: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE.png",
-            callback=png,
-            help="Draw speed by K, and throughput against latency, as PNG; needs outrider[plot].",
-        ),
-    ] = None,
-    **engine_options: Any,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TuneFlags:
+    """The options of ``outrider tune``."""
+
+    drafter: str = setting(
+        "auto", "auto, or auto+ and drafters by name or folder: all are compared."
+    )
+    num_speculative_tokens: str = setting(
+        "1,2,3,4,5,6,7,8,9,10", "Draft lengths K, with commas.", metavar="INTS"
+    )
+    batch_size: str = setting(
+        "1,4,16", "How many sequences run together, with commas.", metavar="INTS"
+    )
+    prompts: str = setting("code", "code, edit, prose, json, chat, or a file.", metavar="NAME|FILE")
+    num_prompts: int | None = setting(
+        None, "Prompts of a run; 8 unless given, more for larger batches."
+    )
+    max_tokens: int = setting(64, "Output tokens of each prompt.")
+    temperature: float = setting(0.0, "Of sampling.")
+    max_tpot: float | None = setting(
+        None, "Seconds that a sequence may wait for a token; bounds max_num_seqs."
+    )
+    out: list[str] | None = setting(
+        None,
+        "FILE.toml gets what serve --config and ops deploy render read, FILE.json the report; may "
+        "be given twice.",
+        "--out",
+        "-o",
+        metavar="FILE",
+        callback=writable,
+    )
+    json_: AsJson = False
+    plot: str | None = setting(
+        None,
+        "Draw speed by K, and throughput against latency, as PNG; needs outrider[plot].",
+        metavar="FILE.png",
+        callback=png,
+    )
+    trees: str = setting("", "Trees as NODES:DEPTH, with commas; each loads an engine more.")
+    rounds: int = setting(12, "Of a race, at most.", min=3)
+
+
+@with_flags(
+    TuneFlags, engine_options("dtype", "quantization", "drafter_quantization", "drafter_window")
+)
+def tune(flags: TuneFlags, model: Model = None, **engine: Any) -> None:
     """Find the drafter, the draft length and the batch size that are fastest here."""
     with status("loading the models"):
         from ..bench import tune as tuning
 
-        if plot:
+        if flags.plot:
             from ..bench.tune_plot import draw
-        items = named_workload(prompts)
+        items = named_workload(flags.prompts)
     terminal = screen(on_stderr=True)
     # Drawn between runs only: a drawing thread would disturb the timing.
     with Progress(
@@ -185,24 +182,25 @@ def tune(
             if not terminal.is_terminal:
                 tell(f"{what}: {done} of {total}")
 
-        options = {name: value for name, value in engine_options.items() if value is not None}
+        options = {name: value for name, value in engine.items() if value is not None}
         tuned = tuning.tune(
-            model_folder(model), items, drafter=drafter,
-            lengths=numbers(num_speculative_tokens, int, "--num-speculative-tokens"),
-            trees=shapes(trees) if trees else (), num_prompts=num_prompts,
-            batch_sizes=numbers(batch_size, int, "--batch-size"), max_tokens=max_tokens,
-            temperature=temperature, max_tpot=max_tpot, rounds=rounds, told=told, **options,
+            model_folder(model), items, drafter=flags.drafter,
+            lengths=numbers(flags.num_speculative_tokens, int, "--num-speculative-tokens"),
+            trees=shapes(flags.trees) if flags.trees else (), num_prompts=flags.num_prompts,
+            batch_sizes=numbers(flags.batch_size, int, "--batch-size"), max_tokens=flags.max_tokens,
+            temperature=flags.temperature, max_tpot=flags.max_tpot, rounds=flags.rounds, told=told,
+            **options,
         )  # fmt: skip
     report = tuned.report()
-    write_json(report, "-" if json_ else None)
-    for file in map(Path, out or ()):
+    write_json(report, "-" if flags.json_ else None)
+    for file in map(Path, flags.out or ()):
         if file.suffix == ".json":
             write_json(report, str(file))
         else:
             file.write_text(config(tuned), encoding="utf-8")
-    if plot:
-        draw(report, Path(plot))
-    console = report_console(json_)
+    if flags.plot:
+        draw(report, Path(flags.plot))
+    console = report_console(flags.json_)
     for cell in report["batch_sizes"]:
         console.print(table(cell))
     console.print(DEFINITIONS, style="dim")

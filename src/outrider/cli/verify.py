@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,11 +16,13 @@ from ..errors import OutriderError
 from .common import (
     ApiKey,
     AsJson,
+    engine_options,
     model_folder,
     screen,
+    setting,
     status,
     telling,
-    with_engine_options,
+    with_flags,
     write_json,
 )
 from .endpoint import audit as audit_endpoint
@@ -87,8 +90,62 @@ def encoded(file: str, folder: str | Path) -> list[list[int]]:
     return [item.encode(codec) for item in load_workload(file).items]
 
 
-@with_engine_options("drafter", "quantization", "drafter_quantization", "drafter_window", "preset")
+@dataclass(frozen=True, kw_only=True)
+class VerifyFlags:
+    """The options of ``outrider verify``."""
+
+    thorough: bool = setting(
+        False,
+        "64 contexts x 65,536 draws and many more mixes, or done in two minutes.",
+        "--thorough/--quick",
+    )
+    prompts: str | None = setting(
+        None,
+        "A .jsonl or .json file as bench's --prompts takes it: the first 4 prompts are used, 16 if "
+        "thorough. Python code unless given.",
+        metavar="FILE",
+    )
+    seed: int | None = setting(
+        None, "Repeats an audit; fresh unless given.", min=0, max=LARGEST_SEED
+    )
+    endpoint: str | None = setting(
+        None, "Audit this server, of any kind with OpenAI's API.", metavar="URL"
+    )
+    reference: str | None = setting(
+        None,
+        "What the server should say: another server, or a checkpoint that is run plainly here. "
+        "Unless given, the server itself while it does not draft.",
+        metavar="URL|MODEL",
+    )
+    samples: int | None = setting(
+        None,
+        f"Answers of the server to each set of options: {SAMPLES} unless given, {MANY} if "
+        "thorough.",
+        min=64,
+        max=1_000_000,
+    )
+    laws: str | None = setting(
+        None,
+        "Sets of options whose law is tested, with commas between, as in 'temperature 0.5,top_k "
+        "2'; all unless given.",
+        metavar="NAMES",
+    )
+    seconds: float | None = setting(
+        None, "Send the server nothing after so long; no limit unless given.", min=1
+    )
+    api_key: ApiKey = None
+    fault: str | None = setting(
+        None, "Audit the audit: put a wrong rule in, which must be caught.", metavar="NAME"
+    )
+    json_: AsJson = False
+
+
+@with_flags(
+    VerifyFlags,
+    engine_options("drafter", "quantization", "drafter_quantization", "drafter_window", "preset"),
+)
 def verify(
+    flags: VerifyFlags,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -97,83 +154,26 @@ def verify(
             "pair unless given. With --endpoint, the model's name there.",
         ),
     ] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Audit this server, of any kind with OpenAI's API."),
-    ] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL|MODEL",
-            help="What the server should say: another server, or a checkpoint that is run plainly "
-            "here. Unless given, the server itself while it does not draft.",
-        ),
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            min=64,
-            max=1_000_000,
-            show_default=False,
-            help=f"Answers of the server to each set of options: {SAMPLES} unless given, {MANY} "
-            "if thorough.",
-        ),
-    ] = None,
-    laws: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Sets of options whose law is tested, with commas between, as in 'temperature "
-            "0.5,top_k 2'; all unless given.",
-        ),
-    ] = None,
-    seconds: Annotated[
-        float | None,
-        typer.Option(min=1, help="Send the server nothing after so long; no limit unless given."),
-    ] = None,
-    api_key: ApiKey = None,
-    thorough: Annotated[
-        bool,
-        typer.Option(
-            "--thorough/--quick",
-            help="64 contexts x 65,536 draws and many more mixes, or done in two minutes.",
-        ),
-    ] = False,
-    prompts: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="A .jsonl or .json file as bench's --prompts takes it: the first 4 prompts are "
-            "used, 16 if thorough. Python code unless given.",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, max=LARGEST_SEED, help="Repeats an audit; fresh unless given."),
-    ] = None,
-    fault: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Audit the audit: put a wrong rule in, which must be caught."
-        ),
-    ] = None,
-    json_: AsJson = False,
     **options: Any,
 ) -> None:
     """Prove that nothing is lost: plain against speculative, every rule against the oracle."""
     given = {name: value for name, value in options.items() if value is not None}
-    if endpoint is not None:
-        for name in (*given, *(["prompts"] if prompts else []), *(["fault"] if fault else [])):
+    if flags.endpoint is not None:
+        of_pairs = {**given, "prompts": flags.prompts, "fault": flags.fault}
+        for name in (name for name, value in of_pairs.items() if value is not None):
             raise typer.BadParameter(
                 f"--{name.replace('_', '-')} is of the audit of a pair; leave it out beside "
                 "--endpoint."
             )
-        answers = samples or (MANY if thorough else SAMPLES)
-        audit_endpoint(endpoint, reference, model, api_key, laws, answers, seconds, seed, json_)
+        answers = flags.samples or (MANY if flags.thorough else SAMPLES)
+        laws = [] if flags.laws is None else [name.strip() for name in flags.laws.split(",")]
+        audit_endpoint(
+            flags.endpoint, flags.json_, reference=flags.reference, model=model,
+            key=flags.api_key, laws=laws, samples=answers, seconds=flags.seconds, seed=flags.seed,
+        )  # fmt: skip
         return
-    of_servers = {"reference": reference, "laws": laws, "samples": samples, "seconds": seconds}
-    for name, value in of_servers.items():
-        if value is not None:
+    for name in ("reference", "laws", "samples", "seconds"):
+        if getattr(flags, name) is not None:
             raise typer.BadParameter(f"--{name} needs --endpoint, the server to audit.")
     with status("loading the models"):
         from transformers.utils import logging
@@ -184,17 +184,16 @@ def verify(
         from ..audit.verify import verify as audit
 
         logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
-    if fault is not None and fault not in FAULTS:
-        raise typer.BadParameter(f"--fault is {fault!r}; give one of {', '.join(FAULTS)}.")
-    folder, size = model_folder(model), THOROUGH if thorough else QUICK
-    texts = pocket.prompts() if prompts is None else encoded(prompts, folder)
+    if flags.fault is not None and flags.fault not in FAULTS:
+        raise typer.BadParameter(f"--fault is {flags.fault!r}; give one of {', '.join(FAULTS)}.")
+    folder, size = model_folder(model), THOROUGH if flags.thorough else QUICK
+    texts = pocket.prompts() if flags.prompts is None else encoded(flags.prompts, folder)
     with telling("verifying") as tell:
         report = audit(
-            folder, texts, size=size, seed=seed, fault=FAULTS[fault] if fault else None,
-            progress=tell,
-            **given,
+            folder, texts, size=size, seed=flags.seed,
+            fault=FAULTS[flags.fault] if flags.fault else None, progress=tell, **given,
         )  # fmt: skip
-    if json_:
+    if flags.json_:
         write_json(report.as_json(), "-")
     else:
         show(report)
