@@ -69,8 +69,7 @@ class AsyncLLM:
     Args:
         model, drafter, options: as ``LLM`` takes them.
 
-    Raises:
-        ConfigError, ModelError: see ``LLM``. ``start`` raises errors that only the engine finds.
+    Raises ConfigError, ModelError: see ``LLM``. ``start`` raises errors that only the engine finds.
     """
 
     def __init__(
@@ -132,8 +131,7 @@ class AsyncLLM:
     async def start(self) -> Ready:
         """Wait until the worker has loaded the model and decoded a token.
 
-        Raises:
-            OutriderError: it cannot be loaded, died too often, or was shut down.
+        Raises OutriderError: it cannot be loaded, died too often, or was shut down.
         """
         self.launch()
         while self.ready is None or self._closing:
@@ -165,10 +163,8 @@ class AsyncLLM:
             priority: of waiting requests the lowest go first; needs
                 ``scheduling_policy="priority"`` unless it is 0.
 
-        Raises:
-            RequestError, ConfigError: the request cannot be served.
-            WorkerError: the engine died under it.
-            GenerationError: the request failed on the way; the error holds its output.
+        Raises RequestError, ConfigError: the request cannot be served. WorkerError: the engine died
+        under it. GenerationError: the request failed on the way; the error holds its output.
         """
         state = self.inputs.request(
             prompt, sampling_params or SamplingParams(), request_id, speculation=speculation,
@@ -213,9 +209,8 @@ class AsyncLLM:
             state: of the request, from ``inputs.request``.
             body: the fingerprint of the call that the request belongs to; its own unless given.
 
-        Raises:
-            RequestError, ConfigError: the request cannot be served.
-            WorkerError: the engine died under it, or does not run.
+        Raises RequestError, ConfigError: the request cannot be served. WorkerError: the engine died
+        under it, or does not run.
         """
         request = state.request
         await self._free(request.id)
@@ -247,9 +242,7 @@ class AsyncLLM:
     async def _free(self, id: str) -> None:
         """Wait until the engine runs, and until an earlier request of this id has left it.
 
-        Raises:
-            RequestError: the id is in use.
-            WorkerError: the engine does not run.
+        Raises RequestError: the id is in use. WorkerError: the engine does not run.
         """
         while True:
             await self.start()
@@ -264,8 +257,7 @@ class AsyncLLM:
 
         A length of None lets the engine choose it.
 
-        Raises:
-            ConfigError: there is no such drafter, or the length is out of range.
+        Raises ConfigError: there is no such drafter, or the length is out of range.
         """
         ready = await self.start()
         check_choice(state, ready.names, ready.max_draft)
@@ -296,11 +288,7 @@ class AsyncLLM:
         self._notify()
 
     def _new_worker(self) -> WorkerProcess:
-        """Start a worker.
-
-        Raises:
-            OSError, WorkerError: it cannot be started.
-        """
+        """Start a worker. Raises OSError, WorkerError: it cannot be started."""
         return WorkerProcess(self.spec, self.restarts, self._post.message, self._post.end)
 
     def _spawn(self) -> None:

@@ -42,10 +42,8 @@ class LLM:
         options: see ``EngineOptions``; docs/server.md explains each. With ``seed`` the i-th
             request since the start gets a seed that depends on both.
 
-    Raises:
-        ConfigError: an option is wrong.
-        ModelError: a checkpoint or tokenizer cannot be used.
-        MemoryBudgetError: the memory is too small.
+    Raises ConfigError: an option is wrong. ModelError: a checkpoint or tokenizer cannot be used.
+    MemoryBudgetError: the memory is too small.
     """
 
     def __init__(
@@ -81,8 +79,7 @@ class LLM:
 
         A length of None lets the engine choose it.
 
-        Raises:
-            ConfigError: there is no such drafter, or the length is out of range.
+        Raises ConfigError: there is no such drafter, or the length is out of range.
         """
         self.engine.speculator.set(state)
 
@@ -101,9 +98,8 @@ class LLM:
             speculation: drafter and draft length, one for all, or one each; None takes
                 the engine's.
 
-        Raises:
-            RequestError: a prompt cannot be served; nothing has been started then.
-            GenerationError: a request failed on the way; the error holds all outputs.
+        Raises RequestError: a prompt cannot be served; nothing has been started then.
+        GenerationError: a request failed on the way; the error holds all outputs.
         """
         states = self.start(prompts, sampling_params, speculation=speculation, offline=True)
         hidden = len(states) < 2 or None  # None: where stderr is no terminal
@@ -146,8 +142,7 @@ class LLM:
             messages: [{"role": ..., "content": ...}, ...], or a list of such lists.
             sampling_params: one for all, or one each; None takes the defaults.
 
-        Raises:
-            RequestError: the checkpoint has no template, or the template refuses the messages.
+        Raises RequestError: the checkpoint has no template, or the template refuses the messages.
         """
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: list[Any] = [messages] if one else list(messages)
@@ -172,8 +167,7 @@ class LLM:
 
         Nobody reads the output of ``offline`` requests before all are done.
 
-        Raises:
-            RequestError: a prompt cannot be served.
+        Raises RequestError: a prompt cannot be served.
         """
         listed = as_list(prompts)
         params = _one_each(sampling_params, SamplingParams, len(listed), "sampling_params")
@@ -235,8 +229,7 @@ class LLM:
 def _one_each(values: T | Sequence[T] | None, kind: type[T], count: int, name: str) -> list[T]:
     """Return a value for each of ``count`` prompts; None stands for the defaults.
 
-    Raises:
-        RequestError: there are more or fewer than prompts.
+    Raises RequestError: there are more or fewer than prompts.
     """
     if values is None:
         return [kind()] * count

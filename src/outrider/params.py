@@ -71,8 +71,7 @@ class StructuredOutputsParams(_Named):
         disable_additional_properties: whether objects of a JSON schema have only the keys in
             ``properties``, unless it says otherwise; False allows others, as JSON Schema does.
 
-    Raises:
-        ConfigError: there is none or there are several, or the one is malformed.
+    Raises ConfigError: there is none or there are several, or the one is malformed.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -129,75 +128,60 @@ class StructuredOutputsParams(_Named):
 class SamplingParams(_Named):
     """The sampling options of a request; names, defaults, order and scopes follow vLLM.
 
+    The help of a number, which docs/server.md and ``outrider generate --help`` show, says what it
+    means.
+
     Args:
-        temperature: 0 to 10^6; 0 (or below 1e-5) takes the most likely token.
-        top_k: keep the k most likely tokens, at most 2^31 - 1; 0, -1 or more than the vocabulary
-            keeps all.
-        top_p: keep the smallest set of most likely tokens whose mass reaches top_p, in (0, 1].
-        min_p: drop tokens less likely than min_p times the most likely one, in [0, 1].
-        repetition_penalty: 0.01 to 100; logits of tokens in prompt or output are divided by it
-            where positive and multiplied where negative.
-        presence_penalty: -2 to 2; taken off the logits of tokens in the output.
-        frequency_penalty: -2 to 2; taken off once for every time that a token is in the output.
         logit_bias: added to the logits of these ids, each -100 to 100.
         bad_words: texts whose tokens are not completed in the output.
         allowed_token_ids: nothing else is sampled.
-        seed: 0 to 2^64 - 1; the same seed gives the same tokens. None takes the engine's.
-        n: samples of the same prompt, 1 to 128.
-        max_tokens: tokens to generate at most, 1 or more and no more than the model's context; None
-            goes on to its end.
-        min_tokens: tokens before EOS, stop tokens or stop strings may end the output.
         stop: strings that end the output and are not part of it.
         stop_token_ids: ids that end the output.
         include_stop_str_in_output: the stop string, or the text of the stop token, is part of it.
-        ignore_eos: go on after EOS.
         skip_special_tokens: special tokens are left out of the text.
-        logprobs: log probabilities of so many most likely tokens besides the sampled one, 0 to 20;
-            None for none at all.
-        prompt_logprobs: likewise for the tokens of the prompt.
         structured_outputs: the form of the output, see ``StructuredOutputsParams``.
         logits_processors: functions of ids and logits, see ``LogitsProcessor``.
 
-    Raises:
-        ConfigError: a value is out of its range, or there is no such option; the sentence names
-            field, value and remedy.
+    Raises ConfigError: a value is out of its range, or there is no such option; the sentence names
+    field, value and remedy.
     """
 
     temperature: float = option(
         1.0,
-        "0 takes the most likely token.",
+        "0 to 10^6; 0 (or below 1e-5) takes the most likely token.",
         # All tokens are as likely at the end as fp32 can tell; far beyond, logits are no numbers.
         Number(0, 10**6, "give 0 (greedy) or a number above 0, at most {most}", whole=False),
     )
     top_k: int = option(
         0,
-        "Keep the k most likely tokens; 0 keeps all.",
+        "Keep the k most likely tokens; 0, -1 or more than the vocabulary keeps all.",
         Number(-1, LARGEST_INT, "give 1 to {most}, or 0 to keep every token"),
     )
     top_p: float = option(
         1.0,
-        "Keep the most likely tokens of this mass.",
+        "Keep the smallest set of most likely tokens whose mass reaches this, above 0 to 1.",
         Number(0, 1, "give a number above 0 and at most 1 (1 keeps all)", whole=False, above=True),
     )
     min_p: float = option(
         0.0,
-        "Drop tokens less likely than this times the most likely.",
+        "Drop tokens less likely than this times the most likely one, 0 to 1.",
         Number(0, 1, "give a number from 0 (off) to 1", whole=False),
     )
     repetition_penalty: float = option(
         1.0,
-        "Above 1 against what is in prompt or output, as a factor.",
+        "0.01 to 100; logits of tokens in prompt or output are divided by it where positive and "
+        "multiplied where negative.",
         # Logits overflow beyond these.
         Number(0.01, 100, "give a number from {least} to {most} (1 is off)", whole=False),
     )
     presence_penalty: float = option(
         0.0,
-        "Off the logits of what is in the output, -2 to 2.",
+        "-2 to 2; taken off the logits of tokens in the output.",
         Number(-2, 2, "give a number from {least} to {most} (0 is off)", whole=False),
     )
     frequency_penalty: float = option(
         0.0,
-        "The same, once for every time it is there.",
+        "-2 to 2; taken off once for every time that a token is in the output.",
         Number(-2, 2, "give a number from {least} to {most} (0 is off)", whole=False),
     )
     logit_bias: Mapping[int, float] | None = None
@@ -205,31 +189,36 @@ class SamplingParams(_Named):
     allowed_token_ids: list[int] | tuple[int, ...] | None = None
     seed: int | None = option(
         None,
-        "The same seed gives the same tokens, with any drafter.",
+        "0 to 2^64 - 1; the same seed gives the same tokens, with any drafter.",
         Number(0, LARGEST_SEED, "give a whole number from 0 to {most}, or None", optional=True),
     )
-    n: int = option(1, "Samples of the prompt.", Number(1, 128, "give 1 to {most} samples"))
+    n: int = option(
+        1, "Samples of the prompt, 1 to 128.", Number(1, 128, "give 1 to {most} samples")
+    )
     max_tokens: int | None = option(
         DEFAULT_MAX_TOKENS,
         "Tokens to generate at most, or what the context holds.",
         Number(1, LARGEST_INT, "give 1 to {most}, or None", optional=True),
     )
     min_tokens: int = option(
-        0, "Tokens before the output may end.", Number(0, LARGEST_INT, "give 0 to {most}")
+        0,
+        "Tokens before EOS, stop tokens or stop strings may end the output.",
+        Number(0, LARGEST_INT, "give 0 to {most}"),
     )
     stop: str | list[str] | tuple[str, ...] | None = None
     stop_token_ids: list[int] | tuple[int, ...] | None = None
     include_stop_str_in_output: bool = False
-    ignore_eos: bool = option(False, "Go on after the end.")
+    ignore_eos: bool = option(False, "Go on after EOS.")
     skip_special_tokens: bool = True
     logprobs: int | None = option(
         None,
-        "With --json: log probabilities of so many tokens beside.",
+        "Log probabilities of so many most likely tokens besides the sampled one, 0 to 20.",
         Number(0, 20, "give 0 to {most}, or None for none", optional=True),
     )
     prompt_logprobs: int | None = option(
         None, "", Number(0, 20, "give 0 to {most}, or None for none", optional=True)
     )
+    """The same for the tokens of the prompt."""
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     logits_processors: list[LogitsProcessor] | tuple[LogitsProcessor, ...] | None = None
 

@@ -67,8 +67,7 @@ def parse_memory(value: int | float | str | None) -> int | None:
 
     A float in (0, 1] is a share; None leaves the choice to the engine.
 
-    Raises:
-        ConfigError: the value is none of these.
+    Raises ConfigError: the value is none of these.
     """
     if value is None:
         return None
@@ -117,8 +116,7 @@ class Recipe:
         The group is -g32, -g64, -g128 or -channel. Without one int4 has groups of 128, and int8 is
         per channel.
 
-        Raises:
-            ConfigError: the text is no recipe.
+        Raises ConfigError: the text is no recipe.
         """
         name = text if isinstance(text, str) else ""
         match = re.fullmatch(r"int([48])(?:-(?:g(32|64|128)|(channel)))?(-zp)?(-a8)?", name)
@@ -165,8 +163,7 @@ class EngineConfig:
 
     ``page_size`` is how many tokens a page of the cache holds.
 
-    Raises:
-        ConfigError: a value is out of its range.
+    Raises ConfigError: a value is out of its range.
     """
 
     num_speculative_tokens: int | None = option(
@@ -313,8 +310,7 @@ class EngineConfig:
     def model_length(self, context: int) -> int:
         """Return the longest sequence, given the target's ``context``.
 
-        Raises:
-            ConfigError: max_model_len is above the context, or K does not fit into it.
+        Raises ConfigError: max_model_len is above the context, or K does not fit into it.
         """
         length = self.max_model_len if self.max_model_len is not None else context
         if length > context:

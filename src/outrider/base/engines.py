@@ -38,8 +38,7 @@ def find_engine(name: object) -> EngineName | None:
 def named_engine(name: object, where: str, among: Iterable[str]) -> str:
     """Return our name of the engine that ``name`` means.
 
-    Raises:
-        ConfigError: it is none of ``among``; ``where`` says what was given.
+    Raises ConfigError: it is none of ``among``; ``where`` says what was given.
     """
     known = list(among)
     engine = find_engine(name)

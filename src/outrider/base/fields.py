@@ -56,8 +56,7 @@ def check_plain(file: Path, state: os.stat_result) -> None:
         file: where it is.
         state: what the system says of it.
 
-    Raises:
-        ModelError: it is one of them.
+    Raises ModelError: it is one of them.
     """
     if not S_ISREG(state.st_mode):
         raise ModelError(f"{file} is not a regular file; replace it by the checkpoint's own file.")
@@ -68,8 +67,7 @@ def fill(buffer: NDArray[np.uint8], path: Path, begin: int) -> None:
 
     They are read, not mapped: a mapped file that shrinks kills the process.
 
-    Raises:
-        ModelError: the file is gone or has become shorter.
+    Raises ModelError: the file is gone or has become shorter.
     """
     at = 0
     try:
@@ -87,8 +85,7 @@ def fill(buffer: NDArray[np.uint8], path: Path, begin: int) -> None:
 def read_object(file: Path) -> dict[str, Any]:
     """Return the JSON object in ``file``.
 
-    Raises:
-        ModelError: the file cannot be read, or holds no JSON object.
+    Raises ModelError: the file cannot be read, or holds no JSON object.
     """
     try:
         check_plain(file, file.stat())
@@ -112,8 +109,7 @@ class Fields:
         values: the values by name.
         where: the file and its section, for messages.
 
-    Raises:
-        ModelError: a value is missing, of another type, or out of range.
+    Raises ModelError: a value is missing, of another type, or out of range.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:

@@ -78,40 +78,24 @@ LOOKUP = {
 
 
 def refuse(owner: object, name: str, value: object, remedy: str) -> None:
-    """Refuse the value of a field in a sentence.
-
-    Raises:
-        ConfigError: always.
-    """
+    """Refuse the value of a field in a sentence."""
     raise ConfigError(f"{type(owner).__name__}: {name} is {shown(value)}; {remedy}.")
 
 
 def check_numbers(owner: object, numbers: Mapping[str, Number]) -> None:
-    """Refuse a field of ``owner`` that is out of its bounds.
-
-    Raises:
-        ConfigError: one is.
-    """
+    """Refuse a field of ``owner`` that is out of its bounds."""
     for name, number in numbers.items():
         check_number(name, getattr(owner, name), number, f"{type(owner).__name__}: ")
 
 
 def check_number(name: str, value: object, number: Number, where: str = "") -> None:
-    """Refuse a value that is out of its bounds.
-
-    Raises:
-        ConfigError: it is.
-    """
+    """Refuse a value that is out of its bounds."""
     if not number.holds(value):
         raise ConfigError(f"{where}{name} is {shown(value)}; {number.remedy}.")
 
 
 def check_ids(owner: object, name: str, ids: Collection[Any]) -> None:
-    """Refuse ids that no vocabulary has.
-
-    Raises:
-        ConfigError: one of them is no id.
-    """
+    """Refuse ids that no vocabulary has."""
     wrong = wrong_ids(ids, LARGEST_INT + 1)
     if wrong:
         refuse(owner, name, wrong, TOKEN_ID.remedy)

@@ -90,8 +90,7 @@ def suggested_method(checkpoint: str) -> str:
 def named_method(name: object, where: str, among: Iterable[str] = NAMES) -> Method:
     """Return the method that a name means, one of ``among``.
 
-    Raises:
-        ConfigError: it names none of them; ``where`` says what was given.
+    Raises ConfigError: it names none of them; ``where`` says what was given.
     """
     known = list(among)
     found = find_method(name)

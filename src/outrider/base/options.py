@@ -75,8 +75,7 @@ def options_of(owner: type) -> Iterator[Option]:
 def check_fields(owner: Any) -> None:
     """Refuse values of a dataclass that the checks of its fields do not allow.
 
-    Raises:
-        ConfigError: the first such value.
+    Raises ConfigError: the first such value.
     """
     for each in fields(owner):
         value, choices = getattr(owner, each.name), each.metadata["choices"]

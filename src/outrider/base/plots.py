@@ -60,11 +60,7 @@ def paneled(count: int, title: str, margin: float) -> tuple[Figure, list[Axes]]:
 
 
 def save(figure: Figure, file: Path) -> None:
-    """Write a figure as a PNG.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Write a figure as a PNG. Raises ConfigError: the file cannot be written."""
     try:
         figure.savefig(file, format="png")
     except OSError as error:

@@ -48,8 +48,7 @@ class Stderr(io.TextIOBase):
     def write(self, text: str) -> int:
         """Queue ``text`` for the thread, or drop it where too much waits.
 
-        Raises:
-            TypeError: it is no text; click finds out that way what a stream takes.
+        Raises TypeError: it is no text; click finds out that way what a stream takes.
         """
         if not isinstance(text, str):
             raise TypeError("stderr takes text")

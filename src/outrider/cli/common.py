@@ -245,8 +245,7 @@ def numbers(text: str, kind: type[int] | type[float], option: str) -> tuple[Any,
 def shapes(text: str) -> list[tuple[int, int]]:
     """Return nodes and depth of trees that are written NODES:DEPTH, with commas.
 
-    Raises:
-        ConfigError: one is not, or has no room for branches.
+    Raises ConfigError: one is not, or has no room for branches.
     """
     found: list[tuple[int, int]] = []
     for part in text.split(","):

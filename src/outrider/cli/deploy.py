@@ -163,8 +163,7 @@ def plan(
 def _advice(spec: Path | None, advice: Path | None) -> tuple[Advice | None, bool]:
     """Return the advice, if any, and whether the spec is TOML and not an advice itself.
 
-    Raises:
-        ConfigError: two were given, or it is damaged.
+    Raises ConfigError: two were given, or it is damaged.
     """
     text = read_text(spec, str(spec)) if spec else ""
     own = not text.lstrip().startswith("{")  # a JSON object, which a TOML spec never is

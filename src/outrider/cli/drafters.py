@@ -69,8 +69,7 @@ class Facts:
 def known() -> list[Facts]:
     """Return every drafter, those of other packages among them.
 
-    Raises:
-        ConfigError: one of another package cannot be loaded.
+    Raises ConfigError: one of another package cannot be loaded.
     """
     from ..drafters.registry import known_specs
 
@@ -83,8 +82,7 @@ def known() -> list[Facts]:
 def at_hand(model: str) -> tuple[list[Facts], int]:
     """Return every drafter with what a model has of it, and the tokens of a page.
 
-    Raises:
-        OutriderError: the model cannot be loaded.
+    Raises OutriderError: the model cannot be loaded.
     """
     from ..base.methods import AUTO
     from ..drafters.base import DrafterContext
@@ -126,8 +124,7 @@ def _with_model(facts: Facts, target: Path, context: DrafterContext, auto: bool)
 def _spec(name: str, target: Path, context: DrafterContext) -> DrafterSpec:
     """Return the drafter of that name for a model.
 
-    Raises:
-        ConfigError, ModelError: there is none, or it is not for this model.
+    Raises ConfigError, ModelError: there is none, or it is not for this model.
     """
     from ..drafters.base import NoSpec
     from ..drafters.registry import known_specs, recognised, sibling

@@ -30,8 +30,7 @@ class Queue:
     def enter(self, sequences: int) -> Lease:
         """Return the lease of ``sequences``, which wait from now on.
 
-        Raises:
-            Refusal: 429, too many wait already.
+        Raises Refusal: 429, too many wait already.
         """
         if self.sequences >= self.most_sequences:
             raise Refusal(
@@ -52,8 +51,7 @@ class Lease:
     def add_tokens(self, tokens: int) -> None:
         """Add the tokens of the call's prompts, once their length is known.
 
-        Raises:
-            Refusal: 429, too many tokens wait already.
+        Raises Refusal: 429, too many tokens wait already.
         """
         queue = self._queue
         if queue.tokens >= queue.most_tokens:

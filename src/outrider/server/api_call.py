@@ -93,9 +93,8 @@ class ApiCall(Generic[Body]):
 
         The engine knows a call that kills it by the fingerprint of all its requests.
 
-        Raises:
-            OutriderError: a request cannot be served, or failed.
-            Refusal: 408, it took longer than allowed.
+        Raises OutriderError: a request cannot be served, or failed. Refusal: 408, it took longer
+        than allowed.
         """
         body = fingerprint(state.request for state in self.states)
         limits = (self.body.timeout, self.service.settings.request_timeout)
@@ -144,9 +143,8 @@ class ApiCall(Generic[Body]):
             prompts: how many there are.
             more: values for ``SamplingParams`` besides the body's.
 
-        Raises:
-            RequestError: an option does not fit the engine, or all are too large to be repeated
-                for each prompt.
+        Raises RequestError: an option does not fit the engine, or all are too large to be repeated
+        for each prompt.
         """
         body, inputs = self.body, self.service.llm.inputs
         chats = body.max_completion_tokens is not None
@@ -186,8 +184,7 @@ class ApiCall(Generic[Body]):
     def start(self, ids: list[int], text: str | None = None) -> RequestState:
         """Return the state of the request for one prompt, whose text is None where it is not known.
 
-        Raises:
-            OutriderError: it cannot be served.
+        Raises OutriderError: it cannot be served.
         """
         llm, body = self.service.llm, self.body
         room = llm.inputs.room_after(ids)
@@ -201,8 +198,7 @@ class ApiCall(Generic[Body]):
     def _sampling(self, room: int, prompt: int) -> SamplingParams:
         """Return the sampling options of a prompt with ``prompt`` tokens and ``room`` after it.
 
-        Raises:
-            Refusal: the answer would list too much.
+        Raises Refusal: the answer would list too much.
         """
         body = self.body
         room = room if body.limit is None else min(room, body.limit)
@@ -229,8 +225,7 @@ class ApiCall(Generic[Body]):
     def truncated(self, ids: list[int]) -> list[int]:
         """Return the end of a prompt, or its beginning, as ``truncate_prompt_tokens`` asks.
 
-        Raises:
-            Refusal: the number is out of its range.
+        Raises Refusal: the number is out of its range.
         """
         most, context = self.body.truncate_prompt_tokens, self.service.llm.inputs.max_model_len
         if most is None:

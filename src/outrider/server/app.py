@@ -63,8 +63,7 @@ PAGE_HEADERS = {
 def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
     """Return the server over an engine, which the app starts and ends with itself.
 
-    Raises:
-        ConfigError: spans are asked for, and OpenTelemetry is not installed.
+    Raises ConfigError: spans are asked for, and OpenTelemetry is not installed.
     """
     endpoint = settings.otlp_traces_endpoint
     tracer = Tracer(endpoint) if endpoint is not None else None
@@ -154,8 +153,7 @@ async def answered(call: Chat | Completion, http: Request) -> Response:
 async def unless_gone(http: Request, work: Awaitable[T]) -> T:
     """Return the result of ``work``, which is cancelled as soon as the client is gone.
 
-    Raises:
-        Refusal: the client is gone.
+    Raises Refusal: the client is gone.
     """
     task = asyncio.ensure_future(work)
 

@@ -41,11 +41,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 def parse(raw: bytes) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        Refusal: it is no JSON, or has too many parts.
-    """
+    """Return the value of a JSON text. Raises Refusal: it is no JSON, or has too many parts."""
     if not raw.strip():
         raise Refusal("the body is empty; send a JSON object.")
     _check_size(raw)
@@ -58,11 +54,7 @@ def parse(raw: bytes) -> Any:
 
 
 def _check_size(raw: bytes) -> None:
-    """Refuse a text with too many lists, objects or fields.
-
-    Raises:
-        Refusal: it has too many.
-    """
+    """Refuse a text with too many lists, objects or fields."""
     if _fits(*_count(raw)):
         return
     bare = raw.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -90,9 +82,7 @@ def _fits(brackets: int, fields: int) -> bool:
 def read(model: type[Model], raw: bytes) -> Model:
     """Return the fields of a body.
 
-    Raises:
-        Refusal: the body is no JSON object.
-        RequestValidationError: a field is wrong.
+    Raises Refusal: the body is no JSON object. RequestValidationError: a field is wrong.
     """
     fields = parse(raw)
     if not isinstance(fields, dict):
@@ -105,11 +95,7 @@ def read(model: type[Model], raw: bytes) -> Model:
 
 
 def check_type(header: str | None) -> None:
-    """Refuse a body that is not declared as JSON: pages of other sites can send those.
-
-    Raises:
-        Refusal: it is not.
-    """
+    """Refuse a body that is not declared as JSON: pages of other sites can send those."""
     message = Message()
     message["content-type"] = header or "none"
     kind = message.get_content_type()

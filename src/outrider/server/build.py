@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,7 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
         name: what clients call it unless an option says.
         chosen: what is in force.
 
-    Raises:
-        OutriderError: an option is wrong, or the checkpoint cannot be used.
+    Raises OutriderError: an option is wrong, or the checkpoint cannot be used.
     """
     values = {name: one.value for name, one in chosen.items()}
     options = {o.name: values[o.name] for o in ENGINE_OPTIONS if chosen[o.name].source != "default"}
@@ -40,24 +39,19 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
     if template is not None:
         template = read_text(Path(template), "chat_template")
     form = PARSERS.get(choice(values, "tool_call_parser", ("auto", *PARSERS)))
-    settings = Settings(
-        names=tuple(filter(None, (values["served_model_name"] or name).split(","))) or (name,),
-        detail=choice(values, "per_request_spec_decode_metrics", ("none", "summary", "detailed")),
-        api_keys=read_keys(values["api_key"], values["api_key_file"]),
-        host=values["host"],
-        allowed_hosts=read_hosts(values["allowed_hosts"]),
-        max_connections=values["max_connections"],
-        max_queued_requests=values["max_queued_requests"],
-        max_queued_tokens=values["max_queued_tokens"],
-        max_body=values["max_body_bytes"],
-        request_timeout=values["request_timeout"],
-        log_interval=values["log_interval"],
-        metrics_port=values["metrics_port"],
-        otlp_traces_endpoint=read_endpoint(values["otlp_traces_endpoint"]),
-        share_prefix_cache=values["share_prefix_cache"],
-        shutdown_timeout=values["shutdown_timeout"],
-        slo=read_slo(values["slo"]),
-    )
+    same = {each.name: values[each.name] for each in fields(Settings) if each.name in values}
+    own: dict[str, Any] = {
+        "names": tuple(filter(None, (values["served_model_name"] or name).split(","))) or (name,),
+        "detail": choice(
+            values, "per_request_spec_decode_metrics", ("none", "summary", "detailed")
+        ),
+        "api_keys": read_keys(values["api_key"], values["api_key_file"]),
+        "allowed_hosts": read_hosts(values["allowed_hosts"]),
+        "max_body": values["max_body_bytes"],
+        "otlp_traces_endpoint": read_endpoint(values["otlp_traces_endpoint"]),
+        "slo": read_slo(values["slo"]),
+    }
+    settings = Settings(**{**same, **own})
     llm = AsyncLLM(model, **options)
     try:
         codec = llm.inputs.codec
@@ -84,8 +78,7 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
 def choice(values: Mapping[str, Any], name: str, words: Sequence[str]) -> Any:
     """Return the option ``name``, which must be one of ``words``.
 
-    Raises:
-        ConfigError: it is none of them.
+    Raises ConfigError: it is none of them.
     """
     value = values[name]
     if value not in words:
@@ -96,11 +89,7 @@ def choice(values: Mapping[str, Any], name: str, words: Sequence[str]) -> Any:
 
 
 def read_text(file: Path, name: str) -> str:
-    """Return the text of a file that an option names.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Return the text of a file that an option names. Raises ConfigError: it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -111,8 +100,7 @@ def read_text(file: Path, name: str) -> str:
 def read_keys(listed: str | None, file: str | None) -> tuple[str, ...]:
     """Return the keys in an option and a file.
 
-    Raises:
-        ConfigError: the file cannot be read, or there is no key where some were asked for.
+    Raises ConfigError: the file cannot be read, or there is no key where some were asked for.
     """
     parts = [key.strip() for key in (listed or "").split(",")]
     if file is not None:
@@ -128,8 +116,7 @@ def read_keys(listed: str | None, file: str | None) -> tuple[str, ...]:
 def read_hosts(listed: str | None) -> tuple[str, ...]:
     """Return the names that clients may call the server by.
 
-    Raises:
-        ConfigError: one of them is no name.
+    Raises ConfigError: one of them is no name.
     """
     names = [name.strip() for name in (listed or "").split(",")]
     for name in filter(None, names):
@@ -142,11 +129,7 @@ def read_hosts(listed: str | None) -> tuple[str, ...]:
 
 
 def read_endpoint(url: str | None) -> str | None:
-    """Return the address that spans are sent to.
-
-    Raises:
-        ConfigError: it is no HTTP address.
-    """
+    """Return the address that spans are sent to. Raises ConfigError: it is no HTTP address."""
     if url is None or re.fullmatch(r"https?://(\[[\da-fA-F:.]+\]|[^\s/:]+)(:\d{1,5})?(/\S*)?", url):
         return url
     raise ConfigError(
@@ -164,8 +147,7 @@ def read_defaults(source: str, folder: Path) -> dict[str, Any]:
     Returns:
         Values by the names of ``SamplingParams``.
 
-    Raises:
-        ConfigError: the file is missing or damaged, or a value out of range.
+    Raises ConfigError: the file is missing or damaged, or a value out of range.
     """
     file = (folder if source == "auto" else Path(source)) / "generation_config.json"
     if source == "vllm" or (source == "auto" and not file.is_file()):
@@ -187,8 +169,7 @@ def read_defaults(source: str, folder: Path) -> dict[str, Any]:
 def read_slo(text: str | None) -> dict[str, float]:
     """Return the limits in a text such as ``ttft=200ms,tpot=50ms``.
 
-    Raises:
-        ConfigError: it reads otherwise.
+    Raises ConfigError: it reads otherwise.
     """
     limits: dict[str, float] = {}
     for part in filter(None, (text or "").split(",")):

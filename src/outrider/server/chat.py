@@ -118,8 +118,7 @@ class Chat(ApiCall[ChatRequest]):
     def _constraint(self) -> dict[str, Any]:
         """Return the form that calls of tools must have, where nothing else gives one.
 
-        Raises:
-            Refusal: a call must be made, and something else gives the output a form.
+        Raises Refusal: a call must be made, and something else gives the output a form.
         """
         body, inputs = self.body, self.service.llm.inputs
         special = inputs.outputs.special_tokens

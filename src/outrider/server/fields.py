@@ -28,8 +28,7 @@ class Unless:
     def check(self, value: Any) -> None:
         """Refuse a value that asks for something.
 
-        Raises:
-            ValueError: the value asks for something.
+        Raises ValueError: the value asks for something.
         """
         if value is not None and not any(value == one for one in self.neutral):
             raise ValueError(f"this server does not support it; {self.remedy}")

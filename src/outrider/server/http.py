@@ -265,8 +265,7 @@ class Bounded(HttpToolsProtocol):
     def check_head(self, version: str) -> None:
         """Refuse a head that proxies and servers might read in different ways.
 
-        Raises:
-            Stop: the head is refused.
+        Raises Stop: the head is refused.
         """
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         encodings = [value for name, value in self.headers if name == b"transfer-encoding"]

@@ -23,8 +23,7 @@ They are "messages" and the parameters of transformers' ``apply_chat_template``.
 def template_options(body: Templated, template: str) -> dict[str, Any]:
     """Return what the chat template gets besides messages and tools.
 
-    Raises:
-        Refusal: options contradict each other, or the template does not read one.
+    Raises Refusal: options contradict each other, or the template does not read one.
     """
     options = dict(body.chat_template_kwargs or {})
     wrong = TEMPLATE_OWN.intersection(options)
@@ -55,8 +54,7 @@ def template_options(body: Templated, template: str) -> dict[str, Any]:
 def wants_generation_prompt(body: Templated) -> bool:
     """Return whether the prompt ends with the beginning of a new message.
 
-    Raises:
-        Refusal: the last message shall be continued as well.
+    Raises Refusal: the last message shall be continued as well.
     """
     if not body.continue_final_message:
         return body.add_generation_prompt

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..base.config import ENGINE_OPTIONS
-from ..base.options import PREFIX, Option
+from ..base.options import PREFIX, Option, options_of
 from ..base.outside.documents import read_toml
 from ..base.vllm_names import translate_deprecated
 from ..errors import ConfigError, no_option
+from ..params import SamplingParams
 from .shown import short
 
 OTHERS = frozenset({"OUTRIDER_NATIVE_ISA", "OUTRIDER_PEERS", "OUTRIDER_CONFIG"})
@@ -78,8 +79,7 @@ def resolve(
         environment: variables; those without the prefix are passed over.
         file: a TOML file, None for none.
 
-    Raises:
-        ConfigError: an unknown name, a value of the wrong kind, or a file that cannot be read.
+    Raises ConfigError: an unknown name, a value of the wrong kind, or a file that cannot be read.
     """
     options = {option.name: Chosen(option.default, "default") for option in OPTIONS}
     if file is not None:
@@ -111,8 +111,7 @@ def read_file(file: Path) -> dict[str, Any]:
 
     A table ``deploy`` is left to ``outrider ops deploy render``.
 
-    Raises:
-        ConfigError: it cannot be read, or has an unknown key.
+    Raises ConfigError: it cannot be read, or has an unknown key.
     """
     table = read_toml(file, str(file))
     if isinstance(table.get("deploy"), dict):
@@ -129,8 +128,7 @@ def read_file(file: Path) -> dict[str, Any]:
 def _checked(name: str, value: Any, where: str) -> Any:
     """Return a value from a file, checked for the option's kind and range.
 
-    Raises:
-        ConfigError: it is not.
+    Raises ConfigError: it is not.
     """
     option = BY_NAME.get(name, MODEL)
     if name in RELAXED:
@@ -146,8 +144,7 @@ def _checked(name: str, value: Any, where: str) -> Any:
 def _parsed(option: Option, text: str, where: str) -> Any:
     """Return a value from the environment, checked for the option's range.
 
-    Raises:
-        ConfigError: it is not of the option's kind, or out of its range.
+    Raises ConfigError: it is not of the option's kind, or out of its range.
     """
     if option.type is bool:
         if text.lower() not in ("1", "true", "yes", "0", "false", "no", ""):
@@ -161,11 +158,7 @@ def _parsed(option: Option, text: str, where: str) -> Any:
 
 
 def _in_range(option: Option, value: Any, where: str) -> Any:
-    """Return ``value``, which must be within the option's range.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Return ``value``, which must be within the option's range. Raises ConfigError: it is not."""
     if isinstance(value, str):
         # No usable path, name or key has either.
         if "\0" in value or value.encode(errors="ignore").decode() != value:
@@ -200,7 +193,9 @@ def toml(value: Any) -> str:
 def reference() -> str:
     """Return every option as tables in Markdown."""
     tables = []
-    for title, options in (("The engine", ENGINE_OPTIONS), ("The server", SERVER_OPTIONS)):
+    sampling = tuple(options_of(SamplingParams))
+    titles = {"The engine": ENGINE_OPTIONS, "The server": SERVER_OPTIONS, "A request": sampling}
+    for title, options in titles.items():
         lines = [f"### {title}", "", "| option | value | default | meaning |", "|---|---|---|---|"]
         for one in options:
             default = "" if one.default is None else f"`{toml(one.default)}`"

@@ -205,8 +205,7 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
     def form(self) -> dict[str, Any] | None:
         """Return the form of the output for ``StructuredOutputsParams``; None for any.
 
-        Raises:
-            RequestError: there are several forms, or a schema is missing, too large or too deep.
+        Raises RequestError: there are several forms, or a schema is missing, too large or too deep.
         """
         forms: dict[str, dict[str, Any]] = {}
         guided = self.structured_outputs
@@ -254,9 +253,7 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
             defaults: for fields that the call leaves out; ``max_tokens`` bounds the call's.
             more: further options of ``SamplingParams``.
 
-        Raises:
-            ConfigError: a value is out of its range.
-            Refusal: forms contradict each other.
+        Raises ConfigError: a value is out of its range. Refusal: forms contradict each other.
         """
         limits = (context_left, self.limit, defaults.get("max_tokens"))
         most = min(limit for limit in limits if limit is not None)
@@ -286,8 +283,7 @@ def read_seed(seed: int | str | None) -> int | None:
 
     JSON's readers can hold a seed above 2^53 only as a string.
 
-    Raises:
-        Refusal: it is no whole number.
+    Raises Refusal: it is no whole number.
     """
     if seed is None or seed in (-1, "-1"):
         return None
@@ -309,11 +305,7 @@ class CompletionRequest(Generation, NotInCompletions):  # type: ignore[misc]
     best_of: Samples | None = None
 
     def prompts(self) -> list[str | Ids]:
-        """Return every prompt.
-
-        Raises:
-            Refusal: there is none, or there are too many.
-        """
+        """Return every prompt. Raises Refusal: there is none, or there are too many."""
         prompt = self.prompt
         one = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
         prompts: list[Any] = [prompt] if one else list(prompt)

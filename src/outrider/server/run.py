@@ -34,8 +34,7 @@ END_SECONDS = 10.0
 def listener(host: str, port: int, flag: str) -> socket.socket:
     """Return a socket that listens on an address.
 
-    Raises:
-        ConfigError: the address cannot be listened on.
+    Raises ConfigError: the address cannot be listened on.
     """
     # Named, the protocol lets asyncio turn Nagle's algorithm off: with it a first token waits
     # for the acknowledgement of the headers, 40 ms on Linux.
@@ -64,8 +63,7 @@ class Server:
         host, port: where it listens; port 0 takes a free one.
         say: shows a line of the greeting.
 
-    Raises:
-        ConfigError: the address cannot be listened on.
+    Raises ConfigError: the address cannot be listened on.
     """
 
     def __init__(

@@ -69,8 +69,7 @@ class Gate:
     def admit(self, scope: Scope, headers: Headers) -> None:
         """Check the key, the origin, the method and the port of a call.
 
-        Raises:
-            Refusal: 401, 403, 404 or 405.
+        Raises Refusal: 401, 403, 404 or 405.
         """
         settings, path, method = self.settings, scope["path"], scope["method"]
         state = scope.setdefault("state", {})
@@ -92,11 +91,7 @@ class Gate:
             raise Refusal(f"there is no {short(path)} at this port.", status=404)
 
     def check_browser(self, headers: Headers, public: bool) -> None:
-        """Refuse calls that a foreign page can make a browser send.
-
-        Raises:
-            Refusal: 403.
-        """
+        """Refuse calls that a foreign page can make a browser send. Raises Refusal: 403."""
         host, origin = headers.get("host"), headers.get("origin")
         # Only HTTP/1.0 comes without a Host, and no browser speaks it.
         if host is not None and not host_is_ours(host, self.settings):
@@ -112,11 +107,7 @@ class Gate:
         )  # fmt: skip
 
     def has_body(self, scope: Scope, headers: Headers) -> bool:
-        """Return whether a call has a body, which its path takes.
-
-        Raises:
-            Refusal: 400 or 413.
-        """
+        """Return whether a call has a body, which its path takes. Raises Refusal: 400 or 413."""
         length = headers.get("content-length", "0")
         if int(length) > self.settings.max_body:
             raise Refusal(
@@ -129,11 +120,7 @@ class Gate:
         return has_body
 
     async def read(self, receive: Receive, held: Held) -> bytes | None:
-        """Return a call's body, None where the client has gone.
-
-        Raises:
-            Refusal: 408 or 413.
-        """
+        """Return a call's body, None where the client has gone. Raises Refusal: 408 or 413."""
         parts: list[bytes] = []
         more = True
         try:

@@ -27,11 +27,7 @@ class Service:
         self.texts = Texts(llm.inputs)
 
     def check_model(self, name: str | None) -> None:
-        """Refuse another model than the one that is served.
-
-        Raises:
-            Refusal: 404.
-        """
+        """Refuse another model than the one that is served. Raises Refusal: 404."""
         if name is not None and name not in self.settings.names:
             raise Refusal(
                 f"there is no model {shown(name)} here; this server has {self.name!r}.",
@@ -41,8 +37,7 @@ class Service:
     def admit(self, sequences: int) -> Lease:
         """Return the lease of a call's sequences, which wait in the queue from now on.
 
-        Raises:
-            Refusal: 429 for a full queue, 503 while the server drains or the engine starts.
+        Raises Refusal: 429 for a full queue, 503 while the server drains or the engine starts.
         """
         if self.draining:
             raise Refusal("the server is shutting down; send the call elsewhere.", status=503)

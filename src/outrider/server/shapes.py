@@ -31,8 +31,7 @@ def check_schema(schema: str | dict[str, Any] | None, name: str) -> int:
     Returns:
         Characters of its text.
 
-    Raises:
-        Refusal: it is.
+    Raises Refusal: it is.
     """
     text = schema if isinstance(schema, str) else json.dumps(schema)
     if len(text) > LARGEST_SCHEMA:
@@ -63,8 +62,7 @@ def _nests_below(value: Any, most: int) -> bool:
 def no_switch(value: Any) -> Any:
     """Return the value; refuse true and false, which pydantic takes for 1 and 0.
 
-    Raises:
-        ValueError: it is one of them.
+    Raises ValueError: it is one of them.
     """
     if isinstance(value, bool):
         raise ValueError("give a number, not true or false")

@@ -69,8 +69,7 @@ async def change(service: Service, body: SpeculationChange) -> None:
 
     A length of null leaves it to the engine.
 
-    Raises:
-        Refusal: there is no such drafter, the length is out of range, or the engine starts.
+    Raises Refusal: there is no such drafter, the length is out of range, or the engine starts.
     """
     now = service.llm.speculation
     if now is None or service.llm.ready is None:

@@ -36,9 +36,8 @@ class Texts:
     async def ids(self, prompt: str | list[int], special: bool = True) -> list[int]:
         """Return a prompt's token ids.
 
-        Raises:
-            RequestError: the prompt is a text, and the model has no tokenizer or too small a
-                context.
+        Raises RequestError: the prompt is a text, and the model has no tokenizer or too small a
+        context.
         """
         if not isinstance(prompt, str):
             return prompt
@@ -49,8 +48,7 @@ class Texts:
     def _encode(self, text: str, special: bool, rendered: bool = False) -> list[int]:
         """Return the token ids of a text, which may be long; see ``TextCodec.encode``.
 
-        Raises:
-            Refusal: it has more than the context holds.
+        Raises Refusal: it has more than the context holds.
         """
         codec, most = self._inputs.codec, self._inputs.max_model_len
         long = not has_lone_surrogates(text) and len(text.encode()) > SURE_TEXT
@@ -66,8 +64,7 @@ class Texts:
     ) -> list[int]:
         """Return a conversation's token ids, made in a thread where it is ``long``.
 
-        Raises:
-            RequestError: there is no template, or it refuses the messages.
+        Raises RequestError: there is no template, or it refuses the messages.
         """
         codec = self._inputs.codec
         templates = "".join(codec.templates.values()) if codec else ""
@@ -84,9 +81,8 @@ class Texts:
     async def decode(self, ids: list[int]) -> str:
         """Return the text of token ids.
 
-        Raises:
-            RequestError: one of them is not in the vocabulary, or there are more than the context
-                holds.
+        Raises RequestError: one of them is not in the vocabulary, or there are more than the
+        context holds.
         """
         most = self._inputs.max_model_len
         if len(ids) > most:

@@ -54,11 +54,7 @@ class ToolCall:
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
-    """Refuse schemas that are too large or too deep, alone or together.
-
-    Raises:
-        Refusal: they are.
-    """
+    """Refuse schemas that are too large or too deep, alone or together."""
     size = sum(check_schema(tool.function.parameters or {}, "tools") for tool in tools)
     if size > LARGEST_GRAMMAR:
         raise Refusal(
@@ -70,8 +66,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
 def choice_of(body: ChatRequest) -> str:
     """Return none, auto, required, or the name of the one tool behind a "=".
 
-    Raises:
-        Refusal: a choice without tools, an unknown name, or a schema that is too large.
+    Raises Refusal: a choice without tools, an unknown name, or a schema that is too large.
     """
     tools, choice = body.tools or [], body.tool_choice
     check_tools(tools)

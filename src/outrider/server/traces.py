@@ -35,8 +35,7 @@ class Tracer:
     Args:
         endpoint: as in http://localhost:4318/v1/traces.
 
-    Raises:
-        ConfigError: OpenTelemetry is not installed.
+    Raises ConfigError: OpenTelemetry is not installed.
     """
 
     def __init__(self, endpoint: str) -> None:
