@@ -25,19 +25,17 @@ from .common import (
     Out,
     Rounds,
     bars,
-    engine_options,
     model_folder,
     now_and_then,
     numbers,
     png,
     report_console,
     screen,
-    setting,
     shares,
     status,
-    with_flags,
     write_report,
 )
+from .flags import engine_options, setting, with_flags
 
 if TYPE_CHECKING:
     from ..bench.offline import Bench as Engines

@@ -10,17 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .common import (
-    SIGNS,
-    AsJson,
-    Model,
-    model_folder,
-    open_llm,
-    screen,
-    status,
-    with_engine_options,
-    write,
-)
+from .common import SIGNS, AsJson, Model, model_folder, open_llm, screen, status, write
+from .flags import with_engine_options
 
 if TYPE_CHECKING:
     from ..audit.explain import ExplainedCandidate, Explanation, Position

@@ -19,21 +19,18 @@ from ..base.options import options_of
 from ..base.types import Event, Origin, SamplingParams
 from ..errors import NumericalError
 from .common import (
-    COMMON,
     SIGNS,
     AsJson,
     Model,
     bars,
-    flag,
     model_folder,
     open_llm,
-    parameter,
     read_text,
     screen,
     shares,
-    with_parameters,
     write,
 )
+from .flags import COMMON, flag, parameter, with_parameters
 from .spelling import hint
 
 if TYPE_CHECKING:

@@ -26,11 +26,10 @@ from .common import (
     now_and_then,
     numbers,
     report_console,
-    setting,
-    with_flags,
     writable,
     write_report,
 )
+from .flags import setting, with_flags
 
 KEYS = ["OUTRIDER_API_KEY", "OPENAI_API_KEY"]
 PERCENTILES = (50, 90, 95, 99)

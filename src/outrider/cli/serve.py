@@ -20,17 +20,8 @@ from ..server.options import (
     resolve,
     toml,
 )
-from .common import (
-    COMMON,
-    AsJson,
-    exit_code,
-    flag,
-    model_folder,
-    parameter,
-    with_parameters,
-    write,
-    write_json,
-)
+from .common import AsJson, exit_code, model_folder, write, write_json
+from .flags import COMMON, flag, parameter, with_parameters
 
 FIRST = (
     *COMMON, "host", "port", "api_key", "served_model_name", "dtype", "max_model_len",

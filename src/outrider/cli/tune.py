@@ -19,20 +19,18 @@ from .common import (
     AsJson,
     Model,
     bars,
-    engine_options,
     model_folder,
     now_and_then,
     numbers,
     png,
     report_console,
     screen,
-    setting,
     shapes,
     status,
-    with_flags,
     writable,
     write_json,
 )
+from .flags import engine_options, setting, with_flags
 
 if TYPE_CHECKING:
     from ..bench.tuned import Tuning

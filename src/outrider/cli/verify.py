@@ -13,19 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import OutriderError
-from .common import (
-    ApiKey,
-    AsJson,
-    engine_options,
-    model_folder,
-    screen,
-    setting,
-    status,
-    telling,
-    with_flags,
-    write_json,
-)
+from .common import ApiKey, AsJson, model_folder, screen, status, telling, write_json
 from .endpoint import audit as audit_endpoint
+from .flags import engine_options, setting, with_flags
 
 if TYPE_CHECKING:
     from ..audit.outcome import AuditReport, Check
