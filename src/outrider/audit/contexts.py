@@ -124,14 +124,14 @@ def _node(
 ) -> _ContextNode:
     """Return the node after ``path`` from raw logits [vocabulary] of the target and the drafter."""
     params = request.params
-    options = (params.temperature, params.top_k)
+    options = {name: getattr(params, name) for name in ("temperature", *oracle.TRUNCATIONS)}
+    shares = [name for name, value in oracle.TRUNCATIONS.items() if isinstance(value, float)]
     precise = request.logits(raw.double().cpu().numpy(), path)
-    exact = oracle.distribution(precise, *options, params.top_p, params.min_p)
+    exact = oracle.distribution(precise, **options)
     usable = True
     for share in (1 - EDGE_SHARE, 1 + EDGE_SHARE):
-        moved = oracle.distribution(
-            precise, *options, min(1.0, params.top_p * share), params.min_p * share
-        )
+        near = {name: min(1.0, options[name] * share) for name in shares}
+        moved = oracle.distribution(precise, **{**options, **near})
         usable = usable and bool(((moved > 0) == (exact > 0)).all())
     z = request.z(raw, path)
     z_q = None if drafted is None else request.z(drafted, path)

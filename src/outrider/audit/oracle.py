@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Distribution = NDArray[np.float64]
+TRUNCATIONS = {"top_k": 20, "top_p": 0.9, "min_p": 0.05}
+"""Options of `distribution` besides temperature, each with a value that audits try."""
 
 
 def distribution(

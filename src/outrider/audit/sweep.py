@@ -14,6 +14,7 @@ from ..llm import LLM
 from .adversary import AdversarySpec, Answers
 from .contexts import PENALTIES
 from .faults import Fault, FaultySpec
+from .oracle import TRUNCATIONS
 
 MOST_ALLOWED = 200
 
@@ -29,9 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "T 0.7": {"temperature": 0.7},
     "T 1.3": {"temperature": 1.3},
-    "top_k": {"temperature": 1.0, "top_k": 20},
-    "top_p": {"temperature": 1.0, "top_p": 0.9},
-    "min_p": {"temperature": 1.0, "min_p": 0.05},
+    **{name: {"temperature": 1.0, name: value} for name, value in TRUNCATIONS.items()},
     "all of them": {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.02},
     "min_tokens": {"temperature": 1.0, "min_tokens": 16, "ignore_eos": False},
     "penalties": {"temperature": 0.8, **PENALTIES},
