@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -25,12 +23,12 @@ from .common import (
     Out,
     Rounds,
     bars,
+    counted,
     model_folder,
-    now_and_then,
+    new_table,
     numbers,
     png,
     report_console,
-    screen,
     shares,
     status,
     write_report,
@@ -38,9 +36,6 @@ from .common import (
 from .flags import engine_options, setting, with_flags
 
 if TYPE_CHECKING:
-    from ..bench.offline import Bench as Engines
-    from ..bench.offline import BenchCell
-    from ..bench.record import Pass
     from ..bench.workload import Workload
 
 DEFINITIONS = (
@@ -60,24 +55,6 @@ def named_workload(name: str) -> Workload:
     return Workload.of_prompts(CODE, pocket.prompts()) if name == CODE else load_workload(name)
 
 
-def measure(bench: Engines) -> dict[BenchCell, list[Pass]]:
-    """Run everything, with a bar on stderr when that is a terminal."""
-    console = screen(on_stderr=True)
-    # Drawn between cells only: a drawing thread would disturb the timing.
-    with Progress(
-        TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=console, transient=True, disable=not console.is_terminal, auto_refresh=False,
-    ) as bar:  # fmt: skip
-        task, tell = bar.add_task(""), now_and_then()
-
-        def told(n: int, total: int) -> None:
-            bar.update(task, completed=n, total=total, refresh=True)
-            if not console.is_terminal:
-                tell(f"measuring: {n} of {total}")
-
-        return bench.run(told)
-
-
 def identical(run: dict[str, Any]) -> Text | str:
     """Return the table's answer to whether outputs were the plain ones."""
     if not run["outputs_identical"]:
@@ -92,16 +69,11 @@ def table(report: dict[str, Any], width: int) -> Table:
     from ..bench.report import best, heading
 
     runs = report["runs"]
-    grid = Table(
-        title="\n".join(heading(report)),
+    grid = new_table(
+        "T", "batch", "drafter", "K", title="\n".join(heading(report)),
+        right=("tokens/s", "", "speedup", "", "end\nto end", "rate", "length"),
         caption=DEFINITIONS.format(rounds=report["rounds"], **report["intervals"]),
-        caption_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False,
-        padding=(0, 1, 0, 0),
     )  # fmt: skip
-    for name in ("T", "batch", "drafter", "K"):
-        grid.add_column(name, overflow="fold")
-    for name in ("tokens/s", "", "speedup", "", "end\nto end", "rate", "length"):
-        grid.add_column(name, justify="right")
     grid.add_column("survival")
     grid.add_column("identical")
     for i, run in enumerate(runs):
@@ -233,7 +205,8 @@ def bench(flags: BenchFlags, model: Model = None, **engine: Any) -> None:
         engines = Bench(options, items)
         if flags.plot and len(engines.engines) == 1:
             raise typer.BadParameter("--plot has nothing to show without a drafter; give one.")
-    runs = measure(engines)
+    with counted("measuring") as told:
+        runs = engines.run(told)
     with status("comparing outputs"):
         report = make_report(engines, runs)
     write_report(report, flags.json_, flags.out)

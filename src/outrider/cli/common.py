@@ -10,14 +10,16 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from ..base.config import ENGINE_OPTIONS
@@ -235,6 +237,29 @@ def now_and_then() -> Callable[[str], None]:
 
 
 @contextmanager
+def counted(what: str) -> Iterator[Callable[..., None]]:
+    """Show a bar on stderr, lines where that is no terminal; yield ``told(done, total, what)``.
+
+    It is drawn between runs only: a drawing thread would disturb the timing.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = screen(on_stderr=True)
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        console=console, transient=True, disable=not console.is_terminal, auto_refresh=False,
+    ) as bar:  # fmt: skip
+        task, tell = bar.add_task(what, total=None), now_and_then()
+
+        def told(done: int, total: int, what: str = what) -> None:
+            bar.update(task, description=what, completed=done, total=total, refresh=True)
+            if not console.is_terminal:
+                tell(f"{what}: {done} of {total}")
+
+        yield told
+
+
+@contextmanager
 def lines(text: str) -> Iterator[Callable[[str], None]]:
     """Print what the command does on stderr every ``EVERY`` seconds, unless it is a terminal.
 
@@ -329,6 +354,21 @@ def screen(on_stderr: bool = False, **options: Any) -> Console:
 def report_console(on_stderr: bool) -> Console:
     """Return the console of a table, wide where that is no terminal."""
     return screen(on_stderr, width=None if screen(on_stderr).is_terminal else WIDE)
+
+
+def new_table(
+    *left: str, right: Iterable[str] = (), caption: str | None = None, title: str | None = None
+) -> Table:
+    """Return a table of columns whose long words are folded, and behind them of figures."""
+    table = Table(
+        title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE,
+        show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right")
+    return table
 
 
 def shares(survival: list[float]) -> str:

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from ..errors import OutriderError
-from .common import FAILED, AsJson, report_console, status, write
+from .common import FAILED, AsJson, new_table, report_console, status, write
 from .spelling import App, hint
 
 if TYPE_CHECKING:
@@ -146,10 +145,8 @@ def _spec(name: str, target: Path, context: DrafterContext) -> DrafterSpec:
 
 def table(found: list[Facts], page_size: int | None) -> Table:
     """Return the drafters as a table; the memory they take where a model is given."""
-    grid = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    grid.add_column("drafter", no_wrap=True)
-    for name in ("needs", "costs", "suits"):
-        grid.add_column(name, overflow="fold")
+    grid = new_table("drafter", "needs", "costs", "suits")
+    grid.columns[0].no_wrap = True
     if page_size is not None:
         grid.add_column(f"memory (pages of {page_size} tokens)", overflow="fold")
         grid.add_column("auto", no_wrap=True)
@@ -255,9 +252,7 @@ def check(
         rows = [fact._asdict() for fact in facts]
         write(json.dumps({"drafter": kind, "fits": fits, "facts": rows}) + "\n")
     else:
-        grid = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        for name in (f"drafter {kind}", "it has", "the target has", "fits"):
-            grid.add_column(name, overflow="fold")
+        grid = new_table(f"drafter {kind}", "it has", "the target has", "fits")
         for fact in facts:
             cells = fact.what, fact.drafter, fact.target, "yes" if fact.fits else "no"
             grid.add_row(*cells, style=None if fact.fits else "red")

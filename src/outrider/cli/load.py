@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.table import Table
 
 from ..base.outside.documents import parse_json
@@ -23,6 +22,7 @@ from .common import (
     INTERRUPTED,
     AsJson,
     Out,
+    new_table,
     now_and_then,
     numbers,
     report_console,
@@ -41,14 +41,9 @@ def table(report: dict[str, Any]) -> Table:
     """Return the loads as a table, a row each; latencies as P50/90/95/99 in milliseconds."""
     runs = report["runs"]
     title = f"{runs[0]['endpoint']} · {runs[0]['model_id']} · {runs[0]['dataset']}"
-    grid = Table(title=title, box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    grid.add_column("load", overflow="fold")
-    for name in ("ok", "failed", "requests/s", "tokens/s", "goodput/s"):
-        grid.add_column(name, justify="right")
-    for name in ("TTFT", "ITL", "TPOT", "E2E"):
-        grid.add_column(f"{name} ms\nP50/90/95/99", justify="right")
-    grid.add_column("accepted", justify="right")
-    grid.add_column("length", justify="right")
+    times = [f"{name} ms\nP50/90/95/99" for name in ("TTFT", "ITL", "TPOT", "E2E")]
+    figures = ("ok", "failed", "requests/s", "tokens/s", "goodput/s", *times, "accepted", "length")
+    grid = new_table("load", right=figures, title=title)
     for run in runs:
         side = f"{run['side']}, " if "side" in run else ""
         grid.add_row(

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.table import Table
 
 from ..bench.intervals import shown
@@ -15,6 +14,7 @@ from .common import (
     Out,
     lines,
     model_folder,
+    new_table,
     read_text,
     report_console,
     status,
@@ -34,13 +34,8 @@ def table(report: dict[str, Any]) -> Table:
         f"{report['model']} · {report['dtype']}: {report['bits_per_weight']:.2f} bits, perplexity "
         f"{report['perplexity']:.4f} · {report['windows']} windows of {report['window']} tokens"
     )
-    grid = Table(
-        title=title, caption=DEFINITIONS, caption_justify="left", box=box.SIMPLE,
-        show_edge=False, pad_edge=False, padding=(0, 2, 0, 0),
-    )  # fmt: skip
-    grid.add_column("quantization", overflow="fold")
-    for name in ("bits", "perplexity", "loss", "", "agreement", "", "KL", ""):
-        grid.add_column(name, justify="right")
+    figures = ("bits", "perplexity", "loss", "", "agreement", "", "KL", "")
+    grid = new_table("quantization", right=figures, title=title, caption=DEFINITIONS)
     for run in report["runs"]:
         grid.add_row(
             run["quantization"],

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -19,12 +17,12 @@ from .common import (
     AsJson,
     Model,
     bars,
+    counted,
     model_folder,
-    now_and_then,
+    new_table,
     numbers,
     png,
     report_console,
-    screen,
     shapes,
     status,
     writable,
@@ -48,14 +46,11 @@ DEFINITIONS = (
 def table(cell: dict[str, Any]) -> Table:
     """Return the settings of one batch size, raced ones first, the fastest first."""
     loss = f"no other raced setting is faster by more than {cell['loss_at_most']:.1%}"
-    grid = Table(
+    grid = new_table(
+        "setting", "verdict", "survival",
+        right=("tokens/s", "speedup", "", "ms/token", "length", "rounds"),
         title=f"batch size {cell['batch_size']}: {cell['best']} ({loss})",
-        title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False,
     )  # fmt: skip
-    for name in ("setting", "verdict", "survival"):
-        grid.add_column(name, overflow="fold")
-    for name in ("tokens/s", "speedup", "", "ms/token", "length", "rounds"):
-        grid.add_column(name, justify="right")
     for row in cell["settings"][:SHOWN]:
         raced, length = row["rounds"], row["acceptance_length"]
         nodes = f", {row['max_draft_nodes']} nodes" if row["max_draft_nodes"] else ""
@@ -166,27 +161,15 @@ def tune(flags: TuneFlags, model: Model = None, **engine: Any) -> None:
         if flags.plot:
             from ..bench.tune_plot import draw
         items = named_workload(flags.prompts)
-    terminal = screen(on_stderr=True)
-    # Drawn between runs only: a drawing thread would disturb the timing.
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        console=terminal, transient=True, disable=not terminal.is_terminal, auto_refresh=False,
-    ) as bar:  # fmt: skip
-        task, tell = bar.add_task("loading the models", total=None), now_and_then()
-
-        def told(size: int, done: int, total: int) -> None:
-            what = f"batch size {size}"
-            bar.update(task, description=what, completed=done, total=total, refresh=True)
-            if not terminal.is_terminal:
-                tell(f"{what}: {done} of {total}")
-
+    with counted("loading the models") as told:
         options = {name: value for name, value in engine.items() if value is not None}
         tuned = tuning.tune(
             model_folder(model), items, drafter=flags.drafter,
             lengths=numbers(flags.num_speculative_tokens, int, "--num-speculative-tokens"),
             trees=shapes(flags.trees) if flags.trees else (), num_prompts=flags.num_prompts,
             batch_sizes=numbers(flags.batch_size, int, "--batch-size"), max_tokens=flags.max_tokens,
-            temperature=flags.temperature, max_tpot=flags.max_tpot, rounds=flags.rounds, told=told,
+            temperature=flags.temperature, max_tpot=flags.max_tpot, rounds=flags.rounds,
+            told=lambda size, done, total: told(done, total, f"batch size {size}"),
             **options,
         )  # fmt: skip
     report = tuned.report()

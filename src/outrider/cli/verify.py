@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import OutriderError
-from .common import ApiKey, AsJson, model_folder, screen, status, telling, write_json
+from .common import ApiKey, AsJson, model_folder, new_table, screen, status, telling, write_json
 from .endpoint import audit as audit_endpoint
 from .flags import engine_options, setting, with_flags
 
@@ -35,9 +34,7 @@ def tested(check: Check, draws: int) -> str:
 
 def table(report: AuditReport) -> Table:
     """Return the checks, a line each."""
-    grid = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("demanded", "tested", "ties", "verdict"):
-        grid.add_column(name)
+    grid = new_table("demanded", "tested", "ties", "verdict")
     for check in report.checks:
         verdict = Text("pass", "green") if check.passed else Text("VIOLATION", "bold red")
         grid.add_row(check.claim, tested(check, report.draws), str(len(check.ties)), verdict)
