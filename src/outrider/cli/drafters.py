@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 UNSAID = "not said"
 app = App(default="list")
-KINDS = {"model": "checkpoint", "eagle3": "EAGLE-3 head", "medusa": "heads of Medusa"}
 HOW = (
     "--drafter NAME takes one, NAME+NAME merges the drafts of several into trees, and auto chooses "
     "at each step among the checkpoint beside the model, suffix, a request's prediction and what "
@@ -135,9 +134,7 @@ def _spec(name: str, target: Path, context: DrafterContext) -> DrafterSpec:
         raise ConfigError(f"{cannot_go_back(target, context.model)}.")
     spec, near = known_specs()[name], sibling(target)
     if spec.by_folder and (near is None or recognised(near).name != name):
-        raise ConfigError(
-            f"no {KINDS.get(name, name)} in the model's sub-folder or sibling drafter."
-        )
+        raise ConfigError(f"no {spec.kind} in the model's sub-folder or sibling drafter.")
     if not spec.by_folder and spec.recognise(name) is None:
         raise ConfigError("its name alone does not choose it; its package says what does.")
     return set_up(target, name, {}).spec

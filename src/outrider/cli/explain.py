@@ -28,14 +28,6 @@ CHOICES = {
     (True, True): "both", (True, False): "target", (False, True): "drafter", (False, False): "",
 }  # fmt: skip
 """Who chose a token, by whether the target did and the drafter."""
-PROPOSES = {
-    "model": "a smaller model, proposes {k} tokens",
-    "eagle3": "a head on the target's hidden states, proposes {k} tokens",
-    "medusa": "heads on the target's hidden state, one for each of up to {k} tokens, proposes them "
-    "in one pass",
-    "ngram": "ngram, proposes up to {k} tokens, those that followed the same few earlier in the "
-    "text",
-}
 GLOSSARY = (
     "distribution: the probabilities of the next token, p the target's and q the drafter's; "
     "noise g: random, one number for each token, fixed by the seed and the position; "
@@ -48,7 +40,10 @@ def introduction(step: Explanation) -> str:
     """Return the explanation of a step for a newcomer."""
     if step.drafter == "none":
         return "Without a drafter, a step is one pass of the target for one token."
-    proposes = PROPOSES.get(step.drafter, f"{step.drafter}, proposes up to {{k}} tokens")
+    from ..drafters.registry import known_specs
+
+    spec = known_specs().get(step.drafter)
+    proposes = (spec and spec.proposes) or f"{step.drafter}, proposes up to {{k}} tokens"
     if not step.temperature:
         draw = "At temperature 0 no noise is drawn: the likeliest token wins."
     else:

@@ -213,6 +213,12 @@ class DrafterSpec(ABC):
     """What it is good for, in a line."""
     options: ClassVar[str] = ""
     """How its options are given, in a line; empty where it has none."""
+    prior: ClassVar[float] = 0.5
+    """P(accept) of a token that it drafts, before anything is seen."""
+    kind: ClassVar[str] = "checkpoint"
+    """The word for its checkpoint."""
+    proposes: ClassVar[str] = ""
+    """What it is and proposes, for ``outrider explain``; ``{k}`` stands for the tokens."""
     by_folder: ClassVar[bool] = False
     """True if a checkpoint's folder chooses it, which its name stands for where that lies beside
     the target."""

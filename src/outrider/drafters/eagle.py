@@ -42,6 +42,9 @@ class EagleSpec(HeadSpec):
     name = "eagle3"
     wants = "an EAGLE-3 or P-EAGLE head trained for the target; memory for it and its cache"
     costs = "a layer for each token of depth"
+    prior = 0.8
+    kind = "EAGLE-3 head"
+    proposes = "a head on the target's hidden states, proposes {k} tokens"
     kinds = (EAGLE3, PEAGLE)
 
     def needs(self, context: DrafterContext) -> Needs:

@@ -68,6 +68,7 @@ class LayerskipSpec(DrafterSpec):
     name = "layerskip"
     wants = "a target of a native family"
     costs = "0.3 to 0.8 of the target a token"
+    prior = 0.8
     suits = "deep targets without another drafter; seldom below 24 layers"
     options = (
         "layerskip:skip_threshold=0.8,min_layers=16,adaptive=true searches; layerskip:N exits "

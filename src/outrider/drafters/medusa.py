@@ -43,6 +43,12 @@ class MedusaSpec(HeadSpec):
     name = "medusa"
     wants = "Medusa heads trained for the target; memory for them"
     costs = "a pass through the heads"
+    prior = 0.65
+    kind = "heads of Medusa"
+    proposes = (
+        "heads on the target's hidden state, one for each of up to {k} tokens, proposes them in one "
+        "pass"
+    )
     options = "medusa_choices in its config.json, or MedusaSpec(choices=...): the tree it drafts"
     kinds = (MEDUSA,)
     choices: list[list[int]] | None = None

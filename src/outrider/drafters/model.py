@@ -93,6 +93,9 @@ class ModelSpec(FolderSpec):
     name = "model"
     wants = "a smaller checkpoint with the target's tokenizer; memory for its weights and cache"
     costs = "a forward for each token of depth"
+    prior = 0.65
+    kind = "checkpoint"
+    proposes = "a smaller model, proposes {k} tokens"
     suits = "any text, where the checkpoint is far smaller than the target and agrees with it"
 
     def needs(self, context: DrafterContext) -> Needs:

@@ -28,6 +28,10 @@ class NgramSpec(DrafterSpec):
     name = "ngram"
     wants = "memory for indices"
     costs = "a lookup, microseconds"
+    prior = 0.5
+    proposes = (
+        "ngram, proposes up to {k} tokens, those that followed the same few earlier in the text"
+    )
     suits = "text that repeats its prompt or itself: edits, summaries, answers from documents"
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4

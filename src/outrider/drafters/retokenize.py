@@ -69,6 +69,7 @@ class RetokenizeSpec(DrafterSpec):
     name = "retokenize"
     wants = "retokenize:PATH, a smaller checkpoint with another tokenizer; memory as for model"
     costs = "as model"
+    prior = 0.35
     suits = "targets whose tokenizer no small checkpoint has"
     retokenizes = True
     folder: Path

@@ -68,6 +68,7 @@ class SuffixSpec(DrafterSpec):
     name = "suffix"
     wants = "memory for indices, and with suffix_store for past outputs"
     costs = "a lookup, microseconds"
+    prior = 0.6
     suits = "text that repeats its prompt, itself or past outputs: edits, agents, forms"
 
     def needs(self, context: DrafterContext) -> Needs:
