@@ -46,8 +46,8 @@ class MedusaSpec(HeadSpec):
     prior = 0.65
     kind = "heads of Medusa"
     proposes = (
-        "heads on the target's hidden state, one for each of up to {k} tokens, proposes them in one "
-        "pass"
+        "heads on the target's hidden state, one for each of up to {k} tokens, proposes them in "
+        "one pass"
     )
     options = "medusa_choices in its config.json, or MedusaSpec(choices=...): the tree it drafts"
     kinds = (MEDUSA,)
