@@ -74,17 +74,17 @@ class Adversary(Drafter):
 class AdversarySpec(DrafterSpec):
     """Makes an ``Adversary`` that drafts as far as the engine's config lets it."""
 
-    kind: str
+    style: str
     answers: Answers = field(default_factory=dict)
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return self.kind
+        return self.style
 
     def needs(self, context: DrafterContext) -> Needs:
         return Needs(max_nodes=3 * context.config.max_draft_length)
 
     def make(self, context: DrafterContext) -> Adversary:
         length, shape = context.config.max_draft_length, context.model.shape
-        return Adversary(self.kind, self.answers, length, shape.vocab_size, self.rng)
+        return Adversary(self.style, self.answers, length, shape.vocab_size, self.rng)
