@@ -19,7 +19,7 @@ import typer
 from outrider.base.types import Counts
 from outrider.bench.machine import machine
 from outrider.bench.steps import profile, timed, tokens_per_second
-from outrider.cli.common import JsonFile, numbers, write_json
+from outrider.cli.common import Out, numbers, write_json
 from outrider.llm import LLM
 from outrider.ops.planning import of_counts
 from outrider.ops.planning.figure import MEASURED
@@ -158,7 +158,7 @@ def main(
         list[Path] | None,
         typer.Option(help="Run nothing; put reports of earlier runs together.", exists=True),
     ] = None,
-    json_: JsonFile = None,
+    out: Out = None,
 ) -> None:
     """Compare predicted speedups with measured ones, in cells that the profile has not seen."""
     cells: list[dict[str, Any]] = []
@@ -173,5 +173,5 @@ def main(
             )
             for warmth in numbers(temperature, float, "--temperature"):
                 cells += Trial(llm, texts, sizes, rounds, tokens, warmth).compared()
-    write_json({"machine": machine(), "summary": summary(cells), "cells": cells}, json_)
+    write_json({"machine": machine(), "summary": summary(cells), "cells": cells}, out)
     print("\n".join(lines(cells)))

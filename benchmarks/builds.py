@@ -23,7 +23,7 @@ import typer
 from tqdm import tqdm
 
 from outrider.bench.machine import machine
-from outrider.cli.common import JsonFile, write_json
+from outrider.cli.common import Out, write_json
 from outrider.errors import OutriderError
 
 from .common import table
@@ -138,7 +138,7 @@ def main(
     starts: Annotated[int, typer.Option(min=2, help="Fresh pairs of processes.")] = 7,
     pairs: Annotated[int, typer.Option(min=1, help="Comparisons of a cell in a start.")] = 8,
     tokens: Annotated[int, typer.Option(min=2, help="Output tokens of each prompt.")] = 64,
-    json_: JsonFile = None,
+    out: Out = None,
 ) -> None:
     """Measure two builds beside each other."""
     if old.resolve() == new.resolve():
@@ -156,4 +156,4 @@ def main(
         for name, values in starts_by_pair.items()
     }
     settings = {"tokens": tokens, "pairs": pairs}
-    write_json({"machine": machine(), **settings, "log_ratio": rows}, json_)
+    write_json({"machine": machine(), **settings, "log_ratio": rows}, out)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from outrider.base.types import SamplingParams, Speculation
-from outrider.cli.common import JsonFile, numbers, write_json
+from outrider.cli.common import Out, numbers, write_json
 from outrider.drafters.registry import sibling
 from outrider.errors import ConfigError, ModelError
 from outrider.llm import LLM
@@ -179,14 +179,14 @@ def main(
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     tokens: Tokens = 256,  # 32 requests enter over as many steps, and all must decode at once
     rounds: Rounds = 7,
-    json_: JsonFile = None,
+    out: Out = None,
 ) -> None:
     """Measure what a step costs outside C++."""
     runs = measure(
         model, read_prompts(prompts), numbers(batch_size, int, "--batch-size"),
         num_speculative_tokens, tokens, rounds, temperature,
     )  # fmt: skip
-    write_json(runs, json_)
-    if json_ != "-":
+    write_json(runs, out)
+    if out != "-":
         for row in (COLUMNS, *(run.values() for run in runs)):
             print(" ".join(f"{value:>12}" for value in row))

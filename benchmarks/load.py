@@ -24,7 +24,7 @@ from outrider import pocket
 from outrider.bench.load.arrivals import Closed, Open
 from outrider.bench.load.datasets import load_prompts
 from outrider.bench.load.measure import LoadOptions, measure_load
-from outrider.cli.common import JsonFile, write_json
+from outrider.cli.common import Out, write_json
 from outrider.native.threads import cpu_name
 
 from .install import GUIDELLM, VLLM, Environment
@@ -174,7 +174,7 @@ def main(
         int, typer.Option(help="Requests of the comparison with other clients; 0 skips it.")
     ] = 160,
     streams: Annotated[int, typer.Option(min=1, help="Of the comparison.")] = STREAMS,
-    json_: JsonFile = "-",
+    out: Out = "-",
 ) -> None:
     """Measure what one core of the load generator carries, and whether others measure the same."""
     report: dict[str, Any] = {
@@ -185,4 +185,4 @@ def main(
     if requests:
         print(report["capacity"], file=sys.stderr, flush=True)
         report["agreement"] = agreement(requests, chunks, streams)
-    write_json(report, json_)
+    write_json(report, out)

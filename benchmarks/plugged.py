@@ -17,7 +17,7 @@ import outrider
 from outrider import native, pocket
 from outrider.bench.intervals import shown
 from outrider.bench.machine import machine
-from outrider.cli.common import JsonFile, numbers, write, write_json
+from outrider.cli.common import Out, numbers, write, write_json
 from outrider.errors import ConfigError
 
 from . import install
@@ -119,7 +119,7 @@ def main(
             "--lengths", help="With the plugin: the controller's lengths, beside K and no drafts."
         ),
     ] = False,
-    json_: JsonFile = None,
+    out: Out = None,
 ) -> None:
     """Measure vLLM with the plugin beside vLLM without it, in turns, on one core each."""
     if why := install.missing("vllm"):
@@ -150,7 +150,7 @@ def main(
                     write(f"{_row(cells[-1])}\n")
     compared = "lengths" if lengths else "plugin"
     report = {"machine": machine(), "compared": compared, "k": length, "tokens": tokens}
-    write_json({**report, "cells": cells}, json_)
+    write_json({**report, "cells": cells}, out)
 
 
 def _row(cell: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ import torch
 import typer
 
 from outrider.base.types import SamplingParams
-from outrider.cli.common import JsonFile, write_json
+from outrider.cli.common import Out, write_json
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 
@@ -130,7 +130,7 @@ def main(
     ] = None,
     tokens: Tokens = 128,
     rounds: Rounds = 7,
-    json_: JsonFile = "-",
+    out: Out = "-",
 ) -> None:
     """Measure speed over HTTP beside the engine's own."""
     if len(CPUS) < 2:
@@ -149,4 +149,4 @@ def main(
         server.pin_engine(CPUS[0])
         sides = measurements(Sides(llm, server, chosen, tokens))
         report = {name: compared(rounds, *two) for name, two in sides.items()}
-    write_json({"pair": chosen.name, "drafter": drafter, **report}, json_)
+    write_json({"pair": chosen.name, "drafter": drafter, **report}, out)

@@ -28,7 +28,7 @@ from outrider.bench.offline import turned
 from outrider.checkpoints.families import find_folder
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.cli.bench import named_workload
-from outrider.cli.common import JsonFile, write_json
+from outrider.cli.common import Out, write_json
 from outrider.engine.build import build_engine
 from outrider.engine.setup import set_up
 from outrider.llm import LLM
@@ -122,7 +122,7 @@ def main(
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of a load.")] = 32,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 96,
     loads: Annotated[int, typer.Option(min=1, help="Loads of warm engines.")] = 2,
-    json_: JsonFile = None,
+    out: Out = None,
 ) -> None:
     """Measure drafter auto beside plain decoding, in many processes."""
     cells = [
@@ -150,4 +150,4 @@ def main(
         for (cell, kind), logs in logs_by_load.items()
     ]
     settings = {"model": model, "workload": workload, "tokens": tokens, "loads": loads}
-    write_json({"machine": machine(), **settings, "cells": report}, json_)
+    write_json({"machine": machine(), **settings, "cells": report}, out)

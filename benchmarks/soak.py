@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from outrider import pocket
 from outrider.base.types import SamplingParams
-from outrider.cli.common import JsonFile, write_json
+from outrider.cli.common import Out, write_json
 from outrider.llm import LLM
 
 from .common import Seed, percentiles
@@ -238,7 +238,7 @@ def main(
     compare: Annotated[
         bool, typer.Option("--compare", help="Soak without and with a hostile client.")
     ] = False,
-    json_: JsonFile = "-",
+    out: Out = "-",
 ) -> None:
     """Soak a server; the exit code is 1 if anything is wrong."""
     hostile = hostile or compare
@@ -256,5 +256,5 @@ def main(
         compared = slowdown(*reports)
         report = {"alone": reports[0], "beside_hostile": reports[1], "compared": compared}
         wrong = wrong or not compared["passed"]
-    write_json(report, json_)
+    write_json(report, out)
     raise typer.Exit(wrong)

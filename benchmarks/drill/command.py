@@ -18,7 +18,7 @@ import typer
 
 from outrider import pocket
 from outrider.bench.machine import machine
-from outrider.cli.common import JsonFile, write_json
+from outrider.cli.common import Out, write_json
 
 from .cases import GOOD, NOISE, Case, Stage, healthy, work_folder
 from .faults import noise_drafter
@@ -42,7 +42,7 @@ def main(
     keep: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Keep configs, logs and audits there.")
     ] = None,
-    json_: JsonFile = "-",
+    out: Out = "-",
 ) -> None:
     """Drill the guard on a real fleet; the exit code is 1 if a case fails."""
     names = [name for name in cases.split(",") if name]
@@ -64,7 +64,7 @@ def main(
     pacing = {
         "interval": pace.interval, "window": pace.window, "scrape": pace.scrape, "quiet": quiet,
     }  # fmt: skip
-    write_json({"machine": machine(), "pace": pacing, "cases": results, "passed": passed}, json_)
+    write_json({"machine": machine(), "pace": pacing, "cases": results, "passed": passed}, out)
     raise typer.Exit(not passed)
 
 

@@ -24,7 +24,7 @@ from urllib.request import urlopen
 import typer
 from tqdm import tqdm
 
-from outrider.cli.common import JsonFile, write_json
+from outrider.cli.common import Out, write_json
 from outrider.engine.worker.freed_memory import TRIM_SECONDS
 
 from ..common import POCKET, Model, Seed, percentiles
@@ -241,7 +241,7 @@ def main(
     seed: Seed = 0,
     connections: Annotated[int, typer.Option(min=1)] = 16,
     only: Annotated[int | None, typer.Option(metavar="INDEX", help="Send this body alone.")] = None,
-    json_: JsonFile = None,
+    out: Out = None,
 ) -> None:
     """Send random bodies to a server of MODEL, or at an address; exit code 1 after a fault."""
     server = None if model.startswith("http://") else Served(model, *OPTIONS)
@@ -252,7 +252,7 @@ def main(
         report = asyncio.run(sent)
         report["exit_code"] = server.stop() if server else 0
     wrong = bool(report["wrong_count"] or report["exit_code"])
-    file = json_ or ("fuzz.json" if wrong and only is None else None)
+    file = out or ("fuzz.json" if wrong and only is None else None)
     write_json(report, file)
     if file != "-":
         write_json({k: v for k, v in report.items() if k not in ("classes", "faults")}, "-")

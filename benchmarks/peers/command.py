@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.common import LEAST_ROUNDS, JsonFile, Rounds, numbers, png, write_json
+from outrider.cli.common import LEAST_ROUNDS, Out, Rounds, numbers, png, write_json
 from outrider.errors import ConfigError, OutriderError
 from outrider.native.choice import available
 
@@ -89,7 +89,7 @@ def main(
         float, typer.Option(help="Above 0 every engine draws its own noise.")
     ] = 0.0,
     rounds: Rounds = LEAST_ROUNDS,
-    json_: JsonFile = None,
+    out: Out = None,
     plot: Annotated[
         str | None,
         typer.Option(
@@ -120,8 +120,8 @@ def main(
     benches: list[Bench] = []
 
     def keep() -> None:  # after every load: a long run may end before its time
-        if json_ != "-":
-            write_json(make_report(benches), json_)
+        if out != "-":
+            write_json(make_report(benches), out)
 
     for name in dict.fromkeys(pair.split(",")):
         benches.append(Bench(pairs.find_pair(name, num_prompts), sides, options))
@@ -131,8 +131,8 @@ def main(
     runs = [run for entry in report["pairs"] for run in entry["runs"]]
     if not runs:
         raise OutriderError("nothing could be measured; the lines above say why.")
-    if json_ == "-":
-        write_json(report, json_)
+    if out == "-":
+        write_json(report, out)
     else:
         print("\n".join(markdown(report)))
     if plot:

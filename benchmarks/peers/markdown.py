@@ -122,7 +122,7 @@ def markdown(report: dict[str, Any]) -> Iterator[str]:
 
 
 def main(
-    files: Annotated[list[Path], typer.Argument(help="What peers wrote with --json.", exists=True)],
+    files: Annotated[list[Path], typer.Argument(help="What peers wrote with --out.", exists=True)],
     short: Annotated[
         bool, typer.Option("--brief", help="One table of ours / the fastest peer's.")
     ] = False,

@@ -531,7 +531,7 @@ def test_the_command(two_peers: dict[str, Peer], tmp_path: Path) -> None:
     file, image = tmp_path / "x.json", tmp_path / "x.png"
     done = benchmark(
         "peers", "--peers", "transformers", "--dtype", "float32", "--max-tokens", 9,
-        "--json", file, "--plot", image,
+        "--out", file, "--plot", image,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "| transformers 1.0 | plain |" in done.stdout
@@ -563,7 +563,7 @@ def test_drafts_that_change_our_output_fail(
         (("--max-tokens", "1"), "max_tokens is 1"),
         (("--concurrency", "2,x"), "'2,x'"),
         (("--plot", "x.svg"), "x.svg"),
-        (("--json", "/no/such/folder/x.json"), "/no/such/folder"),
+        (("--out", "/no/such/folder/x.json"), "/no/such/folder"),
     ],
 )
 def test_what_is_asked_wrongly_is_said(args: tuple[str, ...], said: str) -> None:

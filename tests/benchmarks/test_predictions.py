@@ -38,7 +38,7 @@ def test_reports_of_several_runs_are_put_together(tmp_path: Path) -> None:
         cells = [cell(1.5, 1.25, drafter), cell(1.2, 0.8, drafter)]
         (tmp_path / drafter).write_text(json.dumps({"cells": cells}), encoding="utf-8")
     out = tmp_path / "all.json"
-    done = CliRunner().invoke(application("advise"), ["advise", *files, "--json", str(out)])
+    done = CliRunner().invoke(application("advise"), ["advise", *files, "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "| model | 0 | 2 | 4 | 1.50 | 1.25 | +20% | 2.00, 1.90 |" in done.stdout
     assert "suffix at T = 0: 2 cells, 1 of them slower" in done.stdout

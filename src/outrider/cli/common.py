@@ -92,12 +92,6 @@ ApiKey = Annotated[
     str | None,
     typer.Option(envvar="OUTRIDER_API_KEY", metavar="KEY", help="The API key of the servers."),
 ]
-JsonFile = Annotated[
-    str | None,
-    typer.Option(
-        "--json", metavar="FILE", callback=writable, help='Write the report here; "-" is stdout.'
-    ),
-]
 LEAST_ROUNDS = 7
 """Rounds from which on a median's interval is worth reporting."""
 Rounds = Annotated[int, typer.Option("--rounds", min=LEAST_ROUNDS, help="Interleaved rounds.")]

@@ -10,7 +10,7 @@ from .answer import Detail
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A server's options.
+    """A server's options; those of ``server/options.py`` have its names and meanings.
 
     Args:
         names: of the model; responses have the first.
@@ -19,23 +19,9 @@ class Settings:
         tool_form: how the model writes calls of tools.
         defaults: of sampling, by the names of ``SamplingParams``; ``max_tokens`` bounds every call.
         fingerprint: tells clients that the same seed gives the same text.
-        api_keys: any of them opens everything; none at all leaves all open.
-        max_queued_requests: sequences that may wait.
-        max_queued_tokens: prompt tokens that may wait.
-        max_body: bytes of a call's body.
-        header_timeout: seconds that headers may take to come in.
-        body_timeout: seconds that a body may take to come in.
+        header_timeout, body_timeout: seconds that headers and a body may take to come in.
         write_timeout: seconds that a client may leave an answer unread.
-        max_connections: connections that may be open.
-        host: the address that the server listens on.
-        allowed_hosts: names that it answers to besides its own; "*" for all.
         slo: what a good request keeps, in seconds, by ttft and tpot.
-        metrics_port: where /metrics is served; None: at the API's port.
-        otlp_traces_endpoint: the collector of spans, None for none.
-        share_prefix_cache: calls with different keys share cached prefixes.
-        log_interval: seconds between two lines on speed, 0 for none.
-        request_timeout: seconds that a request may take, None for no limit.
-        shutdown_timeout: seconds that running streams get at the end.
     """
 
     names: tuple[str, ...]
