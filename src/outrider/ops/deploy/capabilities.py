@@ -13,10 +13,21 @@ from importlib.resources import files
 from typing import Any
 
 from ...base.engines import find_engine
+from ...base.methods import NONE, TABLE
 from ...errors import ConfigError, shown
 from .spec import Spec
 
 DATA = files(__package__) / "data"
+OURS = {
+    each.name: "a folder"
+    if each.name == "draft_model"
+    else "a head's folder"
+    if each.checkpoint
+    else each.ours
+    for each in TABLE
+    if each.ours not in (None, NONE)
+}
+"""Methods of our own engine, and how each is given; it can choose the length of all drafts."""
 ENGINES = ("outrider", "vllm", "sglang", "trtllm", "triton", "llamacpp")
 
 
@@ -83,8 +94,13 @@ class Engine:
 
 @cache
 def document(engine: str) -> dict[str, Any]:
-    """Return the capability table of an engine as it stands in its file."""
-    return tomllib.loads((DATA / "engines" / f"{engine}.toml").read_text("utf-8"))
+    """Return the capability table of an engine: its file, and the methods of our own engine."""
+    table = tomllib.loads((DATA / "engines" / f"{engine}.toml").read_text("utf-8"))
+    if engine == "outrider":
+        table["versions"] = [
+            {"methods": OURS, "adaptive": list(OURS), **each} for each in table["versions"]
+        ]
+    return table
 
 
 @cache
