@@ -78,17 +78,17 @@ def test_a_port_that_is_taken_fails() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        [found] = _port("127.0.0.1", taken.getsockname()[1])
+        found = _port("127.0.0.1", taken.getsockname()[1])
     assert found.status == FAIL
     assert "--port" in found.remedy
-    [found] = _port("no such host", 0)
+    found = _port("no such host", 0)
     assert found.status == FAIL
 
 
 @pytest.mark.parametrize(("soft", "status"), [(64, FAIL), (1024, WARN), (65_536, OK)])
 def test_few_files_are_a_problem(soft: int, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, resource.RLIM_INFINITY))
-    [found] = _files()
+    found = _files()
     assert found.status == status
     assert bool(found.remedy) == (status != OK)
     assert "unlimited" in found.found

@@ -66,7 +66,8 @@ def doctor(
     probe = _probe([each for each in (model, drafter) if each is not None])
     found = [*versions(), *_native(probe), *_compiler(), *_gpus(probe)]
     room = free_memory()
-    found += [_memory(room), *_disk(), *_files(), *_port(host, port)]
+    found.append(Finding("memory", f"{room / 2**30:.1f} GiB free"))
+    found += [*_disk(), _files(), _port(host, port)]
     for name in ("model", "drafter"):
         if name in probe:
             found += _checkpoint(name, probe[name])
@@ -85,18 +86,18 @@ def _run(command: list[str]) -> tuple[str, str]:
         return "", f"nothing within {SECONDS:.0f} s"
     except OSError as error:
         return "", str(error.strerror)
-    last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
-    return done.stdout, last.strip() or f"exit code {done.returncode}"
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return done.stdout, said[-1] if said else f"exit code {done.returncode}"
 
 
 def _probe(models: list[str]) -> dict[str, Any]:
     """Return what torch and the checkpoints say; ``error`` where torch says nothing."""
     text, why = _run([*PROBE, *models])
     try:
-        found = json.loads(text.splitlines()[-1])
-        return found if isinstance(found, dict) else {"error": why}
+        probe = json.loads(text.splitlines()[-1])
     except (ValueError, IndexError):
-        return {"error": why}
+        probe = None
+    return probe if isinstance(probe, dict) else {"error": why}
 
 
 def versions() -> Iterator[Finding]:
@@ -171,16 +172,13 @@ def _compiler() -> Iterator[Finding]:
 
 
 def _gpus(probe: dict[str, Any]) -> Iterator[Finding]:
-    devices = gpus()
-    usable = probe.get("cuda", [])
+    devices, usable = gpus(), probe.get("cuda", [])
     for gpu in devices:
         room = f"{gpu.name}, {(gpu.total - gpu.used) / 1024:.1f} of {gpu.total / 1024:.1f} GiB free"
         major = gpu.driver.partition(".")[0]
-        if major.isdecimal() and int(major) < LEAST_DRIVER:
-            remedy = f"Upgrade the driver to {LEAST_DRIVER} or later."
-            yield Finding("GPU", f"{room}, driver {gpu.driver}", WARN, remedy)
-        else:
-            yield Finding("GPU", f"{room}, driver {gpu.driver}")
+        old = major.isdecimal() and int(major) < LEAST_DRIVER
+        remedy = f"Upgrade the driver to {LEAST_DRIVER} or later." * old
+        yield Finding("GPU", f"{room}, driver {gpu.driver}", WARN if old else OK, remedy)
     if devices and not usable and "error" not in probe:
         build = probe["cuda_build"]
         why = f"torch for CUDA {build} cannot use it" if build else "torch is a build for CPUs"
@@ -193,26 +191,20 @@ def _gpus(probe: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("GPU", "none; Outrider's own engine runs on the CPU")
 
 
-def _memory(room: int) -> Finding:
-    return Finding("memory", f"{room / 2**30:.1f} GiB free")
-
-
 def _disk() -> Iterator[Finding]:
     folder = Path(os.environ.get("HF_HOME") or Path.home() / ".cache")
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    remedy = "Free some, or set HF_HOME to a folder with room for checkpoints."
     low = free < LITTLE_DISK
-    text = f"{free / 10**9:.1f} GB free at {folder}"
-    yield Finding("disk", text, WARN if low else OK, remedy if low else "")
+    remedy = "Free some, or set HF_HOME to a folder with room for checkpoints." * low
+    yield Finding("disk", f"{free / 10**9:.1f} GB free at {folder}", WARN if low else OK, remedy)
     if not os.access(folder, os.W_OK):
-        yield Finding(
-            "disk", f"{folder} cannot be written", WARN, "Set HF_HOME and XDG_CACHE_HOME."
-        )
+        remedy = "Set HF_HOME and XDG_CACHE_HOME."
+        yield Finding("disk", f"{folder} cannot be written", WARN, remedy)
 
 
-def _files() -> Iterator[Finding]:
+def _files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limits = [str(x) if x != resource.RLIM_INFINITY else "unlimited" for x in (soft, hard)]
     status = OK
@@ -220,21 +212,19 @@ def _files() -> Iterator[Finding]:
         status = FAIL if soft < LEAST_FILES else WARN if soft < FEW_FILES else OK
     remedy = "Each client takes a file: ulimit -n 65536, or LimitNOFILE=65536 in systemd's unit."
     text = f"{limits[0]} (hard limit {limits[1]})"
-    yield Finding("open files", text, status, "" if status == OK else remedy)
+    return Finding("open files", text, status, "" if status == OK else remedy)
 
 
-def _port(host: str, port: int) -> Iterator[Finding]:
-    what = f"port {port}"
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _port(host: str, port: int) -> Finding:
     try:
-        with socket.socket(family) as found:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind((host, port))
-        yield Finding(what, f"free on {host}")
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            own.bind((host, port))
+        return Finding(f"port {port}", f"free on {host}")
     except OSError as error:
         remedy = "Stop what listens there, or serve with another --port or --host."
         why = error.strerror or str(error)
-        yield Finding(what, f"cannot be used on {host}: {why}", FAIL, remedy)
+        return Finding(f"port {port}", f"cannot be used on {host}: {why}", FAIL, remedy)
 
 
 def _checkpoint(name: str, about: dict[str, Any]) -> Iterator[Finding]:
@@ -245,25 +235,22 @@ def _checkpoint(name: str, about: dict[str, Any]) -> Iterator[Finding]:
             yield Finding(name, about["error"], FAIL, remedy)
         return
     yield Finding(f"{name} family", about["family"])
-    step = "the native step runs it" if about["native"] else "the native step does not run it"
-    text = f"{about['dtype']}; {step}"
-    remedy = "" if about["native"] else "It is served by torch, more slowly; measure it first."
-    yield Finding(f"{name} dtype", text, OK if about["native"] else WARN, remedy)
+    if about["native"]:
+        yield Finding(f"{name} dtype", f"{about['dtype']}; the native step runs it")
+    else:
+        remedy = "It is served by torch, more slowly; measure it first."
+        text = f"{about['dtype']}; the native step does not run it"
+        yield Finding(f"{name} dtype", text, WARN, remedy)
     yield Finding(f"{name} context", f"{about['context']} tokens")
-    yield from _vocabulary(name, about)
-
-
-def _vocabulary(name: str, about: dict[str, Any]) -> Iterator[Finding]:
-    size, largest = about["vocabulary"], about["largest_id"]
+    size, largest, what = about["vocabulary"], about["largest_id"], f"{name} tokenizer"
     if largest is None:
         remedy = "Add tokenizer.json; without it only token ids can be sent."
-        yield Finding(f"{name} tokenizer", "none", WARN, remedy)
+        yield Finding(what, "none", WARN, remedy)
     elif largest >= size:
-        text = f"has id {largest}, the model only {size} ids"
         remedy = "Take the tokenizer of this very checkpoint; prompts with such ids are refused."
-        yield Finding(f"{name} tokenizer", text, WARN, remedy)
+        yield Finding(what, f"has id {largest}, the model only {size} ids", WARN, remedy)
     else:
-        yield Finding(f"{name} tokenizer", f"ids to {largest}, within the vocabulary of {size}")
+        yield Finding(what, f"ids to {largest}, within the vocabulary of {size}")
 
 
 def _fits(probe: dict[str, Any], room: int) -> Iterator[Finding]:

@@ -101,7 +101,7 @@ def near(name: object, likeness: float = 0.6) -> str | None:
 
 def check_facts(facts: Mapping[str, object]) -> dict[str, Value]:
     """Return given facts under our names; numbers may be text, None means unknown."""
-    found: dict[str, Value] = {}
+    checked: dict[str, Value] = {}
     said: dict[str, str] = {}
     for name, value in facts.items():
         known = named(name)
@@ -109,55 +109,48 @@ def check_facts(facts: Mapping[str, object]) -> dict[str, Value]:
             raise ConfigError(f"there is no fact {shown(name)}; {_hint(near(name))}")
         if value is None:
             continue
-        checked = check_fact(name, known, value)
-        if found.setdefault(known.fact, checked) != checked:
+        own = check_fact(name, known, value)
+        if checked.setdefault(known.fact, own) != own:
             raise ConfigError(
                 f"{said[known.fact]} and {name} mean the same fact and differ; give one."
             )
         said[known.fact] = name
-    return found
+    return checked
 
 
 def check_fact(name: str, known: Named, value: object) -> Value:
     """Return the value of a fact that was given as ``name``, in the fact's own unit."""
     entry, what, scale = table("symptoms")["fact"][known.fact], f"fact {name}", known.scale
-    if _is_word(known.fact):
+    if not entry["unit"] and known.fact != "temperature":
         return _word(what, value, entry)
     if entry["unit"] != "share":
         return number(what, value) / scale
     part = value
     if isinstance(value, str) and value.strip().endswith("%"):
         part, scale = value.strip()[:-1], 100.0
-    amount = number(what, part) / scale
-    if amount > 1:
+    share = number(what, part) / scale
+    if share > 1:
         most = "a share from 0 to 1, such as 0.9 or 90%" if scale == 1 else f"0 to {scale:g}"
         raise ConfigError(f"{what} is {shown(value)}; give {most}.")
-    return amount
+    return share
 
 
-def _word(what: str, value: object, known: Mapping[str, Any]) -> str:
+def _word(what: str, value: object, entry: Mapping[str, Any]) -> str:
     word = printable(value) if isinstance(value, str | bool) else ""
-    values = known.get("values", {word: ()})
-    for each, others in values.items():
+    for each, others in entry.get("values", {word: ()}).items():
         if word and word.lower() in (each.lower(), *others):
             return str(each)
-    raise ConfigError(f"{what} is {shown(value)}; give {known['help']}.")
+    raise ConfigError(f"{what} is {shown(value)}; give {entry['help']}.")
 
 
 def check_thresholds(thresholds: Mapping[str, object]) -> dict[str, float]:
     """Return all thresholds: the defaults, and those given instead."""
     known = table("symptoms")["threshold"]
-    found: dict[str, float] = {name: float(each["value"]) for name, each in known.items()}
-    for name, value in thresholds.items():
+    for name in thresholds:
         if name not in known:
             raise ConfigError(f"there is no threshold {shown(name)}; {_hint(_close(name, known))}")
-        found[name] = number(f"threshold {name}", value)
-    return found
-
-
-def _is_word(name: str) -> bool:
-    known = table("symptoms")["fact"][name]
-    return not known["unit"] and name != "temperature"
+    given = {name: number(f"threshold {name}", value) for name, value in thresholds.items()}
+    return {name: float(each["value"]) for name, each in known.items()} | given
 
 
 def number(what: str, value: object) -> float:
