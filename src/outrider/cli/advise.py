@@ -20,14 +20,14 @@ SAMPLE_TOKENS = 128
 
 def shares(text: str, option: str) -> dict[str, float]:
     """Return ``code=0.7,qa=0.3`` by name; a name alone has the share 1."""
-    found = {}
+    by_name = {}
     for part in text.split(","):
         name, equals, share = part.partition("=")
         try:
-            found[name.strip()] = float(share) if equals else 1.0
+            by_name[name.strip()] = float(share) if equals else 1.0
         except ValueError:
             raise typer.BadParameter(f"{option} is {text!r}; give NAME=SHARE,...") from None
-    return found
+    return by_name
 
 
 def sizes(text: str) -> dict[int, float]:

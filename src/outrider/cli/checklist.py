@@ -33,7 +33,7 @@ def _facts(
     from ..ops.diagnose.diagnose import look
     from ..ops.diagnose.doctor import pair_facts
 
-    found: dict[str, object] = {}
+    facts: dict[str, object] = {}
     model, drafter = pair
     if (model is None) != (drafter is None):
         raise ConfigError("a pair is a target and a drafter; give MODEL and --drafter.")
@@ -43,10 +43,10 @@ def _facts(
         seen = look(source, plain, before, key=key)
         if len(seen) > 1:
             raise ConfigError(f"{source} has {len(seen)} runs; give a report of one run.")
-        found |= seen[0].facts
+        facts |= seen[0].facts
     if model is not None and drafter is not None:
-        found |= pair_facts(model, drafter)
-    return found
+        facts |= pair_facts(model, drafter)
+    return facts
 
 
 def _ask(state: State) -> tuple[list[str], list[str]]:
@@ -112,16 +112,16 @@ def checklist(
     with status("verifying"):
         known = _facts(source, plain, before, api_key, (model, drafter))
     known |= pairs(fact or [], "--fact")
-    found = answer(kept, facts=known, yes=_ids(yes), no=_ids(no))
+    answers = answer(kept, facts=known, yes=_ids(yes), no=_ids(no))
     if yes is None and no is None and sys.stdin is not None and sys.stdin.isatty():
         try:
-            said = _ask(found)
+            said = _ask(answers)
         except typer.Abort:
             said = ([], [])
-        found = answer(found, yes=said[0], no=said[1])
+        answers = answer(answers, yes=said[0], no=said[1])
     if state is not None:
-        save_state(found, state)
-    _show(found, json_, out)
+        save_state(answers, state)
+    _show(answers, json_, out)
 
 
 def _show(state: State, json_: bool, out: str | None) -> None:

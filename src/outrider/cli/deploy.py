@@ -154,9 +154,10 @@ def plan(
     from .reports import deliver
 
     name = "stdin" if source == "-" else source
-    found = planned(parse_demand(read_text(None if source == "-" else Path(source), name), name))
-    deliver(found.to_json(), capacity_markdown(found), json_, out)
-    if found.plain is None and found.speculative is None:
+    text = read_text(None if source == "-" else Path(source), name)
+    capacity = planned(parse_demand(text, name))
+    deliver(capacity.to_json(), capacity_markdown(capacity), json_, out)
+    if capacity.plain is None and capacity.speculative is None:
         raise typer.Exit(FAILED)
 
 

@@ -15,13 +15,13 @@ from .common import FAILED, ApiKey, AsJson, Out, status, writable, write_json
 
 def pairs(texts: Iterable[str], option: str) -> dict[str, object]:
     """Return NAME=VALUE texts by name."""
-    found: dict[str, object] = {}
+    by_name: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise typer.BadParameter(f"{option} is {text!r}; give NAME=VALUE.")
-        found[name.strip()] = value.strip()
-    return found
+        by_name[name.strip()] = value.strip()
+    return by_name
 
 
 def read_thresholds(file: Path | None) -> dict[str, object]:

@@ -25,12 +25,12 @@ def doctor(
     from ..ops.diagnose.doctor import doctor as check
 
     with status("looking"):
-        found = check(str(model_folder(model)), drafter, port, host)
-    failed = any(each.status == FAIL for each in found)
+        findings = check(str(model_folder(model)), drafter, port, host)
+    failed = any(each.status == FAIL for each in findings)
     if json_:
-        report = {"fit": not failed, "findings": [each._asdict() for each in found]}
+        report = {"fit": not failed, "findings": [each._asdict() for each in findings]}
         write(json.dumps(report, indent=1) + "\n")
     else:
-        write(text_of(found))
+        write(text_of(findings))
     if failed:
         raise typer.Exit(FAILED)

@@ -16,12 +16,12 @@ File = Annotated[str | None, typer.Option(metavar="FILE", callback=writable)]
 def three(text: str) -> tuple[float, float, float]:
     """Return ``2.5`` or ``2,2.5,3`` as low, base and high."""
     try:
-        found = [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if len(found) not in (1, 3):
+        numbers = []
+    if len(numbers) not in (1, 3):
         raise typer.BadParameter(f"--speedup is {text!r}; give a number, or LOW,BASE,HIGH.")
-    return found[0], found[len(found) // 2], found[-1]
+    return numbers[0], numbers[len(numbers) // 2], numbers[-1]
 
 
 def day_of(text: str | None) -> date | None:
@@ -76,12 +76,12 @@ def roi(
     if (speedup is None) == (advice is None):
         raise typer.BadParameter("give one of --speedup and --advice.")
     spans = three(speedup or "") if advice is None else speedups_of(load_advice(advice))
-    found = judge(Plan(
+    answer = judge(Plan(
         devices, price, spans, option, days, day, training_hours, requests, users, p50, p95,
         utilisation, value_of_second, day_of(start),
     ))  # fmt: skip
     if html is not None:
-        Path(html).write_text(roi_html(found), encoding="utf-8")
+        Path(html).write_text(roi_html(answer), encoding="utf-8")
     if markdown is not None:
-        Path(markdown).write_text(roi_markdown(found), encoding="utf-8")
-    deliver(found.to_json(), roi_markdown(found), json_, out)
+        Path(markdown).write_text(roi_markdown(answer), encoding="utf-8")
+    deliver(answer.to_json(), roi_markdown(answer), json_, out)

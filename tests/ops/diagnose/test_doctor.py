@@ -174,5 +174,5 @@ def test_wrong_options_get_a_sentence(tiny_llama: Path) -> None:
     for port in (-1, 65_536, True, "80"):
         with pytest.raises(ConfigError, match="port is"):
             doctor(port=port)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="give --model too"):
+    with pytest.raises(ConfigError, match="give MODEL too"):
         doctor(drafter=str(tiny_llama))

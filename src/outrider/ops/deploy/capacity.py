@@ -93,35 +93,35 @@ def plan(demand: Demand) -> Capacity:
     if situation.drafter is None:
         situation = replace(situation, drafter=rank(situation, target)[0].drafter)
     drafter = situation.find_drafter(target)
-    found = forecast(situation, target, drafter)
-    if found is None:
+    outlook = forecast(situation, target, drafter)
+    if outlook is None:
         raise ConfigError("nothing says what steps cost; give model.hardware or model.profile.")
-    plain = _fleet(demand, found, False, 0)
+    plain = _fleet(demand, outlook, False, 0)
     standby = 1
     if plain is not None:
         standby = _at_least_one(demand.standby * demand.peak / plain.per_replica.value)
-    speculative = _fleet(demand, found, True, standby)
-    cautious = _cautious(demand, found) if speculative else None
-    k = speculative.k if speculative and speculative.k else found.best(1)[0]
+    speculative = _fleet(demand, outlook, True, standby)
+    cautious = _cautious(demand, outlook) if speculative else None
+    k = speculative.k if speculative and speculative.k else outlook.best(1)[0]
     name = drafter_name(situation, drafter)
-    known = found.acceptance
+    known = outlook.acceptance
     return Capacity(
         target.name, name,
         Figure(demand.peak, "requests/s", ASSUMED),
         {level: Figure(seconds, "s", ASSUMED) for level, seconds in demand.slo.items()},
         Figure(known.rate(k), f"accepted / drafted at K = {k}", known.evidence), known.source,
         plain, speculative, cautious, _rollback(plain, speculative),
-        _notes(demand, found, plain, speculative, cautious),
+        _notes(demand, outlook, plain, speculative, cautious),
     )  # fmt: skip
 
 
-def _replica(demand: Demand, found: Forecast, drafts: bool, draw: Draw = EXPECTED) -> Replica:
+def _replica(demand: Demand, outlook: Forecast, drafts: bool, draw: Draw = EXPECTED) -> Replica:
     """Return a replica as the queue sees it: as many sequences as fit, at its speeds."""
-    most = found.batch(demand.max_num_seqs, int(drafts))
+    most = outlook.batch(demand.max_num_seqs, int(drafts))
     sizes = range(1, most + 1)
-    lengths = [found.chosen(size) if drafts else 0 for size in sizes]
-    token = [found.tpot(size, k, draw) for size, k in zip(sizes, lengths, strict=True)]
-    return Replica(found.ttft(int(drafts)), tuple(token))
+    lengths = [outlook.chosen(size) if drafts else 0 for size in sizes]
+    token = [outlook.tpot(size, k, draw) for size, k in zip(sizes, lengths, strict=True)]
+    return Replica(outlook.ttft(int(drafts)), tuple(token))
 
 
 def _work(tokens: float) -> Work:
@@ -140,13 +140,13 @@ def _broken(demand: Demand, run: Run) -> list[str]:
 
 
 def _rate(
-    demand: Demand, found: Forecast, drafts: bool, draw: Draw = EXPECTED
+    demand: Demand, outlook: Forecast, drafts: bool, draw: Draw = EXPECTED
 ) -> tuple[float, str, Replica] | None:
     """Return the most requests per second of a replica, what limits it, and the replica.
 
     None where not even a request alone keeps the service levels, or none fits.
     """
-    replica = _replica(demand, found, drafts, draw)
+    replica = _replica(demand, outlook, drafts, draw)
     if not replica.token:
         return None
     most = LARGEST_LOAD * replica.limit(demand.situation.output_tokens - 1)
@@ -171,8 +171,8 @@ def _replicas(count: float) -> Figure:
     return modelled(count, "replicas")
 
 
-def _fleet(demand: Demand, found: Forecast, drafts: bool, standby: int) -> Fleet | None:
-    side = _rate(demand, found, drafts)
+def _fleet(demand: Demand, outlook: Forecast, drafts: bool, standby: int) -> Fleet | None:
+    side = _rate(demand, outlook, drafts)
     if side is None:
         return None
     rate, limit, replica = side
@@ -191,7 +191,7 @@ def _fleet(demand: Demand, found: Forecast, drafts: bool, standby: int) -> Fleet
     price = situation.price
     return Fleet(
         modelled(rate, "requests/s"), limit, modelled(batch, "sequences"),
-        found.chosen(batch) if drafts else 0,
+        outlook.chosen(batch) if drafts else 0,
         _replicas(needed), Figure(demand.spare, "replicas", ASSUMED), _replicas(standby),
         modelled(count, "devices"),
         {
@@ -204,8 +204,8 @@ def _fleet(demand: Demand, found: Forecast, drafts: bool, standby: int) -> Fleet
     )  # fmt: skip
 
 
-def _cautious(demand: Demand, found: Forecast) -> Figure | None:
-    side = _rate(demand, found, True, Draw(acceptance=-P90))
+def _cautious(demand: Demand, outlook: Forecast) -> Figure | None:
+    side = _rate(demand, outlook, True, Draw(acceptance=-P90))
     return None if side is None else _replicas(_at_least_one(demand.peak / side[0]))
 
 
@@ -223,7 +223,7 @@ def _rollback(plain: Fleet | None, speculative: Fleet | None) -> dict[str, Figur
 
 def _notes(
     demand: Demand,
-    found: Forecast,
+    outlook: Forecast,
     plain: Fleet | None,
     speculative: Fleet | None,
     cautious: Figure | None,
@@ -232,11 +232,11 @@ def _notes(
         "requests come at random, and lengths of responses are exponential: both assumed.",
         "requests go to replicas at random; a gateway that knows the queues does better.",
     ]
-    if found.steps.evidence != "measured":
+    if outlook.steps.evidence != "measured":
         notes.append("costs are modelled: load-test one replica before you buy (docs/load.md).")
-    if found.acceptance.evidence == ASSUMED:
+    if outlook.acceptance.evidence == ASSUMED:
         notes.append("acceptance is assumed: measure it on your own text (outrider bench).")
-    if found.memory is None:
+    if outlook.memory is None:
         notes.append(f"memory is not known: {demand.max_num_seqs} sequences are taken to fit.")
     for name, fleet in (("plain decoding", plain), ("speculation", speculative)):
         if fleet is None:

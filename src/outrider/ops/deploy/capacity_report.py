@@ -32,35 +32,39 @@ ROWS: tuple[tuple[str, Callable[[Fleet], str]], ...] = (
 )
 
 
-def capacity_markdown(found: Capacity) -> str:
+def capacity_markdown(capacity: Capacity) -> str:
     """Return a capacity as Markdown; every number has its evidence beside it."""
-    slo = ", ".join(f"{name.upper()} {each}" for name, each in found.slo.items())
+    peak = capacity.peak
+    slo = ", ".join(f"{name.upper()} {each}" for name, each in capacity.slo.items())
     lines = [
-        f"# {found.target} for {found.peak.value:,.6g} requests/s ({found.peak.evidence})", "",
-        f"Service levels: {slo}. Acceptance of {found.drafter}: {found.acceptance} "
-        f"({found.acceptance_source}).", "",
+        f"# {capacity.target} for {peak.value:,.6g} requests/s ({peak.evidence})", "",
+        f"Service levels: {slo}. Acceptance of {capacity.drafter}: {capacity.acceptance} "
+        f"({capacity.acceptance_source}).", "",
     ]  # fmt: skip
-    both = (found.plain, found.speculative)
+    both = (capacity.plain, capacity.speculative)
     cells = [(name, *(cell(each) if each else NEVER for each in both)) for name, cell in ROWS]
     lines += table(("", "plain", "speculative"), cells)
     lines += ["The times are modelled: at the peak, with spares and standby idle.", ""]
-    lines += _days(found)
-    if found.cautious is not None:
-        lines += [f"At the P10 of acceptance the peak takes {found.cautious} with speculation.", ""]
-    if found.rollback:
-        needed, there, missing = (found.rollback[n] for n in ("needed", "there", "missing"))
+    lines += _days(capacity)
+    if capacity.cautious is not None:
+        lines += [
+            f"At the P10 of acceptance the peak takes {capacity.cautious} with speculation.",
+            "",
+        ]
+    if capacity.rollback:
+        needed, there, missing = (capacity.rollback[n] for n in ("needed", "there", "missing"))
         lines += [
             f"If all traffic goes plain at the peak it needs {_count(needed)} replicas. Without "
             f"the spares {_count(there)} are there, standby and drafting ones, which then go "
             f"plain too: {_count(missing)} are missing.", "",
         ]  # fmt: skip
-    lines += [f"- {note}" for note in found.notes]
+    lines += [f"- {note}" for note in capacity.notes]
     return "\n".join(lines) + "\n"
 
 
-def _days(found: Capacity) -> list[str]:
+def _days(capacity: Capacity) -> list[str]:
     """Return device hours and dollars of a day, and replicas by hour where hours are known."""
-    sides = (("plain", found.plain), ("speculative", found.speculative))
+    sides = (("plain", capacity.plain), ("speculative", capacity.speculative))
     both = [(name, each) for name, each in sides if each]
     rows = [
         (name, how, hours, each.dollars_a_day.get(how, "not known"))

@@ -18,6 +18,7 @@ from ...errors import ConfigError, shown
 from .facts import Facts, check_facts, check_thresholds, figure, holds
 from .tables import table
 
+Status = Literal["yes", "no", "open"]
 YES: Final = "yes"
 NO: Final = "no"
 OPEN: Final = "open"
@@ -39,7 +40,7 @@ class Point(NamedTuple):
 class Answer(DataPart):
     """The answer to a point: yes, no or open; by whom, with what evidence, and when."""
 
-    status: Literal["yes", "no", "open"] = OPEN
+    status: Status = OPEN
     by: str = ""
     evidence: str = ""
     date: str = ""
@@ -78,16 +79,16 @@ def checklist(
     said = _said(list(yes), list(no))
     known, limits = check_facts(facts or {}), check_thresholds(thresholds or {})
     today = datetime.now(UTC).date().isoformat()
-    found = {}
+    answers = {}
     for point in points():
         answer = (state or {}).get(point.id, Answer())
         if point.id in said:
             answer = Answer(said[point.id], "said", date=today)
-        found[point.id] = _verified(point, known, limits, today) or answer
-    return found
+        answers[point.id] = _verified(point, known, limits, today) or answer
+    return answers
 
 
-def _said(yes: list[str], no: list[str]) -> dict[str, str]:
+def _said(yes: list[str], no: list[str]) -> dict[str, Status]:
     known = [point.id for point in points()]
     for id in (*yes, *no):
         if id not in known:
@@ -97,7 +98,8 @@ def _said(yes: list[str], no: list[str]) -> dict[str, str]:
     both = sorted(set(yes) & set(no))
     if both:
         raise ConfigError(f"point {both[0]} is answered both yes and no; give one.")
-    return {**dict.fromkeys(yes, YES), **dict.fromkeys(no, NO)}
+    said: dict[str, Status] = dict.fromkeys(yes, YES)
+    return said | dict.fromkeys(no, NO)
 
 
 def _verified(point: Point, facts: Facts, limits: Mapping[str, float], date: str) -> Answer | None:

@@ -61,10 +61,13 @@ class Problem:
 
 def symptoms() -> list[dict[str, Any]]:
     """Return every symptom of the catalogue, its causes with it."""
-    found = table("symptoms")
+    catalogue = table("symptoms")
     return [
-        {**each, "cause": each["cause"] if "cause" in each else found["causes"][each["causes_of"]]}
-        for each in found["symptom"]
+        {
+            **each,
+            "cause": each["cause"] if "cause" in each else catalogue["causes"][each["causes_of"]],
+        }
+        for each in catalogue["symptom"]
     ]
 
 
@@ -78,21 +81,21 @@ def judge(facts: Facts, thresholds: Mapping[str, float], where: str = "") -> lis
     def check(condition: str) -> bool | None:
         return holds(condition, facts, thresholds)
 
-    found = []
+    problems = []
     for each in symptoms():
         unless = any(check(condition) is True for condition in each.get("unless", ()))
         if not unless and all(check(condition) is True for condition in each["when"]):
             evidence = tuple(figure(name, facts) for name in each["evidence"] if name in facts)
             causes = _causes(each["cause"], facts, thresholds)
-            found.append(Problem(each["id"], each["title"], where, evidence, causes))
-    return found
+            problems.append(Problem(each["id"], each["title"], where, evidence, causes))
+    return problems
 
 
 def _causes(
     entries: list[dict[str, Any]], facts: Facts, thresholds: Mapping[str, float]
 ) -> tuple[Cause, ...]:
     """Return the causes that nothing speaks against, likely ones first."""
-    found = []
+    causes = []
     for each in entries:
         conditions = each.get("when", [])
         held = [holds(condition, facts, thresholds) for condition in conditions]
@@ -102,8 +105,8 @@ def _causes(
         names = dict.fromkeys(condition.split(" ", 1)[0] for condition in conditions)
         because = tuple(figure(name, facts) for name in names if name in facts)
         likely = bool(held) and all(held)
-        found.append(Cause(each["title"], likely, because, tuple(each["remedies"])))
-    return tuple(sorted(found, key=lambda cause: not cause.likely))
+        causes.append(Cause(each["title"], likely, because, tuple(each["remedies"])))
+    return tuple(sorted(causes, key=lambda cause: not cause.likely))
 
 
 def compare(seen: Observation, plain: Observation | None, before: Observation | None) -> None:
@@ -164,13 +167,13 @@ def look(
     number("seconds", seconds)
     without = [] if plain is None else observe(plain, key, seconds)
     earlier = [] if before is None else observe(before, key)
-    found = observe(source, key, seconds)
-    for each in found:
+    seen = observe(source, key, seconds)
+    for each in seen:
         each.facts |= stated
         compare(each, _match(each, without, "--plain"), _match(each, earlier, "--before"))
         each.facts |= stated
         derive(each.facts)
-    return found
+    return seen
 
 
 def diagnose(
@@ -201,5 +204,5 @@ def diagnose(
         EndpointError: a server is down, or does not speak OpenAI's API.
     """  # fmt: skip
     limits = check_thresholds(thresholds or {})
-    found = look(source, plain, before, facts, key, seconds)
-    return [problem for each in found for problem in judge(each.facts, limits, each.where)]
+    seen = look(source, plain, before, facts, key, seconds)
+    return [problem for each in seen for problem in judge(each.facts, limits, each.where)]

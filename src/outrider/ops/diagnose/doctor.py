@@ -64,18 +64,18 @@ def doctor(
     if drafter is not None and model is None:
         raise ConfigError("a drafter is checked against its target; give MODEL too.")
     probe = _probe([each for each in (model, drafter) if each is not None])
-    found = [*versions(), *_native(probe), *_compiler(), *_gpus(probe)]
+    findings = [*versions(), *_native(probe), *_compiler(), *_gpus(probe)]
     room = free_memory()
-    found.append(Finding("memory", f"{room / 2**30:.1f} GiB free"))
-    found += [*_disk(), _files(), _port(host, port)]
+    findings.append(Finding("memory", f"{room / 2**30:.1f} GiB free"))
+    findings += [*_disk(), _files(), _port(host, port)]
     for name in ("model", "drafter"):
         if name in probe:
-            found += _checkpoint(name, probe[name])
+            findings += _checkpoint(name, probe[name])
     if model is not None and "error" not in probe:
-        found += _fits(probe, room)
+        findings += _fits(probe, room)
     if drafter is not None:
-        found += _pair(model, drafter)  # type: ignore[arg-type]
-    return found
+        findings += _pair(model, drafter)  # type: ignore[arg-type]
+    return findings
 
 
 def _run(command: list[str]) -> tuple[str, str]:
@@ -300,8 +300,8 @@ def _pair(model: str, drafter: str) -> Iterator[Finding]:
 
 def pair_facts(model: str, drafter: str) -> dict[str, str]:
     """Return what the pair's check says, as a fact of a diagnosis; nothing where it cannot tell."""
-    found = [each for each in _pair(model, drafter) if each.what == "pair tokenizer"]
-    return {"same_tokenizer": "yes" if found[0].status == OK else "no"} if found else {}
+    findings = [each for each in _pair(model, drafter) if each.what == "pair tokenizer"]
+    return {"same_tokenizer": "yes" if findings[0].status == OK else "no"} if findings else {}
 
 
 def text_of(findings: list[Finding]) -> str:

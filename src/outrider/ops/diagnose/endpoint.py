@@ -63,20 +63,20 @@ class Endpoint:
 
     def answers(self) -> list[str]:
         """Return the greedy answers to a few short prompts."""
-        model, found = self.model(), []
+        model, texts = self.model(), []
         for prompt in PROMPTS:
             body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
             answer = self.ask("/v1/completions", body)
             try:
                 if answer.status != 200:
                     raise ValueError(f"HTTP {answer.status}")
-                found.append(str(answer.json()["choices"][0]["text"]))
+                texts.append(str(answer.json()["choices"][0]["text"]))
             except (ValueError, LookupError, TypeError):
                 raise EndpointError(
                     f"{self.url}/v1/completions completes no prompt (HTTP {answer.status}); its "
                     "outputs cannot be compared."
                 ) from None
-        return found
+        return texts
 
 
 def differing(one: Endpoint, other: Endpoint) -> float:

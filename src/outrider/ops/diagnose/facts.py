@@ -75,13 +75,13 @@ class Named(NamedTuple):
 @cache
 def names() -> dict[str, Named]:
     """Return the meaning of each known name: the facts' own names, and others in use."""
-    found = {}
+    meanings = {}
     for fact, each in table("symptoms")["fact"].items():
         for name in (fact, *each.get("also", ())):
-            found[name] = Named(fact, 1.0)
+            meanings[name] = Named(fact, 1.0)
         for name, scale in each.get("scaled", {}).items():
-            found[name] = Named(fact, float(scale))
-    return found
+            meanings[name] = Named(fact, float(scale))
+    return meanings
 
 
 def plain_name(name: str) -> str:
@@ -158,18 +158,18 @@ def number(what: str, value: object) -> float:
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError
-        found = float(value)
+        amount = float(value)
     except (ValueError, OverflowError):
-        found = -1.0
-    if not isfinite(found) or not 0 <= found <= LARGEST:
+        amount = -1.0
+    if not isfinite(amount) or not 0 <= amount <= LARGEST:
         raise ConfigError(f"{what} is {shown(value)}; give a number from 0 on.")
-    return found
+    return amount
 
 
 def _close(name: object, known: Iterable[str], likeness: float = 0.6) -> str | None:
     text = name.lower()[:LONGEST] if isinstance(name, str) else ""
-    found = difflib.get_close_matches(text, known, 1, likeness)
-    return found[0] if found else None
+    close = difflib.get_close_matches(text, known, 1, likeness)
+    return close[0] if close else None
 
 
 def _hint(near: str | None) -> str:

@@ -34,15 +34,15 @@ def gpus() -> list[Gpu]:
 
 def parse_gpus(text: str) -> list[Gpu]:
     """Return the GPUs in nvidia-smi's table; lines that are none are passed over."""
-    found = []
+    devices = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         try:
             busy = float(cells[4]) / 100 if cells[4].isdecimal() else None
-            found.append(Gpu(cells[0], cells[1], float(cells[2]), float(cells[3]), busy))
+            devices.append(Gpu(cells[0], cells[1], float(cells[2]), float(cells[3]), busy))
         except (ValueError, IndexError):
             continue
-    return found
+    return devices
 
 
 def memory(file: Path = MEMINFO) -> tuple[int, int] | None:
@@ -56,13 +56,13 @@ def memory(file: Path = MEMINFO) -> tuple[int, int] | None:
 
 def load_facts(busy: bool) -> dict[str, float | str]:
     """Return memory in use and utilisation of this machine; the latter while the server works."""
-    found: dict[str, float | str] = {}
+    facts: dict[str, float | str] = {}
     devices = [gpu for gpu in gpus() if gpu.total > 0]
     if devices:
-        found["memory_used"] = min(1.0, max(gpu.used / gpu.total for gpu in devices))
+        facts["memory_used"] = min(1.0, max(gpu.used / gpu.total for gpu in devices))
         known = [gpu.busy for gpu in devices if gpu.busy is not None]
         if busy and known:
-            found["utilisation"] = min(1.0, max(known))
+            facts["utilisation"] = min(1.0, max(known))
     elif (room := memory()) is not None:
-        found["memory_used"] = min(1.0, max(0.0, 1 - room[0] / max(1, room[1])))
-    return found
+        facts["memory_used"] = min(1.0, max(0.0, 1 - room[0] / max(1, room[1])))
+    return facts

@@ -142,20 +142,22 @@ def of_json(content: Mapping[str, Any], where: str) -> list[Observation]:
     runs, seen = content.get("runs"), content.get("seen")
     if isinstance(runs, list):
         machine = content.get("machine")
-        found = [_of_run(run, machine) for run in runs if isinstance(run, dict) and _drafts(run)]
-        found = [each for each in found if each.facts]
-        for each in found:
+        observations = [
+            _of_run(run, machine) for run in runs if isinstance(run, dict) and _drafts(run)
+        ]
+        observations = [each for each in observations if each.facts]
+        for each in observations:
             _take_all(each, content)
     elif isinstance(seen, list):  # an output of outrider ops diagnose --json
         saved = [each for each in seen if isinstance(each, dict)]
-        found = [_of_saved(each, _text(each.get("where", where))) for each in saved]
+        observations = [_of_saved(each, _text(each.get("where", where))) for each in saved]
     elif "facts" in content or not _is_word(content.get("metrics")):
-        found = [_of_saved(content, where)]
+        observations = [_of_saved(content, where)]
     else:
-        found = [_of_names(content, where)]
-    if not any(each.facts for each in found):
+        observations = [_of_names(content, where)]
+    if not any(each.facts for each in observations):
         raise _nothing(where)
-    return found
+    return observations
 
 
 def _nothing(where: str) -> ConfigError:
@@ -180,17 +182,17 @@ def _of_saved(content: Mapping[str, Any], where: str) -> Observation:
         raise ConfigError(f"{where} has facts that are no object; give them by name.")
     beside = {key: value for key, value in content.items() if key != "metrics" and named(key)}
     if isinstance(metrics, dict):
-        found = _of_names(metrics, where)
+        seen = _of_names(metrics, where)
     elif _is_word(metrics):
         beside["metrics"] = metrics
-        found = Observation(where, {})
+        seen = Observation(where, {})
     elif isinstance(metrics, str):
-        found = of_page(parse(metrics), where) if metrics.strip() else Observation(where, {})
+        seen = of_page(parse(metrics), where) if metrics.strip() else Observation(where, {})
     else:
         raise ConfigError(f"{where} has metrics that are neither text nor by name; save them anew.")
-    found.facts |= check_facts(beside) | check_facts(stated)
-    _note_unknown(found, content)
-    return found
+    seen.facts |= check_facts(beside) | check_facts(stated)
+    _note_unknown(seen, content)
+    return seen
 
 
 def _of_names(content: Mapping[str, Any], where: str) -> Observation:
@@ -203,20 +205,20 @@ def _of_names(content: Mapping[str, Any], where: str) -> Observation:
     stated = {key: value for key, value in content.items() if named(key)}
     read = {key: value for key, value in content.items() if _listed(key, "read")}
     other = {key: value for key, value in content.items() if key not in stated | read}
-    found = _of_run(read, content.get("machine"), where)
+    seen = _of_run(read, content.get("machine"), where)
     numbers = {key: value for key, value in other.items() if type(value) is str or is_number(value)}
     page = of_mapping(numbers)
     if facts_of(page):
-        found.facts = of_page(page, where).facts | found.facts
-        found.page = page
+        seen.facts = of_page(page, where).facts | seen.facts
+        seen.page = page
     elif other:
         likeness = LIKENESS_BESIDE_KNOWN if stated else LIKENESS_ALONE
         key = next((key for key in other if near(key, likeness)), next(iter(other)))
         if not stated and not near(key, likeness):
             raise _nothing(where)
         check_facts({key: None})  # raises the error for an unknown fact
-    found.facts |= check_facts(stated)
-    return found
+    seen.facts |= check_facts(stated)
+    return seen
 
 
 def _listed(key: object, *lists: str) -> bool:

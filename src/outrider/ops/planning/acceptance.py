@@ -252,8 +252,8 @@ def prior(method: str, tasks: Mapping[str, float], temperature: float = 0.0) -> 
         tasks: shares of the traffic by task.
         temperature: of sampling; drafts are accepted less often above 0.
     """
-    found = data("acceptance")
-    table, k = found["method"][method], found["k"]
+    priors = data("acceptance")
+    table, k = priors["method"][method], priors["k"]
     known = [name for name in table if name != "evidence"]
     for name, share in tasks.items():
         if name not in known:
@@ -267,7 +267,7 @@ def prior(method: str, tasks: Mapping[str, float], temperature: float = 0.0) -> 
         for end in (0, 1)
     )
     middle = (_odds(low) + _odds(high)) / 2
-    chance = (1 - found["temperature_loss"] * min(temperature, 1.0)) / (1 + exp(-middle))
+    chance = (1 - priors["temperature_loss"] * min(temperature, 1.0)) / (1 + exp(-middle))
     mix = ", ".join(f"{name} {share / whole:.0%}" for name, share in tasks.items())
     source = f"prior of {method} drafters for {mix}: {table['evidence']}"
     spread = (_odds(high) - _odds(low)) / (2 * P90)
@@ -283,8 +283,8 @@ def read_acceptance(file: Path, drafter: str | None = None) -> Acceptance:
     Raises:
         ConfigError: it cannot be read, has no acceptance, or that of several other drafters.
     """
-    found = read_json(file, f"The acceptance {printable(file)}")
-    runs = found.get("runs", [found]) if isinstance(found, dict) else []
+    report = read_json(file, f"The acceptance {printable(file)}")
+    runs = report.get("runs", [report]) if isinstance(report, dict) else []
     runs = [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
     source = f"measured: {printable(file.name)}"
     names = {str(run.get("drafter")) for run in runs if _positions(run)}
@@ -312,10 +312,10 @@ def read_acceptance(file: Path, drafter: str | None = None) -> Acceptance:
 
 
 def _positions(run: Mapping[str, Any]) -> list[float]:
-    found = run.get("acceptance_by_position")
-    if found is None:
-        found = run.get("spec_decode_per_position_acceptance_rates")
-    return found if isinstance(found, list) else []
+    positions = run.get("acceptance_by_position")
+    if positions is None:
+        positions = run.get("spec_decode_per_position_acceptance_rates")
+    return positions if isinstance(positions, list) else []
 
 
 def parse_acceptance(text: str, drafter: str | None = None) -> Acceptance:

@@ -22,14 +22,14 @@ USUAL_K = 5
 """Draft length of which acceptance is shown where nothing chooses one."""
 
 
-def verdict_of(found: Forecast, batches: list[int]) -> str:
+def verdict_of(outlook: Forecast, batches: list[int]) -> str:
     """Return the verdict over the batch sizes of some traffic."""
-    wins = {batch: found.chosen(batch) > 0 for batch in batches}
+    wins = {batch: outlook.chosen(batch) > 0 for batch in batches}
     if all(wins.values()):
         return USE
     if not any(wins.values()):
         return LEAVE
-    spans = [(first, last) for first, last, k, _ in found.ranges(batches) if k]
+    spans = [(first, last) for first, last, k, _ in outlook.ranges(batches) if k]
     joined: list[tuple[int, int]] = []
     for first, last in spans:
         if joined and joined[-1][1] == first - 1:
@@ -37,7 +37,7 @@ def verdict_of(found: Forecast, batches: list[int]) -> str:
         joined.append((first, last))
     if len(joined) == 1 and joined[0][0] == 1:
         return f"only below batch {joined[0][1] + 1}"
-    most = max(found.limit, *batches)
+    most = max(outlook.limit, *batches)
     words = [f"from {a} on" if b >= most else f"{a} to {b}" for a, b in joined]
     return f"only at batch {', '.join(words)}"
 
@@ -56,65 +56,66 @@ def advise(situation: Situation) -> Advice:
     if situation.drafter is None:
         return _best(situation, target)
     drafter = situation.find_drafter(target)
-    found = forecast(situation, target, drafter)
+    outlook = forecast(situation, target, drafter)
     known = facts(situation, target, drafter)
-    if found is None:
+    if outlook is None:
         return _by_rules(situation, target, drafter, known)
-    shares = judged(situation, found)
+    shares = judged(situation, outlook)
     batch = median_size(shares)
-    k = found.chosen(batch) or found.best(batch)[0]
-    verdict = verdict_of(found, sorted(shares))
-    halved = found.halved(batch, k)
+    k = outlook.chosen(batch) or outlook.best(batch)[0]
+    verdict = verdict_of(outlook, sorted(shares))
+    halved = outlook.halved(batch, k)
     limiting = max(halved, key=halved.__getitem__)
-    reason = _reason(found, batch, k, limiting, halved[limiting])
-    if found.memory is not None and found.memory.speculative < 1:
-        limiting, gigabytes = "memory", found.memory.drafter / 1e9
+    reason = _reason(outlook, batch, k, limiting, halved[limiting])
+    if outlook.memory is not None and outlook.memory.speculative < 1:
+        limiting, gigabytes = "memory", outlook.memory.drafter / 1e9
         reason = f"the drafter takes {gigabytes:.1f} GB (modelled) and does not fit with the target"
-    if situation.priority == "memory" and (extra := found.extra(batch)):
+    if situation.priority == "memory" and (extra := outlook.extra(batch)):
         verdict, limiting = LEAVE, "memory"
         reason = (
             f"memory comes first, and speculation takes {extra / 1e9:.2f} GB more; else {reason}"
         )
-    ranges = found.ranges(sorted(shares))
-    even = found.break_even(batch, k)
+    ranges = outlook.ranges(sorted(shares))
+    even = outlook.break_even(batch, k)
     return Advice(
         verdict, reason, "the model", target.name, drafter_name(situation, drafter),
-        deployment_of(situation, target, drafter, found, verdict != LEAVE),
-        _acceptance(found, k), found.acceptance.source, k,
-        judge(known, verdict, found, batch, max(shares)), stack(situation.priority),
-        _notes(found, situation, drafter.prior, shares), limiting,
+        deployment_of(situation, target, drafter, outlook, verdict != LEAVE),
+        _acceptance(outlook, k), outlook.acceptance.source, k,
+        judge(known, verdict, outlook, batch, max(shares)), stack(situation.priority),
+        _notes(outlook, situation, drafter.prior, shares), limiting,
         halved={name: modelled(value, "times") for name, value in halved.items()},
-        speedup=ranged(found.range_of(shares), "times"),
+        speedup=ranged(outlook.range_of(shares), "times"),
         ranges=[Range(a, b, n, modelled(least, "times")) for a, b, n, least in ranges],
         schedule=[(a, b, n) for a, b, n, _ in ranges],
-        at=[_at(found, situation, size, share) for size, share in shares.items()],
-        ttft=_ttft(found, k), memory=_memory(found, batch), cost=_cost(found, situation, shares),
-        break_even=_even(even, k), trips=_trips(found, batch, k, even),
-        sensitivity=_sensitivity(found, sorted({1, batch, *shares})),
-        tuned=_tuned(found, shares) if situation.fine_tune else {},
+        at=[_at(outlook, situation, size, share) for size, share in shares.items()],
+        ttft=_ttft(outlook, k), memory=_memory(outlook, batch),
+        cost=_cost(outlook, situation, shares),
+        break_even=_even(even, k), trips=_trips(outlook, batch, k, even),
+        sensitivity=_sensitivity(outlook, sorted({1, batch, *shares})),
+        tuned=_tuned(outlook, shares) if situation.fine_tune else {},
     )  # fmt: skip
 
 
 def _best(situation: Situation, target: Shape) -> Advice:
     """Return the advice for the best drafter of the catalogue, with all that fit."""
-    found = rank(situation, target)
-    advice = advise(replace(situation, drafter=found[0].drafter))
+    candidates = rank(situation, target)
+    advice = advise(replace(situation, drafter=candidates[0].drafter))
     notes = list(advice.notes)
-    if lookups_alone(found):
+    if lookups_alone(candidates):
         notes.insert(0, (
             f"no drafter of the catalogue fits {target.name} (a head for it, or a smaller model of "
             "its tokenizer); lookups need none."
         ))  # fmt: skip
-    heads = [each.drafter for each in found if BY_NAME[each.method].head]
-    if found[0].method == "draft_model" and heads:
+    heads = [each.drafter for each in candidates if BY_NAME[each.method].head]
+    if candidates[0].method == "draft_model" and heads:
         notes.insert(0, (
             f"forecasts for small models are too fast (docs/planning.md): also measure {heads[0]}."
         ))  # fmt: skip
-    if found[0].speedup is None:
+    if candidates[0].speedup is None:
         notes.insert(
             0, "rules of thumb order the drafters: give hardware to rank them by forecast."
         )
-    return replace(advice, candidates=found, notes=notes)
+    return replace(advice, candidates=candidates, notes=notes)
 
 
 def _by_rules(
@@ -146,42 +147,43 @@ def _even(rate: float | None, k: int) -> Figure | None:
     return None if rate is None else modelled(rate, _unit(k))
 
 
-def _reason(found: Forecast, batch: int, k: int, limiting: str, better: float) -> str:
+def _reason(outlook: Forecast, batch: int, k: int, limiting: str, better: float) -> str:
     less = "half as many tokens refused" if limiting == "acceptance" else "half of it gone"
     return (
         f"at batch {batch} the best draft has {k} {'token' if k == 1 else 'tokens'} and gives "
-        f"{found.speedup(batch, k):.2f} times as many tokens per second (modelled); {limiting} "
+        f"{outlook.speedup(batch, k):.2f} times as many tokens per second (modelled); {limiting} "
         f"limits it most: with {less} they would be {better:.2f} times as many"
     )
 
 
-def _acceptance(found: Forecast, k: int) -> dict[str, Figure]:
-    known = found.acceptance
+def _acceptance(outlook: Forecast, k: int) -> dict[str, Figure]:
+    known = outlook.acceptance
     low, middle, high = (known.rate(k, z) for z in (-P90, 0.0, P90))
     return ranged((low, middle, high), _unit(k), known.evidence)
 
 
-def _at(found: Forecast, situation: Situation, batch: int, share: float) -> At:
-    k, best = found.chosen(batch), found.best(batch)[0]
+def _at(outlook: Forecast, situation: Situation, batch: int, share: float) -> At:
+    k, best = outlook.chosen(batch), outlook.best(batch)[0]
     whole = sum(situation.concurrency.values())
-    times = {"plain": found.tpot(batch, 0), "speculative": found.tpot(batch, k)}
+    times = {"plain": outlook.tpot(batch, 0), "speculative": outlook.tpot(batch, k)}
     meets = {}
     for name, length in (("plain", 0), ("speculative", k)):
         if situation.max_tpot is not None:
             meets[f"{name} tpot"] = times[name] <= situation.max_tpot
         if situation.max_ttft is not None:
-            meets[f"{name} ttft"] = found.ttft(length) <= situation.max_ttft
+            meets[f"{name} ttft"] = outlook.ttft(length) <= situation.max_ttft
     return At(
         batch, Figure(min(share / whole, 1.0), "share of time", ASSUMED), k,
-        modelled(found.speedup(batch, k) if k else 1.0, "times"),
+        modelled(outlook.speedup(batch, k) if k else 1.0, "times"),
         modelled(times["speculative"], "s"), modelled(times["plain"], "s"),
-        modelled(found.speed(batch, k), "tokens/s"), modelled(found.speed(batch, 0), "tokens/s"),
-        _even(found.break_even(batch, best), best), meets,
+        modelled(outlook.speed(batch, k), "tokens/s"),
+        modelled(outlook.speed(batch, 0), "tokens/s"),
+        _even(outlook.break_even(batch, best), best), meets,
     )  # fmt: skip
 
 
-def _ttft(found: Forecast, k: int) -> dict[str, Figure]:
-    plain, speculative = found.ttft(0), found.ttft(k)
+def _ttft(outlook: Forecast, k: int) -> dict[str, Figure]:
+    plain, speculative = outlook.ttft(0), outlook.ttft(k)
     return {
         "plain": modelled(plain, "s"),
         "speculative": modelled(speculative, "s"),
@@ -189,28 +191,28 @@ def _ttft(found: Forecast, k: int) -> dict[str, Figure]:
     }
 
 
-def _memory(found: Forecast, batch: int) -> dict[str, Figure]:
-    if found.memory is None:
+def _memory(outlook: Forecast, batch: int) -> dict[str, Figure]:
+    if outlook.memory is None:
         return {}
-    drafter, cache, buffers, plain, speculative = found.memory
+    drafter, cache, buffers, plain, speculative = outlook.memory
     return {
         "drafter": modelled(drafter, "bytes"),
         "cache_per_sequence": modelled(cache, "bytes"),
-        "buffers": modelled(buffers * found.batch(batch, 1), "bytes"),
+        "buffers": modelled(buffers * outlook.batch(batch, 1), "bytes"),
         "plain_concurrency": modelled(int(plain), "sequences"),
         "concurrency": modelled(int(speculative), "sequences"),
         "lost_concurrency": modelled(int(plain) - int(speculative), "sequences"),
     }
 
 
-def _cost(found: Forecast, situation: Situation, shares: dict[int, float]) -> dict[str, Figure]:
+def _cost(outlook: Forecast, situation: Situation, shares: dict[int, float]) -> dict[str, Figure]:
     if situation.price is None:
         return {}
     devices = situation.tensor_parallel
     both = {}
     for name in ("plain", "speculative"):
         speed = sum(
-            share * found.speed(batch, found.chosen(batch) if name == "speculative" else 0)
+            share * outlook.speed(batch, outlook.chosen(batch) if name == "speculative" else 0)
             for batch, share in shares.items()
         ) / sum(shares.values())
         own = name == "speculative" and situation.placement == "own"
@@ -219,8 +221,8 @@ def _cost(found: Forecast, situation: Situation, shares: dict[int, float]) -> di
     return both
 
 
-def _trips(found: Forecast, batch: int, k: int, even: float | None) -> list[Trip]:
-    plain = found.tpot(batch, 0)
+def _trips(outlook: Forecast, batch: int, k: int, even: float | None) -> list[Trip]:
+    plain = outlook.tpot(batch, 0)
     trips = [
         Trip(
             f"tpot at batch {batch}", "above", modelled(plain, "s"),
@@ -233,20 +235,20 @@ def _trips(found: Forecast, batch: int, k: int, even: float | None) -> list[Trip
             "acceptance rate", "below", modelled(even, unit),
             f"for {ALERT_MINUTES} minutes: go plain, speculation loses",
         ))  # fmt: skip
-        expected = found.acceptance.rate(k, -P90)
+        expected = outlook.acceptance.rate(k, -P90)
         if expected > even:
             trips.insert(0, Trip(
-                "acceptance rate", "below", Figure(expected, unit, found.acceptance.evidence),
+                "acceptance rate", "below", Figure(expected, unit, outlook.acceptance.evidence),
                 f"for {ALERT_MINUTES} minutes: look what changed, it is below the expected P10",
             ))  # fmt: skip
     return trips
 
 
-def _sensitivity(found: Forecast, batches: list[int]) -> list[Line]:
+def _sensitivity(outlook: Forecast, batches: list[int]) -> list[Line]:
     lines = []
     for batch in batches:
-        k = found.chosen(batch) or found.best(batch)[0]
-        points = [found.with_chance(chance) for chance in SENSITIVITY]
+        k = outlook.chosen(batch) or outlook.best(batch)[0]
+        points = [outlook.with_chance(chance) for chance in SENSITIVITY]
         lines.append(Line(
             batch, k,
             [Figure(each.acceptance.rate(k), _unit(k), ASSUMED) for each in points],
@@ -255,11 +257,11 @@ def _sensitivity(found: Forecast, batches: list[int]) -> list[Line]:
     return lines
 
 
-def _tuned(found: Forecast, shares: dict[int, float]) -> dict[str, Figure]:
+def _tuned(outlook: Forecast, shares: dict[int, float]) -> dict[str, Figure]:
     low, high = data("techniques")["fine_tuning"]["acceptance_gain"]
     return {
         name: modelled(
-            replace(found, acceptance=found.acceptance.improved(1 + gain)).range_of(shares)[1],
+            replace(outlook, acceptance=outlook.acceptance.improved(1 + gain)).range_of(shares)[1],
             "times",
         )
         for name, gain in (("low", low), ("high", high))
@@ -267,7 +269,7 @@ def _tuned(found: Forecast, shares: dict[int, float]) -> dict[str, Figure]:
 
 
 def _notes(
-    found: Forecast, situation: Situation, prior: str, shares: dict[int, float]
+    outlook: Forecast, situation: Situation, prior: str, shares: dict[int, float]
 ) -> list[str]:
     notes = []
     if prior == "retokenize" and situation.acceptance is None:
@@ -275,11 +277,11 @@ def _notes(
             "the vocabularies differ: the drafter needs another tokenizer's drafts translated "
             "(retokenize), and fewer are accepted."
         )
-    if found.steps.evidence == MODELLED:
+    if outlook.steps.evidence == MODELLED:
         notes.append("costs are modelled: measure on the machine before you rely on them.")
-    if found.acceptance.evidence == ASSUMED:
+    if outlook.acceptance.evidence == ASSUMED:
         notes.append("acceptance is assumed: measure it on your own text (outrider bench).")
-    if found.range_of(shares)[0] < 1:
+    if outlook.range_of(shares)[0] < 1:
         notes.append("P10 is below 1: keep a switch to plain decoding (the controller is one).")
     if not situation.temperature and situation.acceptance is None:
         notes.append("temperature 0 was assumed; above it fewer drafts are accepted.")

@@ -79,8 +79,8 @@ class Shape:
         attention += width * self.hidden
         dense = (3 if self.gated else 2) * self.hidden * self.inner
         beside = self.hidden * (3 * self.shared_inner + self.experts)
-        found = self.layers * attention + (self.layers - sparse) * dense + sparse * beside
-        return found + self.vocabulary * self.hidden + self.fused * self.hidden**2
+        parameters = self.layers * attention + (self.layers - sparse) * dense + sparse * beside
+        return parameters + self.vocabulary * self.hidden + self.fused * self.hidden**2
 
     @property
     def parameters(self) -> int:
@@ -149,11 +149,13 @@ def _unknown(kind: str, name: str, known: Mapping[str, Any], more: str) -> Confi
 
 def find_device(name: str) -> Device:
     """Return a device of the catalogue."""
-    found = data("hardware")
-    entry = found["device"].get(name.lower())
+    catalogue = data("hardware")
+    entry = catalogue["device"].get(name.lower())
     if entry is None:
-        raise _unknown("device", name, found["device"], f"known are {', '.join(found['device'])}.")
-    assumed = found["assumed"]
+        raise _unknown(
+            "device", name, catalogue["device"], f"known are {', '.join(catalogue['device'])}."
+        )
+    assumed = catalogue["assumed"]
     shares = {key: value for key, value in assumed.items() if not isinstance(value, dict)}
     own = {key: value for key, value in entry.items() if key not in ("kind", "source", "half")}
     return Device(name.lower(), **own, **shares, **assumed[entry["kind"]])
@@ -236,10 +238,10 @@ def read_config(name: str) -> dict[str, Any]:
             raise _unknown("model", name, known, hint)
         file = _hub_config(name)
     what = f"The config {printable(file)}"
-    found = read_json(file, what, limit=LARGEST_CONFIG, error=ModelError)
-    if not isinstance(found, dict):
+    config = read_json(file, what, limit=LARGEST_CONFIG, error=ModelError)
+    if not isinstance(config, dict):
         raise ModelError(f"{file} holds no config: a JSON object is expected.")
-    return found
+    return config
 
 
 def _hub_config(name: str) -> Path:

@@ -79,10 +79,10 @@ class Deployment(DataPart):
 
 
 def deployment_of(
-    situation: Situation, target: Shape, drafter: Drafter, found: Forecast | None, drafts: bool
+    situation: Situation, target: Shape, drafter: Drafter, outlook: Forecast | None, drafts: bool
 ) -> Deployment:
     """Return the deployment that a situation describes; ``drafts`` says whether it speculates."""
-    memory = found.memory if found is not None else None
+    memory = outlook.memory if outlook is not None else None
     fit = None
     if memory is not None:
         most = memory.speculative if drafts else memory.plain

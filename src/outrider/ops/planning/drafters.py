@@ -45,16 +45,16 @@ def entry_of(asked: str, target: Shape | None = None) -> str | None:
 
 def _version(entry: str) -> float:
     """Return the first number in a name, such as 3.1 for ``llama-3.1-8b``."""
-    found = re.search(r"\d+(\.\d+)?", entry)
-    return float(found[0]) if found else 0.0
+    number = re.search(r"\d+(\.\d+)?", entry)
+    return float(number[0]) if number else 0.0
 
 
 def checkpoint_of(asked: str) -> str | None:
     """Return what an engine loads: the folder itself, or a name of the hub; None if unknown."""
     config = data("models")["model"].get(asked.lower())
     if config is not None:
-        found: str | None = config.get("checkpoint")
-        return found
+        checkpoint: str | None = config.get("checkpoint")
+        return checkpoint
     return asked if "/" in asked or os.path.exists(asked) else None
 
 
@@ -74,7 +74,7 @@ def method_of_head(checkpoint: str) -> str | None:
 def fitting(asked: str, target: Shape) -> list[Fitting]:
     """Return the drafters that fit a target: its heads, models of its tokenizer, lookups."""
     entry, models = entry_of(asked, target), data("models")["model"]
-    found = [
+    fits = [
         Fitting(head["method"], head["method"], head["checkpoint"])
         for head in data("models")["head"]
         if head["target"] == entry
@@ -83,8 +83,8 @@ def fitting(asked: str, target: Shape) -> list[Fitting]:
     for name, config in models.items():
         same = config["tokenizer"] == tokenizer and "checkpoint" in config and name != entry
         if same and _small(shape_of(name, config), target):
-            found.append(Fitting(name, "draft_model", config["checkpoint"]))
-    return found + [Fitting(name, name, None) for name in LOOKUPS]
+            fits.append(Fitting(name, "draft_model", config["checkpoint"]))
+    return fits + [Fitting(name, name, None) for name in LOOKUPS]
 
 
 def _small(shape: Shape, target: Shape) -> bool:

@@ -74,8 +74,8 @@ def draws(evidence: str) -> list[Draw]:
 
 def tenths(values: Sequence[float]) -> tuple[float, float, float]:
     """Return P10, P50 and P90."""
-    found = quantiles(values, n=10)
-    return found[0], found[4], found[8]
+    low, *_, high = tenth = quantiles(values, n=10)
+    return low, tenth[4], high
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ class Forecast:
     def best(self, batch: int) -> tuple[int, float]:
         """Return the best draft length from 1 on, and its speedup."""
         lengths = [k for k in DEPTHS if k < self.longest] + [self.longest]
-        found = [(self.speedup(batch, k), -k) for k in lengths]
-        speedup, length = max(found)
+        speedups = [(self.speedup(batch, k), -k) for k in lengths]
+        speedup, length = max(speedups)
         return -length, speedup
 
     def chosen(self, batch: int) -> int:
@@ -149,19 +149,19 @@ class Forecast:
         if not any(lengths.values()):
             lengths = {batch: self.best(batch)[0] for batch in shares}
         plain = sum(share * self.speed(batch, 0) for batch, share in shares.items())
-        found = [
+        speedups = [
             sum(share * self.speed(batch, lengths[batch], draw) for batch, share in shares.items())
             / plain
             for draw in draws(self.steps.evidence)
         ]
-        return tenths(found)
+        return tenths(speedups)
 
     def spread_at(self, batch: int, k: int) -> tuple[float, float, float]:
         """Return P10, P50 and P90 of the speedup of decoding alone, at one batch size and K."""
         plain = self.batch(batch, 0) / self.tpot(batch, 0)
         running = self.batch(batch, k)
-        found = draws(self.steps.evidence)
-        return tenths([running / self.tpot(batch, k, draw) / plain for draw in found])
+        worlds = draws(self.steps.evidence)
+        return tenths([running / self.tpot(batch, k, draw) / plain for draw in worlds])
 
     def extra(self, batch: int) -> float:
         """Return the bytes that speculation adds at a batch size."""
@@ -178,16 +178,16 @@ class Forecast:
         """Return ranges of batch sizes with one draft length: first, last, K, least speedup."""
         most = max(self.limit, *also) if also else self.limit
         sizes = sorted({size for size in (*BATCHES, *also) if size <= most} | {1})
-        found: list[tuple[int, int, int, float]] = []
+        spans: list[tuple[int, int, int, float]] = []
         for size, after in zip(sizes, [*sizes[1:], most + 1], strict=True):
             k, speedup = self.best(size)
             k, speedup = (k, speedup) if speedup >= ENTER else (0, 1.0)
-            if found and found[-1][2] == k:
-                first, _, _, least = found.pop()
-                found.append((first, after - 1, k, min(least, speedup)))
+            if spans and spans[-1][2] == k:
+                first, _, _, least = spans.pop()
+                spans.append((first, after - 1, k, min(least, speedup)))
             else:
-                found.append((size, after - 1, k, speedup))
-        return found
+                spans.append((size, after - 1, k, speedup))
+        return spans
 
     def break_even(self, batch: int, k: int) -> float | None:
         """Return the accepted / drafted at ``k`` at which speculation neither wins nor loses.
@@ -212,7 +212,7 @@ class Forecast:
         """Return the speedup if half of what limits it were gone, by what that is."""
         better = self.acceptance.with_chances(lambda chance: 1 - (1 - chance) / 2)
         accepting = replace(self, acceptance=better)
-        found = {
+        speedups = {
             "acceptance": accepting.speedup(batch, k),
             "drafting": self.speedup(batch, k, Draw(drafting=0.5)),
             "verification": self.speedup(batch, k, Draw(verifying=0.5)),
@@ -223,18 +223,18 @@ class Forecast:
         if self.memory and self.memory.speculative < batch:
             between = (self.memory.plain + self.memory.speculative) / 2
             roomier = replace(self, memory=self.memory._replace(speculative=between))
-            found["memory"] = roomier.speedup(batch, k)
-        return found
+            speedups["memory"] = roomier.speedup(batch, k)
+        return speedups
 
 
-def judged(situation: Situation, found: Forecast) -> dict[int, float]:
+def judged(situation: Situation, outlook: Forecast) -> dict[int, float]:
     """Return the batch sizes that are judged, with their shares of time.
 
     They are those of the traffic, or with priority throughput the one that fills the machine.
     """
     shares = {size: share for size, share in situation.concurrency.items() if share > 0}
     if situation.priority == "throughput":
-        return {max(found.limit, *shares): 1.0}
+        return {max(outlook.limit, *shares): 1.0}
     return shares
 
 

@@ -45,8 +45,8 @@ def rank(situation: Situation, target: Shape) -> list[Candidate]:
             raise ConfigError(
                 f"the profile measured {', '.join(measured) or 'no drafter'}; name one as drafter."
             )
-    found = [_candidate(situation, target, each) for each in known]
-    return sorted(found, key=_worth)
+    candidates = [_candidate(situation, target, each) for each in known]
+    return sorted(candidates, key=_worth)
 
 
 def lookups_alone(candidates: list[Candidate]) -> bool:
@@ -74,13 +74,13 @@ def _candidate(situation: Situation, target: Shape, each: Fitting) -> Candidate:
     drafter = own.find_drafter(target)
     share = drafter.shape.parameters / target.parameters if drafter.shape else 0.0
     ratio = modelled(share, "share")
-    found = forecast(own, target, drafter)
-    if found is None:
+    outlook = forecast(own, target, drafter)
+    if outlook is None:
         return Candidate(each.drafter, each.method, each.checkpoint, ratio)
-    shares = judged(situation, found)
+    shares = judged(situation, outlook)
     batch = median_size(shares)
-    taken = None if found.memory is None else modelled(found.extra(batch), "bytes")
+    taken = None if outlook.memory is None else modelled(outlook.extra(batch), "bytes")
     return Candidate(
-        each.drafter, each.method, each.checkpoint, ratio, found.chosen(batch),
-        ranged(found.range_of(shares), "times"), taken,
+        each.drafter, each.method, each.checkpoint, ratio, outlook.chosen(batch),
+        ranged(outlook.range_of(shares), "times"), taken,
     )  # fmt: skip

@@ -166,17 +166,17 @@ def _case(plan: Plan, speedup: float, days: float, hours: float) -> Case:
 
 
 def _capacity(plan: Plan) -> dict[str, Figure]:
-    found = {}
+    figures = {}
     if plan.requests:
         today = plan.devices * HOURS_A_MONTH * plan.price / plan.requests * 1000
-        found["cost_today"] = modelled(today, "$ per 1,000 requests")
-        found["cost"] = modelled(today / plan.speedup[1], "$ per 1,000 requests")
+        figures["cost_today"] = modelled(today, "$ per 1,000 requests")
+        figures["cost"] = modelled(today / plan.speedup[1], "$ per 1,000 requests")
     if plan.users is None:
-        return found
+        return figures
     users = floor(plan.users * plan.speedup[1] + 1e-9)
     needed = ceil(plan.devices * users / plan.users - 1e-9)
     return {
-        **found,
+        **figures,
         "users": modelled(users, "users"),
         "extra_users": modelled(users - plan.users, "users"),
         "devices_avoided": modelled(max(0, needed - plan.devices), "devices"),
@@ -184,13 +184,13 @@ def _capacity(plan: Plan) -> dict[str, Figure]:
 
 
 def _latency(plan: Plan) -> dict[str, Figure]:
-    found = {}
+    figures = {}
     for name in ("p50", "p95"):
         seconds = getattr(plan, name)
         if seconds is not None:
-            found[f"{name}_today"] = Figure(seconds, "s", ASSUMED)
-            found[name] = modelled(seconds / plan.speedup[1], "s")
-    return found
+            figures[f"{name}_today"] = Figure(seconds, "s", ASSUMED)
+            figures[name] = modelled(seconds / plan.speedup[1], "s")
+    return figures
 
 
 def _notes(plan: Plan, cases: Mapping[str, Case]) -> list[str]:

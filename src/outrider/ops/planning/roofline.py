@@ -127,11 +127,11 @@ def draft_costs(
     alone = replace(machine, count=1)
 
     def seconds(rows: int) -> float:
-        found = [
+        seconds_by_machine = [
             each.forward(model, rows) + rows * context * each.context(model)
             for each in ((machine,) if method == "layerskip" else (machine, alone))
         ]
-        return own + share * min(found)
+        return own + share * min(seconds_by_machine)
 
     return DraftCosts(curve_of(seconds))
 

@@ -28,7 +28,7 @@ def facts(situation: Situation, target: Shape, drafter: Drafter) -> dict[str, fl
     """Return what the rules ask of a situation, as far as it was given; a prior is not."""
     acceptance = situation.acceptance.rate(RULES_K) if situation.acceptance else None
     billions = target.parameters / 1e9
-    found: dict[str, float | None] = {
+    known: dict[str, float | None] = {
         "target_billions": billions,
         "latency_sensitive_billions": billions if situation.priority == "latency" else None,
         "batch": max(situation.concurrency),
@@ -38,10 +38,10 @@ def facts(situation: Situation, target: Shape, drafter: Drafter) -> dict[str, fl
         "acceptance": acceptance,
     }
     if drafter.shape is not None:
-        found["draft_ratio"] = drafter.shape.parameters / target.parameters
+        known["draft_ratio"] = drafter.shape.parameters / target.parameters
         if drafter.method == "model":
-            found["drafter_billions"] = drafter.shape.parameters / 1e9
-    return {name: float(value) for name, value in found.items() if value is not None}
+            known["drafter_billions"] = drafter.shape.parameters / 1e9
+    return {name: float(value) for name, value in known.items() if value is not None}
 
 
 def _applies(rule: dict[str, Any], value: float) -> bool:
@@ -105,12 +105,12 @@ def judge(
         return Rule(name, fact, value, says, model or "", reason)
 
     table = data("rules")
-    found = [
+    rules = [
         rule(each["name"], each["fact"], known[each["fact"]], each["says"])
         for each in table["rule"]
         if each["fact"] in known and _applies(each, known[each["fact"]])
     ]
-    return found or [rule(table["default_name"], "", 0.0, table["default"])]
+    return rules or [rule(table["default_name"], "", 0.0, table["default"])]
 
 
 def decide(rules: list[Rule]) -> tuple[str, str]:
@@ -123,8 +123,8 @@ def decide(rules: list[Rule]) -> tuple[str, str]:
 
 def stack(priority: str) -> dict[str, Any]:
     """Return the stack of techniques for a priority, with what is claimed of each."""
-    found = data("techniques")
-    entry = found["stack"][priority]
+    techniques = data("techniques")
+    entry = techniques["stack"][priority]
     names = (*entry["take"], *entry["optional"], *entry["leave"])
-    claims = {name: found["technique"][name] for name in names}
-    return {"priority": priority, **entry, "claims": claims, "source": found["source"]}
+    claims = {name: techniques["technique"][name] for name in names}
+    return {"priority": priority, **entry, "claims": claims, "source": techniques["source"]}

@@ -152,8 +152,8 @@ def _container(container: Table, engine: Engine, changes: Changes) -> int:
     """Bring a container up to date in place; return the seconds that streams get to end."""
     _image(container, engine, changes)
     shell, words = _words(container)
-    launch, found = vllm.serve(words)
-    changes += found
+    launch, more = vllm.serve(words)
+    changes += more
     launch = _drain(launch, changes)
     arguments = launch.arguments()
     if shell and not all(map(known, arguments)):  # a shell expands the variables
