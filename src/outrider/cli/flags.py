@@ -79,10 +79,6 @@ def setting(default: Any, help: str, *names: str, **more: Any) -> Any:
     return field(default=default, metadata={"names": names, "more": {"help": help, **more}})
 
 
-MOST_COMMON = 12
-"""Options of a command that stand first in its help; further ones have a panel of their own."""
-
-
 def with_flags(
     owner: type[Any], parameters: Iterable[inspect.Parameter] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -95,13 +91,12 @@ def with_flags(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
         hints, flags = get_type_hints(owner, include_extras=True), list[inspect.Parameter]()
-        for number, each in enumerate(fields(owner)):
+        for each in fields(owner):
             kind, info, names = hints[each.name], None, list(each.metadata.get("names", ()))
             if kind is bool and not names:
                 names = ["--" + each.name.replace("_", "-")]
             if each.metadata:
-                panel = None if number < MOST_COMMON else "Further options"
-                info = typer.Option(*names, rich_help_panel=panel, **each.metadata["more"])
+                info = typer.Option(*names, **each.metadata["more"])
             flags.append(
                 inspect.Parameter(
                     each.name,

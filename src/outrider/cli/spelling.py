@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+OPTIONS = "Options"
+MOST_OPTIONS = 12
+"""Options of a command that stand first in its help, in the order of their parameters."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 MOVED = {
@@ -29,43 +31,49 @@ def hint(text: str) -> None:
     typer.echo(f"hint: {text}", err=True)
 
 
-def _renamed(args: list[str], own: set[str]) -> list[str]:
+def _names(args: list[str], valued: Collection[str]) -> Iterator[int]:
+    """Yield where the names of options stand; values of those in ``valued`` are no names."""
+    words = iter(enumerate(args))
+    for i, word in words:
+        if word == "--":
+            return
+        if word.startswith("-"):
+            yield i
+        if word in valued:
+            next(words, None)
+
+
+def _renamed(args: list[str], own: Collection[str], valued: Collection[str]) -> list[str]:
     """Return the arguments of a command with the options' names of today; ``own`` are its own."""
     words = list(args)
-    for i, word in enumerate(words):
-        if word == "--":
-            break
-        name, equals, value = word.partition("=")
+    for i in _names(args, valued):
+        name, equals, value = words[i].partition("=")
         now = RENAMED.get(name)
-        if now is not None and name not in own and now in own | {"--model"}:
+        if now is not None and name not in own and now in own:
             hint(f"{name} is {now} now.")
             words[i] = f"{now}{equals}{value}"
     return words
 
 
-def _model_first(args: list[str]) -> list[str]:
+def _model_first(args: list[str], valued: Collection[str]) -> list[str]:
     """Return the arguments with the value of ``--model``, the last one, first and unnamed."""
-    rest, model, words = list[str](), list[str](), iter(args)
-    for word in words:
-        if word == "--":
-            rest += [word, *words]
-        elif word.startswith("--model="):
-            model = [word.partition("=")[2]]
-        elif word == "--model":
-            model = list(islice(words, 1)) or [word]
-        else:
-            rest.append(word)
-    return model + rest
+    model, gone = list[str](), set[int]()
+    for i in _names(args, valued):
+        if args[i].startswith("--model="):
+            model, gone = [args[i].partition("=")[2]], gone | {i}
+        elif args[i] == "--model" and i + 1 < len(args):
+            model, gone = [args[i + 1]], gone | {i, i + 1}
+    return [*model, *(word for i, word in enumerate(args) if i not in gone)]
 
 
-def _file_of_json(args: list[str]) -> list[str] | None:
+def _file_of_json(args: list[str], valued: Collection[str]) -> list[str] | None:
     """Return the arguments with ``--json FILE`` as ``--out FILE``; None where there is none."""
-    for i, word in enumerate(args):
-        file = word.partition("=")[2] if "=" in word else "".join(args[i + 1 : i + 2])
-        if word.partition("=")[0] != "--json" or not (file == "-" or file.endswith(".json")):
-            continue
-        rest = args[i + 1 if "=" in word else i + 2 :]
-        return [*args[:i], *(["--json"] if file == "-" else ["--out", file]), *rest]
+    for i in _names(args, valued):
+        name, equals, file = args[i].partition("=")
+        file = file if equals else "".join(args[i + 1 : i + 2])
+        if name == "--json" and (file == "-" or file.endswith(".json")):
+            now = ["--json"] if file == "-" else ["--out", file]
+            return [*args[:i], *now, *args[i + 1 if equals else i + 2 :]]
     return None
 
 
@@ -75,10 +83,12 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words of the command; old spellings are read as those of today."""
         own = {name for param in self.params for name in param.opts}
-        args = _renamed(args, own)
+        flags = {name for p in self.params if getattr(p, "is_flag", False) for name in p.opts}
+        valued = {name for name in own | {*RENAMED, "--model"} if name not in flags}
+        args = _renamed(args, own | {"--model"}, valued)
         if "model" in own and "--model" not in own:
-            args = _model_first(args)
-        older = _file_of_json(args) if "--out" in own else None
+            args = _model_first(args, valued)
+        older = _file_of_json(args, valued) if "--out" in own else None
         if older is not None:
             try:
                 read = super().parse_args(ctx, older)
@@ -139,7 +149,7 @@ class App(typer.Typer):
 
     def __init__(self, default: str | None = None, **options: Any) -> None:
         kind = type("Default", (Group,), {"default": default}) if default else Group
-        super().__init__(**{"cls": kind, **options})
+        super().__init__(**{"cls": kind, "no_args_is_help": True, **options})
 
     def command(self, *args: Any, **options: Any) -> Callable[[Function], Function]:
         """Return the decorator that makes a command of a function."""
@@ -147,16 +157,18 @@ class App(typer.Typer):
 
 
 def _format_panels(command: Any, ctx: Any, formatter: Any) -> None:
-    """Write parameters under the titles of their panels: arguments, options, and others behind.
+    """Write parameters under the titles of their panels: arguments, a dozen options, others.
 
     Rich's panels cut long names at 80 columns.
     """
-    panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], OPTIONS: []}
     for param in command.get_params(ctx):
         record = param.get_help_record(ctx)
         if record is not None:
-            usual = "Arguments" if param.param_type_name == "argument" else "Options"
+            usual = "Arguments" if param.param_type_name == "argument" else OPTIONS
             title = getattr(param, "rich_help_panel", None) or usual
+            if title == OPTIONS and len(panels[OPTIONS]) >= MOST_OPTIONS and param.name != "help":
+                title = "Further options"
             panels.setdefault(title, []).append(record)
     for title, rows in panels.items():
         if rows:
