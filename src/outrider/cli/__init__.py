@@ -12,6 +12,7 @@ from .. import __version__
 from ..base import stderr
 from . import (
     advise,
+    alerts,
     bench,
     checklist,
     convert,
@@ -24,7 +25,6 @@ from . import (
     generate,
     guard,
     load,
-    observe,
     quality,
     quantize,
     roi,
@@ -63,7 +63,7 @@ for command in (
     ops.command()(command)
 ops.add_typer(deploy.app, name="deploy")
 ops.add_typer(guard.app, name="guard")
-ops.add_typer(observe.app, name="alerts")
+ops.add_typer(alerts.app, name="alerts")
 app.add_typer(ops, name="ops")
 
 

@@ -69,7 +69,7 @@ class Advice(DataPart):
 
     ``verdict`` is use, do not, or only at some batch sizes; ``decided_by`` the model or rules of
     thumb. ``acceptance`` is accepted / drafted at ``k``, the draft length at the traffic's median
-    batch size. As JSON it is the document that ``deploy render``, ``observe rules``, ``roi`` and
+    batch size. As JSON it is the document that ``deploy render``, ``alerts rules``, ``roi`` and
     the guard read; ``saved.read_advice`` reads it.
     """
 

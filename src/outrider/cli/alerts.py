@@ -1,4 +1,4 @@
-"""``outrider ops alerts``: metrics of any engine under one schema, alerts, and a dashboard."""
+"""``outrider ops alerts``: metrics of any engine under one schema, alert rules, a dashboard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEAST, MOST = 0.1, 3600.0
 
 
 @app.callback()
-def observe() -> None:
+def alerts() -> None:
     """Watch Outrider, vLLM, SGLang, TensorRT-LLM or llama.cpp: exporter, alerts, dashboard."""
 
 
