@@ -149,7 +149,7 @@ def _node(
 
 
 def _local(z: torch.Tensor, ids: list[int]) -> torch.Tensor:
-    """Return z [vocabulary] at local ids, -inf past their end: fp32 [WIDTH]."""
+    """Return z [vocabulary] at local ids, -inf past their end: fp32 [LOCAL_IDS]."""
     local = torch.full((LOCAL_IDS,), NEVER)
     ids = [i for i in ids[:LOCAL_IDS] if i < len(z)]
     local[: len(ids)] = z[ids].cpu()
