@@ -52,7 +52,7 @@ def uniforms(answer: Sequence[int], seed: int, stream: int, count: int) -> Float
 
 
 def _law(peak: Floats, vocab_size: int) -> tuple[Floats, Floats]:
-    """Return the probabilities [n, 1 + OTHER_TOKENS] of a law's tokens, and [n] of every other one."""
+    """Return probabilities: [n, 1 + OTHER_TOKENS] of a law's tokens, [n] of every other one."""
     left = 1 - peak
     notable = np.concatenate([peak[:, None], left[:, None] * SHARES], 1)
     return notable, left * SPREAD_SHARE / (vocab_size - 1 - OTHER_TOKENS)
