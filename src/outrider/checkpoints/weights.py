@@ -305,8 +305,7 @@ class Loader:
         each = [f"{prefix}experts.{i}." for i in range(a.num_experts)]
         router = self.matrix(f"{prefix}gate.weight", a.num_experts, a.hidden_size, None)
         return Experts(
-            router=self._ready(router),
-            mlps=tuple(self._mlp(name, a.expert_size) for name in each),
+            router=self._ready(router), mlps=tuple(self._mlp(name, a.expert_size) for name in each)
         )
 
     def table(self, name: str = "model.embed_tokens.weight") -> Matrix:

@@ -11,14 +11,7 @@ from ..base.types import Folder
 from ..checkpoints.files import Files
 from ..checkpoints.heads import Head
 from ..errors import ConfigError, shown
-from .base import (
-    Drafter,
-    DrafterContext,
-    DrafterSpec,
-    FolderSpec,
-    NoSpec,
-    checkpoint_files,
-)
+from .base import Drafter, DrafterContext, DrafterSpec, FolderSpec, NoSpec, checkpoint_files
 from .eagle import EagleSpec
 from .layerskip import LayerskipSpec
 from .medusa import MedusaSpec

@@ -30,10 +30,7 @@ def states_of(segments: Sequence[Segment]) -> torch.Tensor:
 
 
 def draft_chains(
-    passes: Passes,
-    segments: Sequence[Segment],
-    inputs: Sequence[DraftInput | None],
-    noise: Noise,
+    passes: Passes, segments: Sequence[Segment], inputs: Sequence[DraftInput | None], noise: Noise
 ) -> list[DraftNodes]:
     """Return a chain behind each segment that something is drafted behind."""
     chains = (

@@ -178,12 +178,7 @@ class Transformer(PythonStep):
         return Output(logits, kept)
 
     def _layers(
-        self,
-        rows: Rows,
-        store: KVStore,
-        attention: Attention,
-        hidden: Sequence[int],
-        clean: bool,
+        self, rows: Rows, store: KVStore, attention: Attention, hidden: Sequence[int], clean: bool
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """The residual stream after all layers, and after those of ``hidden``.
 
