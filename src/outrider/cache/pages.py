@@ -21,11 +21,8 @@ class PagePool:
     """Fixed-size pages, handed out one by one and counted by reference.
 
     A page may get a key that identifies its content. Then it can be found by that key, even when
-    nobody holds it, until it is reused; pages freed longest ago are reused first.
-
-    Args:
-        num_pages: all pages, the null page included; 2 or more.
-        page_size: tokens a page holds.
+    nobody holds it, until it is reused; pages freed longest ago are reused first. ``num_pages``, 2
+    or more, include the null page.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:

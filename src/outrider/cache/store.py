@@ -65,14 +65,10 @@ class KVStore(Store):
     def write(
         self, layer: int, entries: torch.Tensor, slots: torch.Tensor, first: int | None, count: int
     ) -> None:
-        """Write one forward's rows to a layer: a run of slots as a view, others by scattering.
+        """Write the entries [padded rows, 2 * kv_heads, head_dim] of one forward to a layer.
 
-        Args:
-            layer: its number.
-            entries: [padded rows, 2 * kv_heads, head_dim].
-            slots: int64 [padded rows].
-            first: the first slot if the rows' slots are a run, else None.
-            count: rows without padding.
+        They go to ``slots`` int64 [padded rows]; to a view where these are a run of ``count`` from
+        ``first`` on.
         """
         if first is not None:
             run = self.layers[layer].narrow(1, first, count)

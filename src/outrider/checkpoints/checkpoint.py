@@ -50,11 +50,7 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path | Files) -> Checkpoint:
-    """Return the checkpoint in ``folder``, whose files may be opened already.
-
-    Raises:
-        ModelError: there is none, its files are damaged, or it cannot be decoded.
-    """
+    """Return the checkpoint in ``folder``, whose files may be opened already."""
     files = files_of(folder)
     if files.gguf is not None:
         config = gguf_config(files.gguf)
@@ -68,11 +64,7 @@ def open_checkpoint(folder: Path | Files) -> Checkpoint:
 
 
 def _config_of(files: Files) -> PretrainedConfig:
-    """Return the config of the checkpoint in a folder.
-
-    Raises:
-        ModelError: there is no such folder, no config.json, or it cannot be used.
-    """
+    """Return the config of the checkpoint in a folder."""
     folder = files.folder
     if not folder.is_dir():
         raise ModelError(

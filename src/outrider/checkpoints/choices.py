@@ -18,9 +18,6 @@ def read_choices(values: Fields, heads: int) -> Paths | None:
     """Return the tree in ``medusa_choices``; None where it is missing.
 
     A tree is a list of paths, [0, 2] for the third likeliest token behind the likeliest one.
-
-    Raises:
-        ModelError: it is no such list, or heads or paths are missing for a path.
     """
     name = "medusa_choices"
     if name not in values:

@@ -39,11 +39,7 @@ MOST_TABLES = 1 << 30
 
 
 def check_claims(config: Mapping[str, Any], files: Files) -> None:
-    """Refuse a ``config`` that has more layers than the files beside it have tensors.
-
-    Raises:
-        ModelError: there are fewer tensors than layers, or a section is no object.
-    """
+    """Refuse a ``config`` that has more layers than the files beside it have tensors."""
     file = files.folder / "config.json"
     if not isinstance(config.get("quantization_config") or {}, Mapping):
         options = shown(config["quantization_config"])
@@ -82,9 +78,6 @@ def check_model(
 
     transformers allocates every parameter of the config, whether the files have it or not. The
     check creates the model without memory for its parameters.
-
-    Raises:
-        ModelError: the model is larger, or has more experts than tensors.
     """
     stored = sum(map(prod, shapes.values()))
     largest = max((max(shape, default=1) for shape in shapes.values()), default=0)

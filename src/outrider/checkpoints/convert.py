@@ -31,14 +31,11 @@ def convert(folder: Path, out: Path) -> int:
     """Write the checkpoint in ``folder`` with safetensors to the new folder ``out``.
 
     A file of weights stands for the folder that it is in. Other files are copied. Pickled weights
-    are read in a process of its own, as tensors alone and within a limit of memory.
-
-    Returns:
-        The number of tensors.
+    are read in a process of its own, as tensors alone and within a limit of memory. Returns the
+    number of tensors.
 
     Raises:
         ConfigError: ``out`` is not empty, or a GGUF file is given, which serving reads.
-        ModelError: there are no weights, or they are more than tensors.
     """
     if is_gguf(folder):
         raise ConfigError(f"{folder} needs no conversion; give it as it is, as model or drafter.")
@@ -87,11 +84,7 @@ def _pickled(folder: Path) -> list[Path]:
 
 
 def _unpickle(files: list[Path], out: Path) -> None:
-    """Write pickled tensors as safetensors.
-
-    Raises:
-        ModelError: the files hold something else, or need more memory than their size allows.
-    """
+    """Write pickled tensors as safetensors."""
     try:
         size = sum(file.stat().st_size for file in files)
     except OSError as error:

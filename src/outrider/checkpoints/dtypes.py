@@ -23,13 +23,10 @@ def choose_dtype(name: str, checkpoint: torch.dtype) -> torch.dtype:
 def native_dtype(name: str, checkpoint: torch.dtype, isa: str | None = None) -> torch.dtype:
     """Return the native step's arithmetic for a ``dtype`` option, given the checkpoint's.
 
-    "auto" takes the checkpoint's, and bfloat16 for float16, which the native step does not have. Of
-    float16's 11 bits matrices and embeddings that are not quantised keep 8, as do activations;
-    float32 would keep all, at twice the memory and half the speed. Norms and biases are fp32.
-
-    bfloat16 needs no instructions of its own: from AVX2 on the native step widens weights as fast
-    as it reads them, and half as many bytes take half the time. An ``isa`` of "portable" does not,
-    and computes in float32.
+    "auto" takes the checkpoint's, and bfloat16 for float16, which the native step does not have:
+    matrices and embeddings that are not quantised keep 8 of 11 bits, as do activations; float32
+    would keep all, at twice the memory and half the speed. Norms and biases are fp32. From AVX2 on
+    the native step widens bfloat16 as fast as it reads it; a "portable" ``isa`` takes float32.
     """
     if name != "auto":
         return choose_dtype(name, checkpoint)

@@ -63,16 +63,12 @@ def recipe_of(name: str, recipe: Recipe | None, tied: bool) -> Recipe | None:
 def export(folder: Path, out: Path, recipe: Recipe) -> float:
     """Write the checkpoint in ``folder``, quantised by ``recipe``, to the new folder ``out``.
 
-    Other files of ``folder`` are copied; a GGUF file's config and tokenizer become files. Matrices
-    that keep their codes (``weights.stays``) are written as they are. Loading ``out`` gives the
-    same weights, bit for bit, as loading ``folder`` with that quantization.
-
-    Returns:
-        Mean bits of a weight over all tensors.
+    Other files are copied; a GGUF file's config and tokenizer become files. Matrices that keep
+    their codes (``weights.stays``) are written as they are. Loading ``out`` gives the same bits as
+    loading ``folder`` with that quantization. Returns the mean bits of a weight.
 
     Raises:
         ConfigError: ``out`` is not empty, the recipe includes activations, or see ``check_left``.
-        ModelError: the checkpoint cannot be read, or its family has no native path.
     """
     if recipe.coarse:
         raise ConfigError(
@@ -172,9 +168,6 @@ def bits_per_weight(folder: Path, recipe: Recipe | None) -> float:
     """Return the mean stored bits of a weight in a checkpoint, or in its copy by ``recipe``.
 
     Scales, zero points and unquantised tensors count; a tied head counts once.
-
-    Raises:
-        ModelError: the checkpoint cannot be read.
     """
     checkpoint = open_checkpoint(folder)
     source, architecture = checkpoint.tensors, checkpoint.architecture

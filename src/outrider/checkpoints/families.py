@@ -130,9 +130,6 @@ def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
     ``POCKET`` is the bundled target, unless a folder of that name exists. A GGUF file is returned
     as it is; for other files of a checkpoint their folder is returned. ``more`` are patterns of
     further files to fetch.
-
-    Raises:
-        ModelError: it is neither a folder nor a name that the hub (or its cache) knows.
     """
     path = Path(model).expanduser()
     if str(model) == POCKET and not (path / "config.json").is_file():
@@ -155,12 +152,7 @@ def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
 
 
 def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
-    """Return the shape of a model: an ``Architecture`` where its family and options are native.
-
-    Raises:
-        ModelError: transformers has no causal language model of this type, it does not read left
-            to right, its dtype is not supported, or the config contradicts itself.
-    """
+    """Return the shape of a model: an ``Architecture`` where its family and options are native."""
     text = config.get_text_config(decoder=True)
     kind = config.model_type
     if not is_plain(config):
@@ -183,11 +175,7 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
 
 
 def _check_kind(config: PretrainedConfig, text: PretrainedConfig, folder: Path) -> None:
-    """Refuse a config of something else than a causal language model.
-
-    Raises:
-        ModelError: transformers has no such model of its type, or it reads both ways.
-    """
+    """Refuse a config of something else than a causal language model."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_MASKED_LM_MAPPING,
@@ -216,11 +204,7 @@ def fields_of(config: PretrainedConfig, folder: Path) -> Fields:
 
 
 def _architecture(config: PretrainedConfig, folder: Path, shape: Shape) -> Architecture | None:
-    """Return the architecture of a native model, or None if its family or an option is not native.
-
-    Raises:
-        ModelError: the config contradicts itself.
-    """
+    """Return the architecture; None if the family or an option is not native."""
     family = FAMILIES.get(config.model_type)
     if family is None:
         return None
@@ -297,11 +281,7 @@ def _cap(values: Fields, name: str) -> float | None:
 
 
 def _check_heads(config: PretrainedConfig, values: Fields) -> None:
-    """Refuse invalid sizes of heads and rope options.
-
-    Raises:
-        ModelError: one of them is missing or out of range.
-    """
+    """Refuse invalid sizes of heads and rope options."""
     width, heads = values.whole("hidden_size", 1), values.whole("num_attention_heads", 1)
     size = values.whole("head_dim", 1, default=width // heads)
     if len(_kinds(config)) != values.whole("num_hidden_layers", 1):
@@ -342,11 +322,7 @@ def _rope_kinds(config: PretrainedConfig) -> list[str | None]:
 
 
 def end_token_ids(config: PretrainedConfig, text: PretrainedConfig, folder: Path) -> frozenset[int]:
-    """Return the EOS ids of config.json and generation_config.json; chat models list more there.
-
-    Raises:
-        ModelError: one is no token id, or generation_config.json is damaged.
-    """
+    """Return the EOS ids of config.json and generation_config.json; chat models list more there."""
     file, where = folder / "generation_config.json", fields_of(config, folder).where
     values = [(getattr(c, "eos_token_id", None), where) for c in (text, config)]
     if file.is_file():
@@ -360,11 +336,7 @@ def end_token_ids(config: PretrainedConfig, text: PretrainedConfig, folder: Path
 
 
 def context_length(config: PretrainedConfig, values: Fields) -> int:
-    """Return the context in tokens, rope scaling included; ``UNBOUNDED`` if the config names none.
-
-    Raises:
-        ModelError: the context is out of range, as it is or scaled.
-    """
+    """Return the context in tokens, rope scaling included; ``UNBOUNDED`` if none is named."""
     names = ("max_position_embeddings", "max_seq_len", "seq_length", "context_length")
     named = next((name for name in names if name in values), None)
     if named is None:

@@ -49,11 +49,7 @@ class Entry:
     nbytes: int
 
     def read(self) -> torch.Tensor:
-        """Return the tensor, in memory of its own.
-
-        Raises:
-            ModelError: the file has become shorter, or the type is not read.
-        """
+        """Return the tensor, in memory of its own."""
         dtype = TYPES.get(self.type)
         if dtype is None:
             raise ModelError(f"{self.file} holds tensors of type {self.type}, which are not read.")
@@ -63,11 +59,7 @@ class Entry:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of the checkpoint in ``folder``, in order.
-
-    Raises:
-        ModelError: the index is damaged, names files elsewhere, or a file is missing.
-    """
+    """Return the safetensors files of the checkpoint in ``folder``, in order."""
     index = folder / INDEX
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))
@@ -121,11 +113,7 @@ def files_of(folder: Path | Files) -> Files:
 
 
 def read_header(file: Path) -> dict[str, Entry]:
-    """Return the tensors in a safetensors file by name.
-
-    Raises:
-        ModelError: it is missing or damaged.
-    """
+    """Return the tensors in a safetensors file by name."""
     try:
         state = file.stat()
     except (OSError, ValueError):

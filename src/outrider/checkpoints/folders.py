@@ -36,11 +36,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
-    """Write a safetensors file.
-
-    Raises:
-        ModelError: it cannot be written, for example on a full disk.
-    """
+    """Write a safetensors file."""
     try:
         save(tensors, file, metadata)
     except Exception as error:

@@ -75,11 +75,7 @@ def check_growth(file: Path) -> None:
 
 
 def check_specials(tokenizer: Tokenizer, file: Path) -> None:
-    """Refuse a tokenizer that puts too many special tokens around a text.
-
-    Raises:
-        ModelError: it does.
-    """
+    """Refuse a tokenizer that puts too many special tokens around a text."""
     added = tokenizer.num_special_tokens_to_add(False)
     if added > LARGEST_ADDED:
         raise ModelError(

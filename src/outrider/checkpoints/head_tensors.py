@@ -92,21 +92,13 @@ def misfits(head: Head) -> Iterator[Misfit]:
 
 
 def check_tensors(head: Head) -> None:
-    """Refuse a head whose tensors are not what its config says, before anything is allocated.
-
-    Raises:
-        ModelError: they are not.
-    """
+    """Refuse a head whose tensors are not what its config says, before anything is allocated."""
     for name, found, needed in misfits(head):
         raise ModelError(f"{head.folder}: tensor {name!r} is {found}, but {needed}.")
 
 
 def drafted_ids(tensors: HeadTensors, head: Head) -> list[int] | None:
-    """Return the target's id of each id that a head drafts; None where they are the same.
-
-    Raises:
-        ModelError: there are no such ids, or they contradict each other.
-    """
+    """Return the target's id of each id that a head drafts; None where they are the same."""
     assert head.architecture is not None
     size, vocabulary = head.architecture.vocab_size, head.vocab_size
     if "d2t" not in tensors:

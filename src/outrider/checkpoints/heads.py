@@ -77,11 +77,7 @@ class Head:
         return self.files.folder
 
     def target_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return the target's layers whose outputs the head is made from.
-
-        Raises:
-            ModelError: the target has no such layers.
-        """
+        """Return the target's layers whose outputs the head is made from."""
         if self.kind == MEDUSA:
             return (num_layers - 1,)
         # SafeAILab takes what enters layers 2, n / 2 and n - 3.
@@ -97,11 +93,7 @@ class Head:
 
 
 def read_head(folder: Path | Files) -> Head | None:
-    """Return the head in ``folder``, None where it is the checkpoint of something else.
-
-    Raises:
-        ModelError: it is a head, and damaged or of a kind that is not supported.
-    """
+    """Return the head in ``folder``, None where it is the checkpoint of something else."""
     files = files_of(folder)
     options = files.config
     if options is None:
@@ -148,11 +140,7 @@ def _layers_of(values: Fields, name: str, shift: int) -> tuple[int, ...] | None:
 def _architecture(
     files: Files, options: Any, values: Fields, vocabulary: int
 ) -> tuple[Architecture, PretrainedConfig]:
-    """Return the architecture of a head's layers, and their config.
-
-    Raises:
-        ModelError: they are not of one of ``FAMILIES``, or have invalid options.
-    """
+    """Return the architecture of a head's layers, and their config."""
     check_claims(options, files)
     family = options.get("model_type", "llama")
     if family not in FAMILIES:
@@ -281,11 +269,7 @@ def _medusa(files: Files, values: Fields) -> Head:
 
 
 def check_target(head: Head, target: Shape, hidden_size: int, num_layers: int) -> None:
-    """Refuse a target that a head was not made for; both values are named.
-
-    Raises:
-        ModelError: its vocabulary, width or layers are others.
-    """
+    """Refuse a target that a head was not made for; both values are named."""
     for what, own, other in (
         ("vocabulary", head.vocab_size, target.vocab_size),
         ("width", head.hidden_size, hidden_size),

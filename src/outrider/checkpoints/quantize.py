@@ -88,7 +88,7 @@ Matrix = torch.Tensor | Quantized
 
 
 def quantize(weight: torch.Tensor, recipe: Recipe) -> Quantized:
-    """Return ``weight`` quantised by ``recipe``, each group on the grid with the least error.
+    """Return ``weight`` [out, in] quantised by ``recipe``, each group on the grid of least error.
 
     The error is the squared error times the size of the weight: squares alone favour grids that
     clip the largest weights, which costs the pocket target perplexity. Candidates are scales (and
@@ -96,10 +96,6 @@ def quantize(weight: torch.Tensor, recipe: Recipe) -> Quantized:
     codes is solved for, and the best candidate wins. A scale may be negative: the code
     -2**(bits - 1) has no counterpart, so it serves either sign. Scales are rounded to fp16 times
     one power of two for the matrix before the final codes are chosen.
-
-    Args:
-        weight: [out, in].
-        recipe: see ``Recipe``.
 
     Raises:
         ValueError: a weight is not finite.

@@ -46,11 +46,7 @@ def rotary_dim(config: PretrainedConfig, kind: str | None = None) -> int:
 
 
 def check_rope(parameters: Mapping[str, Any], size: int, where: str) -> None:
-    """Refuse rope options that give no rotary table for heads of ``size`` elements.
-
-    Raises:
-        ModelError: an option is missing, of another type or out of range.
-    """
+    """Refuse rope options that give no rotary table for heads of ``size`` elements."""
     rope = Fields(parameters, where)
     kind = rope.text("rope_type", "default")
     rope.number("rope_theta", positive=True)
@@ -88,13 +84,8 @@ class Rope:
     transformers' own functions compute the scalings and their attention factor. As in transformers,
     once max(prompt length, position + 1) exceeds the trained context, "dynamic" NTK scaling raises
     the base and "longrope" takes its long factors. Here that depends on the row, not on the forward
-    it comes in, so chunks and drafts cannot change it.
-
-    Args:
-        config: the model's.
-        max_length: positions of the tables.
-        dtype, device: of the tables.
-        kind: of the layers, where kinds have tables of their own.
+    it comes in, so chunks and drafts cannot change it. Tables have ``max_length`` positions; a
+    ``kind`` of layers may have tables of its own.
     """
 
     def __init__(
@@ -194,14 +185,9 @@ class Rope:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what rotates heads: x * cos + (x with its halves swapped) * sin.
 
-        Args:
-            positions: int64 [rows].
-            lengths: max(prompt length, position + 1) of each row, for the types in ``BY_LENGTH``.
-            turned, kept: how many heads come first and are rotated, and how many follow and are
-                not; theirs are ones and zeros, so that all heads go through one contiguous product.
-
-        Returns:
-            cos and signed sin, [rows, turned + kept, head_dim] each.
+        ``lengths`` are max(prompt length, position + 1) of the rows, for the types in
+        ``BY_LENGTH``. The first ``turned`` heads are rotated; the ``kept`` that follow get ones and
+        zeros, so that all go through one product. cos and signed sin are [rows, heads, head_dim].
         """
         table = self._table.index_select(0, positions)
         if self.type in BY_LENGTH and max(lengths) > self._trained:

@@ -20,16 +20,10 @@ if TYPE_CHECKING:
 
 
 def read_codec(folder: Path | Files, specials: bool = True) -> TextCodec:
-    """Return the codec of a checkpoint.
+    """Return the codec of a checkpoint, which may be opened already.
 
     A GGUF file that holds its tokenizer needs no transformers, which is slow to import.
-
-    Args:
-        folder: the checkpoint, which may be opened already.
-        specials: see ``TextCodec``.
-
-    Raises:
-        ModelError: the tokenizer's files are damaged, or a GGUF file's tokenizer is unknown.
+    ``specials`` is as of ``TextCodec``.
     """
     files = files_of(folder)
     with readable(f"the tokenizer in {folder} cannot be read", "fetch the checkpoint again."):
@@ -43,11 +37,7 @@ def read_codec(folder: Path | Files, specials: bool = True) -> TextCodec:
 
 
 def read_tokenizer(folder: Path | Files) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a checkpoint, a folder or a GGUF file, as transformers has it.
-
-    Raises:
-        ModelError: see ``read_codec``.
-    """
+    """Return the tokenizer of a checkpoint, a folder or a GGUF file, as transformers has it."""
     from transformers import PreTrainedTokenizerFast
 
     files = files_of(folder)

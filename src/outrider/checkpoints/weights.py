@@ -133,11 +133,7 @@ def check_left(source: Source, recipe: Recipe) -> None:
 
 
 def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> Quantized:
-    """Return the matrix ``name`` of ``shape`` (out, in), as stored if it ``stays``, else by recipe.
-
-    Raises:
-        ModelError: a weight is not finite, or see ``Tensors``.
-    """
+    """Return the matrix ``name`` of ``shape`` (out, in), as stored if it ``stays``, else by recipe."""
     matrix = source.matrix(name, shape, None)
     if isinstance(matrix, Quantized):
         if stays(source, name):
@@ -186,14 +182,9 @@ def bf16_kernels() -> bool:
 class Loader:
     """Reads the weights of a checkpoint layer by layer.
 
-    Args:
-        source: the checkpoint.
-        architecture: its layers.
-        dtype, device: of the weights.
-        pack: returns a matrix in the layout that products need.
-        keeps: quantised matrices stay quantised, and norms and biases are fp32; otherwise quantised
-            matrices are dequantised.
-        recipe: quantises matrices as they are read; routers, norms and biases are not.
+    ``pack`` returns a matrix in the layout that products need. With ``keeps`` quantised matrices
+    stay quantised, and norms and biases are fp32; otherwise they are dequantised. ``recipe``
+    quantises matrices as they are read, but routers, norms and biases.
     """
 
     source: Source
@@ -338,9 +329,6 @@ def load_weights(
     """Return the weights of a checkpoint in ``dtype`` on ``device``.
 
     Torch has no products with quantised matrices, so those are dequantised to ``dtype``.
-
-    Raises:
-        ModelError: see ``Tensors``.
     """
     loader = Loader(source, architecture, dtype, device, recipe=recipe)
     slow = math.inf if recipe is None else SLOW_TO_QUANTISE

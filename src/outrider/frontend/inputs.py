@@ -51,9 +51,6 @@ class InputProcessor:
             text: the prompt's, where ``prompt`` is token ids and the text is known.
             index: the place of the prompt among those of the call.
             offline: nobody reads the output before that of the whole call is done.
-
-        Raises:
-            RequestError: the prompt or an option does not fit the model or its configuration.
         """
         ids: Any = prompt
         if isinstance(prompt, Mapping):
@@ -85,11 +82,7 @@ class InputProcessor:
         return RequestState(self.outputs, request, text, index)
 
     def room_after(self, ids: Sequence[int]) -> int:
-        """Return how many tokens may follow a prompt.
-
-        Raises:
-            RequestError: none may.
-        """
+        """Return how many tokens may follow a prompt."""
         room = self.max_model_len - len(ids)
         if room < 1:
             raise RequestError(
@@ -99,11 +92,7 @@ class InputProcessor:
         return room
 
     def check_max_tokens(self, number: int | None, name: str = "max_tokens") -> None:
-        """Refuse more output than the context holds.
-
-        Raises:
-            RequestError: ``number`` is too large.
-        """
+        """Refuse more output than the context holds."""
         # A context smaller than the default clips it, since the user did not choose the default.
         if (number or 0) > max(self.max_model_len, DEFAULT_MAX_TOKENS):
             raise RequestError(
@@ -112,11 +101,7 @@ class InputProcessor:
             )  # fmt: skip
 
     def check_priority(self, priority: int) -> None:
-        """Refuse a priority that the scheduler would ignore.
-
-        Raises:
-            RequestError: it is not 0, and the policy is not "priority".
-        """
+        """Refuse a priority that the scheduler would ignore."""
         if priority and self.config.scheduling_policy != "priority":
             raise RequestError(
                 f"priority is {priority}, but priority scheduling is not enabled; give 0, or set "
@@ -124,11 +109,7 @@ class InputProcessor:
             )  # fmt: skip
 
     def encode(self, text: str, special: bool = True, rendered: bool = False) -> list[int]:
-        """Return the token ids of a text, see ``TextCodec.encode``.
-
-        Raises:
-            RequestError: the model has no tokenizer, or the text is no valid Unicode.
-        """
+        """Return the token ids of a text, see ``TextCodec.encode``."""
         if self.codec is None:
             raise RequestError("this model has no tokenizer; give prompts as token ids.", "prompt")
         if has_lone_surrogates(text):
@@ -136,22 +117,14 @@ class InputProcessor:
         return self.codec.encode(text, special, rendered)
 
     def render(self, messages: list[Message], *options: Any, **values: Any) -> str:
-        """Return the text of a conversation, see ``TextCodec.render``.
-
-        Raises:
-            RequestError: there is no tokenizer or template, or it refuses the messages.
-        """
+        """Return the text of a conversation, see ``TextCodec.render``."""
         if self.codec is None:
             raise RequestError("this model has no tokenizer, so it cannot chat.", "messages")
         return self.codec.render(messages, *options, **values)
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return the prompts of a call, a list of one for a single prompt.
-
-    Raises:
-        RequestError: ``prompts`` is neither a prompt nor several.
-    """
+    """Return the prompts of a call, a list of one for a single prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Iterable):

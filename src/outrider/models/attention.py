@@ -29,17 +29,10 @@ def capped_attention(
     scale: float,
     cap: float,
 ) -> torch.Tensor:
-    """Return attention with softly bounded products (Gemma 2), computed tile by tile.
+    """Return attention with products bounded by ``cap`` (Gemma 2), computed tile by tile.
 
-    Args:
-        queries: [count, kv_heads, TILE * groups, head_dim].
-        keys, values: [count, kv_heads, lanes, head_dim].
-        mask: [count, 1, TILE * groups, lanes].
-        scale: multiplies the products.
-        cap: bounds the scaled products.
-
-    Returns:
-        The shape of ``queries``.
+    ``queries`` and the result are [count, kv_heads, TILE * groups, head_dim], ``keys`` and
+    ``values`` [count, kv_heads, lanes, head_dim], ``mask`` [count, 1, TILE * groups, lanes].
     """
     out = []
     for query, key, value, hidden in zip(queries, keys, values, mask, strict=True):
@@ -56,14 +49,8 @@ class Attention:
     Every kernel call gets ``TILE`` rows, all query heads of a key head side by side, over lanes in
     position order, masked beyond a row's own position and outside its window. Lanes begin at 0, or
     where the window of such a row may begin. So a row's result does not depend on the other rows,
-    nor on whether its path was drafted as a tree.
-
-    Args:
-        rows: the rows of the forward.
-        store: their cache.
-        num_heads, kv_heads: of queries and keys.
-        windows: by layer, how many positions a row sees, itself included; None for all.
-        cap: bounds the products by cap * tanh(product / cap), unless None.
+    nor on whether its path was drafted as a tree. ``windows`` say by layer how many positions a row
+    sees, itself included, None for all; ``cap`` bounds the products by cap * tanh(product / cap).
     """
 
     def __init__(
@@ -118,15 +105,10 @@ class Attention:
         return wide[:, : self._kv_heads], wide[:, self._kv_heads :]
 
     def __call__(self, queries: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
-        """Return the attention of ``queries`` over a layer's cache.
+        """Return the attention of ``queries`` over a layer's cache, times ``scale``.
 
-        Args:
-            queries: [padded rows, heads, head_dim], rotated.
-            layer: its entries, those of the rows themselves among them, are attended to.
-            scale: multiplies the products.
-
-        Returns:
-            [padded rows, heads * head_dim]; padding rows hold arbitrary numbers.
+        Queries are [padded rows, heads, head_dim], rotated; the result is [padded rows, heads *
+        head_dim], arbitrary in padding rows.
         """
         rows, kv, groups = self._rows, self._kv_heads, self._groups
         head_dim = queries.shape[-1]

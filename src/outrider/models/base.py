@@ -53,13 +53,8 @@ class RowsModel(ABC):
         """Return the logits of the rows that want them, and hidden states; fill the cache.
 
         Entries from a segment's ``start`` on are written anew, whatever stood there. A row that is
-        not finite, or attends to one, has NaN logits; no other row is touched by it.
-
-        Args:
-            segments: what to run.
-            store: this model's cache.
-            hidden: layers whose output (the residual stream behind them) is wanted; -1 is the
-                embedding.
+        not finite, or attends to one, has NaN logits; no other row is touched by it. ``hidden`` are
+        layers whose output (the residual stream behind them) is wanted; -1 is the embedding.
         """
 
     def try_rows(self, count: int, store: Store) -> None:
@@ -76,19 +71,12 @@ class RowsModel(ABC):
         noise: Noise,
         needs_logits: bool = False,
     ) -> list[DraftNodes]:
-        """Run ``segments`` and draft behind each that wants a row of logits.
+        """Run ``segments`` and return the nodes that are drafted behind each.
 
-        A draft ends early where the model drew an id that it has no embedding for.
-
-        Args:
-            segments: the rows that each sequence lacks; pages reach to the draft's end.
-            store: this model's cache.
-            inputs: of each segment, None where nothing is drafted behind it.
-            noise: what to draw with.
-            needs_logits: whether nodes carry the processed logits that they were drawn from.
-
-        Returns:
-            The nodes behind each segment.
+        Segments are the rows that each sequence lacks, and pages reach to the draft's end. Nothing
+        is drafted behind those whose input is None. A draft ends early where the model drew an id
+        that it has no embedding for. ``needs_logits``: nodes carry the processed logits that they
+        were drawn from.
         """
 
 
@@ -113,8 +101,6 @@ class Model(RowsModel):
     ) -> Samples:
         """Run ``segments``, process their logits and draw the tokens of their rows.
 
-        Args:
-            segments, store, hidden: as of ``run``.
-            inputs: of each segment, None where it wants no logits.
-            noise: what to draw with; None processes logits and draws nothing.
+        The input of a segment that wants no logits is None. Without ``noise`` logits are processed
+        and nothing is drawn.
         """

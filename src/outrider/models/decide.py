@@ -105,13 +105,9 @@ def sample_in_python(
     numbers: Collection[int],
     noise: Noise | None,
 ) -> Samples:
-    """Return ``samples`` with the tokens of some segments, whose logits Python processes.
+    """Return ``samples`` with the tokens of the segments ``numbers``, by Python's pipeline.
 
-    Args:
-        samples: with the raw logits of these segments.
-        segments, inputs: as of ``Model.decide``.
-        numbers: of the segments to sample.
-        noise: what to draw with; None processes logits and draws nothing.
+    ``samples`` hold their raw logits. Without ``noise`` logits are processed and nothing is drawn.
     """
     logits = samples.logits
     missing = 0 if noise is None else noise.vocab_size - logits.shape[1]
@@ -164,13 +160,9 @@ def grammar_masks(
 ) -> list[Mask | None]:
     """Return the tokens that grammars allow at each row of logits.
 
-    A segment whose parser gives up loses its pipeline and joins ``slow``, where it is told why.
-
-    Args:
-        segments, inputs: as of ``Model.decide``.
-        grammars: numbers of the segments that have one.
-        slow: numbers of those that Python samples from.
-        pipelines: of the segments that want logits.
+    ``grammars`` are the numbers of segments that have one, ``pipelines`` those of the segments that
+    want logits. A segment whose parser gives up loses its pipeline and joins ``slow``, from which
+    Python samples, and where it is told why.
     """
     masks: list[Mask | None] = []
     number = -1

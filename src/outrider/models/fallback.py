@@ -84,14 +84,8 @@ class Fallback(PythonStep):
 
     Chains only, one sequence a forward. A model whose state cannot go back (Mamba, RWKV, hybrids)
     has ``truncates`` False and runs row by row. One that takes no cache, or keeps a part of its
-    state elsewhere, computes its sequence anew for every span or row.
-
-    Args:
-        checkpoint, device: as ``Transformer``'s.
-        dtype: see ``dtypes.choose_dtype``.
-
-    Raises:
-        ModelError: transformers cannot load or run it, or its rows depend on later ones.
+    state elsewhere, computes its sequence anew for every span or row. A model whose rows depend on
+    later ones is refused.
     """
 
     trees = False

@@ -18,11 +18,7 @@ follows; None where one pass is all."""
 
 
 def states_of(segments: Sequence[Segment]) -> torch.Tensor:
-    """Return the states of all segments.
-
-    Raises:
-        ModelError: one has none.
-    """
+    """Return the states of all segments."""
     states = [segment.states for segment in segments if segment.states is not None]
     if len(states) != len(segments):
         raise ModelError("a row of a head begins with no state.")

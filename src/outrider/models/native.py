@@ -70,19 +70,8 @@ class NativeTransformer(NativeModel, Model):
     """A checkpoint of a family that ``covers`` admits.
 
     Every row goes through the same kernels in the same order of summation, whatever comes along:
-    its logits are bit-equal in any company, on one instruction set.
-
-    Args:
-        library: whose step runs it.
-        checkpoint: of a native family.
-        dtype: of weights and cache, see ``dtypes.native_dtype``; sums are fp32.
-        max_length: positions of a sequence at most.
-        recipe: makes the weights few-bit.
-        beside: a model that is there already; an embedding or head that is the same in both, to the
-            bit as they are held, is held once.
-
-    Raises:
-        ModelError: the checkpoint is damaged.
+    its logits are bit-equal in any company, on one instruction set. Sums are fp32. An embedding or
+    head that ``beside``, another model, holds to the bit is held once.
     """
 
     trees = True
@@ -174,9 +163,6 @@ class NativeTransformer(NativeModel, Model):
 
         Python has a say in rows with a processor or bad words of several tokens, and in rows behind
         drafted tokens that penalties count. What a grammar has to say comes as masks.
-
-        Raises:
-            ModelError: a token, page, position or layer is out of range.
         """
         assert isinstance(store, NativeStore)
         native = isinstance(noise, NativeNoise)

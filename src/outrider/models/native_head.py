@@ -36,16 +36,8 @@ class NativeHead(NativeModel):
     """An EAGLE-3 head beside its target, whose native step runs it.
 
     The row of a token begins with the state behind the token before it, so there is none of the
-    first token. Logits are of the ids that the head drafts, tokens the target's.
-
-    Args:
-        head: as its checkpoint says.
-        target: the model whose hidden states it goes on from.
-        max_length: positions of a sequence at most.
-        quantization: a recipe's text, "auto" for int8, or one of ``NO_RECIPES``.
-
-    Raises:
-        ModelError: the checkpoint is damaged, or made for another target.
+    first token. Logits are of the ids that the head drafts, tokens the target's. ``quantization``
+    is a recipe's text, "auto" for int8, or one of ``NO_RECIPES``.
     """
 
     def __init__(

@@ -26,16 +26,8 @@ class NativeMedusa(NativeModel):
     """Heads that each draft one token from the target's last hidden state, and have no cache.
 
     A segment stands for a sequence; its first row's state is the target's residual stream behind
-    the last layer. Cai et al., "Medusa: Simple LLM inference acceleration framework with multiple
-    decoding heads", 2024.
-
-    Args:
-        head: as its checkpoint says.
-        target: the model whose hidden states it goes on from.
-        quantization: a recipe's text, "auto" for int8, or one of ``NO_RECIPES``.
-
-    Raises:
-        ModelError: the checkpoint is damaged, or made for another target.
+    the last layer. ``quantization`` is as of ``NativeHead``. Cai et al., "Medusa: Simple LLM
+    inference acceleration framework with multiple decoding heads", 2024.
     """
 
     def __init__(self, head: Head, target: NativeTransformer, quantization: str | None) -> None:

@@ -75,12 +75,8 @@ def pack(
 class NativeModel(RowsModel):
     """A model of the C++ library, which knows it by its ``handle``.
 
-    Args:
-        library: whose step runs it.
-        shape: of its layers.
-        config: what the library asks to know.
-        dtype: of weights and cache.
-        embedding: kept beside the packed weights; None where the library has it, or none.
+    A token, page, position or layer out of range is a ModelError. An ``embedding`` is kept beside
+    the packed weights, unless the library has it.
     """
 
     device = torch.device("cpu")
@@ -131,9 +127,6 @@ class NativeModel(RowsModel):
         """Return the model's own logits, ``wanted`` if not as many as segments say, and states.
 
         Both are fp32. Of ``sublayers``, as of ``Library.forward``, None stands for all.
-
-        Raises:
-            ModelError: a token, page, position or layer is out of range.
         """
         assert isinstance(store, NativeStore)
         if wanted is None:
@@ -159,14 +152,11 @@ class NativeModel(RowsModel):
         needs_logits: bool = False,
         sublayers: Sequence[int] = (),
     ) -> list[DraftNodes]:
-        """See ``base.Model``; chains that need no Python are drafted in one call.
+        """See ``base.RowsModel``; chains that need no Python are drafted in one call.
 
         A chain also ends where its pipeline leaves nothing to draw. C++ calls back for a grammar's
-        masks, which follow from what was drafted. Of ``sublayers``, as of ``Library.forward``, none
+        masks, which follow from what was drafted. No ``sublayers``, as of ``Library.forward``,
         stand for all; Python runs all.
-
-        Raises:
-            ModelError: a token, page or position is out of range.
         """
         assert isinstance(store, NativeStore)
         native = isinstance(noise, NativeNoise) and not needs_logits
@@ -231,13 +221,7 @@ class NativeModel(RowsModel):
 
 
 class NativeLayers:
-    """The decoder layers of a native model: packs their weights, and turns by position.
-
-    Args:
-        model: whose layers they are.
-        config: of the layers, for their ropes.
-        max_length: positions of a sequence at most.
-    """
+    """The decoder layers of a native model: packs their weights, and turns by position."""
 
     def __init__(self, model: NativeModel, config: PretrainedConfig, max_length: int) -> None:
         self.library, self.handle, self.shape = model.library, model.handle, model.shape

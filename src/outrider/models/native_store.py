@@ -45,11 +45,7 @@ class HiddenRoom(Mapping[int, torch.Tensor]):
 class NativeStore(Store):
     """The cache of a native model, addressed by slot = page * page_size + offset.
 
-    Args:
-        library: the model's.
-        model: its handle; the C side keeps the model for as long as the cache is.
-        shape: what the model says of itself.
-        num_pages, page_size: of the cache.
+    The C side keeps the model of that handle for as long as the cache is.
     """
 
     def __init__(

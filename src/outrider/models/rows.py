@@ -258,14 +258,10 @@ def build_rows(
     device: torch.device,
     unit: int = TILE,
 ) -> Rows:
-    """Lay the rows of ``segments`` one after the other.
+    """Lay the rows of ``segments``, one at least each, one after the other.
 
-    Args:
-        segments: at least one, each of at least one row.
-        page_size: tokens a page holds.
-        num_slots: slots of the store that the pages belong to.
-        device: where the tensors go.
-        unit: rows are padded to a multiple of this many, at most ``TILE``.
+    Their pages are of a store of ``num_slots``. Rows are padded to a multiple of ``unit``, at most
+    ``TILE``.
     """
     builder = _Builder(page_size, num_slots, device, unit)
     for segment in segments:

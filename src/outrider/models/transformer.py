@@ -89,18 +89,7 @@ class Stream:
 
 
 class Transformer(PythonStep):
-    """A checkpoint of a native family, ready to run.
-
-    Args:
-        checkpoint: of a native family.
-        dtype: of weights, cache and arithmetic, see ``dtypes.choose_dtype``.
-        device: where it lives.
-        max_length: rotary tables reach this far.
-        recipe: makes the weights few-bit.
-
-    Raises:
-        ModelError: the checkpoint is damaged.
-    """
+    """A checkpoint of a native family in torch; rotary tables reach ``max_length`` positions."""
 
     trees = True
     truncates = True

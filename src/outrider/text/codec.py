@@ -114,11 +114,7 @@ class TextCodec:
 
     @property
     def templates(self) -> dict[str, str]:
-        """The checkpoint's chat templates by name: "default", "tool_use", both or none.
-
-        Raises:
-            RequestError: one is not text.
-        """
+        """The checkpoint's chat templates by name: "default", "tool_use", both or none."""
         known = self.chat_template
         named = known if isinstance(known, dict) else {"default": known} if known else {}
         found: dict[str, str] = {
@@ -148,9 +144,6 @@ class TextCodec:
 
         ``tools`` are what the model may call; ``variables`` are the template's. If there is a
         template "tool_use", it is used with tools.
-
-        Raises:
-            RequestError: there is no template, or it refuses the messages or leaves some out.
         """
         named = self.templates
         if not named:

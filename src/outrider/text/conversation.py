@@ -28,17 +28,10 @@ def write(
     form: Form,
     variables: dict[str, Any],
 ) -> str:
-    """Return the text of a conversation.
+    """Return the text of a conversation by the first template that leaves nothing out.
 
-    Args:
-        templates: in Jinja; the first one that leaves nothing out is used.
-        messages: as ``messages.readable`` returns them.
-        tools: what the model may call.
-        form: the form of calls that no template prints.
-        variables: further variables of the templates, see ``template.render``.
-
-    Raises:
-        RequestError: the templates refuse the messages, or leave out a part of them.
+    ``messages`` are as ``messages.readable`` returns them, calls that no template prints take
+    ``form``, and ``variables`` are further ones of the templates, see ``template.render``.
     """
     messages = [_known(message, templates) for message in messages]
     marked, marked_tools, places = _marked(messages, tools)

@@ -29,17 +29,11 @@ def _added(before: str, after: str) -> str:
 
 
 class Detokenizer:
-    """The text of one sequence's output, token by token.
+    """The text of one sequence's output behind ``prompt``, token by token, up to a ``stop``.
 
     Each token is decoded after those that were shown last. tokenizers' own ``DecodeStream`` raises
     where a byte makes earlier ones invalid; here text that was shown stays, and the text goes on.
-
-    Args:
-        tokenizer: None gives empty text.
-        prompt: the prompt's ids.
-        stop: strings that end the output.
-        include_stop: the text includes the stop string that ends it.
-        skip_special: the text leaves out special tokens.
+    Without a tokenizer the text is empty.
     """
 
     def __init__(

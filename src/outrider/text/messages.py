@@ -13,11 +13,7 @@ MOST_BRACKETS = 1 << 16
 
 
 def readable(messages: list[Any]) -> list[dict[str, Any]]:
-    """Return messages for chat templates: parts of text joined, arguments of calls as objects.
-
-    Raises:
-        RequestError: a message has no role, or holds more than text and function calls.
-    """
+    """Return messages for chat templates: parts of text joined, arguments of calls as objects."""
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 

@@ -51,12 +51,7 @@ class Reencoder:
     """Writes the target's tokens in the drafter's ids, each once.
 
     The ids say the text of the tokens: byte for byte where the drafter's tokenizer can, else as it
-    normalises the text.
-
-    Args:
-        target, drafter: the two tokenizers.
-        theirs, ours: the bytes of the ids that the models have.
-        shared: the tokens in both.
+    normalises the text. ``theirs`` and ``ours`` are the bytes of the ids that the models have.
     """
 
     def __init__(

@@ -13,10 +13,7 @@ def longest_start(text: str, strings: Sequence[str]) -> int:
 class StopFinder:
     """Passes text on up to the first stop string; holds back text that may become one.
 
-    Args:
-        stop: strings that end the text, none empty; the first to be complete wins, the longest
-            among those.
-        include: the text includes the stop string.
+    None of ``stop`` is empty; the first to be complete wins, the longest among those.
     """
 
     def __init__(self, stop: Sequence[str], include: bool = False) -> None:

@@ -322,16 +322,8 @@ def render(template: str, messages: Iterable[object], **variables: Any) -> str:
     """Return the text of a conversation by a chat template.
 
     Like transformers' ``apply_chat_template``, it leaves out values of messages that are None and
-    gives the reasoning under each of its names.
-
-    Args:
-        template: in Jinja.
-        messages: of one conversation.
-        variables: of the template; with ``continue_final_message`` the text ends where the content
-            of the last message ends.
-
-    Raises:
-        RequestError: the template is damaged, refuses the messages or exceeds its budget.
+    gives the reasoning under each of its names. With the variable ``continue_final_message`` the
+    text ends where the content of the last message ends.
     """
     chat = [_plain(message) for message in messages]
     continued = variables.pop("continue_final_message", False)
@@ -349,11 +341,7 @@ def render(template: str, messages: Iterable[object], **variables: Any) -> str:
 
 
 def _plain(message: object) -> dict[str, Any]:
-    """Return a copy of ``message`` without None values, its reasoning under every name.
-
-    Raises:
-        RequestError: ``message`` is no mapping.
-    """
+    """Return a copy of ``message`` without None values, its reasoning under every name."""
     if not isinstance(message, Mapping):
         raise RequestError("the chat template refused the messages: one of them is no object.")
     values = {name: value for name, value in message.items() if value is not None}

@@ -52,11 +52,7 @@ BLOCK = (128, 128)
 
 
 class Compressed:
-    """A ``shared.Format``: the weights of a compressed-tensors config.
-
-    Raises:
-        ModelError: the config is damaged, or its format, sparsity or transforms are not supported.
-    """
+    """A ``shared.Format``: the weights of a compressed-tensors config."""
 
     def __init__(self, options: Mapping[str, Any], where: Path) -> None:
         fields = Fields(options, f"{where}: quantization_config")
@@ -165,11 +161,7 @@ class Compressed:
 
 
 class Fp8:
-    """A ``shared.Format``: FP8 as fp8 and fbgemm_fp8 configs describe it.
-
-    Raises:
-        ModelError: the config is damaged.
-    """
+    """A ``shared.Format``: FP8 as fp8 and fbgemm_fp8 configs describe it."""
 
     keeps = False
 

@@ -72,22 +72,14 @@ class GGUF:
     def read(
         self, tensor: StoredTensor, begin: int = 0, nbytes: int | None = None
     ) -> npt.NDArray[np.uint8]:
-        """Return ``nbytes`` of ``tensor`` from ``begin`` on, by default all: uint8 [nbytes].
-
-        Raises:
-            ModelError: the file is gone or has become shorter.
-        """
+        """Return ``nbytes`` of ``tensor`` from ``begin`` on, by default all: uint8 [nbytes]."""
         octets = np.empty(tensor.nbytes - begin if nbytes is None else nbytes, np.uint8)
         fill(octets, self.path, tensor.begin + begin)
         return octets
 
 
 def open_gguf(path: Path) -> GGUF:
-    """Return the file at ``path``, without reading its tensors.
-
-    Raises:
-        ModelError: the file is missing, damaged, one of several parts, or of an unknown version.
-    """
+    """Return the file at ``path``, without reading its tensors."""
     try:
         state = path.stat()
     except OSError:

@@ -40,11 +40,7 @@ def interleaves(metadata: Mapping[str, Any]) -> bool:
 
 
 def gguf_config(file: GGUF) -> PretrainedConfig:
-    """Return the config of the model in a GGUF file.
-
-    Raises:
-        ModelError: its architecture is not supported, or metadata are missing or damaged.
-    """
+    """Return the config of the model in a GGUF file."""
     path = file.path
     family = file.fields.text("general.architecture", "")
     if family not in FAMILIES:
@@ -109,11 +105,7 @@ def _options(file: GGUF, family: str) -> dict[str, Any]:
 
 
 def _per_model(file: GGUF, family: str) -> Fields:
-    """Return the metadata, lists of one value repeated for each layer replaced by that value.
-
-    Raises:
-        ModelError: the layers differ in a value.
-    """
+    """Return the metadata, lists of one value repeated for each layer replaced by that value."""
     metadata = dict(file.metadata)
     for name, value in metadata.items():
         if name.startswith(f"{family}.") and isinstance(value, list) and value:

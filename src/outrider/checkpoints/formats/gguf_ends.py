@@ -32,9 +32,6 @@ def end_token_ids(file: GGUF) -> frozenset[int]:
     A normal token that merges produce is a word, whatever its text: Qwen's vocabulary has "</s>".
 
     Damaged lists of the tokenizer are ignored here; reading the tokenizer refuses them.
-
-    Raises:
-        ModelError: an id is not valid.
     """
     fields = Fields(file.metadata, str(file.path))
     names = [name for key in KEYS if (name := f"tokenizer.ggml.{key}_token_id") in fields]

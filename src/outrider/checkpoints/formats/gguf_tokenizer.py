@@ -70,11 +70,7 @@ class Words(NamedTuple):
 
 
 def gguf_tokenizer(file: GGUF) -> Words | None:
-    """Return the tokenizer in ``file``, if it has one.
-
-    Raises:
-        ModelError: its kind is unknown, or its parts do not fit together.
-    """
+    """Return the tokenizer in ``file``, if it has one."""
     options = {
         key.removeprefix("tokenizer.ggml."): value
         for key, value in file.metadata.items()
@@ -101,11 +97,7 @@ def gguf_tokenizer(file: GGUF) -> Words | None:
 
 
 def chat_templates(file: GGUF) -> str | dict[str, str] | None:
-    """Return the chat templates in ``file``: the only one, or all by name as transformers has them.
-
-    Raises:
-        ModelError: one of them is not text.
-    """
+    """Return the chat templates in ``file``: the only one, or all by name as transformers has them."""
     templates = {
         key.removeprefix(TEMPLATE).removeprefix(".") or "default": file.fields.text(key)
         for key in file.metadata

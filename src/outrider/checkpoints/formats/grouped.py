@@ -42,11 +42,7 @@ ONES = {4: 0x11111111, 8: 0x01010101}
 
 
 class Gptq:
-    """A ``shared.Format``: GPTQ as AutoGPTQ, GPTQModel and transformers write it.
-
-    Raises:
-        ModelError: the layout is unknown, or the bits are not 4 or 8.
-    """
+    """A ``shared.Format``: GPTQ as AutoGPTQ, GPTQModel and transformers write it."""
 
     note: str | None = None
     keeps = True
@@ -117,11 +113,7 @@ class Gptq:
 
 
 class Awq(Gptq):
-    """A ``shared.Format``: AWQ in AutoAWQ's layout "gemm".
-
-    Raises:
-        ModelError: the layout is another one, or the bits are not 4.
-    """
+    """A ``shared.Format``: AWQ in AutoAWQ's layout "gemm"."""
 
     def __init__(self, options: Mapping[str, Any], where: Path) -> None:
         layout = str(options.get("version") or options.get("format") or "gemm").lower()

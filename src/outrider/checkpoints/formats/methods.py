@@ -19,15 +19,7 @@ FORMATS: dict[str, Callable[[Mapping[str, Any], Path], Format]] = {
 
 
 def find_format(options: Mapping[str, Any] | None, where: Path) -> Format | None:
-    """Return the format of the checkpoint in ``where``, or None if it is not quantised.
-
-    Args:
-        options: the config's ``quantization_config``, see ``check_claims``.
-        where: the checkpoint, for messages.
-
-    Raises:
-        ModelError: the method or layout is not supported.
-    """
+    """Return the format that a config's ``quantization_config`` names; None if it is empty."""
     if not options:
         return None
     method = str(options.get("quant_method", "an unnamed method"))

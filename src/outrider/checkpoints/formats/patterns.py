@@ -19,11 +19,7 @@ MOST = 1000
 
 
 def patterns(fields: Fields, name: str) -> list[str]:
-    """Return the targets in the list ``name``.
-
-    Raises:
-        ModelError: one is no text, or an unsupported expression.
-    """
+    """Return the targets in the list ``name``."""
     targets: list[str] = fields.listed(name, str)
     if len(targets) > MOST:
         raise ModelError(f"{fields.where}: {name} has {len(targets)} items; {MOST} are read.")

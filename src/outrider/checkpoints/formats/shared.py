@@ -43,9 +43,6 @@ class Format(Protocol):
 
         A matrix that is stored unquantised, or that ``Quantized`` cannot represent, is returned in
         ``dtype``.
-
-        Raises:
-            ModelError: a tensor is missing, misshapen or of an unsupported type.
         """
 
 
@@ -64,13 +61,8 @@ def _remedy(folder: Path) -> str:
 class Tensors:
     """The tensors of a folder's safetensors files, by name, read one by one.
 
-    Args:
-        files: the checkpoint's.
-        format: of its quantised matrices, if it has any.
-
-    Raises:
-        ModelError: by every method: there are no files, or a tensor is missing, misshapen or of an
-            unsupported type.
+    Every method refuses a folder without files, and a tensor that is missing, misshapen or of an
+    unsupported type. ``format`` is that of the quantised matrices.
     """
 
     def __init__(self, files: Files, format: Format | None = None) -> None:
@@ -177,11 +169,7 @@ def num_words(count: int, bits: int) -> int:
 
 
 def read_words(source: Tensors, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Return the tensor ``name``, rows of int32 words.
-
-    Raises:
-        ModelError: it is missing, misshapen or of another type.
-    """
+    """Return the tensor ``name``, rows of int32 words."""
     words = source.raw(name, shape)
     if words.dtype != torch.int32 or words.dim() != 2:
         raise ModelError(f"{source.folder}: tensor {name!r} does not hold rows of int32 words.")
@@ -217,20 +205,12 @@ def group_size(groups: int, inputs: int, sizes: Iterable[int]) -> int | None:
 
 
 def stated_group(fields: Fields, name: str) -> int:
-    """Return the group size ``name`` of a quantisation config; -1 stands for a whole row.
-
-    Raises:
-        ModelError: it is no such number.
-    """
+    """Return the group size ``name`` of a quantisation config; -1 stands for a whole row."""
     return fields.whole(name, -1, default=-1) or -1
 
 
 def block_size(fields: Fields, name: str) -> tuple[int, int] | None:
-    """Return the block ``name``, (outputs, inputs), of a quantisation config, if it has one.
-
-    Raises:
-        ModelError: it is not two numbers from 1.
-    """
+    """Return the block ``name``, (outputs, inputs), of a quantisation config, if it has one."""
     if name not in fields:
         return None
     sizes = fields.listed(name, int)
@@ -248,15 +228,8 @@ def read_scales(
 ) -> tuple[torch.Tensor, int]:
     """Return the scales ``name`` of a matrix of ``shape`` (out, in) and the inputs that share one.
 
-    Args:
-        sizes: of groups, as the config names them.
-        block: outputs and inputs of a block, if the config names them.
-
-    Returns:
-        fp32 [out, groups], whether they are stored by tensor, output, block or group.
-
-    Raises:
-        ModelError: they are missing, or are none of these.
+    They are fp32 [out, groups], whether they are stored by tensor, output, ``block`` (outputs,
+    inputs) or group, whose ``sizes`` the config names.
     """
     stored = source.raw(name)
     outputs, inputs = shape
@@ -293,9 +266,6 @@ def regrouped(
 
     Groups that are not contiguous (a checkpoint quantised in the order of activations) are
     dequantised, and the log says so.
-
-    Raises:
-        ModelError: the index, tensor ``name``, points beyond the groups.
     """
     inputs, groups = matrix.shape[1], matrix.scales.shape[1]
     if int(index.min()) < 0 or int(index.max()) >= groups:
