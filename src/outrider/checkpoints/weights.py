@@ -133,7 +133,7 @@ def check_left(source: Source, recipe: Recipe) -> None:
 
 
 def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> Quantized:
-    """Return the matrix ``name`` of ``shape`` (out, in), as stored if it ``stays``, else by recipe."""
+    """Return the matrix ``name`` of ``shape`` (out, in), stored if it ``stays``, or by recipe."""
     matrix = source.matrix(name, shape, None)
     if isinstance(matrix, Quantized):
         if stays(source, name):

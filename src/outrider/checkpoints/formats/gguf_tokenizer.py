@@ -97,7 +97,7 @@ def gguf_tokenizer(file: GGUF) -> Words | None:
 
 
 def chat_templates(file: GGUF) -> str | dict[str, str] | None:
-    """Return the chat templates in ``file``: the only one, or all by name as transformers has them."""
+    """Return the chat templates in ``file``: the only one, or all by name."""
     templates = {
         key.removeprefix(TEMPLATE).removeprefix(".") or "default": file.fields.text(key)
         for key in file.metadata
