@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,17 +20,8 @@ from ..native.library import Library
 from ..native.native_sampling import NativeNoise, NativePipeline
 from ..sampling.shared_noise import Noise
 from .base import Model, Output, Store
-from .decide import (
-    DraftInput,
-    DraftNodes,
-    Keep,
-    SampleInput,
-    Samples,
-    grammar_masks,
-    sample_in_python,
-    with_kept,
-)
-from .native_model import NativeLayers, NativeModel, pack, step_config, words_of
+from .decide import Keep, SampleInput, Samples, grammar_masks, sample_in_python, with_kept
+from .native_model import NativeLayers, NativeModel, PythonDraft, pack, step_config, words_of
 from .native_store import NativeStore
 from .planted import entries
 from .rows import Segment
@@ -229,12 +221,5 @@ class NativeTransformer(NativeModel, Model):
         pipeline.know(asked.sequence.tokens)
         return pipeline.native_handle
 
-    def _in_python(
-        self,
-        segments: Sequence[Segment],
-        store: Store,
-        inputs: Sequence[DraftInput | None],
-        noise: Noise,
-        needs_logits: bool,
-    ) -> list[DraftNodes]:
-        return draft_in_python(self, segments, store, inputs, noise, needs_logits)
+    def _in_python(self, store: Store, needs_logits: bool) -> PythonDraft:
+        return partial(draft_in_python, self, store, needs_logits)

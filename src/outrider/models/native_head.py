@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -13,12 +14,10 @@ from ..checkpoints.heads import PEAGLE, Head, check_target
 from ..checkpoints.weights import Loader
 from ..errors import ModelError
 from ..native.interface import PAIRED
-from ..sampling.shared_noise import Noise
 from .base import Output, Store
-from .decide import DraftInput, DraftNodes
 from .head_chains import draft_chains, states_of
 from .native import NativeTransformer
-from .native_model import NativeLayers, NativeModel, pack, step_config
+from .native_model import NativeLayers, NativeModel, PythonDraft, pack, step_config
 from .native_store import NativeStore
 from .rows import Segment
 
@@ -151,14 +150,7 @@ class NativeHead(NativeModel):
     def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
         return states_of(segments)
 
-    def _in_python(
-        self,
-        segments: Sequence[Segment],
-        store: Store,
-        inputs: Sequence[DraftInput | None],
-        noise: Noise,
-        needs_logits: bool,
-    ) -> list[DraftNodes]:
+    def _in_python(self, store: Store, needs_logits: bool) -> PythonDraft:
         behind = self.hidden_layers
 
         def passes(segment: Segment) -> tuple[torch.Tensor, Segment | None]:
@@ -168,4 +160,4 @@ class NativeHead(NativeModel):
                 return output.logits, None
             return output.logits, segment._replace(logits=1, states=output.hidden[behind][-1:])
 
-        return draft_chains(passes, segments, inputs, noise)
+        return partial(draft_chains, passes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -11,13 +12,11 @@ from ..checkpoints.head_tensors import check_tensors
 from ..checkpoints.heads import Head, check_target
 from ..checkpoints.weights import Loader
 from ..native.interface import HEADS
-from ..sampling.shared_noise import Noise
 from .base import Output, Store
-from .decide import DraftInput, DraftNodes
 from .head_chains import draft_chains, states_of
 from .native import NativeTransformer
 from .native_head import head_recipe
-from .native_model import NativeModel, pack, step_config
+from .native_model import NativeModel, PythonDraft, pack, step_config
 from .native_store import NativeStore
 from .rows import Segment
 
@@ -75,17 +74,10 @@ class NativeMedusa(NativeModel):
     def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
         return states_of(segments)
 
-    def _in_python(
-        self,
-        segments: Sequence[Segment],
-        store: Store,
-        inputs: Sequence[DraftInput | None],
-        noise: Noise,
-        needs_logits: bool,
-    ) -> list[DraftNodes]:
+    def _in_python(self, store: Store, needs_logits: bool) -> PythonDraft:
         def passes(segment: Segment) -> tuple[torch.Tensor, None]:
             logits = self.run([segment], store).logits
             assert logits is not None
             return logits, None
 
-        return draft_chains(passes, segments, inputs, noise)
+        return partial(draft_chains, passes)

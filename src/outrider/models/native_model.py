@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +32,8 @@ from .rows import Segment
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+PythonDraft = Callable[[Sequence[Segment], Sequence[DraftInput | None], Noise], list[DraftNodes]]
 
 
 def step_config(shape: Architecture, dtype: torch.dtype, max_length: int, coarse: bool) -> Config:
@@ -202,22 +204,15 @@ class NativeModel(RowsModel):
             for i, drafted in zip(drafting, drafts, strict=True):
                 nodes[i] = drafted
         if slow:
-            some = [segments[i] for i in slow], store, [inputs[i] for i in slow]
-            drafts = self._in_python(*some, noise, needs_logits)
+            some = [segments[i] for i in slow], [inputs[i] for i in slow]
+            drafts = self._in_python(store, needs_logits)(*some, noise)
             for i, drafted in zip(slow, drafts, strict=True):
                 nodes[i] = drafted
         return nodes
 
     @abstractmethod
-    def _in_python(
-        self,
-        segments: Sequence[Segment],
-        store: Store,
-        inputs: Sequence[DraftInput | None],
-        noise: Noise,
-        needs_logits: bool,
-    ) -> list[DraftNodes]:
-        """See ``draft``; drafts where Python processes logits."""
+    def _in_python(self, store: Store, needs_logits: bool) -> PythonDraft:
+        """Return what drafts where Python processes logits."""
 
 
 class NativeLayers:

@@ -43,4 +43,4 @@ class PythonStep(Model):
         noise: Noise,
         needs_logits: bool = False,
     ) -> list[DraftNodes]:
-        return draft_in_python(self, segments, store, inputs, noise, needs_logits)
+        return draft_in_python(self, store, needs_logits, segments, inputs, noise)

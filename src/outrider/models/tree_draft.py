@@ -163,11 +163,11 @@ class Tree:
 
 def draft_in_python(
     model: Model,
-    segments: Sequence[Segment],
     store: Store,
+    needs_logits: bool,
+    segments: Sequence[Segment],
     inputs: Sequence[DraftInput | None],
     noise: Noise,
-    needs_logits: bool,
 ) -> list[DraftNodes]:
     """See ``Model.draft``. A level of a tree runs the rows of all levels before it once more."""
     trees = [None if each is None else Tree(*each) for each in inputs]

@@ -28,15 +28,12 @@ from .shared import (
     Tensors,
     block_size,
     dequantized_float8,
-    misshapen,
     num_words,
     read_scales,
-    read_words,
     regrouped,
     stated_group,
     unless_symmetric,
     unpack,
-    unsupported_dtype,
     warn_once,
 )
 
@@ -106,7 +103,7 @@ class Compressed:
             warn_once(f"{source.folder}: FP8 weights are dequantised at load.")
             return dequantized_float8(codes, scales, group, dtype)
         if codes.dtype != torch.int8:
-            raise unsupported_dtype(source, name, codes)
+            raise source.unread(name, codes)
         zeros = self._zeros(source, name, scales.shape, 8)
         return Quantized((codes.int() + 128).to(torch.uint8), scales, zeros, 8, group)
 
@@ -126,13 +123,13 @@ class Compressed:
         self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
     ) -> Matrix:
         outputs, inputs = shape
-        words = read_words(source, f"{name}_packed")
+        words = source.words(f"{name}_packed")
         fitting = [b for b in BITS if tuple(words.shape) == (outputs, num_words(inputs, b))]
         if not fitting:
-            raise misshapen(source, f"{name}_packed", words, shape)
+            raise source.misshapen(f"{name}_packed", words, shape)
         bits = fitting[0]
         if f"{name}_shape" in source and source.raw(f"{name}_shape").tolist() != list(shape):
-            raise misshapen(source, f"{name}_shape", words, shape)
+            raise source.misshapen(f"{name}_shape", words, shape)
         scales, group = self._scales(source, name, shape)
         zeros = self._zeros(source, name, scales.shape, bits)
         codes = unpack(words, bits)[:, :inputs].contiguous()
@@ -156,7 +153,7 @@ class Compressed:
             return unless_symmetric(unpack(stored.T, bits)[:, :outputs].T, bits)
         signed = stored.reshape(1, 1).expand(outputs, groups) if stored.numel() == 1 else stored
         if tuple(signed.shape) != (outputs, groups):
-            raise misshapen(source, full, stored, (outputs, groups))
+            raise source.misshapen(full, stored, (outputs, groups))
         return unless_symmetric((signed.int() + (1 << bits - 1)).to(torch.uint8), bits)
 
 
@@ -178,7 +175,7 @@ class Fp8:
         if codes.dtype in PLAIN:
             return codes.to(dtype)
         if codes.dtype not in FLOAT8:
-            raise unsupported_dtype(source, name, codes)
+            raise source.unread(name, codes)
         suffix = "_scale_inv" if f"{name}_scale_inv" in source else "_scale"
         scales, group = read_scales(source, name + suffix, shape, (), self._block)
         return dequantized_float8(codes, scales, group, dtype)

@@ -23,9 +23,7 @@ from .shared import (
     REMEDY,
     Tensors,
     group_size,
-    misshapen,
     num_words,
-    read_words,
     regrouped,
     stated_group,
     unless_symmetric,
@@ -70,15 +68,15 @@ class Gptq:
         if f"{base}qweight" not in source:
             return source.get(name, shape, dtype)
         outputs, inputs = shape
-        words = read_words(source, f"{base}qweight")
+        words = source.words(f"{base}qweight")
         bits = self._bits(words, shape)
         if bits is None:
-            raise misshapen(source, f"{base}qweight", words, shape)
+            raise source.misshapen(f"{base}qweight", words, shape)
         scales = source.raw(f"{base}scales")
         if scales.dim() != 2 or scales.shape[1] != outputs:
-            raise misshapen(source, f"{base}scales", scales, shape)
+            raise source.misshapen(f"{base}scales", scales, shape)
         groups = len(scales)
-        zeros = read_words(source, f"{base}qzeros", (groups, num_words(outputs, bits)))
+        zeros = source.words(f"{base}qzeros", (groups, num_words(outputs, bits)))
         matrix = Quantized(
             self._codes(words, bits)[:outputs, :inputs].contiguous(),
             scales.T.float().contiguous(),
@@ -90,7 +88,7 @@ class Gptq:
             index = source.raw(f"{base}g_idx", (inputs,))
             return regrouped(source, f"{base}g_idx", matrix, index, dtype)
         if not matrix.group:
-            raise misshapen(source, f"{base}scales", scales, shape)
+            raise source.misshapen(f"{base}scales", scales, shape)
         return matrix
 
     def _bits(self, words: torch.Tensor, shape: tuple[int, int]) -> int | None:

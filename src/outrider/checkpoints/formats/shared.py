@@ -90,11 +90,30 @@ class Tensors:
         if entry is None:
             raise ModelError(f"{self.folder} has no tensor {name!r}; its config.json promises one.")
         if shape is not None and entry.shape != shape:
-            raise ModelError(
-                f"{self.folder}: tensor {name!r} is {list(entry.shape)}, but its config.json "
-                f"says {list(shape)}."
+            raise self.wrong(
+                name, f"is {list(entry.shape)}, but its config.json says {list(shape)}"
             )
         return entry.read()
+
+    def wrong(self, name: str, what: str) -> ModelError:
+        """Return the error for a tensor; ``what`` says what it is or holds."""
+        return ModelError(f"{self.folder}: tensor {name!r} {what}.")
+
+    def misshapen(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> ModelError:
+        """Return the error for a part of a quantised matrix that does not fit the matrix."""
+        what = f"is {list(tensor.shape)}, which is no part of the {list(shape)} matrix"
+        return self.wrong(name, f"{what} that its config.json says")
+
+    def unread(self, name: str, tensor: torch.Tensor) -> ModelError:
+        """Return the error for a tensor whose dtype no format uses."""
+        return self.wrong(name, f"holds {tensor.dtype}, which is not read; {REMEDY}")
+
+    def words(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        """Return the tensor ``name``, rows of int32 words."""
+        words = self.raw(name, shape)
+        if words.dtype != torch.int32 or words.dim() != 2:
+            raise self.wrong(name, "does not hold rows of int32 words")
+        return words
 
     def get(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
@@ -105,10 +124,8 @@ class Tensors:
         """
         tensor = self.raw(name, shape)
         if tensor.dtype not in PLAIN:
-            raise ModelError(
-                f"{self.folder}: tensor {name!r} holds {tensor.dtype}, and its config.json does "
-                f"not say how to read that; {REMEDY}."
-            )
+            why = f"and its config.json does not say how to read that; {REMEDY}"
+            raise self.wrong(name, f"holds {tensor.dtype}, {why}")
         return tensor if dtype is None else tensor.to(dtype)
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix:
@@ -168,31 +185,6 @@ def num_words(count: int, bits: int) -> int:
     return -(-count * bits // 32)
 
 
-def read_words(source: Tensors, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Return the tensor ``name``, rows of int32 words."""
-    words = source.raw(name, shape)
-    if words.dtype != torch.int32 or words.dim() != 2:
-        raise ModelError(f"{source.folder}: tensor {name!r} does not hold rows of int32 words.")
-    return words
-
-
-def misshapen(
-    source: Tensors, name: str, tensor: torch.Tensor, shape: tuple[int, int]
-) -> ModelError:
-    """Return the error for a part of a quantised matrix that does not fit the matrix."""
-    return ModelError(
-        f"{source.folder}: tensor {name!r} is {list(tensor.shape)}, which is no part of the "
-        f"{list(shape)} matrix that its config.json says."
-    )
-
-
-def unsupported_dtype(source: Tensors, name: str, tensor: torch.Tensor) -> ModelError:
-    """Return the error for a tensor whose dtype no format uses."""
-    return ModelError(
-        f"{source.folder}: tensor {name!r} holds {tensor.dtype}, which is not read; {REMEDY}."
-    )
-
-
 def group_size(groups: int, inputs: int, sizes: Iterable[int]) -> int | None:
     """Return how many of ``inputs`` share a scale where there are ``groups`` scales.
 
@@ -248,7 +240,7 @@ def read_scales(
         group = group_size(scales.shape[1], inputs, sizes)
         if group is not None:
             return scales, group
-    raise misshapen(source, name, stored, shape)
+    raise source.misshapen(name, stored, shape)
 
 
 def dequantized_float8(
@@ -269,7 +261,7 @@ def regrouped(
     """
     inputs, groups = matrix.shape[1], matrix.scales.shape[1]
     if int(index.min()) < 0 or int(index.max()) >= groups:
-        raise ModelError(f"{source.folder}: tensor {name!r} names more than {groups} groups.")
+        raise source.wrong(name, f"names more than {groups} groups")
     group = int((index == 0).sum())
     if group and torch.equal(index.long(), torch.arange(inputs) // group):
         return replace(matrix, group=group)
