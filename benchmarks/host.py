@@ -27,17 +27,7 @@ from outrider.llm import LLM
 from outrider.native.choice import library
 from outrider.native.library import Library
 
-from .common import (
-    POCKET,
-    PROMPTS,
-    Length,
-    Model,
-    Prompts,
-    Rounds,
-    Tokens,
-    in_turns,
-    read_prompts,
-)
+from .common import POCKET, PROMPTS, Length, Model, Prompts, Rounds, Tokens, in_turns, read_prompts
 
 MODES = {"plain": "none", "ngram": "ngram", "suffix": "suffix", "prediction": "none"}
 """Drafters by mode; a prediction comes with its request."""

@@ -25,17 +25,7 @@ from outrider.sampling.pipeline import StepLogits
 from outrider.sampling.ratio import RULES, make_rule
 from outrider.sampling.shared_noise import Noise, SharedNoise
 
-from .common import (
-    POCKET,
-    PROMPTS,
-    Length,
-    Model,
-    Prompts,
-    Seed,
-    Tokens,
-    read_prompts,
-    table,
-)
+from .common import POCKET, PROMPTS, Length, Model, Prompts, Seed, Tokens, read_prompts, table
 
 COLUMNS = ("T", "rule", "rate", "length", "survival", "1 - TV", "coupled", "(1 - TV) / (1 + TV)")
 

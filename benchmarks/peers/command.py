@@ -93,9 +93,7 @@ def main(
     plot: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE.png",
-            callback=png,
-            help="Draw the speeds, as PNG; needs outrider[plot].",
+            metavar="FILE.png", callback=png, help="Draw the speeds, as PNG; needs outrider[plot]."
         ),
     ] = None,
 ) -> None:

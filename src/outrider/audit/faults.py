@@ -155,12 +155,5 @@ class FaultySpec(DrafterSpec):
 
 FAULTS = {
     rule.name: Fault(rule.name, rule())
-    for rule in (
-        AcceptAlways,
-        AcceptLikely,
-        OwnSample,
-        GreedyDrafts,
-        NoSubtraction,
-        SharedDraws,
-    )
+    for rule in (AcceptAlways, AcceptLikely, OwnSample, GreedyDrafts, NoSubtraction, SharedDraws)
 } | {"stale-penalties": Fault("stale-penalties", pipeline=_stale_penalties)}

@@ -24,14 +24,7 @@ from ..llm import LLM
 from ..native.threads import cpu_name
 from . import corpus as text
 from .evaluate import evaluate, held_out_prompts, model_card
-from .train import (
-    TrainingPlan,
-    distillation_loss,
-    keep_heap,
-    narrow_norms,
-    optimise,
-    text_loss,
-)
+from .train import TrainingPlan, distillation_loss, keep_heap, narrow_norms, optimise, text_loss
 
 PHASES = ((0.6, 256), (0.3, 512), (0.1, 2048))
 TARGET_RECIPE = TrainingPlan(tokens=11_000_000, muon_rate=4e-3, adam_rate=4e-3, phases=PHASES)
