@@ -42,7 +42,8 @@ def expected(model: Path, **params: Any) -> list[str]:
 def test_help_waits_for_nothing_heavy() -> None:
     code = (
         "import sys, outrider.cli\n"
-        "print([m for m in ('torch', 'transformers', 'numpy', 'matplotlib') if m in sys.modules])"
+        "heavy = 'torch', 'transformers', 'numpy', 'matplotlib', 'pydantic', 'httpx', 'yaml'\n"
+        "print([m for m in heavy if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -11,33 +11,24 @@ import typer
 from .. import __version__
 from ..base import stderr
 from . import (
-    advise,
-    alerts,
     bench,
-    checklist,
     convert,
     demo,
-    deploy,
-    diagnose,
-    doctor,
     drafters,
     explain,
     generate,
-    guard,
     load,
     quality,
     quantize,
-    roi,
     serve,
     tune,
     verify,
 )
 from .common import Commands
-from .spelling import App
+from .spelling import App, lazy
 
 app = App(
     cls=Commands,
-    rich_markup_mode=None,  # rich boxes cut long names, and its markup swallows outrider[plot]
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -56,15 +47,13 @@ benches.command()(quality.quality)
 benches.command()(load.serve)
 app.add_typer(benches, name="bench")
 app.add_typer(drafters.app, name="drafters")
-ops = App(help="Plan, deploy, watch and mend speculation, of this engine and of others.")
-for command in (
-    advise.advise, roi.roi, checklist.checklist, doctor.doctor, diagnose.diagnose,
-):  # fmt: skip
-    ops.command()(command)
-ops.add_typer(deploy.app, name="deploy")
-ops.add_typer(guard.app, name="guard")
-ops.add_typer(alerts.app, name="alerts")
-app.add_typer(ops, name="ops")
+app.add_typer(
+    App(
+        cls=lazy("outrider.cli.ops"),
+        help="Plan, deploy, watch and mend speculation, of this engine and of others.",
+    ),
+    name="ops",
+)
 
 
 def _version(wanted: bool) -> None:

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ..base.outside.documents import parse_json
 from ..bench.intervals import shown
 from ..errors import ConfigError
 from .bench import named_workload
@@ -157,6 +156,8 @@ def shapes(
 
 def extra(text: str | None) -> dict[str, Any]:
     """Return the fields that ``--extra-body`` adds to each request."""
+    from ..base.outside.documents import parse_json
+
     fields = parse_json(text or "{}", "--extra-body")
     if not isinstance(fields, dict):
         raise typer.BadParameter('--extra-body is no object; write {"top_p": 0.9}.')

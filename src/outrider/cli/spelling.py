@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from functools import cached_property
+from importlib import import_module
 from typing import Any, TypeVar
 
 import typer
@@ -144,12 +146,33 @@ class Group(TyperGroup):
             formatter.write_dl(rows)
 
 
+def lazy(module: str) -> type[Group]:
+    """Return the class of a group whose commands are those of ``app`` in a module.
+
+    The module is imported when they are asked for.
+    """
+
+    class Lazy(Group):
+        @cached_property
+        def commands(self) -> Any:  # type: ignore[override]
+            group: Any = typer.main.get_command(import_module(module).app)
+            return group.commands
+
+        def __init__(self, *, commands: Any = None, **options: Any) -> None:
+            super().__init__(**options)
+            del self.commands
+
+    return Lazy
+
+
 class App(typer.Typer):
     """A group of commands; ``default`` names the one that is meant where none is named."""
 
     def __init__(self, default: str | None = None, **options: Any) -> None:
         kind = type("Default", (Group,), {"default": default}) if default else Group
-        super().__init__(**{"cls": kind, "no_args_is_help": True, **options})
+        # Rich's boxes cut long names, and its markup swallows outrider[plot].
+        usual = {"cls": kind, "no_args_is_help": True, "rich_markup_mode": None}
+        super().__init__(**{**usual, **options})
 
     def command(self, *args: Any, **options: Any) -> Callable[[Function], Function]:
         """Return the decorator that makes a command of a function."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from ..base.config import ENGINE_OPTIONS
 from ..base.options import PREFIX, Option, options_of
-from ..base.outside.documents import read_toml
 from ..base.vllm_names import translate_deprecated
 from ..errors import ConfigError, no_option
 from ..params import SamplingParams
@@ -113,6 +112,8 @@ def read_file(file: Path) -> dict[str, Any]:
 
     Raises ConfigError: it cannot be read, or has an unknown key.
     """
+    from ..base.outside.documents import read_toml  # imports a reader of YAML
+
     table = read_toml(file, str(file))
     if isinstance(table.get("deploy"), dict):
         del table["deploy"]

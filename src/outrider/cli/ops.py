@@ -1,0 +1,13 @@
+"""``outrider ops``: the tools of production, for this engine and others."""
+
+from . import advise, alerts, checklist, deploy, diagnose, doctor, guard, roi
+from .spelling import App
+
+app = App()
+for command in (
+    advise.advise, roi.roi, checklist.checklist, doctor.doctor, diagnose.diagnose,
+):  # fmt: skip
+    app.command()(command)
+app.add_typer(deploy.app, name="deploy")
+app.add_typer(guard.app, name="guard")
+app.add_typer(alerts.app, name="alerts")
