@@ -25,6 +25,7 @@ from outrider.drafters.medusa import MedusaSpec
 from outrider.drafters.registry import GroupSpec, find_drafter
 from outrider.errors import ConfigError, ModelError, OutriderError
 from outrider.native import choice as native
+from tests.support.forked import run_program
 from tests.support.heads import Eagle, make_head, make_medusa, save_head
 
 needs_native = pytest.mark.skipif(native.library() is None, reason="the native step is off")
@@ -43,6 +44,12 @@ def target(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_head(make_head(Eagle(parallel=True), config), base / "peagle")
     make_medusa(base / "medusa", config.hidden_size, config.vocab_size)
     return base / "target"
+
+
+@pytest.fixture(autouse=True)
+def reader_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that reads pickles need not import torch each time."""
+    monkeypatch.setattr("outrider.checkpoints.convert.subprocess.run", run_program)
 
 
 def run(*args: object) -> Result:

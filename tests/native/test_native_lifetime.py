@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from outrider.native import choice as native
 from outrider.native._interface import PARAMETERS
 from tests.support import REPOSITORY
+from tests.support.forked import run_program
 
 SOURCES = REPOSITORY / "src/outrider/native/src"
 
@@ -23,14 +23,9 @@ pytestmark = pytest.mark.skipif(
 def test_processes_come_through() -> None:
     """Each hazard stands in native_hazards.py."""
     hazards = ["exits", "released", "forks", "memory", "threads"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.native_hazards", *hazards],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=REPOSITORY,
-        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
-    )
+    command = [sys.executable, "-m", "tests.support.native_hazards", *hazards]
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = run_program(command, timeout=300, cwd=REPOSITORY, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == "unharmed\n" * len(hazards)
 

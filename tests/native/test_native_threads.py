@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,15 +16,21 @@ from outrider.base.groups import GROUPS, cpu_quota
 from outrider.native import choice as native
 from outrider.native.threads import allowed_threads
 from tests.support import REPOSITORY
+from tests.support.exactness import planted_pair
+from tests.support.forked import run_program
 
 POCKET = REPOSITORY / "src/outrider/pocket/model"
 PROMPTS = [[5, 6, 7, 8] * 9, [40, 41]]
 ALONE = """
-import json, sys
+import json, os, sys
+import torch
+torch.set_num_threads(2)
+if sys.argv[3] == "one":
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 from outrider import LLM, SamplingParams
 from outrider.native.choice import library
 from outrider.native.threads import allowed_threads
-for group in sys.argv[3:]:  # joined once all is imported, which a quota would make slow
+for group in sys.argv[4:]:  # joined once all is imported, which a quota would make slow
     open(group + "/cgroup.procs", "w").write("0")
 params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
 llm = LLM(sys.argv[1], drafter="model", num_speculative_tokens=4)  # no costs to be measured
@@ -56,29 +60,33 @@ def test_a_control_groups_quota_counts(tmp_path: Path) -> None:
     assert allowed_threads(groups, own) == 1
 
 
-def run_alone(*groups: Path, **options: object) -> tuple[int, list[list[int]]]:
+def run_alone(folder: Path, *groups: Path, cores: str = "all") -> tuple[int, list[list[int]]]:
     """The threads of a process in control groups, and what it generates."""
-    command = [sys.executable, "-c", ALONE, str(POCKET), json.dumps(PROMPTS), *map(str, groups)]
-    options |= {"env": os.environ | {"OMP_NUM_THREADS": "2"}}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, **options)  # type: ignore[call-overload]
+    words = [str(folder), json.dumps(PROMPTS), cores, *map(str, groups)]
+    done = run_program([sys.executable, "-c", ALONE, *words])
+    assert done.returncode == 0, done.stderr
     threads, tokens = json.loads(done.stdout.splitlines()[-1])
     return threads, tokens
 
 
-@cache
-def expected() -> list[list[int]]:
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair whose products threads share; torch, whose own would spin on one core, shares none."""
+    sizes = {"hidden_size": 128, "intermediate_size": 240, "head_dim": 32}
+    return planted_pair(tmp_path_factory.mktemp("wide"), **sizes)
+
+
+@pytest.fixture(scope="module")
+def expected(wide: Path) -> list[list[int]]:
     """What a process with two threads generates, where there are two cores."""
-    threads, tokens = run_alone()
+    threads, tokens = run_alone(wide)
     assert threads == min(2, len(os.sched_getaffinity(0)))
     return tokens
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
-def test_one_core_is_enough() -> None:
-    def cut() -> None:
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
-    assert run_alone(preexec_fn=cut) == (1, expected())
+def test_one_core_is_enough(wide: Path, expected: list[list[int]]) -> None:
+    assert run_alone(wide, cores="one") == (1, expected)
 
 
 @pytest.fixture
@@ -104,8 +112,10 @@ def half_a_core() -> Iterator[Path]:
         group.rmdir()
 
 
-def test_a_quota_of_half_a_core_is_enough(half_a_core: Path) -> None:
-    assert run_alone(half_a_core) == (1, expected())
+def test_a_quota_of_half_a_core_is_enough(
+    wide: Path, expected: list[list[int]], half_a_core: Path
+) -> None:
+    assert run_alone(wide, half_a_core) == (1, expected)
 
 
 @pytest.mark.skipif(native.library() is None, reason="the native step is off")

@@ -1,16 +1,19 @@
-"""``outrider serve`` forked from the process of ``preloaded``: its code, without 6 s of imports."""
+"""Programs and servers forked from the process of ``preloaded``: without 6 s of imports."""
 
 from __future__ import annotations
 
 import atexit
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver, popen_forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TextIO, cast
 
 from benchmarks import served
@@ -49,6 +52,58 @@ def run(
 
     try:
         main()
+    finally:
+        atexit._run_exitfuncs()  # which multiprocessing's processes leave out
+
+
+def run_program(
+    command: Sequence[str],
+    timeout: float | None = None,
+    env: Mapping[str, str] = os.environ,
+    cwd: Path | str = ".",
+    **_: object,
+) -> subprocess.CompletedProcess[str]:
+    """What ``subprocess.run`` returns of a Python program, with its texts.
+
+    Args:
+        command: an interpreter, its options, and ``-m MODULE``, ``-c CODE`` or a file; arguments.
+    """
+    with TemporaryDirectory() as folder:
+        streams = Path(folder, "out"), Path(folder, "err")
+        process = by_fork("spawn").Process(
+            target=_be, args=(command[1:], dict(env), str(cwd), *map(str, streams))
+        )
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired(command, timeout or 0.0)
+        out, err = (stream.read_text(errors="replace") for stream in streams)
+    return subprocess.CompletedProcess(command, process.exitcode, out, err)
+
+
+def _be(words: list[str], environment: dict[str, str], cwd: str, out: str, err: str) -> None:
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    if torch := sys.modules.get("torch"):  # it has read the variable of the process before
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", cores)))
+    start = next(i for i, word in enumerate(words) if word in ("-m", "-c") or word[:1] != "-")
+    kind, name = words[start], words[min(start + 1, len(words) - 1)]
+    try:
+        if kind == "-m":
+            sys.argv = words[start + 1 :]
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        elif kind == "-c":
+            sys.argv = ["-c", *words[start + 2 :]]
+            exec(compile(name, "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            sys.argv = words[start:]
+            runpy.run_path(kind, run_name="__main__")
     finally:
         atexit._run_exitfuncs()  # which multiprocessing's processes leave out
 

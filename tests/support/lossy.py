@@ -77,6 +77,13 @@ def law(text: str, salt: str = "") -> np.ndarray[Any, np.dtype[np.float64]]:
     return p / p.sum()
 
 
+@functools.cache
+def ranked(text: str) -> tuple[list[float], list[int]]:
+    """Return the words' log probabilities, and the words by them."""
+    p = law(text)
+    return np.log(p).tolist(), np.argsort(-p).tolist()
+
+
 SHAPING = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 
 
@@ -194,14 +201,13 @@ class Toy:
         if body.get("logprobs") is not None and "logprobs" in faults.tells:
             tops, own = [], []
             for at in range(len(out)):
-                p = law(text + "".join(WORDS[i] for i in out[:at]))
-                best = np.argsort(-p)[: body["logprobs"]]
+                logs, best = ranked(text + "".join(WORDS[i] for i in out[:at]))
                 top = dict[str, float]()
-                for i in dict.fromkeys([out[at], *best.tolist()]):
+                for i in dict.fromkeys([out[at], *best[: body["logprobs"]]]):
                     word = self.word(i)
-                    top[f"bytes:\\x{i:02x}" if word in top else word] = float(np.log(p[i]))
+                    top[f"bytes:\\x{i:02x}" if word in top else word] = logs[i]
                 tops.append(top)
-                own.append(0.0 if faults.certain and at else float(np.log(p[out[at]])))
+                own.append(0.0 if faults.certain and at else logs[out[at]])
             words = [self.word(i) for i in out]
             found["logprobs"] = {"tokens": words, "top_logprobs": tops, "token_logprobs": own}
         return found | {"count": len(out)}

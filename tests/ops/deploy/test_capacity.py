@@ -24,7 +24,7 @@ from outrider.ops.deploy.queueing import Replica, Run, percentile, simulate
 from outrider.ops.planning import Situation, of_positions
 from tests.support import REPOSITORY
 
-MANY = 60_000
+MANY = 20_000
 STEP = 0.02
 TOML = """
 [model]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import resource
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from outrider.ops.diagnose.doctor import (
     versions,
 )
 from outrider.ops.diagnose.host import Gpu, memory, parse_gpus
+from tests.support.forked import run_program
 
 MODULE = sys.modules["outrider.ops.diagnose.doctor"]  # the package has the function by that name
 PROBE: dict[str, Any] = {
@@ -43,11 +45,23 @@ CHECKED: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def with_torch_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that import torch are forked from one that has."""
+    run = subprocess.run
+    monkeypatch.setattr(
+        "subprocess.run",
+        lambda words, **given: (run_program if "-m" in words else run)(words, **given),
+    )
+
+
 def by_name(findings: list[Finding]) -> dict[str, Finding]:
     return {each.what: each for each in findings}
 
 
-def test_a_pair_that_fits_passes(tiny_llama: Path, tiny_drafter: Path) -> None:
+def test_a_pair_that_fits_passes(
+    tiny_llama: Path, tiny_drafter: Path, with_torch_forked: None
+) -> None:
     found = by_name(doctor(str(tiny_llama), str(tiny_drafter), port=0))
     assert {
         "system", "processor", "python", "torch", "instruction set", "compiler", "GPU", "memory",
@@ -62,7 +76,7 @@ def test_a_pair_that_fits_passes(tiny_llama: Path, tiny_drafter: Path) -> None:
 
 
 def test_a_pair_that_does_not_fit_fails(
-    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_torch_forked: None
 ) -> None:
     run = functools.cache(lambda *command, whole=MODULE._run: whole([*command]))
     monkeypatch.setattr(MODULE, "_run", lambda command: run(*command))
