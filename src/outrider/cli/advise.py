@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from ..errors import ConfigError
 from .common import AsJson, Out, read_text, status, writable
+from .flags import setting, with_flags
 
 if TYPE_CHECKING:
     from ..engine.control.costs import Costs
@@ -68,7 +70,65 @@ def sampled(
     return of_counts(counts, k, source), costs
 
 
+@dataclass(frozen=True, kw_only=True)
+class AdviseFlags:
+    """The options of ``outrider ops advise``; most are fields of ``Situation``."""
+
+    drafter: str | None = setting(
+        None,
+        "The same, or eagle3, eagle, medusa, layerskip, suffix, ngram. Without it the drafters of "
+        "the catalogue that fit are ranked.",
+    )
+    hardware: str | None = setting(
+        None, "A device of the catalogue; without it and a profile, rules decide."
+    )
+    profile: Path | None = setting(
+        None, "Costs that outrider serve measured and kept.", metavar="FILE"
+    )
+    tensor_parallel: int = setting(1, "Devices that share the target.")
+    concurrency: str = setting("1", "Sequences at once, or NUMBER=SHARE,... for several.")
+    tasks: str = setting(
+        "conversation",
+        "NAME=SHARE,... of conversation, code, qa, creative, reasoning, predictable.",
+    )
+    temperature: float = setting(0.0, "Of sampling.")
+    acceptance: str | None = setting(
+        None,
+        "A report with measured acceptance; accepted / drafted at its K (0.73@5); or the shares "
+        "of drafts accepted up to each position (0.92,0.81,0.71).",
+        metavar="FILE|RATE@K|SHARES",
+    )
+    prompts: Path | None = setting(
+        None,
+        "Prompts, one a line: measure acceptance here, and without --hardware and --profile what "
+        "steps cost, too.",
+        metavar="FILE",
+    )
+    full: bool = setting(False, "Show traffic, TTFT, cost, alerts, rules and stack too.")
+    json_: AsJson = False
+    out: Out = None
+    dtype: str = setting("bf16", "Of the weights: fp32, bf16, fp8, int8, int4.")
+    drafter_dtype: str | None = setting(None, "Of the drafter's weights.")
+    input_tokens: int = setting(512, "Of a request.")
+    output_tokens: int = setting(256, "Of a request.")
+    max_ttft: float | None = setting(None, "Service level, seconds.")
+    max_tpot: float | None = setting(None, "Service level, seconds.")
+    priority: str = setting("latency", "latency, throughput, memory or 'zero loss'.")
+    placement: str = setting("same", "Of the drafter: same, own or cpu.")
+    drafter_hardware: str | None = setting(None, "The device that the drafter has for itself.")
+    fine_tune: bool = setting(False, "Ask what a drafter tuned on the traffic would bring.")
+    utilisation: float | None = setting(None, "Of the device today, 0 to 1.")
+    memory_used: float | None = setting(None, "Of the device today, 0 to 1.")
+    price: float | None = setting(None, "Dollars for an hour of a device.")
+    num_speculative_tokens: int = setting(8, "Longest draft K that is looked at.")
+    plot: str | None = setting(
+        None, "Write the speedup by acceptance here, an SVG.", metavar="FILE", callback=writable
+    )
+
+
+@with_flags(AdviseFlags)
 def advise(
+    flags: AdviseFlags,
     model: Annotated[
         str,
         typer.Argument(
@@ -76,85 +136,6 @@ def advise(
             help="A model of the catalogue, a folder with a config.json, or a hub name.",
         ),
     ],
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help="The same, or eagle3, eagle, medusa, layerskip, suffix, ngram. Without it the "
-            "drafters of the catalogue that fit are ranked."
-        ),
-    ] = None,
-    hardware: Annotated[
-        str | None,
-        typer.Option(help="A device of the catalogue; without it and a profile, rules decide."),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Costs that outrider serve measured and kept."),
-    ] = None,
-    tensor_parallel: Annotated[int, typer.Option(help="Devices that share the target.")] = 1,
-    dtype: Annotated[
-        str, typer.Option(help="Of the weights: fp32, bf16, fp8, int8, int4.")
-    ] = "bf16",
-    drafter_dtype: Annotated[str | None, typer.Option(help="Of the drafter's weights.")] = None,
-    concurrency: Annotated[
-        str, typer.Option(help="Sequences at once, or NUMBER=SHARE,... for several.")
-    ] = "1",
-    input_tokens: Annotated[int, typer.Option(help="Of a request.")] = 512,
-    output_tokens: Annotated[int, typer.Option(help="Of a request.")] = 256,
-    tasks: Annotated[
-        str,
-        typer.Option(
-            help="NAME=SHARE,... of conversation, code, qa, creative, reasoning, predictable."
-        ),
-    ] = "conversation",
-    temperature: Annotated[float, typer.Option(help="Of sampling.")] = 0.0,
-    max_ttft: Annotated[float | None, typer.Option(help="Service level, seconds.")] = None,
-    max_tpot: Annotated[float | None, typer.Option(help="Service level, seconds.")] = None,
-    priority: Annotated[
-        str, typer.Option(help="latency, throughput, memory or 'zero loss'.")
-    ] = "latency",
-    acceptance: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|RATE@K|SHARES",
-            help="A report with measured acceptance; accepted / drafted at its K (0.73@5); or the "
-            "shares of drafts accepted up to each position (0.92,0.81,0.71).",
-        ),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Prompts, one a line: measure acceptance here, and without --hardware and "
-            "--profile what steps cost, too.",
-        ),
-    ] = None,
-    placement: Annotated[str, typer.Option(help="Of the drafter: same, own or cpu.")] = "same",
-    drafter_hardware: Annotated[
-        str | None, typer.Option(help="The device that the drafter has for itself.")
-    ] = None,
-    fine_tune: Annotated[
-        bool,
-        typer.Option("--fine-tune", help="Ask what a drafter tuned on the traffic would bring."),
-    ] = False,
-    utilisation: Annotated[float | None, typer.Option(help="Of the device today, 0 to 1.")] = None,
-    memory_used: Annotated[float | None, typer.Option(help="Of the device today, 0 to 1.")] = None,
-    price: Annotated[float | None, typer.Option(help="Dollars for an hour of a device.")] = None,
-    num_speculative_tokens: Annotated[
-        int, typer.Option(help="Longest draft K that is looked at.")
-    ] = 8,
-    full: Annotated[
-        bool,
-        typer.Option("--full", help="Show traffic, TTFT, cost, alerts, rules and stack too."),
-    ] = False,
-    json_: AsJson = False,
-    out: Out = None,
-    plot: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", callback=writable, help="Write the speedup by acceptance here, an SVG."
-        ),
-    ] = None,
 ) -> None:
     """Say whether speculation is worth it: a verdict, the draft length, and what it rests on."""
     from ..ops.planning import Situation
@@ -163,22 +144,21 @@ def advise(
     from ..ops.planning.report import advice_markdown, advice_plot, advice_summary
     from .reports import deliver
 
-    known, costs = None, None
-    if prompts is not None and acceptance is None:
-        here = hardware is None and profile is None
-        known, costs = sampled(model, drafter, prompts, num_speculative_tokens, temperature, here)
-    elif acceptance is not None:
-        known = parse_acceptance(acceptance, drafter)
-    situation = Situation(
-        model, drafter, hardware, tensor_parallel, dtype, drafter_dtype, profile or costs,
-        sizes(concurrency), input_tokens, output_tokens, shares(tasks, "--tasks"), temperature,
-        max_ttft, max_tpot, priority, known, placement, drafter_hardware, fine_tune, utilisation,
-        memory_used, price, num_speculative_tokens,
-    )  # fmt: skip
-    advice = judge(situation)
-    if plot is not None:
+    known, costs, longest = None, None, flags.num_speculative_tokens
+    if flags.prompts is not None and flags.acceptance is None:
+        here = flags.hardware is None and flags.profile is None
+        known, costs = sampled(
+            model, flags.drafter, flags.prompts, longest, flags.temperature, here
+        )
+    elif flags.acceptance is not None:
+        known = parse_acceptance(flags.acceptance, flags.drafter)
+    own = {n: v for n, v in vars(flags).items() if n in Situation.__dataclass_fields__}
+    own |= {"concurrency": sizes(flags.concurrency), "tasks": shares(flags.tasks, "--tasks")}
+    own |= {"profile": flags.profile or costs, "acceptance": known, "longest": longest}
+    advice = judge(Situation(model, **own))
+    if flags.plot is not None:
         if not advice.sensitivity:
             raise ConfigError("nothing can be drawn without --hardware or --profile.")
-        Path(plot).write_text(advice_plot(advice), encoding="utf-8")
-    whole = advice_markdown(advice)
-    deliver(advice.to_json(), whole, json_, out, whole if full else advice_summary(advice))
+        Path(flags.plot).write_text(advice_plot(advice), encoding="utf-8")
+    whole, short = advice_markdown(advice), advice_summary(advice)
+    deliver(advice.to_json(), whole, flags.json_, flags.out, whole if flags.full else short)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import field, fields
+from dataclasses import MISSING, field, fields
 from functools import wraps
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -101,7 +101,7 @@ def with_flags(
                 inspect.Parameter(
                     each.name,
                     inspect.Parameter.KEYWORD_ONLY,
-                    default=each.default,
+                    default=inspect.Parameter.empty if each.default is MISSING else each.default,
                     annotation=kind if info is None else Annotated[kind, info],
                 )
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from .common import Advised, AsJson, Out, writable
+from .flags import setting, with_flags
 
 File = Annotated[str | None, typer.Option(metavar="FILE", callback=writable)]
 
@@ -32,40 +34,35 @@ def day_of(text: str | None) -> date | None:
         raise typer.BadParameter(f"--start is {text!r}; give a date such as 2026-12-01.") from None
 
 
-def roi(
-    devices: Annotated[int, typer.Option(help="Accelerators that serve today.")],
-    price: Annotated[float, typer.Option(help="Dollars for an hour of one.")],
-    speedup: Annotated[
-        str | None,
-        typer.Option(metavar="LOW,BASE,HIGH", help="Of the same devices; or one number."),
-    ] = None,
-    advice: Advised = None,
-    option: Annotated[
-        str, typer.Option(help="draft-model, eagle3, tensorrt-llm or custom-drafter.")
-    ] = "draft-model",
-    days: Annotated[
-        float | None, typer.Option(help="Working days; the option's unless given.")
-    ] = None,
-    day: Annotated[float, typer.Option(help="Dollars for a day of an engineer.")] = 800.0,
-    training_hours: Annotated[
-        float | None, typer.Option(help="Of an accelerator; the option's unless given.")
-    ] = None,
-    requests: Annotated[float | None, typer.Option(help="A month.")] = None,
-    users: Annotated[int | None, typer.Option(help="Served at once today.")] = None,
-    p50: Annotated[float | None, typer.Option(help="Seconds of a request today.")] = None,
-    p95: Annotated[float | None, typer.Option(help="Seconds of a request today.")] = None,
-    utilisation: Annotated[float | None, typer.Option(help="Of the devices today, 0 to 1.")] = None,
-    value_of_second: Annotated[
-        float, typer.Option(help="Dollars that a second less of a request is worth.")
-    ] = 0.0,
-    start: Annotated[
-        str | None, typer.Option(metavar="DATE", help="First day of the work; today unless given.")
-    ] = None,
-    json_: AsJson = False,
-    out: Out = None,
-    markdown: File = None,
-    html: File = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RoiFlags:
+    """The options of ``outrider ops roi``; most are fields of ``Plan``."""
+
+    devices: Annotated[int, typer.Option(help="Accelerators that serve today.")]
+    price: Annotated[float, typer.Option(help="Dollars for an hour of one.")]
+    speedup: str | None = setting(
+        None, "Of the same devices; or one number.", metavar="LOW,BASE,HIGH"
+    )
+    advice: Advised = None
+    option: str = setting("draft-model", "draft-model, eagle3, tensorrt-llm or custom-drafter.")
+    requests: float | None = setting(None, "A month.")
+    users: int | None = setting(None, "Served at once today.")
+    p50: float | None = setting(None, "Seconds of a request today.")
+    p95: float | None = setting(None, "Seconds of a request today.")
+    utilisation: float | None = setting(None, "Of the devices today, 0 to 1.")
+    json_: AsJson = False
+    out: Out = None
+    days: float | None = setting(None, "Working days; the option's unless given.")
+    day: float = setting(800.0, "Dollars for a day of an engineer.")
+    training_hours: float | None = setting(None, "Of an accelerator; the option's unless given.")
+    value_of_second: float = setting(0.0, "Dollars that a second less of a request is worth.")
+    start: str | None = setting(None, "First day of the work; today unless given.", metavar="DATE")
+    markdown: File = None
+    html: File = None
+
+
+@with_flags(RoiFlags)
+def roi(flags: RoiFlags) -> None:
     """Say what speculation costs to bring in, what it saves, and when it has paid for itself."""
     from ..ops.planning import Plan, load_advice
     from ..ops.planning import roi as judge
@@ -73,15 +70,17 @@ def roi(
     from ..ops.planning.roi_report import roi_html, roi_markdown
     from .reports import deliver
 
-    if (speedup is None) == (advice is None):
+    if (flags.speedup is None) == (flags.advice is None):
         raise typer.BadParameter("give one of --speedup and --advice.")
-    spans = three(speedup or "") if advice is None else speedups_of(load_advice(advice))
-    answer = judge(Plan(
-        devices, price, spans, option, days, day, training_hours, requests, users, p50, p95,
-        utilisation, value_of_second, day_of(start),
-    ))  # fmt: skip
-    if html is not None:
-        Path(html).write_text(roi_html(answer), encoding="utf-8")
-    if markdown is not None:
-        Path(markdown).write_text(roi_markdown(answer), encoding="utf-8")
-    deliver(answer.to_json(), roi_markdown(answer), json_, out)
+    own = {n: v for n, v in vars(flags).items() if n in Plan.__dataclass_fields__}
+    own["start"] = day_of(flags.start)
+    if flags.advice is None:
+        own["speedup"] = three(flags.speedup or "")
+    else:
+        own["speedup"] = speedups_of(load_advice(flags.advice))
+    answer = judge(Plan(**own))
+    if flags.html is not None:
+        Path(flags.html).write_text(roi_html(answer), encoding="utf-8")
+    if flags.markdown is not None:
+        Path(flags.markdown).write_text(roi_markdown(answer), encoding="utf-8")
+    deliver(answer.to_json(), roi_markdown(answer), flags.json_, flags.out)
