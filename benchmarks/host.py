@@ -22,6 +22,7 @@ import typer
 from outrider.base.types import SamplingParams, Speculation
 from outrider.cli.common import Out, numbers, write_json
 from outrider.drafters.registry import sibling
+from outrider.engine.control.chooser import AdaptiveChooser
 from outrider.errors import ConfigError, ModelError
 from outrider.llm import LLM
 from outrider.native.choice import library
@@ -35,8 +36,8 @@ COLUMNS = ("mode", "batch", "steps", "host us", "around us", "native us", "us/se
            "controller us")  # fmt: skip
 
 
-CONTROLLING = ("plan", "budget", "cut", "learn")
-"""What the engine calls of its controller in every step, see ``Adaptive``."""
+CONTROLLING = ("choose", "budget", "cut", "learn")
+"""What the engine calls of its chooser in every step, see ``AdaptiveChooser``."""
 
 
 class ControllerClock:
@@ -44,9 +45,9 @@ class ControllerClock:
 
     def __init__(self, llm: LLM) -> None:
         self.nanoseconds = 0
-        adaptive = llm.engine.speculator.adaptive
-        for name in CONTROLLING if adaptive is not None else ():
-            setattr(adaptive, name, self._counted(getattr(adaptive, name)))
+        chooser = llm.engine.chooser
+        for name in CONTROLLING if isinstance(chooser, AdaptiveChooser) else ():
+            setattr(chooser, name, self._counted(getattr(chooser, name)))
 
     def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:

@@ -68,7 +68,7 @@ class Recorder:
         return self.rule.drafting(noise)
 
     def __call__(self, target: StepLogits, draft: Draft, noise: SharedNoise) -> Verdict:
-        drafted = list(zip(target.first, draft.logits or [], strict=False))
+        drafted = [(first, nodes.logits) for first, nodes in zip(target.first, draft, strict=True)]
         pairs = [(f, z) for f, z in drafted if f is not None and z is not None]
         if pairs:
             p = target.logits[torch.tensor([f for f, _ in pairs])].double().softmax(-1)

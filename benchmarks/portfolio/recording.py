@@ -12,9 +12,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from tqdm import tqdm
 
-from outrider.engine.control.controller import Controller
+from outrider.engine.control.choices import Method
+from outrider.engine.control.chooser import AdaptiveChooser
 from outrider.engine.control.costs import Costs, Curve, DraftCosts
-from outrider.engine.control.outlook import Method
 
 from .cells import (
     AUTO,
@@ -36,7 +36,7 @@ DIGITS = 9
 
 
 class Recording(NamedTuple):
-    """What the controller of one cell has learned.
+    """What the chooser of one cell has learned.
 
     ``rates`` are P(drafted and accepted | the one before was) by method and depth, of methods that
     were judged.
@@ -48,9 +48,9 @@ class Recording(NamedTuple):
     rates: dict[str, list[float]]
 
 
-def to_json(cell: Cell, controller: Controller) -> dict[str, Any]:
-    """Return what a controller has learned, see ``read``."""
-    costs = controller.costs.learned()
+def to_json(cell: Cell, chooser: AdaptiveChooser) -> dict[str, Any]:
+    """Return what a chooser has learned, see ``read``."""
+    costs = chooser.costs.learned()
     return {
         "concurrency": cell.concurrency,
         "target": _curve(costs.target),
@@ -64,9 +64,14 @@ def to_json(cell: Cell, controller: Controller) -> dict[str, Any]:
             for name, each in costs.drafters.items()
         },
         "methods": {
-            name: {**controller.methods[name]._asdict(), **summary}
-            for name, summary in controller.survival.summary().items()
-            if name in controller.methods
+            name: {
+                "drafters": chooser.methods[name].drafters,
+                "longest": chooser.methods[name].max_depth,
+                "width": chooser.methods[name].width,
+                **found,
+            }
+            for name, found in chooser.survival.summary().items()
+            if name in chooser.methods
         },
     }
 
@@ -122,10 +127,10 @@ def main(
             llm = source.open(CHOICES[AUTO], cell.concurrency)
             for number in range(rounds):
                 speed(llm, source.asked(cell, number), cell.concurrency, tokens)
-            adaptive = llm.engine.speculator.adaptive
-            assert adaptive is not None  # auto has one
-            learned[cell.name] = to_json(cell, adaptive.controller)
-            del llm, adaptive
+            chooser = llm.engine.chooser
+            assert isinstance(chooser, AdaptiveChooser)  # auto has one
+            learned[cell.name] = to_json(cell, chooser)
+            del llm, chooser
             gc.collect()  # the cache of this cell's engine, before the next one's
             text = json.dumps({"settings": settings, "cells": learned})
             out.write_text(text + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from .base.config import POCKET, EngineOptions
 from .base.types import Event, Folder, SamplingParams, Speculation, grouped_by
 from .base.vllm_names import of_engine_args
-from .engine.switch import SpeculationState, check_choice
+from .engine.control.switch import SpeculationState, check_choice
 from .engine.worker.given import given
 from .engine.worker.heartbeat import Watch
 from .engine.worker.messages import (

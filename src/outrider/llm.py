@@ -15,9 +15,9 @@ from .base.config import POCKET, EngineOptions
 from .base.types import Event, Folder, SamplingParams, Speculation
 from .drafters.base import DrafterSpec, NoSpec
 from .engine.build import build_engine
+from .engine.control.switch import SpeculationState
 from .engine.engine import Engine
 from .engine.setup import EngineSetup, set_up
-from .engine.switch import SpeculationState
 from .errors import GenerationError, OutriderError, RequestError
 from .frontend.inputs import InputProcessor, Prompt, as_list
 from .frontend.outputs import RequestOutput, RequestState
@@ -72,7 +72,7 @@ class LLM:
     @property
     def speculation(self) -> SpeculationState:
         """The default drafter and draft length."""
-        return self.engine.speculator.state
+        return self.engine.menu.state
 
     def set_speculation(self, state: SpeculationState) -> None:
         """Set the default drafter and draft length from the next step on.
@@ -81,7 +81,7 @@ class LLM:
 
         Raises ConfigError: there is no such drafter, or the length is out of range.
         """
-        self.engine.speculator.set(state)
+        self.engine.menu.set(state)
 
     def generate(
         self,

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from outrider import LLM, SamplingParams
 from outrider.audit import watch
 from outrider.audit.explain import Explanation, Position, explain, label
-from outrider.base.types import Draft
+from outrider.base.types import Draft, DraftNodes
 from outrider.cli import app
 from outrider.cli import explain as command
 from outrider.errors import NumericalError, RequestError
@@ -136,7 +136,7 @@ def check_outcomes(found: Explanation) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 def test_every_step_is_what_generate_does(any_llm: LLM, temperature: float) -> None:
     llm = any_llm
-    llm.engine.speculator.probes = False  # a step without drafts has other origins
+    llm.engine.chooser.tries_plain = False  # a step without drafts has other origins
     ids, origins = generated(llm, LOOP, temperature, seed=2)
     prompt = llm.generate(LOOP, SamplingParams(max_tokens=1))[0].prompt_token_ids
     done = 1  # the prompt's own pass gave one
@@ -255,7 +255,7 @@ def test_an_output_of_one_token_has_no_step(twins: LLM, monkeypatch: pytest.Monk
 
 
 def test_the_engine_is_left_as_it_was(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm.engine.speculator, "probes", False)  # every 64 steps, of any request
+    monkeypatch.setattr(llm.engine.chooser, "tries_plain", False)  # every 64 steps, of any request
     drafter = llm.engine.drafter
     before = generated(llm, PROMPT, 0.8, seed=5)
     explain(llm, PROMPT, 0.8, seed=5)
@@ -271,7 +271,7 @@ def test_errors_leave_the_engine_as_it_was(llm: LLM, monkeypatch: pytest.MonkeyP
         explain(llm, PROMPT, 0.8, seed=0, step=0)
     with pytest.raises(RequestError, match="leaves no room in a context of 256"):
         explain(llm, PROMPT * 100, 0.8, seed=0)
-    tree = Draft([[5, 6]], [[-1, -1]])
+    tree = Draft([DraftNodes([5, 6], [-1, -1])])
     nothing = Draft.chains([[]])
     monkeypatch.setattr(
         drafter, "propose", lambda _, budgets, __: tree if budgets[0].depth else nothing

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from outrider.base.types import Counts, Draft, Origin, Request, SamplingParams, SequenceState
+from outrider.base.types import (
+    Counts,
+    Draft,
+    DraftNodes,
+    Origin,
+    Request,
+    SamplingParams,
+    SequenceState,
+)
 from outrider.errors import ConfigError, shown
 
 
@@ -97,10 +105,10 @@ def test_origins_are_json() -> None:
 
 def test_drafts() -> None:
     draft = Draft.chains([[4, 5, 6], [], [7]])
-    assert draft.parents == [[-1, 0, 1], [], [-1]]
-    assert [draft.depth(i) for i in range(3)] == [3, 0, 1]
-    tree = Draft([[1, 2, 3, 4, 5]], [[-1, -1, 0, 2, 1]])
-    assert tree.depth(0) == 3
+    assert [nodes.parents for nodes in draft] == [[-1, 0, 1], [], [-1]]
+    assert [nodes.depth for nodes in draft] == [3, 0, 1]
+    tree = DraftNodes([1, 2, 3, 4, 5], [-1, -1, 0, 2, 1])
+    assert tree.depth == 3
 
 
 def test_a_sequence_counts_its_output() -> None:

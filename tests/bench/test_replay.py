@@ -245,8 +245,8 @@ def test_a_prefix_cache_changes_nothing() -> None:
 def test_auto_chooses_among_what_is_planted_and_lookups() -> None:
     params = SamplingParams(temperature=0, max_tokens=60)
     llm = batch_of_four().open("auto+planted:0.9:1m", max_num_seqs=4)
-    assert set(llm.engine.speculator.portfolio) == {"model", "suffix", "prediction"}
-    assert "model+suffix" in llm.engine.speculator.names
+    assert set(llm.engine.menu.portfolio) == {"model", "suffix", "prediction"}
+    assert "model+suffix" in llm.engine.menu.names
     outputs = llm.generate(PROMPTS, params)
     assert [o.outputs[0].token_ids for o in outputs] == [tokens(60, i) for i in range(4)]
     batch_of_four().open("none", max_num_seqs=4)

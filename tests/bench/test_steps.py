@@ -10,17 +10,18 @@ import pytest
 
 from outrider.bench.steps import (
     PASSES,
-    Recorder,
     Timed,
     fitted,
     line,
     quick,
     timed,
+    timed_steps,
     tokens_per_second,
 )
 from outrider.engine.control.costs import Costs, Curve, DraftCosts
 from outrider.errors import ConfigError
 from outrider.llm import LLM
+from tests.support.scheduling import record_of
 
 CONTEXT = 100.0
 ROWS = (1, 2, 4, 8, 9, 16, 32, 36, 64, 144)
@@ -77,10 +78,10 @@ def test_forwards_cost_by_the_rows_that_there_were() -> None:
 
 
 def test_only_steps_of_the_whole_batch_count() -> None:
-    recorder = Recorder(size=4)
     for rows, decoding, counts in ((4, 4, True), (20, 4, False), (3, 3, False), (12, 0, False)):
-        recorder.observe(rows, decoding, 6, {"model"}, 0.01, 0.002, 0.007)
-        assert (recorder.last is not None) == counts
+        record = record_of([], rows, decoding, 0.01, 6, "model")
+        assert len(timed_steps(record, 4)) == counts
+    assert timed_steps(None, 4) == []
     assert Timed(4, 6, 2, 0.01, 0.002, 0.007).host == pytest.approx(0.001)
 
 

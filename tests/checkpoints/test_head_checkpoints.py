@@ -23,6 +23,7 @@ from outrider.checkpoints.unpickle import Refused, read, tensors_in
 from outrider.cli import app
 from outrider.drafters.medusa import MedusaSpec
 from outrider.drafters.registry import GroupSpec, find_drafter
+from outrider.engine.control.chooser import AdaptiveChooser
 from outrider.errors import ConfigError, ModelError, OutriderError
 from outrider.native import choice as native
 from tests.support.forked import run_program
@@ -75,7 +76,7 @@ def test_a_head_beside_a_target_is_its_drafter(target: Path, tmp_path: Path) -> 
     wanted = LLM(target, "none", memory=2**24).generate(["the quick"], params)[0].outputs[0]
     for drafter in ("auto", "eagle3"):
         llm = LLM(tmp_path / "target", drafter, **SMALL)
-        assert "eagle3" in llm.engine.speculator.drafters
+        assert "eagle3" in llm.engine.drafting.drafters
         assert llm.generate(["the quick"], params)[0].outputs[0].token_ids == wanted.token_ids
     done = run("drafters", "--model", tmp_path / "target", "--json")
     found = {each["name"]: each for each in json.loads(done.stdout)["drafters"]}
@@ -121,8 +122,8 @@ def test_a_head_as_the_model_brings_its_target_and_length(
     llm = LLM(head / file, memory=2**24)
     assert llm.engine.model.shape.vocab_size == AutoConfig.from_pretrained(target).vocab_size
     assert llm.engine.config.num_speculative_tokens == 5
-    assert "eagle3" in llm.engine.speculator.drafters
-    assert {"eagle3", "suffix"} <= set(llm.engine.speculator.drafters)
+    assert "eagle3" in llm.engine.drafting.drafters
+    assert {"eagle3", "suffix"} <= set(llm.engine.drafting.drafters)
     plain = LLM(head, "none", memory=2**24)
     params = SamplingParams(temperature=0, max_tokens=16)
     texts = [each.generate("the quick", params)[0].outputs[0].text for each in (llm, plain)]
@@ -364,7 +365,7 @@ def test_choices_are_the_tree_that_the_engine_chooses_from(target: Path) -> None
     spec = MedusaSpec(target.parent / "medusa", [[0], [1], [0, 0], [0, 9], [1, 0]])
     for options in ({}, {"max_draft_nodes": 3}, {"num_speculative_tokens": 1}):
         llm = LLM(target, spec, memory=2**24, **options)
-        drafter = llm.engine.speculator.drafters["medusa"]
+        drafter = llm.engine.drafting.drafters["medusa"]
         one = "num_speculative_tokens" in options
         assert drafter.max_length == (1 if one else 2)
         assert drafter.max_nodes == (2 if one else options.get("max_draft_nodes", 5))
@@ -375,9 +376,9 @@ def test_choices_are_the_tree_that_the_engine_chooses_from(target: Path) -> None
 def test_trees_have_no_more_nodes_than_were_said(target: Path) -> None:
     """Of 3 heads, by whose number the usual 16 nodes cannot be divided."""
     llm = LLM(target, str(target.parent / "medusa"), memory=2**24)
-    drafter, methods = llm.engine.speculator.drafters["medusa"], llm.engine.speculator.adaptive
-    assert methods is not None
-    sizes = [each.nodes(each.longest) for each in methods.controller.methods.values()]
+    drafter, chooser = llm.engine.drafting.drafters["medusa"], llm.engine.chooser
+    assert isinstance(chooser, AdaptiveChooser)
+    sizes = [each.nodes(each.max_depth) for each in chooser.methods.values()]
     assert max(sizes) == drafter.max_nodes == 16
     llm.generate(["the quick"] * 3, SamplingParams(max_tokens=40, ignore_eos=True, seed=1))
 

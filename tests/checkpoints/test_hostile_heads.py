@@ -70,7 +70,7 @@ class Bench:
             for event in engine.step():
                 found += [] if event.token_id is None else [event.token_id]
                 self.drafts += event.drafted is not None
-        assert not engine.speculator.switched_off
+        assert not engine.menu.switched_off
         return found
 
     def attempt(self, head: Path) -> str:

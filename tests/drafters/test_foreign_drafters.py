@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.base.types import Draft, Speculation
+from outrider.base.types import Draft, DraftNodes, Speculation
 from outrider.drafters.base import Drafter, DrafterContext, DrafterSpec
 from tests.support.pages import check_engine
 
@@ -19,6 +19,8 @@ PARAMS = SamplingParams(
     temperature=0.8, seed=7, max_tokens=20, ignore_eos=True, stop_token_ids=[1], logit_bias={4: 1.0}
 )
 LENGTH = 4
+
+chain = DraftNodes.chain
 
 
 class Panic(BaseException):
@@ -50,10 +52,11 @@ class Foreign(Drafter):
         type(self).spoil({"batch": batch, "budgets": budgets})
         return type(self).answer(again)
 
-    def observe(self, batch: Any, draft: Any, verdict: Any, states: Any) -> None:
-        type(self).spoil({"batch": batch, "draft": draft, "verdict": verdict})
+    def observe(self, record: Any) -> None:
+        seen = {"batch": record.plan.batch, "draft": record.draft, "verdict": record.verdict}
+        type(self).spoil(seen | {"record": record})
 
-    def peek(self, sequence: Any, depth: int) -> Draft | None:
+    def peek(self, sequence: Any, depth: int) -> DraftNodes | None:
         type(self).spoil({"sequence": sequence})
         return None
 
@@ -79,8 +82,8 @@ def said(llm: LLM, speculation: Speculation | None = None) -> list[list[int]]:
 
 @pytest.fixture(autouse=True)
 def afresh(llm: LLM) -> None:
-    llm.engine.speculator.switched_off.clear()
-    llm.engine.speculator._refresh()
+    llm.engine.menu.switched_off.clear()
+    llm.engine.drafting.refresh()
 
 
 def panics(*_: Any) -> Any:
@@ -98,17 +101,17 @@ def leaves(*_: Any) -> Any:
         lambda made: Draft.chains([[] for _ in made][1:]),
         lambda made: Draft.chains([*made, []]),
         lambda made: Draft.chains([*made, [3]]),
-        lambda made: Draft(made, []),
-        lambda made: Draft([[] for _ in made], [[-1] for _ in made]),
-        lambda made: Draft([], [[] for _ in made]),
-        lambda made: Draft.chains(made)._replace(margins=[[0.0]]),
-        lambda made: Draft.chains(made)._replace(sources=[["a"] * 9 for _ in made]),
-        lambda made: Draft.chains(made)._replace(survivals=[1.0 for _ in made]),
+        lambda made: Draft(DraftNodes(tokens or [1], []) for tokens in made),
+        lambda made: Draft(DraftNodes([], [-1]) for _ in made),
+        lambda made: Draft([]),
+        lambda made: Draft(chain(tokens)._replace(margins=[0.0] * 9) for tokens in made),
+        lambda made: Draft(chain(tokens)._replace(sources=["a"] * 9) for tokens in made),
+        lambda made: Draft(chain(tokens)._replace(survivals=1.0) for tokens in made),
         lambda made: Draft.chains([[-1] for _ in made]),
         lambda made: Draft.chains([[3] * 99 for _ in made]),
         lambda made: None,
         lambda made: [[3]],
-        lambda made: Draft(None, None),  # type: ignore[arg-type]
+        lambda made: Draft([None for _ in made]),  # type: ignore[list-item]
         panics,
         leaves,
     ],
@@ -122,14 +125,14 @@ def test_a_wrong_answer_switches_it_off(
 ) -> None:
     monkeypatch.setattr(Foreign, "answer", staticmethod(answer))
     assert said(llm) == expected
-    assert set(llm.engine.speculator.switched_off) == {"foreign"}
+    assert set(llm.engine.menu.switched_off) == {"foreign"}
     check_engine(llm.engine)
     caplog.clear()
 
 
 def tuples(made: list[list[int]]) -> Draft:
     chains = Draft.chains(made)
-    return Draft(tuple(map(tuple, made)), tuple(map(tuple, chains.parents)))  # type: ignore[arg-type]
+    return Draft(DraftNodes(tuple(n.tokens), tuple(n.parents)) for n in chains)  # type: ignore[arg-type]
 
 
 def test_tuples_are_as_good_as_lists(
@@ -137,7 +140,7 @@ def test_tuples_are_as_good_as_lists(
 ) -> None:
     monkeypatch.setattr(Foreign, "answer", staticmethod(tuples))
     assert said(llm) == expected
-    assert not llm.engine.speculator.switched_off
+    assert not llm.engine.menu.switched_off
 
 
 def spoil_sequence(sequence: Any) -> None:
@@ -162,12 +165,17 @@ def spoil_all(seen: dict[str, Any]) -> None:
     for name in ("batch", "budgets"):
         if name in seen:
             seen[name].clear()
-    for name in ("draft", "verdict"):
-        if name in seen:
-            for rows in (seen[name].tokens, getattr(seen[name], "path", [])):
-                for row in rows:
-                    row.append(3)
-                rows.clear()
+    if "record" in seen:
+        for nodes in seen["draft"]:
+            nodes.tokens.append(3)
+            nodes.parents.clear()
+        seen["draft"].clear()
+        for rows in (seen["verdict"].tokens, seen["verdict"].path):
+            for row in rows:
+                row.append(3)
+            rows.clear()
+        seen["record"].drafters.clear()
+        seen["record"].seconds.drafters.clear()
 
 
 @pytest.mark.parametrize("auto", [False, True])
@@ -186,7 +194,7 @@ def test_what_it_writes_to_changes_nothing(
     calls = before.calls
     assert said(mine) == expected
     assert before.calls > calls or auto
-    assert not mine.engine.speculator.switched_off
+    assert not mine.engine.menu.switched_off
     check_engine(mine.engine)
 
 
@@ -202,11 +210,11 @@ def test_a_panic_anywhere_switches_it_off(
     llm = LLM(tiny_llama, drafter=Spec(), dtype="float32")
     assert said(llm) == expected
     if method in ("observe", "release"):  # the others are asked as the controller likes
-        assert set(llm.engine.speculator.switched_off) == {"foreign"}
-    speculator = llm.engine.speculator
+        assert set(llm.engine.menu.switched_off) == {"foreign"}
+    drafting = llm.engine.drafting
     sequence = llm.engine.prepare(llm.inputs.request(PROMPTS[0], PARAMS, "again").request)[0]
-    assert speculator._num_unread("foreign", sequence) == 0
-    assert speculator._peek("foreign", sequence, 2) is None
+    assert drafting.num_unread("foreign", sequence) == 0
+    assert drafting.peek("foreign", sequence, 2) is None
     check_engine(llm.engine)
     caplog.clear()
 
@@ -218,6 +226,6 @@ def test_an_interruption_is_no_failure(llm: LLM, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Foreign, "answer", staticmethod(interrupted))
     with pytest.raises(KeyboardInterrupt):
         said(llm)
-    assert not llm.engine.speculator.switched_off
+    assert not llm.engine.menu.switched_off
     for sequence in [*llm.engine.scheduler.running, *llm.engine.scheduler.waiting]:
         llm.engine.abort(sequence.request.id)

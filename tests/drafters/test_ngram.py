@@ -14,7 +14,6 @@ from outrider.base.types import (
     SamplingParams,
     Scheduled,
     SequenceState,
-    Verdict,
 )
 from outrider.drafters.base import Drafter
 from outrider.drafters.ngram import NgramDrafter
@@ -129,16 +128,15 @@ def test_the_drafter_keeps_its_sequences_apart() -> None:
         item("d", [1, 2, 3], 4),
     ]
     draft = drafter.propose(batch, [i.budget for i in batch], noise)
-    assert draft.tokens == [[3, 1, 2], [4, 4], [], []]
-    assert draft.parents == [[-1, 0, 1], [-1, 0], [], []]
+    assert [nodes.tokens for nodes in draft] == [[3, 1, 2], [4, 4], [], []]
+    assert [nodes.parents for nodes in draft] == [[-1, 0, 1], [-1, 0], [], []]
     for i in batch:
         i.sequence.tokens += [2, 3]
-    drafter.observe(batch, draft, Verdict([[2, 3]] * 4, [[]] * 4, [None] * 4), None)
     two = [DraftBudget(2, 2)]
-    assert drafter.propose(batch[:1], two, noise).tokens == [[1, 2]]
+    assert drafter.propose(batch[:1], two, noise)[0].tokens == [1, 2]
     drafter.release("a/0", ended=True)
     drafter.release("a/0", ended=True)  # unknown by now: no error
-    assert drafter.propose(batch[:1], two, noise).tokens == [[1, 2]]
+    assert drafter.propose(batch[:1], two, noise)[0].tokens == [1, 2]
 
 
 @pytest.mark.parametrize("sizes", [(0, 4, 10), (3, 2, 10), (2, 4, 0)])

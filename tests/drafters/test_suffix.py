@@ -14,7 +14,7 @@ import torch
 
 from outrider import LLM, SamplingParams
 from outrider.base.config import EngineConfig
-from outrider.base.types import Draft, DraftBudget, Request, Scheduled, SequenceState, Verdict
+from outrider.base.types import Draft, DraftBudget, Request, Scheduled, SequenceState
 from outrider.drafters.base import DrafterContext
 from outrider.drafters.registry import find_drafter
 from outrider.drafters.suffix import SuffixDrafter, SuffixSpec
@@ -26,6 +26,7 @@ from outrider.native.interface import SUFFIX_DEPTH, Followed
 from outrider.native.native_suffix import NativeIndex
 from outrider.sampling.shared_noise import SharedNoise
 from tests.support.native_hazards import address_space
+from tests.support.scheduling import record_of
 
 STEP = library()
 KINDS: list[Callable[[int], Index]] = [SuffixIndex]
@@ -304,16 +305,17 @@ def test_the_drafter_keeps_its_sequences_apart() -> None:
         item(sequence("d", [1, 2, 3]), 4),
     ]
     draft = proposed(drafter, *batch)
-    assert draft.tokens == [[3, 1], [1, 3], [], []]
-    assert draft.parents == [[-1, 0], [-1, -1], [], []]
+    assert [nodes.tokens for nodes in draft] == [[3, 1], [1, 3], [], []]
+    assert [nodes.parents for nodes in draft] == [[-1, 0], [-1, -1], [], []]
     certain, even = log(1.5 / 0.5), log(1.5 / 1.5)
-    assert draft.margins == [[certain, certain], [even, even], [], []]
+    margins = [[certain, certain], [even, even], [], []]
+    assert [[*nodes.margins] for nodes in draft] == margins
     for each in batch:
         each.sequence.tokens += [3, 1]
-    assert proposed(drafter, batch[0]).tokens == [[2, 3, 1]]
+    assert proposed(drafter, batch[0])[0].tokens == [2, 3, 1]
     for ended in (False, True, True):  # unknown at the third: no error
         drafter.release("a/0", ended)
-        assert proposed(drafter, batch[0]).tokens == [[2, 3, 1]]
+        assert proposed(drafter, batch[0])[0].tokens == [2, 3, 1]
 
 
 def test_a_drafter_that_comes_late_drafts_alike() -> None:
@@ -333,7 +335,7 @@ def finished(drafter: SuffixDrafter, id: str, output: list[int], salt: str) -> N
     """Let a sequence come and go that another drafter drafts for."""
     state = sequence(id, [90, 91, *output], 2, salt)
     batch = [item(state, 0)]
-    drafter.observe(batch, Draft.chains([[]]), Verdict([output], [[]], [None]), None)
+    drafter.observe(record_of(batch))
     drafter.release(state.id, ended=True)
 
 
@@ -344,7 +346,7 @@ def test_a_store_holds_past_outputs(native: bool, monkeypatch: pytest.MonkeyPatc
     drafter, asked = SuffixDrafter(4, store=12), sequence("x", [50, 1, 2], salt="mine")
 
     def found() -> list[int]:
-        return proposed(drafter, item(asked, 4)).tokens[0]
+        return proposed(drafter, item(asked, 4))[0].tokens
 
     finished(drafter, "theirs", [1, 2, 6, 7], "another")
     finished(drafter, "everybody's", [1, 2, 8, 9], "")
@@ -354,13 +356,13 @@ def test_a_store_holds_past_outputs(native: bool, monkeypatch: pytest.MonkeyPatc
     # The sequence itself wins where both promise the same.
     own = sequence("own", [1, 2, 5, 1, 2, 5, 50, 1, 2], salt="mine")
     finished(drafter, "b", [90, 1, 2], "mine")  # theirs goes
-    assert proposed(drafter, item(own, 1)).tokens == [[5]]
+    assert proposed(drafter, item(own, 1))[0].tokens == [5]
     finished(drafter, "c", [7] * 9, "mine")  # all of the others go
     assert found() == []
     finished(drafter, "d", [*range(60, 80), 1, 2, 3], "mine")  # of which 12 are kept
     assert found() == [3]
-    assert proposed(drafter, item(sequence("y", [66, 67]), 4)).tokens == [[]]
-    assert proposed(drafter, item(sequence("z", [71, 72], salt="mine"), 4)).tokens == [[73, 74]]
+    assert proposed(drafter, item(sequence("y", [66, 67]), 4))[0].tokens == []
+    assert proposed(drafter, item(sequence("z", [71, 72], salt="mine"), 4))[0].tokens == [73, 74]
 
 
 def test_a_store_is_bounded() -> None:
@@ -378,7 +380,7 @@ def test_a_store_is_bounded() -> None:
 def test_without_a_store_nothing_of_others_is_known() -> None:
     drafter = SuffixDrafter(4)
     finished(drafter, "a", [1, 2, 3, 4], "")
-    assert proposed(drafter, item(sequence("x", [50, 1, 2]), 4)).tokens == [[]]
+    assert proposed(drafter, item(sequence("x", [50, 1, 2]), 4))[0].tokens == []
     assert not drafter._running
 
 

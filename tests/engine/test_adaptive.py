@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams, Speculation
-from outrider.engine.switch import SpeculationState
+from outrider.engine.control.switch import SpeculationState
 
 pytestmark = pytest.mark.engine
 PROMPTS = ["the quick brown fox", "lazy dogs sleep", "jumps over the lazy dog", "hello world"]
@@ -82,7 +82,7 @@ def test_a_switch_counts_from_the_next_step_on(
 ) -> None:
     """Also between two reviews, where the choices of the last step would go on."""
     llm = LLM(tiny_llama, drafter=f"auto+{tiny_drafter}", memory=2**24)
-    drafter = llm.engine.speculator.drafters["model"]
+    drafter = llm.engine.drafting.drafters["model"]
     depths: list[int] = []
     propose = drafter.propose
 

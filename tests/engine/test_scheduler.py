@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from outrider.base.types import Draft, Origin, SequenceState, Verdict
+from outrider.base.types import Draft, DraftNodes, Origin, Plan, SequenceState, Verdict
 from outrider.engine.scheduler import Plan
 from outrider.errors import MemoryBudgetError
 from outrider.sampling.acceptance import NOT_FINITE
@@ -199,8 +199,8 @@ def test_max_tokens_inside_a_block() -> None:
     assert depths_of(plan) == [2]
     house.pool.grow(sequence.pages, 20)
     tokens, parents = chain(9)(sequence, 6)
-    draft = Draft([tokens], [parents])
-    events = house.scheduler.commit(plan, draft, house.verify(plan, draft))
+    draft = Draft([DraftNodes(tokens, parents)])
+    events = house.scheduler.commit(plan, draft, house.verify(plan, draft)).events
     assert [e.finish_reason for e in events] == [None, None, "length"]
     assert sequence.num_output == 4
     assert counts_of(sequence) == (1, 1, 3, 3, 3)
@@ -309,8 +309,8 @@ def test_a_sequence_can_leave_at_any_time(steps: int) -> None:
 def test_nothing_to_do() -> None:
     house = House()
     plan = house.schedule()
-    assert plan == Plan([], [])
-    assert house.scheduler.commit(plan, Draft([], []), Verdict([], [], [])) == []
+    assert (plan.batch, plan.preempted, plan.rows) == ([], [], 0)
+    assert house.scheduler.commit(plan, Draft(), Verdict([], [], [])).events == []
 
 
 @pytest.mark.parametrize("seed", range(10))

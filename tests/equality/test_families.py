@@ -88,8 +88,8 @@ def test_drafts_change_nothing(
         assert counts.accepted == counts.drafted > 0
     elif drafter in ("model", "ragged"):
         assert 0 < counts.accepted < counts.nodes
-    if isinstance(engine.runner.store, SequenceStore):
-        assert engine.runner.store.kept == {}  # nothing outlives its sequence
+    if isinstance(engine.verifier.store, SequenceStore):
+        assert engine.verifier.store.kept == {}  # nothing outlives its sequence
 
 
 def test_trees_are_refused_without_a_native_path(pair: Callable[[str], Path]) -> None:

@@ -105,13 +105,13 @@ def test_medusas_choices_are_drafted_whole(target: Path) -> None:
     engine = engine_of(target, "choices")
     engine.add(Request("a", tuple(prompts()[0]), SamplingParams(max_tokens=16, temperature=0), 1))
     sizes: set[int] = set()
-    drafter = engine.speculator.drafters["medusa"]
+    drafter = engine.drafting.drafters["medusa"]
     assert (drafter.max_length, drafter.max_nodes) == (3, 8)
     propose = drafter.propose
 
     def watched(*args: Any) -> Any:
         draft = propose(*args)
-        sizes.update(map(len, draft.tokens))
+        sizes.update(len(nodes.tokens) for nodes in draft)
         return draft
 
     drafter.propose = watched  # type: ignore[method-assign]
@@ -133,7 +133,7 @@ def noted(drafter: Drafter, order: list[str]) -> None:
 @pytest.mark.parametrize("name", ["eagle3", "peagle", "medusa"])
 def test_events_do_not_wait_for_a_heads_states(target: Path, name: str) -> None:
     engine, order = engine_of(target, name), list[str]()
-    drafter = engine.speculator.drafters[name.replace("peagle", "eagle3")]
+    drafter = engine.drafting.drafters[name.replace("peagle", "eagle3")]
     noted(drafter, order)
     params = SamplingParams(max_tokens=9, temperature=0.8, ignore_eos=True)
     outputs: list[list[int | None]] = []
@@ -161,7 +161,7 @@ def test_a_prompts_states_wait_for_its_first_token(
     """Also where it is read in chunks; a long prompt's are made as they come."""
     monkeypatch.setattr(eagle, "LATER", later)
     engine = engine_of(target, "eagle3", max_num_batched_tokens=16)
-    drafter = engine.speculator.drafters["eagle3"]
+    drafter = engine.drafting.drafters["eagle3"]
     assert isinstance(drafter, EagleDrafter)
     made = states_made(drafter)
     prompt = prompts()[3]
@@ -188,14 +188,14 @@ def test_states_that_nobody_reads_are_made_together(
     Also where another drafter reads a layer before those of the head.
     """
     engine = engine_of(target, "eagle3", max_num_seqs=size)
-    drafter = engine.speculator.drafters["eagle3"]
+    drafter = engine.drafting.drafters["eagle3"]
     assert isinstance(drafter, EagleDrafter)
     assert -1 not in drafter.target_layers
-    engine.speculator.drafters["none"].target_layers = others
+    engine.drafting.drafters["none"].target_layers = others
     made = states_made(drafter)
-    state = engine.speculator.state
-    engine.speculator.set(replace(state, enabled=False))
-    assert engine.speculator.target_layers == (*others, *drafter.target_layers)
+    state = engine.menu.state
+    engine.menu.set(replace(state, enabled=False))
+    assert engine.drafting.target_layers == (*others, *drafter.target_layers)
     params = SamplingParams(max_tokens=200, ignore_eos=True)
     for i in range(size):
         engine.add(Request(f"r{i}", tuple(prompts()[1]), params, i))
@@ -203,18 +203,18 @@ def test_states_that_nobody_reads_are_made_together(
         engine.step()
     engine.settle()
     assert len(made) <= 1 + size * 150 // eagle.TOGETHER
-    engine.speculator.set(state)
+    engine.menu.set(state)
     assert len(firsts_of_right_contexts(engine)) == size
 
 
 def test_states_wait_no_longer_than_their_room_lasts(target: Path) -> None:
     """While another drafts so much that a few steps fill the room: what is left is right."""
     engine = engine_of(target, "eagle3", 40, max_num_seqs=1)
-    drafter = engine.speculator.drafters["eagle3"]
+    drafter = engine.drafting.drafters["eagle3"]
     assert isinstance(drafter, EagleDrafter)
     made, propose = states_made(drafter), drafter.propose
-    drafter.propose = lambda _, budgets, __: Draft(  # type: ignore[method-assign]
-        [[5] * budgets[0].depth], [[*range(-1, budgets[0].depth - 1)]]
+    drafter.propose = lambda _, budgets, __: Draft.chains(  # type: ignore[method-assign]
+        [[5] * budgets[0].depth]
     )
     params = SamplingParams(max_tokens=100, ignore_eos=True)
     engine.add(Request("a", tuple(prompts()[1]), params, 1))
@@ -229,7 +229,7 @@ def test_states_wait_no_longer_than_their_room_lasts(target: Path) -> None:
 
 def test_a_worker_sends_events_before_states_are_made(target: Path) -> None:
     engine, order = engine_of(target, "eagle3"), list[str]()
-    noted(engine.speculator.drafters["eagle3"], order)
+    noted(engine.drafting.drafters["eagle3"], order)
     sends: Any = SimpleNamespace(send=lambda message: order.append(type(message).__name__))
     worker = Worker(engine, sends, sends, SimpleNamespace(longest=0.0), 0)  # type: ignore[arg-type]
     engine.add(Request("a", tuple(prompts()[2]), SamplingParams(max_tokens=9), 1))
@@ -242,7 +242,7 @@ def test_a_worker_sends_events_before_states_are_made(target: Path) -> None:
 def test_an_abort_finds_nothing_unsettled(target: Path, drafter: str) -> None:
     """A sequence that leaves between a step and what follows from it leaves nothing behind."""
     engine = engine_of(target, drafter)
-    own = engine.speculator.drafters[drafter.replace("peagle", "eagle3")]
+    own = engine.drafting.drafters[drafter.replace("peagle", "eagle3")]
     for request in requests(prompts()[2:4], SamplingParams(max_tokens=30, ignore_eos=True)):
         engine.add(request)
     for _ in range(3):
@@ -275,14 +275,14 @@ def test_heads_draft_alike_where_python_processes_logits(
                 events += [(e.request_id, e.token_id, e.drafted) for e in engine.step()]
         found.append(events)
         assert engine.counts.drafted
-        assert not engine.speculator.switched_off
+        assert not engine.menu.switched_off
     assert found[0] == found[1]
 
 
 def test_a_sequence_goes_on_behind_pages_of_one_that_has_ended(target: Path) -> None:
     """The state of the last token of the last page went with it, where that was its last step."""
     engine = engine_of(target, "eagle3", page_size=4)
-    drafter = engine.speculator.drafters["eagle3"]
+    drafter = engine.drafting.drafters["eagle3"]
     assert isinstance(drafter, EagleDrafter)
     begun: set[bool] = set()
     for more in range(1, 9):
@@ -315,7 +315,7 @@ def states_made(drafter: EagleDrafter) -> list[int]:
 
 def firsts_of_right_contexts(engine: Engine) -> dict[str, int]:
     """Run to the end; where a head's context begins, of sequences of which all was right."""
-    drafter, found = engine.speculator.drafters["eagle3"], dict[str, int]()
+    drafter, found = engine.drafting.drafters["eagle3"], dict[str, int]()
     assert isinstance(drafter, EagleDrafter)
     while engine.has_work:
         engine.step()
@@ -330,7 +330,7 @@ def firsts_of_right_contexts(engine: Engine) -> dict[str, int]:
 
 def recomputed(engine: Engine, sequence: SequenceState, first: int) -> torch.Tensor:
     """The logits of the last entry of a sequence's head, with everything computed anew."""
-    drafter, target = engine.speculator.drafters["eagle3"], engine.model
+    drafter, target = engine.drafting.drafters["eagle3"], engine.model
     assert isinstance(drafter, EagleDrafter)
     head, tokens = drafter.model, sequence.tokens
     pages = range(1 + len(tokens) // 4)
@@ -379,7 +379,7 @@ def test_what_a_head_keeps_is_what_it_would_compute(
     monkeypatch.setattr(time, "perf_counter", itertools.count(0.0, 1e-4).__next__)
     monkeypatch.setattr(exactness, "known_costs", made_up_costs)
     engine = engine_of(target, name, pages=30, max_num_batched_tokens=chunk, max_num_seqs=4)
-    drafter = engine.speculator.drafters["eagle3"]
+    drafter = engine.drafting.drafters["eagle3"]
     assert isinstance(drafter, EagleDrafter)
     base = prompts()[3]
     live: dict[str, int] = {}

@@ -18,6 +18,7 @@ from outrider.drafters.base import DrafterSpec
 from outrider.drafters.layerskip import LayerskipDrafter, LayerskipSpec, sure_rates
 from outrider.drafters.registry import find_drafter
 from outrider.drafters.skips import Search, Skips, Space, Window
+from outrider.engine.control.chooser import AdaptiveChooser
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
 from outrider.models.native import NativeTransformer
@@ -72,7 +73,7 @@ def engine_of(target: Path, case: str, length: int | None = 4, **options: Any) -
 
 
 def drafter_of(engine: Engine) -> LayerskipDrafter:
-    drafter = engine.speculator.drafters["layerskip"]
+    drafter = engine.drafting.drafters["layerskip"]
     assert isinstance(drafter, LayerskipDrafter)
     return drafter
 
@@ -123,7 +124,7 @@ def own_page(engine: Engine) -> int:
     size, model = engine.config.page_size, engine.model
     page = engine.budget.pages + engine.budget.scratch
     store = model.new_store(page + 1, size)
-    engine.runner.store = store
+    engine.verifier.store = store
     drafter_of(engine).attach(store)
     return page
 
@@ -144,7 +145,7 @@ def committed(engine: Engine, page: int) -> dict[str, list[int]]:
     size = engine.config.page_size
     for sequence, count in whole_pages(engine):
         at = Segment([7], count, [*sequence.pages[: count // size], page], 1, 1)
-        logits = engine.model.run([at], engine.runner.store).logits
+        logits = engine.model.run([at], engine.verifier.store).logits
         found[f"{sequence.id} {count}"] = logits.view(torch.int32).flatten().tolist()
     return found
 
@@ -170,7 +171,7 @@ def test_drafts_and_searches_write_no_committed_slot(
     target: Path, case: str, numbers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(target, case, pages=60, **NUMBERS[numbers])
-    drafter, propose = drafter_of(engine), engine.speculator.propose
+    drafter, propose = drafter_of(engine), engine.drafting.propose
     page, checked = own_page(engine), 0
 
     def watched(plan: Any) -> Any:
@@ -179,10 +180,10 @@ def test_drafts_and_searches_write_no_committed_slot(
         assert before == shadow(engine)
         draft = propose(plan)
         assert committed(engine, page) == before
-        checked += len(before) * any(draft.tokens)
+        checked += len(before) * any(nodes.tokens for nodes in draft)
         return draft
 
-    monkeypatch.setattr(engine.speculator, "propose", watched)
+    monkeypatch.setattr(engine.drafting, "propose", watched)
     params = SamplingParams(max_tokens=40, temperature=0.8, n=2)
     for request in requests(prompts()[2:4], params):
         engine.add(request)
@@ -190,7 +191,7 @@ def test_drafts_and_searches_write_no_committed_slot(
         engine.step()
     assert checked > 20
     assert not case.startswith("search") or drafter.evaluations > 10
-    assert not engine.speculator.switched_off
+    assert not engine.menu.switched_off
 
 
 def bad_slot(engine: Engine) -> int:
@@ -200,10 +201,10 @@ def bad_slot(engine: Engine) -> int:
     assert model.embedding is not None
     before = model.embedding[2].clone()
     model.embedding[2] = torch.nan
-    found = model.run([Segment([2], 0, [page], 1, 1)], engine.runner.store).logits
+    found = model.run([Segment([2], 0, [page], 1, 1)], engine.verifier.store).logits
     model.embedding[2] = before
     assert bool(found.isnan().all())
-    store = engine.runner.store
+    store = engine.verifier.store
     assert isinstance(store, NativeStore)
     assert store.any_harmed
     return page * engine.config.page_size
@@ -218,7 +219,7 @@ def test_what_drafts_leave_is_never_read(
     """All slots that drafts may have written are spoilt before the target verifies."""
     engine = engine_of(target, case)
     expected = PRODUCT.plain(target, option, "float32")
-    propose, size, bad = engine.speculator.propose, engine.config.page_size, bad_slot(engine)
+    propose, size, bad = engine.drafting.propose, engine.config.page_size, bad_slot(engine)
     spoilt = 0
 
     def spoiling(plan: Any) -> Any:
@@ -229,16 +230,16 @@ def test_what_drafts_leave_is_never_read(
             slots = range(sequence.num_computed, len(sequence.pages) * size)
             if item.budget.depth:
                 to = [sequence.pages[place // size] * size + place % size for place in slots]
-                engine.runner.store.move([bad] * len(to), to)
+                engine.verifier.store.move([bad] * len(to), to)
                 spoilt += len(slots)
         return draft
 
-    monkeypatch.setattr(engine.speculator, "propose", spoiling)
+    monkeypatch.setattr(engine.drafting, "propose", spoiling)
     queued = requests(prompts(), SamplingParams(max_tokens=TOKENS, **OPTIONS[option]))
     assert run(engine, queued) == expected
     assert spoilt > 500
     assert engine.counts.accepted
-    assert not engine.speculator.switched_off
+    assert not engine.menu.switched_off
 
 
 def test_a_spoilt_committed_slot_is_seen(target: Path) -> None:
@@ -248,7 +249,7 @@ def test_a_spoilt_committed_slot_is_seen(target: Path) -> None:
     engine.add(requests(prompts()[3:4], SamplingParams(max_tokens=TOKENS))[0])
     engine.step()
     (sequence,) = engine.scheduler.running
-    engine.runner.store.move([bad], [sequence.pages[0] * engine.config.page_size])
+    engine.verifier.store.move([bad], [sequence.pages[0] * engine.config.page_size])
     assert engine.step()[0].error
 
 
@@ -384,15 +385,15 @@ def test_the_engine_chooses_it_only_once_a_set_pays(
         return propose(batch, budgets, noise)
 
     monkeypatch.setattr(drafter, "propose", watched)
-    adaptive = engine.speculator.adaptive
-    assert adaptive is not None
-    freedom = engine.speculator._freedom(DEFAULT_SPECULATION)
+    chooser = engine.chooser
+    assert isinstance(chooser, AdaptiveChooser)
+    freedom = engine.menu.freedom(DEFAULT_SPECULATION)
     assert freedom.methods[0] == "layerskip"
-    assert adaptive._ready(freedom, "") == freedom._replace(methods=())
+    assert chooser._ready(freedom, "") == freedom._replace(methods=())
     run(engine, requests(prompts()[2:4], SamplingParams(max_tokens=150, ignore_eos=True)))
     (workload,) = (name for name, search in drafter.searches.items() if search.evaluations)
     assert drafter.searches[workload].pays
-    assert adaptive._ready(freedom, workload) == freedom
+    assert chooser._ready(freedom, workload) == freedom
     assert set(asked) <= {True}
 
 
@@ -446,14 +447,14 @@ def test_nothing_follows_a_token_of_low_confidence(target: Path) -> None:
         spec = LayerskipSpec(adaptive=False, skip_threshold=threshold)
         engine = make_engine(target, spec)
         lengths: list[int] = []
-        propose = engine.speculator.propose
+        propose = engine.drafting.propose
 
         def watched(plan: Any) -> Any:
             draft = propose(plan)
-            lengths.extend(len(tokens) for tokens in draft.tokens)
+            lengths.extend(len(nodes.tokens) for nodes in draft)
             return draft
 
-        engine.speculator.propose = watched
+        engine.drafting.propose = watched
         run(engine, requests(prompts()[2:4], SamplingParams(max_tokens=24, temperature=0.0)))
         return lengths
 

@@ -65,7 +65,7 @@ def engine_of(
 
 
 def drafter_of(engine: Engine) -> RetokenizeDrafter:
-    drafter = engine.speculator.drafters["retokenize"]
+    drafter = engine.drafting.drafters["retokenize"]
     assert isinstance(drafter, RetokenizeDrafter)
     return drafter
 
@@ -220,7 +220,7 @@ def test_acceptance_is_what_theory_predicts(
 
     def watching(batch: Any, budgets: Any, noise: Any) -> Any:
         draft = propose(batch, budgets, noise)
-        for item, tokens in zip(batch, draft.tokens, strict=True):
+        for item, (tokens, *_) in zip(batch, draft, strict=True):
             if tokens:
                 state = own._states[item.sequence.id]
                 pair = laws(engine, item.sequence.tokens, state.context.ids, temperature)

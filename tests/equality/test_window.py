@@ -231,7 +231,8 @@ def test_prompt_lookup_has_the_window() -> None:
         config = EngineConfig(drafter_window=window)
         context = DrafterContext(None, None, config, 64)  # type: ignore[arg-type]
         made = NgramSpec().make(context)
-        assert made.propose(batch, [budget], SharedNoise(32, CPU)).tokens == [expected]
+        (nodes,) = made.propose(batch, [budget], SharedNoise(32, CPU))
+        assert nodes.tokens == expected
 
 
 def test_a_preset_is_a_window_for_each_kind() -> None:

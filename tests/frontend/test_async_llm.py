@@ -20,7 +20,7 @@ from prometheus_client import generate_latest
 from outrider import LLM, SamplingParams
 from outrider.async_llm import AsyncLLM
 from outrider.base.types import Event, Origin, Speculation
-from outrider.engine.switch import SpeculationState
+from outrider.engine.control.switch import SpeculationState
 from outrider.engine.worker.process import refuse_unguarded
 from outrider.errors import ConfigError, ModelError, RequestError, WorkerError
 from outrider.frontend.outputs import RequestOutput

@@ -30,7 +30,7 @@ PROMPTS = ["the quick", "fox", "jumps over the"]
 def llm(request: pytest.FixtureRequest, tiny_llama: Path, tiny_drafter: Path) -> LLM:
     drafter = {"none": None, "ngram": "ngram", "model": tiny_drafter}[request.param]
     llm = LLM(tiny_llama, drafter, num_speculative_tokens=3, dtype="float32", memory=2**24)
-    llm.engine.speculator.probes = False  # a step without drafts has other origins
+    llm.engine.chooser.tries_plain = False  # a step without drafts has other origins
     return llm
 
 
@@ -384,7 +384,7 @@ def test_a_drafter_that_raises_costs_its_drafts_alone(
         pytest.skip("plain decoding asks no drafter")
     expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, BASE)]
     propose, calls = llm.engine.drafter.propose, itertools.count()
-    monkeypatch.setattr(llm.engine.speculator, "switched_off", {})
+    monkeypatch.setattr(llm.engine.menu, "switched_off", {})
 
     def failing(batch: Any, budgets: Any, noise: Any) -> Draft:
         made = propose(batch, budgets, noise)
@@ -396,7 +396,7 @@ def test_a_drafter_that_raises_costs_its_drafts_alone(
     assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS, BASE)] == expected
     check_engine(llm.engine)
     assert "failed and is switched off" in caplog.text
-    assert llm.engine.speculator.switched_off == {llm.drafter.name: "IndexError: no such token"}
+    assert llm.engine.menu.switched_off == {llm.drafter.name: "IndexError: no such token"}
     assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS, BASE)] == expected
     assert next(calls) == 2  # it is not asked again
     caplog.clear()

@@ -14,12 +14,11 @@ from safetensors.torch import load_file, save_file
 
 import outrider
 from outrider import LLM, AsyncLLM, SamplingParams, errors, pocket
-from outrider.base.types import Origin
+from outrider.base.types import Origin, Plan
 from outrider.checkpoints.families import find_folder
 from outrider.drafters.ngram import NgramSpec
 from outrider.drafters.registry import find_drafter
-from outrider.engine.control.costs import FEWEST_ROWS
-from outrider.engine.scheduler import Plan
+from outrider.engine.control.tuning import USUAL
 from outrider.engine.setup import set_up
 from outrider.errors import (
     ConfigError,
@@ -90,7 +89,7 @@ def test_leaving_a_stream_frees_everything(llm: LLM) -> None:
 
 def test_prompts_wait_for_streams_alone(tiny_llama: Path) -> None:
     llm = LLM(tiny_llama, None, memory=2**24, max_num_seqs=8, enable_prefix_caching=False)
-    llm.engine.costs.seconds_per_row = 1.0  # a chunk beside streams is as short as it gets
+    llm.engine.chooser.costs.seconds_per_row = 1.0  # a chunk beside streams is as short as it gets
     prompts = [[5 + i] * (8 if i == 0 else 40) for i in range(8)]
     plans: list[int] = []
     schedule = llm.engine.scheduler.schedule
@@ -109,7 +108,7 @@ def test_prompts_wait_for_streams_alone(tiny_llama: Path) -> None:
     first = llm.start([prompts[0]], GREEDY)
     llm.engine.step()
     streamed = [*llm.run([*first, *llm.start(prompts[1:], GREEDY, offline=True)])]
-    assert plans[:3] == [8, FEWEST_ROWS, FEWEST_ROWS]
+    assert plans[:3] == [8, USUAL.fewest_chunk_rows, USUAL.fewest_chunk_rows]
     assert sorted((e.prompt_index, e.token_id) for e in outputs) == sorted(
         (e.prompt_index, e.token_id) for e in streamed
     )

@@ -17,7 +17,7 @@ from outrider.models.decide import DraftInput, DraftNodes
 from outrider.models.native import NativeTransformer
 from outrider.models.python_step import PythonStep
 from outrider.models.rows import Segment
-from outrider.native.interface import Choices, DraftLimits
+from outrider.native.interface import Choices, DraftBudget
 from outrider.native.native_sampling import NativeNoise
 from outrider.native.rates import BINS, DEPTHS, RANKS, Rates
 from outrider.sampling.grammar import Mask
@@ -41,7 +41,7 @@ def model(
 def drafts(
     model: NativeTransformer,
     sequences: list[SequenceState],
-    limits: list[DraftLimits],
+    limits: list[DraftBudget],
     draft: Callable[..., list[DraftNodes]],
 ) -> list[DraftNodes]:
     each = 80 // PAGE
@@ -68,13 +68,13 @@ def test_native_trees_are_those_of_python(
     sequences = [sequence_of(model, i, **options) for i in range(7)]
     rates = random_rates(3)
     limits = [
-        DraftLimits(1, 4, 1, 4, rates=rates),
-        DraftLimits(3, 3),
-        DraftLimits(4, 16, 5, 4, rates=rates),
-        DraftLimits(6, 9, 2, 3, 0.02, 0.1, random_rates(4)),
-        DraftLimits(9, 40, 8, 8, rates=rates),
-        DraftLimits(3, len(CHOICES), 7, CHOICES.branches, choices=CHOICES),
-        DraftLimits(2, 4, 7, CHOICES.branches, rates=rates, choices=CHOICES),
+        DraftBudget(1, 4, 1, 4, rates=rates),
+        DraftBudget(3, 3),
+        DraftBudget(4, 16, 5, 4, rates=rates),
+        DraftBudget(6, 9, 2, 3, 0.02, 0.1, random_rates(4)),
+        DraftBudget(9, 40, 8, 8, rates=rates),
+        DraftBudget(3, len(CHOICES), 7, CHOICES.branches, choices=CHOICES),
+        DraftBudget(2, 4, 7, CHOICES.branches, rates=rates, choices=CHOICES),
     ]
     native = drafts(model, sequences, limits, NativeTransformer.draft)
     python = drafts(model, sequences, limits, PythonStep.draft)
@@ -112,8 +112,8 @@ def test_masks_of_drafted_tokens(model: NativeTransformer, monkeypatch: pytest.M
         pipeline: Any = sequence.pipeline
         pipeline.has_grammar = True
         pipeline.masks = lambda _, paths, sequence=sequence: masks(sequence, paths)
-    tree = DraftLimits(4, 12, 3, 3, rates=random_rates(5))
-    limits = [tree, tree, DraftLimits(6, 6), DraftLimits(6, 6), tree, DraftLimits(3, 3)]
+    tree = DraftBudget(4, 12, 3, 3, rates=random_rates(5))
+    limits = [tree, tree, DraftBudget(6, 6), DraftBudget(6, 6), tree, DraftBudget(3, 3)]
     python = drafts(model, sequences, limits, PythonStep.draft)
     with monkeypatch.context() as patch:
         patch.setattr(NativeTransformer, "_in_python", None)  # no sequence is left to Python
@@ -146,7 +146,7 @@ def test_what_masks_a_draft_is_freed_at_once(model: NativeTransformer) -> None:
     gone = weakref.ref(sequence)
     gc.disable()
     try:
-        drafts(model, [sequence], [DraftLimits(3, 3)], NativeTransformer.draft)
+        drafts(model, [sequence], [DraftBudget(3, 3)], NativeTransformer.draft)
         del sequence
         assert asked == 3
         assert gone() is None
@@ -157,10 +157,10 @@ def test_what_masks_a_draft_is_freed_at_once(model: NativeTransformer) -> None:
 def test_a_trees_first_branch_is_the_chain(model: NativeTransformer) -> None:
     """The likeliest child is the coupled draw, so that a tree accepts whatever a chain does."""
     sequences = [sequence_of(model, i, temperature=0.9) for i in range(4)]
-    chain = drafts(model, sequences, [DraftLimits(4, 4)] * 4, NativeTransformer.draft)
+    chain = drafts(model, sequences, [DraftBudget(4, 4)] * 4, NativeTransformer.draft)
     rates = np.zeros((DEPTHS, RANKS, BINS), np.float32)
     rates[:, 0], rates[:, 1:] = 0.9, 0.05
-    wide = [DraftLimits(4, 12, 3, 3, rates=Rates(rates))] * 4
+    wide = [DraftBudget(4, 12, 3, 3, rates=Rates(rates))] * 4
     tree = drafts(model, sequences, wide, NativeTransformer.draft)
     for one, other in zip(chain, tree, strict=True):
         assert one.tokens == other.tokens[:4]

@@ -27,7 +27,7 @@ from outrider.models.native_model import words_of
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.checks import Room
-from outrider.native.interface import Choices, DraftLimits
+from outrider.native.interface import Choices
 from outrider.native.native_sampling import NativeNoise
 from tests.support.heads import MASK, Eagle, Reference, make_head, make_medusa, save_head
 from tests.support.loading import native_model
@@ -240,7 +240,7 @@ def test_medusas_logits_are_those_of_the_defining_code(
     noise = NativeNoise(config.vocab_size, torch.device("cpu"), step)
     sequences = [sequence_of(target, number, temperature=0) for number in range(2)]
     segments = [model.segment(states[i : i + 1], each.id) for i, each in enumerate(sequences)]
-    inputs = [DraftInput(each, DraftLimits(heads, heads)) for each in sequences]
+    inputs = [DraftInput(each, DraftBudget(heads, heads)) for each in sequences]
     drafts = model.draft(segments, model.new_store(heads, 1), inputs, noise)
     for row, draft in zip(normed, drafts, strict=True):
         expected = []
@@ -345,7 +345,7 @@ def test_what_cannot_be_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     model, heads = NativeHead(eagle, target, 64, "none"), NativeMedusa(medusa, target, "none")
     noise = NativeNoise(config.vocab_size, torch.device("cpu"), step)
     store, none, wide = model.new_store(3, 16), heads.new_store(4, 1), config.hidden_size
-    asked = DraftInput(sequence_of(target, 1), DraftLimits(2, 2))
+    asked = DraftInput(sequence_of(target, 1), DraftBudget(2, 2))
     handle = asked.sequence.pipeline.native_handle
     row = Segment([5], 3, [1], 1, 1, first=1, states=torch.zeros(1, wide))
     one = torch.zeros(1, wide)

@@ -21,7 +21,7 @@ from outrider.models.python_step import PythonStep
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.checks import LayerRoom, Room
-from outrider.native.interface import DraftLimits, Planted
+from outrider.native.interface import DraftBudget, Planted
 from outrider.native.native_sampling import NativeNoise, NativePipeline, measurer
 from outrider.sampling.grammar import keep
 from outrider.sampling.logprobs import measure
@@ -171,7 +171,7 @@ def same_in_single_calls(
 
         def kept(*args: Any) -> Any:
             draft = propose(*args)
-            drafted.extend(t for tokens in draft.tokens for t in tokens)
+            drafted.extend(t for nodes in draft for t in nodes.tokens)
             return draft
 
         llm.engine.drafter.propose = kept  # type: ignore[method-assign]
@@ -399,14 +399,14 @@ def test_what_cannot_be_decided_is_refused(
             decide([one], [good], **options)
     for segment, pipelines, limits, sentence in (
         (one, [], [], "as many drafts"),
-        (drafted._replace(logits=1), [good], [DraftLimits(1, 1)], "begins with one row"),
-        (one, [good], [DraftLimits(0, 1)], "bad size"),
-        (one, [good], [DraftLimits(2, 1)], "bad size"),
-        (one, [good], [DraftLimits(2, 4, 0)], "bad size"),
-        (one, [good], [DraftLimits(2, 4, 1, 11)], "bad size"),
-        (one, [good], [DraftLimits(2**31, 2**31)], "limits of drafts"),
-        (one, [good], [DraftLimits(17, 17)], "pages do not cover"),
-        (one, [good], [DraftLimits(65, 65)], "past the longest"),
+        (drafted._replace(logits=1), [good], [DraftBudget(1, 1)], "begins with one row"),
+        (one, [good], [DraftBudget(0, 1)], "bad size"),
+        (one, [good], [DraftBudget(2, 1)], "bad size"),
+        (one, [good], [DraftBudget(2, 4, 0)], "bad size"),
+        (one, [good], [DraftBudget(2, 4, 1, 11)], "bad size"),
+        (one, [good], [DraftBudget(2**31, 2**31)], "limits of drafts"),
+        (one, [good], [DraftBudget(17, 17)], "pages do not cover"),
+        (one, [good], [DraftBudget(65, 65)], "past the longest"),
     ):
         handles = [pipeline.handle for pipeline in pipelines]
         with pytest.raises(ModelError, match=sentence):
@@ -426,7 +426,7 @@ def test_what_cannot_be_decided_is_refused(
     ):
         with pytest.raises(error, match=sentence):
             found.draft(
-                *(model.handle, store.handle, words_of([one]), [good.handle], [DraftLimits(3, 3)]),
+                *(model.handle, store.handle, words_of([one]), [good.handle], [DraftBudget(3, 3)]),
                 masks={0: mask},
                 mask_bytes=size,
             )
@@ -438,6 +438,6 @@ def test_what_cannot_be_decided_is_refused(
         model.draft(
             [one],
             store,
-            [DraftInput(sequence, DraftLimits(2**32 + 1, 2**32 + 1))],
+            [DraftInput(sequence, DraftBudget(2**32 + 1, 2**32 + 1))],
             NativeNoise(width, CPU, found),
         )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from outrider.base.types import Draft
+from outrider.base.types import Draft, DraftNodes
 from outrider.drafters.base import Drafter, DrafterSpec, Needs
 
 
@@ -38,8 +38,7 @@ class Branches(Drafter):
         return 2 * self.max_length
 
     def propose(self, batch, budgets, noise):
-        drafts = [self._tree(item, budget) for item, budget in zip(batch, budgets, strict=True)]
-        return Draft([tokens for tokens, _ in drafts], [parents for _, parents in drafts])
+        return Draft(self._tree(*each) for each in zip(batch, budgets, strict=True))
 
     def _tree(self, item, budget):
         tokens, parents = [], []
@@ -51,14 +50,15 @@ class Branches(Drafter):
             for i in range(length):
                 tokens.append((first + branch + 2 * i) % self.vocab_size)
                 parents.append(len(tokens) - 2 if i else -1)
-        return tokens, parents
+        return DraftNodes(tokens, parents)
 
-    def observe(self, batch, draft, verdict, states):
-        for number, item in enumerate(batch):
+    def observe(self, record):
+        states = record.states
+        for number, item in enumerate(record.plan.batch):
             kept = self.seen.setdefault(item.sequence.id, {})
             first = states.first[number]
             rows = {item.start + row: row for row in range(item.count)}
-            for depth, node in enumerate(verdict.path[number]):
+            for depth, node in enumerate(record.verdict.path[number]):
                 rows[item.start + item.count + depth] = item.count + node
             for position, row in rows.items():
                 for layer in self.target_layers:

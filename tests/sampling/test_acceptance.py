@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.audit import oracle
-from outrider.base.types import Draft, Request, Row, SamplingParams, Verdict
+from outrider.base.types import Draft, DraftNodes, Request, Row, SamplingParams, Verdict
 from outrider.sampling.acceptance import NOT_FINITE, NOTHING_LEFT, Coupled, trouble
 from outrider.sampling.pipeline import RequestPipeline, SequencePipeline, StepLogits
 from outrider.sampling.shared_noise import SharedNoise
@@ -57,7 +57,7 @@ def test_the_output_under_any_tree_is_the_output_under_none(greedy: bool) -> Non
             parents.append(parent)
             paths.append((*above, token))
         z = torch.stack([distribution(path) for path in paths])
-        verdict = _verdict(z, Draft([nodes], [parents]), [len(p) for p in paths], greedy)
+        verdict = _verdict(z, Draft([DraftNodes(nodes, parents)]), [len(p) for p in paths], greedy)
         tokens, path = verdict.tokens[0], verdict.path[0]
         assert tokens == plain[: len(tokens)]
         assert [nodes[i] for i in path] == tokens[:-1]

@@ -198,7 +198,8 @@ def test_a_step_decides_each_sequence_as_it_would_alone(rule: Ratio) -> None:
     noise = SharedNoise(40, CPU)
     starts = np.cumsum([0, *(n + 1 for n in lengths)]).tolist()
     draft = Draft.chains([*tokens, []])
-    draft = Draft(draft.tokens, draft.parents, [*drafter, None])
+    logits = [*drafter, None]
+    draft = Draft(each._replace(logits=z) for each, z in zip(draft, logits, strict=True))
     distributions = StepLogits(
         torch.cat(z), [row for part in rows for row in part], [*starts[:-1], None]
     )
@@ -206,7 +207,7 @@ def test_a_step_decides_each_sequence_as_it_would_alone(rule: Ratio) -> None:
     assert together.tokens[-1] == []
     assert together.errors == [None] * 7
     for s in range(6):
-        one = Draft([tokens[s]], [draft.parents[s]], [drafter[s]])
+        one = Draft([draft[s]])
         alone = rule(StepLogits(z[s].clone(), rows[s], [0]), one, noise)
         assert alone.tokens[0] == together.tokens[s]
         assert together.path[s] == list(range(len(together.tokens[s]) - 1))
@@ -300,7 +301,7 @@ def test_the_engine_emits_the_targets_law(
     prompt = [11]
     if certain:
         monkeypatch.setattr(engine.drafter, "_needs_logits", False)
-        engine.speculator._noise = NoNoise(211, CPU, ratio_noise.DRAFTING)
+        engine.drafting._noise = NoNoise(211, CPU, ratio_noise.DRAFTING)
     seen = np.zeros((211,) * 3)
     for start in range(0, 1000, 100):
         queued = [

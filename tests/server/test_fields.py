@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 
 from outrider.async_llm import AsyncLLM
 from outrider.base.types import Event, Origin
+from outrider.engine.control.switch import SpeculationState
 from outrider.engine.setup import set_up
-from outrider.engine.switch import SpeculationState
 from outrider.engine.worker.messages import Ready
 from outrider.frontend.outputs import RequestState
 from outrider.params import StructuredOutputsParams

@@ -24,8 +24,9 @@ from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.drafters.base import Drafter, DrafterSpec
 from outrider.drafters.registry import find_drafter
 from outrider.engine.build import build_engine
+from outrider.engine.control.choices import PLAIN, Choice, Stream
+from outrider.engine.control.chooser import AdaptiveChooser
 from outrider.engine.control.costs import Costs
-from outrider.engine.control.outlook import PLAIN, Choice, Stream
 from outrider.engine.engine import Engine
 from outrider.engine.measure import find_costs
 from outrider.engine.setup import EngineSetup
@@ -175,15 +176,15 @@ def known_costs(model: Model, drafters: Mapping[str, Drafter], *more: Any) -> Co
 
 def make_fickle(engine: Engine, rng: random.Random) -> None:
     """Let an engine with a controller draft in another way at each step, at random."""
-    assert engine.speculator.adaptive is not None
-    controller = engine.speculator.adaptive.controller
+    controller = engine.chooser
+    assert isinstance(controller, AdaptiveChooser)
 
     def decide(streams: Seq[Stream]) -> list[Choice]:
         return [s.fixed or rng.choice(options(s)) for s in streams]
 
     def options(stream: Stream) -> list[Choice]:
-        methods = [(name, controller.methods[name].longest) for name in stream.methods]
-        return [PLAIN, *(Choice(n, rng.randint(1, min(k, stream.bound))) for n, k in methods)]
+        methods = [(name, controller.methods[name].max_depth) for name in stream.methods]
+        return [PLAIN, *(Choice(n, rng.randint(1, min(k, stream.max_depth))) for n, k in methods)]
 
     controller.decide = decide  # type: ignore[method-assign]
     controller.steady = lambda count: False  # type: ignore[method-assign]

@@ -23,7 +23,7 @@ from outrider import LLM, SamplingParams
 from outrider.base.types import Request
 from outrider.errors import ModelError
 from outrider.native import choice
-from outrider.native.interface import DraftLimits, DraftNodes
+from outrider.native.interface import DraftBudget, DraftNodes
 from outrider.native.library import Library
 from outrider.native.native_sampling import NativePipeline
 from outrider.sampling.pipeline import RequestPipeline
@@ -62,7 +62,7 @@ class Drafts:
     def __call__(self, store: int = 0) -> list[DraftNodes]:
         handles = self.model.handle, self.stores[store].handle
         return self.step.draft(
-            *handles, self.words, [self.pipeline.handle], [DraftLimits(self.length, self.length)]
+            *handles, self.words, [self.pipeline.handle], [DraftBudget(self.length, self.length)]
         )
 
 

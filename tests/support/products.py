@@ -121,7 +121,7 @@ class Product:
         )
         expected = self.plain(target, option, numbers)
         assert self.outputs(engine, option, batch, between) == expected
-        assert not engine.speculator.switched_off
+        assert not engine.menu.switched_off
         check_engine(engine)
         if option in UNBOUND and length > 1 and pool == "ample":
             assert 0 < engine.counts.accepted < engine.counts.nodes

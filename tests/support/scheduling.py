@@ -11,14 +11,20 @@ import torch
 from outrider.base.types import (
     Draft,
     DraftBudget,
+    DraftNodes,
     Event,
+    Origin,
+    Plan,
     Request,
     SamplingParams,
+    Scheduled,
     SequenceState,
+    StepRecord,
+    StepSeconds,
     Verdict,
 )
 from outrider.cache.pages import PagePool
-from outrider.engine.scheduler import Plan, Scheduler
+from outrider.engine.scheduler import Scheduler
 from outrider.sampling.acceptance import NOT_FINITE
 from outrider.sampling.pipeline import RequestPipeline, SequencePipeline
 from outrider.text.stop import StopFinder
@@ -113,6 +119,23 @@ def ragged(draw: random.Random, max_nodes: int) -> Propose:
     return propose
 
 
+def record_of(
+    batch: list[Scheduled],
+    rows: int = 0,
+    decoding: int = 0,
+    seconds: float = 0.0,
+    emitted: int = 0,
+    drafter: str | None = None,
+) -> StepRecord:
+    """Return the record of a step in which a quarter of the time was drafting."""
+    took = StepSeconds()
+    took.step, took.draft, took.verify = seconds, 0.25 * seconds, 0.75 * seconds
+    drafters = set() if drafter is None else {drafter}
+    event = Event("a", 0, 5, "", Origin.PLAIN)
+    plan = Plan(batch, [], rows, decoding, took)
+    return StepRecord(plan, Draft(), Verdict([], [], []), None, [event] * emitted, [], drafters)
+
+
 @dataclass
 class House:
     """A scheduler, a made-up runner, and a cache that remembers what each slot was written for."""
@@ -168,10 +191,10 @@ class House:
         self.check()
         self._check_plan(plan)
         drafts = [self.propose(item.sequence, item.budget.depth) for item in plan.batch]
-        draft = Draft([t for t, _ in drafts], [p for _, p in drafts])
+        draft = Draft(DraftNodes(tokens, parents) for tokens, parents in drafts)
         verdict = self.verify(plan, draft)
         held = {id(item.sequence): len(item.sequence.pages) for item in plan.batch}
-        events = self.scheduler.commit(plan, draft, verdict)
+        events = self.scheduler.commit(plan, draft, verdict).events
         self.check()
         for event in events:
             self.events[event.request_id].append(event)
@@ -227,7 +250,7 @@ class House:
         """Write the rows to the slots, and follow the target through the draft."""
         verdict = Verdict([], [], [])
         for i, item in enumerate(plan.batch):
-            sequence, tokens, parents = item.sequence, draft.tokens[i], draft.parents[i]
+            sequence, (tokens, parents, *_) = item.sequence, draft[i]
             known = sequence.tokens[: item.start + item.count]
             for place in range(item.start):  # what was computed before is still there
                 expected = (sequence.id, tuple(known[: place + 1]))

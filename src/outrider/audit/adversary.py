@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..base.types import Draft, DraftBudget, Scheduled
+from ..base.types import NO_NODES, Draft, DraftBudget, DraftNodes, Scheduled
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
 from ..sampling.shared_noise import Noise
 
@@ -37,21 +37,21 @@ class Adversary(Drafter):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        drafts = []
+        drafts = Draft()
         for item, length in zip(batch, [budget.depth for budget in budgets], strict=True):
             sequence = item.sequence
             answer = self._answers[sequence.request.seed, sequence.sample_index]
             coming = answer[sequence.num_output : sequence.num_output + length]
             if self.name == "ragged":
-                drafts.append(self._tree(coming, length) if length else ([], []))
+                drafts.append(self._tree(coming, length) if length else NO_NODES)
             else:
                 shift = 0 if self.name == "right" else 1
                 tokens = [(token + shift) % self._vocabulary for token in coming]
-                drafts.append((tokens, list(range(-1, len(tokens) - 1))))
-        return Draft([tokens for tokens, _ in drafts], [parents for _, parents in drafts])
+                drafts.append(DraftNodes.chain(tokens))
+        return drafts
 
-    def _tree(self, coming: Sequence[int], length: int) -> tuple[list[int], list[int]]:
-        """Return (tokens, parents) of a random tree."""
+    def _tree(self, coming: Sequence[int], length: int) -> DraftNodes:
+        """Return a random tree."""
         tokens: list[int] = []
         parents: list[int] = []
         depths: dict[int, int] = {-1: 0}
@@ -67,7 +67,7 @@ class Adversary(Drafter):
             depths[len(tokens)] = depths[parent] + 1
             tokens.append(token)
             parents.append(parent)
-        return tokens, parents
+        return DraftNodes(tokens, parents)
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def emitted(
     ]
     if certain or context.drafter is None:
         first, second = (torch.full((n,), token) for token in context.certain)
-        distributions = None
+        distributions: list[torch.Tensor] | list[None] = [None] * n
     else:
         z = context.drafter[0].expand(n, -1)
         first = torch.tensor(noise.draw(z, rows[0])[0])
@@ -106,7 +106,8 @@ def emitted(
         second = torch.tensor(noise.draw(z_q[:, 1], rows[1])[0])
         distributions = list(z_q.unbind())
     chains = Draft.chains(torch.stack((first, second), 1).tolist())
-    draft = Draft(chains.tokens, chains.parents, distributions)
+    pairs = zip(chains, distributions, strict=True)
+    draft = Draft(nodes._replace(logits=z) for nodes, z in pairs)
     root, one, two = context.target
     z_p = torch.stack((root.expand(n, -1), one[first], two[first, second]), 1).reshape(3 * n, -1)
     ordered = [row for triple in zip(*rows, strict=True) for row in triple]

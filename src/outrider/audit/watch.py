@@ -16,12 +16,12 @@ import torch
 from ..base.types import (
     Draft,
     DraftBudget,
-    HiddenStates,
+    DraftNodes,
     LogitsPipeline,
     SamplingParams,
     Scheduled,
     SequenceState,
-    Verdict,
+    StepRecord,
 )  # fmt: skip
 from ..drafters.base import Drafter
 from ..errors import NumericalError, RequestError
@@ -111,25 +111,20 @@ class StepWatch(WrappedDrafter):
             self._distribution.rows = self._now.drafter
         draft = super().propose(batch, budgets, noise)
         if self._now is not None:
-            _refuse_tree(draft, self.name, self.seen)
-            self._now.draft = draft.tokens[0]
+            _refuse_tree(draft[0], self.name, self.seen)
+            self._now.draft = draft[0].tokens
             self._distribution.rows = self._now.target
         return draft
 
-    def observe(
-        self,
-        batch: Sequence[Scheduled],
-        draft: Draft,
-        verdict: Verdict,
-        states: HiddenStates | None,
-    ) -> None:
-        super().observe(batch, draft, verdict, states)
+    def observe(self, record: StepRecord) -> None:
+        super().observe(record)
         step = self._now
         if step is None or self.chosen is not None:
             return
-        step.standing = len(verdict.path[0])
-        step.emitted = batch[0].sequence.tokens[len(step.tokens) :]
-        step.finished = batch[0].sequence.finish_reason is not None
+        sequence = record.plan.batch[0].sequence
+        step.standing = len(record.verdict.path[0])
+        step.emitted = sequence.tokens[len(step.tokens) :]
+        step.finished = sequence.finish_reason is not None
         self.first = self.first or step
         if step.draft:
             self.first_drafted = self.first_drafted or step
@@ -137,10 +132,10 @@ class StepWatch(WrappedDrafter):
             self.chosen = step
 
 
-def _refuse_tree(draft: Draft, name: str, step: int) -> None:
-    if draft.parents[0] != list(range(-1, len(draft.tokens[0]) - 1)):
+def _refuse_tree(draft: DraftNodes, name: str, step: int) -> None:
+    if draft.parents != list(range(-1, len(draft.tokens) - 1)):
         raise RequestError(
-            f"drafter {name!r} drafted a tree of {len(draft.tokens[0])} nodes in step {step}; "
+            f"drafter {name!r} drafted a tree of {len(draft.tokens)} nodes in step {step}; "
             "explain shows chains only, so give a drafter that drafts one token after the other."
         )
 
@@ -159,7 +154,7 @@ def watch_step(
     longest = min(steps, engine.max_model_len)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=longest)
     with (
-        engine.speculator.wrapped(partial(StepWatch, number=step)) as watch,
+        engine.watched(partial(StepWatch, number=step)) as watch,
         closing(llm.stream(prompt, params)) as events,  # type: ignore[type-var]
     ):
         for event in events:

@@ -6,11 +6,10 @@ from typing import Any
 from ..base.types import (
     Draft,
     DraftBudget,
-    HiddenStates,
     LogitsPipeline,
     Scheduled,
     SequenceState,
-    Verdict,
+    StepRecord,
 )
 from ..drafters.base import Drafter
 from ..models.base import RowsModel
@@ -62,14 +61,8 @@ class WrappedDrafter(Drafter):
     ) -> Draft:
         return self.inner.propose(batch, budgets, noise)
 
-    def observe(
-        self,
-        batch: Sequence[Scheduled],
-        draft: Draft,
-        verdict: Verdict,
-        states: HiddenStates | None,
-    ) -> None:
-        self.inner.observe(batch, draft, verdict, states)
+    def observe(self, record: StepRecord) -> None:
+        self.inner.observe(record)
 
     def release(self, seq_id: str, ended: bool) -> None:
         self.inner.release(seq_id, ended)

@@ -10,6 +10,8 @@ from ..errors import ConfigError, shown
 
 AUTO, NONE = "auto", "none"
 """Names of drafters: the engine's own choice, and plain decoding."""
+PREDICTION = "prediction"
+"""Name of the drafter of what a request expects its output to be."""
 TOGETHER = "+"
 """Joins the names of drafters whose drafts are merged."""
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 CHAINS = [list(range(-1, length - 1)) for length in range(64)]
 """The parents of short chains, by length."""
@@ -26,3 +27,9 @@ def sizes(parents: Sequence[int]) -> list[int]:
 def is_chain(parents: Sequence[int]) -> bool:
     """Return True if each node is the child of the one before; some long chains are not known."""
     return len(parents) < len(CHAINS) and parents == CHAINS[len(parents)]
+
+
+def num_alike(first: Iterable[object], second: Iterable[object]) -> int:
+    """Return how many items are the same at the beginning of both."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -6,8 +6,9 @@ every sequence or token of a step avoid frozen dataclasses, which take three tim
 
 from __future__ import annotations
 
+import time
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -290,16 +291,21 @@ class SequenceState:
 class DraftBudget(NamedTuple):
     """The limits of a draft: ``depth`` tokens deep, with at most ``nodes`` nodes.
 
-    Behind a node whose chance of acceptance is below ``least`` nothing needs to be drafted, and
-    one below ``worth`` may be left out; ``rates`` are the chances to reckon with, see
-    ``native.rates.Rates``, None if unknown.
+    At each level the rows of up to ``width`` nodes are run, each of which has up to ``branches``
+    children. By ``rates`` (see ``native.rates.Rates``), None if unknown, a node survives if it and
+    all before it are accepted. Behind one whose chance of that is below ``least`` nothing needs to
+    be drafted, and one below ``worth`` may be left out. Of ``choices`` (see
+    ``native.interface.Choices``), None for all, those are made that the other limits allow.
     """
 
     depth: int
     nodes: int
+    width: int = 1
+    branches: int = 1
     least: float = 0.0
     worth: float = 0.0
     rates: Any = None
+    choices: Any = None
 
 
 NO_DRAFT = DraftBudget(0, 0)
@@ -336,51 +342,68 @@ class Row(NamedTuple):
     base: int
 
 
-class Draft(NamedTuple):
-    """Proposed tokens per scheduled sequence, as trees whose first nodes hang on the last token.
+class DraftNodes(NamedTuple):
+    """The nodes drafted for one sequence: a tree whose first nodes hang on its last token.
 
-    ``tokens[s][i]`` is node i of sequence s and ``parents[s][i]`` the index of its parent node,
-    -1 for the root; parents come before their children and nodes in a chain follow each other.
-    For the ratio rules ``logits[s]`` holds the processed logits that the nodes were drawn
-    from, fp32 [nodes, vocabulary]; None where each node was certain. ``drafters[s]`` is who
-    drafted for sequence s, filled in by the engine. Where a drafter knows them for free,
-    ``sources[s][i]`` says which part of it proposed node i, ``margins[s][i]`` is what sets
-    that node apart (the gap of log q + g to the next candidate, or of drafter suffix the log odds
-    against its siblings), and ``survivals[s][i]`` the chance that node i and all before it are
-    accepted, by the rates of the budget.
+    ``parents[i]`` is the index of node i's parent, -1 for the root; parents come before their
+    children, and nodes in a chain follow each other. The other columns are empty where the drafter
+    does not know them: ``margins`` are what sets a node apart (the gap of log q + g to the next
+    candidate, or of drafter suffix the log odds against its siblings), ``survivals`` the chances,
+    by the rates of the budget, that a node and all before it are accepted, ``sources`` the names of
+    the drafters that proposed it. ``runs`` are the places behind the committed tokens at which
+    nodes have keys and values in the drafter's cache, -1 where they have none. ``logits``, for the
+    ratio rules, are the processed ones that nodes were drawn from, fp32 [nodes, vocabulary]; None
+    where each node was certain.
     """
 
-    tokens: list[list[int]]
-    parents: list[list[int]]
-    logits: list[Any] | None = None
-    drafters: list[str] | None = None
-    sources: list[list[str]] | None = None
-    margins: list[list[float]] | None = None
-    survivals: list[list[float]] | None = None
-    """Of these three a sequence has an empty list where its drafter does not know them."""
+    tokens: list[int]
+    parents: list[int]
+    runs: Sequence[int] = ()
+    margins: Sequence[float] = ()
+    survivals: Sequence[float] = ()
+    logits: Any = None
+    sources: Sequence[str] = ()
 
     @staticmethod
-    def chains(tokens: list[list[int]]) -> Draft:
+    def chain(tokens: list[int]) -> DraftNodes:
         """Return a draft without branches: each node the child of the one before."""
-        return Draft(tokens, [list(range(-1, len(t) - 1)) for t in tokens])
+        return DraftNodes(tokens, [*range(-1, len(tokens) - 1)])
 
-    def depth(self, index: int) -> int:
-        """Return the depth of the draft of sequence ``index``."""
-        parents = self.parents[index]
+    @property
+    def depth(self) -> int:
+        """The depth of the tree."""
+        parents = self.parents
         return len(parents) if is_chain(parents) else max(depths(parents), default=0)
 
 
+class Draft(list[DraftNodes]):
+    """The drafts of the sequences of a step."""
+
+    @staticmethod
+    def chains(tokens: Iterable[list[int]]) -> Draft:
+        """Return drafts without branches."""
+        return Draft(map(DraftNodes.chain, tokens))
+
+
+NO_NODES = DraftNodes([], [])
+"""The draft of a sequence for which nothing is drafted."""
+
+
 class Drafted(NamedTuple):
-    """The draft of a sequence in one step: its drafter, its nodes' tokens, its depth."""
+    """The draft of a sequence in one step: its drafter, its nodes' tokens, its depth.
+
+    ``accepted`` of its tokens were emitted.
+    """
 
     drafter: str
     tokens: list[int]
     depth: int
+    accepted: int = 0
 
     def cut(self, depth: int) -> Drafted:
         """Return the draft cut to ``depth``; of a tree all nodes stay."""
-        chain = len(self.tokens) == self.depth
-        return self._replace(tokens=self.tokens[:depth] if chain else self.tokens, depth=depth)
+        tokens = self.tokens[:depth] if len(self.tokens) == self.depth else self.tokens
+        return Drafted(self.drafter, tokens, depth, min(self.accepted, depth))
 
 
 @dataclass(frozen=True)
@@ -437,6 +460,60 @@ class Event(NamedTuple):
     start: Start | None = None
     stop_reason: int | str | None = None
     prompt_index: int = 0
+
+
+class Plan(NamedTuple):
+    """One step: the sequences that run, and those whose pages were taken to make room.
+
+    ``rows`` counts the committed rows of the batch, ``decoding`` its sequences that have no others
+    than their last token's. Parts of the step note their ``seconds``.
+    """
+
+    batch: list[Scheduled]
+    preempted: list[SequenceState]
+    rows: int
+    decoding: int
+    seconds: StepSeconds
+
+
+class StepSeconds:
+    """The seconds of a step; its clock runs from when it is made until ``stop``.
+
+    ``draft`` and ``verify`` are those of its parts, ``drafters`` those that each drafter took.
+    """
+
+    __slots__ = ("_begin", "draft", "drafters", "step", "verify")
+
+    def __init__(self) -> None:
+        self.step = self.draft = self.verify = 0.0
+        self.drafters: dict[str, float] = {}
+        self._begin = time.perf_counter()
+
+    def stop(self) -> None:
+        """Note the seconds since the step began."""
+        self.step = time.perf_counter() - self._begin
+
+
+class StepRecord(NamedTuple):
+    """One step that was committed: what was planned, drafted, decided and emitted.
+
+    ``states`` are the target's hidden states of the layers that drafters want, None if none are
+    wanted. ``drafters`` are the names of those whose drafts were verified, ``ended`` the sequences
+    that are done.
+    """
+
+    plan: Plan
+    draft: Draft
+    verdict: Verdict
+    states: HiddenStates | None
+    events: list[Event]
+    ended: list[SequenceState]
+    drafters: set[str]
+
+    @property
+    def seconds(self) -> StepSeconds:
+        """The seconds that the step took."""
+        return self.plan.seconds
 
 
 SAMPLE = attrgetter("sample_index")

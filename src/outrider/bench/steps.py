@@ -8,16 +8,15 @@ since others may use the machine for a while.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from operator import attrgetter
 from statistics import fmean, median
 from typing import NamedTuple, TypeVar
 
-from ..base.types import Counts, SamplingParams, Speculation
+from ..base.types import Counts, SamplingParams, Speculation, StepRecord
 from ..drafters.base import Drafter
-from ..engine.control.costs import Costs, Curve, DraftCosts, StepCosts
+from ..engine.control.costs import Costs, Curve, DraftCosts
 from ..engine.measure import plausible
 from ..errors import ConfigError
 from ..frontend.outputs import RequestState
@@ -65,28 +64,6 @@ class Timed(NamedTuple):
         return self.seconds - self.draft - self.verify
 
 
-@dataclass
-class Recorder(StepCosts):
-    """Keeps what the last step took, if all of ``size`` sequences decoded in it."""
-
-    size: int = 1
-    last: tuple[float, float, float] | None = None
-
-    def observe(
-        self,
-        rows: int,
-        decoding: int,
-        emitted: int,
-        drafters: Set[str],
-        seconds: float,
-        draft_seconds: float,
-        verify_seconds: float,
-    ) -> None:
-        """See ``StepCosts.observe``."""
-        whole = rows == decoding == self.size
-        self.last = (seconds, draft_seconds, verify_seconds) if whole else None
-
-
 def timed(
     llm: LLM, prompts: Sequence[str], size: int, k: int, tokens: int, temperature: float = 0.0
 ) -> tuple[list[Timed], Counts]:
@@ -96,13 +73,13 @@ def timed(
     decode together, whether drafts make some faster or not. Prompts begin again until there were
     ``PASSES`` times as many as run together. The counts are those of all steps.
     """
-    kept, recorder = llm.engine.costs, Recorder(size=size)
+    engine = llm.engine
     how = Speculation(enabled=k > 0, num_speculative_tokens=k or None)
     count = len(prompts) if size == 1 else max(len(prompts), PASSES * size)
     waiting = enumerate(islice(cycle(prompts), count))
     running: dict[str, RequestState] = {}
     steps, counts = list[Timed](), Counts()
-    llm.engine.costs = recorder
+    tries_plain, engine.chooser.tries_plain = engine.chooser.tries_plain, False
     try:
         while True:
             for seed, prompt in islice(waiting, size - len(running)):
@@ -113,21 +90,28 @@ def timed(
                 running[state.request.id] = state
             if not running:
                 break
-            events = llm.engine.step()
-            llm.engine.settle()
-            if recorder.last is not None:
-                drafted = sum(len(each.drafted.tokens) for each in events if each.drafted)
-                steps.append(Timed(size, len(events), drafted, *recorder.last))
+            events = engine.step()
+            engine.settle()
+            steps += timed_steps(engine.record, size)
             for event in events:
                 state = running[event.request_id]
                 state.take(event)
                 if state.done:
                     counts.add(running.pop(event.request_id).counts)
     finally:
-        llm.engine.costs = kept
+        engine.chooser.tries_plain = tries_plain
         for request_id in running:
-            llm.engine.abort(request_id)
+            engine.abort(request_id)
     return steps, counts
+
+
+def timed_steps(record: StepRecord | None, size: int) -> list[Timed]:
+    """Return what a step took, if all of ``size`` sequences decoded in it, else nothing."""
+    if record is None or not record.plan.rows == record.plan.decoding == size:
+        return []
+    events, seconds = record.events, record.seconds
+    drafted = sum(len(each.drafted.tokens) for each in events if each.drafted)
+    return [Timed(size, len(events), drafted, seconds.step, seconds.draft, seconds.verify)]
 
 
 def profile(

@@ -19,7 +19,7 @@ from ..checkpoints.tokenizers import read_codec
 from ..drafters.base import NoSpec
 from ..drafters.prediction import PredictionSpec
 from ..drafters.registry import find_drafter
-from ..engine.switch import SpeculationState
+from ..engine.control.switch import SpeculationState
 from ..errors import ConfigError, OutriderError
 from ..llm import LLM
 from ..params import StructuredOutputsParams
@@ -119,13 +119,13 @@ class Workbench:
         """What ``LLM(drafter=)`` calls drafters that were named."""
         options = {"max_num_seqs": most, "enable_prefix_caching": False, **engine}
         usual = LLM(model, drafter=drafter, num_speculative_tokens=lengths[-1], **options)
-        speculator = usual.engine.speculator
+        menu = usual.engine.menu
         self.folders = {
             spec.name: str(spec.folder) for spec in usual.drafter.members if spec.folder is not None
         }
         """The checkpoints of drafters."""
         self._engines = {0: usual}
-        first = speculator.portfolio[0]
+        first = menu.portfolio[0]
         for nodes, depth in trees:
             self._engines[nodes] = LLM(
                 model, drafter=self.names.get(first, first), num_speculative_tokens=depth,
@@ -133,12 +133,12 @@ class Workbench:
             )  # fmt: skip
         families = {
             name: [k for k in lengths if k <= _longest(usual, name)]
-            for name in speculator.names
+            for name in menu.names
             if name not in (AUTO, NoSpec.name) and PredictionSpec.name not in name.split("+")
         }
         self.families = {name: each for name, each in families.items() if each}
         """Draft lengths by drafter."""
-        self.others = [Setting(AUTO, lengths[-1])] if AUTO in speculator.names else []
+        self.others = [Setting(AUTO, lengths[-1])] if AUTO in menu.names else []
         self.others += [Setting(first, depth, nodes) for nodes, depth in trees]
         """Settings that no other tells of."""
         self._num_prompts = len(workload.first(num_prompts).items)
@@ -216,5 +216,5 @@ def _check(name: str, values: Sequence[int], least: int, most: int | None = None
 
 def _longest(llm: LLM, name: str) -> int:
     """Return the longest draft of a drafter, or of several together."""
-    drafters = llm.engine.speculator.drafters
+    drafters = llm.engine.drafting.drafters
     return min(drafters[part].max_length for part in name.split("+"))

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from ..base.config import EngineConfig
 from ..base.methods import NONE
-from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
+from ..base.types import Draft, DraftBudget, DraftNodes, Scheduled, SequenceState, StepRecord
 from ..checkpoints.families import find_folder
 from ..checkpoints.files import Files
 from ..models.base import Model, RowsModel, Store
@@ -64,7 +64,7 @@ class Drafter(ABC):
         of their prompt with a depth of 0. The noise is the target's own.
         """
 
-    def peek(self, sequence: SequenceState, depth: int) -> Draft | None:
+    def peek(self, sequence: SequenceState, depth: int) -> DraftNodes | None:
         """Return a chain behind one sequence that costs next to nothing; None where it costs more.
 
         It is scored against what the target says and not verified, so that the engine knows what
@@ -88,17 +88,11 @@ class Drafter(ABC):
         """Return how many tokens of a sequence it must read before it can draft for it."""
         return 0
 
-    def observe(
-        self,
-        batch: Sequence[Scheduled],
-        draft: Draft,
-        verdict: Verdict,
-        states: HiddenStates | None,
-    ) -> None:
-        """Take in what was committed: ``sequence.tokens`` hold it already.
+    def observe(self, record: StepRecord) -> None:
+        """Take in a step that was committed, whoever drafted.
 
-        ``batch`` is the whole step's, whoever drafted. ``states`` are the target's hidden states of
-        ``target_layers``, None where no drafter wants any.
+        The sequences of its batch have their new tokens already. Its hidden states are those of the
+        layers that all drafters want.
         """
         return
 
@@ -126,8 +120,8 @@ class ChainDrafter(Drafter):
         pairs = zip(batch, lengths, strict=True)
         return Draft.chains([self.draft(i.sequence, n) if n else [] for i, n in pairs])
 
-    def peek(self, sequence: SequenceState, depth: int) -> Draft | None:
-        return Draft.chains([self.draft(sequence, depth)])
+    def peek(self, sequence: SequenceState, depth: int) -> DraftNodes | None:
+        return DraftNodes.chain(self.draft(sequence, depth))
 
     def release(self, seq_id: str, ended: bool) -> None:
         self._states.pop(seq_id, None)

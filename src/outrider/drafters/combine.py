@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..base.types import Draft, DraftBudget
+from ..base.types import Draft, DraftBudget, DraftNodes
 
 
 def part_of(budgets: Sequence[DraftBudget], parts: int) -> list[DraftBudget]:
@@ -23,41 +23,37 @@ def merged(names: Sequence[str], drafts: Sequence[Draft], budgets: Sequence[Draf
         drafts: theirs, for the same sequences.
         budgets: nodes beyond them are left out.
     """
-    trees = [_Tree() for _ in budgets]
-    for index, (tree, budget) in enumerate(zip(trees, budgets, strict=True)):
-        for name, draft in zip(names, drafts, strict=True):
-            tree.add(name, draft, index, budget.nodes)
-    return Draft(
-        [tree.tokens for tree in trees],
-        [tree.parents for tree in trees],
-        margins=[tree.margins for tree in trees],
-        sources=[tree.sources for tree in trees],
-    )
+    trees = Draft()
+    for each, budget in zip(zip(*drafts, strict=True), budgets, strict=True):
+        tree = _Tree(budget.nodes)
+        for name, nodes in zip(names, each, strict=True):
+            tree.add(name, nodes)
+        whole = DraftNodes(tree.tokens, tree.parents, margins=tree.margins, sources=tree.sources)
+        trees.append(whole)
+    return trees
 
 
 class _Tree:
-    """The nodes of one sequence."""
+    """The nodes of one sequence, ``most`` of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.margins: list[float] = []
         self.sources: list[str] = []
+        self._most = most
         self._known: dict[tuple[int, int], int] = {}
 
-    def add(self, name: str, draft: Draft, index: int, most: int) -> None:
-        """Take in the nodes of a draft that are not here yet, up to ``most`` in all."""
-        places = {-1: -1}
-        margins = draft.margins[index] if draft.margins else []
-        for node, (token, parent) in enumerate(
-            zip(draft.tokens[index], draft.parents[index], strict=True)
-        ):
+    def add(self, name: str, nodes: DraftNodes) -> None:
+        """Take in the nodes of a draft that are not here yet."""
+        places, margins = {-1: -1}, nodes.margins
+        for node, (token, parent) in enumerate(zip(nodes.tokens, nodes.parents, strict=True)):
             if parent not in places:
                 continue
             above = places[parent]
             place = self._known.get((above, token))
             if place is None:
-                if len(self.tokens) == most:
+                if len(self.tokens) == self._most:
                     continue
                 place = self._known[above, token] = len(self.tokens)
                 self.tokens.append(token)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from ..base.config import EngineConfig
-from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
+from ..base.trees import num_alike
+from ..base.types import NO_NODES, Draft, DraftBudget, Scheduled, SequenceState, StepRecord
 from ..checkpoints.heads import EAGLE3, PEAGLE
 from ..models.decide import DraftInput
 from ..models.native_head import NativeHead
@@ -22,7 +23,7 @@ from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, Needs
 from .heads import HeadSpec, native_target
-from .model import CATCH_UP, NOTHING, draft_limits, draft_of, num_alike, num_nodes
+from .model import CATCH_UP, draft_limits, num_nodes
 from .states import PageStates, StateRing, Waiting
 
 UNREAD = 4096
@@ -161,7 +162,7 @@ class EagleDrafter(Drafter):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        found = [NOTHING] * len(batch)
+        found = [NO_NODES] * len(batch)
         segments: list[Segment] = []
         inputs: list[DraftInput | None] = []
         drafting: list[int] = []
@@ -200,7 +201,7 @@ class EagleDrafter(Drafter):
             made = [nodes for nodes, asked in zip(drafts, inputs, strict=True) if asked]
             for i, nodes in zip(drafting, made, strict=True):
                 found[i] = nodes
-        return draft_of(found)
+        return Draft(found)
 
     def _segment(self, sequence: SequenceState, state: _State, end: int) -> Segment:
         """Return the rows of a sequence that are to be read next, up to ``end``."""
@@ -242,14 +243,9 @@ class EagleDrafter(Drafter):
         state = self._states.get(sequence.id) or self._known(sequence)
         return len(sequence.tokens) - state.num_computed
 
-    def observe(
-        self,
-        batch: Sequence[Scheduled],
-        draft: Draft,
-        verdict: Verdict,
-        states: HiddenStates | None,
-    ) -> None:
+    def observe(self, record: StepRecord) -> None:
         """Keep the hidden states of committed rows, and make states of them, at once or later."""
+        states, verdict = record.states, record.verdict
         assert states is not None
         room, waiting = states.layers, self._waiting
         assert isinstance(room, HiddenRoom)
@@ -257,7 +253,7 @@ class EagleDrafter(Drafter):
         # There may be layers in between that other drafters want.
         order = [room.room.layers.index(layer) for layer in self._model.target_layers]
         now: list[tuple[str, Waiting]] = []
-        for item, path, first in zip(batch, verdict.path, states.first, strict=True):
+        for item, path, first in zip(record.plan.batch, verdict.path, states.first, strict=True):
             start, sequence, name = item.start, item.sequence, item.sequence.id
             begin, stop = offset + first, offset + first + item.count
             rows = [*range(begin, stop)]

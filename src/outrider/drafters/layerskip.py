@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..base.types import Draft, DraftBudget, Scheduled, SequenceState
+from ..base.types import NO_NODES, Draft, DraftBudget, Scheduled, SequenceState
 from ..errors import ConfigError, shown
 from ..models.base import Store
 from ..models.decide import DraftInput
@@ -29,7 +29,7 @@ from ..native.rates import BINS, DEPTHS, RANKS, Rates
 from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
 from .heads import native_target
-from .model import NOTHING, draft_limits, draft_of, num_nodes
+from .model import draft_limits, num_nodes
 from .skips import FEWEST_ROWS, REUSED, ROWS, Search, Skips, Space, Window, scratch_pages
 
 EVERY = 8
@@ -234,7 +234,7 @@ class LayerskipDrafter(Drafter):
             and item.start == len(item.sequence.tokens) - 1
             and item.sequence.pipeline.native_handle
         ]
-        found = [NOTHING] * len(batch)
+        found = [NO_NODES] * len(batch)
         groups: dict[tuple[int, ...], list[int]] = {}
         for i in ready:
             sublayers = self._sublayers(batch[i].sequence)
@@ -253,7 +253,7 @@ class LayerskipDrafter(Drafter):
             drafts = self._target.draft(segments, self._store, inputs, noise, sublayers=sublayers)
             for i, nodes in zip(group, drafts, strict=True):
                 found[i] = nodes if budgets[i].rates else nodes._replace(survivals=[])
-        return draft_of(found)
+        return Draft(found)
 
     def _sublayers(self, sequence: SequenceState) -> tuple[int, ...]:
         """Return the sublayers that draft for a sequence; none where no draft would pay."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..base.fields import Fields
-from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, Verdict
+from ..base.types import NO_NODES, Draft, DraftBudget, Scheduled, StepRecord
 from ..checkpoints.choices import read_choices
 from ..checkpoints.heads import MEDUSA, Head
 from ..models.decide import DraftInput
@@ -19,7 +19,7 @@ from ..native.interface import Choices
 from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, Needs
 from .heads import HeadSpec, native_target
-from .model import NOTHING, draft_limits, draft_of, num_nodes
+from .model import draft_limits, num_nodes
 
 
 class Loaded(NamedTuple):
@@ -117,7 +117,7 @@ class MedusaDrafter(Drafter):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        found = [NOTHING] * len(batch)
+        found = [NO_NODES] * len(batch)
         segments: list[Segment] = []
         inputs: list[DraftInput] = []
         drafting: list[int] = []
@@ -133,23 +133,18 @@ class MedusaDrafter(Drafter):
             drafts = self._model.draft(segments, self._store, inputs, noise)
             for i, nodes in zip(drafting, drafts, strict=True):
                 found[i] = nodes
-        return draft_of(found)
+        return Draft(found)
 
-    def observe(
-        self,
-        batch: Sequence[Scheduled],
-        draft: Draft,
-        verdict: Verdict,
-        states: HiddenStates | None,
-    ) -> None:
+    def observe(self, record: StepRecord) -> None:
         """Keep the state of the last committed row of each sequence."""
+        states, batch, paths = record.states, record.plan.batch, record.verdict.path
         assert states is not None
         rows = [
             first + item.count + path[-1] if path else first + item.count - 1
-            for item, path, first in zip(batch, verdict.path, states.first, strict=True)
+            for item, path, first in zip(batch, paths, states.first, strict=True)
         ]
         last = states.layers[self.target_layers[0]][rows]
-        for i, (item, path) in enumerate(zip(batch, verdict.path, strict=True)):
+        for i, (item, path) in enumerate(zip(batch, paths, strict=True)):
             position = item.start + item.count - 1 + len(path)
             self._last[item.sequence.id] = position, last[i : i + 1]
 

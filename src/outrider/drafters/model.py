@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import takewhile
 
 from ..base.config import EngineConfig
-from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
+from ..base.trees import num_alike
+from ..base.types import (
+    NO_NODES,
+    Draft,
+    DraftBudget,
+    DraftNodes,
+    Scheduled,
+    SequenceState,
+    StepRecord,
+)
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import Architecture
 from ..errors import ModelError
 from ..models.base import Model, Store
-from ..models.decide import DraftInput, DraftNodes
+from ..models.decide import DraftInput
 from ..models.load import cannot_go_back, load_model
 from ..models.rows import Segment
-from ..native.interface import Choices, DraftLimits
+from ..native.interface import Choices
 from ..native.rates import GUESSED
 from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, FolderSpec, Needs
@@ -34,8 +42,6 @@ MOST_WIDTH = 8
 """Rows of one sequence that are run at a level of its tree, at most."""
 KNOWN_BUDGETS = 256
 
-NOTHING = DraftNodes([], [])
-
 
 @dataclass
 class CachedState:
@@ -49,14 +55,8 @@ class CachedState:
     num_computed: int = 0
     noted: int = 0
     base: int = 0
-    nodes: DraftNodes = NOTHING
+    nodes: DraftNodes = NO_NODES
     pages: array[int] = field(default_factory=lambda: array("i"))
-
-
-def num_alike(first: Iterable[object], second: Iterable[object]) -> int:
-    """Return how many items are the same at the beginning of both."""
-    pairs = zip(first, second, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def keep_accepted(
@@ -82,7 +82,7 @@ def keep_accepted(
         count += 1
     if sources:
         store.move(sources, targets)
-    state.nodes = NOTHING
+    state.nodes = NO_NODES
     return count
 
 
@@ -145,26 +145,19 @@ def num_nodes(config: EngineConfig, longest: int) -> int:
     return max(longest, most or 0)
 
 
-def draft_of(found: Sequence[DraftNodes]) -> Draft:
-    """Return the draft of a step from the nodes of each of its sequences, without their logits."""
-    tokens, parents, _, margins, survivals, _ = map(list, zip(*found, strict=True))
-    return Draft(tokens, parents, margins=margins, survivals=survivals)
-
-
 @lru_cache(KNOWN_BUDGETS)
-def draft_limits(budget: DraftBudget, choices: Choices | None = None) -> DraftLimits:
+def draft_limits(budget: DraftBudget, choices: Choices | None = None) -> DraftBudget:
     """Return the limits of a draft: of a tree where there may be more nodes than levels.
 
     ``choices`` are the only nodes of trees, of which the likeliest are kept; None for any.
     """
-    depth, nodes, least, worth, rates = budget
+    depth, nodes, rates = budget.depth, budget.nodes, budget.rates or GUESSED
     if nodes <= depth:
-        return DraftLimits(depth, depth, 1, 1, least, worth, rates)
+        return budget._replace(nodes=depth)
     if choices is not None:
-        given = nodes, choices.branches, least, worth, rates or GUESSED, choices
-        return DraftLimits(depth, nodes, *given)
+        return budget._replace(width=nodes, branches=choices.branches, rates=rates, choices=choices)
     width = max(1, min(MOST_WIDTH, nodes // max(1, depth - 1)))
-    return DraftLimits(depth, nodes, width, BRANCHES, least, worth, rates or GUESSED)
+    return budget._replace(width=width, branches=BRANCHES, rates=rates)
 
 
 class ModelDrafter(Drafter):
@@ -214,7 +207,7 @@ class ModelDrafter(Drafter):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        found = [NOTHING] * len(batch)
+        found = [NO_NODES] * len(batch)
         segments: list[Segment] = []
         inputs: list[DraftInput | None] = []
         running: list[tuple[int, CachedState]] = []
@@ -238,7 +231,7 @@ class ModelDrafter(Drafter):
             for page in pages[start // size :]:
                 self._whole.pop(page, None)
             state.num_computed = start + len(behind)
-            state.base, state.nodes = len(known), NOTHING
+            state.base, state.nodes = len(known), NO_NODES
             if behind:
                 draws, prompt = state.num_computed == len(known), sequence.prompt_length
                 segments.append(Segment(behind, start, pages, draws, prompt, (), (), sequence.id))
@@ -249,8 +242,7 @@ class ModelDrafter(Drafter):
             drafts = self._model.draft(segments, self._store, inputs, noise, self._needs_logits)
             for (i, state), nodes in zip(running, drafts, strict=True):
                 state.nodes = found[i] = nodes
-        kept = [nodes.logits for nodes in found] if self._needs_logits else None
-        return draft_of(found)._replace(logits=kept)
+        return Draft(found)
 
     def _first_needed(self, sequence: SequenceState, state: CachedState) -> int:
         """Return the first position that what is drafted next depends on and that is not read."""
@@ -262,17 +254,11 @@ class ModelDrafter(Drafter):
         state = self._states.get(sequence.id) or self._known(sequence)
         return len(sequence.tokens) - self._first_needed(sequence, state)
 
-    def observe(
-        self,
-        batch: Sequence[Scheduled],
-        draft: Draft,
-        verdict: Verdict,
-        states: HiddenStates | None,
-    ) -> None:
+    def observe(self, record: StepRecord) -> None:
         """Keep what was drafted and committed alike; the rest is computed anew when needed."""
         if not self._states:
             return
-        for item in batch:
+        for item in record.plan.batch:
             state = self._states.get(item.sequence.id)
             if state is None:
                 continue

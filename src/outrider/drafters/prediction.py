@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ..base.methods import PREDICTION
 from ..base.types import SequenceState
 from .base import ChainDrafter, DrafterContext, DrafterSpec
 
@@ -30,7 +31,7 @@ class _State:
 class PredictionSpec(DrafterSpec):
     """The output that a request expects."""
 
-    name = "prediction"
+    name = PREDICTION
     wants = "a request that says what output it expects"
     costs = "a lookup, microseconds"
     prior = 0.8
@@ -48,7 +49,7 @@ class PredictionDrafter(ChainDrafter):
     draft costs little and a right one is usually long.
     """
 
-    name = "prediction"
+    name = PREDICTION
 
     def draft(self, sequence: SequenceState, length: int) -> list[int]:
         expected = sequence.request.speculation.prediction

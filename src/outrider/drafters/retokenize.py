@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
+from ..base.types import NO_NODES, Draft, DraftBudget, Scheduled, SequenceState, StepRecord
 from ..cache.pages import PagePool, extend_keys
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import find_folder
@@ -29,10 +29,8 @@ from .base import Drafter, DrafterContext, DrafterSpec, Needs
 from .heads import native_target
 from .model import (
     CATCH_UP,
-    NOTHING,
     CachedState,
     draft_limits,
-    draft_of,
     keep_accepted,
     num_nodes,
 )
@@ -189,7 +187,7 @@ class RetokenizeDrafter(Drafter):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        found = [NOTHING] * len(batch)
+        found = [NO_NODES] * len(batch)
         segments: list[Segment] = []
         inputs: list[DraftInput | None] = []
         running: list[tuple[int, _State]] = []
@@ -209,7 +207,7 @@ class RetokenizeDrafter(Drafter):
                 continue
             rows -= len(behind) if len(behind) > USUAL else 0
             end = state.num_computed = state.num_computed + len(behind)
-            state.base, state.nodes, state.told = end, NOTHING, len(sequence.tokens)
+            state.base, state.nodes, state.told = end, NO_NODES, len(sequence.tokens)
             state.pages = state.table[end // self._pool.page_size :]
             segments.append(
                 Segment(behind, end - len(behind), state.table, draws, 0, key=sequence.id)
@@ -220,7 +218,7 @@ class RetokenizeDrafter(Drafter):
             drafts = self._model.draft(segments, self._store, inputs, noise)
             for (i, state), nodes in zip(running, drafts, strict=True):
                 state.nodes = found[i] = nodes
-        return draft_of(found)
+        return Draft(found)
 
     def _behind(
         self, sequence: SequenceState, state: _State, budget: DraftBudget, room: int
@@ -268,7 +266,7 @@ class RetokenizeDrafter(Drafter):
         """Draft no more for a sequence until another one ends."""
         self._pool.free(state.table)
         state.num_computed = state.noted = 0
-        state.nodes, state.waits = NOTHING, True
+        state.nodes, state.waits = NO_NODES, True
 
     def num_unread(self, sequence: SequenceState) -> int:
         state = self._states.get(sequence.id)
@@ -277,17 +275,11 @@ class RetokenizeDrafter(Drafter):
         untaken = len(sequence.tokens) - state.context.taken
         return untaken + len(state.context.ids) - state.num_computed
 
-    def observe(
-        self,
-        batch: Sequence[Scheduled],
-        draft: Draft,
-        verdict: Verdict,
-        states: HiddenStates | None,
-    ) -> None:
+    def observe(self, record: StepRecord) -> None:
         """Keep what was drafted and committed alike, and let others find full pages."""
-        for item in batch:
+        for item in record.plan.batch:
             state = self._states.get(item.sequence.id)
-            if state is None or state.nodes is NOTHING:
+            if state is None or state.nodes is NO_NODES:
                 continue
             committed = item.sequence.tokens[state.told :]
             size = self._pool.page_size

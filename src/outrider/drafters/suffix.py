@@ -10,9 +10,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
-from typing import NamedTuple
 
-from ..base.types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
+from ..base.types import (
+    NO_NODES,
+    Draft,
+    DraftBudget,
+    DraftNodes,
+    Scheduled,
+    SequenceState,
+    StepRecord,
+)
 from ..native.choice import library
 from ..native.interface import SUFFIX_DEPTH
 from ..sampling.shared_noise import Noise
@@ -99,17 +106,6 @@ class _State:
     known: int
 
 
-class SuffixNodes(NamedTuple):
-    """The nodes drafted for one sequence, parents first.
-
-    ``margins`` are their log odds against all their siblings together.
-    """
-
-    tokens: list[int]
-    parents: list[int]
-    margins: list[float]
-
-
 class SuffixDrafter(Drafter):
     """Drafts what followed most often, see ``SuffixIndex.draft``.
 
@@ -132,7 +128,7 @@ class SuffixDrafter(Drafter):
         self._running: dict[str, SequenceState] = {}
         """Whose output the store will keep, by the sequence's id."""
 
-    def draft(self, sequence: SequenceState, budget: DraftBudget) -> SuffixNodes:
+    def draft(self, sequence: SequenceState, budget: DraftBudget) -> DraftNodes:
         """Return nodes that may follow a sequence; of the drafter only its own state changes."""
         tokens, reach = sequence.tokens, self._room + SUFFIX_DEPTH
         state = self._states.get(sequence.id)
@@ -147,35 +143,23 @@ class SuffixDrafter(Drafter):
         found = state.index.draft(store, budget.depth, budget.nodes)
         odds = zip(found.counts, found.rests, strict=True)
         margins = [log((count + 0.5) / (rest + 0.5)) for count, rest in odds]
-        return SuffixNodes(found.tokens, found.parents, margins)
+        return DraftNodes(found.tokens, found.parents, margins=margins)
 
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        nothing, self.catching_up = SuffixNodes([], [], []), False
-        drafts = [
-            self.draft(item.sequence, budget) if budget.depth else nothing
-            for item, budget in zip(batch, budgets, strict=True)
-        ]
+        self.catching_up = False
         return Draft(
-            [each.tokens for each in drafts],
-            [each.parents for each in drafts],
-            margins=[each.margins for each in drafts],
+            self.draft(item.sequence, budget) if budget.depth else NO_NODES
+            for item, budget in zip(batch, budgets, strict=True)
         )
 
-    def peek(self, sequence: SequenceState, depth: int) -> Draft | None:
-        nodes = self.draft(sequence, DraftBudget(depth, depth))
-        return Draft([nodes.tokens], [nodes.parents], margins=[nodes.margins])
+    def peek(self, sequence: SequenceState, depth: int) -> DraftNodes | None:
+        return self.draft(sequence, DraftBudget(depth, depth))
 
-    def observe(
-        self,
-        batch: Sequence[Scheduled],
-        draft: Draft,
-        verdict: Verdict,
-        states: HiddenStates | None,
-    ) -> None:
+    def observe(self, record: StepRecord) -> None:
         if self._store is not None:
-            self._running.update((item.sequence.id, item.sequence) for item in batch)
+            self._running.update((item.sequence.id, item.sequence) for item in record.plan.batch)
 
     def release(self, seq_id: str, ended: bool) -> None:
         self._states.pop(seq_id, None)

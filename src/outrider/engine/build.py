@@ -21,10 +21,11 @@ from ..models.base import Model
 from ..models.load import cannot_go_back, load_model
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.ratio import make_rule
-from .adaptive import methods_of
-from .control.controller import Controller
+from .control.choices import methods_of
+from .control.chooser import AdaptiveChooser
 from .control.costs import CostModel
-from .control.survival import PRIORS, SECOND_DRAFTER, SIBLINGS, Survival
+from .control.survival import PRIORS, Survival
+from .control.tuning import USUAL
 from .drafting import overrides
 from .engine import Engine
 from .measure import find_costs
@@ -101,12 +102,12 @@ def build_engine(
     }
     for name, each in drafters.items():
         _check_needs(each, needs[name])
-    controller = None
+    chooser = None
     if target.truncates and (spec.auto or config.num_speculative_tokens is None):
         key = {"model": folder, "dtype": target.dtype, "quantization": config.quantization}
         files = [each.folder for each in specs.values() if each.folder is not None]
         key |= {"drafters": files, "drafter": config.drafter_quantization}
-        controller = _controller(target, drafters, rule, config, together, key, thorough)
+        chooser = _chooser(target, drafters, rule, config, together, key, thorough)
     return Engine(
         target,
         drafters,
@@ -118,7 +119,7 @@ def build_engine(
         tokenizer,
         together,
         [each.name for each in spec.members] or [SuffixSpec.name],
-        controller,
+        chooser,
     )
 
 
@@ -144,7 +145,7 @@ def _together(
     return tuple((name, lookup) for name in neural) if trees else ()
 
 
-def _controller(
+def _chooser(
     model: Model,
     drafters: Mapping[str, Drafter],
     rule: AcceptanceRule,
@@ -152,11 +153,11 @@ def _controller(
     together: Sequence[tuple[str, ...]],
     key: Mapping[str, object],
     thorough: bool,
-) -> Controller:
-    """Return the controller of an engine, with what its steps cost."""
+) -> AdaptiveChooser:
+    """Return the chooser of an engine, with what its steps cost."""
     trees = rule.trees and model.trees
     methods = methods_of(drafters, config.max_draft_length, together, trees)
-    longest = max([each.longest * each.width for each in methods.values()], default=0)
+    longest = max([each.max_depth * each.width for each in methods.values()], default=0)
     drafting = {name: each for name, each in drafters.items() if name in methods}
     rows = config.max_num_seqs * (1 + longest)
     merging = [*map(TOGETHER.join, together)]
@@ -168,12 +169,12 @@ def _controller(
     if config.preset is not None:
         priors = dict.fromkeys(methods, PRESETS[config.preset].accepted)
     wider = {
-        name: (method.drafters[0], SIBLINGS if method.width > 1 else SECOND_DRAFTER)
+        name: (method.drafters[0], USUAL.siblings_share if method.width > 1 else USUAL.second_share)
         for name, method in methods.items()
         if name not in drafters
     }
     shadowed = frozenset(n for n, each in drafting.items() if overrides(each, "peek"))
-    return Controller(CostModel(costs), Survival(priors, wider), methods, shadowed)
+    return AdaptiveChooser(CostModel(costs), Survival(priors, wider), methods, shadowed)
 
 
 def _check_needs(drafter: Drafter, needs: Needs) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
 from ..base.config import EngineConfig
-from ..base.types import Counts, Draft, Event, HiddenStates, Request, SequenceState, Verdict
+from ..base.methods import NONE
+from ..base.types import Counts, Event, Request, SequenceState, StepRecord, StepSeconds
 from ..cache.pages import PagePool, extend_keys
-from ..drafters.base import Drafter, NoSpec
+from ..drafters.base import Drafter
 from ..errors import ConfigError, RequestError
 from ..models.base import Model
 from ..native.native_sampling import measurer, sequence_pipeline, shared_noise
@@ -21,15 +22,16 @@ from ..sampling.grammar import Grammars
 from ..sampling.pipeline import RequestPipeline
 from ..text.detokenize import Detokenizer
 from ..text.panics import no_panic
-from .adaptive import Adaptive, Seconds
-from .control.controller import Controller
-from .control.costs import StepCosts
+from .control.chooser import AdaptiveChooser, Chooser
+from .control.costs import CostModel
 from .control.summary import summary
-from .drafting import Speculator
+from .control.switch import Menu, SpeculationState
+from .drafting import Drafting
 from .memory import Budget
-from .scheduler import Plan, Scheduler
-from .switch import SpeculationState
-from .verify import Runner
+from .scheduler import Scheduler
+from .verify import Verifier
+
+D = TypeVar("D", bound=Drafter)
 
 KNOWN_WORDS = 4
 """Lists of bad words whose ids are kept."""
@@ -60,14 +62,6 @@ def check_drafter(drafter: Drafter, rule: AcceptanceRule, model: Model) -> None:
         )
 
 
-class _Seconds(NamedTuple):
-    """The seconds of a step up to its events, and those of its drafting and verifying."""
-
-    step: float
-    draft: float
-    verify: float
-
-
 class Engine:
     """One target, its drafters, one cache; made of its parts, see ``build.build_engine``.
 
@@ -80,8 +74,8 @@ class Engine:
         max_model_len: longest sequence, in tokens.
         drafter: the name of the one that drafts unless a request names another.
         tokenizer: the target's, None for a model without text.
-        together, portfolio: see ``Speculator``.
-        controller: chooses drafters and draft lengths that nobody else chose; None if all are.
+        together, portfolio: see ``Menu``.
+        chooser: chooses drafters and draft lengths that nobody else chose; None if all are.
 
     Raises:
         ConfigError: a drafter drafts trees, and rule or model knows chains only.
@@ -99,9 +93,9 @@ class Engine:
         tokenizer: Tokenizer | None,
         together: Sequence[tuple[str, ...]] = (),
         portfolio: Sequence[str] = (),
-        controller: Controller | None = None,
+        chooser: AdaptiveChooser | None = None,
     ) -> None:
-        shape, device = model.shape, model.device
+        shape, device, drafters = model.shape, model.device, dict(drafters)
         self.model = model
         self.config = config
         self.budget = budget
@@ -120,26 +114,29 @@ class Engine:
         for each in drafters.values():
             each.attach(store)
         raw = config.logprobs_mode == "raw_logprobs"
-        self.runner = Runner(model, store, rule, self.noise, raw, measurer(device))
-        self.speculator = Speculator(
+        self.verifier = Verifier(model, store, rule, self.noise, raw, measurer(device))
+        self.menu = Menu(
             drafters,
-            SpeculationState(drafter != NoSpec.name, drafter, config.num_speculative_tokens),
-            rule.drafting(self.noise),
-            shape.vocab_size,
+            SpeculationState(drafter != NONE, drafter, config.num_speculative_tokens),
             config.max_draft_length,
             together,
             portfolio,
-            probes=not rule.needs_logits,  # else a step without drafts has another output
-            adaptive=None
-            if controller is None
-            else Adaptive(controller, drafters, peeks=not rule.needs_logits),
+            None if chooser is None else chooser.methods,
         )
-        self.costs = StepCosts()
+        noise = rule.drafting(self.noise)
+        self.drafting = Drafting(drafters, self.menu, noise, shape.vocab_size)
+        # Without logits a step without drafts has the same output.
+        free = not rule.needs_logits
+        self.chooser: Chooser = chooser or Chooser(self.menu, CostModel(), tries_plain=free)
+        if chooser is not None:
+            chooser.attach(self.menu, drafters, self.drafting.preparing, self.drafting, free)
         self.counts = Counts()
         self._tokenizer = tokenizer
         self.grammars = Grammars(tokenizer, shape.vocab_size, shape.eos_token_ids)
         self._live: dict[str, dict[int, SequenceState]] = {}
-        self._unsettled: Callable[[], None] | None = None
+        self.record: StepRecord | None = None
+        """The last step."""
+        self._settled = True
         self._bad_words = lru_cache(KNOWN_WORDS)(self._bad_word_ids)  # once for all its prompts
 
     def add(self, request: Request) -> None:
@@ -173,7 +170,7 @@ class Engine:
         Raises:
             RequestError: an option does not fit this model.
         """
-        self.speculator.check(request)
+        self.menu.check(request.speculation)
         prompt, params = request.prompt_token_ids, request.params
         pipeline = self.pipeline_of(request)
         keys: list[bytes] = []
@@ -240,13 +237,12 @@ class Engine:
     @property
     def drafter(self) -> Drafter:
         """The drafter of requests that name none."""
-        return self.speculator.default
+        return self.drafting.drafters[self.menu.default]
 
     @property
     def beliefs(self) -> dict[str, Any] | None:
-        """The controller's beliefs, see ``beliefs.summary``; None without a controller."""
-        adaptive = self.speculator.adaptive
-        return None if adaptive is None else summary(adaptive.controller)
+        """What the chooser believes, see ``summary``; None where the engine chooses nothing."""
+        return summary(self.chooser) if isinstance(self.chooser, AdaptiveChooser) else None
 
     @property
     def has_work(self) -> bool:
@@ -254,105 +250,72 @@ class Engine:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def step(self) -> list[Event]:
-        """Schedule, draft, verify, commit; return what was emitted.
+        """Choose, schedule, draft, verify, commit; return what was emitted.
 
         Whoever hands the events on calls ``settle`` afterwards, else the next step does.
         """
         self.settle()
-        begin = time.perf_counter()
-        scheduler, speculator = self.scheduler, self.speculator
-        sequences = scheduler.decoding
-        decoding = len(sequences)
-        speculator.pause(speculator.probes and self.costs.probe_due(decoding))
-        speculator.plan(sequences)
-        chunk: int | None = None
-        if not all(sequence.request.offline for sequence in sequences):
-            chunk = self.costs.max_chunk(self.config.max_num_batched_tokens)
-        plan = scheduler.schedule(speculator.budget, chunk, decoding)
+        scheduler, chooser, drafting = self.scheduler, self.chooser, self.drafting
+        seconds = StepSeconds()
+        chooser.choose(scheduler.decoding)
+        plan = scheduler.schedule(chooser.budget, chooser.max_rows, seconds)
         for sequence in plan.preempted:
             self._forget(sequence, ended=False)
         if not plan.batch:
             return []
-        scheduled = time.perf_counter()
-        draft = speculator.cut(plan, self._fitted(plan, speculator.propose(plan)))
-        drafted = time.perf_counter()
-        verdict, states = self.runner.verify(plan, draft, speculator.target_layers)
-        verified = time.perf_counter()
-        events = scheduler.commit(plan, draft, verdict)
-        ended: list[SequenceState] = []
-        events = [self._closed(e, ended) if e.finish_reason is not None else e for e in events]
-        took = _Seconds(time.perf_counter() - begin, drafted - scheduled, verified - drafted)
-        self._unsettled = partial(
-            self._settle, plan, draft, verdict, states, ended, len(events), took
-        )
-        return events
+        draft = chooser.cut(plan, drafting.propose(plan))
+        verdict, states = self.verifier.verify(plan, draft, drafting.target_layers)
+        record = scheduler.commit(plan, draft, verdict, states)
+        for sequence in record.ended:
+            self._close(sequence)
+        self.record, self._settled = record, False
+        return record.events
 
     def settle(self) -> None:
-        """Tell drafters, controller and costs of the last step, if they do not know it yet.
+        """Tell drafters and chooser of the last step, if they do not know it yet.
 
         That takes time, as states have to be computed, which no event waits for.
         """
-        rest, self._unsettled = self._unsettled, None
-        if rest is not None:
-            rest()
-
-    def _settle(
-        self,
-        plan: Plan,
-        draft: Draft,
-        verdict: Verdict,
-        states: HiddenStates | None,
-        ended: list[SequenceState],
-        emitted: int,
-        took: _Seconds,
-    ) -> None:
-        begin, speculator = time.perf_counter() - took.step, self.speculator
-        speculator.observe(plan, draft, verdict, states)
-        if speculator.adaptive is not None:
-            seconds = Seconds(time.perf_counter() - begin, took.verify, speculator.spent)
-            speculator.adaptive.learn(plan, draft, emitted, seconds)
-        self.costs.observe(
-            rows=plan.rows,
-            decoding=plan.decoding,
-            emitted=emitted,
-            drafters={item.drafter for item, t in zip(plan.batch, draft.tokens, strict=True) if t},
-            seconds=time.perf_counter() - begin,
-            draft_seconds=took.draft,
-            verify_seconds=took.verify,
-        )
-        for sequence in ended:
+        record = self.record
+        if self._settled or record is None:
+            return
+        self._settled = True
+        self.drafting.observe(record)
+        self.chooser.learn(record)
+        for sequence in record.ended:
             self._forget(sequence, ended=True)
 
-    @staticmethod
-    def _fitted(plan: Plan, draft: Draft) -> Draft:
-        """Cut drafts to what grammars accept; drafts with distributions comply already."""
-        for i, item in enumerate(plan.batch):
-            pipeline, depth = item.sequence.pipeline, item.budget.depth
-            if (
-                not depth
-                or not pipeline.has_grammar
-                or (draft.logits and draft.logits[i] is not None)
-            ):
-                continue
-            try:
-                draft.tokens[i], draft.parents[i] = pipeline.fit(
-                    item.sequence.tokens, draft.tokens[i], draft.parents[i], depth
-                )
-            except Exception:  # the target will meet it too, and say so
-                draft.tokens[i], draft.parents[i] = [], []
-        return draft
-
-    def _closed(self, event: Event, ended: list[SequenceState]) -> Event:
-        """Move the sample that ``event`` ends to ``ended``; the event takes its counts along."""
-        samples = self._live[event.request_id]
-        done = samples.pop(event.sample_index)
+    def _close(self, sequence: SequenceState) -> None:
+        """Count a sample that has ended."""
+        samples = self._live[sequence.request.id]
+        del samples[sequence.sample_index]
         if not samples:
-            del self._live[event.request_id]
-        self.counts.add(done.counts)
-        ended.append(done)
-        return event._replace(counts=done.counts)
+            del self._live[sequence.request.id]
+        self.counts.add(sequence.counts)
 
     def _forget(self, sequence: SequenceState, ended: bool) -> None:
-        self.speculator.release(sequence.id, ended)
-        self.runner.store.release(sequence.id)
+        if ended:
+            self.chooser.release(sequence.id)
+        self.drafting.release(sequence.id, ended)
+        self.verifier.store.release(sequence.id)
         self.noise.release(sequence.id)
+
+    @contextmanager
+    def watched(self, wrap: Callable[[Drafter], D]) -> Iterator[D]:
+        """Put ``wrap(drafter)`` in the default drafter's place, which drafts in every step."""
+        menu, chooser, drafters = self.menu, self.chooser, self.drafting.drafters
+        inner = self.drafter
+        drafters[inner.name] = wrapper = wrap(inner)
+        depth = menu.state.num_speculative_tokens or menu.max_depth
+        state = SpeculationState(menu.state.enabled, inner.name, depth)
+        chains = isinstance(chooser, AdaptiveChooser)  # else trees were asked for
+        self.menu = Menu(drafters, state, menu.max_depth, chains=chains)
+        self.chooser = Chooser(self.menu, chooser.costs, tries_plain=False)
+        self.drafting.menu = self.menu
+        self.drafting.refresh()
+        try:
+            yield wrapper
+        finally:
+            drafters[inner.name] = inner
+            self.menu, self.chooser, self.drafting.menu = menu, chooser, menu
+            self.drafting.refresh()

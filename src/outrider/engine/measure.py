@@ -16,8 +16,9 @@ from ..drafters.base import Drafter
 from ..models.base import RowsModel, Store
 from ..native.choice import library
 from ..native.threads import allowed_threads, cpu_name
-from .control.costs import CALL, PER_SEQUENCE, Costs, Curve, DraftCosts
+from .control.costs import Costs, Curve, DraftCosts
 from .control.kept_costs import read_costs, write_costs
+from .control.tuning import USUAL
 
 logger = logging.getLogger("outrider")
 
@@ -139,22 +140,24 @@ def find_costs(
     if thorough:
         logger.info("measuring what steps cost, for a second or two")
     target, per_context = measure(model, page_size, most_rows, seconds, _forward)
-    found = {name: DraftCosts(None, CALL, PER_SEQUENCE) for name in merging}
+    found = {name: DraftCosts(None, USUAL.call, USUAL.per_sequence) for name in merging}
     for name, drafter in drafters.items():
-        found[name] = DraftCosts(None, CALL, PER_SEQUENCE)
+        found[name] = DraftCosts(None, USUAL.call, USUAL.per_sequence)
         if drafter.model is None:
             continue
         if drafter.model is model:
             passes = Curve(target.rows, tuple(drafter.share * s for s in target.seconds))
-            found[name] = DraftCosts(passes, CALL, PER_SEQUENCE)
+            found[name] = DraftCosts(passes, USUAL.call, USUAL.per_sequence)
             continue
         passes, _ = measure(drafter.model, page_size, most_rows, seconds, _pass)
         if rows := drafter.rows_at_once:
             one, more = passes.at(rows), (passes.at(MANY * rows) - passes.at(rows)) / (MANY - 1)
-            found[name] = DraftCosts(None, CALL + max(one - more, 0.0), PER_SEQUENCE + more)
+            found[name] = DraftCosts(
+                None, USUAL.call + max(one - more, 0.0), USUAL.per_sequence + more
+            )
         else:
             cold = measure_cold(drafter.model, model, page_size, passes.at(1))
-            found[name] = DraftCosts(passes, CALL + cold, PER_SEQUENCE)
+            found[name] = DraftCosts(passes, USUAL.call + cold, USUAL.per_sequence)
     costs = Costs(target, found, per_context)
     if thorough:
         write_costs(file, costs)

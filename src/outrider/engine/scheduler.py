@@ -6,18 +6,22 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import repeat
-from typing import NamedTuple
 
 from ..base.types import (
     NO_DRAFT,
     Draft,
     DraftBudget,
     Drafted,
+    DraftNodes,
     Event,
+    HiddenStates,
     Origin,
+    Plan,
     Scheduled,
     SequenceState,
     Start,
+    StepRecord,
+    StepSeconds,
     Verdict,
 )
 from ..cache.pages import PagePool, extend_keys
@@ -37,19 +41,6 @@ def unexpected(error: Exception) -> str:
 
 Choose = Callable[[SequenceState], tuple[str, DraftBudget]]
 """Returns who drafts for a sequence, and how far the draft may go."""
-
-
-class Plan(NamedTuple):
-    """One step: the sequences that run, and those whose pages were taken to make room.
-
-    ``rows`` counts the committed rows of the batch, ``decoding`` its sequences that have no others
-    than their last token's.
-    """
-
-    batch: list[Scheduled]
-    preempted: list[SequenceState]
-    rows: int = 0
-    decoding: int = 0
 
 
 class Scheduler:
@@ -109,7 +100,9 @@ class Scheduler:
         """The running sequences that only have their last token to compute."""
         return [s for s in self.running if s.num_computed == len(s.tokens) - 1]
 
-    def schedule(self, choose: Choose, max_chunk: int | None = None, decoding: int = 0) -> Plan:
+    def schedule(
+        self, choose: Choose, max_rows: int | None = None, seconds: StepSeconds | None = None
+    ) -> Plan:
         """Choose the rows of the next step and give their sequences pages.
 
         Running sequences go first, oldest first; when pages run out the youngest is preempted and
@@ -117,15 +110,14 @@ class Scheduler:
 
         Args:
             choose: who drafts for a sequence, and how far.
-            max_chunk: rows of prompts that may go beside sequences that decode; None for no limit
-                but that of all rows.
-            decoding: the number of sequences in ``decoding``.
+            max_rows: committed rows, where that is less than those of any step.
+            seconds: of the step, which has begun.
         """
         chosen: list[tuple[SequenceState, int]] = []
         preempted: list[SequenceState] = []
         room = self._max_rows
-        if max_chunk is not None and decoding:
-            room = min(room, decoding + max_chunk)
+        if max_rows is not None:
+            room = min(room, max_rows)
         for sequence in self.running:  # which the youngest may leave meanwhile, at its end
             count = min(len(sequence.tokens) - sequence.num_computed, room)
             if count and self._make_room(sequence, count, preempted):
@@ -153,7 +145,7 @@ class Scheduler:
         self.rows += rows
         batch = [self._scheduled(sequence, count, choose) for sequence, count in chosen]
         decoding = sum([item.samples and item.count == 1 for item in batch])
-        return Plan(batch, preempted, rows, decoding)
+        return Plan(batch, preempted, rows, decoding, seconds or StepSeconds())
 
     def _looks_up(self, sequence: SequenceState) -> bool:
         """Return True if the prefix cache may serve a sequence; scored prompts are computed."""
@@ -256,56 +248,64 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def commit(self, plan: Plan, draft: Draft, verdict: Verdict) -> list[Event]:
+    def commit(
+        self, plan: Plan, draft: Draft, verdict: Verdict, states: HiddenStates | None = None
+    ) -> StepRecord:
         """Advance counters, emit tokens, truncate pages; finished sequences leave."""
-        events: list[Event] = []
+        record = StepRecord(plan, draft, verdict, states, [], [], set())
+        events, ended = record.events, record.ended
         for i, item in enumerate(plan.batch):
             sequence = item.sequence
             sequence.num_computed += item.count
             if not item.samples:
                 self._name_pages(sequence)
                 continue
-            error, depth = verdict.errors[i], draft.depth(i)
+            error = verdict.errors[i]
+            if draft[i].tokens:
+                record.drafters.add(item.drafter)
             if error is None:
                 try:
-                    emitted = self._emit(item, draft, verdict, i, depth)
+                    events += self._emit(item, draft[i], verdict, i)
                 except Exception as problem:  # of its text: the others go on
                     error = unexpected(problem)
             if error is not None:
                 self.remove(sequence)
-                origin = sequence.request.id, sequence.sample_index
-                events.append(Event(*origin, None, "", PLAIN, "error", error))
+                ended.append(sequence)
+                origin, counts = (sequence.request.id, sequence.sample_index), sequence.counts
+                events.append(Event(*origin, None, "", PLAIN, "error", error, counts))
                 continue
-            events += emitted
             # Rows of accepted nodes have their keys and values; the last token has none yet.
             sequence.num_computed = len(sequence.tokens) - 1
-            if item.count == 1:
-                depth = min(depth, len(emitted)) if sequence.finish_reason is not None else depth
-                accepted = min(len(verdict.path[i]), depth)
-                sequence.counts.record(depth, len(draft.tokens[i]), accepted, len(emitted))
             self._name_pages(sequence)
             if sequence.finish_reason is not None:
                 self.remove(sequence)
+                ended.append(sequence)
             else:
                 self.pool.truncate(sequence.pages, len(sequence.tokens))
         self._check(plan)
-        return events
+        plan.seconds.stop()
+        return record
 
     def _emit(
-        self, item: Scheduled, draft: Draft, verdict: Verdict, index: int, depth: int
+        self, item: Scheduled, draft: DraftNodes, verdict: Verdict, index: int
     ) -> list[Event]:
         """Append tokens up to the first that ends the output; later ones never happened."""
-        sequence, accepted = item.sequence, len(verdict.path[index])
-        start = prompt_logprobs = drafted = None
+        sequence, path, depth = item.sequence, verdict.path[index], draft.depth
+        start = prompt_logprobs = drafted = counts = None
         if sequence.num_output == 0:
             start, prompt_logprobs = sequence.start, sequence.prompt_logprobs or None
         tokens, texts = self._appended(sequence, verdict.tokens[index])
         origins = [PLAIN]
         if depth:
-            origins = [*[ACCEPTED] * accepted, BONUS]
-            drafted = Drafted(item.drafter, draft.tokens[index], depth)
-            if sequence.finish_reason is not None and len(tokens) < depth:
+            origins = [*[ACCEPTED] * len(path), BONUS]
+            drafted = Drafted(item.drafter, draft.tokens, depth, min(len(path), depth))
+        if sequence.finish_reason is not None:
+            counts = sequence.counts
+            if drafted is not None and len(tokens) < depth:
                 drafted = drafted.cut(len(tokens))  # depths beyond the end were not drafted
+        if item.count == 1:
+            depth, accepted = (0, 0) if drafted is None else (drafted.depth, drafted.accepted)
+            sequence.counts.record(depth, len(draft.tokens), accepted, len(tokens))
         others = [None] * (len(tokens) - 1)
         columns = (  # the fields of Event, in order
             repeat(sequence.request.id),
@@ -315,7 +315,7 @@ class Scheduler:
             origins,
             [*others, sequence.finish_reason],
             repeat(None),
-            repeat(None),
+            [*others, counts],
             (verdict.logprobs and verdict.logprobs[index]) or repeat(None),
             [prompt_logprobs, *others],
             [drafted, *others],

@@ -10,20 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TypeVar
 
 from ..base.types import (
     Draft,
     DraftBudget,
+    DraftNodes,
     HiddenStates,
+    Plan,
     Scheduled,
     SequenceState,
+    StepRecord,
     Verdict,
-)  # fmt: skip
+)
 from ..drafters.base import Drafter
 from ..sampling.shared_noise import Noise
 
-T = TypeVar("T")
 PACKAGE = __name__.partition(".")[0]
 
 
@@ -61,30 +62,27 @@ class Shield:
         made = drafter.propose(self._batch(items), [*budgets], noise)
         if not isinstance(made, Draft):
             raise ValueError(f"a drafter proposed {type(made).__name__}; a Draft is needed.")
-        return _checked(_copied(made))
+        return Draft(map(checked_copy, made))
 
-    def observe(
-        self,
-        drafter: Drafter,
-        items: Sequence[Scheduled],
-        draft: Draft,
-        verdict: Verdict,
-        states: HiddenStates | None,
-    ) -> None:
-        """Tell a drafter what was committed."""
-        told = Verdict(
-            [[*tokens] for tokens in verdict.tokens],
-            [[*path] for path in verdict.path],
-            [*verdict.errors],
-            [rows and [{**row} for row in rows] for rows in verdict.logprobs],
+    def record(self, record: StepRecord) -> StepRecord:
+        """Return the copy of a step that a drafter may see."""
+        plan, verdict, states = record.plan, record.verdict, record.states
+        seconds = copy(plan.seconds)
+        seconds.drafters = {**seconds.drafters}
+        return record._replace(
+            plan=Plan(self._batch(plan.batch), [], plan.rows, plan.decoding, seconds),
+            draft=Draft(map(checked_copy, record.draft)),
+            verdict=Verdict(
+                [[*tokens] for tokens in verdict.tokens],
+                [[*path] for path in verdict.path],
+                [*verdict.errors],
+                [rows and [{**row} for row in rows] for rows in verdict.logprobs],
+            ),
+            states=states and HiddenStates(dict(states.layers), [*states.first]),
+            events=[],
+            ended=[],
+            drafters={*record.drafters},
         )
-        states = states and HiddenStates(dict(states.layers), [*states.first])
-        drafter.observe(self._batch(items), _copied(draft), told, states)
-
-    def peek(self, drafter: Drafter, sequence: SequenceState, depth: int) -> Draft | None:
-        """Return the chain that a drafter makes beside the one that is verified."""
-        made = drafter.peek(self.seen(sequence), depth)
-        return None if made is None else _checked(_copied(made))
 
     def seen(self, sequence: SequenceState) -> SequenceState:
         """Return the copy of a sequence, brought up to date; it has no text."""
@@ -114,38 +112,19 @@ class Shield:
         self._copies.pop(id, None)
 
 
-def _copied(draft: Draft) -> Draft:
-    """Return a copy of a draft."""
-
-    def whole(column: list[list[T]] | None) -> list[list[T]] | None:
-        return None if column is None else [[*each] for each in column]
-
-    return Draft(
-        [[*tokens] for tokens in draft.tokens],
-        [[*parents] for parents in draft.parents],
-        None if draft.logits is None else [*draft.logits],
-        None if draft.drafters is None else [*draft.drafters],
-        whole(draft.sources),
-        whole(draft.margins),
-        whole(draft.survivals),
-    )
-
-
-def _checked(draft: Draft) -> Draft:
-    """Return ``draft`` if each of its columns has one entry for every node, or none at all.
+def checked_copy(nodes: DraftNodes) -> DraftNodes:
+    """Return a copy of a draft, each of whose columns has one entry for every node, or none at all.
 
     Raises:
-        ValueError: one does not.
+        ValueError: one has not, or it is no draft.
     """
-    sizes = [len(tokens) for tokens in draft.tokens]
-    if draft.logits is not None:
-        counts = [len(z) if z is not None else n for z, n in zip(draft.logits, sizes, strict=True)]
-        if counts != sizes:
-            raise ValueError("a draft has not as many rows of logits as nodes.")
-    for name in ("sources", "margins", "survivals"):
-        column = getattr(draft, name)
-        if column is not None and any(
-            len(values) not in (0, size) for values, size in zip(column, sizes, strict=True)
-        ):
+    if not isinstance(nodes, DraftNodes):
+        raise ValueError(f"a draft has {type(nodes).__name__}; DraftNodes are needed.")
+    if nodes.logits is not None and len(nodes.logits) != len(nodes.tokens):
+        raise ValueError("a draft has not as many rows of logits as nodes.")
+    for name in ("runs", "margins", "survivals", "sources"):
+        if len(getattr(nodes, name)) not in (0, len(nodes.tokens)):
             raise ValueError(f"a draft has not as many {name} as nodes.")
-    return draft
+    tokens, parents, runs, margins, survivals, logits, sources = nodes
+    columns = [*runs], [*margins], [*survivals]
+    return DraftNodes([*tokens], [*parents], *columns, logits, [*sources])

@@ -1,11 +1,12 @@
 """One target forward over committed and drafted rows, then the acceptance rule."""
 
+import time
 from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 
-from ..base.types import Draft, HiddenStates, Row, Scheduled, Verdict
+from ..base.types import Draft, HiddenStates, Plan, Row, Scheduled, Verdict
 from ..errors import RequestError
 from ..models.base import Model, Store
 from ..models.decide import Keep, SampleInput, Samples
@@ -14,13 +15,13 @@ from ..sampling.acceptance import AcceptanceRule
 from ..sampling.logprobs import Measure, logprobs, measure
 from ..sampling.pipeline import StepLogits
 from ..sampling.shared_noise import SharedNoise
-from .scheduler import Plan, unexpected
+from .scheduler import unexpected
 
 UNUSED = Row("", 0, 0, 0, True, 0)
 """Stands for a row that is scored, but decides no token."""
 
 
-class Runner:
+class Verifier:
     """Holds the target and its cache.
 
     Args:
@@ -60,11 +61,12 @@ class Runner:
             draft: its drafts.
             layers: those whose hidden states are wanted.
         """
+        begin = time.perf_counter()
         segments: list[Segment] = []
         inputs: list[SampleInput | None] = []
         first: list[int | None] = []
         row = 0
-        for item, nodes, parents in zip(plan.batch, draft.tokens, draft.parents, strict=True):
+        for item, (nodes, parents, *_) in zip(plan.batch, draft, strict=True):
             sequence, start = item.sequence, item.start
             params, logits = sequence.request.params, 1 + len(nodes) if item.samples else 0
             if params.prompt_logprobs is not None:
@@ -102,7 +104,9 @@ class Runner:
             self._score(plan, verdict, samples)
         if any(verdict.path):
             self._compact_tree_cache(plan, verdict)
-        return verdict, _states(segments, samples) if layers else None
+        states = _states(segments, samples) if layers else None
+        plan.seconds.verify = time.perf_counter() - begin
+        return verdict, states
 
     @torch.inference_mode()
     def _score(self, plan: Plan, verdict: Verdict, samples: Samples) -> None:

@@ -79,9 +79,6 @@ class RequestOutput:
     prompt_logprobs: list[Logprobs | None] | None = None
 
 
-ACCEPTED = Origin.ACCEPTED
-
-
 @dataclass
 class SampleState:
     """One sample so far, collected from events; ``accepted`` runs with ``drafts``."""
@@ -93,7 +90,6 @@ class SampleState:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     drafts: list[Drafted] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> SampleState:
@@ -109,12 +105,9 @@ class SampleState:
         self.text += "".join(texts)
         if first.drafted is not None:
             self.drafts.append(first.drafted)
-            self.accepted.append(0)
         if last.token_id is not None:
             self.token_ids += tokens
             self.origins += origins
-            if self.accepted:
-                self.accepted[-1] += origins.count(ACCEPTED)
             if last.logprobs is not None:
                 self.logprobs += logprobs
         if last.finish_reason is not None:

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..base.types import Row, SequenceState
-from ..native.interface import DraftLimits
-from ..native.interface import DraftNodes as DraftNodes
+from ..base.types import DraftBudget, Row, SequenceState
+from ..base.types import DraftNodes as DraftNodes
 from ..native.masks import AllowedAfter
 from ..sampling.grammar import Mask
 from ..sampling.pipeline import NEVER
@@ -94,7 +93,7 @@ class DraftInput(NamedTuple):
     """
 
     sequence: SequenceState
-    limits: DraftLimits
+    limits: DraftBudget
 
 
 @torch.inference_mode()

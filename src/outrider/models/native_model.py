@@ -19,7 +19,7 @@ from ..checkpoints.rope import Rope
 from ..checkpoints.weights import Loader, Mlp
 from ..errors import ModelError
 from ..native.checks import free_with, within
-from ..native.interface import DTYPES, Config, DraftLimits
+from ..native.interface import DTYPES, Config, DraftBudget
 from ..native.library import Library
 from ..native.masks import AllowedAfter
 from ..native.native_sampling import NativeNoise, NativePipeline
@@ -163,7 +163,7 @@ class NativeModel(RowsModel):
         assert isinstance(store, NativeStore)
         native = isinstance(noise, NativeNoise) and not needs_logits
         pipelines: list[int] = []
-        limits: list[DraftLimits] = []
+        limits: list[DraftBudget] = []
         planted = False
         before: list[int] = []
         drafting: list[int] = []

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..base.types import SequenceState
-from ..native.interface import MARGINS, DraftLimits
+from ..native.interface import MARGINS, DraftBudget
 from ..native.rates import DEPTHS, RANKS
 from ..sampling.shared_noise import Noise
 from .base import Model, Store
@@ -42,7 +42,7 @@ class Tree:
     """The draft of one sequence while it grows, level by level."""
 
     sequence: SequenceState
-    limits: DraftLimits
+    limits: DraftBudget
     nodes: list[Node] = field(default_factory=list)
     run: list[int] = field(default_factory=list)
     """Numbers of the nodes whose rows were run, in their order."""

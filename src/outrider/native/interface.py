@@ -6,15 +6,14 @@ from typing import NamedTuple
 
 import torch
 
-from ._interface import RATE_MARGINS as MARGINS
+from ..base.types import DraftBudget as DraftBudget
+from ..base.types import DraftNodes as DraftNodes
 from ._interface import ROTARY_TABLES as TABLES
 from ._interface import SUFFIX_DEPTH as SUFFIX_DEPTH
 from ._interface import ffi
 from .checks import Fields
-from .rates import Rates
+from .rates import MARGINS as MARGINS
 
-MARGINS = MARGINS
-"""Where the bins of the margin begin, after the first."""
 TABLES = TABLES
 """Rotary tables that a model may have."""
 
@@ -62,43 +61,6 @@ class Choices:
 
     def __len__(self) -> int:
         return len(self.numbers)
-
-
-class DraftLimits(NamedTuple):
-    """Limits of one draft: ``depth`` tokens deep, of ``nodes`` nodes or fewer.
-
-    At each level the rows of up to ``width`` nodes are run, each of which has up to ``branches``
-    children. By ``rates``, None for 1 throughout, a node survives if it and all before it are
-    accepted. One whose chance of that is below ``least`` is not run; below ``worth`` it is left
-    out. Of ``choices``, None for all, those are made that the other limits allow.
-    """
-
-    depth: int
-    nodes: int
-    width: int = 1
-    branches: int = 1
-    least: float = 0.0
-    worth: float = 0.0
-    rates: Rates | None = None
-    choices: Choices | None = None
-
-
-class DraftNodes(NamedTuple):
-    """The nodes drafted for one sequence, parents before their children.
-
-    ``margins`` are the gaps of log q + g of each node to the next candidate, ``survivals`` the
-    chances, by the rates, that a node and all before it are accepted. ``runs`` are the places
-    behind the committed tokens at which nodes of a tree have keys and values, -1 where they have
-    none. ``logits`` are the processed logits that the nodes were drawn from, fp32
-    [nodes, vocabulary], where they were asked for.
-    """
-
-    tokens: list[int]
-    parents: list[int]
-    runs: Sequence[int] = ()
-    margins: Sequence[float] = ()
-    survivals: Sequence[float] = ()
-    logits: torch.Tensor | None = None
 
 
 class Followed(NamedTuple):

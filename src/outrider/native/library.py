@@ -24,7 +24,7 @@ from .interface import (
     PEAKS,
     VECTORS,
     Config,
-    DraftLimits,
+    DraftBudget,
     DraftNodes,
     Options,
     Planted,
@@ -41,7 +41,7 @@ _PIPELINES, _BYTES, _ASK_MASK = map(ffi.typeof, ("Pipeline *[]", "uint8_t[]", "A
 
 
 @lru_cache(KNOWN_LIMITS)
-def _packed(limits: DraftLimits) -> Any:
+def _packed(limits: DraftBudget) -> Any:
     *numbers, rates, choices = limits
     tables = [ffi.NULL if each is None else each.pointer for each in (rates, choices)]
     try:
@@ -436,7 +436,7 @@ class Library:
         store: int,
         words: array[int],
         pipelines: Sequence[int],
-        limits: Sequence[DraftLimits],
+        limits: Sequence[DraftBudget],
         planted: Sequence[Planted | None] = (),
         masks: Mapping[int, AllowedAfter] = NO_MASKS,
         mask_bytes: int = 0,

@@ -4,11 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from ._interface import RATE_BINS, RATE_DEPTHS, RATE_RANKS, ffi
+from ._interface import RATE_BINS, RATE_DEPTHS, RATE_MARGINS, RATE_RANKS, ffi
 
 DEPTHS: int = RATE_DEPTHS
 RANKS: int = RATE_RANKS
 BINS: int = RATE_BINS
+MARGINS: tuple[float, ...] = RATE_MARGINS
+"""Where the bins of the margin begin, after the first."""
 
 
 class Rates:

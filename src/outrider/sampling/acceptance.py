@@ -63,7 +63,7 @@ class Coupled:
         )
         known = math.isfinite(sum(best))  # else some row is in trouble
         verdict = Verdict([], [], [])
-        for first, nodes, parents in zip(target.first, draft.tokens, draft.parents, strict=True):
+        for first, (nodes, parents, *_) in zip(target.first, draft, strict=True):
             tokens: list[int] = []
             path: list[int] = []
             if first is not None:

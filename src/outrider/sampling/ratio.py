@@ -114,10 +114,8 @@ class Ratio(ABC):
         groups: dict[tuple[int, bool], list[int]] = {}
         for s, first in enumerate(target.first):
             if first is not None:
-                certain = (
-                    target.rows[first].greedy or draft.logits is None or draft.logits[s] is None
-                )
-                groups.setdefault((len(draft.tokens[s]), certain), []).append(s)
+                certain = target.rows[first].greedy or draft[s].logits is None
+                groups.setdefault((len(draft[s].tokens), certain), []).append(s)
         for (length, certain), members in groups.items():
             size = max(1, _MOST // ((length + 1) * target.logits.shape[1]))
             for start in range(0, len(members), size):
@@ -136,7 +134,7 @@ class Ratio(ABC):
         """Decide the sequences ``members``, which have drafts of one length, into ``verdict``."""
         device, vocabulary = target.logits.device, target.logits.shape[1]
         starts = [first for s in members if (first := target.first[s]) is not None]
-        x = torch.tensor([draft.tokens[s] for s in members], dtype=torch.int64, device=device)
+        x = torch.tensor([draft[s].tokens for s in members], dtype=torch.int64, device=device)
         length = x.shape[1]
         chain = torch.arange(length + 1, device=device)
         z_p = target.logits[torch.tensor(starts, device=device)[:, None] + chain]
@@ -145,9 +143,7 @@ class Ratio(ABC):
         z_p.masked_fill_(~finite[..., None], 0)
         greedy = torch.tensor([target.rows[first].greedy for first in starts], device=device)
         z_p = torch.where(greedy[:, None, None], _only(z_p.max(-1).indices, vocabulary), z_p)
-        z_q = None
-        if not certain and draft.logits is not None:
-            z_q = torch.stack([draft.logits[s] for s in members])
+        z_q = None if certain else torch.stack([draft[s].logits for s in members])
         # Greedy rows have one outcome and need no noise.
         u = torch.full((len(members), length), 0.5, dtype=torch.float64, device=device)
         g = torch.zeros((len(members), vocabulary), device=device)
@@ -164,7 +160,7 @@ class Ratio(ABC):
         broken = (~finite & ~masked & reached).any(-1).tolist()
         found = zip(members, accepted.tolist(), tokens.tolist(), broken, nothing, strict=True)
         for s, count, token, wrong, empty in found:
-            verdict.tokens[s].extend([*draft.tokens[s][:count], token])
+            verdict.tokens[s].extend([*draft[s].tokens[:count], token])
             verdict.path[s].extend(range(count))
             verdict.errors[s] = NOT_FINITE if wrong else NOTHING_LEFT if empty else None
 

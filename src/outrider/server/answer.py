@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ..base.types import Event, Logprob, Logprobs, Origin, Request
+from ..base.types import Event, Logprob, Logprobs, Request
 from ..frontend.outputs import OutputProcessor, SampleState
 from ..text.places import places_in
 
@@ -31,10 +31,11 @@ def nulls(*parts: str) -> dict[str, None]:
 def speculative_decoding(sample: SampleState, longest: int, detail: Detail) -> dict[str, Any]:
     """Return vLLM's per-request figures: ratios, and a histogram of accepted tokens."""
     depths = [draft.depth for draft in sample.drafts]
-    steps, drafted, accepted = len(depths), sum(depths), sum(sample.accepted)
-    counted = Counter(sample.accepted)
+    standing = [draft.accepted for draft in sample.drafts]
+    steps, drafted, accepted = len(depths), sum(depths), sum(standing)
+    counted = Counter(standing)
     by_length: dict[str, list[int]] = {}
-    for depth, stood in zip(depths, sample.accepted, strict=True):
+    for depth, stood in zip(depths, standing, strict=True):
         by_length.setdefault(str(depth), [0] * (depth + 1))[stood] += 1
     figures: dict[str, Any] = {
         "mean_acceptance_length": 1 + accepted / steps if steps else None,
@@ -47,7 +48,7 @@ def speculative_decoding(sample: SampleState, longest: int, detail: Detail) -> d
         "num_spec_tokens": longest,
     }
     if detail == "detailed":
-        figures["per_step_accepted"] = sample.accepted
+        figures["per_step_accepted"] = standing
         figures["per_step_drafted"] = depths
         figures["per_step_draft_token_ids"] = [draft.tokens for draft in sample.drafts]
     return figures
@@ -57,8 +58,7 @@ def step_of(events: Sequence[Event], decode: Callable[[list[int]], str]) -> dict
     """Return one step of one sample: its tokens with their origin, and the rejected drafts."""
     drafted = next((e.drafted for e in events if e.drafted is not None), None)
     tokens = [e for e in events if e.token_id is not None]
-    stood = sum(e.origin is Origin.ACCEPTED for e in tokens)
-    rejected = drafted.tokens[stood:] if drafted else []
+    rejected = drafted.tokens[drafted.accepted :] if drafted else []
     return {
         "tokens": [{"id": e.token_id, "text": e.text, "origin": e.origin} for e in tokens],
         "rejected": [{"id": id, "text": decode([id])} for id in rejected],

@@ -315,7 +315,7 @@ class ApiCall(Generic[Body]):
         counts = Counts(
             drafts=len(drafts),
             drafted=sum(draft.depth for draft in drafts),
-            accepted=sum(sum(s.accepted) for s in samples),
+            accepted=sum(draft.accepted for draft in drafts),
         )
         firsts = [r.ttft for r in self.states if r.ttft is not None]
         queued = [r.queued for r in self.states if r.queued is not None]

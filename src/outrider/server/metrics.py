@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from ..async_llm import AsyncLLM
 from ..base.methods import AUTO, NONE
-from ..base.types import SAMPLE, Counts, Event, Origin, Request, grouped_by
+from ..base.types import SAMPLE, Counts, Event, Request, grouped_by
 from ..engine.worker.messages import Gauges, Stepped
 from . import beliefs
 from .tally import Rate
@@ -179,11 +179,10 @@ class Metrics(Collector):
         self.tokens += emitted
         drafted = events[0].drafted
         if drafted is not None:
-            accepted = sum(event.origin is Origin.ACCEPTED for event in events)
             self.by_drafter.setdefault(drafted.drafter, Counts()).record(
-                drafted.depth, len(drafted.tokens), accepted, emitted
+                drafted.depth, len(drafted.tokens), drafted.accepted, emitted
             )
-            self.accepted_rate.add(accepted)
+            self.accepted_rate.add(drafted.accepted)
         return emitted
 
     def _count(self, life: _Life, events: Sequence[Event], now: float) -> None:

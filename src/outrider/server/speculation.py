@@ -4,7 +4,7 @@ from typing import Any
 
 from ..base.methods import TOGETHER
 from ..base.types import Counts
-from ..engine.switch import SpeculationState
+from ..engine.control.switch import SpeculationState
 from ..errors import ConfigError
 from . import beliefs
 from .errors import Refusal

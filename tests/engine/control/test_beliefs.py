@@ -2,9 +2,9 @@
 
 import json
 
-from outrider.engine.control.controller import Controller
+from outrider.engine.control.choices import PLAIN, Choice, Method, Stream
+from outrider.engine.control.chooser import AdaptiveChooser
 from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
-from outrider.engine.control.outlook import PLAIN, Choice, Method, Stream
 from outrider.engine.control.summary import summary
 from outrider.engine.control.survival import Survival
 
@@ -16,11 +16,13 @@ METHODS = {
 }
 
 
-def controller() -> Controller:
+def controller() -> AdaptiveChooser:
     """With a drafter that costs next to nothing, and rows that are nearly free."""
     free = DraftCosts(None, 1e-6)
     drafters = dict.fromkeys(("model", "suffix", "model+suffix"), free)
-    return Controller(CostModel(Costs(Curve((1, 64), (1e-3, 2e-3)), drafters)), Survival(), METHODS)
+    return AdaptiveChooser(
+        CostModel(Costs(Curve((1, 64), (1e-3, 2e-3)), drafters)), Survival(), METHODS
+    )
 
 
 def streams(count: int, fixed: Choice | None = None) -> list[Stream]:

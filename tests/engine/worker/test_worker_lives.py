@@ -15,8 +15,8 @@ from httpx import ASGITransport
 from outrider import SamplingParams, async_llm
 from outrider.async_llm import AsyncLLM
 from outrider.base.types import Event, Origin, Request, Speculation
+from outrider.engine.control.switch import SpeculationState
 from outrider.engine.setup import set_up
-from outrider.engine.switch import SpeculationState
 from outrider.engine.worker import heartbeat, suspects
 from outrider.engine.worker.heartbeat import Watch
 from outrider.engine.worker.messages import Abort, Beat, Beliefs, Gauges, Left, Ready, Stepped

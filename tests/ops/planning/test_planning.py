@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.control.controller import ENTER
+from outrider.engine.control.choices import Choice, Method
 from outrider.engine.control.costs import Costs, Curve, DraftCosts
 from outrider.engine.control.kept_costs import read_costs, write_costs
-from outrider.engine.control.outlook import Choice, Method
 from outrider.engine.control.simulate import expected
+from outrider.engine.control.tuning import USUAL
 from outrider.errors import ConfigError, ModelError
 from outrider.ops.planning import Situation, of_positions, of_rate
 from outrider.ops.planning.catalogue import data, eagle_head, find_device, find_shape, shape_of
@@ -280,7 +280,7 @@ def test_the_chosen_length_is_the_best_of_all() -> None:
     for batch in (1, 8, 64, 256):
         k, speedup = one.best(batch)
         assert speedup == pytest.approx(max(one.speedup(batch, n) for n in range(1, 9)), rel=0.02)
-        assert one.chosen(batch) == (k if speedup >= ENTER else 0)
+        assert one.chosen(batch) == (k if speedup >= USUAL.enter_speedup else 0)
     spans = one.ranges()
     assert spans[0][0] == 1
     assert all(a[1] + 1 == b[0] and a[2] != b[2] for a, b in pairwise(spans))

@@ -1,120 +1,16 @@
-"""The costs of steps: measured as they run, and predicted by rows, sequences and context.
+"""The costs of steps: expected by rows, sequences and context, and corrected by what steps take."""
 
-Measured are the length of prompt chunks and the speedup of drafts; predictions are corrected by
-what steps took.
-
-None of it changes the output: a row's bits do not depend on its chunk.
-"""
+from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from math import floor, inf, log2, prod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-SMOOTHING = 0.1
-"""Weight of the newest measurement."""
-FEWEST_ROWS = 16
-"""Fewest rows of a chunk, so that prompts make progress."""
-COUNTED_ROWS = 32
-"""Fewest committed rows of a step that counts for the cost of a prompt's row."""
-STALL_SECONDS, STALL_STEPS = 0.02, 2.0
-"""Longest wait of running streams for a chunk: the longer of the two."""
-FIRST_PROBE, PROBE_STEPS = 64, 256
-"""Steps with drafts before the first step that measures plain decoding, and before the next."""
-RATIO_SMOOTHING = 0.05
-"""Weight of the newest ratio of measured to predicted seconds, once there are many."""
-MACHINE_SMOOTHING = 0.1
-"""The same where ratios tell how fast the machine is of late."""
-PULL = 4.0
-"""Measurements that a size needs before its own count as much as those of all sizes."""
-SPIKE = 1.5
-"""A measurement counts as this many times what was expected at most, and at least its inverse."""
-HOST, HOST_PER_SEQUENCE = 1e-4, 2e-5
-"""Seconds of a step beside its forwards, before they are measured."""
-CALL, PER_SEQUENCE = 2e-5, 5e-6
-"""Seconds of a drafter without a model: once a step, and for each sequence."""
-LEAST_RATIO = 0.01
-READ = 256
-"""Tokens that a drafter reads at once where it has missed many."""
-FRESHNESS = 0.98
-"""What a ratio keeps of its weight with each forward that is measured."""
-TRUSTED = 4
-"""Measurements before spikes are cut."""
-
-
-def smoothed(before: float | None, value: float) -> float:
-    """Return a running mean with a new value; ``before`` is None where there was none."""
-    return value if before is None else before + SMOOTHING * (value - before)
-
-
-@dataclass
-class StepCosts:
-    """Running means over the steps of one engine.
-
-    ``speedups`` holds by drafter how much faster than plain its steps emit: emitted tokens times
-    the seconds of a plain step over the seconds taken. A plain step's time depends on how many
-    sequences decode together, so it is kept for each number.
-    """
-
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    speedups: dict[str, float] = field(default_factory=dict)
-    seconds_per_row: float | None = None
-    decode_seconds: float | None = None
-    _plain: dict[int, float] = field(default_factory=dict)
-    _since_probe: dict[int, int] = field(default_factory=dict)
-
-    def max_chunk(self, most: int) -> int:
-        """Return the rows of prompts that may run beside streams, ``most`` if not measured yet."""
-        if self.seconds_per_row is None:
-            return most
-        allowed = max(STALL_SECONDS, STALL_STEPS * (self.decode_seconds or 0.0))
-        return min(most, max(FEWEST_ROWS, int(allowed / self.seconds_per_row)))
-
-    def probe_due(self, decoding: int) -> bool:
-        """Return True if the next step of so many sequences should go without drafts."""
-        due = PROBE_STEPS if decoding in self._plain else FIRST_PROBE
-        return self._since_probe.get(decoding, 0) >= due
-
-    def observe(
-        self,
-        rows: int,
-        decoding: int,
-        emitted: int,
-        drafters: Set[str],
-        seconds: float,
-        draft_seconds: float,
-        verify_seconds: float,
-    ) -> None:
-        """Take in one step.
-
-        Args:
-            rows: committed rows.
-            decoding: sequences that decode.
-            emitted: emitted tokens.
-            drafters: who drafted.
-            seconds: the whole step's.
-            draft_seconds, verify_seconds: the shares of drafting and verifying.
-        """
-        self.draft_seconds += draft_seconds
-        self.verify_seconds += verify_seconds
-        if rows != decoding:
-            if rows - decoding >= COUNTED_ROWS:
-                self.seconds_per_row = smoothed(self.seconds_per_row, seconds / rows)
-            return
-        self.decode_seconds = smoothed(self.decode_seconds, seconds)
-        if not drafters:
-            self._plain[decoding] = smoothed(self._plain.get(decoding), seconds)
-            self._since_probe[decoding] = 0
-        elif len(drafters) == 1:
-            (drafter,) = drafters
-            self._since_probe[decoding] = self._since_probe.get(decoding, 0) + 1
-            plain = self._plain.get(decoding)
-            if plain is not None:
-                speedup = emitted / decoding * plain / seconds
-                self.speedups[drafter] = smoothed(self.speedups.get(drafter), speedup)
+from ...base.types import StepRecord
+from .tuning import USUAL, Tuning
 
 
 class Curve(NamedTuple):
@@ -187,68 +83,85 @@ class Costs:
     target: Curve
     drafters: Mapping[str, DraftCosts]
     per_context: float = 0.0
-    host: float = HOST
-    host_per_sequence: float = HOST_PER_SEQUENCE
+    host: float = USUAL.host
+    host_per_sequence: float = USUAL.host_per_sequence
 
     def host_at(self, sequences: int) -> float:
         """Return the seconds of a step beside its forwards and its drafting."""
         return self.host + self.host_per_sequence * sequences
 
 
-@dataclass
-class _Ratio:
-    """A running geometric mean of measured over predicted seconds.
+UNKNOWN = Costs(Curve((1,), (1.0,)), {})
+"""Stands for costs that nobody asks for."""
 
-    ``smoothing`` weighs the newest.
+
+@dataclass
+class Mean:
+    """A running mean; its newest value counts as ``spike`` times it at most, once it is known."""
+
+    spike: float = inf
+    tuning: Tuning = USUAL
+    value: float = 0.0
+    seen: int = 0
+
+    def take(self, value: float) -> None:
+        if self.seen >= self.tuning.trusted:
+            value = min(value, self.spike * self.value)
+        self.seen += 1
+        self.value += (value - self.value) * max(self.tuning.smoothing, 1 / self.seen)
+
+
+class _Ratio:
+    """A running geometric mean of measured over expected seconds; ``smoothing`` weighs the newest.
+
+    The longer ago others were seen, by the turn, the more the newest weighs.
     """
 
-    smoothing: float = RATIO_SMOOTHING
-    value: float = 1.0
-    seen: int = 0
-    _recent: float = 0.0
-    _turn: int = 0
-    _before: float = inf
+    __slots__ = ("_before", "_recent", "_smoothing", "_tuning", "_turn", "seen", "value")
+
+    def __init__(self, tuning: Tuning, smoothing: float) -> None:
+        self._tuning, self._smoothing = tuning, smoothing
+        self.value, self.seen = 1.0, 0
+        self._recent, self._turn, self._before = 0.0, 0, inf
 
     def observe(self, ratio: float, turn: int) -> None:
-        """Take in a ratio; the longer ago the others were seen, by ``turn``, the more it weighs.
+        """Take in a ratio.
 
         The lesser of two in a row counts, so that no step which others slowed counts alone.
         """
         ratio, self._before = min(ratio, self._before), ratio
-        if self.seen >= TRUSTED:
-            ratio = min(max(ratio, self.value / SPIKE), self.value * SPIKE)
+        if self.seen >= self._tuning.trusted:
+            spike = self._tuning.spike
+            ratio = min(max(ratio, self.value / spike), self.value * spike)
         self.seen += 1
         self._recent = self.weight(turn) + 1
         self._turn = turn
-        self.value *= (ratio / self.value) ** max(self.smoothing, 1 / self._recent)
+        self.value *= (ratio / self.value) ** max(self._smoothing, 1 / self._recent)
 
     def weight(self, turn: int) -> float:
         """Return how many were seen, older ones counting less."""
-        return self._recent * FRESHNESS ** (turn - self._turn)
+        return self._recent * self._tuning.freshness ** (turn - self._turn)
 
     @property
     def cautious(self) -> float:
         """The mean, nearer to 1 the fewer were seen."""
-        return (self.seen * self.value + PULL) / (self.seen + PULL)
+        pull = self._tuning.pull
+        return (self.seen * self.value + pull) / (self.seen + pull)
 
 
-def _nearest_power(size: int) -> int:
-    return round(log2(max(size, 1)))
-
-
-@dataclass
 class _Correction:
-    """Ratios of measured to predicted seconds, of all sizes of late and around powers of two.
+    """Ratios of measured to expected seconds, of all sizes of late and around powers of two.
 
-    Those of a size are relative to that of all, so that one which was last seen while the machine
-    was busy, or while it was not, stays right beside the others.
+    Those of a size are relative to those of all. So a size that was last seen while the machine was
+    busy, or while it was not, stays right beside the others.
     """
 
-    overall: _Ratio = field(default_factory=lambda: _Ratio(MACHINE_SMOOTHING))
-    sizes: dict[int, _Ratio] = field(default_factory=dict)
-    _known: dict[float, float] = field(default_factory=dict)
-    _level: float = 1.0
-    _turn: int = 0
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+        self.overall = _Ratio(tuning, tuning.machine_smoothing)
+        self.sizes: dict[int, _Ratio] = {}
+        self._known: dict[float, float] = {}
+        self._level, self._turn = 1.0, 0
 
     def at(self, size: float) -> float:
         """Return the ratio at a size: straight between powers of two, so that it makes no steps."""
@@ -265,12 +178,7 @@ class _Correction:
         return 1.0 if own is None else own.cautious
 
     def count(self) -> None:
-        self._settle()
-        self._known.clear()
-        self._level = self.overall.value
-
-    def _settle(self) -> None:
-        """Let what sizes that were seen of late have in common count for the machine."""
+        """Let ratios count; what sizes that were seen of late share counts for the machine."""
         weights = {power: own.weight(self._turn) for power, own in self.sizes.items()}
         if total := sum(weights.values()):
             each = (own.value ** (weights[power] / total) for power, own in self.sizes.items())
@@ -278,6 +186,8 @@ class _Correction:
             self.overall.value *= common
             for own in self.sizes.values():
                 own.value /= common
+        self._known.clear()
+        self._level = self.overall.value
 
     def seen(self, size: int) -> int:
         """Return how often a ratio was observed around a size."""
@@ -286,40 +196,150 @@ class _Correction:
 
     def observe(self, size: int, ratio: float, turn: int) -> None:
         self._turn = turn
-        own, ratio = self.sizes.setdefault(_nearest_power(size), _Ratio()), max(ratio, LEAST_RATIO)
-        if own.seen >= TRUSTED:  # a new size says nothing of the machine
+        power, tuning = _nearest_power(size), self._tuning
+        own = self.sizes.get(power)
+        if own is None:
+            own = self.sizes[power] = _Ratio(tuning, tuning.ratio_smoothing)
+        ratio = max(ratio, tuning.least_ratio)
+        if own.seen >= tuning.trusted:  # a new size says nothing of the machine
             self.overall.observe(ratio / own.value, turn)
         own.observe(ratio / self.overall.value, turn)
 
 
-class CostModel:
-    """The costs of one engine: a prior, corrected by what its steps take.
+def _nearest_power(size: int) -> int:
+    return round(log2(max(size, 1)))
 
-    What the target takes more or less than expected is taken for the machine's speed of late, so
-    that a drafter that was last used while the machine was busy does not stay dear.
+
+class TargetCosts(Protocol):
+    """The seconds of the target's forwards, learned as it runs."""
+
+    @property
+    def machine(self) -> float:
+        """How many times slower than expected the machine has been of late."""
+        ...
+
+    def count(self) -> None: ...
+    def at(self, rows: int, context: int) -> float: ...
+    def measured(self, rows: int) -> bool: ...
+    def observe(self, rows: int, context: int, seconds: float, turn: int) -> None: ...
+
+
+class CorrectedCosts:
+    """Expected seconds by rows and context, times the ratios that were measured."""
+
+    def __init__(self, prior: Costs, tuning: Tuning) -> None:
+        self._curve, self._per_context, self._tuning = prior.target, prior.per_context, tuning
+        self._ratio = _Correction(tuning)
+        self._rows: dict[int, tuple[float, float]] = {}
+
+    @property
+    def machine(self) -> float:
+        return self._ratio.overall.value
+
+    def count(self) -> None:
+        self._ratio.count()
+        self._rows.clear()
+
+    def at(self, rows: int, context: int) -> float:
+        known = self._rows.get(rows)
+        if known is None:
+            curve, ratio = self._curve, self._ratio
+            # No rows cost more than more rows do, whatever was measured beside other work.
+            larger = [2**power for power in ratio.sizes if 2**power > rows]
+            most = min([curve.at(size) * ratio.at(size) for size in larger], default=inf)
+            seconds = curve.at(rows)
+            known = self._rows[rows] = seconds, min(ratio.at(rows), most / seconds)
+        return (known[0] + self._per_context * context) * known[1]
+
+    def measured(self, rows: int) -> bool:
+        return self._ratio.seen(rows) >= self._tuning.trusted
+
+    def observe(self, rows: int, context: int, seconds: float, turn: int) -> None:
+        prior = self._curve.at(rows) + self._per_context * context
+        self._ratio.observe(rows, seconds / prior, turn)
+
+
+class MeasuredCosts:
+    """Means of measured seconds by rows, where nobody knows what to expect of their shape.
+
+    Between sizes that were measured the line is straight; beyond them it goes on as ``shape`` does.
     """
 
-    def __init__(self, prior: Costs) -> None:
-        self.prior = prior
-        self._target = _Correction()
-        self._drafters = {name: _Correction() for name in prior.drafters}
-        self._host = _Correction()
+    machine = 1.0
+
+    def __init__(self, shape: Curve, spike: float, tuning: Tuning = USUAL) -> None:
+        self._shape, self._spike, self._tuning = shape, spike, tuning
+        self._sizes: dict[int, Mean] = {}
+
+    def count(self) -> None:
+        """Do nothing: means count at once."""
+
+    def at(self, rows: int, context: int) -> float:
+        known, shape = sorted(self._sizes), self._shape
+        seconds = list(accumulate((self._sizes[size].value for size in known), max))
+        place = bisect_right(known, rows)
+        if 0 < place < len(known):
+            share = (rows - known[place - 1]) / (known[place] - known[place - 1])
+            return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
+        if not known:
+            return shape.at(rows)
+        end = place - 1 if place else 0
+        return seconds[end] * shape.at(rows) / shape.at(known[end])
+
+    def measured(self, rows: int) -> bool:
+        power, trusted = rows.bit_length(), self._tuning.trusted
+        return any(n.bit_length() == power and m.seen >= trusted for n, m in self._sizes.items())
+
+    def observe(self, rows: int, context: int, seconds: float, turn: int) -> None:
+        self._sizes.setdefault(rows, Mean(self._spike, self._tuning)).take(seconds)
+
+
+class CostModel:
+    """The costs of one engine: expected ones, corrected by what its steps take.
+
+    What the target takes more or less than expected counts for the machine's speed of late, so that
+    a drafter that was last used while the machine was busy does not stay expensive.
+
+    Args:
+        prior: what is expected.
+        tuning: constants.
+        target: the seconds of forwards; None corrects the prior's.
+    """
+
+    def __init__(
+        self, prior: Costs = UNKNOWN, tuning: Tuning = USUAL, target: TargetCosts | None = None
+    ) -> None:
+        self.prior, self.tuning = prior, tuning
+        self.target = target or CorrectedCosts(prior, tuning)
+        self.verify = self.target.at
+        """Returns the seconds of a forward of some rows over as many tokens of context in all."""
+        self.measured = self.target.measured
+        """Returns True where forwards of about as many rows were measured as the engine ran."""
+        self._drafters = {name: _Correction(tuning) for name in prior.drafters}
+        self._host = _Correction(tuning)
         self._steps: dict[str, _Ratio] = {}
         self._turn = 0
-        self._rows: dict[int, tuple[float, float]] = {}
         self._drafts: dict[tuple[str, float, int], float] = {}
+        self.draft_seconds = self.verify_seconds = 0.0
+        """Seconds of all steps so far."""
+        self.speedups: dict[str, float] = {}
+        """By drafter, how many times as fast as plain decoding its steps emit tokens."""
+        self.seconds_per_row: float | None = None
+        """Of a prompt's rows beside streams; None until some were measured."""
+        self._decode_seconds: float | None = None
+        self._plain_seconds: dict[int, float] = {}
 
     def count(self) -> None:
         """Let what was observed since the last time count."""
-        for each in (self._target, self._host, *self._drafters.values()):
+        self.target.count()
+        for each in (self._host, *self._drafters.values()):
             each.count()
-        self._rows.clear()
         self._drafts.clear()
 
     def learned(self) -> Costs:
         """Return the costs as corrected so far, by the rows of the prior."""
         self.count()
-        target, machine = self.prior.target, self._target.overall.value
+        target, machine = self.prior.target, self.target.machine
         drafters: dict[str, DraftCosts] = {}
         for name, prior in self.prior.drafters.items():
             own, passes = self._drafters[name], prior.passes
@@ -331,30 +351,9 @@ class CostModel:
         curve = Curve(target.rows, tuple(self.verify(rows, 0) for rows in target.rows))
         return Costs(curve, drafters, self.prior.per_context * machine)
 
-    def verify(self, rows: int, context: int) -> float:
-        """Return the seconds of a forward of ``rows`` rows over ``context`` tokens in all."""
-        known = self._rows.get(rows)
-        if known is None:
-            prior, ratio = self.prior.target, self._target
-            # No rows cost more than more rows do, whatever was measured beside other work.
-            larger = [2**power for power in ratio.sizes if 2**power > rows]
-            most = min([prior.at(size) * ratio.at(size) for size in larger], default=inf)
-            seconds = prior.at(rows)
-            known = self._rows[rows] = seconds, min(ratio.at(rows), most / seconds)
-        return (known[0] + self.prior.per_context * context) * known[1]
-
-    def measured(self, rows: int) -> bool:
-        """Return True where forwards of about as many rows were measured while the engine ran."""
-        return self._target.seen(rows) >= TRUSTED
-
     def host(self, sequences: int) -> float:
         """Return the seconds of a step beside its forward and its drafting."""
         return self.prior.host_at(sequences) * self._host.at(sequences)
-
-    def observe_host(self, sequences: int, seconds: float) -> None:
-        """Take in what a step took beside its forward and its drafting."""
-        prior = self.prior.host_at(sequences)
-        self._host.observe(sequences, max(seconds, 0.0) / prior, self._turn)
 
     def draft(self, name: str, counts: Sequence[float]) -> float:
         """Return the seconds of a drafter, see ``DraftCosts.at``."""
@@ -370,12 +369,12 @@ class CostModel:
 
     def drafts(self, name: str, counts: Sequence[float]) -> list[float]:
         """Return the seconds of drafts that end behind 0, 1, ... depths, see ``draft``."""
-        own = self._drafters[name].at(counts[0]) * self._target.overall.value
+        own = self._drafters[name].at(counts[0]) * self.target.machine
         return [seconds * own for seconds in self.prior.drafters[name].up_to(counts)]
 
     def _draft(self, name: str, counts: Sequence[float]) -> float:
         own = self._drafters[name].at(counts[0])
-        return self.prior.drafters[name].at(counts) * own * self._target.overall.value
+        return self.prior.drafters[name].at(counts) * own * self.target.machine
 
     def reads(self, name: str) -> bool:
         """Return True if a drafter must read a sequence before it can draft for it."""
@@ -384,7 +383,8 @@ class CostModel:
 
     def read(self, name: str, tokens: float) -> float:
         """Return the seconds that a drafter takes to read tokens that it has missed."""
-        return self.draft(name, [READ]) * tokens / READ
+        at_once = self.tuning.read_tokens
+        return self.draft(name, [at_once]) * tokens / at_once
 
     def step(self, method: str) -> float:
         """Return how many times longer steps of a method take than the sum of their parts.
@@ -394,18 +394,60 @@ class CostModel:
         ratio = self._steps.get(method)
         return 1.0 if ratio is None else ratio.cautious
 
+    def chunk(self) -> int | None:
+        """Return the rows of prompts that may run beside streams; None if not measured yet."""
+        if self.seconds_per_row is None:
+            return None
+        tuning = self.tuning
+        stall = max(tuning.stall_seconds, tuning.stall_steps * (self._decode_seconds or 0.0))
+        return max(tuning.fewest_chunk_rows, int(stall / self.seconds_per_row))
+
+    def knows_plain(self, streams: int) -> bool:
+        """Return True where a step without drafts of so many streams was measured."""
+        return streams in self._plain_seconds
+
+    def observe(self, record: StepRecord) -> None:
+        """Take in a step as a whole: its drafters' speedup, or what plain decoding takes."""
+        plan, seconds = record.plan, record.seconds
+        streams = plan.decoding
+        self.draft_seconds += seconds.draft
+        self.verify_seconds += seconds.verify
+        if plan.rows != streams:
+            if plan.rows - streams >= self.tuning.counted_rows:
+                per_row = seconds.step / plan.rows
+                self.seconds_per_row = self._smoothed(self.seconds_per_row, per_row)
+            return
+        self._decode_seconds = self._smoothed(self._decode_seconds, seconds.step)
+        plain, drafters = self._plain_seconds.get(streams), record.drafters
+        if not drafters:
+            self._plain_seconds[streams] = self._smoothed(plain, seconds.step)
+        elif len(drafters) == 1 and plain is not None:
+            (drafter,) = drafters
+            speedup = len(record.events) / streams * plain / seconds.step
+            self.speedups[drafter] = self._smoothed(self.speedups.get(drafter), speedup)
+
+    def _smoothed(self, before: float | None, value: float) -> float:
+        return value if before is None else before + self.tuning.smoothing * (value - before)
+
     def observe_step(self, method: str, ratio: float) -> None:
         """Take in what a step took, over the sum of what was expected of its parts."""
-        self._steps.setdefault(method, _Ratio()).observe(ratio, self._turn)
+        own = self._steps.get(method)
+        if own is None:
+            own = self._steps[method] = _Ratio(self.tuning, self.tuning.ratio_smoothing)
+        own.observe(ratio, self._turn)
 
     def observe_verify(self, rows: int, context: int, seconds: float) -> None:
         """Take in what a forward took."""
-        prior = self.prior.target.at(rows) + self.prior.per_context * context
         self._turn += 1
-        self._target.observe(rows, seconds / prior, self._turn)
+        self.target.observe(rows, context, seconds, self._turn)
+
+    def observe_host(self, sequences: int, seconds: float) -> None:
+        """Take in what a step took beside its forward and its drafting."""
+        prior = self.prior.host_at(sequences)
+        self._host.observe(sequences, max(seconds, 0.0) / prior, self._turn)
 
     def observe_draft(self, name: str, counts: Sequence[int], seconds: float) -> None:
         """Take in what a drafter took."""
-        prior = self.prior.drafters[name].at(counts) * self._target.overall.value
+        prior = self.prior.drafters[name].at(counts) * self.target.machine
         if prior > 0:
             self._drafters[name].observe(counts[0], seconds / prior, self._turn)

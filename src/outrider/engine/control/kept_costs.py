@@ -7,9 +7,10 @@ import logging
 import os
 from pathlib import Path
 
-from .costs import HOST, HOST_PER_SEQUENCE, Costs, Curve, DraftCosts
+from .costs import Costs, Curve, DraftCosts
+from .tuning import USUAL
 
-USUAL_HOST = HOST, HOST_PER_SEQUENCE
+USUAL_HOST = USUAL.host, USUAL.host_per_sequence
 LONGEST = 1e6
 """No step takes as many seconds."""
 LARGEST = 1 << 20

@@ -1,89 +1,16 @@
-"""Choices of who drafts and how far, and the speed that is expected of them."""
+"""The expected speed of a batch under any choices, and the best choices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby, zip_longest
-from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from ...base.limits import LARGEST_INT
-from ...base.methods import TOGETHER
+from .choices import PLAIN, Choice, Group, Method
 from .costs import CostModel
 from .survival import Survival
-
-DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Depths that are compared, and the longest of each method."""
-
-HORIZON = 128
-"""Most tokens over which the time of a drafter to read what it missed is spread."""
-FALLS = 2
-"""Depths in a row, each slower than the one before, behind which a method's are not considered."""
-HOPELESS = 0.8
-"""Share of the best speed so far below which longer drafts of a method are not considered."""
-
-
-class Method(NamedTuple):
-    """A way to draft: one drafter or several together, in chains or in trees.
-
-    ``width`` is the number of nodes that a drafter may propose at each depth, ``longest`` the
-    depth of a draft, and ``most`` its nodes, where there are fewer than that for each depth.
-    """
-
-    drafters: tuple[str, ...]
-    longest: int
-    width: int = 1
-    most: int = LARGEST_INT
-
-    @property
-    def drafter(self) -> str:
-        """The name of its drafter, or of several together."""
-        return TOGETHER.join(self.drafters)
-
-    def nodes(self, depth: int) -> int:
-        """Return the nodes that a draft of that depth may have."""
-        return min(self.most, depth * self.width * len(self.drafters))
-
-
-class Choice(NamedTuple):
-    """The name of a method, and how many tokens deep it drafts."""
-
-    method: str
-    depth: int
-
-
-PLAIN = Choice("none", 0)
-
-
-class Stream(NamedTuple):
-    """A decoding sequence as the controller sees it.
-
-    ``methods`` are those that may draft for it, up to ``bound`` tokens; ``fixed`` is the choice
-    that its request made; ``left`` are the tokens that it may still emit.
-    """
-
-    id: str
-    workload: str
-    context: int
-    methods: tuple[str, ...] = ()
-    bound: int = DEPTHS[-1]
-    fixed: Choice | None = None
-    left: int = HORIZON
-
-
-class Group(NamedTuple):
-    """Sequences that are expected to fare alike: of one workload and freedom.
-
-    ``levels`` say of each method how these sequences differ from the workload: the power of two of
-    their odds; none where they do not differ.
-    """
-
-    workload: str
-    levels: tuple[int, ...]
-    methods: tuple[str, ...]
-    bound: int
-    fixed: Choice | None
+from .tuning import Tuning
 
 
 class Option(NamedTuple):
@@ -106,78 +33,12 @@ METHOD = attrgetter("choice.method")
 """Returns the method of an option."""
 
 
-class Trial(NamedTuple):
-    """A choice that a step tries, for the sequences with these ids, or for all if there are none.
-
-    The step takes ``seconds``, of which ``price`` are expected to be lost.
-    """
-
-    choice: Choice
-    ids: tuple[str, ...]
-    seconds: float
-    price: float
-
-
-def counts_by_depth(drafts: Iterable[tuple[str, int, int]]) -> dict[str, list[int]]:
-    """Return by name how much is drafted at each depth.
-
-    Args:
-        drafts: name, depth, and what counts at each of its depths: sequences, or rows.
-    """
-    drafting: dict[str, list[int]] = {}
-    for name, depth, count in drafts:
-        if depth:
-            by_depth = drafting.setdefault(name, [])
-            by_depth += [0] * (depth - len(by_depth))
-            for i in range(depth):
-                by_depth[i] += count
-    return drafting
-
-
-def draft_cost(costs: CostModel, method: Method, by_depth: Sequence[float]) -> float:
-    """Return the seconds of a method where ``by_depth[i]`` sequences draft at depth i + 1."""
-    rows = by_depth if method.width == 1 else [count * method.width for count in by_depth]
-    return sum([costs.draft(name, rows) for name in parts_of(method)])
-
-
-def draft_costs(costs: CostModel, method: Method, by_depth: Sequence[float]) -> list[float]:
-    """Return ``draft_cost`` for drafts that end behind 0, 1, ... depths of ``by_depth``."""
-    rows = by_depth if method.width == 1 else [count * method.width for count in by_depth]
-    return [*map(sum, zip(*(costs.drafts(name, rows) for name in parts_of(method)), strict=True))]
-
-
-def parts_of(method: Method) -> tuple[str, ...]:
-    """Return what a method's time is spent on: its drafters, and merging if they are several."""
-    drafters = method.drafters
-    return drafters if len(drafters) == 1 else (*drafters, method.drafter)
-
-
-def least_chance(children: Sequence[tuple[float, float]], passed: float, row: float) -> float:
-    """Return the chance of a node from which a pass that drafts its child pays.
-
-    The child is verified where its margin makes it worth a row. Chances only fall from node to
-    node, so that looking one pass ahead is enough (optimal stopping in the monotone case: Chow,
-    Robbins and Siegmund, "Great expectations", 1971, chapter 3).
-
-    Args:
-        children: how often a child has a margin, and how likely it is accepted then.
-        passed, row: the price of a pass and of a row, in tokens.
-    """
-    often = accepted = 0.0
-    least = inf
-    for share, rate in sorted(children, key=lambda child: -child[1]):
-        often += share
-        accepted += share * rate
-        least = min(least, (passed + row * often) / accepted)  # those so far are verified
-    return least
-
-
 class Outlook:
     """The expected speed of a batch of groups under any choices.
 
     Args:
         counts: the sequences of each group.
-        methods, costs, survival: as of ``Controller``.
+        methods, costs, survival, tuning: as of ``AdaptiveChooser``.
         context: tokens of all sequences.
         unread: tokens that drafters have missed of a group for each token to come, added up over
             its sequences, by group and drafter.
@@ -191,10 +52,11 @@ class Outlook:
         survival: Survival,
         context: int,
         unread: Mapping[tuple[Group, str], float],
+        tuning: Tuning,
     ) -> None:
         self.counts = counts
         self._methods, self._costs, self._survival = methods, costs, survival
-        self._context, self._unread = context, unread
+        self._context, self._unread, self._tuning = context, unread, tuning
         self._sequences = sum(counts.values())
         self._host = costs.host(self._sequences)
         self._nothing = Option(PLAIN, longer=costs.step(PLAIN.method))
@@ -212,12 +74,13 @@ class Outlook:
         levels = dict(zip(group.methods, group.levels, strict=False))
         for name in (group.fixed.method,) if group.fixed else group.methods:
             method, odds = self._methods[name], 2.0 ** levels.get(name, 0)
-            most = group.fixed.depth if group.fixed else min(group.bound, method.longest)
+            most = group.fixed.depth if group.fixed else min(group.max_depth, method.max_depth)
             curve = self._survival.curve(name, group.workload, most, odds)
             fill = self._survival.fill(name, group.workload, most)
             width, longer = method.nodes(1), self._costs.step(name)
             reading = self._reading(group, method)
-            for d in (most,) if group.fixed else (*(d for d in DEPTHS if d < most), most):
+            depths = () if group.fixed else (d for d in self._tuning.depths if d < most)
+            for d in (*depths, most):
                 passes = fill[:d]
                 rows = 1 + min(width * sum(passes), method.nodes(d))
                 tokens = 1 + sum(curve[:d])
@@ -247,7 +110,7 @@ class Outlook:
                 drafting[choice.method] = mine
         seconds = self._host + self._costs.verify(round(rows), self._context)
         for name, counts in drafting.items():
-            seconds += draft_cost(self._costs, self._methods[name], counts)
+            seconds += self._methods[name].seconds(self._costs, counts)
         return tokens / (seconds * longer / self._sequences + reading)
 
     def plain(self) -> dict[Group, Option]:
@@ -292,7 +155,7 @@ class Outlook:
                         speed, choices = other, trial
                     falls = falls + 1 if other < before else 0
                     before = other
-                    if falls == FALLS:
+                    if falls == self._tuning.falls:
                         break
         return speed, choices
 
@@ -305,7 +168,7 @@ class Outlook:
             drafting = [0.0]
             if options[-1].choice.depth:
                 counts = [count * share for share in options[-1].passes]
-                drafting = draft_costs(self._costs, self._methods[name], counts)
+                drafting = self._methods[name].seconds_up_to(self._costs, counts)
             for option in options:
                 _, tokens, rows, passes, reading, longer = option
                 seconds = self._host + verify(round(count * rows), self._context)
@@ -313,6 +176,6 @@ class Outlook:
                 other = tokens / (seconds * longer / count + tokens * reading)
                 if other > speed:
                     speed, best = other, option
-                elif other < HOPELESS * speed:
+                elif other < self._tuning.hopeless_speed * speed:
                     break
         return speed, {group: best}

@@ -1,4 +1,4 @@
-"""Runs a controller on known costs and survival with a virtual clock."""
+"""Runs a chooser on known costs and survival with a virtual clock."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
-from .controller import Controller
+from .choices import PLAIN, Choice, Method, Stream, counts_by_depth
+from .chooser import AdaptiveChooser
 from .costs import Costs
-from .outlook import PLAIN, Choice, Method, Stream, counts_by_depth, parts_of
 
 Truth = Callable[[int, str, int], float]
 """P(accepted | parent accepted) at a step, of a method, at a depth."""
@@ -32,7 +32,7 @@ def work(
     """Return the target's rows of a step, and what each drafter drafts by depth."""
     drafts = [(methods[name], depth) for name, depth in choices if depth]
     rows = len(choices) + sum([method.nodes(depth) for method, depth in drafts])
-    parts = ((n, depth, m.width) for m, depth in drafts for n in parts_of(m))
+    parts = ((n, depth, m.width) for m, depth in drafts for n in m.parts)
     return rows, counts_by_depth(parts)
 
 
@@ -61,7 +61,7 @@ def _plain_and_best(
     context: int,
 ) -> tuple[float, float]:
     """Return the expected tokens per second of plain decoding, and of the best choice for all."""
-    choices = [Choice(n, depth) for n, m in methods.items() for depth in range(1, m.longest + 1)]
+    choices = [Choice(n, depth) for n, m in methods.items() for depth in range(1, m.max_depth + 1)]
     speeds = [
         tokens / seconds
         for each in [PLAIN, *choices]
@@ -71,7 +71,7 @@ def _plain_and_best(
 
 
 def simulate(
-    controller: Controller,
+    chooser: AdaptiveChooser,
     truth: Costs,
     survival: Truth,
     batch: int,
@@ -81,12 +81,12 @@ def simulate(
     jitter: float = 0.05,
     reviewing: float = 0.0,
 ) -> list[Step]:
-    """Return the steps of ``batch`` sequences under a controller; one workload.
+    """Return the steps of ``batch`` sequences under a chooser; one workload.
 
     A step takes ``reviewing`` seconds more where the controller compares its choices.
     """
     rng = random.Random(seed)
-    methods = controller.methods
+    methods = chooser.methods
     names = tuple(methods)
     streams = [Stream(str(i), "", 256, names) for i in range(batch)]
     context = 256 * batch
@@ -95,32 +95,32 @@ def simulate(
     found: list[Step] = []
     for number in range(steps):
         rates = {
-            name: [survival(number, name, i + 1) for i in range(method.longest)]
+            name: [survival(number, name, i + 1) for i in range(method.max_depth)]
             for name, method in methods.items()
         }
-        reviewed = controller.reviewed
-        choices = controller.decide(streams)
+        reviewed = chooser.reviewed
+        choices = chooser.decide(streams)
         tokens, seconds = expected(truth, methods, rates, choices, context)
-        own = reviewing * (controller.reviewed != reviewed)
+        own = reviewing * (chooser.reviewed != reviewed)
         seconds += own
         emitted = 0
         for stream, (name, depth) in zip(streams, choices, strict=True):
             accepted = 0
             while accepted < depth and rng.random() < rates[name][accepted]:
                 accepted += 1
-            controller.survival.observe(name, stream.workload, stream.id, depth, accepted)
+            chooser.survival.observe(name, stream.workload, stream.id, depth, accepted)
             emitted += 1 + accepted
         noise = rng.uniform(1 - jitter, 1 + jitter) * (2.0 if rng.random() < spikes else 1.0)
         rows, drafting = work(methods, choices)
         took = 0.0
         for name, by_depth in drafting.items():
             spent = truth.drafters[name].at(by_depth) * noise
-            controller.costs.observe_draft(name, by_depth, spent)
+            chooser.costs.observe_draft(name, by_depth, spent)
             took += spent
         verify = (truth.target.at(rows) + truth.per_context * context) * noise
-        controller.costs.observe_host(batch, 0.0)
-        controller.costs.observe_verify(rows, context, verify)
-        controller.observe(batch, emitted, (took + verify) * bool(drafting), took + verify + own)
+        chooser.costs.observe_host(batch, 0.0)
+        chooser.costs.observe_verify(rows, context, verify)
+        chooser.observe(batch, emitted, (took + verify) * bool(drafting), took + verify + own)
         if rates != known:
             known, plain, best = rates, *_plain_and_best(truth, methods, rates, batch, context)
         found.append(Step(tokens, seconds, plain, best))

@@ -12,19 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...native.rates import BINS, DEPTHS, GUESSED, RANKS, Rates
-
-DECAY = 1 - 1 / 64
-"""What an observation keeps of its weight with each newer one of its kind."""
-PRIOR_WEIGHT = 8.0
-"""Observations that a method's prior counts for."""
-SHRINKAGE = 6.0
-"""Observations of its own that outweigh what an estimate takes from the more general one."""
-MOST_WORKLOADS = 64
-MOST_SEQUENCES = 4096
-MEMORY = 128
-"""Drafts of a sequence after which older ones count half."""
-SIBLINGS, SECOND_DRAFTER = 0.4, 0.1
-"""Share of refused tokens for which a tree's siblings, or another drafter, have the right one."""
+from .tuning import USUAL, Tuning
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -39,10 +27,9 @@ PRIORS = {
     "ngram": 0.5,
     "retokenize": 0.35,
 }
-"""P(accept) by method before anything is seen; of others 0.5."""
+"""P(accept) by method before anything is seen."""
 FIRST_RATES = {(r, b): float(GUESSED.table[0, r, b]) for r in range(RANKS) for b in range(BINS)}
 """The guessed rates by rank and bin, which are alike at all depths."""
-DEFAULT_PRIOR = 0.5
 SHARES = (0.2, 0.25, 0.2, 0.35)
 """How often the first child of a node has a margin of each bin, before any is seen."""
 
@@ -54,9 +41,11 @@ class _Tally:
     accepted: float = 0.0
     judged: float = 0.0
 
-    def observe(self, accepted: float, judged: float, newer: float | None = None) -> None:
+    def observe(
+        self, decay: float, accepted: float, judged: float, newer: float | None = None
+    ) -> None:
         """Take in so many at once; older ones lose weight by ``newer``, ``judged`` unless given."""
-        kept = DECAY ** (judged if newer is None else newer)
+        kept = decay ** (judged if newer is None else newer)
         self.accepted = self.accepted * kept + accepted
         self.judged = self.judged * kept + judged
 
@@ -86,7 +75,7 @@ class _Beliefs:
     drafted: list[int] = field(default_factory=lambda: [0] * DEPTHS)
     asked: list[int] = field(default_factory=lambda: [0] * DEPTHS)
 
-    def count(self) -> tuple[int, int]:
+    def count(self, decay: float) -> tuple[int, int]:
         """Count what is new; return how many tokens were accepted and judged."""
         hits, judged = [0] * DEPTHS, [0] * DEPTHS
         for (accepted, known), times in self.outcomes.items():
@@ -94,11 +83,11 @@ class _Beliefs:
                 judged[min(i, DEPTHS - 1)] += times
                 hits[min(i, DEPTHS - 1)] += times * (i < accepted)
         for tally, right, all in zip(self.depths, hits, judged, strict=True):
-            tally.observe(right, all, judged[0])
-        self.overall.observe(sum(hits), sum(judged))
+            tally.observe(decay, right, all, judged[0])
+        self.overall.observe(decay, sum(hits), sum(judged))
         nodes: dict[tuple[int, int, int], list[int]] = {}
         first = sum([times for (_, rank, _, _), times in self.seen.items() if not rank])
-        self.margins = [DECAY**first * weight for weight in self.margins]
+        self.margins = [decay**first * weight for weight in self.margins]
         for (depth, rank, bin, accepted), times in self.seen.items():
             self.margins[bin] += times * (not rank)
             for place in ((depth, rank, bin), (0, rank, bin)):
@@ -106,9 +95,9 @@ class _Beliefs:
                 new[0] += times * accepted
                 new[1] += times
         for place, new in nodes.items():
-            self.nodes.setdefault(place, _Tally()).observe(*new)
+            self.nodes.setdefault(place, _Tally()).observe(decay, *new)
         for tally, drafted, asked in zip(self.filled, self.drafted, self.asked, strict=True):
-            tally.observe(drafted, asked)
+            tally.observe(decay, drafted, asked)
         self.outcomes.clear()
         self.seen.clear()
         self.drafted, self.asked = [0] * DEPTHS, [0] * DEPTHS
@@ -129,7 +118,7 @@ class _Own:
 
 
 class Survival:
-    """Counts accepted and refused tokens by method (see ``outlook.Method``), workload and depth.
+    """Counts accepted and refused tokens by method (see ``choices.Method``), workload and depth.
 
     Estimates with few observations lean on more general ones: a depth on its method in this
     workload, that on the method in all, that on the method's prior. Observations lose weight, so
@@ -145,8 +134,9 @@ class Survival:
         self,
         priors: Mapping[str, float] = PRIORS,
         wider: Mapping[str, tuple[str, float]] | None = None,
+        tuning: Tuning = USUAL,
     ) -> None:
-        self._priors = priors
+        self._priors, self._tuning = priors, tuning
         self._wider = wider or {}
         self._methods: dict[str, _Tally] = {}
         self._workloads: OrderedDict[tuple[str, str], _Beliefs] = OrderedDict()
@@ -164,18 +154,20 @@ class Survival:
             prior = self._general(narrow)
             prior += more * (1 - prior)
         else:
-            prior = self._priors.get(method, DEFAULT_PRIOR)
+            prior = self._priors.get(method, self._tuning.default_prior)
         tally = self._methods.get(method)
-        return prior if tally is None else tally.shrunk(prior, PRIOR_WEIGHT)
+        return prior if tally is None else tally.shrunk(prior, self._tuning.prior_weight)
 
     def count(self) -> None:
         """Count what was observed since the last time; estimates rest on what is counted."""
         self._known.clear()
         self._by_margin.clear()
         self._filled.clear()
+        decay = self._tuning.decay
         for (method, _), beliefs in self._workloads.items():
             if beliefs.outcomes or beliefs.seen or any(beliefs.asked):
-                self._methods.setdefault(method, _Tally()).observe(*beliefs.count())
+                counted = beliefs.count(decay)
+                self._methods.setdefault(method, _Tally()).observe(decay, *counted)
 
     def judged(self, method: str, workload: str) -> float:
         """Return how many recent tokens of a method were judged in a workload."""
@@ -203,7 +195,7 @@ class Survival:
         if shares is None:
             shares, share = [], 1.0
             for tally in self._workloads[key].filled if key in self._workloads else ():
-                share = tally.shrunk(share, PRIOR_WEIGHT)  # of the depth before
+                share = tally.shrunk(share, self._tuning.prior_weight)  # of the depth before
                 shares.append(share)
             self._filled[key] = shares = shares or [1.0]
         return shares[:depth] + shares[-1:] * (depth - len(shares))
@@ -221,7 +213,7 @@ class Survival:
         for (depth, rank, bin), tally in beliefs.nodes.items():
             if depth:
                 place = ((depth - 1) * RANKS + rank) * BINS + bin
-                whole[place] = tally.shrunk(whole[place], SHRINKAGE)
+                whole[place] = tally.shrunk(whole[place], self._tuning.shrinkage)
         return Rates(np.array(whole, np.float32).reshape(DEPTHS, RANKS, BINS))
 
     def children(self, method: str, workload: str) -> list[tuple[float, float]]:
@@ -230,9 +222,10 @@ class Survival:
         if beliefs is None:
             return [(share, FIRST_RATES[0, bin]) for bin, share in enumerate(SHARES)]
         rates = self._all_depths(method, workload, beliefs)
-        weights = [PRIOR_WEIGHT * s + w for s, w in zip(SHARES, beliefs.margins, strict=True)]
+        weight = self._tuning.prior_weight
+        weights = [weight * s + w for s, w in zip(SHARES, beliefs.margins, strict=True)]
         total = sum(weights)
-        return [(weight / total, rates[0, bin]) for bin, weight in enumerate(weights)]
+        return [(each / total, rates[0, bin]) for bin, each in enumerate(weights)]
 
     def _all_depths(
         self, method: str, workload: str, beliefs: _Beliefs
@@ -243,7 +236,7 @@ class Survival:
             rates = self._by_margin[method, workload] = dict(FIRST_RATES)
             for (depth, rank, bin), tally in beliefs.nodes.items():
                 if not depth:
-                    rates[rank, bin] = tally.shrunk(rates[rank, bin], PRIOR_WEIGHT)
+                    rates[rank, bin] = tally.shrunk(rates[rank, bin], self._tuning.prior_weight)
         return rates
 
     def odds(self, method: str, workload: str, sequence: str) -> float:
@@ -251,9 +244,10 @@ class Survival:
         own = self._own.get((method, sequence))
         if own is None:
             return 1.0
-        more = (own.accepted + SHRINKAGE) / (own.expected + SHRINKAGE)
+        shrinkage = self._tuning.shrinkage
+        more = (own.accepted + shrinkage) / (own.expected + shrinkage)
         refused, doubted = own.judged - own.accepted, own.judged - own.expected
-        return more / ((refused + SHRINKAGE) / (doubted + SHRINKAGE))
+        return more / ((refused + shrinkage) / (doubted + shrinkage))
 
     def _rates(self, method: str, workload: str) -> list[float]:
         """Return P(drafted and accepted | the one before was) at each depth."""
@@ -272,8 +266,8 @@ class Survival:
         beliefs = self._workloads.get((method, workload))
         if beliefs is None:
             return [general] * DEPTHS
-        general = beliefs.overall.shrunk(general, SHRINKAGE)
-        return [tally.shrunk(general, SHRINKAGE) for tally in beliefs.depths]
+        general = beliefs.overall.shrunk(general, self._tuning.shrinkage)
+        return [tally.shrunk(general, self._tuning.shrinkage) for tally in beliefs.depths]
 
     def observe(
         self,
@@ -296,11 +290,11 @@ class Survival:
             judged = min(accepted + 1, asked)
         if not judged:
             return
-        beliefs = _entry(self._workloads, (method, workload), _Beliefs, MOST_WORKLOADS)
+        beliefs = _entry(self._workloads, (method, workload), _Beliefs, self._tuning.max_workloads)
         outcome = min(accepted, judged), judged
         beliefs.outcomes[outcome] = beliefs.outcomes.get(outcome, 0) + 1
-        own = _entry(self._own, (method, sequence), _Own, MOST_SEQUENCES)
-        if own.drafts > MEMORY:
+        own = _entry(self._own, (method, sequence), _Own, self._tuning.max_sequences)
+        if own.drafts > self._tuning.memory_drafts:
             own.drafts /= 2
             own.accepted /= 2
             own.expected /= 2
@@ -317,7 +311,7 @@ class Survival:
 
         It might have had ``width`` at each of ``asked`` depths.
         """
-        beliefs = _entry(self._workloads, (method, workload), _Beliefs, MOST_WORKLOADS)
+        beliefs = _entry(self._workloads, (method, workload), _Beliefs, self._tuning.max_workloads)
         for depth in range(min(asked, DEPTHS)):
             beliefs.asked[depth] += width
         for depth, size in enumerate(sizes[:DEPTHS]):
@@ -327,7 +321,7 @@ class Survival:
         self, method: str, workload: str, depth: int, rank: int, bin: int, accepted: bool
     ) -> None:
         """Take in a node whose parent was accepted."""
-        beliefs = _entry(self._workloads, (method, workload), _Beliefs, MOST_WORKLOADS)
+        beliefs = _entry(self._workloads, (method, workload), _Beliefs, self._tuning.max_workloads)
         node = min(depth, DEPTHS), min(rank, RANKS - 1), bin, accepted
         beliefs.seen[node] = beliefs.seen.get(node, 0) + 1
 

@@ -11,7 +11,7 @@ from ...base.config import EngineConfig
 from ...base.types import Event, Folder, Request
 from ...errors import OutriderError
 from ...text.codec import TextCodec
-from ..switch import SpeculationState
+from ..control.switch import SpeculationState
 
 if TYPE_CHECKING:
     from ...drafters.base import DrafterSpec

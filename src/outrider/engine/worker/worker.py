@@ -27,10 +27,11 @@ from ...base.stderr import guard
 from ...base.types import Request, SamplingParams, SequenceState
 from ...errors import OutriderError, RequestError
 from ..build import build_engine
+from ..control.chooser import AdaptiveChooser
 from ..control.summary import summary
+from ..control.switch import SpeculationState
 from ..engine import Engine
 from ..setup import set_up
-from ..switch import SpeculationState
 from .freed_memory import trim_regularly
 from .heartbeat import Pulse
 from .messages import (
@@ -157,12 +158,12 @@ class Worker:
         """Decode a few tokens, send ``Ready``, and step until the frontend is gone."""
         self._warm_up()
         engine, pulse = self.engine, self.pulse
-        speculator, budget = engine.speculator, engine.budget
+        menu, budget = engine.menu, engine.budget
         self._tell()
         self.outlet.send(
             Ready(
-                tuple(speculator.drafters), speculator.names, speculator.state, str(budget),
-                budget.tokens, engine.max_model_len, speculator.max_length,
+                tuple(menu.drafters), menu.names, menu.state, str(budget),
+                budget.tokens, engine.max_model_len, menu.max_depth,
             )
         )  # fmt: skip
         threading.Thread(target=self._read, name="outrider-reader", daemon=True).start()
@@ -198,25 +199,31 @@ class Worker:
 
     def _tell(self) -> None:
         """Send what the controller believes: once a second, and when the engine falls idle."""
-        adaptive = self.engine.speculator.adaptive
-        if adaptive is None:
+        chooser, now = self.engine.chooser, time.monotonic()
+        if not isinstance(chooser, AdaptiveChooser):
             return
-        controller, now = adaptive.controller, time.monotonic()
         due = now - self._told >= TOLD_SECONDS or not self.engine.has_work
-        if due and controller.step != self._told_step:
-            self._told, self._told_step = now, controller.step
-            self.outlet.send(Beliefs(summary(controller)))
+        if due and chooser.step != self._told_step:
+            self._told, self._told_step = now, chooser.step
+            self.outlet.send(Beliefs(summary(chooser)))
 
     def _gauges(self) -> Gauges:
         engine, scheduler = self.engine, self.engine.scheduler
-        pool, costs = scheduler.pool, engine.costs
+        pool, costs = scheduler.pool, engine.chooser.costs
         return Gauges(
-            len(scheduler.running), len(scheduler.waiting), pool.num_usable,
-            pool.num_usable - pool.num_free, scheduler.preemptions, scheduler.rows,
-            scheduler.queried, scheduler.hit,
-            costs.draft_seconds, costs.verify_seconds, dict(costs.speedups),
-            self.generation,
-        )  # fmt: skip
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            pages=pool.num_usable,
+            pages_used=pool.num_usable - pool.num_free,
+            preemptions=scheduler.preemptions,
+            rows=scheduler.rows,
+            queried=scheduler.queried,
+            hit=scheduler.hit,
+            draft_seconds=costs.draft_seconds,
+            verify_seconds=costs.verify_seconds,
+            speedups=dict(costs.speedups),
+            generation=self.generation,
+        )
 
     def _read(self) -> None:
         """Take commands until the frontend is gone, which ends the process."""
@@ -244,7 +251,7 @@ class Worker:
             case Abort(id):
                 self.inbox.put(partial(self._abort, id, self.preparing.get(id)))
             case SpeculationState():
-                self.inbox.put(partial(self.engine.speculator.set, command))
+                self.inbox.put(partial(self.engine.menu.set, command))
 
     def _prepare(self, adding: _Adding) -> None:
         """Make sequences of a request, or refuse it; runs outside the stepping thread."""

@@ -11,8 +11,7 @@ from math import exp, inf
 from statistics import quantiles
 from typing import NamedTuple
 
-from ...engine.control.controller import ENTER
-from ...engine.control.outlook import DEPTHS
+from ...engine.control.tuning import USUAL
 from ...errors import ConfigError
 from .acceptance import Acceptance
 from .catalogue import Shape
@@ -130,7 +129,7 @@ class Forecast:
 
     def best(self, batch: int) -> tuple[int, float]:
         """Return the best draft length from 1 on, and its speedup."""
-        lengths = [k for k in DEPTHS if k < self.longest] + [self.longest]
+        lengths = [k for k in USUAL.depths if k < self.longest] + [self.longest]
         speedups = [(self.speedup(batch, k), -k) for k in lengths]
         speedup, length = max(speedups)
         return -length, speedup
@@ -138,7 +137,7 @@ class Forecast:
     def chosen(self, batch: int) -> int:
         """Return the draft length to use: 0 where the best wins less than the controller asks."""
         k, speedup = self.best(batch)
-        return k if speedup >= ENTER else 0
+        return k if speedup >= USUAL.enter_speedup else 0
 
     def range_of(self, shares: Mapping[int, float]) -> tuple[float, float, float]:
         """Return P10, P50 and P90 of the speedup over a mix of batch sizes.
@@ -181,7 +180,7 @@ class Forecast:
         spans: list[tuple[int, int, int, float]] = []
         for size, after in zip(sizes, [*sizes[1:], most + 1], strict=True):
             k, speedup = self.best(size)
-            k, speedup = (k, speedup) if speedup >= ENTER else (0, 1.0)
+            k, speedup = (k, speedup) if speedup >= USUAL.enter_speedup else (0, 1.0)
             if spans and spans[-1][2] == k:
                 first, _, _, least = spans.pop()
                 spans.append((first, after - 1, k, min(least, speedup)))

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ...engine.control.costs import CALL, PER_SEQUENCE, Costs, Curve, DraftCosts
+from ...engine.control.costs import Costs, Curve, DraftCosts
+from ...engine.control.tuning import USUAL
 from .catalogue import Device, Shape
 from .figure import MODELLED
 
@@ -113,7 +114,7 @@ def draft_costs(
         context: mean tokens of a sequence.
     """
     if method == "lookup":
-        return DraftCosts(None, CALL, PER_SEQUENCE)
+        return DraftCosts(None, USUAL.call, USUAL.per_sequence)
     own = machine.device.draft_pass
     if method == "medusa":
         width, bytes_ = MEDUSA_HEADS * target.hidden, BYTES[machine.dtype]

@@ -1,21 +1,18 @@
-"""Draft lengths for the steps of another engine, from Outrider's controller.
+"""Draft lengths for the steps of another engine, from Outrider's chooser.
 
-The other engine tells what a step took in all, not what drafting took of it. So a controller counts
-drafting as part of its rows, and each power of two of the batch has a controller of its own; what
+The other engine tells what a step took in all, not what drafting took of it. So a chooser counts
+drafting as part of its rows, and each power of two of the batch has a chooser of its own; what
 is learned of acceptance they share.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
-from ...engine.control.controller import Controller
-from ...engine.control.costs import SMOOTHING, TRUSTED, CostModel, Costs, Curve, DraftCosts
-from ...engine.control.outlook import Method, Stream
+from ...engine.control.choices import Method, Stream
+from ...engine.control.chooser import AdaptiveChooser
+from ...engine.control.costs import CostModel, Costs, Curve, DraftCosts, Mean, MeasuredCosts
 from ...engine.control.survival import PRIORS, Survival
 
 METHODS = {"draft_model": "model", "custom_class": "suffix"}
@@ -35,56 +32,6 @@ class Drafted(NamedTuple):
     accepted: int
 
 
-class _Measured(CostModel):
-    """The seconds of steps as they were measured: there is no prior that is right in its shape.
-
-    Between sizes that were measured the line is straight; beyond them it goes on as ``ROWS`` does.
-    """
-
-    def __init__(self, prior: Costs) -> None:
-        super().__init__(prior)
-        self._sizes: dict[int, _Mean] = {}
-
-    def verify(self, rows: int, context: int) -> float:
-        """Return the seconds of a step of ``rows`` rows; the context has no part in it."""
-        known = sorted(self._sizes)
-        seconds = list(accumulate((self._sizes[size].value for size in known), max))
-        place = bisect_right(known, rows)
-        if 0 < place < len(known):
-            share = (rows - known[place - 1]) / (known[place] - known[place - 1])
-            return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
-        if not known:
-            return ROWS.at(rows)
-        end = place - 1 if place else 0
-        return seconds[end] * ROWS.at(rows) / ROWS.at(known[end])
-
-    def observe_verify(self, rows: int, context: int, seconds: float) -> None:
-        """Take in what a step took."""
-        self._sizes.setdefault(rows, _Mean()).take(seconds)
-
-    def measured(self, rows: int) -> bool:
-        """Return True where steps of about as many rows were measured, to the power of two."""
-        power = rows.bit_length()
-        return any(
-            size.bit_length() == power and mean.seen >= TRUSTED
-            for size, mean in self._sizes.items()
-        )
-
-
-@dataclass
-class _Mean:
-    """A running mean, whose newest values weigh a tenth."""
-
-    value: float = 0.0
-    seen: int = 0
-
-    def take(self, value: float) -> None:
-        if self.seen >= TRUSTED:
-            value = min(value, SPIKE * self.value)
-        self.seen += 1
-        self.value += (value - self.value) * max(SMOOTHING, 1 / self.seen)
-
-
 class Lengths:
     """Chooses how far the sequences of a step draft.
 
@@ -97,8 +44,8 @@ class Lengths:
         self._name = METHODS.get(method, method)
         self._longest = longest
         self._survival = Survival(PRIORS)
-        self._controllers: dict[int, Controller] = {}
-        self._drafting: dict[int, _Mean] = {}
+        self._choosers: dict[int, AdaptiveChooser] = {}
+        self._drafting: dict[int, Mean] = {}
         """Seconds of a drafted token, by power of two of the batch."""
 
     def choose(self, contexts: Mapping[str, int], most: int) -> list[int]:
@@ -112,10 +59,10 @@ class Lengths:
         if not contexts or not bound:
             return [0] * len(contexts)
         streams = [Stream(id, "", size, (self._name,), bound) for id, size in contexts.items()]
-        controller = self._controller(len(streams))
-        if not controller.costs.measured(len(streams)):
+        chooser = self._chooser(len(streams))
+        if not chooser.costs.measured(len(streams)):
             return [0] * len(streams)  # without knowing plain steps, nothing can be compared
-        return [choice.depth for choice in controller.decide(streams)]
+        return [choice.depth for choice in chooser.decide(streams)]
 
     def observe(self, drafts: Sequence[Drafted], seconds: float | None, ahead: int = 0) -> None:
         """Take in a step's drafts.
@@ -130,41 +77,41 @@ class Lengths:
             self._survival.observe(self._name, "", id, asked, accepted)
         if seconds is None or not drafts:
             return
-        controller = self._controller(len(drafts))
+        chooser = self._chooser(len(drafts))
         rows = len(drafts) + sum(each.drafted for each in drafts)
-        expected = controller.costs.verify(rows, 0)
-        seconds = self._aligned(controller, len(drafts), rows, seconds, ahead)
-        controller.costs.observe_verify(rows, 0, seconds)
-        if controller.tries:
-            controller.observe_trial(seconds)
+        expected = chooser.costs.verify(rows, 0)
+        seconds = self._aligned(chooser, len(drafts), rows, seconds, ahead)
+        chooser.costs.observe_verify(rows, 0, seconds)
+        chooser.trials.observe(seconds)
         drafting = seconds if any(each.asked for each in drafts) else 0.0
         emitted = len(drafts) + sum(each.accepted for each in drafts)
         slow = seconds / expected if expected else 1.0
-        controller.observe(len(drafts), emitted, drafting, seconds, slow)
+        chooser.observe(len(drafts), emitted, drafting, seconds, slow)
 
     def _aligned(
-        self, controller: Controller, batch: int, rows: int, seconds: float, ahead: int
+        self, chooser: AdaptiveChooser, batch: int, rows: int, seconds: float, ahead: int
     ) -> float:
         """Return the seconds of a step with the drafting of its own rows, not of the next one's.
 
         What a drafted token takes is seen where the length changes.
         """
-        token = self._drafting.setdefault(batch.bit_length(), _Mean())
-        if ahead and controller.costs.measured(rows):
-            token.take(max(0.0, (seconds - controller.costs.verify(rows, 0)) / ahead))
+        token = self._drafting.setdefault(batch.bit_length(), Mean(SPIKE))
+        if ahead and chooser.costs.measured(rows):
+            token.take(max(0.0, (seconds - chooser.costs.verify(rows, 0)) / ahead))
         return max(seconds - ahead * token.value, 0.0)
 
     def release(self, id: str) -> None:
         """Forget a sequence that ended."""
-        for controller in self._controllers.values():
-            controller.release(id)
+        for chooser in self._choosers.values():
+            chooser.release(id)
 
-    def _controller(self, batch: int) -> Controller:
+    def _chooser(self, batch: int) -> AdaptiveChooser:
         size = batch.bit_length()
-        found = self._controllers.get(size)
+        found = self._choosers.get(size)
         if found is None:
             costs = Costs(ROWS, {self._name: DraftCosts()}, host=0.0, host_per_sequence=0.0)
             methods = {self._name: Method((self._name,), self._longest)}
-            found = Controller(_Measured(costs), self._survival, methods)
-            self._controllers[size] = found
+            model = CostModel(costs, target=MeasuredCosts(ROWS, SPIKE))
+            found = AdaptiveChooser(model, self._survival, methods)
+            self._choosers[size] = found
         return found

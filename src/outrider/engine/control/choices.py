@@ -1,0 +1,157 @@
+"""The ways to draft, the choices among them, and the sequences that they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ...base.limits import LARGEST_INT
+from ...base.methods import TOGETHER
+from .costs import CostModel
+from .tuning import USUAL
+
+TREE = " tree"
+"""Ends the name of a method that drafts trees."""
+
+
+class DrafterView(Protocol):
+    """A drafter as far as choices look at it, see ``drafters.base.Drafter``."""
+
+    name: str
+    max_length: int
+    max_nodes: int
+    catching_up: bool
+
+    def ready(self, workload: str) -> bool: ...
+
+
+class Method(NamedTuple):
+    """A way to draft: one drafter or several together, in chains or in trees.
+
+    ``width`` is the number of nodes that a drafter may propose at each depth, ``max_depth`` the
+    depth of a draft, and ``max_nodes`` its nodes, where there are fewer than that for each depth.
+    """
+
+    drafters: tuple[str, ...]
+    max_depth: int
+    width: int = 1
+    max_nodes: int = LARGEST_INT
+
+    @property
+    def drafter(self) -> str:
+        """The name of its drafter, or of several together."""
+        return TOGETHER.join(self.drafters)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of its time: its drafters, and merging if they are several."""
+        return self.drafters if len(self.drafters) == 1 else (*self.drafters, self.drafter)
+
+    def nodes(self, depth: int) -> int:
+        """Return the nodes that a draft of that depth may have."""
+        return min(self.max_nodes, depth * self.width * len(self.drafters))
+
+    def seconds(self, costs: CostModel, by_depth: Sequence[float]) -> float:
+        """Return the seconds of drafts where ``by_depth[i]`` sequences draft at depth i + 1."""
+        rows = by_depth if self.width == 1 else [count * self.width for count in by_depth]
+        return sum([costs.draft(name, rows) for name in self.parts])
+
+    def seconds_up_to(self, costs: CostModel, by_depth: Sequence[float]) -> list[float]:
+        """Return the seconds of drafts that end behind 0, 1, ... depths of ``by_depth``."""
+        rows = by_depth if self.width == 1 else [count * self.width for count in by_depth]
+        return [*map(sum, zip(*(costs.drafts(name, rows) for name in self.parts), strict=True))]
+
+
+class Choice(NamedTuple):
+    """The name of a method, and how many tokens deep it drafts."""
+
+    method: str
+    depth: int
+
+
+PLAIN = Choice("none", 0)
+
+
+class Freedom(NamedTuple):
+    """What a request and the switch leave open.
+
+    ``methods`` may draft, up to ``max_depth`` tokens; ``fixed`` is the choice that was made.
+    """
+
+    methods: tuple[str, ...]
+    max_depth: int
+    fixed: Choice | None = None
+
+
+class Stream(NamedTuple):
+    """A decoding sequence as choices see it, with its freedom.
+
+    ``context`` are its tokens, ``left`` those that it may still emit.
+    """
+
+    id: str
+    workload: str
+    context: int
+    methods: tuple[str, ...] = ()
+    max_depth: int = USUAL.depths[-1]
+    fixed: Choice | None = None
+    left: int = USUAL.horizon
+
+
+class Group(NamedTuple):
+    """Sequences that are expected to fare alike: of one workload and freedom.
+
+    ``levels`` say of each method how these sequences differ from the workload: the power of two of
+    their odds; none where they do not differ.
+    """
+
+    workload: str
+    levels: tuple[int, ...]
+    methods: tuple[str, ...]
+    max_depth: int
+    fixed: Choice | None
+
+
+def methods_of(
+    drafters: Mapping[str, DrafterView],
+    max_depth: int,
+    together: Sequence[tuple[str, ...]],
+    trees: bool,
+) -> dict[str, Method]:
+    """Return the methods of an engine by name.
+
+    Args:
+        drafters: by name; ``none`` among them.
+        max_depth: the longest draft.
+        together: drafters whose drafts are merged.
+        trees: whether the target can verify trees.
+    """
+    methods: dict[str, Method] = {}
+    for name, drafter in drafters.items():
+        depth = min(max_depth, drafter.max_length)
+        if not depth:
+            continue
+        methods[name] = Method((name,), depth)
+        if trees and drafter.max_nodes > depth:
+            nodes = drafter.max_nodes
+            methods[name + TREE] = Method((name,), depth, -(-nodes // depth), nodes)
+    for names in together if trees else ():
+        method = Method(names, min(methods[name].max_depth for name in names))
+        methods[method.drafter] = method
+    return methods
+
+
+def counts_by_depth(drafts: Iterable[tuple[str, int, int]]) -> dict[str, list[int]]:
+    """Return by name how much is drafted at each depth.
+
+    Args:
+        drafts: name, depth, and what counts at each of its depths: sequences, or rows.
+    """
+    drafting: dict[str, list[int]] = {}
+    for name, depth, count in drafts:
+        if depth:
+            by_depth = drafting.setdefault(name, [])
+            by_depth += [0] * (depth - len(by_depth))
+            for i in range(depth):
+                by_depth[i] += count
+    return drafting

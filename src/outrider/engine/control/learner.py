@@ -1,0 +1,299 @@
+"""Learns from steps: what their parts took, and which drafted tokens were accepted."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from ...base.trees import num_alike, sizes
+from ...base.types import Draft, DraftBudget, DraftNodes, Scheduled, SequenceState, StepRecord
+from ...native.rates import MARGINS
+from .choices import PLAIN, Choice, DrafterView, Method, Stream, counts_by_depth
+from .costs import CostModel
+from .survival import Survival
+from .tuning import Tuning
+
+Peek = Callable[[str, SequenceState, int], DraftNodes | None]
+"""Returns a drafter's draft of a depth behind a sequence, see ``Drafter.peek``."""
+
+
+class Chosen(NamedTuple):
+    """What was chosen for a sequence: also as the name of its drafter, and its limits."""
+
+    stream: Stream
+    choice: Choice
+    drafter: str
+    budget: DraftBudget
+
+
+@dataclass
+class Window:
+    """Steps since the last one that was looked at.
+
+    ``emitted`` tokens and ``took`` seconds are those of steps with drafts, ``all`` all seconds.
+    The ``last`` step is the one that is looked at: its seconds, and how many times longer than
+    expected its forward took.
+    """
+
+    streams: int
+    emitted: int = 0
+    took: float = 0.0
+    all: float = 0.0
+    last: float = 0.0
+    slow: float = 1.0
+
+
+class Shadow(NamedTuple):
+    """A draft behind the first ``base`` tokens of a sequence that nobody verifies."""
+
+    method: str
+    stream: Stream
+    sequence: SequenceState
+    base: int
+    draft: DraftNodes
+
+
+class Learner:
+    """Looks at steps, as many as a small share of the time allows, and tells costs and survival.
+
+    Methods that cost next to nothing also draft beside the chosen one, unverified, and are scored
+    by what was emitted later.
+
+    Args:
+        costs, survival, methods, shadowed, tuning: as of ``AdaptiveChooser``.
+        drafters: by name.
+        preparing: those whose steps tell no costs while they catch up.
+        peek: drafts for shadows.
+    """
+
+    def __init__(
+        self,
+        costs: CostModel,
+        survival: Survival,
+        methods: Mapping[str, Method],
+        shadowed: frozenset[str],
+        drafters: Mapping[str, DrafterView],
+        preparing: Collection[str],
+        peek: Peek,
+        tuning: Tuning,
+    ) -> None:
+        self._costs, self._survival, self._methods = costs, survival, methods
+        self._shadowed, self._drafters, self._preparing = shadowed, drafters, preparing
+        self._peek, self._tuning = peek, tuning
+        self.looking = False
+        """Whether the next step is looked at."""
+        self._new = False
+        """Whether a method is in use of which few drafts were looked at."""
+        self._turn = self._looks = 0
+        self._looks_at: Counter[str] = Counter()
+        self._every = 1
+        self._window = Window(0)
+        self._longest = inf
+        """Seconds that a step counts at most."""
+        self._step_seconds = self._look_seconds = self._review_seconds = 0.0
+        """Running means: of a step, of looking at one, and of comparing choices."""
+        self._choosing = self._cutting = 0.0
+        """Seconds of the present step that are not those of its choice."""
+        self._shadows: list[Shadow] = []
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self.looking = self._new or self._turn % self._every == 0
+        self._choosing = self._cutting = 0.0
+
+    def reviewed(self, seconds: float) -> int | None:
+        """Take in what comparing choices took; return after how many steps it may be done again."""
+        if not self._step_seconds:
+            return None
+        self._review_seconds = self._smoothed(self._review_seconds, seconds)
+        tuning = self._tuning
+        return self._steps_for(self._review_seconds, tuning.review_steps, tuning.most_review_steps)
+
+    def chosen(self, chosen: Mapping[str, Chosen], tries: bool, seconds: float) -> None:
+        """Take in what was chosen for the step, whether it tries something, and what that took."""
+        self._new = self._is_new(chosen, tries)
+        self.looking = self.looking or tries or self._new
+        self._choosing = seconds
+
+    def cut(self, seconds: float) -> None:
+        """Take in what cutting the step's drafts took."""
+        self._cutting = seconds
+
+    def _smoothed(self, before: float, value: float) -> float:
+        return before + self._tuning.smoothing * (value - before) if before else value
+
+    def _steps_for(self, seconds: float, least: int, most: int) -> int:
+        """Return after how many steps something that takes so long may be done again."""
+        tuning = self._tuning
+        share = min(tuning.own_share * self._step_seconds, tuning.own_seconds)
+        return max(least, min(most, round(seconds / share)))
+
+    def _is_new(self, chosen: Mapping[str, Chosen], tries: bool) -> bool:
+        few = self._tuning.new_drafts
+        methods = {each.choice.method for each in chosen.values()}
+        return not tries and any(self._looks_at[name] < few for name in methods)
+
+    def learn(
+        self, record: StepRecord, whole: Draft, chosen: Mapping[str, Chosen], tries: bool
+    ) -> Window | None:
+        """Take in a step.
+
+        Args:
+            record: the step.
+            whole: its drafts before they were cut.
+            chosen: by sequence.
+            tries: whether the step tried something.
+
+        Returns:
+            The steps since the last look where this one was looked at, and costs were learned.
+        """
+        begin = time.perf_counter()
+        plan, seconds = record.plan, record.seconds.step
+        self._step_seconds = self._smoothed(self._step_seconds, seconds)
+        count, window, seen = len(chosen), self._window, None
+        if plan.rows == plan.decoding == count:  # else prompts ran beside
+            if window.streams != count:
+                window = self._window = Window(count)
+            if record.drafters:
+                window.emitted += len(record.events)
+                window.took += min(seconds, self._longest)
+            window.all += seconds
+            preparing = any(self._drafters[name].catching_up for name in self._preparing)
+            if self.looking and not preparing:
+                seen, self._window = window, Window(count)
+                self._learn_costs(record, whole, chosen, window)
+        if self.looking:
+            self._looks += 1
+            counts = Counter([each.choice.method for each in chosen.values()])
+            most = self._tuning.new_drafts_at_once
+            self._looks_at.update({name: min(n, most) for name, n in counts.items()})
+            self._new = self._is_new(chosen, tries)
+            self._score(plan.batch, whole, chosen)
+            self._follow()
+            own = time.perf_counter() - begin + self._cutting
+            self._look_seconds = self._smoothed(self._look_seconds, own)
+            self._every = self._steps_for(self._look_seconds, 1, self._tuning.most_look_steps)
+        self._turn += 1
+        return seen
+
+    def _learn_costs(
+        self, record: StepRecord, whole: Draft, chosen: Mapping[str, Chosen], window: Window
+    ) -> None:
+        costs, methods, plan, seconds = self._costs, self._methods, record.plan, record.seconds
+        streams = plan.decoding
+        context = sum([len(item.sequence.tokens) for item in plan.batch])
+        committed = streams + sum([len(nodes.tokens) for nodes in record.draft])
+        step = seconds.step - self._choosing - self._cutting
+        expected = costs.verify(committed, context)
+        window.last, window.slow = step, seconds.verify / expected
+        longest = self._tuning.spike * seconds.step
+        self._longest = min(self._longest, 2 * longest) * 0.8 + 0.2 * longest
+        expected += costs.host(streams)
+        drafting = [
+            (chosen[item.sequence.id].choice.method, max(1, len(sizes(nodes.parents))))
+            for item, nodes in zip(plan.batch, whole, strict=True)
+            if item.budget.depth
+        ]
+        used = [(methods[name], depth) for name, depth in drafting]
+        rows = counts_by_depth(
+            (name, depth, method.width) for method, depth in used for name in method.parts
+        )
+        if not any(self._catches_up(name) for name in rows):
+            expected += sum([costs.draft(name, by_depth) for name, by_depth in rows.items()])
+            names = {name for name, _ in drafting} or {PLAIN.method}
+            if len(names) == 1 and len(drafting) in (0, streams):
+                costs.observe_step(names.pop(), step / expected)
+        costs.observe_verify(committed, context, seconds.verify)
+        costs.observe_host(streams, step - seconds.verify - sum(seconds.drafters.values()))
+        for name, by_depth in rows.items():
+            if name in seconds.drafters and not self._catches_up(name):
+                costs.observe_draft(name, by_depth, seconds.drafters[name])
+
+    def _catches_up(self, name: str) -> bool:
+        drafter = self._drafters.get(name)
+        return drafter is not None and drafter.catching_up
+
+    def _score(self, batch: list[Scheduled], whole: Draft, chosen: Mapping[str, Chosen]) -> None:
+        """Score drafts; single nodes also where they were not verified."""
+        places: Iterable[int] = range(len(batch))
+        most, first = self._tuning.scored_sequences, 0
+        if len(batch) > most:
+            first = self._turn * most
+            places = range(first, first + most)
+        for i in places:
+            index = i % len(batch)
+            item = batch[index]
+            one = chosen.get(item.sequence.id)
+            if one is None:
+                continue
+            if item.budget.depth:
+                self._score_one(item, one, whole[index])
+            if i == first and (self._new or self._looks % self._tuning.shadow_looks == 0):
+                self._cast(item.sequence, one)
+
+    def _score_one(self, item: Scheduled, chosen: Chosen, nodes: DraftNodes) -> None:
+        """Score the draft of one sequence."""
+        survival, stream, name = self._survival, chosen.stream, chosen.choice.method
+        workload, method = stream.workload, self._methods[name]
+        emitted = item.sequence.tokens[item.start + item.count :]
+        tokens, parents, margins = nodes.tokens, nodes.parents, nodes.margins
+        if len(margins) != len(tokens):  # a grammar has cut the draft, or added to it
+            margins = ()
+        node, straight = -1, 0
+        for depth, token in enumerate(emitted):
+            below = [i for i, parent in enumerate(parents) if parent == node]
+            node = next((i for i in below if tokens[i] == token), -1)
+            for rank, i in enumerate(below if margins else ()):
+                bin = bisect_right(MARGINS, margins[i])
+                survival.observe_node(name, workload, depth + 1, rank, bin, i == node)
+            if node < 0:
+                break
+            straight += straight == depth and node == below[0]
+        asked, accepted = item.budget.depth, len(emitted) - 1
+        survival.observe(name, workload, stream.id, asked, accepted)
+        survival.observe_size(name, workload, sizes(parents), asked, method.nodes(1))
+        narrow = method.drafters[0]
+        if narrow != name:  # whose chain is what the first children are
+            judged = min(asked, len(emitted), straight + 1)
+            survival.observe(narrow, workload, stream.id, asked, straight, judged)
+
+    def _cast(self, sequence: SequenceState, chosen: Chosen) -> None:
+        """Let a method that is not in use draft behind a sequence; methods take turns."""
+        stream, taken = chosen.stream, chosen.choice.method
+        names = [name for name in stream.methods if name in self._shadowed and name != taken]
+        if not names or self._shadows or sequence.finish_reason is not None:
+            return
+        name = names[self._turn % len(names)]
+        draft = self._peek(name, sequence, min(self._tuning.shadow_depth, stream.max_depth))
+        if draft is not None:
+            self._shadows.append(Shadow(name, stream, sequence, len(sequence.tokens), draft))
+
+    def _follow(self) -> None:
+        """Score the drafts of shadows whose fate is known by now."""
+        left: list[Shadow] = []
+        for shadow in self._shadows:
+            asked = min(self._tuning.shadow_depth, shadow.stream.max_depth)
+            emitted = shadow.sequence.tokens[shadow.base : shadow.base + asked]
+            tokens, margins = shadow.draft.tokens, shadow.draft.margins
+            accepted = num_alike(tokens, emitted)
+            known = accepted < len(emitted) or len(emitted) == asked
+            if not known and shadow.sequence.finish_reason is None:
+                left.append(shadow)
+                continue
+            survival, judged = self._survival, min(len(emitted), accepted + 1)
+            key = shadow.method, shadow.stream.workload
+            survival.observe(*key, shadow.stream.id, asked, accepted, judged)
+            survival.observe_size(*key, [1] * len(tokens), asked, 1)
+            for depth, margin in enumerate(margins[:judged]):
+                bin = bisect_right(MARGINS, margin)
+                survival.observe_node(*key, depth + 1, 0, bin, depth < accepted)
+        self._shadows = left
+
+    def release(self, id: str) -> None:
+        """Forget the drafts for a sequence that ended."""
+        self._shadows = [shadow for shadow in self._shadows if shadow.stream.id != id]

@@ -1,0 +1,146 @@
+"""Prices: the chances of acceptance from which a drafter's pass, and a row of the target, pay."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, repeat
+from math import inf
+from operator import mul
+
+from ...base.trees import is_chain
+from ...base.types import DraftNodes
+from ...native.rates import DEPTHS, MARGINS, RANKS
+from .choices import Choice, Method
+from .costs import CostModel
+from .survival import Survival
+from .trials import Review
+from .tuning import Tuning
+
+TIMES_SURE = 1.1
+"""Stands for a chance that no node has."""
+
+
+class Prices:
+    """What passes and rows cost in tokens, as of the last review.
+
+    Args:
+        costs, survival, methods, tuning: as of ``AdaptiveChooser``.
+    """
+
+    def __init__(
+        self,
+        costs: CostModel,
+        survival: Survival,
+        methods: Mapping[str, Method],
+        tuning: Tuning,
+    ) -> None:
+        self._costs, self._survival, self._methods = costs, survival, methods
+        self._tuning = tuning
+        self._review = Review()
+        self._tables: dict[tuple[str, str], list[list[list[float]]]] = {}
+
+    def renew(self, review: Review) -> None:
+        """Reckon with another review."""
+        self._review = review
+        self._tables.clear()
+
+    def least(self, choice: Choice, workload: str, sequences: int) -> float:
+        """Return the chance of acceptance from which a node is worth a drafter's pass behind it.
+
+        The pass must bring what the batch emits while it runs, see ``least_chance``. A row has the
+        mean price of those that whole drafts have, since which of them it will be is not known.
+        """
+        method, context = self._methods[choice.method], self._review.context
+        passed = method.seconds(self._costs, [sequences] * 2)
+        passed -= method.seconds(self._costs, [sequences])
+        rows, verify = sequences * method.nodes(choice.depth), self._costs.verify
+        row = verify(sequences + rows, context) - verify(sequences, context)
+        children = self._survival.children(choice.method, workload)
+        value = self._review.tokens_per_second
+        price = value * passed / (sequences * method.width)
+        return min(self._tuning.sure_chance, least_chance(children, price, value * row / rows))
+
+    def worth(self, survivals: Sequence[float], rows: int, sequences: int, spent: float) -> float:
+        """Return the chance of acceptance from which a node is worth its row in the target.
+
+        A row must bring what the batch emits while it runs, at the best speed that cutting these
+        nodes reaches.
+
+        Args:
+            survivals: P(accepted with all before) of the nodes of a step.
+            rows: those of the step beside the nodes.
+            sequences: those that decode.
+            spent: seconds that drafting took.
+        """
+        order = sorted(survivals, reverse=True)
+        context, fixed = self._review.context, spent + self._costs.host(sequences)
+        tokens = [*accumulate(order, initial=float(sequences))]
+        best, most = 0.0, 0
+        cuts, verify = self._tuning.cuts, self._costs.verify
+        for count in (*cuts[: bisect_left(cuts, len(order))], len(order)):
+            speed = tokens[count] / (verify(rows + count, context) + fixed)
+            if speed >= best:
+                best, most = speed, count
+        row = verify(rows + most + 1, context) - verify(rows + most, context)
+        # Other drafts are cut by the same price, but these right here.
+        cut = order[most] + self._tuning.tiny_chance if most < len(order) else 0.0
+        least_likely_kept = order[most - 1] if most else TIMES_SURE
+        return min(least_likely_kept, max(cut, best * row))
+
+    def survivals(self, nodes: DraftNodes, method: str, workload: str) -> list[float]:
+        """Return the chance of each node of a draft that it and all before it are accepted."""
+        table = self._tables.get((method, workload))
+        if table is None:
+            table = self._survival.rates(method, workload).table.tolist()
+            self._tables[method, workload] = table
+        parents, margins = nodes.parents, nodes.margins
+        if is_chain(parents):
+            first = chain([level[0] for level in table], repeat(table[-1][0]))
+            rates = zip(first, margins, strict=False)
+            return [*accumulate([rate[bisect_right(MARGINS, m)] for rate, m in rates], mul)]
+        survivals: list[float] = []
+        depths: list[int] = []
+        children = [0] * (len(parents) + 1)
+        for parent, margin in zip(parents, margins, strict=True):
+            depth = 0 if parent < 0 else depths[parent] + 1
+            rank = children[parent + 1]
+            children[parent + 1] += 1
+            rate = table[min(depth, DEPTHS - 1)][min(rank, RANKS - 1)]
+            before = 1.0 if parent < 0 else survivals[parent]
+            survivals.append(before * rate[bisect_right(MARGINS, margin)])
+            depths.append(depth)
+        return survivals
+
+
+def without(nodes: DraftNodes, survivals: Sequence[float], worth: float) -> DraftNodes:
+    """Return a draft without the nodes whose chances are below ``worth``."""
+    kept = [node for node, survival in enumerate(survivals) if survival >= worth]
+    most = len(kept)
+    if not most or kept[-1] == most - 1:
+        return nodes._replace(tokens=nodes.tokens[:most], parents=nodes.parents[:most])
+    place = {-1: -1} | {node: place for place, node in enumerate(kept)}
+    return nodes._replace(
+        tokens=[nodes.tokens[node] for node in kept],
+        parents=[place[nodes.parents[node]] for node in kept],
+    )
+
+
+def least_chance(children: Sequence[tuple[float, float]], passed: float, row: float) -> float:
+    """Return the chance of a node from which a pass that drafts its child pays.
+
+    The child is verified where its margin makes it worth a row. Chances only fall from node to
+    node, so that looking one pass ahead is enough (optimal stopping in the monotone case: Chow,
+    Robbins and Siegmund, "Great expectations", 1971, chapter 3).
+
+    Args:
+        children: how often a child has a margin, and how likely it is accepted then.
+        passed, row: the price of a pass and of a row, in tokens.
+    """
+    often = accepted = 0.0
+    least = inf
+    for share, rate in sorted(children, key=lambda child: -child[1]):
+        often += share
+        accepted += share * rate
+        least = min(least, (passed + row * often) / accepted)  # those so far are verified
+    return least

@@ -1,0 +1,224 @@
+"""Trials: steps that try what is not used, within a small share of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from typing import NamedTuple
+
+from .choices import PLAIN, Choice, Method, Stream
+from .costs import CostModel
+from .survival import Survival
+from .tuning import Tuning
+
+
+class Review(NamedTuple):
+    """What the last comparison of choices expects of the batch.
+
+    ``plain_seconds`` are those of a plain step, ``step_seconds`` those of the choices. ``missed``
+    tokens are what drafters have not read, by sequence and drafter.
+    """
+
+    context: int = 0
+    tokens_per_second: float = 0.0
+    plain_per_second: float = 0.0
+    plain_seconds: float = 1.0
+    step_seconds: float = 1.0
+    missed: Mapping[str, Mapping[str, int]] = {}
+
+
+class Trial(NamedTuple):
+    """A choice that a step tries, for the sequences with these ids, or for all if there are none.
+
+    The step takes ``seconds``, of which ``price`` are expected to be lost.
+    """
+
+    choice: Choice
+    ids: tuple[str, ...]
+    seconds: float
+    price: float
+
+
+class Trials:
+    """Plans trials of plain steps where drafts are used, and of what nobody uses.
+
+    Args:
+        costs, survival, methods, shadowed, tuning: as of ``AdaptiveChooser``.
+    """
+
+    def __init__(
+        self,
+        costs: CostModel,
+        survival: Survival,
+        methods: Mapping[str, Method],
+        shadowed: frozenset[str],
+        tuning: Tuning,
+    ) -> None:
+        self._costs, self._survival, self._methods = costs, survival, methods
+        self._shadowed, self._tuning = shadowed, tuning
+        self.seconds = self.explored = 0.0
+        """Seconds of all steps, and those that trials have cost."""
+        self.now: Trial | None = None
+        """The trial of the present step."""
+        self.review = Review()
+        self._planned: Trial | None = None
+        self._tried: dict[Choice, int] = {}
+        self._num_tried = 0
+        self._rested = -inf
+        """Seconds that must be saved up before the next trial."""
+        self._turn = 0
+        """The sequence that is first to try something."""
+
+    def _saved(self, streams: int, steps: int = 0) -> float:
+        """Return the seconds that trials may take now, or after so many more steps."""
+        tuning = self._tuning
+        share = tuning.alone_share if streams == 1 else tuning.together_share
+        return share * (self.seconds + steps * self.review.step_seconds) - self.explored
+
+    def due(self, streams: int) -> bool:
+        """Return True if a trial is planned and enough time is saved up for it.
+
+        Saved time may pay for an expensive trial, but not for many in a row: the price of each must
+        be saved up again before the next.
+        """
+        trial = self._planned
+        return trial is not None and self._saved(streams) >= max(trial.price, self._rested)
+
+    def plan(
+        self, step: int, streams: Sequence[Stream], choices: Sequence[Choice], review_steps: int
+    ) -> None:
+        """Plan the trial of what was not tried for longest, if time can be saved up for one soon.
+
+        If its method is not known yet, that is the trial that teaches most for its price, as long
+        as the time for it can be saved up in ``patience_steps``.
+        """
+        self._planned = None
+        if self._saved(len(streams), review_steps) < self._rested:
+            return
+        trials = self._trials(step, streams, choices)
+        oldest = min(trials, key=lambda each: self._tried.get(each.choice, 0), default=None)
+        if oldest is None:
+            return
+        least, *others = (trial for trial in trials if trial.choice == oldest.choice)
+        saved = self._saved(len(streams), self._tuning.patience_steps)
+        for trial in others:
+            if trial.price / len(trial.ids) < least.price / len(least.ids) and trial.price <= saved:
+                least = trial
+        self._planned = least
+
+    def start(self, step: int, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
+        """Return the choices of a step that tries what is planned."""
+        trial = self._planned
+        assert trial is not None
+        ids, sure = trial.ids, self._tuning.sure_tokens
+        if not ids or self._survival.judged(trial.choice.method, streams[0].workload) >= sure:
+            self._planned = None  # or it would be tried again until the next review
+        places = [i for i, s in enumerate(streams) if s.fixed is None and (not ids or s.id in ids)]
+        if not places:
+            return choices  # its sequences have ended
+        self.now = trial
+        self._tried[trial.choice] = step
+        self._num_tried += bool(ids)
+        self.explored += trial.price
+        self._rested = self._saved(len(streams)) + trial.price
+        for place in places:
+            choices[place] = trial.choice
+        return choices
+
+    def observe(self, seconds: float) -> None:
+        """Take in what a step took in which something was tried, beyond what was expected."""
+        if self.now is not None:
+            more = max(0.0, seconds - self.now.seconds)
+            self.explored += min(more, self.review.step_seconds)
+
+    def _trials(
+        self, step: int, streams: Sequence[Stream], choices: Sequence[Choice]
+    ) -> list[Trial]:
+        """Return what may be tried.
+
+        A trial costs the seconds that it takes beyond the usual step, and those that the batch
+        needs for the tokens that it brings less.
+        """
+        review, tuning = self.review, self._tuning
+        trials: list[Trial] = []
+        drafts = (c.depth and not s.fixed for s, c in zip(streams, choices, strict=True))
+        near = review.plain_per_second > tuning.near_speed * review.tokens_per_second
+        every = tuning.plain_steps if near else tuning.sure_steps
+        late = step - self._tried.get(PLAIN, 0) >= every
+        if (late or (near and not self._costs.measured(len(streams)))) and any(drafts):
+            took = review.plain_seconds
+            lost = took * (1 - review.plain_per_second / review.tokens_per_second)
+            return [Trial(PLAIN, (), took, max(lost, took * tuning.least_price))]
+        self._turn = (self._turn + 1) % len(streams)
+        kinds: dict[tuple[tuple[str, ...], int], Stream] = {}
+        for stream in (*streams[self._turn :], *streams[: self._turn]):
+            if stream.fixed is None:
+                kinds.setdefault((stream.methods, stream.max_depth), stream)
+        unused = (choice for stream in kinds.values() for choice in self._unused(stream, choices))
+        for choice in dict.fromkeys(unused):
+            for places, missed in self._triers(choice, streams):
+                (took, gain), (usual, lost) = (
+                    self._drafting(streams[places[0]], each, len(places), len(streams))
+                    for each in (choice, choices[places[0]])
+                )
+                took += missed
+                price = max(took - usual + (lost - gain) / review.tokens_per_second, took / 4)
+                seconds = review.step_seconds + took - usual
+                ids = tuple(streams[place].id for place in places)
+                trials.append(Trial(choice, ids, seconds, price))
+        return trials
+
+    def _triers(
+        self, choice: Choice, streams: Sequence[Stream]
+    ) -> Iterator[tuple[list[int], float]]:
+        """Yield the places of sequences that may try a choice, and the seconds to catch up.
+
+        The first are a few sequences, in turn or those whose drafters have missed least. If the
+        method is not known yet, all sequences follow, since they share a drafter's passes.
+        """
+        drafters, unread = self._methods[choice.method].drafters, self.review.missed
+        missed = {
+            i: sum([self._costs.read(n, unread[streams[i].id].get(n, 0)) for n in drafters])
+            for i in (*range(self._turn, len(streams)), *range(self._turn))
+            if streams[i].fixed is None
+            and choice.method in streams[i].methods
+            and choice.depth <= streams[i].max_depth
+        }
+        places = sorted(missed, key=missed.__getitem__)
+        few = 1 + len(streams) // self._tuning.sequences_per_trier
+        yield places[:few], sum([missed[i] for i in places[:few]])
+        judged = self._survival.judged(choice.method, streams[places[0]].workload)
+        if len(places) > few and judged < self._tuning.sure_tokens:
+            yield places, sum(missed.values())
+
+    def _unused(self, stream: Stream, choices: Sequence[Choice]) -> list[Choice]:
+        """Return methods that nobody uses, or a longer draft of the others.
+
+        Longer drafts that promise more are tried until it was measured what so many rows take.
+        """
+        methods, tuning = self._methods, self._tuning
+        most = {name: min(methods[name].max_depth, stream.max_depth) for name in stream.methods}
+        unused = {*stream.methods} - self._shadowed - {choice.method for choice in choices}
+        known = self._num_tried >= tuning.known_trials * len(unused)
+        for choice in dict.fromkeys(choices) if known else ():
+            name, depth = choice
+            if name not in most:
+                continue
+            rows = len(choices) + methods[name].nodes(most[name])
+            curve = self._survival.curve(name, stream.workload, most[name])
+            promises = 1 + sum(curve) > tuning.longer_gain * (1 + sum(curve[:depth]))
+            if promises and not self._costs.measured(rows):
+                return [Choice(name, most[name])]
+        return [Choice(name, min(tuning.trial_depth, most[name])) for name in sorted(unused)]
+
+    def _drafting(
+        self, stream: Stream, choice: Choice, count: int, streams: int
+    ) -> tuple[float, float]:
+        """Return the seconds that drafts of ``count`` sequences add, and the tokens they bring."""
+        if not choice.depth:
+            return 0.0, 0.0
+        method, context = self._methods[choice.method], self.review.context
+        more = self._costs.verify(streams + count * method.nodes(choice.depth), context)
+        more -= self._costs.verify(streams, context)
+        tokens = sum(self._survival.curve(choice.method, stream.workload, choice.depth))
+        return method.seconds(self._costs, [count] * choice.depth) + more, count * tokens
