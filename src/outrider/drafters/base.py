@@ -116,9 +116,10 @@ class ChainDrafter(Drafter):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        lengths = [budget.depth for budget in budgets]
-        pairs = zip(batch, lengths, strict=True)
-        return Draft.chains([self.draft(i.sequence, n) if n else [] for i, n in pairs])
+        return Draft.chains(
+            self.draft(item.sequence, budget.depth) if budget.depth else []
+            for item, budget in zip(batch, budgets, strict=True)
+        )
 
     def peek(self, sequence: SequenceState, depth: int) -> DraftNodes | None:
         return DraftNodes.chain(self.draft(sequence, depth))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -69,27 +69,29 @@ class Drafting:
         )
         self.menu.refresh()
 
-    def _call(self, otherwise: T, name: str, call: Callable[..., T], *arguments: Any) -> T:
-        """Return what a call for a drafter returns; if it fails, switch the drafter off for good.
-
-        Raises:
-            BaseException: its error, if it asks the process to end, or if one of our own drafters
-                that watches (see ``audit``) refuses what it sees.
-        """
+    def _call(self, otherwise: T, name: str, method: str, *arguments: Any) -> T:
+        """Return what a drafter's method returns, ``otherwise`` if it fails."""
         try:
-            return call(*arguments)
+            if name in self._foreign:
+                arguments = tuple(map(self._shield.copy_of, arguments))
+            result: T = getattr(self.drafters[name], method)(*arguments)
+            return result
         except BaseException as error:
-            refuses = isinstance(error, RequestError) and name not in self._foreign
-            if refuses or is_fatal(error):
-                raise
-            self.menu.switched_off[name] = f"{type(error).__name__}: {error}"[:MAX_REASON]
-            self.refresh()
-            logger.error("drafter %s failed and is switched off", name, exc_info=error)
+            self._switch_off(name, error)
             return otherwise
 
-    def _seen(self, name: str, sequence: SequenceState) -> SequenceState:
-        """Return a sequence as a drafter may see it."""
-        return self._shield.seen(sequence) if name in self._foreign else sequence
+    def _switch_off(self, name: str, error: BaseException) -> None:
+        """Switch a drafter off for good.
+
+        Raises:
+            BaseException: ``error``, if it asks the process to end, or if one of our own drafters
+                that watches (see ``audit``) refuses what it sees.
+        """
+        if is_fatal(error) or (isinstance(error, RequestError) and name not in self._foreign):
+            raise error
+        self.menu.switched_off[name] = f"{type(error).__name__}: {error}"[:MAX_REASON]
+        self.refresh()
+        logger.error("drafter %s failed and is switched off", name, exc_info=error)
 
     def propose(self, plan: Plan) -> Draft:
         """Return the drafts of a step, each from the sequence's drafter.
@@ -102,13 +104,11 @@ class Drafting:
         seconds = plan.seconds.drafters
         if self.preparing and self.menu.enabled:
             self._prepare(plan)
+        draft = Draft([NO_NODES] * len(names))
         if names.count(names[0]) == len(names):
-            nobody = names[0] == NONE and type(self.drafters[NONE]) is NoDrafter  # else one watches
-            draft = Draft([NO_NODES] * len(names))
-            if not nobody:
+            if names[0] != NONE or type(self.drafters[NONE]) is not NoDrafter:  # but one watches
                 draft = self._made(names[0], plan.batch, seconds)
         else:
-            draft = Draft([NO_NODES] * len(names))
             for name in dict.fromkeys(names):
                 places = [i for i, each in enumerate(names) if each == name]
                 made = self._made(name, [plan.batch[i] for i in places], seconds)
@@ -143,8 +143,7 @@ class Drafting:
         ]
         for name in [*self.preparing]:
             begin = time.perf_counter()
-            seen = [self._seen(name, sequence) for sequence in ready]
-            if self._call(False, name, self.drafters[name].prepare, seen, self._noise):
+            if self._call(False, name, "prepare", ready, self._noise):
                 plan.seconds.drafters[name] = time.perf_counter() - begin
 
     def _made(self, name: str, items: Sequence[Scheduled], seconds: dict[str, float]) -> Draft:
@@ -168,30 +167,20 @@ class Drafting:
         seconds: dict[str, float],
     ) -> Draft:
         """Return one drafter's drafts, empty ones where it failed."""
-        nothing = Draft([NO_NODES] * len(items))
-        if name in self.menu.switched_off:
-            return nothing
-        begin = time.perf_counter()
-        made = self._call(nothing, name, self._asked, name, items, budgets)
-        if made is not nothing:
-            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin
-        return made
-
-    def _asked(
-        self, name: str, items: Sequence[Scheduled], budgets: Sequence[DraftBudget]
-    ) -> Draft:
-        """Return what a drafter proposes.
-
-        Raises:
-            ValueError: its draft is malformed.
-        """
-        drafter = self.drafters[name]
-        if name in self._foreign:
-            made = self._shield.propose(drafter, items, budgets, self._noise)
-        else:
-            made = drafter.propose(items, budgets, self._noise)
-        check_draft(made, budgets, self._vocab_size)
-        return made
+        if name not in self.menu.switched_off:
+            begin = time.perf_counter()
+            try:
+                drafter = self.drafters[name]
+                if name in self._foreign:
+                    made = self._shield.propose(drafter, items, budgets, self._noise)
+                else:
+                    made = drafter.propose(items, budgets, self._noise)
+                check_draft(made, budgets, self._vocab_size)
+                seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin
+                return made
+            except BaseException as error:
+                self._switch_off(name, error)
+        return Draft([NO_NODES] * len(items))
 
     def observe(self, record: StepRecord) -> None:
         """Tell every drafter what was committed."""
@@ -199,27 +188,28 @@ class Drafting:
             return
         begin = time.perf_counter()
         for name in [*self._observing]:
-            seen = self._shield.record(record) if name in self._foreign else record
-            self._call(None, name, self.drafters[name].observe, seen)
+            self._call(None, name, "observe", record)
         record.seconds.step += time.perf_counter() - begin
 
     def peek(self, name: str, sequence: SequenceState, depth: int) -> DraftNodes | None:
         """Return what a drafter would draft behind a sequence, see ``Drafter.peek``."""
-        sequence = self._seen(name, sequence)
-        made = self._call(None, name, self.drafters[name].peek, sequence, depth)
-        if made is None or name not in self._foreign:
-            return made
-        return self._call(None, name, checked_copy, made)
+        nodes: DraftNodes | None = self._call(None, name, "peek", sequence, depth)
+        if nodes is None or name not in self._foreign:
+            return nodes
+        try:
+            return checked_copy(nodes)
+        except Exception as error:
+            self._switch_off(name, error)
+            return None
 
     def num_unread(self, name: str, sequence: SequenceState) -> int:
         """Return what a drafter must read of a sequence first, see ``Drafter.num_unread``."""
-        sequence = self._seen(name, sequence)
-        return self._call(0, name, self.drafters[name].num_unread, sequence)
+        return self._call(0, name, "num_unread", sequence)
 
     def release(self, seq_id: str, ended: bool) -> None:
         """Let every drafter forget a sequence, see ``Drafter.release``."""
         for name in [*self._releasing]:
-            self._call(None, name, self.drafters[name].release, seq_id, ended)
+            self._call(None, name, "release", seq_id, ended)
         self._shield.release(seq_id)
 
 

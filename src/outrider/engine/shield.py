@@ -64,7 +64,15 @@ class Shield:
             raise ValueError(f"a drafter proposed {type(made).__name__}; a Draft is needed.")
         return Draft(map(checked_copy, made))
 
-    def record(self, record: StepRecord) -> StepRecord:
+    def copy_of(self, argument: object) -> object:
+        """Return what a drafter may see in place of a sequence, some of them, or a step."""
+        if isinstance(argument, SequenceState):
+            return self._seen(argument)
+        if isinstance(argument, StepRecord):
+            return self._record(argument)
+        return [*map(self._seen, argument)] if isinstance(argument, list) else argument
+
+    def _record(self, record: StepRecord) -> StepRecord:
         """Return the copy of a step that a drafter may see."""
         plan, verdict, states = record.plan, record.verdict, record.states
         seconds = copy(plan.seconds)
@@ -84,7 +92,7 @@ class Shield:
             drafters={*record.drafters},
         )
 
-    def seen(self, sequence: SequenceState) -> SequenceState:
+    def _seen(self, sequence: SequenceState) -> SequenceState:
         """Return the copy of a sequence, brought up to date; it has no text."""
         known = self._copies.get(sequence.id)
         if known is None:
@@ -103,7 +111,7 @@ class Shield:
 
     def _batch(self, items: Sequence[Scheduled]) -> list[Scheduled]:
         return [
-            Scheduled(self.seen(i.sequence), i.start, i.count, i.samples, i.drafter, i.budget)
+            Scheduled(self._seen(i.sequence), i.start, i.count, i.samples, i.drafter, i.budget)
             for i in items
         ]
 
