@@ -7,7 +7,6 @@ import random
 import pytest
 
 from outrider.base.types import Draft, DraftNodes, Origin, Plan, SequenceState, Verdict
-from outrider.engine.scheduler import Plan
 from outrider.errors import MemoryBudgetError
 from outrider.sampling.acceptance import NOT_FINITE
 from tests.support import scheduling
