@@ -192,6 +192,7 @@ def test_states_that_nobody_reads_are_made_together(
     assert isinstance(drafter, EagleDrafter)
     assert -1 not in drafter.target_layers
     engine.drafting.drafters["none"].target_layers = others
+    engine.drafting.refresh()
     made = states_made(drafter)
     state = engine.menu.state
     engine.menu.set(replace(state, enabled=False))

@@ -8,13 +8,12 @@ import torch
 
 from ..base.types import DraftBudget as DraftBudget
 from ..base.types import DraftNodes as DraftNodes
-from ._interface import ROTARY_TABLES as TABLES
+from ._interface import ROTARY_TABLES, ffi
 from ._interface import SUFFIX_DEPTH as SUFFIX_DEPTH
-from ._interface import ffi
 from .checks import Fields
 from .rates import MARGINS as MARGINS
 
-TABLES = TABLES
+TABLES: int = ROTARY_TABLES
 """Rotary tables that a model may have."""
 
 
