@@ -88,6 +88,16 @@ def test_piped_text_is_the_text_and_a_newline(tiny_llama: Path, tmp_path: Path) 
         assert done.stderr == ""
 
 
+def test_a_lone_argument_is_a_model_where_it_reads_as_one(tiny_llama: Path) -> None:
+    (text,) = expected(tiny_llama)
+    for args in ((PROMPT, "--model", tiny_llama), (tiny_llama, PROMPT)):
+        done = outrider("generate", *args, *SHORT)
+        assert (done.stdout_bytes, done.stderr[:6]) == (f"{text}\n".encode(), "hint: ")
+    done = outrider("generate", "/no/model.gguf", input="text")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: /no/model.gguf")
+
+
 def test_samples_come_one_after_the_other(tiny_llama: Path) -> None:
     texts = expected(tiny_llama, n=3)
     done = outrider("generate", tiny_llama, "--prompt", PROMPT, *SHORT, "--n", 3)

@@ -63,10 +63,9 @@ def arguments(model: str | None, text: str | None, prompt: bool) -> tuple[str | 
 
 
 def names_model(text: str) -> bool:
-    """Return whether a text is the name of a model: the pocket pair, a path, or a hub name."""
-    if text == POCKET or re.fullmatch(r"[\w.-]+/[\w.-]+", text):
-        return True
-    return text != "" and os.path.exists(text)
+    """Return whether a text reads as a model's name: the pocket pair, a path, or a hub name."""
+    path = re.fullmatch(r"\S*/\S*|\S+\.gguf", text) is not None
+    return path or text == POCKET or (text != "" and os.path.exists(text))
 
 
 def read_prompt(given: str | None, file: Path | None) -> str:
