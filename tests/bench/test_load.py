@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from benchmarks.stub import Schedule, port_of
 from benchmarks.stub import serve as serve_stub
 from outrider.base.outside import stamped as client
-from outrider.base.outside.stamped import Answer
+from outrider.base.outside.stamped import StampedAnswer
 from outrider.bench.load import measure, paired
 from outrider.bench.load.arrivals import Closed, Open, Trace, check, load_trace
 from outrider.bench.load.datasets import load_prompts
@@ -179,7 +179,7 @@ def test_events_are_found_however_a_stream_is_cut(size: int, end: str) -> None:
 )
 def test_a_strange_stream_is_one_sentence(pieces: list[bytes], said: str) -> None:
     one = Record(0.0, 0.0)
-    read(Answer(200, [(1.0, piece) for piece in pieces]), one)
+    read(StampedAnswer(200, [(1.0, piece) for piece in pieces]), one)
     assert said in one.error
     assert "\n" not in one.error
 
@@ -516,7 +516,7 @@ def test_bad_options_are_refused() -> None:
 
 def test_an_interrupt_ends_the_warm_up_and_what_would_follow() -> None:
     class Endless:
-        async def send(self, body: bytes) -> Answer:
+        async def send(self, body: bytes) -> StampedAnswer:
             await asyncio.sleep(60)
             raise AssertionError
 

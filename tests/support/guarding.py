@@ -19,7 +19,7 @@ from typing import Any
 
 from outrider.ops.guard.loop import Guard
 from outrider.ops.guard.policy import Policy, read
-from outrider.ops.guard.store import Store
+from outrider.ops.guard.store import GuardStore
 
 Reply = tuple[int, Any]
 
@@ -291,7 +291,7 @@ class Fleet:
         return guard.turn()
 
     def history(self) -> list[tuple[str, str]]:
-        entries = Store(self.policy.folder).history()
+        entries = GuardStore(self.policy.folder).history()
         return [(e["kind"], e.get("action") or e.get("alert", "")) for e in entries]
 
 

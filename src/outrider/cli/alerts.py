@@ -30,10 +30,10 @@ def alerts() -> None:
 def seconds(text: str) -> float:
     """Return the seconds of a text such as 10s, 500ms or 1m."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text.strip())
-    found = float(match[1]) * UNITS[match[2] or "s"] if match else 0.0
-    if not LEAST <= found <= MOST:
+    amount = float(match[1]) * UNITS[match[2] or "s"] if match else 0.0
+    if not LEAST <= amount <= MOST:
         raise typer.BadParameter(f"{text!r} is no time from 100ms to 1h; give one like 10s.")
-    return found
+    return amount
 
 
 @contextmanager

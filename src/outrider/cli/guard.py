@@ -17,7 +17,7 @@ from ..errors import ConfigError
 from ..ops.guard.decide import FORCIBLE
 from ..ops.guard.judge import DOWN
 from ..ops.guard.policy import SIGNALS, read
-from ..ops.guard.store import LONGEST, Store
+from ..ops.guard.store import LONGEST, GuardStore
 from .common import AsJson, write, write_json
 from .spelling import App
 
@@ -70,26 +70,26 @@ class _Json(logging.Formatter):
 def status(policy: PolicyFile, json_: AsJson = False) -> None:
     """Show the state, each signal with its reason, and what is wrong."""
     chosen = read(policy)
-    found = Store(chosen.folder, create=False).status()
-    if found is None:
+    seen = GuardStore(chosen.folder, create=False).status()
+    if seen is None:
         raise ConfigError(f"No guard has run in {chosen.folder}; start outrider ops guard run.")
-    age = time.time() - found["time"]
-    found["stale"] = age > 3 * chosen.interval + 10
+    age = time.time() - seen["time"]
+    seen["stale"] = age > 3 * chosen.interval + 10
     if json_:
-        write_json(found, "-")
+        write_json(seen, "-")
         return
-    lines = [f"state    {_line(found['mode'])}", f"engine   {_line(found['engine'])}"]
-    if found["stale"]:
+    lines = [f"state    {_line(seen['mode'])}", f"engine   {_line(seen['engine'])}"]
+    if seen["stale"]:
         lines.append(f"STALE    the last evaluation was {age:.0f} s ago; is the guard running?")
-    if found["forced"]:
+    if seen["forced"]:
         lines.append(
-            f"forced   {_line(found['forced'])}; outrider ops guard release lets the rules hold"
+            f"forced   {_line(seen['forced'])}; outrider ops guard release lets the rules hold"
         )
-    if found["dry_run"]:
+    if seen["dry_run"]:
         lines.append("dry run  nothing is changed")
-    if not found["runtime_switch"]:
+    if not seen["runtime_switch"]:
         lines.append("switch   this engine has none at run time: weak drafting goes to the standby")
-    reasons, alerts = sorted(found["reasons"].items()), sorted(found["alerts"].items())
+    reasons, alerts = sorted(seen["reasons"].items()), sorted(seen["alerts"].items())
     lines += [_reason(_line(name), _line(text)) for name, text in reasons]
     lines += [f"ALERT    {_line(name)}: {_line(text)}" for name, text in alerts]
     write("\n".join(lines) + "\n")
@@ -108,7 +108,7 @@ def history(
     last: Annotated[int, typer.Option("--last", min=1, help="Entries, the newest.")] = 50,
 ) -> None:
     """Show what the guard did, and why."""
-    entries = Store(read(policy).folder, create=False).history(last)
+    entries = GuardStore(read(policy).folder, create=False).history(last)
     if json_:
         write_json(entries, "-")
         return
@@ -150,11 +150,11 @@ def release(policy: PolicyFile) -> None:
 
 def _leave(policy: Path, mode: str | None) -> None:
     chosen = read(policy)
-    store = Store(chosen.folder)
+    store = GuardStore(chosen.folder)
     store.command(mode)
     try:
-        found = store.status()
+        seen = store.status()
     except ConfigError:
-        found = None
-    if found is None or time.time() - found["time"] > 3 * chosen.interval + 10:
+        seen = None
+    if seen is None or time.time() - seen["time"] > 3 * chosen.interval + 10:
         typer.echo("warning: no guard runs now; it will be obeyed when one starts.", err=True)

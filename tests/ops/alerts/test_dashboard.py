@@ -22,7 +22,7 @@ from outrider.cli import app
 from outrider.ops.alerts.exporter import Baseline, Exporter
 from outrider.ops.alerts.rules import groups, render
 from outrider.ops.guard.events import Events
-from outrider.ops.guard.store import Store
+from outrider.ops.guard.store import GuardStore
 from outrider.ops.metrics import parse
 from tests.support import REPOSITORY
 from tests.support.forked import Served
@@ -79,7 +79,7 @@ def live(tiny_llama: Path) -> Iterator[tuple[str, str]]:
 def pages(live: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Pages by their source: live ones of ours, recorded or written ones of others."""
     found = {"outrider": live[0], "switched off": live[1]}
-    guard = Events(Store(tmp_path_factory.mktemp("guard")))
+    guard = Events(GuardStore(tmp_path_factory.mktemp("guard")))
     guard.gauges("normal", True, True)
     guard.tell("done", "traffic moved", action="shift", signal="errors")
     found["guard"] = generate_latest(guard.registry).decode()

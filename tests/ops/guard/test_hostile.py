@@ -21,7 +21,7 @@ from outrider.ops.guard.loop import Stop, StoppedError, steady
 from outrider.ops.guard.policy import Traffic, parse
 from outrider.ops.guard.sources import Prometheus, Scrapes, side
 from outrider.ops.guard.states import Level, Place, State, Track, carried_over
-from outrider.ops.guard.store import Store, StoreError
+from outrider.ops.guard.store import GuardStore, StoreError
 from outrider.ops.guard.switches.base import SwitchError
 from outrider.ops.guard.switches.httproute import HTTPRoute
 from outrider.ops.guard.switches.webhook import Webhook
@@ -221,7 +221,7 @@ def damaged_states() -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize(("name", "value"), damaged_states())
 def test_a_damaged_state_is_refused(tmp_path: Path, name: str, value: Any) -> None:
-    store = Store(tmp_path)
+    store = GuardStore(tmp_path)
     store.save(State(engine="http://a"))
     file = tmp_path / "state.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
@@ -241,7 +241,7 @@ def test_damaged_lines_of_an_audit_are_left_out(fleet: Fleet) -> None:
     ]  # fmt: skip
     with file.open("ab") as opened:
         opened.write("\n".join(odd).encode("utf-8", "surrogatepass") + b'\n{"torn')
-    assert len(Store(fleet.policy.folder).history()) == good + 5
+    assert len(GuardStore(fleet.policy.folder).history()) == good + 5
     done = invoke(fleet, "history", "--last", "1000")
     assert done.exit_code == 0
     assert len(done.stdout.split("\n")) == good + 6
@@ -251,7 +251,7 @@ def test_damaged_lines_of_an_audit_are_left_out(fleet: Fleet) -> None:
 
 
 def test_of_a_long_audit_the_end_is_read(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = GuardStore(tmp_path)
     entry = json.dumps({"text": "\u2028" * 1000}).encode() + b"\n"
     with (tmp_path / "audit.jsonl").open("wb") as file:
         file.write(b"{" + b"x" * (1 << 24) + b"\n" + entry * 1000)

@@ -13,7 +13,7 @@ from outrider.errors import ConfigError
 from outrider.ops.guard.loop import Guard
 from outrider.ops.guard.policy import SIGNALS
 from outrider.ops.guard.states import Drafting
-from outrider.ops.guard.store import Store
+from outrider.ops.guard.store import GuardStore
 from tests.support.guarding import Fleet, start, until
 
 
@@ -127,7 +127,7 @@ def test_dry_runs_decide_once_and_change_nothing(fleet: Fleet) -> None:
     assert fleet.proxy.weights["llm/engine"] == 100
     assert fleet.history().count(("decided", "shift")) == 1
     assert not any(kind == "done" for kind, _ in fleet.history())
-    assert all(entry["dry_run"] for entry in Store(fleet.policy.folder).history())
+    assert all(entry["dry_run"] for entry in GuardStore(fleet.policy.folder).history())
 
 
 def test_a_cold_standby_keeps_traffic_where_it_is(fleet: Fleet) -> None:
@@ -172,12 +172,12 @@ def test_a_guard_that_loses_its_lease_while_it_looks_does_not_act(fleet: Fleet) 
     fleet.engine.serve(good=50, failed=50)
     assert fleet.turn(guard) is None
     assert fleet.proxy.weights["llm/engine"] == 100
-    assert Store(fleet.policy.folder).load(fleet.policy.engine.url).mode == "normal"
+    assert GuardStore(fleet.policy.folder).load(fleet.policy.engine.url).mode == "normal"
 
 
 def test_a_guard_killed_in_the_middle_ends_where_another_would(fleet: Fleet) -> None:
     fleet.file.write_text(fleet.file.read_text().replace("window = 60", "window = 20"))
-    store = Store(fleet.policy.folder)
+    store = GuardStore(fleet.policy.folder)
     fleet.proxy.stuck.set()  # it takes the command, and the guard dies before it is done
     guard = start(fleet)
     until(lambda: store.status() is not None)
@@ -261,7 +261,7 @@ def test_a_damaged_or_foreign_state_is_refused(fleet: Fleet) -> None:
 
 
 def test_the_audit_survives_a_torn_line(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = GuardStore(tmp_path)
     store.record({"text": "a", "figure": float("inf")})
     with (tmp_path / "audit.jsonl").open("a") as file:
         file.write('{"text": "to')

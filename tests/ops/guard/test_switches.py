@@ -15,7 +15,7 @@ from outrider.base.outside.http import call
 from outrider.errors import ConfigError, EndpointError
 from outrider.ops.guard import kubernetes
 from outrider.ops.guard.lease import FileLease, KubernetesLease
-from outrider.ops.guard.policy import Policy, Server, Traffic, parse
+from outrider.ops.guard.policy import GuardedServer, Policy, Traffic, parse
 from outrider.ops.guard.sources import Prometheus, figures_of, queries, side
 from outrider.ops.guard.switches.base import SwitchError
 from outrider.ops.guard.switches.haproxy import HAProxy as Switch
@@ -180,7 +180,7 @@ def test_a_webhook_tells_and_takes_weights() -> None:
 def test_outriders_switch_is_read_and_set() -> None:
     engine = Engine()
     with http(engine.answer) as url:
-        switch = Speculation(Server(url + "/v1"))
+        switch = Speculation(GuardedServer(url + "/v1"))
         assert switch.read().length == 4
         switch.set({"enabled": False})
         assert switch.read().enabled is False
@@ -192,9 +192,9 @@ def test_outriders_switch_is_read_and_set() -> None:
 @pytest.mark.parametrize("said", ["", "[]", "null", '"x"', "{}", '{"enabled": 1}', "[" * 9999])
 def test_nonsense_of_an_engine_is_one_sentence(said: str) -> None:
     with http(lambda *_: (200, said)) as url, pytest.raises(SwitchError):
-        Speculation(Server(url)).read()
+        Speculation(GuardedServer(url)).read()
     with http(lambda *_: (200, said)) as url:
-        assert is_warm(Server(url), 1.0) is False
+        assert is_warm(GuardedServer(url), 1.0) is False
 
 
 def test_an_answer_that_trickles_is_cut_off() -> None:

@@ -363,7 +363,7 @@ DELTA = {"choices": [{"delta": {"content": "x", "tool_calls": [{"function": {"ar
 
 @reader("stream of a load test")
 def stream(folder: Path) -> Made:
-    from outrider.base.outside.stamped import Answer
+    from outrider.base.outside.stamped import StampedAnswer
     from outrider.bench.load.stream import Record, read
 
     whole = b"".join(
@@ -376,7 +376,7 @@ def stream(folder: Path) -> Made:
         data, size, status = case
         parts = [data[at : at + size] for at in range(0, len(data), size)][:3000]
         record = Record(0.0, 0.0)
-        read(Answer(status, [(float(i), part) for i, part in enumerate(parts)]), record)
+        read(StampedAnswer(status, [(float(i), part) for i, part in enumerate(parts)]), record)
         check_said(record.error)
 
     sizes = st.sampled_from([1 << 16, 1 << 20, 7])
@@ -386,14 +386,14 @@ def stream(folder: Path) -> Made:
 
 @reader("models of a load test")
 def listed_models(folder: Path) -> Made:
-    from outrider.base.outside.stamped import Answer
+    from outrider.base.outside.stamped import StampedAnswer
     from outrider.bench.load.measure import LoadedServer
 
     def call(case: tuple[bytes, int]) -> None:
         body, status = case
 
-        async def ask(*_: Any) -> Answer:
-            return Answer(status, [(0.0, body)])
+        async def ask(*_: Any) -> StampedAnswer:
+            return StampedAnswer(status, [(0.0, body)])
 
         own: Any = SimpleNamespace(client=SimpleNamespace(ask=ask, url="http://s:1"))
         name = asyncio.run(LoadedServer._find_model(own))

@@ -97,9 +97,9 @@ def guard_documents() -> tuple[Any, Any]:
 @reader("guard state")
 def guard_state(folder: Path) -> Made:
     from outrider.ops.guard.states import carried_over
-    from outrider.ops.guard.store import Store
+    from outrider.ops.guard.store import GuardStore
 
-    store = Store(folder)
+    store = GuardStore(folder)
 
     def read(_: Path) -> None:
         state = store.load("http://e:8000")
@@ -112,19 +112,19 @@ def guard_state(folder: Path) -> Made:
 
 @reader("guard status")
 def guard_status(folder: Path) -> Made:
-    from outrider.ops.guard.store import Store
+    from outrider.ops.guard.store import GuardStore
 
     return jsons(guard_documents()[1]), in_file(
-        folder, "status.json", lambda _: Store(folder).status()
+        folder, "status.json", lambda _: GuardStore(folder).status()
     )
 
 
 @reader("guard command")
 def guard_command(folder: Path) -> Made:
-    from outrider.ops.guard.store import Store
+    from outrider.ops.guard.store import GuardStore
 
     return jsons({"force": "plain"}), in_file(
-        folder, "command.json", lambda _: Store(folder).commanded()
+        folder, "command.json", lambda _: GuardStore(folder).commanded()
     )
 
 
@@ -168,10 +168,10 @@ SWITCH = {"enabled": True, "num_speculative_tokens": 4, "draft_length": 3}
 
 @reader("switch: speculation")
 def switch_speculation(folder: Path) -> Made:
-    from outrider.ops.guard.policy import Server
+    from outrider.ops.guard.policy import GuardedServer
     from outrider.ops.guard.switches import speculation
 
-    own = speculation.Speculation(Server("http://e:8000"))
+    own = speculation.Speculation(GuardedServer("http://e:8000"))
     error = {"error": {"message": "no", "code": 400}}
 
     def call(case: tuple[bytes, int]) -> None:
@@ -317,11 +317,11 @@ ANSWER = {"data": [{"id": "m"}], "choices": [{"text": "x"}]}
 @reader("guard: probe")
 def guard_probe(folder: Path) -> Made:
     from outrider.ops.guard import watch
-    from outrider.ops.guard.policy import Server
+    from outrider.ops.guard.policy import GuardedServer
 
     def call(case: tuple[bytes, int]) -> None:
         with answering([watch], *case):
-            watch.is_warm(Server("http://e:1"), 1.0)
+            watch.is_warm(GuardedServer("http://e:1"), 1.0)
 
     return st.tuples(jsons(ANSWER), STATUSES), call
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from ...base.outside.stamped import Answer, Client
+from ...base.outside.stamped import Client, StampedAnswer
 from ...errors import EndpointError, RequestError, shown
 from .answers import EndpointCompletion, Token, completions, law_of, message, parsed
 
@@ -197,7 +197,7 @@ class AuditedServer:
             raise kind(f"{where} says HTTP {answer.status}: {_reason(answer.body)}")
         return answer.body, where
 
-    async def _patiently(self, path: str, body: dict[str, Any] | None = None) -> Answer:
+    async def _patiently(self, path: str, body: dict[str, Any] | None = None) -> StampedAnswer:
         """Return an answer; a busy server is asked again a few times. Raises as ``post``."""
         self.clock.check()
         async with self._free:

@@ -24,7 +24,9 @@ from .text import printable, well_formed
 from .yamls import documents
 
 MIB = 1 << 20
-MOST_JSON, MOST_YAML, MOST_TOML = 16 * MIB, 2 * MIB, MIB // 4
+MOST_JSON = 16 * MIB
+MOST_YAML = 2 * MIB
+MOST_TOML = MIB // 4
 """Most bytes of a document, unless a caller sets another limit."""
 DEEPEST = 100
 """Most lists and objects inside each other."""

@@ -35,7 +35,7 @@ class GoneError(EndpointError):
 
 
 @dataclass
-class Answer:
+class StampedAnswer:
     """What came back. ``pieces`` are the body's parts in order."""
 
     status: int = 0
@@ -58,8 +58,8 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.usable = True
         self._parser = httptools.HttpResponseParser(self)
-        self._answer = Answer()
-        self._done: asyncio.Future[Answer] | None = None
+        self._answer = StampedAnswer()
+        self._done: asyncio.Future[StampedAnswer] | None = None
         self._now = 0.0
         self._heard = False
         self._size = 0
@@ -106,14 +106,14 @@ class Connection(asyncio.Protocol):
         if self._done is not None and not self._done.done():
             self._done.set_exception(why)
 
-    async def exchange(self, request: bytes) -> Answer:
+    async def exchange(self, request: bytes) -> StampedAnswer:
         """Send a request and return its whole answer.
 
         Raises GoneError: the connection ended before any byte of an answer; EndpointError: it ended
         later, or the answer is not HTTP.
         """
         assert self.transport is not None
-        self._answer, self._done = Answer(), asyncio.get_running_loop().create_future()
+        self._answer, self._done = StampedAnswer(), asyncio.get_running_loop().create_future()
         self._heard, self._size = False, 0
         self.transport.write(request)
         try:
@@ -162,7 +162,7 @@ class Client:
             head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
         return f"{head}\r\n".encode() + data
 
-    async def send(self, request: bytes) -> Answer:
+    async def send(self, request: bytes) -> StampedAnswer:
         """Return the answer to encoded bytes.
 
         A kept connection may end just as it is used again, since servers end idle ones: where it
@@ -179,7 +179,7 @@ class Client:
         connection = await self._connect()
         return self._keep(connection, await connection.exchange(request))
 
-    def _keep(self, connection: Connection, answer: Answer) -> Answer:
+    def _keep(self, connection: Connection, answer: StampedAnswer) -> StampedAnswer:
         """Return the answer; the connection is kept for the next request if it can be."""
         if connection.usable:
             self._idle.append(connection)
@@ -187,7 +187,7 @@ class Client:
             connection.close()
         return answer
 
-    async def ask(self, path: str, body: Any = None, seconds: float = 30.0) -> Answer:
+    async def ask(self, path: str, body: Any = None, seconds: float = 30.0) -> StampedAnswer:
         """Return the answer to one request outside of the load.
 
         Raises EndpointError: nobody answers within ``seconds``.

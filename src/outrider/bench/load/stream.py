@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from ...base.outside.stamped import Answer, Piece
+from ...base.outside.stamped import Piece, StampedAnswer
 
 TEXTS = ("text", "content", "reasoning_content", "reasoning")
 """Fields of a choice, or of its delta, that hold output."""
@@ -90,7 +90,7 @@ def events(pieces: Sequence[Piece]) -> Iterator[tuple[float, bytes]]:
                 yield time, data[0] if len(data) == 1 else b"\n".join(data)
 
 
-def read(answer: Answer, record: Record) -> None:
+def read(answer: StampedAnswer, record: Record) -> None:
     """Fill a record from its answer: chunks, token counts, or the error."""
     if not answer.ok:
         record.error = f"HTTP {answer.status}: {message(answer.body)}"

@@ -55,16 +55,16 @@ def thresholds(others: Mapping[str, object] | None = None) -> dict[str, float]:
 
     Raises ConfigError: there is no such threshold, or its value is no number from 0 on.
     """
-    found = {name: float(each["value"]) for name, each in source()["threshold"].items()}
+    limits = {name: float(each["value"]) for name, each in source()["threshold"].items()}
     for name, value in (others or {}).items():
-        if name not in found:
-            near = difflib.get_close_matches(name, found, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(found)}."
+        if name not in limits:
+            near = difflib.get_close_matches(name, limits, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(limits)}."
             raise ConfigError(f"there is no threshold {shown(name)}; {hint}")
-        found[name] = number(f"threshold {name}", value)
-        if "share" in source()["threshold"][name] and found[name] > 1:
+        limits[name] = number(f"threshold {name}", value)
+        if "share" in source()["threshold"][name] and limits[name] > 1:
             raise ConfigError(f"threshold {name} is {shown(value)}; give a share from 0 to 1.")
-    return found
+    return limits
 
 
 def break_even_of(file: Path) -> float:
@@ -72,13 +72,13 @@ def break_even_of(file: Path) -> float:
 
     Raises ConfigError: the file cannot be read, or has none.
     """
-    found = load_advice(file).break_even
-    if found is None:
+    even = load_advice(file).break_even
+    if even is None:
         raise ConfigError(
             f"--advice {file} has no break-even acceptance: drafting never wins, or it was made "
             "without --hardware; drop --advice, or ask again with --hardware."
         )
-    return found.value
+    return even.value
 
 
 def groups(

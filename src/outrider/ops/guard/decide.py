@@ -8,7 +8,7 @@ from typing import Any
 
 from .judge import DOWN, STANDBY_DOWN, Verdict, figures, judge
 from .policy import Policy
-from .states import Decision, Drafting, Event, Level, Observation, Place, State, Track, Weights
+from .states import Decision, Drafting, GuardEvent, Level, Observation, Place, State, Track, Weights
 
 URGENT = (DOWN, "errors", "memory_critical")
 """Signals that move traffic at once, whatever was changed a moment ago."""
@@ -81,7 +81,7 @@ class _Turn:
 
     def __init__(self, state: State, seen: Observation, policy: Policy, now: float) -> None:
         self.state, self.seen, self.policy, self.now = state, seen, policy, now
-        self.events: list[Event] = []
+        self.events: list[GuardEvent] = []
         self.alerts: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         if seen.traffic_trouble is not None:
@@ -387,7 +387,7 @@ class _Turn:
     # Small parts
 
     def _say(self, action: str, signal: str, text: str, track: str = "traffic") -> None:
-        self.events.append(Event(action, signal, text, track))
+        self.events.append(GuardEvent(action, signal, text, track))
 
     def _due(self, track: Track) -> bool:
         return self.now >= track.retry_at

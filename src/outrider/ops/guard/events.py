@@ -15,7 +15,7 @@ from ...base.outside.http import call
 from ...base.outside.text import printable
 from ...errors import ConfigError, EndpointError
 from .states import MODES
-from .store import LONGEST, Store, StoreError, finite
+from .store import LONGEST, GuardStore, StoreError, finite
 
 logger = logging.getLogger("outrider.guard")
 ALERTS = (
@@ -32,7 +32,9 @@ class Events:
         webhook: an address that gets each event as JSON; a failure is only logged.
     """
 
-    def __init__(self, store: Store, webhook: str | None = None, *, dry_run: bool = False) -> None:
+    def __init__(
+        self, store: GuardStore, webhook: str | None = None, *, dry_run: bool = False
+    ) -> None:
         self.registry = CollectorRegistry()
         self._store, self._webhook, self._dry_run = store, webhook, dry_run
         self._alerts: dict[str, str] = {}

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from .policy import Policy
 from .states import Observation, Place, Side, State
 
-DOWN, STANDBY_DOWN = "down", "standby_down"
-"""The signals of a server that neither its metrics nor its model answer for."""
+DOWN = "down"
+"""The signal of an engine that neither its metrics nor its model answer for."""
+STANDBY_DOWN = "standby_down"
+"""The same of the standby."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from ...base.outside.text import printable
 from ...errors import ConfigError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-CONFLICT, INVALID, MISSING = 409, 422, 404
+MISSING = 404
+CONFLICT = 409
+INVALID = 422
 
 
 class Cluster:

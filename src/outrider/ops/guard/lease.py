@@ -23,7 +23,7 @@ LONGEST = 86400.0
 """Longest duration of a lease, in seconds; guards write no longer ones."""
 
 
-class Lease(Protocol):
+class GuardLease(Protocol):
     """A right that one guard has at a time."""
 
     def hold(self, now: float) -> str | None:
@@ -38,7 +38,7 @@ class Lease(Protocol):
         ...
 
 
-def lease(policy: Policy) -> Lease:
+def lease(policy: Policy) -> GuardLease:
     """Return the lease that a policy names."""
     if policy.lease.kind == "kubernetes":
         return KubernetesLease(policy)

@@ -11,11 +11,11 @@ from typing import Any
 from ...errors import ConfigError
 from .decide import FORCIBLE, decide, wanted
 from .events import Events, logger
-from .lease import Lease, lease
+from .lease import GuardLease, lease
 from .policy import Policy
-from .sources import Source, source
+from .sources import FigureSource, source
 from .states import Decision, Level, Observation, Place, State, carried_over
-from .store import Store, StoreError
+from .store import GuardStore, StoreError
 from .switches import traffic_switch
 from .switches.base import SwitchError, TrafficSwitch
 from .switches.speculation import Speculation
@@ -69,11 +69,12 @@ class Guard:
     """
 
     def __init__(
-        self, policy: Policy, *, figures: Source | None = None, right: Lease | None = None,
-        clock: Callable[[], float] | None = None, stop: Stop | None = None,
+        self, policy: Policy, *, figures: FigureSource | None = None,
+        right: GuardLease | None = None, clock: Callable[[], float] | None = None,
+        stop: Stop | None = None,
     ) -> None:  # fmt: skip
         self.policy, self.clock, self.stop = policy, clock or steady(), stop or Stop()
-        self.store = Store(policy.folder)
+        self.store = GuardStore(policy.folder)
         self.events = Events(self.store, policy.webhook, dry_run=policy.dry_run)
         self.source = figures or source(policy)
         self.lease = right or lease(policy)

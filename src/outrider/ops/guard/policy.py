@@ -93,7 +93,7 @@ def key_in(variable: str | None) -> str | None:
     return os.environ.get(variable) if variable else None
 
 
-class Table:
+class PolicyTable:
     """A table of a policy."""
 
     __pydantic_config__: ClassVar = STRICT
@@ -140,7 +140,7 @@ SHARES = ("acceptance", "errors", "memory", "memory_critical")
 
 
 @dataclass(frozen=True)
-class Server(Table):
+class GuardedServer(PolicyTable):
     """The engine, or its standby. ``key_env`` names a variable that holds its API key."""
 
     url: Url
@@ -159,7 +159,7 @@ class Server(Table):
 
 
 @dataclass(frozen=True)
-class Source(Table):
+class PolicySource(PolicyTable):
     """The source of figures.
 
     ``engine`` and ``standby`` are label matchers of their series, as ``instance="host:8000"``;
@@ -176,7 +176,7 @@ class Source(Table):
 
 
 @dataclass(frozen=True)
-class Traffic(Table):
+class Traffic(PolicyTable):
     """The switch that divides traffic between the two, and their names there."""
 
     kind: Literal["none", "haproxy", "httproute", "webhook"] = "none"
@@ -191,7 +191,7 @@ class Traffic(Table):
 
 
 @dataclass(frozen=True)
-class Minimum(Table):
+class Minimum(PolicyTable):
     """Below this much in a window a figure says nothing: requests, and drafted tokens."""
 
     requests: Amount = 20.0
@@ -199,7 +199,7 @@ class Minimum(Table):
 
 
 @dataclass(frozen=True)
-class Recovery(Table):
+class Recovery(PolicyTable):
     """The way back.
 
     Args:
@@ -226,7 +226,7 @@ class Recovery(Table):
 
 
 @dataclass(frozen=True)
-class Lease(Table):
+class PolicyLease(PolicyTable):
     """The lease by which one guard alone acts: a lock in the folder, or a Kubernetes Lease."""
 
     kind: Literal["file", "kubernetes"] = "file"
@@ -238,7 +238,7 @@ class Lease(Table):
 
 
 @dataclass(frozen=True)
-class Policy(Table):
+class Policy(PolicyTable):
     """A whole policy.
 
     Args:
@@ -252,14 +252,14 @@ class Policy(Table):
             the threshold of acceptance unless ``signals`` has one.
     """
 
-    engine: Server
-    standby: Server | None = None
-    source: Source = Source()
+    engine: GuardedServer
+    standby: GuardedServer | None = None
+    source: PolicySource = PolicySource()
     traffic: Traffic = Traffic()
     signals: Mapping[str, Signal] = field(default_factory=lambda: dict(SIGNALS))
     minimum: Minimum = Minimum()
     recovery: Recovery = Recovery()
-    lease: Lease = Lease()
+    lease: PolicyLease = PolicyLease()
     folder: Text = "guard"
     interval: Amount = 10.0
     window: Amount = 60.0

@@ -13,7 +13,7 @@ from ...base.outside.sockets import Deadline
 from ...base.outside.text import printable
 from ...errors import EndpointError
 from ..metrics import Figures, Reader, Window, names_of
-from .policy import Policy, Server, key_in
+from .policy import GuardedServer, Policy, key_in
 from .states import Side
 
 QUANTILE = 0.99
@@ -22,7 +22,7 @@ SECONDS = 5.0
 LARGEST_PAGE = 16 * MIB
 
 
-class Source(Protocol):
+class FigureSource(Protocol):
     """Gives the figures of engine and standby over the policy's window."""
 
     def read(self, now: float) -> tuple[Side, Side]:
@@ -30,7 +30,7 @@ class Source(Protocol):
         ...
 
 
-def source(policy: Policy) -> Source:
+def source(policy: Policy) -> FigureSource:
     """Return the source that a policy names."""
     return Prometheus(policy) if policy.source.kind == "prometheus" else Scrapes(policy)
 
@@ -98,7 +98,7 @@ class Prometheus:
         self._engine = self._texts(policy.engine, own.engine)
         self._standby = self._texts(policy.standby, own.standby)
 
-    def _texts(self, server: Server | None, matcher: str | None) -> dict[str, str]:
+    def _texts(self, server: GuardedServer | None, matcher: str | None) -> dict[str, str]:
         if server is None or matcher is None:
             return {}
         span = _span(self._policy.window)
@@ -168,7 +168,7 @@ class Scrapes:
 class _Pages:
     """The pages of one server over a window."""
 
-    def __init__(self, server: Server, window: float) -> None:
+    def __init__(self, server: GuardedServer, window: float) -> None:
         self._server = server
         self._names = frozenset(names_of(server.kind).values())
         self._window = Window(window)

@@ -175,7 +175,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Event:
+class GuardEvent:
     """Something that the guard did or noted; ``action`` and ``signal`` are labels of metrics.
 
     ``track`` is what it changes, traffic or drafting; nothing where it only notes.
@@ -192,7 +192,7 @@ class Decision:
     """The new state, the steps that led there, what is wrong now, and a sentence on each signal."""
 
     state: State
-    events: tuple[Event, ...] = ()
+    events: tuple[GuardEvent, ...] = ()
     alerts: Mapping[str, str] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
 

@@ -32,7 +32,7 @@ class StoreError(ConfigError):
     """A file cannot be written: the disk is full, or the folder is gone or read-only."""
 
 
-class Store:
+class GuardStore:
     """Files of one guard. Raises ConfigError: the folder cannot be written."""
 
     def __init__(self, folder: str | Path, *, create: bool = True) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from ...base.outside.http import call
 from ...base.outside.sockets import Deadline
 from ...errors import EndpointError
-from .policy import Policy, Server
-from .sources import Source
+from .policy import GuardedServer, Policy
+from .sources import FigureSource
 from .states import Observation, Place, Side, State
 from .switches.base import SwitchError, TrafficSwitch
 from .switches.speculation import Speculation
 
 
 def look(
-    state: State, policy: Policy, source: Source, drafting: Speculation | None,
+    state: State, policy: Policy, source: FigureSource, drafting: Speculation | None,
     traffic: TrafficSwitch | None, now: float,
 ) -> Observation:  # fmt: skip
     """Return what is true now; whatever does not answer leaves a sentence on why."""
@@ -44,7 +44,7 @@ def look(
     )
 
 
-def is_warm(server: Server, seconds: float) -> bool:
+def is_warm(server: GuardedServer, seconds: float) -> bool:
     """Return whether a server's model writes a token within ``seconds``; first ask for its name."""
     url, deadline = server.url.rstrip("/").removesuffix("/v1"), Deadline(seconds)
     try:

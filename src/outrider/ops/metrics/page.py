@@ -72,8 +72,8 @@ class Page:
 
     def total(self, name: str) -> float | None:
         """Return a metric's sum over its labels; None if it is missing or infinite."""
-        found = self.samples.get(name)
-        total = sum(sample.value for sample in found) if found else inf
+        samples = self.samples.get(name)
+        total = sum(sample.value for sample in samples) if samples else inf
         return total if isfinite(total) else None
 
     def mean(self, name: str) -> float | None:
@@ -82,8 +82,8 @@ class Page:
         if count is not None:
             total = self.total(f"{name}_sum")
             return total / count if total is not None and count > 0 else None
-        found = self.samples.get(name)
-        return sum(sample.value for sample in found) / len(found) if found else None
+        samples = self.samples.get(name)
+        return sum(sample.value for sample in samples) / len(samples) if samples else None
 
     def by_label(self, name: str, *labels: str) -> dict[str, float]:
         """Return a metric's sums by the value of the first of ``labels`` that it has."""
@@ -184,10 +184,10 @@ class Reader:
     def _wanted(self, line: bytes) -> bool:
         if self._names is None:
             return True
-        found = NAME.match(line)
-        if found is None:  # broken, or an unknown name
+        match = NAME.match(line)
+        if match is None:  # broken, or an unknown name
             return False
-        name = found[0].decode("ascii")
+        name = match[0].decode("ascii")
         return name in self._names or COUNTED.sub("", name) in self._names
 
 

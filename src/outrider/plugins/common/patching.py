@@ -97,8 +97,8 @@ class _Finder(MetaPathFinder):
         if name not in self.patches:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             run, patch = spec.loader.exec_module, self.patches[name]
 

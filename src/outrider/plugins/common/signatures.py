@@ -97,10 +97,10 @@ def find_function(module: ast.Module, name: str) -> ast.FunctionDef | None:
     body: Sequence[ast.stmt] = module.body
     node: ast.stmt | None = None
     for part in name.split("."):
-        found = [item for item in body if getattr(item, "name", None) == part]
-        if not found:
+        named = [item for item in body if getattr(item, "name", None) == part]
+        if not named:
             return None
-        node = found[-1]
+        node = named[-1]
         body = getattr(node, "body", [])
     return node if isinstance(node, ast.FunctionDef) else None
 
@@ -135,12 +135,12 @@ def check(surface: Surface, package: Path, table: Table) -> str:
             f"{', '.join(known)}, or unset {surface.variable}."
         )
     for function, rows in table.items():
-        found = signature_of(package, function)
+        parameters = signature_of(package, function)
         (expected,) = [row["parameters"] for row in rows if version in row["versions"]]
-        if found != expected:
+        if parameters != expected:
             raise SignatureError(
                 f"{surface.engine} {version} has another {function} than its release: "
-                f"{_shown(found)} instead of {_shown(expected)}; install the release, "
+                f"{_shown(parameters)} instead of {_shown(expected)}; install the release, "
                 f"or unset {surface.variable}."
             )
     return version

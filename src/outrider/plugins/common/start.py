@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-VLLM_VARIABLE, SGLANG_VARIABLE = "OUTRIDER_VLLM", "OUTRIDER_SGLANG"
+VLLM_VARIABLE = "OUTRIDER_VLLM"
+SGLANG_VARIABLE = "OUTRIDER_SGLANG"
 """The environment variables that turn the plugins on."""
 
 

@@ -21,7 +21,7 @@ OTHER_DRAFTS = ("parallel_drafting", "use_heterogeneous_vocab", "use_local_argma
 """Attributes of a proposer that draws all at once, from another vocabulary, or without logits."""
 
 
-class Step:
+class SampledStep:
     """The rows that one call of ``_sample`` draws for.
 
     Args:
@@ -59,8 +59,8 @@ def _seed(runner: Any, request_id: str) -> int:
     return seed_of(request_id, params.seed, runner.vllm_config.model_config.seed)
 
 
-_step: Step | None = None
-_behind: Step | None = None
+_step: SampledStep | None = None
+_behind: SampledStep | None = None
 """The step that ended last."""
 last_runner: weakref.ref[Any] | None = None
 """The runner that sampled last: vLLM tells a proposer of its own class no request ids."""
@@ -75,7 +75,7 @@ def sample(original: Callable[..., Any]) -> Callable[..., Any]:
         _take_over(self.sampler)
         # Nobody draws with these; on CPUs vLLM fails to turn one back in the middle of a prompt.
         self.input_batch.generators.clear()
-        step = Step(self, spec_decode_metadata)
+        step = SampledStep(self, spec_decode_metadata)
         _step = step
         try:
             output = original(self, logits, spec_decode_metadata)
@@ -180,7 +180,7 @@ def rejection_sample(original: Callable[..., Any]) -> Callable[..., Any]:
     return rejection_sample
 
 
-def _verified_tokens(step: Step, z: torch.Tensor, metadata: Any) -> torch.Tensor:
+def _verified_tokens(step: SampledStep, z: torch.Tensor, metadata: Any) -> torch.Tensor:
     """Return the target's token of each verified row, int64 [rows]."""
     if metadata.all_greedy or not len(z):
         return z.argmax(-1) if len(z) else z.new_empty(0, dtype=torch.int64)
@@ -189,7 +189,7 @@ def _verified_tokens(step: Step, z: torch.Tensor, metadata: Any) -> torch.Tensor
 
 
 def _accepted(
-    step: Step,
+    step: SampledStep,
     drawn: torch.Tensor,
     draft_token_ids: torch.Tensor,
     bonus_token_ids: torch.Tensor,

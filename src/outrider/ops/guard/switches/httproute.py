@@ -38,10 +38,10 @@ class HTTPRoute:
 
     def read(self) -> Weights:
         """Return the weights in force; rules that differ are an error."""
-        found = {(engine[1], standby[1]) for engine, standby in self._places(self._get())}
-        if len(found) > 1:
+        weights = {(engine[1], standby[1]) for engine, standby in self._places(self._get())}
+        if len(weights) > 1:
             raise SwitchError(f"{self._path}: its rules have different weights; make them equal.")
-        return found.pop()
+        return weights.pop()
 
     def set(self, weights: Weights) -> None:
         """Put weights into force."""
@@ -72,7 +72,7 @@ class HTTPRoute:
 
     def _places(self, route: dict[str, Any]) -> list[tuple[Place, Place]]:
         """Return where the weights of both stand, rule by rule."""
-        found = []
+        pairs = []
         try:
             for i, rule in enumerate(route["spec"]["rules"]):
                 places = {
@@ -82,15 +82,15 @@ class HTTPRoute:
                     for j, each in enumerate(rule.get("backendRefs") or [])
                 }  # fmt: skip
                 if all(name in places for name in self._names):
-                    found.append((places[str(self._names[0])], places[str(self._names[1])]))
+                    pairs.append((places[str(self._names[0])], places[str(self._names[1])]))
         except (LookupError, TypeError, ValueError, AttributeError):
             raise SwitchError(f"{self._path} is not an HTTPRoute.") from None
-        if not found:
+        if not pairs:
             names = " and ".join(map(str, self._names))
             raise SwitchError(
                 f"{self._path}: no rule has the backends {names}; correct the policy."
             )
-        return found
+        return pairs
 
     def _get(self, deadline: Deadline | None = None) -> dict[str, Any]:
         answer = self._ask(deadline=deadline)

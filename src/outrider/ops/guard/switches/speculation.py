@@ -8,7 +8,7 @@ from ....base.limits import LARGEST_DRAFT
 from ....base.outside.http import call
 from ....base.outside.text import printable
 from ....errors import EndpointError
-from ..policy import Server
+from ..policy import GuardedServer
 from ..states import Drafting
 from .base import SwitchError
 
@@ -18,7 +18,7 @@ PATH = "/v1/speculation"
 class Speculation:
     """Reads and sets how an Outrider server drafts."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: GuardedServer) -> None:
         self._server = server
         self._url = server.url.rstrip("/").removesuffix("/v1") + PATH
 
