@@ -23,7 +23,7 @@ FIELDS = ("model_fields", "__dataclass_fields__", "_fields")
 """The fields of a model, of a dataclass and of a named tuple."""
 LIMITS = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
 
-
+_adapters: dict[Any, TypeAdapter[Any]] = {}
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 """Nothing is converted, and every key must be known: ``__pydantic_config__`` of a dataclass."""
 
@@ -50,11 +50,19 @@ def checked(kind: type[T], document: Any, what: str) -> T:
     try:
         # Strict JSON turns lists into tuples and texts into enums, and converts nothing else.
         text = json.dumps(document, default=str)
-        return TypeAdapter(kind).validate_json(text, strict=True)
+        value: T = _adapter(kind).validate_json(text, strict=True)
+        return value
     except ValidationError as error:
         raise sentence(error, what, kind) from None
     except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
         raise ConfigError(f"{what} has a value that JSON cannot hold; shorten it.") from None
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return what checks a type, which takes milliseconds to build."""
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
 
 
 def sentence(error: ValidationError, what: str, kind: Any = None) -> ConfigError:

@@ -7,14 +7,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from ...base.engines import named_engine
 from ...base.outside.documents import read_toml
 from ...base.outside.http import address
-from ...base.outside.models import STRICT, checked
+from ...base.outside.models import DataPart, checked
 from ...errors import ConfigError, no_option, shown
 
 WITH_SWITCH = ("outrider",)
@@ -93,12 +93,6 @@ def key_in(variable: str | None) -> str | None:
     return os.environ.get(variable) if variable else None
 
 
-class PolicyTable:
-    """A table of a policy."""
-
-    __pydantic_config__: ClassVar = STRICT
-
-
 @dataclass(frozen=True)
 class Signal:
     """The limits of a figure: bad, good again, and for how long it must be bad.
@@ -140,7 +134,7 @@ SHARES = ("acceptance", "errors", "memory", "memory_critical")
 
 
 @dataclass(frozen=True)
-class GuardedServer(PolicyTable):
+class GuardedServer(DataPart):
     """The engine, or its standby. ``key_env`` names a variable that holds its API key."""
 
     url: Url
@@ -159,7 +153,7 @@ class GuardedServer(PolicyTable):
 
 
 @dataclass(frozen=True)
-class PolicySource(PolicyTable):
+class PolicySource(DataPart):
     """The source of figures.
 
     ``engine`` and ``standby`` are label matchers of their series, as ``instance="host:8000"``;
@@ -176,7 +170,7 @@ class PolicySource(PolicyTable):
 
 
 @dataclass(frozen=True)
-class Traffic(PolicyTable):
+class Traffic(DataPart):
     """The switch that divides traffic between the two, and their names there."""
 
     kind: Literal["none", "haproxy", "httproute", "webhook"] = "none"
@@ -191,7 +185,7 @@ class Traffic(PolicyTable):
 
 
 @dataclass(frozen=True)
-class Minimum(PolicyTable):
+class Minimum(DataPart):
     """Below this much in a window a figure says nothing: requests, and drafted tokens."""
 
     requests: Amount = 20.0
@@ -199,7 +193,7 @@ class Minimum(PolicyTable):
 
 
 @dataclass(frozen=True)
-class Recovery(PolicyTable):
+class Recovery(DataPart):
     """The way back.
 
     Args:
@@ -226,7 +220,7 @@ class Recovery(PolicyTable):
 
 
 @dataclass(frozen=True)
-class PolicyLease(PolicyTable):
+class PolicyLease(DataPart):
     """The lease by which one guard alone acts: a lock in the folder, or a Kubernetes Lease."""
 
     kind: Literal["file", "kubernetes"] = "file"
@@ -238,7 +232,7 @@ class PolicyLease(PolicyTable):
 
 
 @dataclass(frozen=True)
-class Policy(PolicyTable):
+class Policy(DataPart):
     """A whole policy.
 
     Args:
