@@ -172,9 +172,9 @@ def test_what_others_read() -> None:
 
 def matrices(folder: Path, recipe: Recipe | None) -> list[torch.Tensor]:
     """The matrices of a checkpoint as the torch path runs them, in fp32."""
-    architecture = open_checkpoint(folder).architecture
-    assert architecture is not None
-    weights = load_weights(folder, architecture, torch.float32, CPU, recipe)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.architecture is not None
+    weights = load_weights(checkpoint.tensors, checkpoint.architecture, torch.float32, CPU, recipe)
     found = [m for layer in weights.layers for m in layer.products()]
     tensors = [m for m in [*found, weights.head, weights.embedding] if isinstance(m, torch.Tensor)]
     assert len(tensors) == len(found) + 2

@@ -7,7 +7,6 @@ safetensors library checks a file.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,16 +75,14 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted({folder / name for name in weight_map.values()})
 
 
-class Files(os.PathLike[str]):
+class Files:
     """The files of a checkpoint's ``folder``, or a GGUF file: each is read when asked for, once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __fspath__(self) -> str:
+    def __str__(self) -> str:
         return str(self.folder)
-
-    __str__ = __fspath__
 
     @cached_property
     def gguf(self) -> GGUF | None:
