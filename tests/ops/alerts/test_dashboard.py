@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from typer.testing import CliRunner
 
 from outrider.cli import app
-from outrider.ops.alerts.exporter import Baseline, Exporter
+from outrider.ops.alerts.exporter import Exporter
 from outrider.ops.alerts.rules import groups, render
 from outrider.ops.guard.events import Events
 from outrider.ops.guard.store import GuardStore
@@ -86,7 +86,7 @@ def pages(live: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> di
     found |= {file.stem: file.read_text() for file in sorted(EXPOSITIONS.glob("*.prom"))}
     registry = CollectorRegistry()
     vllm = Replay(found["vllm"])
-    baseline = Baseline(0.02, "plain.json")
+    baseline = 0.02
     registry.register(Exporter(vllm, vllm, baseline, fake_gpus, compatible=True))
     found["exporter"] = generate_latest(registry).decode()
     return found

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from benchmarks.served import Served
 from outrider.cli import app
 from outrider.errors import ConfigError
-from outrider.ops.alerts.exporter import Baseline, Exporter, Watcher, read_baseline
+from outrider.ops.alerts.exporter import Exporter, Watcher, read_baseline
 from outrider.ops.alerts.gpus import gpus
 from outrider.ops.alerts.observed import SHARES
 from outrider.ops.diagnose.endpoint import Endpoint
@@ -130,8 +130,8 @@ def test_speedup_needs_something_to_compare_with() -> None:
     assert speedups(Exporter(fast)) == {}
     assert speedups(Exporter(fast, slow)) == {"standby": pytest.approx(2.5)}
     assert speedups(Exporter(fast, silent)) == {}
-    assert speedups(Exporter(silent, slow, Baseline(0.06, "x"))) == {}
-    both = speedups(Exporter(fast, slow, Baseline(0.06, "x")))
+    assert speedups(Exporter(silent, slow, 0.06)) == {}
+    both = speedups(Exporter(fast, slow, 0.06))
     assert both == {"standby": pytest.approx(2.5), "baseline": pytest.approx(3.0)}
 
 
@@ -339,10 +339,10 @@ def test_a_models_name_from_a_hostile_server_is_exported_and_told() -> None:
 def test_baselines_are_recordings_of_one_run(tmp_path: Path) -> None:
     file = tmp_path / "plain.json"
     file.write_text(json.dumps({"mean_tpot_ms": 40.0, "completed": 100}))
-    assert read_baseline(file) == Baseline(0.04, "plain.json")
+    assert read_baseline(file) == 0.04
     vllm = tmp_path / "vllm.prom"
     vllm.write_text(page("vllm"))
-    assert read_baseline(vllm).seconds == pytest.approx(0.11393830496610648 / 12)
+    assert read_baseline(vllm) == pytest.approx(0.11393830496610648 / 12)
     file.write_text(json.dumps({"completed": 100}))
     with pytest.raises(ConfigError, match="0 runs with a time per output token"):
         read_baseline(file)

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -117,15 +116,8 @@ class Watcher:
             self._say(state)
 
 
-class Baseline(NamedTuple):
-    """The recorded time of an output token without speculation, and where it stands."""
-
-    seconds: float
-    file: str
-
-
-def read_baseline(file: Path) -> Baseline:
-    """Return the time of an output token of a recording.
+def read_baseline(file: Path) -> float:
+    """Return the seconds of an output token of a recording without speculation.
 
     Args:
         file: what ``outrider ops diagnose --save`` kept of a plain server, or a report of
@@ -139,7 +131,7 @@ def read_baseline(file: Path) -> Baseline:
             f"--baseline {file} has {len(runs)} runs with a time per output token (TPOT); give a "
             "recording of one run without speculation."
         )
-    return Baseline(float(runs[0].facts["tpot"]), file.name)
+    return float(runs[0].facts["tpot"])
 
 
 class Exporter(Collector):
@@ -148,7 +140,7 @@ class Exporter(Collector):
     Args:
         watched: the engine.
         standby: the same model without speculation, under traffic.
-        baseline: a recording of it.
+        baseline: seconds of an output token in a recording of it.
         gpus: returns those of the engine's machine; None where that is another machine.
         compatible: whether to add gauges by the names that older guides use.
     """
@@ -157,7 +149,7 @@ class Exporter(Collector):
         self,
         watched: Watcher,
         standby: Watcher | None = None,
-        baseline: Baseline | None = None,
+        baseline: float | None = None,
         gpus: Callable[[], Sequence[GpuUse]] | None = None,
         compatible: bool = False,
     ) -> None:
@@ -189,7 +181,7 @@ class Exporter(Collector):
         standby = self._standby.lately if self._standby is not None else None
         times = {
             "standby": standby.token_seconds if standby is not None else None,
-            "baseline": self._baseline.seconds if self._baseline is not None else None,
+            "baseline": self._baseline,
         }
         family = GaugeMetricFamily(
             f"{PREFIX}speedup", "Time of an output token without speculation / with it.",

@@ -82,15 +82,10 @@ def _of_engine(names: Mapping[str, str]) -> Iterator[tuple[str, str, dict[str, s
         yield f"{POSITIONS[0]}_total", f"sum by ({BY}, position) ({counts})", {}
     for figure, (record, _) in NOW.items():
         if figure in names:
-            yield (
-                record,
-                f"{'max' if figure == 'kv_usage' else 'sum'} by ({BY}) ({names[figure]})",
-                {},
-            )
-    for figure, over, start in (
-        ("acceptance", "drafted", ""),
-        ("acceptance_length", "drafts", "1 + "),
-    ):
+            how = "max" if figure == "kv_usage" else "sum"
+            yield record, f"{how} by ({BY}) ({names[figure]})", {}
+    ratios = (("acceptance", "drafted", ""), ("acceptance_length", "drafts", "1 + "))
+    for figure, over, start in ratios:
         if over in names:
             yield RATIOS[figure][0], f"({start}{rate('accepted')} / ({rate(over)} > 0))", {}
         elif figure in names:  # a gauge, which tells nothing of an idle engine
