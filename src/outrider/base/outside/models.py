@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
 from ...errors import ConfigError, no_option, shown
 from .text import printable
@@ -65,6 +66,24 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return _adapters[kind]
 
 
+def check_fields(owner: Any) -> None:
+    """Refuse a dataclass of which a field is not as its annotation says."""
+    model = _model_of(type(owner))
+    try:
+        model.model_validate({name: getattr(owner, name) for name in model.model_fields})
+    except ValidationError as error:
+        raise sentence(error, "", type(owner)) from None
+
+
+@cache
+def _model_of(kind: type) -> type[BaseModel]:
+    config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    fields: dict[str, Any] = {
+        n: (h, ...) for n, h in get_type_hints(kind, include_extras=True).items()
+    }
+    return create_model(kind.__name__, __config__=config, **fields)
+
+
 def sentence(error: ValidationError, what: str, kind: Any = None) -> ConfigError:
     """Return the first problem that pydantic found as an error of one sentence.
 
@@ -74,7 +93,10 @@ def sentence(error: ValidationError, what: str, kind: Any = None) -> ConfigError
     """
     problem = error.errors(include_url=False)[0]
     type_, place = problem["type"], problem["loc"]
+    if place[-1:] == ("[key]",):
+        place = place[:-2]
     where = printable(".".join(map(str, place)))
+    named = ": ".join(filter(None, (what, where)))
     owner = f"{what}, [{where.rpartition('.')[0]}]" if place[1:] else what
     if type_ in UNKNOWN:
         return no_option(owner, str(place[-1]), list(_hints(kind, place[:-1])), where="drop it.")
@@ -82,8 +104,7 @@ def sentence(error: ValidationError, what: str, kind: Any = None) -> ConfigError
         return ConfigError(f"{owner} has no {place[-1]}; add it.")
     said = problem["msg"].removeprefix("Value error, ").strip()
     if type_ == "value_error":  # a sentence of our own, which may name a place of its own
-        return ConfigError(f"{what}: {where}{' ' * bool(where)}{said}")
-    named = f"{what}: {where}" if where else what
+        return ConfigError(f"{named}{' ' if where else ': '}{said}")
     return ConfigError(f"{named} is {shown(problem['input'])}; {_remedy(problem, kind)}.")
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from ...base.fields import is_number
 from ...base.outside.documents import parse_json, parse_toml
+from ...base.outside.models import check_fields
 from ...errors import ConfigError, no_option, shown
 from ..planning import Situation
 from ..planning.acceptance import parse_acceptance
-from ..planning.checks import number, whole
+from ..planning.checks import Batch, Share
 
 MOST_RATE = 1e6
 """Requests per second."""
 MOST_SECONDS = 86_400.0
-MOST_SPARE, MOST_SEQUENCES = 1_000, 4_096
 LEVELS = ("ttft", "tpot", "e2e")
 SITUATION = {each.name for each in fields(Situation)}
 SECTIONS = {
@@ -49,16 +52,15 @@ class Demand:
     """
 
     situation: Situation
-    by_hour: tuple[float, ...]
-    slo: Mapping[str, float]
-    percentile: float = 0.95
-    spare: int = 1
-    standby: float = 0.0
-    max_num_seqs: int = 256
+    by_hour: tuple[Annotated[float, Field(ge=0, le=MOST_RATE)], ...]
+    slo: Mapping[str, Annotated[float, Field(ge=0, le=MOST_SECONDS)]]
+    percentile: Annotated[float, Field(ge=0.5, le=0.999)] = 0.95
+    spare: Annotated[int, Field(ge=0, le=1000)] = 1
+    standby: Share = 0.0
+    max_num_seqs: Batch = 256
 
     def __post_init__(self) -> None:
-        for rate in self.by_hour:
-            number("requests per second", rate, MOST_RATE)
+        check_fields(self)
         if not self.by_hour or max(self.by_hour) <= 0:
             raise ConfigError("no traffic is above 0 requests per second; give traffic.peak.")
         if len(self.by_hour) not in (1, 24):
@@ -68,20 +70,10 @@ class Demand:
         for name, level in self.slo.items():
             if name not in LEVELS:
                 raise no_option("slo", name, LEVELS)
-            number(f"slo.{name}", level, MOST_SECONDS)
             if level == 0:
                 raise ConfigError(f"slo.{name} is 0 seconds, which nothing keeps; give more.")
         if not self.slo:
             raise ConfigError("slo has no service level; give ttft, tpot or e2e, in seconds.")
-        number("slo.percentile", self.percentile, 0.999)
-        if self.percentile < 0.5:
-            raise ConfigError(
-                f"slo.percentile is {self.percentile:g}; give a share from 0.5 to 0.999."
-            )
-        if self.spare:
-            whole("fleet.spare", self.spare, MOST_SPARE)
-        number("fleet.standby", self.standby, 1.0)
-        whole("fleet.max_num_seqs", self.max_num_seqs, MOST_SEQUENCES)
         if self.situation.hardware is None and self.situation.profile is None:
             raise ConfigError(
                 "nothing says what steps cost; give model.hardware, or model.profile with costs "
@@ -145,7 +137,10 @@ def _rates(traffic: Mapping[str, Any], source: str) -> tuple[float, ...]:
         raise ConfigError(
             f"{source}: [traffic] needs peak or by_hour, one of them: requests per second."
         )
+    if "peak" in traffic and not (is_number(traffic["peak"]) and traffic["peak"] >= 0):
+        said = shown(traffic["peak"])
+        raise ConfigError(f"{source}: traffic.peak is {said}; give requests per second.")
     rates = traffic.get("by_hour", [traffic.get("peak")])
-    if not isinstance(rates, list) or any(rate is None for rate in rates):
+    if not isinstance(rates, list):
         raise ConfigError(f"{source}: traffic.by_hour is {shown(rates)}; give a list of 24 rates.")
     return tuple(rates)

@@ -22,7 +22,6 @@ from ...base.outside.text import printable
 from ...base.types import Counts
 from ...errors import ConfigError, shown
 from .catalogue import data
-from .checks import number
 from .figure import ASSUMED, MEASURED
 
 P90 = 1.2816
@@ -255,10 +254,9 @@ def prior(method: str, tasks: Mapping[str, float], temperature: float = 0.0) -> 
     priors = data("acceptance")
     table, k = priors["method"][method], priors["k"]
     known = [name for name in table if name != "evidence"]
-    for name, share in tasks.items():
+    for name in tasks:
         if name not in known:
             raise ConfigError(f"there is no task {shown(name)}; known are {', '.join(known)}.")
-        number(f"the share of task {name}", share)
     whole = sum(tasks.values())
     if whole <= 0:
         raise ConfigError("no task has a share above 0; give one.")

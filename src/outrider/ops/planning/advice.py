@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...base.outside.models import DataPart
+from .checks import OneLine
 from .deployment import Deployment
 from .figure import Figure, to_json
 from .rank import Candidate
@@ -73,11 +74,11 @@ class Advice(DataPart):
     the guard read; ``saved.read_advice`` reads it.
     """
 
-    verdict: str
+    verdict: OneLine
     reason: str
     decided_by: str
-    target: str
-    drafter: str
+    target: OneLine
+    drafter: OneLine
     deployment: Deployment
     acceptance: dict[str, Figure]
     acceptance_source: str

@@ -1,29 +1,38 @@
-"""Checks of single inputs: each raises ``ConfigError`` with one sentence."""
+"""Types of inputs with their ranges, which ``check_fields`` and readers of documents refuse."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
+from typing import Annotated
 
-from ...errors import ConfigError, shown
+from pydantic import AfterValidator, Field
 
+from ...errors import shown
 
-def one_of(name: str, value: object, known: Iterable[str]) -> None:
-    """Raise ``ConfigError`` unless a value is among those that are known."""
-    options = list(known)
-    if value not in options:
-        raise ConfigError(f"{name} is {shown(value)}; give one of {', '.join(options)}.")
-
-
-def whole(name: str, value: object, most: int) -> None:
-    """Raise ``ConfigError`` unless a value is a whole number from 1 to ``most``."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ConfigError(f"{name} is {shown(value)}; give a whole number from 1 to {most:,}.")
+MOST_DEVICES, MOST_BATCH, MOST_TOKENS = 1024, 4096, 10_000_000
+Devices = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
+Batch = Annotated[int, Field(ge=1, le=MOST_BATCH)]
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Amount = Annotated[float, Field(ge=0, le=1e12)]
+Gibibytes = Annotated[float, Field(gt=0, lt=1e9)]
 
 
-def number(name: str, value: object, most: float = 1e12) -> None:
-    """Raise ``ConfigError`` unless a value is None or a number from 0 to ``most``."""
-    if value is None:
-        return
-    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
-    if not good:  # NaN neither
-        raise ConfigError(f"{name} is {shown(value)}; give a number from 0 to {most:g}.")
+def one_of(known: Collection[str]) -> AfterValidator:
+    """Return what refuses a text that is not among those that are known."""
+
+    def check(text: str) -> str:
+        if text not in known:
+            raise ValueError(f"is {shown(text)}; give one of {', '.join(known)}.")
+        return text
+
+    return AfterValidator(check)
+
+
+def _line(text: str) -> str:
+    if not (text.strip() and text.isprintable()):
+        raise ValueError(f"{shown(text)} is not a single line of text.")
+    return text
+
+
+OneLine = Annotated[str, AfterValidator(_line)]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
+
+from ...base.methods import NAMES
 from ...base.outside.models import DataPart
 from .catalogue import Shape, find_device
+from .checks import MOST_TOKENS, Batch, Devices, Gibibytes, OneLine, Tokens, one_of
 from .drafters import checkpoint_of, head_of
 from .forecast import Forecast
-from .roofline import BYTES
-from .situation import Drafter, Situation
+from .roofline import BYTES, Dtype
+from .situation import Drafter, Placement, Situation
 
 GIB = 2**30
 MOST_SEQUENCES = 256
@@ -24,21 +29,21 @@ class Model(DataPart):
     of the hub; None if it is not known. ``weights_gib`` is the size in ``dtype``.
     """
 
-    name: str
-    checkpoint: str | None
-    dtype: str
-    attention_heads: int
-    vocab_size: int
-    weights_gib: float
+    name: OneLine
+    checkpoint: OneLine | None
+    dtype: Dtype
+    attention_heads: Tokens
+    vocab_size: Tokens
+    weights_gib: Gibibytes
 
 
 @dataclass(frozen=True)
 class Traffic(DataPart):
     """Sequences at once with the share of time of each number, and tokens of a request."""
 
-    concurrency: dict[int, float]
-    input_tokens: int
-    output_tokens: int
+    concurrency: dict[Batch, float]
+    input_tokens: Tokens
+    output_tokens: Tokens
     tasks: dict[str, float]
     temperature: float
     max_ttft: float | None = None
@@ -65,17 +70,17 @@ class Deployment(DataPart):
     """
 
     target: Model
-    method: str
+    method: Annotated[str, one_of(NAMES)]
     drafter: Model | None
     other_vocabulary: bool
-    placement: str
-    hardware: str | None
-    memory_gib: float | None
-    tensor_parallel: int
-    max_model_len: int
-    max_num_seqs: int | None
+    placement: Placement
+    hardware: OneLine | None
+    memory_gib: Gibibytes | None
+    tensor_parallel: Devices
+    max_model_len: Annotated[int, Field(ge=1, le=2 * MOST_TOKENS)]
+    max_num_seqs: Batch | None
     traffic: Traffic
-    replicas: int = 1
+    replicas: Annotated[int, Field(ge=1, le=2**20)] = 1
 
 
 def deployment_of(

@@ -6,19 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from math import ceil, floor
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from ...base.outside.models import check_fields
 from ...errors import ConfigError
 from .advice import Advice
 from .catalogue import data
-from .checks import number, one_of, whole
+from .checks import Amount, Share, one_of
 from .figure import ASSUMED, Figure, modelled, to_json
 
 HOURS_A_MONTH = 730.0
 DAYS_A_MONTH = HOURS_A_MONTH / 24
 CASES = ("low", "base", "high")
 MOST_SPEEDUP = 100.0
-MOST_DEVICES, MOST_USERS = 1_000_000, 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -46,39 +48,32 @@ class Plan:
         ConfigError: an input is out of its range.
     """
 
-    devices: int
-    price: float
+    devices: Annotated[int, Field(ge=1, le=1_000_000)]
+    price: Amount
     speedup: tuple[float, float, float]
-    option: str = "draft-model"
-    days: float | None = None
-    day: float = 800.0
-    training_hours: float | None = None
-    requests: float | None = None
-    users: int | None = None
-    p50: float | None = None
-    p95: float | None = None
-    utilisation: float | None = None
-    value_of_second: float = 0.0
+    option: Annotated[str, one_of(data("efforts")["option"])] = "draft-model"
+    days: Amount | None = None
+    day: Amount = 800.0
+    training_hours: Amount | None = None
+    requests: Amount | None = None
+    users: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    p50: Amount | None = None
+    p95: Amount | None = None
+    utilisation: Share | None = None
+    value_of_second: Amount = 0.0
     start: date | None = None
 
     def __post_init__(self) -> None:
-        whole("devices", self.devices, MOST_DEVICES)
-        one_of("option", self.option, data("efforts")["option"])
-        for name in ("price", "days", "day", "training_hours", "requests", "p50", "p95",
-                     "value_of_second"):  # fmt: skip
-            number(name, getattr(self, name))
-        number("utilisation", self.utilisation, 1.0)
-        if self.users is not None:
-            whole("users", self.users, MOST_USERS)
         if len(self.speedup) != 3:
             raise ConfigError(f"speedup has {len(self.speedup)} values; give low, base and high.")
-        for each in self.speedup:
-            number("speedup", each, MOST_SPEEDUP)
+        check_fields(self)
         low, base, high = self.speedup
         if not 0 < low <= base <= high:
             raise ConfigError(
                 f"speedup is {low:g}, {base:g}, {high:g}; give low, base and high, rising."
             )
+        if high > MOST_SPEEDUP:
+            raise ConfigError(f"speedup is {high:g}; give a number from 0 to {MOST_SPEEDUP:g}.")
         if self.value_of_second and (self.p50 is None or self.requests is None):
             raise ConfigError("the value of a second needs p50 and the requests of a month.")
 

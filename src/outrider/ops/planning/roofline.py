@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from ...engine.control.costs import Costs, Curve, DraftCosts
 from ...engine.control.tuning import USUAL
 from .catalogue import Device, Shape
+from .checks import one_of
 from .figure import MODELLED
 
 ROWS = (*range(1, 17), *(2**i * j // 4 for i in range(4, 17) for j in (5, 6, 7, 8)))
 """Rows of the curve."""
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5625}
 """Bytes of a weight by dtype; int4 with a scale and a zero point for each group of 32 or 64."""
+Dtype = Annotated[str, one_of(BYTES)]
 LOGIT_READS = 3
 """Times that fp32 logits are written or read until a token is drawn: assumed."""
 ACTIVATION = 2

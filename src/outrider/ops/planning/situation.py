@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
 
 from ...base.methods import BY_NAME, TABLE, find_method
-from ...base.outside.text import printable
+from ...base.outside.models import check_fields
 from ...engine.control.costs import Costs
 from ...engine.control.kept_costs import read_costs
 from ...errors import ConfigError, shown
@@ -23,16 +25,16 @@ from .catalogue import (
     read_config,
     shape_of,
 )
-from .checks import number, one_of, whole
+from .checks import Amount, Batch, Devices, Share, Tokens, one_of
 from .drafters import method_of_head
 from .figure import MEASURED
-from .roofline import BYTES, Machine, Steps, roofline
+from .roofline import BYTES, Dtype, Machine, Steps, roofline
 
 PRIORITIES = ("latency", "throughput", "memory", "zero loss")
 PLACEMENTS = ("same", "own", "cpu")
 CPU = "xeon-8480"
 """Where a drafter runs that is placed on a CPU, unless it is said."""
-MOST_DEVICES, MOST_BATCH, MOST_TOKENS, MOST_DRAFT = 1024, 4096, 10_000_000, 64
+Placement = Annotated[str, one_of(PLACEMENTS)]
 SAME_VOCABULARY = 0.01
 """Vocabularies that differ by less are the same one, padded."""
 
@@ -85,53 +87,29 @@ class Situation:
     target: str | Path
     drafter: str | Path | None = None
     hardware: str | None = None
-    tensor_parallel: int = 1
-    dtype: str = "bf16"
-    drafter_dtype: str | None = None
+    tensor_parallel: Devices = 1
+    dtype: Dtype = "bf16"
+    drafter_dtype: Dtype | None = None
     profile: Path | Costs | None = None
-    concurrency: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
-    input_tokens: int = 512
-    output_tokens: int = 256
-    tasks: Mapping[str, float] = field(default_factory=lambda: {"conversation": 1.0})
-    temperature: float = 0.0
-    max_ttft: float | None = None
-    max_tpot: float | None = None
-    priority: str = "latency"
+    concurrency: Mapping[Batch, Amount] = field(default_factory=lambda: {1: 1.0})
+    input_tokens: Tokens = 512
+    output_tokens: Tokens = 256
+    tasks: Mapping[str, Amount] = field(default_factory=lambda: {"conversation": 1.0})
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    max_ttft: Amount | None = None
+    max_tpot: Amount | None = None
+    priority: Annotated[str, one_of(PRIORITIES)] = "latency"
     acceptance: Acceptance | None = None
-    placement: str = "same"
+    placement: Placement = "same"
     drafter_hardware: str | None = None
     fine_tune: bool = False
-    utilisation: float | None = None
-    memory_used: float | None = None
-    price: float | None = None
-    longest: int = 8
+    utilisation: Share | None = None
+    memory_used: Share | None = None
+    price: Amount | None = None
+    longest: Annotated[int, Field(ge=1, le=64)] = 8
 
     def __post_init__(self) -> None:
-        for name, most in (
-            ("tensor_parallel", MOST_DEVICES), ("input_tokens", MOST_TOKENS),
-            ("output_tokens", MOST_TOKENS), ("longest", MOST_DRAFT),
-        ):  # fmt: skip
-            whole(name, getattr(self, name), most)
-        for name, high in (("temperature", 100.0), ("utilisation", 1.0), ("memory_used", 1.0)):
-            number(name, getattr(self, name), high)
-        for name in ("max_ttft", "max_tpot", "price"):
-            number(name, getattr(self, name))
-        one_of("priority", self.priority, PRIORITIES)
-        one_of("placement", self.placement, PLACEMENTS)
-        one_of("dtype", self.dtype, BYTES)
-        one_of("drafter_dtype", self.drafter_dtype or self.dtype, BYTES)
-        for name in ("concurrency", "tasks"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise ConfigError(f"{name} is {shown(getattr(self, name))}; give shares by name.")
-        for size, share in self.concurrency.items():
-            whole("concurrency", size, MOST_BATCH)
-            number(f"the share of concurrency {shown(size)}", share)
-        for task, share in self.tasks.items():
-            number(f"the share of task {printable(task)}", share)
-        if not isinstance(self.acceptance, Acceptance | None):
-            raise ConfigError(
-                f"acceptance is {shown(self.acceptance)}; give one such as of_rate(0.7, 5)."
-            )
+        check_fields(self)
         if sum(self.concurrency.values()) <= 0:
             raise ConfigError(
                 "no concurrency has a share above 0; give one, such as 8 or 1=0.7,16=0.3."
