@@ -68,7 +68,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def check_fields(owner: Any) -> None:
     """Refuse a dataclass of which a field is not as its annotation says."""
-    model = _model_of(type(owner))
+    model = _model_of(owner.__class__)
     try:
         model.model_validate({name: getattr(owner, name) for name in model.model_fields})
     except ValidationError as error:
