@@ -15,7 +15,7 @@ from tests.support import REPOSITORY
 
 TESTS = (
     "models/test_native", "native/test_native_sampling", "models/test_draft_trees",
-    "native/test_quantized", "native/test_native_ranges", "drafters/test_suffix",
+    "native/test_quantized_products", "native/test_native_ranges", "drafters/test_suffix",
     "models/test_rows", "models/test_shared", "equality/test_exact_bits", "server/test_boundaries",
 )  # fmt: skip
 
