@@ -721,3 +721,13 @@ def test_all_but_the_changed_lines_of_a_manifest_stay() -> None:
     assert "        image: vllm/vllm-openai:v0.33.0   # pinned" in new
     assert "        # Where it listens." in new
     assert translate(result.text).text == result.text
+
+
+def test_a_value_that_others_share_is_changed_for_one_alone() -> None:
+    shared = OWN.replace("value: ~", "value: ~\n          - {name: HF_TOKEN, value: hidden}")
+    result = translate(shared)
+    engine, sidecar = yaml.safe_load(result.text.split("---")[0])["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert "valueFrom" in engine["env"][-1]
+    assert sidecar["env"][-1] == {"name": "HF_TOKEN", "value": "hidden"}
