@@ -15,6 +15,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec, memory_of
 from ..drafters.ngram import NgramSpec
 from ..drafters.prediction import PredictionSpec
+from ..drafters.registry import known_specs
 from ..drafters.suffix import SuffixSpec
 from ..errors import ConfigError
 from ..models.base import Model
@@ -24,7 +25,7 @@ from ..sampling.ratio import make_rule
 from .control.choices import methods_of
 from .control.chooser import AdaptiveChooser
 from .control.costs import CostModel
-from .control.survival import PRIORS, Survival
+from .control.survival import Survival
 from .control.tuning import USUAL
 from .drafting import overrides
 from .engine import Engine
@@ -165,7 +166,7 @@ def _chooser(
     one, depth = costs.target.at(1), config.max_draft_length
     for drafter in drafting.values():
         drafter.measured((costs.target.at(1 + depth) / one - 1) / depth)
-    priors = dict(PRIORS)
+    priors = {name: spec.prior for name, spec in known_specs().items()}
     if config.preset is not None:
         priors = dict.fromkeys(methods, PRESETS[config.preset].accepted)
     wider = {

@@ -154,14 +154,8 @@ class Metrics(Collector):
         now, gauges, before = time.perf_counter(), step.gauges, self._before
         if gauges.generation != before.generation:  # another process, whose counts begin at 0
             before = Gauges()
-        for key, count, counted in (
-            ("preemptions", gauges.preemptions, before.preemptions),
-            ("drafting", gauges.draft_seconds, before.draft_seconds),
-            ("verifying", gauges.verify_seconds, before.verify_seconds),
-            ("queries", gauges.queried, before.queried),
-            ("hits", gauges.hit, before.hit),
-        ):
-            self._count_up(key, max(0, count - counted))
+        for key, count in gauges.counts.items():
+            self._count_up(key, max(0, count - before.counts.get(key, 0)))
         self._time("iteration", gauges.rows - before.rows)
         self._before = gauges
         for id, mine in events.items():

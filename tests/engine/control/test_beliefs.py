@@ -2,6 +2,7 @@
 
 import json
 
+from outrider.drafters.registry import PRIORS
 from outrider.engine.control.choices import PLAIN, Choice, Method, Stream
 from outrider.engine.control.chooser import AdaptiveChooser
 from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
@@ -21,7 +22,7 @@ def controller() -> AdaptiveChooser:
     free = DraftCosts(None, 1e-6)
     drafters = dict.fromkeys(("model", "suffix", "model+suffix"), free)
     return AdaptiveChooser(
-        CostModel(Costs(Curve((1, 64), (1e-3, 2e-3)), drafters)), Survival(), METHODS
+        CostModel(Costs(Curve((1, 64), (1e-3, 2e-3)), drafters)), Survival(PRIORS), METHODS
     )
 
 

@@ -7,12 +7,13 @@ from itertools import product
 
 import pytest
 
+from outrider.drafters.registry import PRIORS
 from outrider.engine.control.choices import PLAIN, Choice, Method, Stream
 from outrider.engine.control.chooser import AdaptiveChooser
 from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
 from outrider.engine.control.prices import least_chance
 from outrider.engine.control.simulate import Step, simulate
-from outrider.engine.control.survival import PRIORS, Survival
+from outrider.engine.control.survival import Survival
 
 ROWS = tuple(2**i for i in range(14))
 METHODS = {name: Method((name,), 8) for name in ("model", "ngram")}
@@ -33,7 +34,7 @@ def costs(slope: float, target: float = 1.0, drafter: float = 1.0) -> Costs:
 
 def geometric(rates: dict[str, float]) -> Survival:
     """Return a table that has seen thousands of drafts with these shares of accepted tokens."""
-    survival, rng = Survival(), random.Random(0)
+    survival, rng = Survival(PRIORS), random.Random(0)
     for number in range(2000):
         for name, rate in rates.items():
             accepted = next((i for i in range(8) if rng.random() >= rate), 8)
@@ -48,7 +49,7 @@ def run(
     batch: int, rates: dict[str, float], slope: float, steps: int, **options: float
 ) -> list[Step]:
     prior = costs(slope, options.pop("target", 1.0), options.pop("drafter", 1.0))
-    controller = AdaptiveChooser(CostModel(prior), Survival(), METHODS)
+    controller = AdaptiveChooser(CostModel(prior), Survival(PRIORS), METHODS)
     return simulate(
         controller, costs(slope), lambda step, name, depth: rates[name], batch, steps, 1, **options
     )
@@ -125,7 +126,7 @@ def check_drifts(
 ) -> None:
     """Fail if 200 steps emit less than 0.98 of plain, unless acceptance changed just before."""
     phases = [dict(zip(("model", "ngram"), each, strict=True)) for each in rates]
-    controller = AdaptiveChooser(CostModel(costs(slope, *bias)), Survival(), METHODS)
+    controller = AdaptiveChooser(CostModel(costs(slope, *bias)), Survival(PRIORS), METHODS)
     found = simulate(
         controller, costs(slope), lambda step, name, depth: phases[step // APART][name], batch,
         APART * len(phases), 0, spikes=0.05,
@@ -166,7 +167,7 @@ def test_what_one_size_takes_is_told_apart_from_the_machine() -> None:
 
 
 def test_survival_follows_what_happens_and_knows_workloads_and_sequences_apart() -> None:
-    survival = Survival()
+    survival = Survival(PRIORS)
     assert survival.curve("eagle3", "code", 1) == [PRIORS["eagle3"]]
     for _ in range(400):
         survival.observe("model", "code", "a", 1, 1)
@@ -190,7 +191,7 @@ def test_survival_follows_what_happens_and_knows_workloads_and_sequences_apart()
 
 
 def test_survival_by_depth_counts_what_was_not_drafted_as_refused() -> None:
-    survival = Survival()
+    survival = Survival(PRIORS)
     for _ in range(500):  # four might have been drafted, three were and stood
         survival.observe("model", "", "a", 4, 3)
         survival.observe_size("model", "", [1, 1, 1], 4, 1)
@@ -202,7 +203,7 @@ def test_survival_by_depth_counts_what_was_not_drafted_as_refused() -> None:
 
 
 def test_rates_of_nodes_are_told_apart_by_depth_rank_and_margin() -> None:
-    survival = Survival()
+    survival = Survival(PRIORS)
     prior = survival.rates("model", "").table
     for _ in range(300):
         survival.observe_node("model", "", 1, 0, 3, True)
@@ -215,7 +216,7 @@ def test_rates_of_nodes_are_told_apart_by_depth_rank_and_margin() -> None:
 
 
 def test_a_tree_starts_from_what_its_chains_do() -> None:
-    survival = Survival(wider={"model tree": ("model", 0.4)})
+    survival = Survival(PRIORS, wider={"model tree": ("model", 0.4)})
     assert survival.curve("model tree", "", 1) > survival.curve("model", "", 1)
     for _ in range(300):
         survival.observe("model", "", "a", 1, 0)
@@ -228,7 +229,7 @@ def test_a_row_must_bring_what_it_costs() -> None:
     chances = [0.9, 0.8, 0.7, 0.5, 0.2, 0.05]
     kept = []
     for slope in (0.0, 1e-4, 1.0):
-        controller = AdaptiveChooser(CostModel(costs(slope)), Survival(), METHODS)
+        controller = AdaptiveChooser(CostModel(costs(slope)), Survival(PRIORS), METHODS)
         controller.decide(streams)
         worth = controller.prices.worth(chances, 8, 8, 0.0)
         kept.append(sum(chance >= worth for chance in chances))
@@ -254,7 +255,7 @@ def test_drafts_end_sooner_where_rows_are_dear() -> None:
     streams = [Stream("a", "", 100, tuple(METHODS))]
     least = []
     for slope in (0.0, 1e-4):
-        controller = AdaptiveChooser(CostModel(costs(slope)), Survival(), METHODS)
+        controller = AdaptiveChooser(CostModel(costs(slope)), Survival(PRIORS), METHODS)
         controller.decide(streams)
         least.append(controller.prices.least(Choice("model", 8), "", 1))
     assert least[1] > 1.1 * least[0]
@@ -265,7 +266,7 @@ def test_long_drafts_are_chosen_where_they_seldom_grow_long() -> None:
     streams = [Stream("a", "", 100, ("model",))]
     depths = []
     for drafted in (8, 3):
-        controller = AdaptiveChooser(CostModel(costs(2e-4)), Survival(), METHODS)
+        controller = AdaptiveChooser(CostModel(costs(2e-4)), Survival(PRIORS), METHODS)
         for number in range(400):  # one of four goes far
             accepted = 8 if number % 4 == 0 else 2
             nodes = max(drafted, accepted)
@@ -277,7 +278,7 @@ def test_long_drafts_are_chosen_where_they_seldom_grow_long() -> None:
 
 
 def test_children_are_told_by_how_often_they_have_a_margin() -> None:
-    survival = Survival()
+    survival = Survival(PRIORS)
     for _ in range(200):
         survival.observe_node("model", "", 1, 0, 3, True)
         survival.observe_node("model", "", 1, 1, 0, False)  # no first child
@@ -292,7 +293,7 @@ def test_a_row_has_the_price_of_the_tokens_that_its_time_would_bring() -> None:
     """Also behind a draft whose nodes are all worth far more: the next one may be less likely."""
     streams = [Stream(str(i), "", 100, tuple(METHODS)) for i in range(8)]
     slope = 1e-5
-    controller = AdaptiveChooser(CostModel(costs(slope)), Survival(), METHODS)
+    controller = AdaptiveChooser(CostModel(costs(slope)), Survival(PRIORS), METHODS)
     controller.decide(streams)
     price = slope * 8 / costs(slope).target.at(8)
     for chances in ([], [0.99] * 2):
@@ -300,7 +301,7 @@ def test_a_row_has_the_price_of_the_tokens_that_its_time_would_bring() -> None:
 
 
 def test_a_fixed_choice_is_obeyed_and_a_request_bounds_the_others() -> None:
-    controller = AdaptiveChooser(CostModel(costs(2e-5)), Survival(), METHODS)
+    controller = AdaptiveChooser(CostModel(costs(2e-5)), Survival(PRIORS), METHODS)
     fixed = Stream("a", "", 100, (), 8, Choice("ngram", 7))
     bound = Stream("b", "", 100, ("model",), 2)
     plain = Stream("c", "", 100, (), 0, PLAIN)
@@ -314,7 +315,7 @@ def test_a_fixed_choice_is_obeyed_and_a_request_bounds_the_others() -> None:
 
 def sure(accepted: dict[str, float]) -> Survival:
     """Return a table that has seen these shares of accepted tokens a thousand times."""
-    survival = Survival()
+    survival = Survival(PRIORS)
     for name, share in accepted.items():
         for i in range(1000):
             survival.observe(name, "", "another", 8, 8 if i % 100 < 100 * share else 0)
@@ -425,7 +426,7 @@ def test_a_size_that_was_not_seen_for_long_is_learnt_again_soon() -> None:
 
 
 def test_equal_streams_need_no_new_decision() -> None:
-    controller = AdaptiveChooser(CostModel(costs(2e-5)), Survival(), METHODS)
+    controller = AdaptiveChooser(CostModel(costs(2e-5)), Survival(PRIORS), METHODS)
     streams = [Stream("a", "", 100, tuple(METHODS))]
     asked = sum(not controller.steady(1) and bool(controller.decide(streams)) for _ in range(320))
     assert controller.step == 320
@@ -456,7 +457,7 @@ def test_an_engine_that_has_just_started_learns_at_a_small_share_of_its_time(
     known = dict(zip(("model", "ngram"), rates, strict=True))
     for seed in range(3):
         prior = costs(2e-4)
-        controller = AdaptiveChooser(CostModel(prior), Survival(), METHODS, review_steps=96)
+        controller = AdaptiveChooser(CostModel(prior), Survival(PRIORS), METHODS, review_steps=96)
         found = simulate(
             controller, prior, lambda step, name, depth: known[name], batch, 96, seed,
             reviewing=0.2 * prior.target.at(batch),
@@ -507,7 +508,7 @@ def test_of_several_streams_luck_is_shared() -> None:
     """A batch loses less than a single stream before drafting pauses."""
     lost = []
     for batch in (1, 64):
-        controller = AdaptiveChooser(CostModel(costs(2e-5)), Survival(), METHODS)
+        controller = AdaptiveChooser(CostModel(costs(2e-5)), Survival(PRIORS), METHODS)
         streams = [Stream(str(i), "", 100, tuple(METHODS)) for i in range(batch)]
         controller.decide(streams)
         plain = costs(2e-5).target.at(batch)

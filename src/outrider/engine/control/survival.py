@@ -17,17 +17,6 @@ from .tuning import USUAL, Tuning
 K = TypeVar("K")
 V = TypeVar("V")
 
-PRIORS = {
-    "eagle3": 0.8,
-    "layerskip": 0.8,
-    "prediction": 0.8,
-    "medusa": 0.65,
-    "model": 0.65,
-    "suffix": 0.6,
-    "ngram": 0.5,
-    "retokenize": 0.35,
-}
-"""P(accept) by method before anything is seen."""
 FIRST_RATES = {(r, b): float(GUESSED.table[0, r, b]) for r in range(RANKS) for b in range(BINS)}
 """The guessed rates by rank and bin, which are alike at all depths."""
 SHARES = (0.2, 0.25, 0.2, 0.35)
@@ -125,14 +114,14 @@ class Survival:
     estimates follow drift.
 
     Args:
-        priors: P(accept) by method.
+        priors: P(accept) by method, before anything is seen.
         wider: by method that drafts all that another drafts and more, that other one, and the share
             of its refused tokens for which the rest is right.
     """
 
     def __init__(
         self,
-        priors: Mapping[str, float] = PRIORS,
+        priors: Mapping[str, float],
         wider: Mapping[str, tuple[str, float]] | None = None,
         tuning: Tuning = USUAL,
     ) -> None:

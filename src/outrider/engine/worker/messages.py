@@ -65,7 +65,7 @@ class Beat(NamedTuple):
 
 
 class Gauges(NamedTuple):
-    """The load of the engine, and its counts since its start.
+    """The load of the engine, and its counts since its start by the keys of the server's counters.
 
     ``generation`` is the number of the process: its counts begin at 0.
     """
@@ -74,12 +74,8 @@ class Gauges(NamedTuple):
     waiting: int = 0
     pages: int = 0
     pages_used: int = 0
-    preemptions: int = 0
     rows: int = 0
-    queried: int = 0
-    hit: int = 0
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
+    counts: Mapping[str, float] = {}
     speedups: Mapping[str, float] = {}
     generation: int = 0
 

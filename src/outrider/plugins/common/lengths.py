@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ...drafters.registry import PRIORS
 from ...engine.control.choices import Method, Stream
 from ...engine.control.chooser import AdaptiveChooser
 from ...engine.control.costs import CostModel, Costs, Curve, DraftCosts, Mean, MeasuredCosts
-from ...engine.control.survival import PRIORS, Survival
+from ...engine.control.survival import Survival
 
 METHODS = {"draft_model": "model", "custom_class": "suffix"}
 """Outrider's names of vLLM's methods, where they differ and what is expected of them is known."""
