@@ -246,8 +246,7 @@ class EngineConfig:
         choices=("fcfs", "priority"),
     )
     enable_prefix_caching: bool = option(
-        True,
-        "Sequences with the same beginning share its cache pages. Output stays the same.",
+        True, "Sequences with the same beginning share its cache pages. Output stays the same."
     )
     memory: int | float | str | None = option(
         None,

@@ -68,8 +68,7 @@ def exporter(
         ),
     ] = None,
     compat_names: Annotated[
-        bool,
-        typer.Option("--compat-names", help="Add gauges by the names that older guides use."),
+        bool, typer.Option("--compat-names", help="Add gauges by the names that older guides use.")
     ] = False,
     api_key: ApiKey = None,
 ) -> None:
@@ -122,8 +121,7 @@ def rules(
     ] = "e2e",
     advice: Advised = None,
     set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Another threshold."),
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another threshold.")
     ] = None,
 ) -> None:
     """Print the alert rules, with runbooks, for Prometheus or its operator."""

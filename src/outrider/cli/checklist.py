@@ -72,8 +72,7 @@ def checklist(
         str | None, typer.Argument(metavar="MODEL", help="The target of a pair.")
     ] = None,
     state: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Answers are read from here, and kept here."),
+        Path | None, typer.Option(metavar="FILE", help="Answers are read from here, and kept here.")
     ] = None,
     source: Annotated[
         str | None,
@@ -82,8 +81,7 @@ def checklist(
         ),
     ] = None,
     plain: Annotated[
-        str | None,
-        typer.Option(metavar="ENDPOINT|FILE", help="The same without speculation."),
+        str | None, typer.Option(metavar="ENDPOINT|FILE", help="The same without speculation.")
     ] = None,
     before: Annotated[
         str | None, typer.Option(metavar="FILE", help="The report from staging.")

@@ -45,8 +45,7 @@ def render(
     ] = None,
     advice: Advised = None,
     engine: Annotated[
-        str | None,
-        typer.Option(help="outrider, vllm, sglang, trtllm, triton or llamacpp."),
+        str | None, typer.Option(help="outrider, vllm, sglang, trtllm, triton or llamacpp.")
     ] = None,
     engine_version: Annotated[
         str | None, typer.Option(help="A recorded version; the newest unless given.")

@@ -49,8 +49,7 @@ def diagnose(
         ),
     ] = None,
     before: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="An earlier report: what was lost since."),
+        str | None, typer.Option(metavar="FILE", help="An earlier report: what was lost since.")
     ] = None,
     fact: Annotated[
         list[str] | None,

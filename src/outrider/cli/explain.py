@@ -158,8 +158,7 @@ def explain(
     prompt: Annotated[
         str | None,
         typer.Option(
-            metavar="TEXT",
-            help="Text to continue. A bundled piece of held-out code unless given.",
+            metavar="TEXT", help="Text to continue. A bundled piece of held-out code unless given."
         ),
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.8,

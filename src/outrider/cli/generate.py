@@ -214,35 +214,27 @@ def generate(
     model: Model = None,
     text: Annotated[str | None, typer.Argument(hidden=True)] = None,
     prompt: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="The text to continue; else --file or stdin."),
+        str | None, typer.Option(metavar="TEXT", help="The text to continue; else --file or stdin.")
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Read the prompt from here."),
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Read the prompt from here.")
     ] = None,
     logit_bias: Annotated[
         list[str] | None,
-        Sampling(
-            metavar="ID=BIAS",
-            help="Added to a token's logit; may be given again.",
-        ),
+        Sampling(metavar="ID=BIAS", help="Added to a token's logit; may be given again."),
     ] = None,
     bad_words: Annotated[
         list[str] | None, Sampling(help="Never say this; may be given again.")
     ] = None,
     json_schema: Annotated[
-        str | None,
-        Sampling(metavar="TEXT|FILE", help="Make the output JSON of this schema."),
+        str | None, Sampling(metavar="TEXT|FILE", help="Make the output JSON of this schema.")
     ] = None,
     regex: Annotated[str | None, Sampling(help="Make the output match this expression.")] = None,
     grammar: Annotated[
-        str | None,
-        Sampling(metavar="TEXT|FILE", help="Make the output follow it: Lark or GBNF."),
+        str | None, Sampling(metavar="TEXT|FILE", help="Make the output follow it: Lark or GBNF.")
     ] = None,
     choice: Annotated[
-        list[str] | None,
-        Sampling(help="Make the output one of these; give it again."),
+        list[str] | None, Sampling(help="Make the output one of these; give it again.")
     ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="End at this string; may be given again.")

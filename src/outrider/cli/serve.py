@@ -106,12 +106,7 @@ def serve(model: Target = None, config: File = None, **flags: Any) -> None:
 
 
 @with_parameters(PARAMETERS)
-def config(
-    model: Target = None,
-    config: File = None,
-    json_: AsJson = False,
-    **flags: Any,
-) -> None:
+def config(model: Target = None, config: File = None, json_: AsJson = False, **flags: Any) -> None:
     """Show the options that a server would have, and where each comes from."""
     name, options = resolved(model, config, flags)
     rows = {"model": Chosen(name, "argument" if model else "default"), **options}

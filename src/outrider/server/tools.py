@@ -83,11 +83,7 @@ def choice_of(body: ChatRequest) -> str:
 
 
 def constraint(
-    body: ChatRequest,
-    choice: str,
-    form: Form,
-    special: Container[str],
-    others: Sequence[int] = (),
+    body: ChatRequest, choice: str, form: Form, special: Container[str], others: Sequence[int] = ()
 ) -> dict[str, Any] | None:
     """Return the form of the output for ``StructuredOutputsParams``, None for any.
 
