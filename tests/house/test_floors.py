@@ -61,9 +61,12 @@ WITHOUT_TORCH = {
     "outrider.base.types",
     "outrider.cache.pages",
     "outrider.engine.scheduler",
-    "outrider.engine.control.costs",
+    "outrider.engine.control.chooser",
     "outrider.engine.control.kept_costs",
+    "outrider.engine.control.learner",
     "outrider.engine.control.simulate",
+    "outrider.engine.control.summary",
+    "outrider.engine.control.switch",
 }
 TYPES_NEED = {"outrider.errors", "outrider.params", "outrider.base.limits", "outrider.base.trees"}
 MANY_LINES, MAX_LINES = 450, 700

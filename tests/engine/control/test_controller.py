@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
+from outrider.base.types import Request, SamplingParams, SequenceState
 from outrider.drafters.registry import PRIORS
 from outrider.engine.control.choices import PLAIN, Choice, Method, Stream
-from outrider.engine.control.chooser import AdaptiveChooser
+from outrider.engine.control.chooser import AdaptiveChooser, Chooser
 from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
 from outrider.engine.control.prices import least_chance
 from outrider.engine.control.simulate import Step, simulate
 from outrider.engine.control.survival import Survival
+from outrider.engine.control.switch import Menu, SpeculationState
+from outrider.engine.control.tuning import USUAL
+from tests.support.scheduling import record_of
 
 ROWS = tuple(2**i for i in range(14))
 METHODS = {name: Method((name,), 8) for name in ("model", "ngram")}
@@ -518,3 +523,62 @@ def test_of_several_streams_luck_is_shared() -> None:
                 lost.append(number)
                 break
     assert lost[0] > lost[1]
+
+
+def test_what_a_request_leaves_open_is_compared_at_its_first_step() -> None:
+    """Also between two reviews, where what others leave open was compared without it."""
+    controller = AdaptiveChooser(CostModel(costs(2e-5)), sure({"ngram": 0.9}), METHODS)
+    usual = [Stream(str(i), "", 100, ("model",)) for i in range(4)]
+    for _ in range(35):
+        controller.decide(usual)
+    before = controller.reviewed
+    assert before < controller.step
+    predicted = Stream("p", "", 100, ("model", "ngram"))
+    assert controller.due([*usual, predicted])
+    assert controller.decide([*usual, predicted])[-1].method == "ngram"
+    assert controller.reviewed == controller.step
+    another = Stream("q", "", 100, ("model", "ngram"))
+    assert not controller.due([*usual, predicted, another])  # it joins those that are alike
+
+
+def test_its_constants_can_be_varied() -> None:
+    """An engine that asks for twice the speed of plain decoding does not draft for less."""
+    streams = [Stream("a", "", 100, ("ngram",))]
+    known = {"ngram": METHODS["ngram"]}
+    depths = []
+    for tuning in (USUAL, replace(USUAL, enter_speedup=2.0)):
+        chooser = AdaptiveChooser(
+            CostModel(costs(2e-5), tuning), sure({"ngram": 0.15}), known, tuning=tuning
+        )
+        depths.append(chooser.decide(streams)[0].depth)
+    assert depths[0] > depths[1] == 0
+
+
+class Fixed:
+    """Stands for a drafter of chains."""
+
+    name, max_length, max_nodes, catching_up = "ngram", 8, 8, False
+
+    def ready(self, workload: str) -> bool:
+        return True
+
+
+def test_a_fixed_drafter_has_plain_steps_too() -> None:
+    """At each number of sequences: 48 drafted steps before the first, 192 before the next."""
+    menu = Menu({"ngram": Fixed()}, SpeculationState(True, "ngram", 4), 8)
+    chooser = Chooser(menu, CostModel())
+    request = Request("a", (1, 2), SamplingParams(), 0, offline=True)
+    sequence = SequenceState("a/0", request, 0, None, None, [1, 2, 3])  # type: ignore[arg-type]
+    plain = []
+    for step in range(400):
+        chooser.choose([sequence, sequence])
+        name, budget = chooser.budget(sequence)
+        assert name == "ngram"
+        plain += [step] * (not budget.depth)
+        chooser.learn(record_of([], 2, 2, 0.01, 2, "ngram" if budget.depth else None))
+    assert plain == [USUAL.plain_steps, USUAL.plain_steps + USUAL.sure_steps + 1]
+    chooser.tries_plain = False
+    for _ in range(2 * USUAL.sure_steps):
+        chooser.choose([sequence, sequence])
+        assert chooser.budget(sequence)[1].depth == 4
+        chooser.learn(record_of([], 2, 2, 0.01, 2, "ngram"))
