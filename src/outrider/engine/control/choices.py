@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 from ...base.limits import LARGEST_INT
 from ...base.methods import TOGETHER
 from .costs import CostModel
-from .tuning import USUAL
+from .survival import Survival
+from .tuning import USUAL, Tuning
 
 TREE = " tree"
 """Ends the name of a method that drafts trees."""
@@ -60,6 +61,15 @@ class Method(NamedTuple):
         """Return the seconds of drafts that end behind 0, 1, ... depths of ``by_depth``."""
         rows = by_depth if self.width == 1 else [count * self.width for count in by_depth]
         return [*map(sum, zip(*(costs.drafts(name, rows) for name in self.parts), strict=True))]
+
+
+class Knowledge(NamedTuple):
+    """What choices rest on: expected costs and acceptance of methods, by name, and constants."""
+
+    costs: CostModel
+    survival: Survival
+    methods: Mapping[str, Method]
+    tuning: Tuning
 
 
 class Choice(NamedTuple):

@@ -26,10 +26,10 @@ from ...base.types import (
     SequenceState,
     StepRecord,
 )
-from .choices import PLAIN, Choice, DrafterView, Freedom, Group, Method, Stream
+from .choices import PLAIN, Choice, DrafterView, Freedom, Group, Knowledge, Method, Stream
 from .costs import CostModel
 from .guards import Guards
-from .learner import Chosen, Learner, Peek
+from .learner import Chosen, Learner
 from .outlook import Outlook
 from .prices import Prices, without
 from .survival import Survival
@@ -133,9 +133,10 @@ class AdaptiveChooser(Chooser):
         self.tries_plain, self.max_rows, self._plain, self._drafted = True, None, False, {}
         self.review_steps = tuning.review_steps if review_steps is None else review_steps
         self.unread, self._shadowed = unread, shadowed
-        self.learner = self._learner({}, (), lambda *_: None)
-        self.trials = Trials(costs, survival, methods, shadowed, tuning)
-        self.prices = Prices(costs, survival, methods, tuning)
+        self._known = Knowledge(costs, survival, methods, tuning)
+        self.learner = Learner(self._known, shadowed, {}, (), lambda *_: None)
+        self.trials = Trials(self._known, shadowed)
+        self.prices = Prices(self._known)
         self._guards = Guards(tuning)
         self.choices: dict[Group, Choice] = {}
         self.counts: dict[Group, int] = {}
@@ -156,12 +157,6 @@ class AdaptiveChooser(Chooser):
         self._seen: set[tuple[str, ...]] = set()
         """The methods that sequences left open at the last review."""
 
-    def _learner(
-        self, drafters: Mapping[str, DrafterView], preparing: Collection[str], peek: Peek
-    ) -> Learner:
-        parts = self.costs, self.survival, self.methods, self._shadowed
-        return Learner(*parts, drafters, preparing, peek, self._tuning)
-
     # Decisions, on any clock
 
     def decide(self, streams: Sequence[Stream]) -> list[Choice]:
@@ -171,7 +166,7 @@ class AdaptiveChooser(Chooser):
         self.paused = self._guards.pauses(len(streams), self.step)
         if self.paused:
             return [stream.fixed or PLAIN for stream in streams]
-        due = self._due(len(streams), self.step) or not all(map(self._knows, streams))
+        due = self._due(len(streams), self.step) or not all(map(self._is_known, streams))
         if due:
             self._compare(streams)
         assigned = self._assigned
@@ -198,7 +193,7 @@ class AdaptiveChooser(Chooser):
 
     def due(self, streams: Sequence[Stream]) -> bool:
         """Return True where ``decide`` would compare choices for the next step."""
-        return self._due(len(streams), self.step + 1) or not all(map(self._knows, streams))
+        return self._due(len(streams), self.step + 1) or not all(map(self._is_known, streams))
 
     def _due(self, streams: int, step: int) -> bool:
         """Return True where a step compares choices; note since when the batch is another."""
@@ -217,7 +212,7 @@ class AdaptiveChooser(Chooser):
             every = 1
         return step - self.reviewed >= min(every, max(tuning.first_review_steps, self.reviewed))
 
-    def _knows(self, stream: Stream) -> bool:
+    def _is_known(self, stream: Stream) -> bool:
         """Return False where what a new sequence leaves open was never compared."""
         return stream.methods in self._seen or stream.id in self._assigned or not stream.methods
 
@@ -261,8 +256,7 @@ class AdaptiveChooser(Chooser):
             horizon = max(1, min(tuning.horizon, stream.left))
             for name, tokens in missed[stream.id].items():
                 unread[group, name] = unread.get((group, name), 0.0) + tokens / horizon
-        parts = counts, self.methods, self.costs, self.survival
-        outlook = Outlook(*parts, context, unread, tuning)
+        outlook = Outlook(self._known, counts, context, unread)
         speed, choices = outlook.best()
         used = {g: self._assigned.get(s.id, PLAIN) for s, g in zip(streams, groups, strict=True)}
         present = outlook.known(used)
@@ -335,7 +329,7 @@ class AdaptiveChooser(Chooser):
         """
         self.menu, self._peeks, self.tries_plain = menu, peeks, peeks
         self._preparing = [drafters[name] for name in preparing]
-        self.learner = self._learner(drafters, preparing, calls.peek)
+        self.learner = Learner(self._known, self._shadowed, drafters, preparing, calls.peek)
         self.unread = lambda id, name: calls.num_unread(name, self._by_id[id])
         self._version = menu.version
         self._sequences: list[SequenceState] = []

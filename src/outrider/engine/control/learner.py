@@ -13,10 +13,7 @@ from typing import NamedTuple
 from ...base.trees import num_alike, sizes
 from ...base.types import Draft, DraftBudget, DraftNodes, Scheduled, SequenceState, StepRecord
 from ...native.rates import MARGINS
-from .choices import PLAIN, Choice, DrafterView, Method, Stream, counts_by_depth
-from .costs import CostModel
-from .survival import Survival
-from .tuning import Tuning
+from .choices import PLAIN, Choice, DrafterView, Knowledge, Stream, counts_by_depth
 
 Peek = Callable[[str, SequenceState, int], DraftNodes | None]
 """Returns a drafter's draft of a depth behind a sequence, see ``Drafter.peek``."""
@@ -65,7 +62,8 @@ class Learner:
     by what was emitted later.
 
     Args:
-        costs, survival, methods, shadowed, tuning: as of ``AdaptiveChooser``.
+        known: what choices rest on.
+        shadowed: methods that draft beside the chosen one.
         drafters: by name.
         preparing: those whose steps tell no costs while they catch up.
         peek: drafts for shadows.
@@ -73,18 +71,15 @@ class Learner:
 
     def __init__(
         self,
-        costs: CostModel,
-        survival: Survival,
-        methods: Mapping[str, Method],
+        known: Knowledge,
         shadowed: frozenset[str],
         drafters: Mapping[str, DrafterView],
         preparing: Collection[str],
         peek: Peek,
-        tuning: Tuning,
     ) -> None:
-        self._costs, self._survival, self._methods = costs, survival, methods
-        self._shadowed, self._drafters, self._preparing = shadowed, drafters, preparing
-        self._peek, self._tuning = peek, tuning
+        self._costs, self._survival, self._methods, self._tuning = known
+        self._shadowed, self._drafters = shadowed, drafters
+        self._preparing, self._peek = preparing, peek
         self.looking = False
         """Whether the next step is looked at."""
         self._new = False

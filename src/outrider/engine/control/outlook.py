@@ -7,10 +7,7 @@ from itertools import groupby, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
-from .choices import PLAIN, Choice, Group, Method
-from .costs import CostModel
-from .survival import Survival
-from .tuning import Tuning
+from .choices import PLAIN, Choice, Group, Knowledge, Method
 
 
 class Option(NamedTuple):
@@ -37,8 +34,8 @@ class Outlook:
     """The expected speed of a batch of groups under any choices.
 
     Args:
+        known: what choices rest on.
         counts: the sequences of each group.
-        methods, costs, survival, tuning: as of ``AdaptiveChooser``.
         context: tokens of all sequences.
         unread: tokens that drafters have missed of a group for each token to come, added up over
             its sequences, by group and drafter.
@@ -46,20 +43,16 @@ class Outlook:
 
     def __init__(
         self,
+        known: Knowledge,
         counts: Mapping[Group, int],
-        methods: Mapping[str, Method],
-        costs: CostModel,
-        survival: Survival,
         context: int,
         unread: Mapping[tuple[Group, str], float],
-        tuning: Tuning,
     ) -> None:
-        self.counts = counts
-        self._methods, self._costs, self._survival = methods, costs, survival
-        self._context, self._unread, self._tuning = context, unread, tuning
+        self.counts, self._context, self._unread = counts, context, unread
+        self._costs, self._survival, self._methods, self._tuning = known
         self._sequences = sum(counts.values())
-        self._host = costs.host(self._sequences)
-        self._nothing = Option(PLAIN, longer=costs.step(PLAIN.method))
+        self._host = self._costs.host(self._sequences)
+        self._nothing = Option(PLAIN, longer=self._costs.step(PLAIN.method))
         self.options = {group: self._options(group) for group in counts}
         self._by_choice = {
             group: {option.choice: option for option in options}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, chain, repeat
 from math import inf
 from operator import mul
@@ -11,32 +11,18 @@ from operator import mul
 from ...base.trees import is_chain
 from ...base.types import DraftNodes
 from ...native.rates import DEPTHS, MARGINS, RANKS
-from .choices import Choice, Method
-from .costs import CostModel
-from .survival import Survival
+from .choices import Choice, Knowledge
 from .trials import Review
-from .tuning import Tuning
 
 TIMES_SURE = 1.1
 """Stands for a chance that no node has."""
 
 
 class Prices:
-    """What passes and rows cost in tokens, as of the last review.
+    """What passes and rows cost in tokens, by what is ``known``, as of the last review."""
 
-    Args:
-        costs, survival, methods, tuning: as of ``AdaptiveChooser``.
-    """
-
-    def __init__(
-        self,
-        costs: CostModel,
-        survival: Survival,
-        methods: Mapping[str, Method],
-        tuning: Tuning,
-    ) -> None:
-        self._costs, self._survival, self._methods = costs, survival, methods
-        self._tuning = tuning
+    def __init__(self, known: Knowledge) -> None:
+        self._costs, self._survival, self._methods, self._tuning = known
         self._review = Review()
         self._tables: dict[tuple[str, str], list[list[list[float]]]] = {}
 

@@ -6,10 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from .choices import PLAIN, Choice, Method, Stream
-from .costs import CostModel
-from .survival import Survival
-from .tuning import Tuning
+from .choices import PLAIN, Choice, Knowledge, Stream
 
 
 class Review(NamedTuple):
@@ -43,19 +40,13 @@ class Trials:
     """Plans trials of plain steps where drafts are used, and of what nobody uses.
 
     Args:
-        costs, survival, methods, shadowed, tuning: as of ``AdaptiveChooser``.
+        known: what choices rest on.
+        shadowed: methods that need no trials.
     """
 
-    def __init__(
-        self,
-        costs: CostModel,
-        survival: Survival,
-        methods: Mapping[str, Method],
-        shadowed: frozenset[str],
-        tuning: Tuning,
-    ) -> None:
-        self._costs, self._survival, self._methods = costs, survival, methods
-        self._shadowed, self._tuning = shadowed, tuning
+    def __init__(self, known: Knowledge, shadowed: frozenset[str]) -> None:
+        self._costs, self._survival, self._methods, self._tuning = known
+        self._shadowed = shadowed
         self.seconds = self.explored = 0.0
         """Seconds of all steps, and those that trials have cost."""
         self.now: Trial | None = None
