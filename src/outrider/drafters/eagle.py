@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from ..base.config import EngineConfig
-from ..base.trees import num_alike
 from ..base.types import NO_NODES, Draft, DraftBudget, Scheduled, SequenceState, StepRecord
 from ..checkpoints.heads import EAGLE3, PEAGLE
 from ..models.decide import DraftInput
@@ -24,7 +23,7 @@ from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, Needs
 from .heads import HeadSpec, native_target
 from .model import CATCH_UP, draft_limits, num_nodes
-from .states import PageStates, StateRing, Waiting
+from .states import PageNotes, PageStates, StateRing, Waiting
 
 UNREAD = 4096
 """States that wait to be read, of all sequences together, or those of a step if they are more; a
@@ -150,7 +149,7 @@ class EagleDrafter(Drafter):
         self._ring = StateRing(room, model.hidden_size)
         self._at_ends = PageStates(num_pages, model.hidden_size)
         self._states: dict[str, _State] = {}
-        self._whole: dict[int, bytes] = {}  # pages that hold all that their key stands for
+        self._notes = PageNotes(page_size)
         self._ended: dict[int, bytes] = {}  # those whose last token's state is kept, or waits
         self._waiting: dict[str, list[Waiting]] = {}
         self._prompts: set[str] = set()  # sequences whose first token is not out yet
@@ -188,8 +187,7 @@ class EagleDrafter(Drafter):
                 self.catching_up = True
             segment = self._segment(sequence, state, end)
             state.num_computed = end
-            for page in sequence.pages[start // self._page_size :]:
-                self._whole.pop(page, None)
+            self._notes.overwrite(sequence, start)
             draws = end == stop
             if draws:
                 drafting.append(i)
@@ -275,8 +273,8 @@ class EagleDrafter(Drafter):
             if not waits:
                 now += [(name, each) for each in waiting.pop(name)]
             state = self._states.get(name)
-            if state is not None:
-                self._note(sequence, state)
+            if state is not None and state.first == 1:
+                state.noted = self._notes.note(sequence, state.noted, state.num_computed)
         if now:
             self._fuse(now)
         self._make_some(room)
@@ -361,17 +359,8 @@ class EagleDrafter(Drafter):
 
     def _known(self, sequence: SequenceState) -> _State:
         """Return the state of a new sequence whose beginning others may have computed."""
-        pages = (len(sequence.tokens) - 1) // self._page_size
-        noted = num_alike(map(self._whole.get, sequence.pages[:pages]), sequence.keys)
+        noted = self._notes.num_whole(sequence)
         return _State(1, max(1, noted * self._page_size), noted)
-
-    def _note(self, sequence: SequenceState, state: _State) -> None:
-        """Note the complete pages; a sequence that ended has given them back."""
-        full = min(state.num_computed // self._page_size, len(sequence.keys), len(sequence.pages))
-        if state.first == 1 and full > state.noted:
-            for page in range(state.noted, full):
-                self._whole[sequence.pages[page]] = sequence.keys[page]
-            state.noted = full
 
     def release(self, seq_id: str, ended: bool) -> None:
         if any(each.ends for each in self._waiting.get(seq_id, ())):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..base.config import EngineConfig
-from ..base.trees import num_alike
 from ..base.types import (
     NO_NODES,
     Draft,
@@ -29,6 +28,7 @@ from ..native.interface import Choices
 from ..native.rates import GUESSED
 from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, FolderSpec, Needs
+from .states import PageNotes
 
 BRANCHES = 4
 """Children of a node of a tree, at most."""
@@ -198,7 +198,7 @@ class ModelDrafter(Drafter):
         self._needs_logits = needs_logits
         self._page_size = page_size
         self._states: dict[str, CachedState] = {}
-        self._whole: dict[int, bytes] = {}  # pages that hold all that their key stands for
+        self._notes = PageNotes(page_size)
 
     @property
     def model(self) -> Model:
@@ -228,8 +228,7 @@ class ModelDrafter(Drafter):
             if behind and max(behind) >= vocabulary:
                 continue  # the target has said what this model has no embedding for
             pages = sequence.pages
-            for page in pages[start // size :]:
-                self._whole.pop(page, None)
+            self._notes.overwrite(sequence, start)
             state.num_computed = start + len(behind)
             state.base, state.nodes = len(known), NO_NODES
             if behind:
@@ -265,23 +264,13 @@ class ModelDrafter(Drafter):
             committed = item.sequence.tokens[state.base :]
             if state.num_computed == state.base and committed:
                 state.num_computed += keep_accepted(self._store, self._page_size, state, committed)
-            self._note(item.sequence, state)
+            if self._shares:
+                state.noted = self._notes.note(item.sequence, state.noted, state.num_computed)
 
     def _known(self, sequence: SequenceState) -> CachedState:
         """Return the state of a new sequence whose beginning others may have computed."""
-        if not self._shares:
-            return CachedState()
-        pages = (len(sequence.tokens) - 1) // self._page_size  # the last token is computed anyway
-        noted = num_alike(map(self._whole.get, sequence.pages[:pages]), sequence.keys)
+        noted = self._notes.num_whole(sequence) if self._shares else 0
         return CachedState(noted * self._page_size, noted)
-
-    def _note(self, sequence: SequenceState, state: CachedState) -> None:
-        """Note the complete pages; a sequence that ended has given them back."""
-        full = min(state.num_computed // self._page_size, len(sequence.keys), len(sequence.pages))
-        if self._shares and full > state.noted:
-            for page in range(state.noted, full):
-                self._whole[sequence.pages[page]] = sequence.keys[page]
-            state.noted = full
 
     def release(self, seq_id: str, ended: bool) -> None:
         self._states.pop(seq_id, None)

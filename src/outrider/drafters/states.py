@@ -10,6 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ..base.trees import num_alike
+from ..base.types import SequenceState
+
 
 class Run(NamedTuple):
     """States of ``length`` tokens from position ``start`` on, of all the ``number``-th and on."""
@@ -135,3 +138,38 @@ class PageStates:
         """Keep rows of a ring as the states of pages."""
         if pages:
             self.states[list(pages)] = ring[list(rows)]
+
+
+class PageNotes:
+    """Which pages of a drafter's cache, under the target's page ids, hold all that keys stand for.
+
+    Args:
+        page_size: tokens of a page.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self._keys: dict[int, bytes] = {}
+
+    def num_whole(self, sequence: SequenceState) -> int:
+        """Return how many pages at a sequence's beginning others have computed.
+
+        The last token is computed in any case.
+        """
+        pages = (len(sequence.tokens) - 1) // self.page_size
+        return num_alike(map(self._keys.get, sequence.pages[:pages]), sequence.keys)
+
+    def overwrite(self, sequence: SequenceState, start: int) -> None:
+        """Forget the pages that are written from a position on."""
+        for page in sequence.pages[start // self.page_size :]:
+            self._keys.pop(page, None)
+
+    def note(self, sequence: SequenceState, noted: int, num_computed: int) -> int:
+        """Note complete pages from the ``noted``-th on; return how many are noted then.
+
+        A sequence that ended has given its pages back.
+        """
+        full = min(num_computed // self.page_size, len(sequence.keys), len(sequence.pages))
+        for page in range(noted, full):
+            self._keys[sequence.pages[page]] = sequence.keys[page]
+        return max(noted, full)
