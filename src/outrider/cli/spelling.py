@@ -63,7 +63,9 @@ def _model_first(args: list[str], valued: Collection[str]) -> list[str]:
     for i in _names(args, valued):
         if args[i].startswith("--model="):
             model, gone = [args[i].partition("=")[2]], gone | {i}
-        elif args[i] == "--model" and i + 1 < len(args):
+        elif args[i] == "--model":
+            if i + 1 == len(args):
+                raise typer.BadParameter("--model has no value; give MODEL as the argument.")
             model, gone = [args[i + 1]], gone | {i, i + 1}
     return [*model, *(word for i, word in enumerate(args) if i not in gone)]
 
