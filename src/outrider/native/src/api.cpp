@@ -149,7 +149,7 @@ const char* outrider_forward(const Model* model, Store* store, const std::int32_
         if (!ready(*model, sublayers, num_sublayers)) return INCOMPLETE;
         rows.states = states;
         forward(*model, *store, rows,
-                Wanted{sublayers, num_sublayers, hidden, num_hidden, logits, hidden_out,
+                ForwardRequest{sublayers, num_sublayers, hidden, num_hidden, logits, hidden_out,
                        std::size_t(num_rows)});
         return nullptr;
     }, model, store);

@@ -22,7 +22,7 @@ public:
 
     // `q` and `out` are the rows' first heads of the task's key head, `q_stride` and `out_stride`
     // apart from row to row, and heads `width` and `head_dim`.
-    void run(Bench<T>& b, int number, const T* q, std::size_t q_stride, T* out,
+    void run(AttentionScratch<T>& b, int number, const T* q, std::size_t q_stride, T* out,
              std::size_t out_stride) const {
         const Task task = tasks_[number];
         const Tile& tile = *task.tile;
@@ -147,7 +147,7 @@ private:
 
     // Puts the ancestors of a tree's row where a chain would have them; what lies behind them in these
     // blocks is masked.
-    void patch(Bench<T>& b, const Row& row, int head, const Chunk<T>& chunk, int from) const {
+    void patch(AttentionScratch<T>& b, const Row& row, int head, const Chunk<T>& chunk, int from) const {
         const int end = length_of(row);
         for (int i = from; i < chunk.to; ++i) {
             const int token = std::max(row.prefix, chunk.token[i]);
@@ -159,7 +159,7 @@ private:
     }
 
     // The chunk from block `first` on.
-    void run_chunk(Bench<T>& b, const Task& task, const Span& span, int first) const {
+    void run_chunk(AttentionScratch<T>& b, const Task& task, const Span& span, int first) const {
         const Tile& tile = *task.tile;
         const int width = cache_.width, heads = tile.heads;
         const int queries = (tile.last_row - tile.first_row) * heads;
@@ -213,7 +213,7 @@ private:
     // Makes weights of scores of queries [first, last), and rescales what they have summed. `share`
     // lines of memory are asked for beside every four blocks.
     template <class Ask>
-    void soften(Bench<T>& b, const Tile& tile, int first, int last, const Chunk<T>& chunk, Ask& ask,
+    void soften(AttentionScratch<T>& b, const Tile& tile, int first, int last, const Chunk<T>& chunk, Ask& ask,
                 int share) const {
         alignas(64) float now[QUERIES], mass[QUERIES];
         std::memcpy(now, b.most, sizeof now);

@@ -11,7 +11,7 @@ constexpr int CHUNK = CHUNK_BLOCKS * BLOCK;
 
 // What a tile works in.
 template <class T>
-struct alignas(64) Bench {
+struct alignas(64) AttentionScratch {
     float scores[QUERIES][CHUNK];
     float sums[QUERIES][MAX_HEAD_DIM];
     T probs[QUERIES][CHUNK];
@@ -122,7 +122,7 @@ inline void weigh(float* sums, const T* values, const T* probs, int width, int c
 template <class T>
 struct Products {
     template <class Ask>
-    static void scores(Bench<T>& b, int first, int last, const Chunk<T>& chunk, int from, int to,
+    static void scores(AttentionScratch<T>& b, int first, int last, const Chunk<T>& chunk, int from, int to,
                        int width, Ask& ask, int share) {
         for (int i = from; i < to; i += SCORED) {
             const int count = to - i < SCORED ? to - i : SCORED;
@@ -131,9 +131,9 @@ struct Products {
                   last - first);
         }
     }
-    static void done(Bench<T>&) {}
+    static void done(AttentionScratch<T>&) {}
     template <class Ask>
-    static void weigh(Bench<T>& b, int first, int last, const Chunk<T>& chunk, int width, Ask& ask,
+    static void weigh(AttentionScratch<T>& b, int first, int last, const Chunk<T>& chunk, int width, Ask& ask,
                       int share) {
         for (int i = chunk.from; i < chunk.to; ++i) {
             ask(share);
@@ -148,7 +148,7 @@ struct Products {
 // Tiles 0 to 3 hold sums, 4 queries, 5 keys, 6 probs of a block, 7 its values.
 template <>
 struct Products<bf16> {
-    static void configure(Bench<bf16>& b, int queries) {
+    static void configure(AttentionScratch<bf16>& b, int queries) {
         if (b.configured != queries) {
             TileConfig config(queries);
             config.lines[4] = std::uint8_t(queries);
@@ -162,12 +162,12 @@ struct Products<bf16> {
         // The compiler does not know what the tile instructions read.
         asm volatile("" ::"r"(&b) : "memory");
     }
-    static void done(Bench<bf16>& b) {
+    static void done(AttentionScratch<bf16>& b) {
         if (b.configured) _tile_release();
         b.configured = 0;
     }
     template <class Ask>
-    static void scores(Bench<bf16>& b, int first, int last, const Chunk<bf16>& chunk, int from,
+    static void scores(AttentionScratch<bf16>& b, int first, int last, const Chunk<bf16>& chunk, int from,
                        int to, int width, Ask& ask, int share) {
         configure(b, last - first);
         constexpr std::size_t stride = CHUNK * sizeof(float);
@@ -202,7 +202,7 @@ struct Products<bf16> {
         asm volatile("" ::"r"(&b) : "memory");
     }
     template <class Ask>
-    static void weigh(Bench<bf16>& b, int first, int last, const Chunk<bf16>& chunk, int width,
+    static void weigh(AttentionScratch<bf16>& b, int first, int last, const Chunk<bf16>& chunk, int width,
                       Ask& ask, int share) {
         configure(b, last - first);
         int d = 0;
@@ -216,7 +216,7 @@ struct Products<bf16> {
 private:
     // N units of 16 of the sums, from element `d` on.
     template <int N, class Ask>
-    static void weigh_units(Bench<bf16>& b, int first, const Chunk<bf16>& chunk, int width, int d,
+    static void weigh_units(AttentionScratch<bf16>& b, int first, const Chunk<bf16>& chunk, int width, int d,
                             Ask& ask, int share) {
         constexpr std::size_t stride = MAX_HEAD_DIM * sizeof(float);
         const std::size_t line = std::size_t(width) * 2 * sizeof(bf16);

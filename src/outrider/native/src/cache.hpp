@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "isa.hpp"
 #include "memory.hpp"
+#include "numbers.hpp"
 
 namespace outrider {
 

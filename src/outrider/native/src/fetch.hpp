@@ -39,17 +39,17 @@ private:
 constexpr int ASKED = 4;
 
 // Memory that the next work touches. From each place, in bytes behind `base`, there are `count`
-// stretches of `bytes`, a multiple of 256, whose beginnings are `apart` bytes from each other.
+// stretches of `bytes`, a multiple of 256, whose beginnings are `distance` bytes from each other.
 class Upcoming {
 public:
     Upcoming(const void* base, const std::size_t* first, const std::size_t* last, int count,
-             std::size_t apart, int bytes)
+             std::size_t distance, int bytes)
         : base_(static_cast<const char*>(base)), place_(first), last_(last), count_(count),
-          apart_(apart), bytes_(bytes) {}
+          distance_(distance), bytes_(bytes) {}
     // Asks for the next `lines` (of 64 bytes), four by four.
     void operator()(int lines) {
         for (; lines > 0 && place_ != last_; lines -= 4) {
-            const char* from = base_ + *place_ + turn_ * apart_ + at_;
+            const char* from = base_ + *place_ + turn_ * distance_ + at_;
             for (int i = 0; i < 256; i += 64) __builtin_prefetch(from + i, 0, 2);
             if ((at_ += 256) < bytes_) continue;
             at_ = 0;
@@ -64,7 +64,7 @@ private:
     const std::size_t* place_;
     const std::size_t* const last_;
     const int count_;
-    const std::size_t apart_;
+    const std::size_t distance_;
     const int bytes_;
     int turn_ = 0, at_ = 0;
 };

@@ -23,27 +23,27 @@ struct Forward : Work, Multiplier<T> {
     const std::size_t hidden_rows;
     float *x, *qkv;  // see Scratch
     T *normed, *q, *attended, *gated, *paired;
-    std::uint8_t* bad;
+    std::uint8_t* nonfinite;
     const Config c = m.c;
     const int n = int(rows.rows.size());
     const int width = padded(c.hidden, IN_PAD);
-    const int normed_stride = apart(width);
-    const int paired_stride = apart(padded(2 * c.hidden, IN_PAD));
-    const int inner = apart(padded(c.inner, IN_PAD));
+    const int normed_stride = spread_stride(width);
+    const int paired_stride = spread_stride(padded(2 * c.hidden, IN_PAD));
+    const int inner = spread_stride(padded(c.inner, IN_PAD));
     const int turned = (c.heads + 2 * c.kv_heads) * c.head_dim;
     const int qkv_width = padded(turned, LANES);
-    const int out_width = apart(padded(c.heads * c.head_dim, IN_PAD));
+    const int out_width = spread_stride(padded(c.heads * c.head_dim, IN_PAD));
     const int head_pad = m.head_pad();
     const Tasks tasks{rows, c.heads / c.kv_heads, c.kv_heads};
     std::vector<std::size_t> written;  // where many rows' keys go: bytes from a layer's first block
 
-    Forward(const Weights<T>& weights, Store& store, const Rows& rows, const Wanted& wanted,
+    Forward(const Weights<T>& weights, Store& store, const Rows& rows, const ForwardRequest& request,
             std::vector<int> scored)
         : Multiplier<T>(weights, padded(int(rows.rows.size()), LANES)), store_(store), rows(rows),
-          sublayers(wanted.sublayers, wanted.sublayers + wanted.num_sublayers),
-          hidden(wanted.hidden, wanted.hidden + wanted.num_hidden), scored(std::move(scored)),
-          logits(wanted.logits), hidden_out(wanted.hidden_out),
-          hidden_rows(wanted.hidden_rows) {
+          sublayers(request.sublayers, request.sublayers + request.num_sublayers),
+          hidden(request.hidden, request.hidden + request.num_hidden), scored(std::move(scored)),
+          logits(request.logits), hidden_out(request.hidden_out),
+          hidden_rows(request.hidden_rows) {
         Scratch<T>& s = m.scratch;
         const std::size_t count = padded(n, LANES);
         x = s.x.reserve(count * width);
@@ -54,8 +54,8 @@ struct Forward : Work, Multiplier<T> {
         attended = s.attended.reserve(count * out_width);
         gated = s.gated.reserve(count * inner);
         paired = s.paired.reserve(c.input == INPUT_PAIRED ? count * paired_stride : 0);
-        s.bad.assign(n, 0);
-        bad = s.bad.data();
+        s.nonfinite.assign(n, 0);
+        nonfinite = s.nonfinite.data();
         if (n > MOST_ROWS<T>)  // beside fewer rows memory is busy with weights
             for (const Row& row : rows.rows) {
                 const std::size_t place = cache(0).place(row.slot) * sizeof(T);
@@ -79,7 +79,7 @@ struct Forward : Work, Multiplier<T> {
     // normalises for itself, at its first chunk, rather than wait for another.
     template <class Pick>
     void norm_multiply(Team& team, const float* norm, const Weight<T>& weight, int count,
-                       Pick pick, const End& end) {
+                       Pick pick, const Epilogue& epilogue) {
         auto normalise = [&](T* to, int first, int last) {
             for (int r = first; r < last; ++r)
                 rms_norm(to + std::size_t(r) * normed_stride, x + std::size_t(pick(r)) * width,
@@ -87,7 +87,7 @@ struct Forward : Work, Multiplier<T> {
         };
         if (count > ALONE) {
             team.share(count, 4, [&](int first, int last) { normalise(normed, first, last); });
-            multiply(team, weight, normed, normed_stride, count, end);
+            multiply(team, weight, normed, normed_stride, count, epilogue);
             return;
         }
         bool ready = false;
@@ -100,7 +100,7 @@ struct Forward : Work, Multiplier<T> {
                     digitise(weight.packed, own, normed_stride, 0, count, mine);
             }
             ready = true;
-            multiply(weight, first, last, own, normed_stride, mine, count, end);
+            multiply(weight, first, last, own, normed_stride, mine, count, epilogue);
         });
     }
 
@@ -192,7 +192,7 @@ struct Forward : Work, Multiplier<T> {
         }
         if (total(zero) == 0) return;
         std::memset(to, 0, head_pad * sizeof(T));
-        std::atomic_ref<std::uint8_t>(bad[row]).store(1, std::memory_order_relaxed);
+        std::atomic_ref<std::uint8_t>(nonfinite[row]).store(1, std::memory_order_relaxed);
     }
 
     // Queries to s.q, keys and values to their slots.
@@ -230,7 +230,7 @@ struct Forward : Work, Multiplier<T> {
         const int group = c.heads / c.kv_heads;
         const Cache<T> from = cache(number);
         const Attention<T> work(from, rows, tasks, layer.window, c.scale, c.head_dim);
-        Bench<T> bench;
+        AttentionScratch<T> bench;
         team.share(tasks.count(), 1, [&](int first, int last) {
             for (int i = first; i < last; ++i) {
                 const std::size_t head = std::size_t(tasks[i].head) * group;
@@ -262,21 +262,21 @@ struct Forward : Work, Multiplier<T> {
 
     static int same(int r) { return r; }
 
-    End residual() const {
-        return {.kind = End::add, .y = x, .stride = std::size_t(width), .columns = width,
+    Epilogue residual() const {
+        return {.kind = Epilogue::add, .y = x, .stride = std::size_t(width), .columns = width,
                 .scale = c.residual_scale};
     }
 
     void run_attention(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
         Upcoming upcoming = this->upcoming(team, number);
-        const End end{.kind = End::put, .y = qkv, .stride = std::size_t(qkv_width),
+        const Epilogue epilogue{.kind = Epilogue::put, .y = qkv, .stride = std::size_t(qkv_width),
                       .columns = qkv_width,
                       .upcoming = written.empty() ? nullptr : &upcoming};
         if (number == 0 && c.input == INPUT_PAIRED)
-            multiply(team, layer.matrices[MATRIX_QKV], paired, paired_stride, n, end);
+            multiply(team, layer.matrices[MATRIX_QKV], paired, paired_stride, n, epilogue);
         else
-            norm_multiply(team, layer.input_norm.data(), layer.matrices[MATRIX_QKV], n, same, end);
+            norm_multiply(team, layer.input_norm.data(), layer.matrices[MATRIX_QKV], n, same, epilogue);
         team.share(n * c.kv_heads, 4,
                    [&](int first, int last) { turn_all(first, last, number, layer); });
         attention(team, number, layer);
@@ -286,7 +286,7 @@ struct Forward : Work, Multiplier<T> {
     void run_mlp(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
         norm_multiply(team, layer.mlp_norm.data(), layer.matrices[MATRIX_GATE_UP], n, same,
-                      {.kind = End::gate, .gated = gated,
+                      {.kind = Epilogue::gate, .gated = gated,
                        .gated_stride = std::size_t(inner), .narrow = sizeof(T) == 2});
         multiply(team, layer.matrices[MATRIX_DOWN], gated, inner, n, residual());
     }
@@ -311,13 +311,13 @@ struct Forward : Work, Multiplier<T> {
                 F32x16 zero = splat(0.0f);  // stays so unless an element is no number
                 for (int i = 0; i < width; i += LANES)
                     zero = fma(load(x + std::size_t(r) * width + i), splat(0.0f), zero);
-                bad[r] |= !(total(zero) == 0);
+                nonfinite[r] |= !(total(zero) == 0);
             }
         });
         if (scored.empty()) return;
         norm_multiply(team, m.norm.data(), *m.head, int(scored.size()),
                       [&](int r) { return scored[r]; },
-                      {.kind = End::put, .y = logits, .stride = std::size_t(c.vocabulary),
+                      {.kind = Epilogue::put, .y = logits, .stride = std::size_t(c.vocabulary),
                        .columns = c.vocabulary, .scale = 1.0f / c.logits_scale});
     }
 };
@@ -335,12 +335,12 @@ int reach_of(const Weights<T>& m) {
 
 // Rows that are not finite leave a mark, and whoever depends on a mark has NaN logits: most such
 // rows are NaN by themselves, but not one that sees a row whose last layer alone went wrong.
-void mark(Store& store, const Rows& rows, const std::vector<std::uint8_t>& bad, const Wanted& wanted,
+void mark(Store& store, const Rows& rows, const std::vector<std::uint8_t>& nonfinite, const ForwardRequest& request,
           int vocabulary, int reach) {
-    for (std::size_t r = 0; r < bad.size(); ++r) {
+    for (std::size_t r = 0; r < nonfinite.size(); ++r) {
         std::uint8_t& old = store.nonfinite[rows.rows[r].slot];
-        store.num_nonfinite += int(bad[r]) - int(old);
-        old = bad[r];
+        store.num_nonfinite += int(nonfinite[r]) - int(old);
+        old = nonfinite[r];
     }
     if (!store.num_nonfinite) return;
     for (const Row& row : rows.rows) {
@@ -352,20 +352,20 @@ void mark(Store& store, const Rows& rows, const std::vector<std::uint8_t>& bad, 
             sees = store.nonfinite[std::size_t(page) * store.page_size + j % store.page_size];
         }
         for (int j = 0; j < row.num_above && !sees; ++j) sees = store.nonfinite[rows.above[row.above + j]];
-        float* line = wanted.logits + std::size_t(row.logits) * vocabulary;
+        float* line = request.logits + std::size_t(row.logits) * vocabulary;
         for (int i = 0; sees && i < vocabulary; ++i) line[i] = NAN;
     }
 }
 
 template <class T>
-void forward_as(const Weights<T>& m, Store& store, const Rows& rows, const Wanted& wanted) {
+void forward_as(const Weights<T>& m, Store& store, const Rows& rows, const ForwardRequest& request) {
     Turn turn;
     std::vector<int> scored(rows.num_logits);
     for (std::size_t r = 0; r < rows.rows.size(); ++r)
         if (rows.rows[r].logits >= 0) scored[rows.rows[r].logits] = int(r);
-    auto work = std::make_shared<Forward<T>>(m, store, rows, wanted, std::move(scored));
+    auto work = std::make_shared<Forward<T>>(m, store, rows, request, std::move(scored));
     turn.run(work, work->phases(), work->helpers());
-    mark(store, rows, m.scratch.bad, wanted, m.c.vocabulary, reach_of(m));
+    mark(store, rows, m.scratch.nonfinite, request, m.c.vocabulary, reach_of(m));
 }
 
 template <class T>
@@ -397,11 +397,11 @@ bool ready(const Model& model, const std::int32_t* sublayers, int count) {
     return ready_as(static_cast<const Weights<bf16>&>(model), sublayers, count);
 }
 
-void forward(const Model& model, Store& store, const Rows& rows, const Wanted& wanted) {
+void forward(const Model& model, Store& store, const Rows& rows, const ForwardRequest& request) {
     if (model.c.dtype == 0)
-        forward_as(static_cast<const Weights<float>&>(model), store, rows, wanted);
+        forward_as(static_cast<const Weights<float>&>(model), store, rows, request);
     else
-        forward_as(static_cast<const Weights<bf16>&>(model), store, rows, wanted);
+        forward_as(static_cast<const Weights<bf16>&>(model), store, rows, request);
 }
 
 }  // namespace outrider

@@ -13,7 +13,7 @@ struct Fuse : Work, Multiplier<T> {
     const int count;
     float* const states;
     const Config& c = m.c;
-    const int stride = apart(padded(c.fused, IN_PAD)), width = padded(c.hidden, IN_PAD);
+    const int stride = spread_stride(padded(c.fused, IN_PAD)), width = padded(c.hidden, IN_PAD);
     T* rows;
     float* made;
 
@@ -49,7 +49,7 @@ struct Fuse : Work, Multiplier<T> {
     void run(Team& team) override {
         team.share(count, 4, [&](int first, int last) { join(first, last); });
         multiply(team, m.fuse, rows, stride, count,
-                 {.kind = End::put, .y = made, .stride = std::size_t(width), .columns = c.hidden});
+                 {.kind = Epilogue::put, .y = made, .stride = std::size_t(width), .columns = c.hidden});
         team.share(count, 16, [&](int first, int last) {
             for (int r = first; r < last; ++r)
                 std::memcpy(states + std::size_t(to[r]) * c.hidden, made + std::size_t(r) * width,
@@ -65,7 +65,7 @@ struct Heads : Work, Multiplier<T> {
     const int count;
     float* const logits;
     const Config& c = m.c;
-    const int width = padded(c.hidden, IN_PAD), stride = apart(width);
+    const int width = padded(c.hidden, IN_PAD), stride = spread_stride(width);
     float *first, *x;
     T* rows;
 
@@ -106,12 +106,12 @@ struct Heads : Work, Multiplier<T> {
             for (int block = 0; block < c.blocks; ++block) {
                 narrow(team, x);
                 multiply(team, *matrix++, rows, stride, count,
-                         {.kind = End::swish, .y = x, .stride = std::size_t(width),
+                         {.kind = Epilogue::swish, .y = x, .stride = std::size_t(width),
                           .columns = width});
             }
             narrow(team, x);
             multiply(team, *matrix++, rows, stride, count,
-                     {.kind = End::put, .y = logits + std::size_t(head) * c.vocabulary,
+                     {.kind = Epilogue::put, .y = logits + std::size_t(head) * c.vocabulary,
                       .stride = std::size_t(c.layers) * c.vocabulary, .columns = c.vocabulary});
         }
     }

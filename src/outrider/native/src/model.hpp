@@ -9,9 +9,9 @@
 
 #include "cache.hpp"
 #include "guard.hpp"
+#include "matrix.hpp"
 #include "memory.hpp"
-#include "product.hpp"
-#include "quantized.hpp"
+#include "packed.hpp"
 
 namespace outrider {
 
@@ -44,9 +44,9 @@ struct Scratch {
     Memory<float> x, qkv;
     Memory<T> normed, q, attended, gated, paired;
     Memory<std::int8_t> digits;
-    Memory<Part> parts;
+    Memory<BlockSummary> parts;
     Memory<float> wide;
-    std::vector<std::uint8_t> bad;
+    std::vector<std::uint8_t> nonfinite;
 };
 
 struct Model : Counted {
@@ -130,7 +130,7 @@ struct Rows {
 };
 
 // What a forward is asked for; see api.cpp.
-struct Wanted {
+struct ForwardRequest {
     const std::int32_t* sublayers;  // to run, rising
     int num_sublayers;
     // Layers after which the residual stream is wanted; -1: embedding; as many as there are: what
@@ -142,7 +142,7 @@ struct Wanted {
     std::size_t hidden_rows;
 };
 
-// Hidden states that are wanted of a forward: see Wanted.
+// Hidden states that are wanted of a forward: see ForwardRequest.
 struct Hidden {
     const std::int32_t* layers = nullptr;
     int count = 0;
@@ -181,7 +181,7 @@ inline bool complete(const Model& model) {
     return ready(model, all.data(), int(all.size()));
 }
 
-void forward(const Model& model, Store& store, const Rows& rows, const Wanted& wanted);
+void forward(const Model& model, Store& store, const Rows& rows, const ForwardRequest& request);
 
 // The logits [count, heads, vocabulary] that a model of INPUT_HEADS has for `states` [count, hidden].
 void run_heads(const Model& model, const float* states, int count, float* logits);

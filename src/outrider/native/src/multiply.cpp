@@ -8,29 +8,29 @@ namespace outrider {
 
 template <class T>
 void Multiplier<T>::multiply(const Weight<T>& weight, int first, int last, const T* x, int stride,
-                             const Digits& digits, int count, const End& end) {
+                             const Digits& digits, int count, const Epilogue& epilogue) {
     if (weight.packed.empty())
-        product(weight.plain, first, last, x, stride, count, end);
+        product(weight.plain, first, last, x, stride, count, epilogue);
     else
-        product(weight.packed, first, last, digits, count, end);
+        product(weight.packed, first, last, digits, count, epilogue);
 }
 
 template <class T>
 void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, int stride,
-                             int count, const End& end) {
+                             int count, const Epilogue& epilogue) {
     if constexpr (WIDENS<T>) {
         const Matrix<T>& plain = weight.plain;
         if (!plain.empty() && count > ALONE) {
-            const int apart_by = apart(plain.inputs);
+            const int wide_stride = spread_stride(plain.inputs);
             team.share(count, 4, [&](int first, int last) {
                 for (int r = first; r < last; ++r)
                     for (int i = 0; i < plain.inputs; i += LANES)
-                        store(wide + std::size_t(r) * apart_by + i,
+                        store(wide + std::size_t(r) * wide_stride + i,
                               load(x + std::size_t(r) * stride + i));
             });
             team.share(weight.units(), grain(weight.units(), team.count, count),
                        [&](int first, int last) {
-                           product_of_many(plain, first, last, wide, apart_by, count, end);
+                           product_of_many(plain, first, last, wide, wide_stride, count, epilogue);
                        });
             return;
         }
@@ -45,7 +45,7 @@ void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, in
     team.share(weight.units(), grain(weight.units(), team.count, count), [&](int first, int last) {
         if (!ready) digitise(weight.packed, x, stride, 0, count, mine);
         ready = true;
-        multiply(weight, first, last, x, stride, mine, count, end);
+        multiply(weight, first, last, x, stride, mine, count, epilogue);
     });
 }
 

@@ -5,6 +5,7 @@
 
 #include "model.hpp"
 #include "pool.hpp"
+#include "quantized.hpp"
 
 namespace outrider {
 
@@ -34,7 +35,7 @@ struct Multiplier {
         if (count < alone) count = alone;
         digits = {m.scratch.digits.reserve(count * 2 * m.half),
                   m.scratch.parts.reserve(count * m.blocks), m.c.coarse != 0};
-        if (WIDENS<T>) wide = m.scratch.wide.reserve(count * apart(padded(widest(m.c), IN_PAD)));
+        if (WIDENS<T>) wide = m.scratch.wide.reserve(count * spread_stride(padded(widest(m.c), IN_PAD)));
     }
 
     // The most inputs of a matrix.
@@ -56,7 +57,7 @@ struct Multiplier {
 
     // y of rows of x or, with a quantised matrix, of their digits.
     void multiply(const Weight<T>& weight, int first, int last, const T* x, int stride,
-                  const Digits& digits, int count, const End& end);
+                  const Digits& digits, int count, const Epilogue& epilogue);
 
     // The place of a worker that makes its own digits.
     Digits own_digits(const Team& team) const {
@@ -68,7 +69,7 @@ struct Multiplier {
     // The product of rows of x [count, stride]. Digits of few rows every worker makes for itself;
     // many rows are widened together, where that pays.
     void multiply(Team& team, const Weight<T>& weight, const T* x, int stride, int count,
-                  const End& end);
+                  const Epilogue& epilogue);
 };
 
 // A row of the embedding as T: in place, or in `room` [hidden].

@@ -1,64 +1,13 @@
 // The shared Gumbel noise: the function that sampling/noise.py specifies, the same bits.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+#include "isa.hpp"
+#include "pipeline.hpp"
 
 namespace outrider {
 
-constexpr int NOISE_BLOCK = 128;     // tokens that are drawn together
-constexpr float MOST_NOISE = 22.9f;  // above every g
-
-struct NoiseKey {
-    std::uint32_t low, high;  // of the seed
-    std::uint32_t position, sample;
-};
-
-// A register of numbers.
-#if defined(__AVX512F__)
-constexpr int WORDS = 16;
-#elif defined(__AVX2__)
-constexpr int WORDS = 8;
-#else
-constexpr int WORDS = 4;
-#endif
-typedef std::uint32_t Words __attribute__((vector_size(4 * WORDS)));
 typedef std::int32_t Integers __attribute__((vector_size(4 * WORDS)));
 typedef float Floats __attribute__((vector_size(4 * WORDS)));
-
-struct Wide {  // 64-bit products
-    Words high, low;
-};
-
-// Compilers do not find the instruction for this.
-inline Wide multiply(Words x, std::uint32_t by) {
-#if defined(__AVX512F__)
-    const __m512i m = _mm512_set1_epi32(std::int32_t(by));
-    const __m512i even = _mm512_mul_epu32((__m512i)x, m);
-    const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64((__m512i)x, 32), m);
-    const __mmask16 odds = 0xaaaa;
-    return {(Words)_mm512_mask_blend_epi32(odds, _mm512_srli_epi64(even, 32), odd),
-            (Words)_mm512_mask_blend_epi32(odds, even, _mm512_slli_epi64(odd, 32))};
-#elif defined(__AVX2__)
-    const __m256i m = _mm256_set1_epi32(std::int32_t(by));
-    const __m256i even = _mm256_mul_epu32((__m256i)x, m);
-    const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64((__m256i)x, 32), m);
-    return {(Words)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa),
-            (Words)_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa)};
-#else
-    Wide out;
-    for (int i = 0; i < WORDS; ++i) {
-        const std::uint64_t product = std::uint64_t(by) * x[i];
-        out.high[i] = std::uint32_t(product >> 32);
-        out.low[i] = std::uint32_t(product);
-    }
-    return out;
-#endif
-}
 
 inline Floats floats_of(Integers x) { return __builtin_convertvector(x, Floats); }
 

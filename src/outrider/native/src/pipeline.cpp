@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "isa.hpp"
+#include "noise.hpp"
 
 namespace outrider {
 namespace {
@@ -11,7 +11,7 @@ namespace {
 constexpr float NEVER = -INFINITY;
 
 // The largest element; NaNs are passed over.
-float most(const float* z, int count) {
+float highest_of(const float* z, int count) {
     F32x16 best = splat(NEVER);
     int i = 0;
     for (; i + LANES <= count; i += LANES) best = max(load(z + i), best);
@@ -31,7 +31,7 @@ float kth(const float* z, int count, int k) {
     std::vector<float> some;
     float least = NEVER;
     if (k <= count / block) {
-        for (int i = 0; i + block <= count; i += block) some.push_back(most(z + i, block));
+        for (int i = 0; i + block <= count; i += block) some.push_back(highest_of(z + i, block));
         std::nth_element(some.begin(), some.begin() + k - 1, some.end(), std::greater<>());
         least = some[k - 1];
         some.clear();
@@ -45,7 +45,7 @@ float kth(const float* z, int count, int k) {
 
 // Leaves the fewest of the likeliest tokens whose mass reaches `share` of all.
 void cut_mass(float* z, int count, float share) {
-    const float top = most(z, count);
+    const float top = highest_of(z, count);
     if (!std::isfinite(top)) return;
     // Masses by how far z lies below the largest, so that only one bin has to be sorted.
     constexpr int bins = 1024;
@@ -149,14 +149,14 @@ void Pipeline::apply(float* z, int output, Path path, bool late_only) const {
     if (o.temperature == 0) return;
     if (o.temperature != 1)
         for (int i = 0; i < count; ++i) z[i] = z[i] / o.temperature;
-    if (o.min_p <= 0) cut_below(z, count, most(z, count) + o.min_p);
+    if (o.min_p <= 0) cut_below(z, count, highest_of(z, count) + o.min_p);
     if (o.top_k > 0 && o.top_k < count) cut_below(z, count, kth(z, count, o.top_k));
     if (o.top_p < 1) cut_mass(z, count, o.top_p);
 }
 
 Logprobs logprobs(const float* z, int vocabulary, int token, int count, std::int32_t* ids,
                   float* values) {
-    const float top = most(z, vocabulary);
+    const float top = highest_of(z, vocabulary);
     double mass = 0;
     int rank = 1, i = 0;
     for (; i + LANES <= vocabulary; i += LANES) mass += total(exp(load(z + i) - splat(top)));
@@ -196,30 +196,36 @@ int index_of(const float* z, int count, float value) {
     return at;
 }
 
+// look(first) for every block of a row, that of the likeliest token before all others, since it sets
+// the bar high.
+template <class Look>
+void each_block(int vocabulary, int likeliest, Look look) {
+    const int start = likeliest / NOISE_BLOCK * NOISE_BLOCK;
+    look(start);
+    for (int first = 0; first < vocabulary; first += NOISE_BLOCK)
+        if (first != start) look(first);
+}
+
 }  // namespace
 
 Drawn draw(const float* z, int vocabulary, const NoiseKey* key) {
     if (any_nan(z, vocabulary)) return {0, NAN};
-    const float top = most(z, vocabulary);
+    const float top = highest_of(z, vocabulary);
     const int likeliest = index_of(z, vocabulary, top);
     if (!key || !std::isfinite(top)) return {likeliest, top};
     Drawn best{likeliest, NEVER};
-    auto look = [&](int first) {
+    each_block(vocabulary, likeliest, [&](int first) {
         const int count = std::min(NOISE_BLOCK, vocabulary - first);
         // No noise lifts what lies further below; adding rounds upwards no more than the best.
-        if (most(z + first, count) + MOST_NOISE < best.score) return;
+        if (highest_of(z + first, count) + MOST_NOISE < best.score) return;
         float scores[NOISE_BLOCK];
         gumbel_block(*key, std::uint32_t(first), scores);
         for (int i = 0; i < count; ++i) scores[i] += z[first + i];
-        const float here = most(scores, count);
+        const float here = highest_of(scores, count);
         if (here < best.score) return;
         const int token = first + index_of(scores, count, here);
         if (here > best.score || token < best.token) best = {token, here};
-    };
-    const int start = likeliest / NOISE_BLOCK * NOISE_BLOCK;  // sets the bar high
-    look(start);
-    for (int first = 0; first < vocabulary; first += NOISE_BLOCK)
-        if (first != start) look(first);
+    });
     return best;
 }
 
@@ -229,10 +235,10 @@ void draw_some(const float* z, int vocabulary, const NoiseKey* key, int count, D
         return;
     }
     std::fill(out, out + count, Drawn{vocabulary, NEVER});
-    const float top = most(z, vocabulary), lift = key ? MOST_NOISE : 0;
-    auto look = [&](int first) {
+    const float lift = key ? MOST_NOISE : 0;
+    each_block(vocabulary, index_of(z, vocabulary, highest_of(z, vocabulary)), [&](int first) {
         const int here = std::min(NOISE_BLOCK, vocabulary - first);
-        if (most(z + first, here) + lift < out[count - 1].score) return;
+        if (highest_of(z + first, here) + lift < out[count - 1].score) return;
         float scores[NOISE_BLOCK] = {};
         if (key) gumbel_block(*key, std::uint32_t(first), scores);
         for (int i = 0; i < here; ++i) {
@@ -246,11 +252,15 @@ void draw_some(const float* z, int vocabulary, const NoiseKey* key, int count, D
             for (; place > 0 && before(out[place - 1]); --place) out[place] = out[place - 1];
             out[place] = drawn;
         }
-    };
-    const int start = index_of(z, vocabulary, top) / NOISE_BLOCK * NOISE_BLOCK;  // sets the bar high
-    look(start);
-    for (int first = 0; first < vocabulary; first += NOISE_BLOCK)
-        if (first != start) look(first);
+    });
+}
+
+void write_noise(const NoiseKey& key, std::int64_t count, float* out) {
+    for (std::int64_t first = 0; first < count; first += NOISE_BLOCK) {
+        float g[NOISE_BLOCK];
+        gumbel_block(key, std::uint32_t(first), g);
+        for (int i = 0; i < NOISE_BLOCK && first + i < count; ++i) out[first + i] = g[i];
+    }
 }
 
 }  // namespace outrider

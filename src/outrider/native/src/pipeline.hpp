@@ -6,9 +6,16 @@
 #include <vector>
 
 #include "guard.hpp"
-#include "noise.hpp"
 
 namespace outrider {
+
+constexpr int NOISE_BLOCK = 128;     // tokens that are drawn together
+constexpr float MOST_NOISE = 22.9f;  // above every g
+
+struct NoiseKey {
+    std::uint32_t low, high;  // of the seed
+    std::uint32_t position, sample;
+};
 
 // The ids between the committed tokens and a row's position.
 struct Path {
@@ -69,6 +76,9 @@ Drawn draw(const float* z, int vocabulary, const NoiseKey* key);
 // The `count` highest of z + g (of z with no `key`), highest first, the lower id first on a tie; NaN
 // where an element of z is.
 void draw_some(const float* z, int vocabulary, const NoiseKey* key, int count, Drawn* out);
+
+// Writes the noise of `count` tokens from id 0 on.
+void write_noise(const NoiseKey& key, std::int64_t count, float* out);
 
 // Of the logits z: a token's log probability and rank, and the `count` likeliest ids with theirs.
 struct Logprobs {

@@ -13,7 +13,7 @@ namespace outrider {
 inline void run(const Model& model, Store& store, const Rows& rows,
                 const std::vector<std::int32_t>& sublayers, float* logits, Hidden hidden = {}) {
     forward(model, store, rows,
-            Wanted{sublayers.data(), int(sublayers.size()), hidden.layers, hidden.count, logits,
+            ForwardRequest{sublayers.data(), int(sublayers.size()), hidden.layers, hidden.count, logits,
                    hidden.out, hidden.rows});
 }
 

@@ -1,8 +1,7 @@
 // Products of a few rows with large matrices: every block of weights is read once for all rows.
 //
-// A matrix [out, in] is packed in units of 16 outputs: [in / pair][16 outputs][pair], zeros behind
-// the last output and behind the last input (padded to 32). An output is the sum over its inputs in
-// order, in one lane, whichever rows and outputs are computed beside it.
+// An output is the sum over its inputs in order, in one lane, whichever rows and outputs are computed
+// beside it.
 #pragma once
 
 #include <cmath>
@@ -11,28 +10,9 @@
 
 #include "fetch.hpp"
 #include "isa.hpp"
-#include "memory.hpp"
+#include "matrix.hpp"
 
 namespace outrider {
-
-constexpr int IN_PAD = 32;  // inputs, and with them the strides of activations
-
-// A stride of at least `width`, itself a multiple of IN_PAD: rows a power of two apart would share
-// few of the cache's sets.
-constexpr int apart(int width) { return width / IN_PAD % 2 ? width : width + IN_PAD; }
-
-template <class T>
-struct Matrix {
-    Memory<T> data;
-    Memory<float> bias;  // [units * 16] or empty
-    int units = 0;
-    int inputs = 0;  // padded
-
-    std::size_t unit_size() const { return std::size_t(inputs) * LANES; }
-    const T* at(int unit) const { return data.data() + unit * unit_size(); }
-    bool empty() const { return units == 0; }
-    std::size_t bytes() const { return data.bytes() + bias.bytes(); }
-};
 
 // Units of a matrix from `first` on, as a product reads them.
 template <class T>
@@ -48,25 +28,8 @@ struct Units {
     const T* at(int unit) const { return data + (unit - first) * unit_size(); }
 };
 
-// One unit of outputs from `count` <= 16 rows of [., in], `stride` apart.
-template <class T>
-void pack_unit(T* to, const T* from, std::size_t stride, int count, int in) {
-    constexpr int pair = PER_LANE<T>;
-    for (int lane = 0; lane < count; ++lane)
-        for (int k = 0; k < in; ++k)
-            to[std::size_t(k / pair) * LANES * pair + lane * pair + k % pair] = from[lane * stride + k];
-}
-
-// A row of a matrix of one part: `in` numbers.
-template <class T>
-void unpack_row(const Matrix<T>& m, int row, T* to, int in) {
-    constexpr int pair = PER_LANE<T>;
-    const T* from = m.data.data() + row / LANES * m.unit_size() + row % LANES * pair;
-    for (int k = 0; k < in; ++k) to[k] = from[std::size_t(k / pair) * LANES * pair + k % pair];
-}
-
 // What becomes of finished sums.
-struct End {
+struct Epilogue {
     enum Kind { put, add, gate, swish } kind;
     float* y = nullptr;        // put: y = sum; add: y += scale * sum; swish: y += silu(sum)
     std::size_t stride = 0;    // of y
@@ -80,11 +43,11 @@ struct End {
 
 inline F32x16 silu(F32x16 x) { return x / (splat(1.0f) + exp(splat(0.0f) - x)); }
 
-inline void finish_one(const End& end, int row, int unit, F32x16 sum) {
-    float* y = end.y + row * end.stride + std::size_t(unit) * LANES;
-    int left = end.columns - unit * LANES;
-    if (end.kind == End::put) {
-        sum = sum * splat(end.scale);
+inline void finish_one(const Epilogue& epilogue, int row, int unit, F32x16 sum) {
+    float* y = epilogue.y + row * epilogue.stride + std::size_t(unit) * LANES;
+    int left = epilogue.columns - unit * LANES;
+    if (epilogue.kind == Epilogue::put) {
+        sum = sum * splat(epilogue.scale);
         if (left >= LANES) {
             store(y, sum);
         } else {
@@ -92,28 +55,28 @@ inline void finish_one(const End& end, int row, int unit, F32x16 sum) {
             store(last, sum);
             for (int i = 0; i < left; ++i) y[i] = last[i];
         }
-    } else if (end.kind == End::swish) {
+    } else if (epilogue.kind == Epilogue::swish) {
         store(y, load(y) + silu(sum));
     } else {
-        store(y, fma(sum, splat(end.scale), load(y)));
+        store(y, fma(sum, splat(epilogue.scale), load(y)));
     }
 }
 
 template <int C>
-inline void finish(const End& end, const float* bias, int row, int unit, F32x16* sums) {
+inline void finish(const Epilogue& epilogue, const float* bias, int row, int unit, F32x16* sums) {
     for (int c = 0; bias && c < C; ++c) sums[c] = sums[c] + load(bias + (unit + c) * LANES);
-    if (end.kind == End::gate) {
-        const std::size_t at = row * end.gated_stride + std::size_t(unit / 2) * LANES;
+    if (epilogue.kind == Epilogue::gate) {
+        const std::size_t at = row * epilogue.gated_stride + std::size_t(unit / 2) * LANES;
         for (int c = 0; c + 1 < C; c += 2) {
             const F32x16 gated = silu(sums[c]) * sums[c + 1];
-            if (end.narrow)
-                store(static_cast<bf16*>(end.gated) + at + c / 2 * LANES, gated);
+            if (epilogue.narrow)
+                store(static_cast<bf16*>(epilogue.gated) + at + c / 2 * LANES, gated);
             else
-                store(static_cast<float*>(end.gated) + at + c / 2 * LANES, gated);
+                store(static_cast<float*>(epilogue.gated) + at + c / 2 * LANES, gated);
         }
         return;
     }
-    for (int c = 0; c < C; ++c) finish_one(end, row, unit + c, sums[c]);
+    for (int c = 0; c < C; ++c) finish_one(epilogue, row, unit + c, sums[c]);
 }
 
 // Bytes between what is read and what is asked for, to be in the second-level cache by then. The
@@ -169,7 +132,7 @@ private:
 // that of its inputs, for every R and C.
 template <class T, int R, int C, class Inputs>
 inline void block(const Units<T>& m, int unit, const T* x, std::size_t stride, int row,
-                  const End& end, const Inputs& inputs) {
+                  const Epilogue& epilogue, const Inputs& inputs) {
     constexpr int side = R * C > MAX_SUMS ? 1 : C;
     const T* x0 = x + row * stride;
     const std::size_t size = m.unit_size();
@@ -196,16 +159,16 @@ inline void block(const Units<T>& m, int unit, const T* x, std::size_t stride, i
         for (int r = 0; r < R; ++r)
             for (int c = 0; c < side; ++c) all[r][first + c] = sums[r][c];
     }
-    for (int r = 0; r < R; ++r) finish<C>(end, m.bias, row + r, unit, all[r]);
+    for (int r = 0; r < R; ++r) finish<C>(epilogue, m.bias, row + r, unit, all[r]);
 }
 
 // Units [first, last) for R rows, as many side by side as registers hold; those of a gate go in
 // pairs.
 template <class T, int R, int C, class Inputs>
 inline void units(const Units<T>& m, int first, int last, const T* x, std::size_t stride, int row,
-                  const End& end, const Inputs& inputs) {
-    for (; last - first >= C; first += C) block<T, R, C>(m, first, x, stride, row, end, inputs);
-    if constexpr (C > 1) units<T, R, C / 2>(m, first, last, x, stride, row, end, inputs);
+                  const Epilogue& epilogue, const Inputs& inputs) {
+    for (; last - first >= C; first += C) block<T, R, C>(m, first, x, stride, row, epilogue, inputs);
+    if constexpr (C > 1) units<T, R, C / 2>(m, first, last, x, stride, row, epilogue, inputs);
 }
 
 constexpr int width(int rows, int most) {
@@ -217,12 +180,12 @@ constexpr int width(int rows, int most) {
 // As `product` for `rows` <= R, up to MOST units side by side.
 template <class T, int R, int MOST, class Inputs>
 inline void tile(const Units<T>& m, int first, int last, const T* x, std::size_t stride, int row,
-                 int rows, const End& end, const Inputs& inputs) {
+                 int rows, const Epilogue& epilogue, const Inputs& inputs) {
     if (rows == R) {
-        units<T, R, width(R, MOST)>(m, first, last, x, stride, row, end, inputs);
+        units<T, R, width(R, MOST)>(m, first, last, x, stride, row, epilogue, inputs);
         return;
     }
-    if constexpr (R > 1) tile<T, R - 1, MOST>(m, first, last, x, stride, row, rows, end, inputs);
+    if constexpr (R > 1) tile<T, R - 1, MOST>(m, first, last, x, stride, row, rows, epilogue, inputs);
 }
 
 // Bytes of units that stay in the second-level cache while all rows pass by.
@@ -265,19 +228,19 @@ inline Units<float> widened(const Matrix<bf16>& m, int first, int last) {
 // As `product`, of more rows than MOST_ROWS; those that are widened are given as fp32.
 template <class T, class X>
 void product_of_many(const Matrix<T>& m, int first, int last, const X* x, std::size_t stride,
-                     int rows, const End& end) {
+                     int rows, const Epilogue& epilogue) {
     constexpr int most = MOST_ROWS<X>;
     const int tiles = tiles_of(rows, most);
     const int few = rows > MANY ? near_units(m.unit_size() * sizeof(X)) : 2;
     for (int unit = first; unit < last; unit += few) {
         const int stop = unit + few < last ? unit + few : last;
-        const PassedBy<T> inputs(m, unit, stop - unit, tiles, end.upcoming);
+        const PassedBy<T> inputs(m, unit, stop - unit, tiles, epilogue.upcoming);
         const Units<X> near = [&]() -> Units<X> {
             if constexpr (sizeof(X) == sizeof(T)) return m;
             else return widened(m, unit, stop);
         }();
         each_tile(rows, tiles, [&](int row, int count) {
-            tile<X, most, 2>(near, unit, stop, x, stride, row, count, end, inputs);
+            tile<X, most, 2>(near, unit, stop, x, stride, row, count, epilogue, inputs);
         });
     }
 }
@@ -285,10 +248,10 @@ void product_of_many(const Matrix<T>& m, int first, int last, const X* x, std::s
 // y[row, outputs of units first..last) for all rows; x [rows, stride], zero behind its inputs.
 template <class T>
 void product(const Matrix<T>& m, int first, int last, const T* x, std::size_t stride, int rows,
-             const End& end) {
+             const Epilogue& epilogue) {
     constexpr int most = MOST_ROWS<T>;
-    if (rows > most) return product_of_many(m, first, last, x, stride, rows, end);
-    tile<T, most, 8>(Units<T>(m), first, last, x, stride, 0, rows, end, Streamed<T>());
+    if (rows > most) return product_of_many(m, first, last, x, stride, rows, epilogue);
+    tile<T, most, 8>(Units<T>(m), first, last, x, stride, 0, rows, epilogue, Streamed<T>());
 }
 
 }  // namespace outrider

@@ -6,71 +6,26 @@
 // it nor on whether tiles or lanes do it.
 #pragma once
 
+#include "packed.hpp"
 #include "product.hpp"
 #include "sums.hpp"
 
 namespace outrider {
 
-constexpr int LONGEST_BLOCK = 128;
 constexpr int HIGHEST_DIGIT = 127 * 256, HIGHEST_SHORT = 127;
 // Below this a block's activations count as zeros: their scale's inverse would not be finite.
 constexpr float FAINTEST = 1e-33f;
 
-// A matrix [out, in], w = scale * (code - zero), in units of 16 outputs. Inputs are padded group by
-// group: one of up to 128 is a block, a longer one several of 128. Zeros stand in for what pads.
-struct Packed {
-    Memory<std::uint8_t> codes;    // [units][blocks][inputs of a block][16], see sums.hpp
-    Memory<std::uint16_t> scales;  // fp16 [units][groups][16], times `factor`
-    Memory<std::uint8_t> zeros;    // [units][groups][16], or empty: 2^(bits - 1)
-    Memory<float> bias;            // [units * 16] or empty
-    float factor = 1;              // a power of two
-    int units = 0, in = 0, bits = 0;
-    int group = 0, groups = 0;
-    int block = 0, split = 0;  // padded inputs of a block (32, 64 or 128), blocks of a group
-
-    bool empty() const { return units == 0; }
-    std::size_t bytes() const {
-        return codes.bytes() + scales.bytes() + zeros.bytes() + bias.bytes();
-    }
-    bool same(const Packed& other) const {
-        return bits == other.bits && in == other.in && group == other.group &&
-               factor == other.factor && codes.same(other.codes) && scales.same(other.scales) &&
-               zeros.same(other.zeros) && bias.same(other.bias);
-    }
-    int blocks() const { return groups * split; }
-    int width() const { return blocks() * block; }
-    // Half of the bytes of a row of digits: an odd number of cache lines, since rows a power of two
-    // apart would share few of the cache's sets.
-    int half() const { return ((width() + 63) / 64 | 1) * 64; }
-    std::size_t unit_size() const { return std::size_t(width()) * LANES * bits / 8; }
-    // The first input of a block, and how many there are.
-    int start(int b) const { return b / split * group + b % split * LONGEST_BLOCK; }
-    int length(int b) const {
-        int end = (b / split + 1) * group < in ? (b / split + 1) * group : in;
-        int left = end - start(b);
-        return left < 0 ? 0 : left < LONGEST_BLOCK ? left : LONGEST_BLOCK;
-    }
-};
-
-// Packs codes [out, in], scales and zeros [out, groups] (of `group` inputs each; `zeros` may be null) and bias [out] (null:
-// none) in `parts` whose units take turns. Returns what is wrong with them, or null.
-const char* pack(Packed& to, const std::uint8_t* codes, const float* scales,
-                 const std::uint8_t* zeros, const float* bias, int out, int in, int bits, int group,
-                 int groups, int parts);
-
-// Writes a row of a matrix of one part: `in` numbers.
-void unpack_row(const Packed& m, int row, float* to);
-
 // Rows of activations as their product wants them.
 struct Digits {
     std::int8_t* digits;  // [rows][2 * half], see sums.hpp
-    Part* parts;          // [rows][blocks]
+    BlockSummary* parts;          // [rows][blocks]
     bool coarse;          // of 8 bits, in the room of 16
 };
 
 template <class T>
 void digitise_block(const T* x, int block, int highest_digit, std::int8_t* row, int half, int at,
-                    bool bytes, Part& part) {
+                    bool bytes, BlockSummary& part) {
     Ints peak = ints(0);
     for (int i = 0; i < block; i += LANES) peak = max(peak, magnitude(load(x + i)));
     const std::int32_t bits = highest(peak);
@@ -125,7 +80,7 @@ inline std::ptrdiff_t ahead(int distance, int bytes, int blocks, std::size_t siz
 // R rows by C units, by `Sum`s over a block: of all units at once where registers hold them, so that
 // memory is read in several streams and digits once for all, else of one after the other.
 template <int BITS, class Sum, int R, int C>
-void digit_block(const Packed& m, int unit, const Digits& x, int row, const End& end) {
+void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epilogue& epilogue) {
     constexpr int step = 32 / BITS;
     // Two sums a row where there are few, so that one need not wait for the other.
     constexpr int each = R <= 2 && C <= 2 ? 2 : 1;
@@ -134,7 +89,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
     const std::size_t size = m.unit_size(), bytes = std::size_t(m.block) * LANES * BITS / 8;
     const std::uint8_t* w = m.codes.data() + unit * size;
     const std::int8_t* digits = x.digits + std::size_t(row) * 2 * half;
-    const Part* parts = x.parts + std::size_t(row) * blocks;
+    const BlockSummary* parts = x.parts + std::size_t(row) * blocks;
     alignas(16) std::uint8_t middle[LANES];
     std::memset(middle, 1 << (BITS - 1), LANES);
     F32x16 sums[C][R];
@@ -154,7 +109,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
                         all[i][c][r] = i ? Sum() : Sum(zeros, parts[r * blocks + b]);
             }
             for (int k = 0; k < m.block; k += INPUTS) {
-                if (end.upcoming) [[unlikely]] (*end.upcoming)(ASKED);
+                if (epilogue.upcoming) [[unlikely]] (*epilogue.upcoming)(ASKED);
 #pragma GCC unroll 8
                 for (int i = 0; i < INPUTS / step; ++i, from += 64) {
                     Codes<BITS> codes[side];
@@ -164,12 +119,12 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
                     }
 #pragma GCC unroll 2
                     for (int p = 0; p < step / 4; ++p) {
-                        typename Sum::Four fours[side];
-                        for (int c = 0; c < side; ++c) fours[c] = {codes[c], p};
+                        typename Sum::FourCodes unpacked[side];
+                        for (int c = 0; c < side; ++c) unpacked[c] = {codes[c], p};
                         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
                             for (int c = 0; c < side; ++c)
-                                all[i % each][c][r].add(fours[c], line + std::size_t(r) * 2 * half,
+                                all[i % each][c][r].add(unpacked[c], line + std::size_t(r) * 2 * half,
                                                         half, k + i * step + 4 * p);
                     }
                 }
@@ -197,7 +152,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
     for (int r = 0; r < R; ++r) {
         F32x16 line[C];
         for (int c = 0; c < C; ++c) line[c] = sums[c][r] * splat(m.factor);
-        finish<C>(end, m.bias.data(), row + r, unit, line);
+        finish<C>(epilogue, m.bias.data(), row + r, unit, line);
     }
 }
 
@@ -211,29 +166,29 @@ constexpr bool FOUR_UNITS =
 
 template <int BITS, class Sum, int R>
 void digit_tile(const Packed& m, int first, int last, const Digits& x, int row, int rows,
-                const End& end) {
+                const Epilogue& epilogue) {
     if (rows == R) {
         if constexpr (FOUR_UNITS<BITS, Sum, R>)
             for (; last - first >= 4; first += 4)
-                digit_block<BITS, Sum, R, 4>(m, first, x, row, end);
-        for (; last - first >= 2; first += 2) digit_block<BITS, Sum, R, 2>(m, first, x, row, end);
-        if (first < last) digit_block<BITS, Sum, R, 1>(m, first, x, row, end);
+                digit_block<BITS, Sum, R, 4>(m, first, x, row, epilogue);
+        for (; last - first >= 2; first += 2) digit_block<BITS, Sum, R, 2>(m, first, x, row, epilogue);
+        if (first < last) digit_block<BITS, Sum, R, 1>(m, first, x, row, epilogue);
         return;
     }
-    if constexpr (R > 1) digit_tile<BITS, Sum, R - 1>(m, first, last, x, row, rows, end);
+    if constexpr (R > 1) digit_tile<BITS, Sum, R - 1>(m, first, last, x, row, rows, epilogue);
 }
 
 // y[row, outputs of units first..last) for all rows, without tiles.
 template <int BITS, class Sum>
 void product_in_lanes(const Packed& m, int first, int last, const Digits& x, int rows,
-                      const End& end) {
+                      const Epilogue& epilogue) {
     if (rows <= Sum::ROWS)
-        return digit_tile<BITS, Sum, Sum::ROWS>(m, first, last, x, 0, rows, end);
+        return digit_tile<BITS, Sum, Sum::ROWS>(m, first, last, x, 0, rows, epilogue);
     const int tiles = tiles_of(rows, Sum::ROWS), few = near_units(m.unit_size());
     for (int unit = first; unit < last; unit += few) {
         const int stop = unit + few < last ? unit + few : last;
         each_tile(rows, tiles, [&](int row, int count) {
-            digit_tile<BITS, Sum, Sum::ROWS>(m, unit, stop, x, row, count, end);
+            digit_tile<BITS, Sum, Sum::ROWS>(m, unit, stop, x, row, count, epilogue);
         });
     }
 }

@@ -60,7 +60,7 @@ struct DigitRun {
     const bool halves = m.block > DIGIT_INPUTS;
     const std::size_t bytes = std::size_t(m.block) * LANES * BITS / 8;
     const std::int8_t* const digits;
-    const Part* const parts;
+    const BlockSummary* const parts;
     alignas(64) std::int32_t ints[C][16 * LANES];
     alignas(64) std::uint8_t codes[C][BITS == 4 ? LONGEST_BLOCK * LANES : 1];
     alignas(64) F32x16 sums[C][DIGIT_LINES];
@@ -104,7 +104,7 @@ struct DigitRun {
         const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
         const F32x16 scale = load_half(m.scales.data() + at);
         const std::int32_t* line = ints[c];
-        const Part* part = parts + b;
+        const BlockSummary* part = parts + b;
         for (int r = 0; r < rows; ++r, line += 2 * LANES, part += blocks) {
             const __m512i high = _mm512_slli_epi32(_mm512_load_si512(line), 8);
             const __m512i low = _mm512_load_si512(line + LANES);
@@ -141,19 +141,19 @@ struct DigitRun {
 
 template <int BITS, int C>
 void digit_tiles(const Packed& m, int unit, const std::uint8_t* w, std::size_t size,
-                 const Digits& x, int row, int rows, const End& end) {
+                 const Digits& x, int row, int rows, const Epilogue& epilogue) {
     DigitRun<BITS, C> work(m, unit, w, size, x, row, rows);
     work.run();
     for (int r = 0; r < rows; ++r) {
         F32x16 line[C];
         for (int c = 0; c < C; ++c) line[c] = work.sums[c][r] * splat(m.factor);
-        finish<C>(end, m.bias.data(), row + r, unit, line);
+        finish<C>(epilogue, m.bias.data(), row + r, unit, line);
     }
 }
 
 // All rows by C units, eight rows after eight.
 template <int C>
-void digit_rows(const Packed& m, int unit, const Digits& x, int rows, const End& end, int& loaded) {
+void digit_rows(const Packed& m, int unit, const Digits& x, int rows, const Epilogue& epilogue, int& loaded) {
     const std::uint8_t* w = m.codes.data() + unit * m.unit_size();
     const bool bytes = m.bits == 8 || rows > UNPACKED_ROWS;
     std::size_t size = m.unit_size();
@@ -173,9 +173,9 @@ void digit_rows(const Packed& m, int unit, const Digits& x, int rows, const End&
             loaded = lines;
         }
         if (bytes)
-            digit_tiles<8, C>(m, unit, w, size, x, row, lines, end);
+            digit_tiles<8, C>(m, unit, w, size, x, row, lines, epilogue);
         else
-            digit_tiles<4, C>(m, unit, w, size, x, row, lines, end);
+            digit_tiles<4, C>(m, unit, w, size, x, row, lines, epilogue);
     }
 }
 
@@ -185,27 +185,27 @@ struct Tiles {
 };
 
 inline void product_in_tiles(const Packed& m, int first, int last, const Digits& x, int rows,
-                             const End& end) {
+                             const Epilogue& epilogue) {
     const Tiles tiles;
     int loaded = 0;
-    for (; last - first >= 4; first += 4) digit_rows<4>(m, first, x, rows, end, loaded);
-    for (; last - first >= 2; first += 2) digit_rows<2>(m, first, x, rows, end, loaded);
-    if (first < last) digit_rows<1>(m, first, x, rows, end, loaded);
+    for (; last - first >= 4; first += 4) digit_rows<4>(m, first, x, rows, epilogue, loaded);
+    for (; last - first >= 2; first += 2) digit_rows<2>(m, first, x, rows, epilogue, loaded);
+    if (first < last) digit_rows<1>(m, first, x, rows, epilogue, loaded);
 }
 
 #endif
 
 inline void product(const Packed& m, int first, int last, const Digits& x, int rows,
-                    const End& end) {
+                    const Epilogue& epilogue) {
 #if defined(__AMX_INT8__)
-    if (rows >= FEWEST_TILED) return product_in_tiles(m, first, last, x, rows, end);
+    if (rows >= FEWEST_TILED) return product_in_tiles(m, first, last, x, rows, epilogue);
 #endif
     if (m.bits == 4) {
-        x.coarse ? product_in_lanes<4, Short<4>>(m, first, last, x, rows, end)
-                 : product_in_lanes<4, Sums>(m, first, last, x, rows, end);
+        x.coarse ? product_in_lanes<4, Short<4>>(m, first, last, x, rows, epilogue)
+                 : product_in_lanes<4, Sums>(m, first, last, x, rows, epilogue);
     } else {
-        x.coarse ? product_in_lanes<8, Short<8>>(m, first, last, x, rows, end)
-                 : product_in_lanes<8, Sums>(m, first, last, x, rows, end);
+        x.coarse ? product_in_lanes<8, Short<8>>(m, first, last, x, rows, epilogue)
+                 : product_in_lanes<8, Sums>(m, first, last, x, rows, epilogue);
     }
 }
 

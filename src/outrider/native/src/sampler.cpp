@@ -106,12 +106,7 @@ const char* outrider_logprobs(const float* z, int num_rows, int count, int vocab
 
 void outrider_noise(std::uint64_t seed, std::uint32_t position, std::uint32_t sample,
                         std::int64_t count, float* out) noexcept {
-    const NoiseKey key{std::uint32_t(seed), std::uint32_t(seed >> 32), position, sample};
-    for (std::int64_t first = 0; first < count; first += NOISE_BLOCK) {
-        float g[NOISE_BLOCK];
-        gumbel_block(key, std::uint32_t(first), g);
-        for (int i = 0; i < NOISE_BLOCK && first + i < count; ++i) out[first + i] = g[i];
-    }
+    write_noise({std::uint32_t(seed), std::uint32_t(seed >> 32), position, sample}, count, out);
 }
 
 }  // namespace outrider

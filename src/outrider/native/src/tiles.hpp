@@ -36,17 +36,17 @@ inline void fetch_tile(const bf16* w) {
 
 template <int C>
 inline void finish_tiles(const Matrix<bf16>& m, const float (*sums)[TILE_ROWS * LANES], int unit,
-                         int row, int rows, const End& end) {
+                         int row, int rows, const Epilogue& epilogue) {
     for (int r = 0; r < rows; ++r) {
         F32x16 line[C];
         for (int c = 0; c < C; ++c) line[c] = load(sums[c] + r * LANES);
-        finish<C>(end, m.bias.data(), row + r, unit, line);
+        finish<C>(epilogue, m.bias.data(), row + r, unit, line);
     }
 }
 
 // Up to 16 rows by `count` of 1, 2 or 4 units.
 inline void row_of_tiles(const Matrix<bf16>& m, int unit, int count, const bf16* x,
-                         std::size_t stride, int rows, const End& end) {
+                         std::size_t stride, int rows, const Epilogue& epilogue) {
     alignas(64) float sums[4][TILE_ROWS * LANES];
     constexpr int ahead = 2 * TILE_INPUTS;
     const std::size_t size = m.unit_size();
@@ -76,11 +76,11 @@ inline void row_of_tiles(const Matrix<bf16>& m, int unit, int count, const bf16*
     _tile_stored(2, sums[2], 64);
     _tile_stored(3, sums[3], 64);
     if (count == 4)
-        finish_tiles<4>(m, sums, unit, 0, rows, end);
+        finish_tiles<4>(m, sums, unit, 0, rows, epilogue);
     else if (count == 2)
-        finish_tiles<2>(m, sums, unit, 0, rows, end);
+        finish_tiles<2>(m, sums, unit, 0, rows, epilogue);
     else
-        finish_tiles<1>(m, sums, unit, 0, rows, end);
+        finish_tiles<1>(m, sums, unit, 0, rows, epilogue);
 }
 
 // Inputs of a step: of two units' weights and 32 rows as many as the first-level cache holds.
@@ -133,7 +133,7 @@ inline void step_of_tiles(float (*sums)[2][TILE_ROWS * LANES], bool first, const
 // weights stay near while all rows pass by. Sums that wait in memory are none the less exact.
 template <int C>
 inline void rows_of_tiles(const Matrix<bf16>& m, int unit, const bf16* x, std::size_t stride,
-                          int row, int rows, const End& end, Sums16& room) {
+                          int row, int rows, const Epilogue& epilogue, Sums16& room) {
     const std::size_t size = m.unit_size();
     const bf16* w = m.data.data() + unit * size;
     // Rows that pass by once keep nothing near: one step, whose own weights are asked for.
@@ -161,12 +161,12 @@ inline void rows_of_tiles(const Matrix<bf16>& m, int unit, const bf16* x, std::s
     }
     for (int r = 0; r < rows; r += TILE_ROWS)
         finish_tiles<C>(m, room.tiles[r / TILE_ROWS], unit, row + r,
-                        rows - r < TILE_ROWS ? rows - r : TILE_ROWS, end);
+                        rows - r < TILE_ROWS ? rows - r : TILE_ROWS, epilogue);
 }
 
 // As `product`; x has room for a multiple of 16 rows, of which those behind `rows` do not matter.
 inline void product(const Matrix<bf16>& m, int first, int last, const bf16* x, std::size_t stride,
-                    int rows, const End& end) {
+                    int rows, const Epilogue& epilogue) {
     const TileConfig config(rows < TILE_ROWS ? rows : TILE_ROWS);
     // The compiler does not know what the tile instructions read.
     asm volatile("" ::"r"(&config), "r"(x) : "memory");
@@ -174,7 +174,7 @@ inline void product(const Matrix<bf16>& m, int first, int last, const bf16* x, s
     if (rows <= TILE_ROWS) {
         while (first < last) {
             const int count = last - first >= 4 ? 4 : last - first >= 2 ? 2 : 1;
-            row_of_tiles(m, first, count, x, stride, rows, end);
+            row_of_tiles(m, first, count, x, stride, rows, epilogue);
             first += count;
         }
         return _tile_release();
@@ -184,8 +184,8 @@ inline void product(const Matrix<bf16>& m, int first, int last, const bf16* x, s
         const int count = rows - row < STEP_ROWS ? rows - row : STEP_ROWS;
         int unit = first;
         for (; last - unit >= 2; unit += 2)
-            rows_of_tiles<2>(m, unit, x, stride, row, count, end, room);
-        if (unit < last) rows_of_tiles<1>(m, unit, x, stride, row, count, end, room);
+            rows_of_tiles<2>(m, unit, x, stride, row, count, epilogue, room);
+        if (unit < last) rows_of_tiles<1>(m, unit, x, stride, row, count, epilogue, room);
     }
     _tile_release();
 }

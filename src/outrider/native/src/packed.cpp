@@ -1,5 +1,7 @@
-// Packing of matrices of 4 or 8 bits; see quantized.hpp for the layout.
-#include "quantized.hpp"
+// Packing of matrices of 4 or 8 bits; see packed.hpp for the layout.
+#include <cmath>
+
+#include "packed.hpp"
 
 namespace outrider {
 namespace {
