@@ -52,15 +52,15 @@ int outrider_cpu() noexcept { return cpu_sets(); }
 int outrider_start(int threads) noexcept { return start_pool(threads < 1 ? 1 : threads); }
 
 const char* outrider_page_bytes(const Model* model, int page_size, std::int64_t* bytes) {
-    return guarded([&]() -> const char* {
+    return guarded({model}, [&]() -> const char* {
         if (page_size < 1 || page_size > MOST) return BAD_PAGE;
         *bytes = std::int64_t(page_bytes(model->c, page_size));
         return nullptr;
-    }, model);
+    });
 }
 
 const char* outrider_store(const Model* model, int pages, int page_size, Store** made) {
-    return guarded([&]() -> const char* {
+    return guarded({model}, [&]() -> const char* {
         if (page_size < 1 || page_size > MOST) return BAD_PAGE;
         if (pages < 1 || std::int64_t(pages) * page_size > 0x7fffffff)
             return "a cache has more than 2147483647 positions, or no pages";
@@ -74,7 +74,7 @@ const char* outrider_store(const Model* model, int pages, int page_size, Store**
             LazyMemory(product_of({std::size_t(pages), page_bytes(model->c, page_size)}));
         *made = store.release();
         return nullptr;
-    }, model);
+    });
 }
 
 void outrider_store_free(const Store* store) noexcept { release(store); }
@@ -83,7 +83,7 @@ int outrider_nonfinite(const Store* store) noexcept { return store->num_nonfinit
 
 const char* outrider_move(Store* store, const std::int32_t* from, const std::int32_t* to,
                               int count) {
-    return guarded([&]() -> const char* {
+    return guarded({store}, [&]() -> const char* {
         const std::int64_t slots = std::int64_t(store->pages) * store->page_size;
         if (count < 0) return "there are fewer than no entries to move";
         for (int i = 0; i < count; ++i)
@@ -100,13 +100,13 @@ const char* outrider_move(Store* store, const std::int32_t* from, const std::int
             store->nonfinite[to[i]] = marks[i];
         }
         return nullptr;
-    }, store);
+    });
 }
 
 const char* outrider_fuse(const Model* model, const float* const* hidden, int parts, int rows,
                               int part, const std::int32_t* which, int count, float* states,
                               const std::int32_t* to, int room, int width) {
-    return guarded([&]() -> const char* {
+    return guarded({model}, [&]() -> const char* {
         const Config& c = model->c;
         if (!c.fused || std::int64_t(parts) * part != c.fused || width != c.hidden)
             return "hidden states have another shape than their model";
@@ -116,7 +116,7 @@ const char* outrider_fuse(const Model* model, const float* const* hidden, int pa
         if (!complete(*model)) return INCOMPLETE;
         if (count > 0) fuse(*model, hidden, parts, which, count, states, to);
         return nullptr;
-    }, model);
+    });
 }
 
 const char* outrider_forward(const Model* model, Store* store, const std::int32_t* words,
@@ -125,7 +125,7 @@ const char* outrider_forward(const Model* model, Store* store, const std::int32_
                                  const std::int32_t* hidden, int num_hidden, float* logits,
                                  int num_logits, int vocabulary, float* hidden_out, int num_rows,
                                  int width) {
-    return guarded([&]() -> const char* {
+    return guarded({model, store}, [&]() -> const char* {
         if (store->model != model) return "the cache is another model's";
         if (vocabulary != model->c.vocabulary || width != model->c.hidden)
             return "the room for results has another shape than its model";
@@ -152,7 +152,7 @@ const char* outrider_forward(const Model* model, Store* store, const std::int32_
                 ForwardRequest{sublayers, num_sublayers, hidden, num_hidden, logits, hidden_out,
                        std::size_t(num_rows)});
         return nullptr;
-    }, model, store);
+    });
 }
 
 }  // namespace outrider

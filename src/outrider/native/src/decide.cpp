@@ -86,7 +86,7 @@ const char* outrider_decide(const Model* model, Store* store, const DecideSizes*
                                 const Mask* masks, float* logits,
                                 const std::int32_t* hidden, float* hidden_out,
                                 std::int32_t* tokens, float* scores) {
-    return guarded([&]() -> const char* {
+    return guarded({model, store}, [&]() -> const char* {
         const DecideSizes& n = *sizes;
         if (store->model != model) return "the cache is another model's";
         if (n.vocabulary != model->c.vocabulary || (n.hidden && n.width != model->c.hidden))
@@ -102,7 +102,7 @@ const char* outrider_decide(const Model* model, Store* store, const DecideSizes*
         return decide_all(*model, *store, rows, pipelines, planted, keeps, int(n.pipelines),
                           masks, n.mask_bytes, logits, n.lines, {hidden, int(n.hidden), hidden_out, std::size_t(n.hidden_rows)},
                           tokens, scores);
-    }, model, store);
+    });
 }
 
 }  // namespace outrider

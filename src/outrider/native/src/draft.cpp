@@ -276,7 +276,7 @@ const char* outrider_draft(const Model* model, Store* store, const DraftSizes* s
                                const std::int32_t* sublayers,
                                const std::uint8_t* constrained, AskMask ask,
                                std::int32_t* ints, float* floats) {
-    return guarded([&]() -> const char* {
+    return guarded({model, store}, [&]() -> const char* {
         const DraftSizes& n = *sizes;
         if (store->model != model) return "the cache is another model's";
         if (!complete(*model)) return INCOMPLETE;
@@ -330,7 +330,7 @@ const char* outrider_draft(const Model* model, Store* store, const DraftSizes* s
                 all[i].write(to, to + size, to + 2 * size, chances, chances + size);
         }
         return nullptr;
-    }, model, store);
+    });
 }
 
 }  // namespace outrider

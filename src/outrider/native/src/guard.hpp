@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
 #include <new>
 
 #include "outrider.h"
@@ -56,11 +57,23 @@ private:
     const Counted* object_;
 };
 
-// Returns a sentence that says what is wrong, or null. It keeps `objects` while `work` runs.
-template <class Work, class... Objects>
-const char* guarded(Work work, const Objects*... objects) noexcept {
+// Keeps the `objects` (or null) of a call while `work` runs, which returns a sentence that says what is
+// wrong, or null.
+template <class Work>
+const char* guarded(std::initializer_list<const Counted*> objects, Work work) noexcept {
+    struct Users {
+        explicit Users(std::initializer_list<const Counted*> all) : all(all) {
+            for (const Counted* object : all)
+                if (object) object->enter();
+        }
+        ~Users() {
+            for (const Counted* object : all)
+                if (object) object->leave();
+        }
+        const std::initializer_list<const Counted*> all;
+    };
     const Timed timed;
-    const Using kept[] = {Using(nullptr), Using(objects)...};
+    const Users users(objects);
     try {
         return work();
     } catch (const std::bad_alloc&) {

@@ -65,7 +65,7 @@ std::int64_t run(int pieces) {
 }  // namespace
 
 const char* outrider_read(const void* data, std::int64_t bytes) {
-    return guarded([&]() -> const char* {
+    return guarded({}, [&]() -> const char* {
         constexpr std::int64_t size = PIECE * sizeof(float);
         if (bytes < 0 || bytes % size || bytes / size > 1 << 30)
             return "memory is read in pieces of 128 KiB";
@@ -79,7 +79,7 @@ const char* outrider_read(const void* data, std::int64_t bytes) {
 }
 
 const char* outrider_peak(int kind, int pieces, std::int64_t* products) {
-    return guarded([&]() -> const char* {
+    return guarded({}, [&]() -> const char* {
         if (kind < PEAK_FLOAT32 || kind > PEAK_DIGITS8_CODES4 || pieces < 1 || pieces > 1 << 16)
             return "there is no such kind of products, or no such number of pieces";
         *products = kind == PEAK_FLOAT32    ? run<FloatProducts>(pieces)

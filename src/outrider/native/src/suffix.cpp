@@ -326,7 +326,7 @@ private:
 
 }  // namespace
 const char* outrider_suffix(int room, SuffixIndex** made) {
-    return guarded([&]() -> const char* {
+    return guarded({}, [&]() -> const char* {
         if (room < 1 || room > MOST_ROOM) return "an index has 1 to 67108864 places";
         *made = new SuffixIndex(room);
         return nullptr;
@@ -337,23 +337,23 @@ void outrider_suffix_free(const SuffixIndex* index) noexcept { release(index); }
 
 const char* outrider_suffix_extend(SuffixIndex* index, const std::int32_t* tokens, int count,
                                        int ends) {
-    return guarded([&]() -> const char* {
+    return guarded({index}, [&]() -> const char* {
         for (int i = 0; i < count; ++i)
             if (tokens[i] < 0) return "a token id is below 0";
         return index->change([&] {
             for (int i = 0; i < count; ++i) index->append(tokens[i]);
             if (ends) index->append(BREAK);
         });
-    }, index);
+    });
 }
 
 const char* outrider_suffix_drop(SuffixIndex* index, std::int64_t count, std::int64_t* left) {
-    return guarded([&] { return index->change([&] { *left = index->drop(count); }); }, index);
+    return guarded({index}, [&] { return index->change([&] { *left = index->drop(count); }); });
 }
 
 const char* outrider_suffix_draft(const SuffixIndex* index, const SuffixIndex* store, int depth, int nodes,
                                       std::int32_t* out, std::int64_t* drafted) {
-    return guarded([&]() -> const char* {
+    return guarded({index, store}, [&]() -> const char* {
         if (depth < 1 || nodes < 1) return "a draft has a bad size";
         if (!index->sound || (store && !store->sound)) return "an index was left halfway";
         const Tokens tail = index->tail();
@@ -367,7 +367,7 @@ const char* outrider_suffix_draft(const SuffixIndex* index, const SuffixIndex* s
             for (int row = 0; row < 4; ++row) out[row * SUFFIX_DEPTH + i] = values[row];
         }
         return nullptr;
-    }, index, store);
+    });
 }
 
 }  // namespace outrider

@@ -190,7 +190,7 @@ const char* with(Model* model, const Model* beside, Work work) {
                         static_cast<const Weights<float>*>(near));
         return work(*static_cast<Weights<bf16>*>(model), static_cast<const Weights<bf16>*>(near));
     };
-    return guarded(typed, model, beside);
+    return guarded({model, beside}, typed);
 }
 
 // Calls `work` with the weights as what they are.
@@ -212,7 +212,7 @@ std::unique_ptr<Model> make_model(const Config& config, const void* embedding) {
 
 }  // namespace
 const char* outrider_model(const Config* config, const void* embedding, Model** made) {
-    return guarded([&]() -> const char* {
+    return guarded({}, [&]() -> const char* {
         Config c = *config;
         if (!c.embeddings) c.embeddings = c.vocabulary;
         if (!fits(c)) return "there is no model of these sizes";
@@ -287,12 +287,12 @@ const char* outrider_layer(Model* model, int layer, int window, int table) {
 }
 
 const char* outrider_check(const Model* model) {
-    return guarded([&]() -> const char* { return complete(*model) ? nullptr : INCOMPLETE; }, model);
+    return guarded({model}, [&] { return complete(*model) ? nullptr : INCOMPLETE; });
 }
 
 const char* outrider_ids(Model* model, const std::int32_t* targets, int vocabulary,
                              const std::int32_t* inputs, int count) {
-    return guarded([&]() -> const char* {
+    return guarded({model}, [&]() -> const char* {
         if (vocabulary != model->c.vocabulary || count < 0) return "there are too few ids, or too many";
         for (int i = 0; i < count; ++i)
             if (inputs[i] < -1 || inputs[i] >= model->c.embeddings) return "an id has no embedding";
@@ -301,7 +301,7 @@ const char* outrider_ids(Model* model, const std::int32_t* targets, int vocabula
         model->targets.assign(targets, targets + vocabulary);
         model->inputs.assign(inputs, inputs + count);
         return nullptr;
-    }, model);
+    });
 }
 
 const char* outrider_borrow(Model* model, const Model* from) {
