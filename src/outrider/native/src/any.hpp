@@ -87,7 +87,9 @@ inline F32x16 low(Pairs a) {
 inline F32x16 high(Pairs a) {
     return each([&](int i) { return (V4)(a.v[i] & 0xffff0000u); });
 }
-inline F32x16 dot(F32x16 sum, Pairs a, Pairs b) { return fma(high(a), high(b), fma(low(a), low(b), sum)); }
+inline F32x16 dot(F32x16 sum, Pairs a, Pairs b) {
+    return fma(high(a), high(b), fma(low(a), low(b), sum));
+}
 inline float total(F32x16 a) {
     V4 s = (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]);
     return (s[0] + s[2]) + (s[1] + s[3]);

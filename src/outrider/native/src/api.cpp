@@ -1,5 +1,5 @@
-// The C interface of caches and forwards; weights.cpp makes models, decide.cpp, draft.cpp, sampler.cpp
-// and suffix.cpp have the rest.
+// The C interface of caches and forwards; weights.cpp makes models, decide.cpp, draft.cpp,
+// sampler.cpp and suffix.cpp have the rest.
 #include <algorithm>
 
 #include "guard.hpp"
@@ -22,8 +22,8 @@ std::size_t page_elements(const Config& c, int page_size) {
 // Of all layers' page.
 std::size_t page_bytes(const Config& c, int page_size) {
     if (c.input == INPUT_HEADS) return 0;
-    return product_of({std::size_t(c.dtype == 0 ? 4 : 2), std::size_t(c.layers),
-                       page_elements(c, page_size)});
+    return product_of(
+        {std::size_t(c.dtype == 0 ? 4 : 2), std::size_t(c.layers), page_elements(c, page_size)});
 }
 
 template <class T>
@@ -67,11 +67,11 @@ const char* outrider_store(const Model* model, int pages, int page_size, Store**
         auto store = std::make_unique<Store>(model);
         store->pages = pages;
         store->page_size = page_size;
-        store->page_elements = model->c.input == INPUT_HEADS ? 0 : page_elements(model->c, page_size);
+        store->page_elements =
+            model->c.input == INPUT_HEADS ? 0 : page_elements(model->c, page_size);
         store->layer_elements = store->page_elements * pages;
         store->nonfinite.resize(std::size_t(pages) * page_size);
-        store->data =
-            LazyMemory(product_of({std::size_t(pages), page_bytes(model->c, page_size)}));
+        store->data = LazyMemory(product_of({std::size_t(pages), page_bytes(model->c, page_size)}));
         *made = store.release();
         return nullptr;
     });
@@ -82,7 +82,7 @@ void outrider_store_free(const Store* store) noexcept { release(store); }
 int outrider_nonfinite(const Store* store) noexcept { return store->num_nonfinite; }
 
 const char* outrider_move(Store* store, const std::int32_t* from, const std::int32_t* to,
-                              int count) {
+                          int count) {
     return guarded({store}, [&]() -> const char* {
         const std::int64_t slots = std::int64_t(store->pages) * store->page_size;
         if (count < 0) return "there are fewer than no entries to move";
@@ -104,8 +104,8 @@ const char* outrider_move(Store* store, const std::int32_t* from, const std::int
 }
 
 const char* outrider_fuse(const Model* model, const float* const* hidden, int parts, int rows,
-                              int part, const std::int32_t* which, int count, float* states,
-                              const std::int32_t* to, int room, int width) {
+                          int part, const std::int32_t* which, int count, float* states,
+                          const std::int32_t* to, int room, int width) {
     return guarded({model}, [&]() -> const char* {
         const Config& c = model->c;
         if (!c.fused || std::int64_t(parts) * part != c.fused || width != c.hidden)
@@ -120,11 +120,10 @@ const char* outrider_fuse(const Model* model, const float* const* hidden, int pa
 }
 
 const char* outrider_forward(const Model* model, Store* store, const std::int32_t* words,
-                                 std::int64_t count, const float* states,
-                                 const std::int32_t* sublayers, int num_sublayers,
-                                 const std::int32_t* hidden, int num_hidden, float* logits,
-                                 int num_logits, int vocabulary, float* hidden_out, int num_rows,
-                                 int width) {
+                             std::int64_t count, const float* states, const std::int32_t* sublayers,
+                             int num_sublayers, const std::int32_t* hidden, int num_hidden,
+                             float* logits, int num_logits, int vocabulary, float* hidden_out,
+                             int num_rows, int width) {
     return guarded({model, store}, [&]() -> const char* {
         if (store->model != model) return "the cache is another model's";
         if (vocabulary != model->c.vocabulary || width != model->c.hidden)
@@ -150,7 +149,7 @@ const char* outrider_forward(const Model* model, Store* store, const std::int32_
         rows.states = states;
         forward(*model, *store, rows,
                 ForwardRequest{sublayers, num_sublayers, hidden, num_hidden, logits, hidden_out,
-                       std::size_t(num_rows)});
+                               std::size_t(num_rows)});
         return nullptr;
     });
 }

@@ -2,7 +2,8 @@
 //
 // A query meets its keys in position order, sixteen to a block and 256 to a chunk of the softmax,
 // counted from the sequence's first token: whoever else is run, however the sequence is spread over
-// pages, and whether its end is a chain or a branch of a tree, its sums are taken in the same order.
+// pages, and whether its end is a chain or a branch of a tree, its sums are taken in the same
+// order.
 #pragma once
 
 #include <cmath>
@@ -17,7 +18,11 @@ class Attention {
 public:
     Attention(const Cache<T>& cache, const Rows& rows, const Tasks& tasks, int window, float scale,
               int head_dim)
-        : cache_(cache), rows_(rows), tasks_(tasks), window_(window), scale_(scale),
+        : cache_(cache),
+          rows_(rows),
+          tasks_(tasks),
+          window_(window),
+          scale_(scale),
           head_dim_(head_dim) {}
 
     // `q` and `out` are the rows' first heads of the task's key head, `q_stride` and `out_stride`
@@ -145,9 +150,10 @@ private:
         }
     }
 
-    // Puts the ancestors of a tree's row where a chain would have them; what lies behind them in these
-    // blocks is masked.
-    void patch(AttentionScratch<T>& b, const Row& row, int head, const Chunk<T>& chunk, int from) const {
+    // Puts the ancestors of a tree's row where a chain would have them; what lies behind them in
+    // these blocks is masked.
+    void patch(AttentionScratch<T>& b, const Row& row, int head, const Chunk<T>& chunk,
+               int from) const {
         const int end = length_of(row);
         for (int i = from; i < chunk.to; ++i) {
             const int token = std::max(row.prefix, chunk.token[i]);
@@ -213,8 +219,8 @@ private:
     // Makes weights of scores of queries [first, last), and rescales what they have summed. `share`
     // lines of memory are asked for beside every four blocks.
     template <class Ask>
-    void soften(AttentionScratch<T>& b, const Tile& tile, int first, int last, const Chunk<T>& chunk, Ask& ask,
-                int share) const {
+    void soften(AttentionScratch<T>& b, const Tile& tile, int first, int last,
+                const Chunk<T>& chunk, Ask& ask, int share) const {
         alignas(64) float now[QUERIES], mass[QUERIES];
         std::memcpy(now, b.most, sizeof now);
         std::memset(mass, 0, sizeof mass);

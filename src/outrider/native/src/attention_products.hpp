@@ -84,7 +84,8 @@ template <class T, int R, int D>
 inline void weigh_some(float* sums, const T* values, const T* probs, int width) {
     F32x16 s[R][D];
     for (int r = 0; r < R; ++r)
-        for (int d = 0; d < D; ++d) s[r][d] = load(sums + std::size_t(r) * MAX_HEAD_DIM + d * LANES);
+        for (int d = 0; d < D; ++d)
+            s[r][d] = load(sums + std::size_t(r) * MAX_HEAD_DIM + d * LANES);
     constexpr int pair = PER_LANE<T>;
     for (int j = 0; j < BLOCK; j += pair) {
         decltype(load_pairs(values)) v[D];
@@ -95,7 +96,8 @@ inline void weigh_some(float* sums, const T* values, const T* probs, int width) 
         }
     }
     for (int r = 0; r < R; ++r)
-        for (int d = 0; d < D; ++d) store(sums + std::size_t(r) * MAX_HEAD_DIM + d * LANES, s[r][d]);
+        for (int d = 0; d < D; ++d)
+            store(sums + std::size_t(r) * MAX_HEAD_DIM + d * LANES, s[r][d]);
 }
 
 constexpr int WEIGHED = MAX_ROWS >= 4 ? 4 : MAX_ROWS;
@@ -122,8 +124,8 @@ inline void weigh(float* sums, const T* values, const T* probs, int width, int c
 template <class T>
 struct Products {
     template <class Ask>
-    static void scores(AttentionScratch<T>& b, int first, int last, const Chunk<T>& chunk, int from, int to,
-                       int width, Ask& ask, int share) {
+    static void scores(AttentionScratch<T>& b, int first, int last, const Chunk<T>& chunk, int from,
+                       int to, int width, Ask& ask, int share) {
         for (int i = from; i < to; i += SCORED) {
             const int count = to - i < SCORED ? to - i : SCORED;
             ask(count * share);
@@ -133,8 +135,8 @@ struct Products {
     }
     static void done(AttentionScratch<T>&) {}
     template <class Ask>
-    static void weigh(AttentionScratch<T>& b, int first, int last, const Chunk<T>& chunk, int width, Ask& ask,
-                      int share) {
+    static void weigh(AttentionScratch<T>& b, int first, int last, const Chunk<T>& chunk, int width,
+                      Ask& ask, int share) {
         for (int i = chunk.from; i < chunk.to; ++i) {
             ask(share);
             outrider::weigh(b.sums[first], chunk.values[i], b.probs[first] + i * BLOCK, width,
@@ -167,8 +169,8 @@ struct Products<bf16> {
         b.configured = 0;
     }
     template <class Ask>
-    static void scores(AttentionScratch<bf16>& b, int first, int last, const Chunk<bf16>& chunk, int from,
-                       int to, int width, Ask& ask, int share) {
+    static void scores(AttentionScratch<bf16>& b, int first, int last, const Chunk<bf16>& chunk,
+                       int from, int to, int width, Ask& ask, int share) {
         configure(b, last - first);
         constexpr std::size_t stride = CHUNK * sizeof(float);
         for (int i = from; i < to; i += 4) {
@@ -202,8 +204,8 @@ struct Products<bf16> {
         asm volatile("" ::"r"(&b) : "memory");
     }
     template <class Ask>
-    static void weigh(AttentionScratch<bf16>& b, int first, int last, const Chunk<bf16>& chunk, int width,
-                      Ask& ask, int share) {
+    static void weigh(AttentionScratch<bf16>& b, int first, int last, const Chunk<bf16>& chunk,
+                      int width, Ask& ask, int share) {
         configure(b, last - first);
         int d = 0;
         for (; d + 4 * LANES <= width; d += 4 * LANES)
@@ -216,8 +218,8 @@ struct Products<bf16> {
 private:
     // N units of 16 of the sums, from element `d` on.
     template <int N, class Ask>
-    static void weigh_units(AttentionScratch<bf16>& b, int first, const Chunk<bf16>& chunk, int width, int d,
-                            Ask& ask, int share) {
+    static void weigh_units(AttentionScratch<bf16>& b, int first, const Chunk<bf16>& chunk,
+                            int width, int d, Ask& ask, int share) {
         constexpr std::size_t stride = MAX_HEAD_DIM * sizeof(float);
         const std::size_t line = std::size_t(width) * 2 * sizeof(bf16);
         float* sums = b.sums[first] + d;

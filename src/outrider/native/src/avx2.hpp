@@ -25,10 +25,18 @@ inline void store(float* p, F32x16 x) {
     _mm256_storeu_ps(p, x.a);
     _mm256_storeu_ps(p + 8, x.b);
 }
-inline F32x16 operator+(F32x16 x, F32x16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
-inline F32x16 operator-(F32x16 x, F32x16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
-inline F32x16 operator*(F32x16 x, F32x16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
-inline F32x16 operator/(F32x16 x, F32x16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F32x16 operator+(F32x16 x, F32x16 y) {
+    return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};
+}
+inline F32x16 operator-(F32x16 x, F32x16 y) {
+    return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)};
+}
+inline F32x16 operator*(F32x16 x, F32x16 y) {
+    return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)};
+}
+inline F32x16 operator/(F32x16 x, F32x16 y) {
+    return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)};
+}
 inline F32x16 fma(F32x16 x, F32x16 y, F32x16 z) {
     return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
 }
@@ -81,7 +89,9 @@ inline F32x16 high(Pairs x) {
     return {_mm256_castsi256_ps(_mm256_and_si256(x.a, mask)),
             _mm256_castsi256_ps(_mm256_and_si256(x.b, mask))};
 }
-inline F32x16 dot(F32x16 sum, Pairs a, Pairs b) { return fma(high(a), high(b), fma(low(a), low(b), sum)); }
+inline F32x16 dot(F32x16 sum, Pairs a, Pairs b) {
+    return fma(high(a), high(b), fma(low(a), low(b), sum));
+}
 
 inline float total(F32x16 x) {
     __m256 s = _mm256_add_ps(x.a, x.b);
@@ -97,9 +107,7 @@ inline Ints ints(std::int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi
 inline Ints operator+(Ints x, Ints y) {
     return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)};
 }
-inline Ints max(Ints x, Ints y) {
-    return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)};
-}
+inline Ints max(Ints x, Ints y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
 inline Ints magnitude(F32x16 x) {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
     return {_mm256_and_si256(_mm256_castps_si256(x.a), mask),

@@ -137,7 +137,9 @@ inline void store(bf16* p, F32x16 a) {
     up = _mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
 }
-inline F32x16 dot(F32x16 sum, Pairs a, Pairs b) { return fma(high(a), high(b), fma(low(a), low(b), sum)); }
+inline F32x16 dot(F32x16 sum, Pairs a, Pairs b) {
+    return fma(high(a), high(b), fma(low(a), low(b), sum));
+}
 constexpr bool WIDENS_BF16 = true;
 using HalfProducts = FloatProducts;
 #endif

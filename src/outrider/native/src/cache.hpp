@@ -1,7 +1,7 @@
 // Where keys and values lie: in blocks of 16 slots, as products want their weights.
 //
-// A page is, head after head, blocks of keys, [head_dim / pair][16 slots][pair], and blocks of values,
-// [16 slots / pair][head_dim][pair]. Slots that pad a page to whole blocks are never seen.
+// A page is, head after head, blocks of keys, [head_dim / pair][16 slots][pair], and blocks of
+// values, [16 slots / pair][head_dim][pair]. Slots that pad a page to whole blocks are never seen.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ struct Cache {
     std::size_t plane() const { return std::size_t(blocks()) * BLOCK * width; }
 
     T* keys(int page, int block, int head) const {
-        return base + page * page_elements + head * 2 * plane() + std::size_t(block) * BLOCK * width;
+        return base + page * page_elements + head * 2 * plane() +
+               std::size_t(block) * BLOCK * width;
     }
     T* values(int page, int block, int head) const { return keys(page, block, head) + plane(); }
 

@@ -47,11 +47,20 @@ bool has_tiles() {
 
 // The sets that this CPU runs, a bit each: ISAS of native/choice.py, the first in the lowest bit.
 int cpu_sets() {
-    enum { portable = 1, avx2 = 2, avxvnni = 4, avx512 = 8, avx512vnni = 16, avx512bf16 = 32, amx = 64 };
+    enum {
+        portable = 1,
+        avx2 = 2,
+        avxvnni = 4,
+        avx512 = 8,
+        avx512vnni = 16,
+        avx512bf16 = 32,
+        amx = 64
+    };
     int sets = portable;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_half()) return sets;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_half())
+        return sets;
     sets |= avx2;
     if (has_avx_vnni()) sets |= avxvnni;
     if (!has_avx512()) return sets;

@@ -37,7 +37,8 @@ const char* decide_all(const Model& model, Store& store, const Rows& rows,
                        Hidden hidden, std::int32_t* tokens, float* scores) {
     if (!complete(model)) return INCOMPLETE;
     if (model.c.input != INPUT_EMBEDDED) return UNSTATED;
-    if (int(rows.scored.size()) != num_pipelines) return "there are not as many pipelines as wanted";
+    if (int(rows.scored.size()) != num_pipelines)
+        return "there are not as many pipelines as wanted";
     if (!known(model, hidden)) return NO_LAYER;
     const std::size_t width = model.c.vocabulary;
     std::vector<Decision> all;
@@ -49,8 +50,7 @@ const char* decide_all(const Model& model, Store& store, const Rows& rows,
         for (int row = line; (pipelines[s] || planted) && row < line + from.logits; ++row) {
             const bool keep = pipelines[s] && keeps && keeps[s];
             if (keep && kept >= num_lines) return "there is no room for logits that are kept";
-            if (pipelines[s] && masks && masks[row] &&
-                mask_bytes * 8 < pipelines[s]->o.vocabulary)
+            if (pipelines[s] && masks && masks[row] && mask_bytes * 8 < pipelines[s]->o.vocabulary)
                 return "a mask is shorter than the vocabulary";
             all.push_back({pipelines[s], planted ? planted + s : nullptr, &from,
                            row - line - from.logits + from.num_nodes, row,
@@ -81,11 +81,10 @@ const char* decide_all(const Model& model, Store& store, const Rows& rows,
 
 }  // namespace
 const char* outrider_decide(const Model* model, Store* store, const DecideSizes* sizes,
-                                const std::int32_t* words, const Pipeline* const* pipelines,
-                                const Planted* planted, const std::uint8_t* keeps,
-                                const Mask* masks, float* logits,
-                                const std::int32_t* hidden, float* hidden_out,
-                                std::int32_t* tokens, float* scores) {
+                            const std::int32_t* words, const Pipeline* const* pipelines,
+                            const Planted* planted, const std::uint8_t* keeps, const Mask* masks,
+                            float* logits, const std::int32_t* hidden, float* hidden_out,
+                            std::int32_t* tokens, float* scores) {
     return guarded({model, store}, [&]() -> const char* {
         const DecideSizes& n = *sizes;
         if (store->model != model) return "the cache is another model's";
@@ -99,9 +98,10 @@ const char* outrider_decide(const Model* model, Store* store, const DecideSizes*
                           n.hidden_rows - n.hidden_first < std::int64_t(rows.rows.size()))))
             return "the rows are not as many as announced";
         if (n.hidden) hidden_out += n.hidden_first * n.width;
-        return decide_all(*model, *store, rows, pipelines, planted, keeps, int(n.pipelines),
-                          masks, n.mask_bytes, logits, n.lines, {hidden, int(n.hidden), hidden_out, std::size_t(n.hidden_rows)},
-                          tokens, scores);
+        return decide_all(*model, *store, rows, pipelines, planted, keeps, int(n.pipelines), masks,
+                          n.mask_bytes, logits, n.lines,
+                          {hidden, int(n.hidden), hidden_out, std::size_t(n.hidden_rows)}, tokens,
+                          scores);
     });
 }
 

@@ -24,8 +24,8 @@ struct Node {
     int depth;
     float survival, margin;
     int line;  // of the forward that it was drawn from
-    int run;  // its place among the rows that were run behind the committed tokens, -1 where not
-    bool straight;  // it was run where a chain would have it, as were all before it
+    int run;   // its place among the rows that were run behind the committed tokens, -1 where not
+    bool straight;        // it was run where a chain would have it, as were all before it
     std::int32_t choice;  // its number among the limits' choices
 };
 
@@ -35,11 +35,11 @@ struct Node {
 struct Drafting {
     const Pipeline* pipeline;
     const Planted* planted;  // or null
-    const Scored from;  // all of its tokens are in the cache after the first forward
-    const int before;   // tokens of the sequence: the position that is drafted first
+    const Scored from;       // all of its tokens are in the cache after the first forward
+    const int before;        // tokens of the sequence: the position that is drafted first
     const DraftLimits limits;
-    const bool constrained;  // a mask goes before its pipeline
-    int room;            // rows that its pages hold behind the committed tokens
+    const bool constrained;   // a mask goes before its pipeline
+    int room;                 // rows that its pages hold behind the committed tokens
     std::vector<Node> nodes;  // parents before their children
     std::vector<int> open;    // numbers of the nodes whose rows run now
     int ran = 0;
@@ -62,7 +62,8 @@ struct Drafting {
         return ids;
     }
 
-    // How many of the highest draws tell the children and their margins; a bare chain needs no margin.
+    // How many of the highest draws tell the children and their margins; a bare chain needs no
+    // margin.
     int draws() const {
         const bool bare = !limits.rates && limits.branches == 1;
         return std::min(limits.branches + !bare, pipeline->o.vocabulary);
@@ -82,8 +83,8 @@ struct Drafting {
             const float next = r + 1 < count ? drawn[r + 1].score : -INFINITY;
             const float margin = drawn[r].score - next;
             const float survival = before * rate(depth, r, margin);
-            nodes.push_back({drawn[r].token, parent, depth, survival, margin, line, -1, false,
-                             choice});
+            nodes.push_back(
+                {drawn[r].token, parent, depth, survival, margin, line, -1, false, choice});
         }
     }
 
@@ -91,13 +92,13 @@ struct Drafting {
     std::vector<int> ranked(int first) const {
         std::vector<int> order(nodes.size() - first);
         std::iota(order.begin(), order.end(), first);
-        std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-            return nodes[a].survival > nodes[b].survival;
-        });
+        std::stable_sort(order.begin(), order.end(),
+                         [&](int a, int b) { return nodes[a].survival > nodes[b].survival; });
         return order;
     }
 
-    // Chooses the rows of the next forward from the nodes of `first` on, which are the last level's.
+    // Chooses the rows of the next forward from the nodes of `first` on, which are the last
+    // level's.
     void open_next(int first, const Model& model) {
         open.clear();
         const std::vector<int> all = ranked(0);
@@ -113,8 +114,8 @@ struct Drafting {
             // The drafter may have no embedding for what it drew.
             if (ran == room || model.input_of(node.token) < 0) continue;
             node.run = ran++;
-            node.straight = node.run == node.depth - 1 &&
-                            (node.parent < 0 || nodes[node.parent].straight);
+            node.straight =
+                node.run == node.depth - 1 && (node.parent < 0 || nodes[node.parent].straight);
             open.push_back(all[i]);
         }
     }
@@ -124,11 +125,13 @@ struct Drafting {
         return from.pages[place / page_size] * page_size + place % page_size;
     }
 
-    // The rows of open nodes, and the states that they begin with: those that `ended` lines end with.
+    // The rows of open nodes, and the states that they begin with: those that `ended` lines end
+    // with.
     void append_rows(Rows& rows, const Model& model, int page_size, const float* ended,
                      std::vector<float>& states) const {
         const int pages = int(rows.pages.size());
-        if (!open.empty()) rows.pages.insert(rows.pages.end(), from.pages, from.pages + from.num_pages);
+        if (!open.empty())
+            rows.pages.insert(rows.pages.end(), from.pages, from.pages + from.num_pages);
         for (int number : open) {
             const Node& node = nodes[number];
             Row row{};
@@ -187,12 +190,13 @@ struct Drafting {
 
 // A row of logits: whose, and behind which node.
 struct Line {
-    int draft, node, raw;  // `raw`: which of the forward's
+    int draft, node, raw;            // `raw`: which of the forward's
     std::vector<std::int32_t> path;  // the ids from the committed tokens to the node
     Mask mask = nullptr;
 };
 
-// Runs a level's rows; returns the state that each line of logits ends with, null where none are wanted.
+// Runs a level's rows; returns the state that each line of logits ends with, null where none are
+// wanted.
 const float* run_level(const Model& model, Store& store, const Rows& rows,
                        const std::vector<std::int32_t>& sublayers, float* logits) {
     const Config& c = model.c;
@@ -270,12 +274,11 @@ void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& a
 
 }  // namespace
 const char* outrider_draft(const Model* model, Store* store, const DraftSizes* sizes,
-                               const std::int32_t* words, const Pipeline* const* pipelines,
-                               const Planted* planted, const DraftLimits* limits,
-                               const std::int32_t* before, const float* states,
-                               const std::int32_t* sublayers,
-                               const std::uint8_t* constrained, AskMask ask,
-                               std::int32_t* ints, float* floats) {
+                           const std::int32_t* words, const Pipeline* const* pipelines,
+                           const Planted* planted, const DraftLimits* limits,
+                           const std::int32_t* before, const float* states,
+                           const std::int32_t* sublayers, const std::uint8_t* constrained,
+                           AskMask ask, std::int32_t* ints, float* floats) {
     return guarded({model, store}, [&]() -> const char* {
         const DraftSizes& n = *sizes;
         if (store->model != model) return "the cache is another model's";
@@ -289,7 +292,8 @@ const char* outrider_draft(const Model* model, Store* store, const DraftSizes* s
         if (int(rows.scored.size()) != n.drafts) return "there are not as many drafts as wanted";
         const bool heads = model->c.input == INPUT_HEADS;
         if ((model->c.input == INPUT_EMBEDDED) != (states == nullptr)) return UNSTATED;
-        if (states && n.width != model->c.hidden) return "states have another width than their model";
+        if (states && n.width != model->c.hidden)
+            return "states have another width than their model";
         if (states && n.states != (heads ? n.drafts : std::int64_t(rows.rows.size())))
             return "there are not as many states as rows";
         rows.states = states;
@@ -303,20 +307,28 @@ const char* outrider_draft(const Model* model, Store* store, const DraftSizes* s
             const DraftLimits& l = limits[i];
             if (from.logits != 1 + from.num_nodes || !from.chain)
                 return "a draft begins with one row of logits, or with one for each level";
-            if (heads && from.logits != model->c.layers) return "there are not as many heads as levels";
-            if (l.depth < 1 || l.nodes < l.depth || l.nodes > n.room || l.width < 1 || l.branches < 1 ||
-                l.branches > MAX_BRANCHES)
+            if (heads && from.logits != model->c.layers)
+                return "there are not as many heads as levels";
+            if (l.depth < 1 || l.nodes < l.depth || l.nodes > n.room || l.width < 1 ||
+                l.branches < 1 || l.branches > MAX_BRANCHES)
                 return "a draft has a bad size";
             if (!at_once && from.committed + std::int64_t(l.depth) - 1 > longest)
                 return "a position is past the longest sequence";
             if (before && (before[i] < 0 || before[i] > MOST)) return "a position is out of range";
-            const std::int64_t room = std::int64_t(from.num_pages) * store->page_size - from.committed;
+            const std::int64_t room =
+                std::int64_t(from.num_pages) * store->page_size - from.committed;
             if (!at_once && room < l.depth - 1) return "a segment's pages do not cover its rows";
             if (constrained && constrained[i] && n.mask_bytes * 8 < pipelines[i]->o.vocabulary)
                 return "a mask is shorter than the vocabulary";
-            all.push_back({pipelines[i], planted ? planted + i : nullptr, from,
-                           before ? before[i] : from.committed, l, constrained && constrained[i],
-                           int(std::min<std::int64_t>(room, l.nodes)), {}, {}});
+            all.push_back({pipelines[i],
+                           planted ? planted + i : nullptr,
+                           from,
+                           before ? before[i] : from.committed,
+                           l,
+                           constrained && constrained[i],
+                           int(std::min<std::int64_t>(room, l.nodes)),
+                           {},
+                           {}});
             all.back().levels = at_once ? from.logits : 0;
             all.back().line = lines;
             lines += from.logits;

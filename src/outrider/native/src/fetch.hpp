@@ -44,8 +44,12 @@ class Upcoming {
 public:
     Upcoming(const void* base, const std::size_t* first, const std::size_t* last, int count,
              std::size_t distance, int bytes)
-        : base_(static_cast<const char*>(base)), place_(first), last_(last), count_(count),
-          distance_(distance), bytes_(bytes) {}
+        : base_(static_cast<const char*>(base)),
+          place_(first),
+          last_(last),
+          count_(count),
+          distance_(distance),
+          bytes_(bytes) {}
     // Asks for the next `lines` (of 64 bytes), four by four.
     void operator()(int lines) {
         for (; lines > 0 && place_ != last_; lines -= 4) {

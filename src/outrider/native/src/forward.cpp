@@ -37,12 +37,16 @@ struct Forward : Work, Multiplier<T> {
     const Tasks tasks{rows, c.heads / c.kv_heads, c.kv_heads};
     std::vector<std::size_t> written;  // where many rows' keys go: bytes from a layer's first block
 
-    Forward(const Weights<T>& weights, Store& store, const Rows& rows, const ForwardRequest& request,
-            std::vector<int> scored)
-        : Multiplier<T>(weights, padded(int(rows.rows.size()), LANES)), store_(store), rows(rows),
+    Forward(const Weights<T>& weights, Store& store, const Rows& rows,
+            const ForwardRequest& request, std::vector<int> scored)
+        : Multiplier<T>(weights, padded(int(rows.rows.size()), LANES)),
+          store_(store),
+          rows(rows),
           sublayers(request.sublayers, request.sublayers + request.num_sublayers),
-          hidden(request.hidden, request.hidden + request.num_hidden), scored(std::move(scored)),
-          logits(request.logits), hidden_out(request.hidden_out),
+          hidden(request.hidden, request.hidden + request.num_hidden),
+          scored(std::move(scored)),
+          logits(request.logits),
+          hidden_out(request.hidden_out),
           hidden_rows(request.hidden_rows) {
         Scratch<T>& s = m.scratch;
         const std::size_t count = padded(n, LANES);
@@ -78,8 +82,8 @@ struct Forward : Work, Multiplier<T> {
     // The product of the RMSNorm of rows of x, `pick` saying which. Few rows every worker
     // normalises for itself, at its first chunk, rather than wait for another.
     template <class Pick>
-    void norm_multiply(Team& team, const float* norm, const Weight<T>& weight, int count,
-                       Pick pick, const Epilogue& epilogue) {
+    void norm_multiply(Team& team, const float* norm, const Weight<T>& weight, int count, Pick pick,
+                       const Epilogue& epilogue) {
         auto normalise = [&](T* to, int first, int last) {
             for (int r = first; r < last; ++r)
                 rms_norm(to + std::size_t(r) * normed_stride, x + std::size_t(pick(r)) * width,
@@ -92,16 +96,17 @@ struct Forward : Work, Multiplier<T> {
         }
         bool ready = false;
         const Digits mine = own_digits(team);
-        team.share(weight.units(), grain(weight.units(), team.count, count), [&](int first, int last) {
-            T* own = normed + std::size_t(team.index) * ALONE * normed_stride;
-            if (!ready) {
-                normalise(own, 0, count);
-                if (!weight.packed.empty())
-                    digitise(weight.packed, own, normed_stride, 0, count, mine);
-            }
-            ready = true;
-            multiply(weight, first, last, own, normed_stride, mine, count, epilogue);
-        });
+        team.share(weight.units(), grain(weight.units(), team.count, count),
+                   [&](int first, int last) {
+                       T* own = normed + std::size_t(team.index) * ALONE * normed_stride;
+                       if (!ready) {
+                           normalise(own, 0, count);
+                           if (!weight.packed.empty())
+                               digitise(weight.packed, own, normed_stride, 0, count, mine);
+                       }
+                       ready = true;
+                       multiply(weight, first, last, own, normed_stride, mine, count, epilogue);
+                   });
     }
 
     void embed(int first, int last) {
@@ -221,9 +226,12 @@ struct Forward : Work, Multiplier<T> {
         const Cache<T> to = cache(number);
         const std::size_t* all = written.data();
         const std::size_t count = written.size();
-        return {to.base, all + count * team.index / team.count,
-                all + count * (team.index + 1) / team.count, 2 * c.kv_heads,
-                to.plane() * sizeof(T), BLOCK * head_pad * int(sizeof(T))};
+        return {to.base,
+                all + count * team.index / team.count,
+                all + count * (team.index + 1) / team.count,
+                2 * c.kv_heads,
+                to.plane() * sizeof(T),
+                BLOCK * head_pad * int(sizeof(T))};
     }
 
     void attention(Team& team, int number, const Layer<T>& layer) {
@@ -263,20 +271,26 @@ struct Forward : Work, Multiplier<T> {
     static int same(int r) { return r; }
 
     Epilogue residual() const {
-        return {.kind = Epilogue::add, .y = x, .stride = std::size_t(width), .columns = width,
+        return {.kind = Epilogue::add,
+                .y = x,
+                .stride = std::size_t(width),
+                .columns = width,
                 .scale = c.residual_scale};
     }
 
     void run_attention(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
         Upcoming upcoming = this->upcoming(team, number);
-        const Epilogue epilogue{.kind = Epilogue::put, .y = qkv, .stride = std::size_t(qkv_width),
-                      .columns = qkv_width,
-                      .upcoming = written.empty() ? nullptr : &upcoming};
+        const Epilogue epilogue{.kind = Epilogue::put,
+                                .y = qkv,
+                                .stride = std::size_t(qkv_width),
+                                .columns = qkv_width,
+                                .upcoming = written.empty() ? nullptr : &upcoming};
         if (number == 0 && c.input == INPUT_PAIRED)
             multiply(team, layer.matrices[MATRIX_QKV], paired, paired_stride, n, epilogue);
         else
-            norm_multiply(team, layer.input_norm.data(), layer.matrices[MATRIX_QKV], n, same, epilogue);
+            norm_multiply(team, layer.input_norm.data(), layer.matrices[MATRIX_QKV], n, same,
+                          epilogue);
         team.share(n * c.kv_heads, 4,
                    [&](int first, int last) { turn_all(first, last, number, layer); });
         attention(team, number, layer);
@@ -286,8 +300,10 @@ struct Forward : Work, Multiplier<T> {
     void run_mlp(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
         norm_multiply(team, layer.mlp_norm.data(), layer.matrices[MATRIX_GATE_UP], n, same,
-                      {.kind = Epilogue::gate, .gated = gated,
-                       .gated_stride = std::size_t(inner), .narrow = sizeof(T) == 2});
+                      {.kind = Epilogue::gate,
+                       .gated = gated,
+                       .gated_stride = std::size_t(inner),
+                       .narrow = sizeof(T) == 2});
         multiply(team, layer.matrices[MATRIX_DOWN], gated, inner, n, residual());
     }
 
@@ -317,8 +333,11 @@ struct Forward : Work, Multiplier<T> {
         if (scored.empty()) return;
         norm_multiply(team, m.norm.data(), *m.head, int(scored.size()),
                       [&](int r) { return scored[r]; },
-                      {.kind = Epilogue::put, .y = logits, .stride = std::size_t(c.vocabulary),
-                       .columns = c.vocabulary, .scale = 1.0f / c.logits_scale});
+                      {.kind = Epilogue::put,
+                       .y = logits,
+                       .stride = std::size_t(c.vocabulary),
+                       .columns = c.vocabulary,
+                       .scale = 1.0f / c.logits_scale});
     }
 };
 
@@ -335,8 +354,8 @@ int reach_of(const Weights<T>& m) {
 
 // Rows that are not finite leave a mark, and whoever depends on a mark has NaN logits: most such
 // rows are NaN by themselves, but not one that sees a row whose last layer alone went wrong.
-void mark(Store& store, const Rows& rows, const std::vector<std::uint8_t>& nonfinite, const ForwardRequest& request,
-          int vocabulary, int reach) {
+void mark(Store& store, const Rows& rows, const std::vector<std::uint8_t>& nonfinite,
+          const ForwardRequest& request, int vocabulary, int reach) {
     for (std::size_t r = 0; r < nonfinite.size(); ++r) {
         std::uint8_t& old = store.nonfinite[rows.rows[r].slot];
         store.num_nonfinite += int(nonfinite[r]) - int(old);
@@ -351,14 +370,16 @@ void mark(Store& store, const Rows& rows, const std::vector<std::uint8_t>& nonfi
             int page = rows.pages[row.pages + j / store.page_size];
             sees = store.nonfinite[std::size_t(page) * store.page_size + j % store.page_size];
         }
-        for (int j = 0; j < row.num_above && !sees; ++j) sees = store.nonfinite[rows.above[row.above + j]];
+        for (int j = 0; j < row.num_above && !sees; ++j)
+            sees = store.nonfinite[rows.above[row.above + j]];
         float* line = request.logits + std::size_t(row.logits) * vocabulary;
         for (int i = 0; sees && i < vocabulary; ++i) line[i] = NAN;
     }
 }
 
 template <class T>
-void forward_as(const Weights<T>& m, Store& store, const Rows& rows, const ForwardRequest& request) {
+void forward_as(const Weights<T>& m, Store& store, const Rows& rows,
+                const ForwardRequest& request) {
     Turn turn;
     std::vector<int> scored(rows.num_logits);
     for (std::size_t r = 0; r < rows.rows.size(); ++r)

@@ -57,8 +57,8 @@ private:
     const Counted* object_;
 };
 
-// Keeps the `objects` (or null) of a call while `work` runs, which returns a sentence that says what is
-// wrong, or null.
+// Keeps the `objects` (or null) of a call while `work` runs, which returns a sentence that says
+// what is wrong, or null.
 template <class Work>
 const char* guarded(std::initializer_list<const Counted*> objects, Work work) noexcept {
     struct Users {

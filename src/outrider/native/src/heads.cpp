@@ -19,8 +19,13 @@ struct Fuse : Work, Multiplier<T> {
 
     Fuse(const Weights<T>& weights, const float* const* hidden, int parts,
          const std::int32_t* which, int count, float* states, const std::int32_t* to)
-        : Multiplier<T>(weights, padded(count, LANES)), hidden(hidden), parts(parts), which(which),
-          to(to), count(count), states(states) {
+        : Multiplier<T>(weights, padded(count, LANES)),
+          hidden(hidden),
+          parts(parts),
+          which(which),
+          to(to),
+          count(count),
+          states(states) {
         rows = m.scratch.paired.reserve(std::size_t(padded(count, LANES)) * stride);
         made = m.scratch.x.reserve(std::size_t(padded(count, LANES)) * width);
     }
@@ -48,8 +53,9 @@ struct Fuse : Work, Multiplier<T> {
 
     void run(Team& team) override {
         team.share(count, 4, [&](int first, int last) { join(first, last); });
-        multiply(team, m.fuse, rows, stride, count,
-                 {.kind = Epilogue::put, .y = made, .stride = std::size_t(width), .columns = c.hidden});
+        multiply(
+            team, m.fuse, rows, stride, count,
+            {.kind = Epilogue::put, .y = made, .stride = std::size_t(width), .columns = c.hidden});
         team.share(count, 16, [&](int first, int last) {
             for (int r = first; r < last; ++r)
                 std::memcpy(states + std::size_t(to[r]) * c.hidden, made + std::size_t(r) * width,
@@ -70,7 +76,9 @@ struct Heads : Work, Multiplier<T> {
     T* rows;
 
     Heads(const Weights<T>& weights, const float* states, int count, float* logits)
-        : Multiplier<T>(weights, padded(count, LANES)), states(states), count(count),
+        : Multiplier<T>(weights, padded(count, LANES)),
+          states(states),
+          count(count),
           logits(logits) {
         const std::size_t room = padded(count, LANES);
         first = m.scratch.qkv.reserve(room * width);
@@ -106,13 +114,17 @@ struct Heads : Work, Multiplier<T> {
             for (int block = 0; block < c.blocks; ++block) {
                 narrow(team, x);
                 multiply(team, *matrix++, rows, stride, count,
-                         {.kind = Epilogue::swish, .y = x, .stride = std::size_t(width),
+                         {.kind = Epilogue::swish,
+                          .y = x,
+                          .stride = std::size_t(width),
                           .columns = width});
             }
             narrow(team, x);
             multiply(team, *matrix++, rows, stride, count,
-                     {.kind = Epilogue::put, .y = logits + std::size_t(head) * c.vocabulary,
-                      .stride = std::size_t(c.layers) * c.vocabulary, .columns = c.vocabulary});
+                     {.kind = Epilogue::put,
+                      .y = logits + std::size_t(head) * c.vocabulary,
+                      .stride = std::size_t(c.layers) * c.vocabulary,
+                      .columns = c.vocabulary});
         }
     }
 };

@@ -1,8 +1,9 @@
 // Sixteen fp32 lanes on every instruction set. A kernel written over F32x16 sums in the same order
 // whatever the registers' width; only fused products and dot products of bf16 differ between sets.
 //
-// A set has a file of its own with the same names: the types F32x16 (sixteen fp32), Pairs (sixteen pairs of
-// bf16) and Ints (sixteen int32), what is done with them, and the registers that kernels may fill.
+// A set has a file of its own with the same names: the types F32x16 (sixteen fp32), Pairs (sixteen
+// pairs of bf16) and Ints (sixteen int32), what is done with them, and the registers that kernels
+// may fill.
 #pragma once
 
 #if defined(__AVX512F__)

@@ -36,7 +36,8 @@ void pack_unit(T* to, const T* from, std::size_t stride, int count, int in) {
     constexpr int pair = PER_LANE<T>;
     for (int lane = 0; lane < count; ++lane)
         for (int k = 0; k < in; ++k)
-            to[std::size_t(k / pair) * LANES * pair + lane * pair + k % pair] = from[lane * stride + k];
+            to[std::size_t(k / pair) * LANES * pair + lane * pair + k % pair] =
+                from[lane * stride + k];
 }
 
 // A row of a matrix of one part: `in` numbers.

@@ -81,7 +81,8 @@ public:
         if (made == MAP_FAILED) throw std::bad_alloc();
         data_ = static_cast<char*>(made);
 #if defined(__linux__)
-        // The first token of a sequence would take a large page in every layer: 60 MB with 30 layers.
+        // The first token of a sequence would take a large page in every layer: 60 MB with 30
+        // layers.
         madvise(made, bytes, MADV_NOHUGEPAGE);
 #endif
     }

@@ -72,8 +72,8 @@ struct Weights : Model {
     std::shared_ptr<Weight<T>> head, table;
     int half = 0, blocks = 0;  // of a row of digits, at most
     Memory<float> norm, state_norm, fuse_norm;
-    Weight<T> fuse;  // [hidden, fused]
-    std::vector<Weight<T>> drafts;  // [heads][blocks + 1]
+    Weight<T> fuse;                                        // [hidden, fused]
+    std::vector<Weight<T>> drafts;                         // [heads][blocks + 1]
     Memory<float> cos[ROTARY_TABLES], sin[ROTARY_TABLES];  // [turned_to, head_dim / 2]
     int turned_to[ROTARY_TABLES] = {};
     mutable Scratch<T> scratch;
@@ -93,7 +93,7 @@ struct Store : Counted {
     LazyMemory data;
     std::vector<std::uint8_t> nonfinite;  // slots whose row was not finite
     int num_nonfinite = 0;
-    Memory<float> logits;  // of the rows that a draft goes on from
+    Memory<float> logits;     // of the rows that a draft goes on from
     Memory<float> states[2];  // that its rows begin with, and that they end with
 };
 
@@ -106,17 +106,17 @@ Cache<T> cache_of(const Store& store, int layer) {
 
 struct Row {
     std::int32_t token, position, slot;
-    std::int32_t first, prefix;    // positions found through the page table: from, and up to
-    std::int32_t pages;            // where that starts in Rows::pages
-    std::int32_t above, num_above; // slots of ancestors behind the prefix, in Rows::above
-    std::int32_t logits;           // which line of logits, or -1
+    std::int32_t first, prefix;     // positions found through the page table: from, and up to
+    std::int32_t pages;             // where that starts in Rows::pages
+    std::int32_t above, num_above;  // slots of ancestors behind the prefix, in Rows::above
+    std::int32_t logits;            // which line of logits, or -1
 };
 
 // A segment that wants logits, as it was read: what points does so into the words.
 struct Scored {
     const std::int32_t *nodes, *parents, *pages;
     int num_nodes, num_pages, committed, logits;  // `committed`: tokens before its nodes
-    int first;  // position of the first token that is seen
+    int first;                                    // position of the first token that is seen
     bool chain;
 };
 
@@ -183,7 +183,8 @@ inline bool complete(const Model& model) {
 
 void forward(const Model& model, Store& store, const Rows& rows, const ForwardRequest& request);
 
-// The logits [count, heads, vocabulary] that a model of INPUT_HEADS has for `states` [count, hidden].
+// The logits [count, heads, vocabulary] that a model of INPUT_HEADS has for `states` [count,
+// hidden].
 void run_heads(const Model& model, const float* states, int count, float* logits);
 
 // Makes states of a target's hidden states: rows `which` of each of `hidden` [parts][., fused /

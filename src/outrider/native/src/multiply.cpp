@@ -16,8 +16,8 @@ void Multiplier<T>::multiply(const Weight<T>& weight, int first, int last, const
 }
 
 template <class T>
-void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, int stride,
-                             int count, const Epilogue& epilogue) {
+void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, int stride, int count,
+                             const Epilogue& epilogue) {
     if constexpr (WIDENS<T>) {
         const Matrix<T>& plain = weight.plain;
         if (!plain.empty() && count > ALONE) {

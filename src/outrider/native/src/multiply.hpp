@@ -26,7 +26,7 @@ void rms_norm(T* to, const float* x, const float* weight, int width, int stride,
 template <class T>
 struct Multiplier {
     const Weights<T>& m;
-    Digits digits;  // of all rows, or of ALONE rows of every worker
+    Digits digits;          // of all rows, or of ALONE rows of every worker
     float* wide = nullptr;  // all rows, where they are WIDENS
 
     // Makes room for the digits of `count` rows.
@@ -35,7 +35,8 @@ struct Multiplier {
         if (count < alone) count = alone;
         digits = {m.scratch.digits.reserve(count * 2 * m.half),
                   m.scratch.parts.reserve(count * m.blocks), m.c.coarse != 0};
-        if (WIDENS<T>) wide = m.scratch.wide.reserve(count * spread_stride(padded(widest(m.c), IN_PAD)));
+        if (WIDENS<T>)
+            wide = m.scratch.wide.reserve(count * spread_stride(padded(widest(m.c), IN_PAD)));
     }
 
     // The most inputs of a matrix.
@@ -62,8 +63,7 @@ struct Multiplier {
     // The place of a worker that makes its own digits.
     Digits own_digits(const Team& team) const {
         const std::size_t row = std::size_t(team.index) * ALONE;
-        return {digits.digits + row * 2 * m.half, digits.parts + row * m.blocks,
-                digits.coarse};
+        return {digits.digits + row * 2 * m.half, digits.parts + row * m.blocks, digits.coarse};
     }
 
     // The product of rows of x [count, stride]. Digits of few rows every worker makes for itself;

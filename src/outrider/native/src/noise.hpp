@@ -33,8 +33,8 @@ inline Integers exponents(Floats x) { return (Integers)((Words)x - 0x3f2aaaabu) 
 
 inline Floats gumbel_of(Words k) {
     // 2k + 1 as the sum of two exact numbers, which is rounded once.
-    Floats w = floats_of((Integers)(k >> 16)) * 0x1p17f +
-               floats_of((Integers)((k << 1 & 0x1ffffu) | 1u));
+    Floats w =
+        floats_of((Integers)(k >> 16)) * 0x1p17f + floats_of((Integers)((k << 1 & 0x1ffffu) | 1u));
     w = w * 0x1p-33f;
     w = w < 0x1.fffffep-1f ? w : Floats{} + 0x1.fffffep-1f;
     Integers s = exponents(1.0f - w);

@@ -28,7 +28,8 @@ inline void narrow_to(float* p, float x) { *p = x; }
 inline void narrow_to(bf16* p, float x) { *p = narrow(x); }
 inline float widen(float x) { return x; }
 
-// A finite fp16 number: exponent and mantissa moved into place, the biases' difference multiplied in.
+// A finite fp16 number: exponent and mantissa moved into place, the biases' difference multiplied
+// in.
 inline float from_half(std::uint16_t x) {
     const std::uint32_t bits = std::uint32_t(x & 0x7fff) << 13;
     float out;

@@ -1,8 +1,8 @@
 // The C interface: all types, constants and functions that Python sees.
 //
 // Python reads this file through cffi (native/_interface.py is made of it by `make interface`), C++
-// includes it. A function that can fail returns a sentence that says what is wrong, or null. Pointers
-// must hold as many elements as their sizes say; every number in them is checked.
+// includes it. A function that can fail returns a sentence that says what is wrong, or null.
+// Pointers must hold as many elements as their sizes say; every number in them is checked.
 #pragma once
 
 #include <stdint.h>
@@ -16,7 +16,8 @@ extern "C" {
 
 // Tokens of a context in suffix decoding, and so of a draft, at most.
 #define SUFFIX_DEPTH 64
-// Depths, ranks and bins of the margin that rates tell apart; the last of each stands for all beyond.
+// Depths, ranks and bins of the margin that rates tell apart; the last of each stands for all
+// beyond.
 #define RATE_DEPTHS 8
 #define RATE_RANKS 4
 #define RATE_BINS 4
@@ -32,8 +33,8 @@ enum Dtype { DTYPE_FLOAT32, DTYPE_BFLOAT16 };
 // What a row enters the first layer with.
 enum InputKind {
     INPUT_EMBEDDED,  // the embedding of its token
-    INPUT_PAIRED,    // a state; its queries, keys and values also see the token's embedding (EAGLE-3)
-    INPUT_HEADS,     // a state; there are no layers, but heads that draft one token each (Medusa)
+    INPUT_PAIRED,  // a state; its queries, keys and values also see the token's embedding (EAGLE-3)
+    INPUT_HEADS,   // a state; there are no layers, but heads that draft one token each (Medusa)
 };
 
 // Matrices: the first four belong to a layer. DRAFT: of heads, each one's residual blocks and then
@@ -70,14 +71,14 @@ enum PeakKind {
 };
 
 typedef struct Model Model;
-typedef struct Store Store;  // the cache of a model
+typedef struct Store Store;        // the cache of a model
 typedef struct Pipeline Pipeline;  // processes the logits of a sequence
 typedef struct SuffixIndex SuffixIndex;
 
 // Which tokens may come: a bit each, the lowest first. Null: all.
-typedef const uint8_t *Mask;
+typedef const uint8_t* Mask;
 // Returns the mask of what may follow a path of drafted ids in the draft of that number.
-typedef const uint8_t *(*AskMask)(int32_t draft, const int32_t *path, int32_t length);
+typedef const uint8_t* (*AskMask)(int32_t draft, const int32_t* path, int32_t length);
 
 // The sizes of a model.
 typedef struct Config {
@@ -85,20 +86,20 @@ typedef struct Config {
     int32_t layers, hidden, inner, heads, kv_heads, head_dim, vocabulary, max_length;
     int32_t embeddings;  // tokens that have one; 0: all of the vocabulary
     int32_t input;
-    int32_t fused;        // width of what FUSE makes a state of; 0 where states come as they are
-    int32_t fused_norms;  // that are applied to it before, each to its part
+    int32_t fused;          // width of what FUSE makes a state of; 0 where states come as they are
+    int32_t fused_norms;    // that are applied to it before, each to its part
     int32_t state_normed;   // the residual stream begins with a norm
     int32_t output_normed;  // a state ends with a norm
-    int32_t blocks;       // residual blocks before the last matrix of each head
-    int32_t coarse;       // quantised matrices take activations of 8 bits rather than 16
+    int32_t blocks;         // residual blocks before the last matrix of each head
+    int32_t coarse;         // quantised matrices take activations of 8 bits rather than 16
     float norm_eps, scale, embedding_scale, residual_scale, logits_scale;
 } Config;
 
 // A quantised matrix.
 typedef struct QuantizedData {
-    const uint8_t *codes;  // [out, in]
-    const float *scales;   // [out, groups]
-    const uint8_t *zeros;  // [out, groups], or null
+    const uint8_t* codes;  // [out, in]
+    const float* scales;   // [out, groups]
+    const uint8_t* zeros;  // [out, groups], or null
     int32_t bits, group, groups;
 } QuantizedData;
 
@@ -114,12 +115,12 @@ typedef struct Options {
     int32_t vocabulary, sample, prompt_length, min_tokens, penalises;
 } Options;
 
-// Logits that rows of a sequence have instead of the model's. The last entry stands for all positions
-// behind it.
+// Logits that rows of a sequence have instead of the model's. The last entry stands for all
+// positions behind it.
 typedef struct Planted {
-    const int64_t *ids;  // [count, columns]: these have the logits `z`; null: nothing is planted
-    const float *z;      // [count, columns]
-    const float *rest;   // [count]: what every other id has
+    const int64_t* ids;  // [count, columns]: these have the logits `z`; null: nothing is planted
+    const float* z;      // [count, columns]
+    const float* rest;   // [count]: what every other id has
     int64_t count, columns;
     int64_t first;  // position of the token that the first entry decides
 } Planted;
@@ -132,10 +133,10 @@ typedef struct DraftLimits {
     float least;           // survival below which no row is run
     float worth;           // survival below which a node is left out of the draft
     // [RATE_DEPTHS, RATE_RANKS, RATE_BINS]: P(accepted | parent accepted); null: all of them 1
-    const float *rates;
+    const float* rates;
     // The only nodes that may be: their number, then of each its parent's number, -1 for the root,
     // and the rank of its draw. Null: all.
-    const int32_t *choices;
+    const int32_t* choices;
 } DraftLimits;
 
 // Sizes of a call of `outrider_decide`.
@@ -157,63 +158,63 @@ OUTRIDER_API int64_t outrider_abi(void) OUTRIDER_NOEXCEPT;
 OUTRIDER_API int32_t outrider_cpu(void) OUTRIDER_NOEXCEPT;
 // Returns the nanoseconds that the process has spent in calls that can fail.
 OUTRIDER_API int64_t outrider_spent(void) OUTRIDER_NOEXCEPT;
-// Starts the pool at the first call. Returns how many threads it has: fewer than asked for where the
-// system starts no more.
+// Starts the pool at the first call. Returns how many threads it has: fewer than asked for where
+// the system starts no more.
 OUTRIDER_API int32_t outrider_start(int32_t threads) OUTRIDER_NOEXCEPT;
 
 // -- models --
 
-// `embedding` [embeddings, hidden] stays its owner's and must outlive the model; without one, rows of
-// the head are looked up.
-OUTRIDER_API const char *outrider_model(const Config *config, const void *embedding, Model **made);
+// `embedding` [embeddings, hidden] stays its owner's and must outlive the model; without one, rows
+// of the head are looked up.
+OUTRIDER_API const char* outrider_model(const Config* config, const void* embedding, Model** made);
 // The model goes when no call and no cache of its own uses it any more.
-OUTRIDER_API void outrider_model_free(const Model *model) OUTRIDER_NOEXCEPT;
+OUTRIDER_API void outrider_model_free(const Model* model) OUTRIDER_NOEXCEPT;
 // Packs `data` [out, in] of `dtype`, which is the model's, with `bias` [out] or null. A head or
 // embedding that is the same to the bit in `beside` (null: none) is held once, whichever of the two
 // models is freed first.
-OUTRIDER_API const char *outrider_matrix(Model *model, int32_t layer, int32_t kind, const void *data,
-                                         int32_t dtype, const float *bias, int32_t out, int32_t in,
-                                         const Model *beside);
+OUTRIDER_API const char* outrider_matrix(Model* model, int32_t layer, int32_t kind,
+                                         const void* data, int32_t dtype, const float* bias,
+                                         int32_t out, int32_t in, const Model* beside);
 // Packs a quantised matrix [out, in]; see outrider_matrix.
-OUTRIDER_API const char *outrider_quantized(Model *model, int32_t layer, int32_t kind,
-                                            const QuantizedData *data, const float *bias, int32_t out,
-                                            int32_t in, const Model *beside);
+OUTRIDER_API const char* outrider_quantized(Model* model, int32_t layer, int32_t kind,
+                                            const QuantizedData* data, const float* bias,
+                                            int32_t out, int32_t in, const Model* beside);
 // Keeps a norm's weight; `number` is the layer, 0 for the model's own.
-OUTRIDER_API const char *outrider_vector(Model *model, int32_t number, int32_t kind, const float *data,
-                                         int64_t count);
-// Keeps `cos` and `sin` [length, width], width = head_dim / 2. They may be set again, longer, between
-// calls.
-OUTRIDER_API const char *outrider_rotary(Model *model, int32_t table, const float *cos,
-                                         const float *sin, int32_t length, int32_t width);
+OUTRIDER_API const char* outrider_vector(Model* model, int32_t number, int32_t kind,
+                                         const float* data, int64_t count);
+// Keeps `cos` and `sin` [length, width], width = head_dim / 2. They may be set again, longer,
+// between calls.
+OUTRIDER_API const char* outrider_rotary(Model* model, int32_t table, const float* cos,
+                                         const float* sin, int32_t length, int32_t width);
 // A layer's rows see `window` positions, or all with 0, and turn by a rotary table.
-OUTRIDER_API const char *outrider_layer(Model *model, int32_t layer, int32_t window, int32_t table);
+OUTRIDER_API const char* outrider_layer(Model* model, int32_t layer, int32_t window, int32_t table);
 // `target_token_ids` [vocabulary] are the target's ids for a drafter's, `input_token_ids` [count] a
 // drafter's ids, by which its embedding is looked up, for the target's; -1 stands for none.
-OUTRIDER_API const char *outrider_ids(Model *model, const int32_t *target_token_ids,
-                                      int32_t vocabulary, const int32_t *input_token_ids,
+OUTRIDER_API const char* outrider_ids(Model* model, const int32_t* target_token_ids,
+                                      int32_t vocabulary, const int32_t* input_token_ids,
                                       int32_t count);
-// Lets a model look tokens up where another does, whose `embedding` must outlive both; heads take its
-// last norm.
-OUTRIDER_API const char *outrider_borrow(Model *model, const Model *from);
+// Lets a model look tokens up where another does, whose `embedding` must outlive both; heads take
+// its last norm.
+OUTRIDER_API const char* outrider_borrow(Model* model, const Model* from);
 // Fails unless the model has all its weights.
-OUTRIDER_API const char *outrider_check(const Model *model);
+OUTRIDER_API const char* outrider_check(const Model* model);
 // Returns the bytes of head and packed embedding that `beside` holds too.
-OUTRIDER_API int64_t outrider_shared(Model *model, const Model *beside);
+OUTRIDER_API int64_t outrider_shared(Model* model, const Model* beside);
 // Returns the bytes of the matrices of a model, without those that `beside` (or null) holds too.
-OUTRIDER_API int64_t outrider_weights(Model *model, const Model *beside);
+OUTRIDER_API int64_t outrider_weights(Model* model, const Model* beside);
 
 // -- caches --
 
 // Writes how many bytes a page of `page_size` positions takes.
-OUTRIDER_API const char *outrider_page_bytes(const Model *model, int32_t page_size, int64_t *bytes);
-OUTRIDER_API const char *outrider_store(const Model *model, int32_t pages, int32_t page_size,
-                                        Store **made);
-OUTRIDER_API void outrider_store_free(const Store *store) OUTRIDER_NOEXCEPT;
+OUTRIDER_API const char* outrider_page_bytes(const Model* model, int32_t page_size, int64_t* bytes);
+OUTRIDER_API const char* outrider_store(const Model* model, int32_t pages, int32_t page_size,
+                                        Store** made);
+OUTRIDER_API void outrider_store_free(const Store* store) OUTRIDER_NOEXCEPT;
 // Returns the number of slots whose row was not finite.
-OUTRIDER_API int32_t outrider_nonfinite(const Store *store) OUTRIDER_NOEXCEPT;
+OUTRIDER_API int32_t outrider_nonfinite(const Store* store) OUTRIDER_NOEXCEPT;
 // Copies the entries at some slots to others, in every layer; all are read before any is written.
-OUTRIDER_API const char *outrider_move(Store *store, const int32_t *from_slots,
-                                       const int32_t *to_slots, int32_t count);
+OUTRIDER_API const char* outrider_move(Store* store, const int32_t* from_slots,
+                                       const int32_t* to_slots, int32_t count);
 
 // -- steps --
 
@@ -221,24 +222,25 @@ OUTRIDER_API const char *outrider_move(Store *store, const int32_t *from_slots,
 //
 // `words` are segments one after the other, each [tokens, nodes, start, pages, logits, first] and
 // then the token ids, the nodes' ids, their parents and the page table. `logits` has room for
-// [num_logits, vocabulary], `hidden_out` for [num_hidden, num_rows, width]. `states` [num_rows, width]
-// are those that rows begin with, null where the model wants none. Of heads a segment has one, and a
-// row of logits for each head. `hidden` are layers after which the residual stream is wanted; -1
-// stands for the embedding, as many as there are for what the next row of a draft begins with.
-OUTRIDER_API const char *outrider_forward(const Model *model, Store *store, const int32_t *words,
-                                          int64_t count, const float *states,
-                                          const int32_t *sublayers, int32_t num_sublayers,
-                                          const int32_t *hidden_layers, int32_t num_hidden,
-                                          float *logits, int32_t num_logits, int32_t vocabulary,
-                                          float *hidden_out, int32_t num_rows, int32_t width);
+// [num_logits, vocabulary], `hidden_out` for [num_hidden, num_rows, width]. `states` [num_rows,
+// width] are those that rows begin with, null where the model wants none. Of heads a segment has
+// one, and a row of logits for each head. `hidden` are layers after which the residual stream is
+// wanted; -1 stands for the embedding, as many as there are for what the next row of a draft begins
+// with.
+OUTRIDER_API const char* outrider_forward(const Model* model, Store* store, const int32_t* words,
+                                          int64_t count, const float* states,
+                                          const int32_t* sublayers, int32_t num_sublayers,
+                                          const int32_t* hidden_layers, int32_t num_hidden,
+                                          float* logits, int32_t num_logits, int32_t vocabulary,
+                                          float* hidden_out, int32_t num_rows, int32_t width);
 // Makes states of a target's hidden states: rows `which` [count] of each of `hidden` [parts][rows,
 // part] become rows `to` [count] of `states` [room, width].
-OUTRIDER_API const char *outrider_fuse(const Model *model, const float *const *hidden, int32_t parts,
-                                       int32_t rows, int32_t part, const int32_t *which,
-                                       int32_t count, float *states, const int32_t *to, int32_t room,
-                                       int32_t width);
-// A forward over `words` (see outrider_forward) into `logits` [lines, vocabulary], whose first `rows`
-// lines are those of the rows that want logits.
+OUTRIDER_API const char* outrider_fuse(const Model* model, const float* const* hidden,
+                                       int32_t parts, int32_t rows, int32_t part,
+                                       const int32_t* which, int32_t count, float* states,
+                                       const int32_t* to, int32_t room, int32_t width);
+// A forward over `words` (see outrider_forward) into `logits` [lines, vocabulary], whose first
+// `rows` lines are those of the rows that want logits.
 //
 // A segment with a pipeline wants them of its last token and of all nodes. These rows are decided,
 // with a mask a row, of `mask_bytes` or more, unless `masks` is null; their `tokens` and `scores`
@@ -246,86 +248,88 @@ OUTRIDER_API const char *outrider_fuse(const Model *model, const float *const *h
 // next lines behind the others. A segment without a pipeline (null) keeps its logits as they are.
 // `planted` (null: none) has an entry for each segment that wants logits. `hidden_layers` are those
 // whose states go to `hidden_out` [hidden, hidden_rows, width], from row `hidden_first` on.
-OUTRIDER_API const char *outrider_decide(const Model *model, Store *store, const DecideSizes *sizes,
-                                         const int32_t *words, const Pipeline *const *pipelines,
-                                         const Planted *planted, const uint8_t *keeps,
-                                         const Mask *masks, float *logits,
-                                         const int32_t *hidden_layers, float *hidden_out,
-                                         int32_t *tokens, float *scores);
-// A forward over `words`; segments that want logits go on by a pipeline each, as their `limits` say,
-// with `planted` logits (null: none) or those of the model.
+OUTRIDER_API const char* outrider_decide(const Model* model, Store* store, const DecideSizes* sizes,
+                                         const int32_t* words, const Pipeline* const* pipelines,
+                                         const Planted* planted, const uint8_t* keeps,
+                                         const Mask* masks, float* logits,
+                                         const int32_t* hidden_layers, float* hidden_out,
+                                         int32_t* tokens, float* scores);
+// A forward over `words`; segments that want logits go on by a pipeline each, as their `limits`
+// say, with `planted` logits (null: none) or those of the model.
 //
-// They want one row of them or, of a model that drafts in one pass, one for each level. What is drafted
-// first has the position in `positions` (null: the number of the segment's tokens) of its sequence.
-// `states` (null: none) are those that rows begin with [rows, hidden] or, of heads, [drafts, hidden].
-// `sublayers` (null: all) are run. Page tables reach to the end of the draft. Segments that are
-// `constrained` (null: none) have a mask a row, of `mask_bytes` or more, for which the caller's thread
-// calls `ask` between two forwards. Written are `ints`: tokens, parents and runs [drafts, room each]
-// and how much was drafted [drafts]; and `floats`: margins and survivals [drafts, room each]. Runs are
-// the places behind the committed tokens at which nodes have keys and values, or -1; survivals the
-// chances, by the rates, that a node and all before it are accepted.
-OUTRIDER_API const char *outrider_draft(const Model *model, Store *store, const DraftSizes *sizes,
-                                        const int32_t *words, const Pipeline *const *pipelines,
-                                        const Planted *planted, const DraftLimits *limits,
-                                        const int32_t *positions, const float *states,
-                                        const int32_t *sublayers, const uint8_t *constrained,
-                                        AskMask ask, int32_t *ints, float *floats);
+// They want one row of them or, of a model that drafts in one pass, one for each level. What is
+// drafted first has the position in `positions` (null: the number of the segment's tokens) of its
+// sequence. `states` (null: none) are those that rows begin with [rows, hidden] or, of heads,
+// [drafts, hidden]. `sublayers` (null: all) are run. Page tables reach to the end of the draft.
+// Segments that are `constrained` (null: none) have a mask a row, of `mask_bytes` or more, for
+// which the caller's thread calls `ask` between two forwards. Written are `ints`: tokens, parents
+// and runs [drafts, room each] and how much was drafted [drafts]; and `floats`: margins and
+// survivals [drafts, room each]. Runs are the places behind the committed tokens at which nodes
+// have keys and values, or -1; survivals the chances, by the rates, that a node and all before it
+// are accepted.
+OUTRIDER_API const char* outrider_draft(const Model* model, Store* store, const DraftSizes* sizes,
+                                        const int32_t* words, const Pipeline* const* pipelines,
+                                        const Planted* planted, const DraftLimits* limits,
+                                        const int32_t* positions, const float* states,
+                                        const int32_t* sublayers, const uint8_t* constrained,
+                                        AskMask ask, int32_t* ints, float* floats);
 
 // -- sampling --
 
 // `token_ids` are, one after the other: what ends the output, what has a bias, the prompt's tokens
 // (where penalties want them). `banned` [vocabulary] (null: none) stays its owner's.
-OUTRIDER_API const char *outrider_pipeline(const Options *options, const uint8_t *banned,
-                                           const int32_t *token_ids, int32_t ends, const float *bias,
-                                           int32_t biased, int32_t prompt, Pipeline **made);
-OUTRIDER_API void outrider_pipeline_free(const Pipeline *pipeline) OUTRIDER_NOEXCEPT;
+OUTRIDER_API const char* outrider_pipeline(const Options* options, const uint8_t* banned,
+                                           const int32_t* token_ids, int32_t ends,
+                                           const float* bias, int32_t biased, int32_t prompt,
+                                           Pipeline** made);
+OUTRIDER_API void outrider_pipeline_free(const Pipeline* pipeline) OUTRIDER_NOEXCEPT;
 // Takes in the tokens of the output that were committed since the last call.
-OUTRIDER_API const char *outrider_pipeline_count(Pipeline *pipeline, const int32_t *token_ids,
+OUTRIDER_API const char* outrider_pipeline_count(Pipeline* pipeline, const int32_t* token_ids,
                                                  int32_t count);
 // Processes `rows` rows of `width` logits, in place. `paths` are the token ids behind the committed
 // ones, row by row, each its length and then its ids.
-OUTRIDER_API const char *outrider_pipeline_apply(const Pipeline *pipeline, float *z, int32_t rows,
+OUTRIDER_API const char* outrider_pipeline_apply(const Pipeline* pipeline, float* z, int32_t rows,
                                                  int32_t width, int32_t output,
-                                                 const int32_t *path_token_ids, int64_t count,
+                                                 const int32_t* path_token_ids, int64_t count,
                                                  int32_t late_only);
-// Writes the token and score of each row of z, `stride` apart. `keys` [rows, 4] are seed (low, high),
-// position and sample; where `greedy` there is no noise.
-OUTRIDER_API const char *outrider_draw(const float *z, int32_t rows, int64_t stride,
-                                       int32_t vocabulary, const uint32_t *keys,
-                                       const uint8_t *greedy, int32_t *tokens, float *scores);
-// Of some `rows` [count] of z [num_rows, vocabulary]: the log probability and rank of a token, and the
-// `likeliest` ids with their values [count, likeliest].
-OUTRIDER_API const char *outrider_logprobs(const float *z, int32_t num_rows, int32_t count,
-                                           int32_t vocabulary, const int32_t *rows,
-                                           const int32_t *token_ids, int32_t likeliest, float *own,
-                                           int32_t *ranks, int32_t *ids, float *values);
+// Writes the token and score of each row of z, `stride` apart. `keys` [rows, 4] are seed (low,
+// high), position and sample; where `greedy` there is no noise.
+OUTRIDER_API const char* outrider_draw(const float* z, int32_t rows, int64_t stride,
+                                       int32_t vocabulary, const uint32_t* keys,
+                                       const uint8_t* greedy, int32_t* tokens, float* scores);
+// Of some `rows` [count] of z [num_rows, vocabulary]: the log probability and rank of a token, and
+// the `likeliest` ids with their values [count, likeliest].
+OUTRIDER_API const char* outrider_logprobs(const float* z, int32_t num_rows, int32_t count,
+                                           int32_t vocabulary, const int32_t* rows,
+                                           const int32_t* token_ids, int32_t likeliest, float* own,
+                                           int32_t* ranks, int32_t* ids, float* values);
 // Writes the noise of `count` tokens from id 0 on, at one position: for the tests of its bits.
 OUTRIDER_API void outrider_noise(uint64_t seed, uint32_t position, uint32_t sample, int64_t count,
-                                 float *out) OUTRIDER_NOEXCEPT;
+                                 float* out) OUTRIDER_NOEXCEPT;
 
 // -- suffix decoding --
 
 // Makes an index of the last `room` places of a text.
-OUTRIDER_API const char *outrider_suffix(int32_t room, SuffixIndex **made);
-OUTRIDER_API void outrider_suffix_free(const SuffixIndex *index) OUTRIDER_NOEXCEPT;
+OUTRIDER_API const char* outrider_suffix(int32_t room, SuffixIndex** made);
+OUTRIDER_API void outrider_suffix_free(const SuffixIndex* index) OUTRIDER_NOEXCEPT;
 // Appends tokens to the text; with `ends`, what comes next is another text.
-OUTRIDER_API const char *outrider_suffix_extend(SuffixIndex *index, const int32_t *token_ids,
+OUTRIDER_API const char* outrider_suffix_extend(SuffixIndex* index, const int32_t* token_ids,
                                                 int32_t count, int32_t ends);
 // Forgets so many of the oldest places, the ends of texts among them; `left` says how many stay.
-OUTRIDER_API const char *outrider_suffix_drop(SuffixIndex *index, int64_t places, int64_t *left);
+OUTRIDER_API const char* outrider_suffix_drop(SuffixIndex* index, int64_t places, int64_t* left);
 // Drafts behind the text of `index`, by it or by `store` (null: none). `out` [4, SUFFIX_DEPTH] are
-// tokens, parents, how often each token stood at its place, and how often others did; `drafted` says
-// how many.
-OUTRIDER_API const char *outrider_suffix_draft(const SuffixIndex *index, const SuffixIndex *store,
-                                               int32_t depth, int32_t nodes, int32_t *out,
-                                               int64_t *drafted);
+// tokens, parents, how often each token stood at its place, and how often others did; `drafted`
+// says how many.
+OUTRIDER_API const char* outrider_suffix_draft(const SuffixIndex* index, const SuffixIndex* store,
+                                               int32_t depth, int32_t nodes, int32_t* out,
+                                               int64_t* drafted);
 
 // -- what bounds a step --
 
 // Reads `bytes`, whole pieces of 128 KiB, once.
-OUTRIDER_API const char *outrider_read(const void *data, int64_t bytes);
+OUTRIDER_API const char* outrider_read(const void* data, int64_t bytes);
 // Does products of a kind in `pieces`; `products` is how many.
-OUTRIDER_API const char *outrider_peak(int32_t kind, int32_t pieces, int64_t *products);
+OUTRIDER_API const char* outrider_peak(int32_t kind, int32_t pieces, int64_t* products);
 
 #ifdef __cplusplus
 }  // extern "C"

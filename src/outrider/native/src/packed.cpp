@@ -101,8 +101,7 @@ void unpack_row(const Packed& m, int row, float* to) {
     const int unit = row / LANES, lane = row % LANES;
     const std::uint8_t* codes = m.codes.data() + unit * m.unit_size();
     for (int b = 0; b < m.blocks(); ++b) {
-        const std::size_t at =
-            (std::size_t(unit) * m.groups + b / m.split) * LANES + lane;
+        const std::size_t at = (std::size_t(unit) * m.groups + b / m.split) * LANES + lane;
         const float scale = from_half(m.scales.data()[at]) * m.factor;
         const int zero = m.zeros.data() ? m.zeros.data()[at] : 1 << (m.bits - 1);
         const int start = m.start(b), count = m.length(b);

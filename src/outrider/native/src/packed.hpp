@@ -52,8 +52,9 @@ struct Packed {
     }
 };
 
-// Packs codes [out, in], scales and zeros [out, groups] (of `group` inputs each; `zeros` may be null) and bias [out] (null:
-// none) in `parts` whose units take turns. Returns what is wrong with them, or null.
+// Packs codes [out, in], scales and zeros [out, groups] (of `group` inputs each; `zeros` may be
+// null) and bias [out] (null: none) in `parts` whose units take turns. Returns what is wrong with
+// them, or null.
 const char* pack(Packed& to, const std::uint8_t* codes, const float* scales,
                  const std::uint8_t* zeros, const float* bias, int out, int in, int bits, int group,
                  int groups, int parts);

@@ -196,8 +196,8 @@ int index_of(const float* z, int count, float value) {
     return at;
 }
 
-// look(first) for every block of a row, that of the likeliest token before all others, since it sets
-// the bar high.
+// look(first) for every block of a row, that of the likeliest token before all others, since it
+// sets the bar high.
 template <class Look>
 void each_block(int vocabulary, int likeliest, Look look) {
     const int start = likeliest / NOISE_BLOCK * NOISE_BLOCK;

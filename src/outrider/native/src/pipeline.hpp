@@ -73,8 +73,8 @@ struct Drawn {
 // argmax z + g; with no `key`, argmax z. The lowest id on a tie.
 Drawn draw(const float* z, int vocabulary, const NoiseKey* key);
 
-// The `count` highest of z + g (of z with no `key`), highest first, the lower id first on a tie; NaN
-// where an element of z is.
+// The `count` highest of z + g (of z with no `key`), highest first, the lower id first on a tie;
+// NaN where an element of z is.
 void draw_some(const float* z, int vocabulary, const NoiseKey* key, int count, Drawn* out);
 
 // Writes the noise of `count` tokens from id 0 on.

@@ -13,14 +13,16 @@ namespace outrider {
 inline void run(const Model& model, Store& store, const Rows& rows,
                 const std::vector<std::int32_t>& sublayers, float* logits, Hidden hidden = {}) {
     forward(model, store, rows,
-            ForwardRequest{sublayers.data(), int(sublayers.size()), hidden.layers, hidden.count, logits,
-                   hidden.out, hidden.rows});
+            ForwardRequest{sublayers.data(), int(sublayers.size()), hidden.layers, hidden.count,
+                           logits, hidden.out, hidden.rows});
 }
 
-// Processes a row of `own` logits, in place or in `wide`; returns where the processed logits are. Before
-// its position stand `before` tokens and then the path. `targets` (empty: its own) are the target's ids.
-inline float* process(const Pipeline& pipeline, float* z, int own, const std::vector<std::int32_t>& targets,
-               int before, Path path, Mask mask, bool shared, std::vector<float>& wide) {
+// Processes a row of `own` logits, in place or in `wide`; returns where the processed logits are.
+// Before its position stand `before` tokens and then the path. `targets` (empty: its own) are the
+// target's ids.
+inline float* process(const Pipeline& pipeline, float* z, int own,
+                      const std::vector<std::int32_t>& targets, int before, Path path, Mask mask,
+                      bool shared, std::vector<float>& wide) {
     const int wanted = pipeline.o.vocabulary;
     // Padded or cut to the target's vocabulary, which its options speak of.
     if (own < wanted || !targets.empty() || shared) {

@@ -1,7 +1,7 @@
 // Products of a few rows with large matrices: every block of weights is read once for all rows.
 //
-// An output is the sum over its inputs in order, in one lane, whichever rows and outputs are computed
-// beside it.
+// An output is the sum over its inputs in order, in one lane, whichever rows and outputs are
+// computed beside it.
 #pragma once
 
 #include <cmath>
@@ -21,7 +21,8 @@ struct Units {
     const float* bias;  // of all units, or null
     int first, inputs;
 
-    Units(const Matrix<T>& m) : data(m.data.data()), bias(m.bias.data()), first(0), inputs(m.inputs) {}
+    Units(const Matrix<T>& m)
+        : data(m.data.data()), bias(m.bias.data()), first(0), inputs(m.inputs) {}
     Units(const T* data, const float* bias, int first, int inputs)
         : data(data), bias(bias), first(first), inputs(inputs) {}
     std::size_t unit_size() const { return std::size_t(inputs) * LANES; }
@@ -31,13 +32,13 @@ struct Units {
 // What becomes of finished sums.
 struct Epilogue {
     enum Kind { put, add, gate, swish } kind;
-    float* y = nullptr;        // put: y = sum; add: y += scale * sum; swish: y += silu(sum)
-    std::size_t stride = 0;    // of y
-    int columns = 0;           // of y that may be written
-    float scale = 1;           // put: sum * scale
-    void* gated = nullptr;     // gate: silu(even unit) * odd unit, bf16 or fp32
+    float* y = nullptr;      // put: y = sum; add: y += scale * sum; swish: y += silu(sum)
+    std::size_t stride = 0;  // of y
+    int columns = 0;         // of y that may be written
+    float scale = 1;         // put: sum * scale
+    void* gated = nullptr;   // gate: silu(even unit) * odd unit, bf16 or fp32
     std::size_t gated_stride = 0;
-    bool narrow = false;       // gate: to bf16
+    bool narrow = false;           // gate: to bf16
     Upcoming* upcoming = nullptr;  // asked for beside the product, except by tiles; or null
 };
 
@@ -106,8 +107,8 @@ constexpr int MOST_NEAR = 16;  // units that rows pass by together
 template <class T>
 class PassedBy {
 public:
-    // While `tiles` of rows pass by `count` units from `unit` on, as many units behind them are asked
-    // for, and what is upcoming, unless that is null.
+    // While `tiles` of rows pass by `count` units from `unit` on, as many units behind them are
+    // asked for, and what is upcoming, unless that is null.
     PassedBy(const Matrix<T>& m, int unit, int count, int tiles, Upcoming* upcoming)
         : next_(m.inputs / PER_LANE<T>), share_((2 * LINES - 1) / tiles + 1), upcoming_(upcoming) {
         for (int c = 0; c < count; ++c) next_.add(m.at(unit + count + c));
@@ -116,7 +117,8 @@ public:
     void operator()(const Units<X>& m, int, Add add) const {
         for (int k = 0; k < m.inputs; k += IN_PAD) {
             next_(share_);
-            if (upcoming_) [[unlikely]] (*upcoming_)(ASKED * sizeof(T) / 2);
+            if (upcoming_) [[unlikely]]
+                (*upcoming_)(ASKED * sizeof(T) / 2);
             add(k, k + IN_PAD, std::integral_constant<int, 0>());
         }
     }
@@ -167,7 +169,8 @@ inline void block(const Units<T>& m, int unit, const T* x, std::size_t stride, i
 template <class T, int R, int C, class Inputs>
 inline void units(const Units<T>& m, int first, int last, const T* x, std::size_t stride, int row,
                   const Epilogue& epilogue, const Inputs& inputs) {
-    for (; last - first >= C; first += C) block<T, R, C>(m, first, x, stride, row, epilogue, inputs);
+    for (; last - first >= C; first += C)
+        block<T, R, C>(m, first, x, stride, row, epilogue, inputs);
     if constexpr (C > 1) units<T, R, C / 2>(m, first, last, x, stride, row, epilogue, inputs);
 }
 
@@ -185,7 +188,8 @@ inline void tile(const Units<T>& m, int first, int last, const T* x, std::size_t
         units<T, R, width(R, MOST)>(m, first, last, x, stride, row, epilogue, inputs);
         return;
     }
-    if constexpr (R > 1) tile<T, R - 1, MOST>(m, first, last, x, stride, row, rows, epilogue, inputs);
+    if constexpr (R > 1)
+        tile<T, R - 1, MOST>(m, first, last, x, stride, row, rows, epilogue, inputs);
 }
 
 // Bytes of units that stay in the second-level cache while all rows pass by.
@@ -210,8 +214,8 @@ inline void each_tile(int rows, int tiles, Body body) {
     }
 }
 
-// Units [first, last) of a matrix of bf16 as fp32, until the thread's next call: inputs and sums keep
-// their order.
+// Units [first, last) of a matrix of bf16 as fp32, until the thread's next call: inputs and sums
+// keep their order.
 inline Units<float> widened(const Matrix<bf16>& m, int first, int last) {
     static thread_local Memory<float> room;
     const std::size_t count = (last - first) * m.unit_size();
@@ -236,8 +240,10 @@ void product_of_many(const Matrix<T>& m, int first, int last, const X* x, std::s
         const int stop = unit + few < last ? unit + few : last;
         const PassedBy<T> inputs(m, unit, stop - unit, tiles, epilogue.upcoming);
         const Units<X> near = [&]() -> Units<X> {
-            if constexpr (sizeof(X) == sizeof(T)) return m;
-            else return widened(m, unit, stop);
+            if constexpr (sizeof(X) == sizeof(T))
+                return m;
+            else
+                return widened(m, unit, stop);
         }();
         each_tile(rows, tiles, [&](int row, int count) {
             tile<X, most, 2>(near, unit, stop, x, stride, row, count, epilogue, inputs);

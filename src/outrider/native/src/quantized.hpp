@@ -19,7 +19,7 @@ constexpr float FAINTEST = 1e-33f;
 // Rows of activations as their product wants them.
 struct Digits {
     std::int8_t* digits;  // [rows][2 * half], see sums.hpp
-    BlockSummary* parts;          // [rows][blocks]
+    BlockSummary* parts;  // [rows][blocks]
     bool coarse;          // of 8 bits, in the room of 16
 };
 
@@ -77,8 +77,8 @@ inline std::ptrdiff_t ahead(int distance, int bytes, int blocks, std::size_t siz
     return std::ptrdiff_t(far) * bytes + next;
 }
 
-// R rows by C units, by `Sum`s over a block: of all units at once where registers hold them, so that
-// memory is read in several streams and digits once for all, else of one after the other.
+// R rows by C units, by `Sum`s over a block: of all units at once where registers hold them, so
+// that memory is read in several streams and digits once for all, else of one after the other.
 template <int BITS, class Sum, int R, int C>
 void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epilogue& epilogue) {
     constexpr int step = 32 / BITS;
@@ -109,7 +109,8 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
                         all[i][c][r] = i ? Sum() : Sum(zeros, parts[r * blocks + b]);
             }
             for (int k = 0; k < m.block; k += INPUTS) {
-                if (epilogue.upcoming) [[unlikely]] (*epilogue.upcoming)(ASKED);
+                if (epilogue.upcoming) [[unlikely]]
+                    (*epilogue.upcoming)(ASKED);
 #pragma GCC unroll 8
                 for (int i = 0; i < INPUTS / step; ++i, from += 64) {
                     Codes<BITS> codes[side];
@@ -124,8 +125,9 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
                         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
                             for (int c = 0; c < side; ++c)
-                                all[i % each][c][r].add(unpacked[c], line + std::size_t(r) * 2 * half,
-                                                        half, k + i * step + 4 * p);
+                                all[i % each][c][r].add(unpacked[c],
+                                                        line + std::size_t(r) * 2 * half, half,
+                                                        k + i * step + 4 * p);
                     }
                 }
                 for (auto& some : all)
@@ -138,9 +140,9 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
                 for (int r = 0; r < R; ++r) {
                     const Ints whole = each == 2 ? all[0][c][r].all() + all[each - 1][c][r].all()
                                                  : all[0][c][r].all();
-                    sums[first + c][r] = fma(to_float(whole),
-                                             scale * splat(parts[r * blocks + b].scale),
-                                             sums[first + c][r]);
+                    sums[first + c][r] =
+                        fma(to_float(whole), scale * splat(parts[r * blocks + b].scale),
+                            sums[first + c][r]);
                 }
             }
         }
@@ -156,9 +158,9 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
     }
 }
 
-// Whether R rows pass by four units together rather than two: where AVX-512 VNNI has registers for the
-// sums of all, of which a unit has several, and beside as many rows as a tile has, whose digits are
-// near for four.
+// Whether R rows pass by four units together rather than two: where AVX-512 VNNI has registers for
+// the sums of all, of which a unit has several, and beside as many rows as a tile has, whose digits
+// are near for four.
 template <int BITS, class Sum, int R>
 constexpr bool FOUR_UNITS =
     R == Sum::ROWS || (BITS == 8 && DIGIT_BYTES == 1 && R * Sum::REGISTERS > 1 &&
@@ -171,7 +173,8 @@ void digit_tile(const Packed& m, int first, int last, const Digits& x, int row, 
         if constexpr (FOUR_UNITS<BITS, Sum, R>)
             for (; last - first >= 4; first += 4)
                 digit_block<BITS, Sum, R, 4>(m, first, x, row, epilogue);
-        for (; last - first >= 2; first += 2) digit_block<BITS, Sum, R, 2>(m, first, x, row, epilogue);
+        for (; last - first >= 2; first += 2)
+            digit_block<BITS, Sum, R, 2>(m, first, x, row, epilogue);
         if (first < last) digit_block<BITS, Sum, R, 1>(m, first, x, row, epilogue);
         return;
     }

@@ -37,8 +37,7 @@ struct alignas(64) DigitTiles {
 };
 
 // 4-bit codes of `inputs` inputs as bytes.
-inline void unpack(std::uint8_t* to, const std::uint8_t* from, int inputs,
-                   std::ptrdiff_t further) {
+inline void unpack(std::uint8_t* to, const std::uint8_t* from, int inputs, std::ptrdiff_t further) {
     for (int k = 0; k < inputs; k += 8, from += 64, to += 128) {
         __builtin_prefetch(from + further);
         const Codes<4> codes(from);
@@ -68,7 +67,11 @@ struct DigitRun {
 
     DigitRun(const Packed& m, int unit, const std::uint8_t* w, std::size_t size, const Digits& x,
              int row, int rows)
-        : m(m), unit(unit), rows(rows), w(w), size(size),
+        : m(m),
+          unit(unit),
+          rows(rows),
+          w(w),
+          size(size),
           digits(x.digits + std::size_t(row) * 2 * half),
           parts(x.parts + std::size_t(row) * blocks) {
         std::memset(middle, 1 << (m.bits - 1), LANES);
@@ -108,8 +111,8 @@ struct DigitRun {
         for (int r = 0; r < rows; ++r, line += 2 * LANES, part += blocks) {
             const __m512i high = _mm512_slli_epi32(_mm512_load_si512(line), 8);
             const __m512i low = _mm512_load_si512(line + LANES);
-            const Ints all = {_mm512_dpwssd_epi32(_mm512_add_epi32(high, low), zeros.v,
-                                                  repeated(&part->low))};
+            const Ints all = {
+                _mm512_dpwssd_epi32(_mm512_add_epi32(high, low), zeros.v, repeated(&part->low))};
             sums[c][r] = fma(to_float(all), scale * splat(part->scale), sums[c][r]);
         }
     }
@@ -153,7 +156,8 @@ void digit_tiles(const Packed& m, int unit, const std::uint8_t* w, std::size_t s
 
 // All rows by C units, eight rows after eight.
 template <int C>
-void digit_rows(const Packed& m, int unit, const Digits& x, int rows, const Epilogue& epilogue, int& loaded) {
+void digit_rows(const Packed& m, int unit, const Digits& x, int rows, const Epilogue& epilogue,
+                int& loaded) {
     const std::uint8_t* w = m.codes.data() + unit * m.unit_size();
     const bool bytes = m.bits == 8 || rows > UNPACKED_ROWS;
     std::size_t size = m.unit_size();

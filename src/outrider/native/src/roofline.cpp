@@ -1,5 +1,6 @@
-// What bounds a step. Of few rows: how fast the pool's threads read memory. Of many: how many products the
-// cores can do, in registers alone, by the fastest instruction of the set for each kind of numbers.
+// What bounds a step. Of few rows: how fast the pool's threads read memory. Of many: how many
+// products the cores can do, in registers alone, by the fastest instruction of the set for each
+// kind of numbers.
 #include <atomic>
 
 #include "guard.hpp"

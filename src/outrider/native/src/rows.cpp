@@ -46,9 +46,8 @@ const char* read_segment(const Model& model, const Store& store, Reader& in, Row
         straight += straight == j && parents[j] == j - 1;
     }
     if (logits)
-        out.scored.push_back(
-            {drafted, parents, table, nodes, pages, int(committed), logits, first,
-             straight == nodes});
+        out.scored.push_back({drafted, parents, table, nodes, pages, int(committed), logits, first,
+                              straight == nodes});
     const int first_page = int(out.pages.size());
     out.pages.insert(out.pages.end(), table, table + pages);
     auto slot = [&](std::int64_t place) {

@@ -19,8 +19,8 @@ bool all_below(const std::int32_t* ids, std::int64_t count, std::int32_t vocabul
 }  // namespace
 
 const char* outrider_pipeline(const Options* options, const std::uint8_t* banned,
-                             const std::int32_t* ids, int ends, const float* bias, int biased,
-                             int prompt, Pipeline** made) {
+                              const std::int32_t* ids, int ends, const float* bias, int biased,
+                              int prompt, Pipeline** made) {
     return guarded({}, [&]() -> const char* {
         const Options& o = *options;
         if (ends < 0 || biased < 0 || prompt < 0 || o.vocabulary < 1 || o.vocabulary > MOST ||
@@ -42,14 +42,16 @@ void outrider_pipeline_free(const Pipeline* pipeline) noexcept { release(pipelin
 
 const char* outrider_pipeline_count(Pipeline* pipeline, const std::int32_t* ids, int count) {
     return guarded({pipeline}, [&]() -> const char* {
-        if (!all_below(ids, count, pipeline->o.vocabulary)) return "a token id is past the vocabulary";
+        if (!all_below(ids, count, pipeline->o.vocabulary))
+            return "a token id is past the vocabulary";
         pipeline->count_output(ids, count);
         return nullptr;
     });
 }
 
-const char* outrider_pipeline_apply(const Pipeline* pipeline, float* z, int rows, int width, int output,
-                                   const std::int32_t* paths, std::int64_t count, int late_only) {
+const char* outrider_pipeline_apply(const Pipeline* pipeline, float* z, int rows, int width,
+                                    int output, const std::int32_t* paths, std::int64_t count,
+                                    int late_only) {
     return guarded({pipeline}, [&]() -> const char* {
         if (width != pipeline->o.vocabulary) return "a row is not as long as the vocabulary";
         if (output < 0) return "the output has a length below 0";
@@ -70,8 +72,8 @@ const char* outrider_pipeline_apply(const Pipeline* pipeline, float* z, int rows
 }
 
 const char* outrider_draw(const float* z, int rows, std::int64_t stride, int vocabulary,
-                              const std::uint32_t* keys, const std::uint8_t* greedy,
-                              std::int32_t* tokens, float* scores) {
+                          const std::uint32_t* keys, const std::uint8_t* greedy,
+                          std::int32_t* tokens, float* scores) {
     return guarded({}, [&]() -> const char* {
         if (vocabulary < 1 || stride < vocabulary) return "a row is shorter than the vocabulary";
         each_row(rows, vocabulary, [&](int r) {
@@ -86,9 +88,8 @@ const char* outrider_draw(const float* z, int rows, std::int64_t stride, int voc
 }
 
 const char* outrider_logprobs(const float* z, int num_rows, int count, int vocabulary,
-                                  const std::int32_t* rows, const std::int32_t* tokens,
-                                  int likeliest, float* own, std::int32_t* ranks,
-                                  std::int32_t* ids, float* values) {
+                              const std::int32_t* rows, const std::int32_t* tokens, int likeliest,
+                              float* own, std::int32_t* ranks, std::int32_t* ids, float* values) {
     return guarded({}, [&]() -> const char* {
         if (likeliest < 0 || likeliest > vocabulary) return "more ids are wanted than there are";
         if (!all_below(tokens, count, vocabulary)) return "a token id is past the vocabulary";
@@ -105,7 +106,7 @@ const char* outrider_logprobs(const float* z, int num_rows, int count, int vocab
 }
 
 void outrider_noise(std::uint64_t seed, std::uint32_t position, std::uint32_t sample,
-                        std::int64_t count, float* out) noexcept {
+                    std::int64_t count, float* out) noexcept {
     write_noise({std::uint32_t(seed), std::uint32_t(seed >> 32), position, sample}, count, out);
 }
 

@@ -336,7 +336,7 @@ const char* outrider_suffix(int room, SuffixIndex** made) {
 void outrider_suffix_free(const SuffixIndex* index) noexcept { release(index); }
 
 const char* outrider_suffix_extend(SuffixIndex* index, const std::int32_t* tokens, int count,
-                                       int ends) {
+                                   int ends) {
     return guarded({index}, [&]() -> const char* {
         for (int i = 0; i < count; ++i)
             if (tokens[i] < 0) return "a token id is below 0";
@@ -351,8 +351,8 @@ const char* outrider_suffix_drop(SuffixIndex* index, std::int64_t count, std::in
     return guarded({index}, [&] { return index->change([&] { *left = index->drop(count); }); });
 }
 
-const char* outrider_suffix_draft(const SuffixIndex* index, const SuffixIndex* store, int depth, int nodes,
-                                      std::int32_t* out, std::int64_t* drafted) {
+const char* outrider_suffix_draft(const SuffixIndex* index, const SuffixIndex* store, int depth,
+                                  int nodes, std::int32_t* out, std::int64_t* drafted) {
     return guarded({index, store}, [&]() -> const char* {
         if (depth < 1 || nodes < 1) return "a draft has a bad size";
         if (!index->sound || (store && !store->sound)) return "an index was left halfway";

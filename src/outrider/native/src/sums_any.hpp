@@ -31,7 +31,8 @@ struct Sums {
     Ints sum;
     Sums() : sum(ints(0)) {}
     Sums(Ints zeros, const BlockSummary& block)
-        : sum(each_int([&](int i) { return (zeros.v[i] & 255) * (block.low + 128 * block.high); })) {}
+        : sum(each_int(
+              [&](int i) { return (zeros.v[i] & 255) * (block.low + 128 * block.high); })) {}
     void add(const FourCodes& codes, const std::int8_t* row, int, int at) {
         std::int16_t d[4];
         std::memcpy(d, row + 2 * at, 8);

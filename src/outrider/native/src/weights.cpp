@@ -11,10 +11,12 @@ namespace {
 constexpr int MOST_LAYERS = 1 << 16;
 
 bool fits(const Config& c) {
-    const bool whole = c.input != INPUT_HEADS || c.layers * std::int64_t(c.blocks + 1) <= MOST_LAYERS;
+    const bool whole =
+        c.input != INPUT_HEADS || c.layers * std::int64_t(c.blocks + 1) <= MOST_LAYERS;
     const bool right = c.embeddings > 0 && c.embeddings <= MOST && c.input >= INPUT_EMBEDDED &&
-                       c.input <= INPUT_HEADS && c.fused >= 0 && c.fused <= MOST && c.fused_norms >= 0 &&
-                       (!c.fused_norms || c.fused % c.fused_norms == 0) && c.blocks >= 0 && whole;
+                       c.input <= INPUT_HEADS && c.fused >= 0 && c.fused <= MOST &&
+                       c.fused_norms >= 0 && (!c.fused_norms || c.fused % c.fused_norms == 0) &&
+                       c.blocks >= 0 && whole;
     const bool above = right && c.layers > 0 && c.hidden > 0 && c.inner > 0 && c.kv_heads > 0 &&
                        c.heads > 0 && c.head_dim > 0 && c.vocabulary > 0 && c.max_length > 0;
     return above && (c.dtype == 0 || c.dtype == 1) && c.heads % c.kv_heads == 0 &&
@@ -43,8 +45,14 @@ const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, We
     const int last = kind == MATRIX_DRAFT && number % (c.blocks + 1) == c.blocks;
     const int outs[] = {query + 2 * key, c.hidden,     2 * c.inner, c.hidden,
                         c.vocabulary,    c.embeddings, c.hidden,    last ? c.vocabulary : c.hidden};
-    const int ins[] = {paired ? 2 * c.hidden : c.hidden, query, c.hidden, c.inner, c.hidden,
-                       c.hidden, c.fused, c.hidden};
+    const int ins[] = {paired ? 2 * c.hidden : c.hidden,
+                       query,
+                       c.hidden,
+                       c.inner,
+                       c.hidden,
+                       c.hidden,
+                       c.fused,
+                       c.hidden};
     if (out != outs[kind] || in != ins[kind]) return "a matrix has another shape than its model";
     if (kind < MATRIX_HEAD) {
         to = &m.layers[number].matrices[kind];
@@ -150,13 +158,16 @@ const char* set_norm(Weights<T>& m, int number, int kind, const float* data, std
         number >= (whole ? 1 : int(m.layers.size())))
         return "there is no such vector";
     Layer<T>* layer = whole ? nullptr : &m.layers[number];
-    Memory<float>* places[] = {
-        whole ? nullptr : &layer->input_norm, whole ? nullptr : &layer->mlp_norm, &m.norm,
-        whole ? nullptr : &layer->q_norm,     whole ? nullptr : &layer->k_norm,   &m.state_norm,
-        &m.fuse_norm};
+    Memory<float>* places[] = {whole ? nullptr : &layer->input_norm,
+                               whole ? nullptr : &layer->mlp_norm,
+                               &m.norm,
+                               whole ? nullptr : &layer->q_norm,
+                               whole ? nullptr : &layer->k_norm,
+                               &m.state_norm,
+                               &m.fuse_norm};
     const int size = kind == VECTOR_Q || kind == VECTOR_K ? c.head_dim
-                     : kind == VECTOR_FUSE              ? c.fused
-                                                      : c.hidden;
+                     : kind == VECTOR_FUSE                ? c.fused
+                                                          : c.hidden;
     if (count != size) return "a vector has another length than its model";
     *places[kind] = padded_copy(data, count);
     return nullptr;
@@ -225,14 +236,14 @@ const char* outrider_model(const Config* config, const void* embedding, Model** 
 void outrider_model_free(const Model* model) noexcept { release(model); }
 
 const char* outrider_matrix(Model* model, int layer, int kind, const void* data, int dtype,
-                                const float* bias, int out, int in, const Model* beside) {
+                            const float* bias, int out, int in, const Model* beside) {
     return with(model, beside, [&](auto& m, const auto* other) {
         return set_matrix(m, layer, kind, data, dtype, bias, out, in, other);
     });
 }
 
 const char* outrider_quantized(Model* model, int layer, int kind, const QuantizedData* data,
-                                   const float* bias, int out, int in, const Model* beside) {
+                               const float* bias, int out, int in, const Model* beside) {
     return with(model, beside, [&](auto& m, const auto* other) {
         return set_quantized(m, layer, kind, *data, bias, out, in, other);
     });
@@ -266,12 +277,12 @@ std::int64_t outrider_weights(Model* model, const Model* beside) {
 }
 
 const char* outrider_vector(Model* model, int number, int kind, const float* data,
-                              std::int64_t count) {
+                            std::int64_t count) {
     return with(model, [&](auto& m) { return set_norm(m, number, kind, data, count); });
 }
 
-const char* outrider_rotary(Model* model, int table, const float* cos, const float* sin,
-                                int length, int width) {
+const char* outrider_rotary(Model* model, int table, const float* cos, const float* sin, int length,
+                            int width) {
     return with(model, [&](auto& m) { return set_rotary(m, table, cos, sin, length, width); });
 }
 
@@ -291,9 +302,10 @@ const char* outrider_check(const Model* model) {
 }
 
 const char* outrider_ids(Model* model, const std::int32_t* targets, int vocabulary,
-                             const std::int32_t* inputs, int count) {
+                         const std::int32_t* inputs, int count) {
     return guarded({model}, [&]() -> const char* {
-        if (vocabulary != model->c.vocabulary || count < 0) return "there are too few ids, or too many";
+        if (vocabulary != model->c.vocabulary || count < 0)
+            return "there are too few ids, or too many";
         for (int i = 0; i < count; ++i)
             if (inputs[i] < -1 || inputs[i] >= model->c.embeddings) return "an id has no embedding";
         for (int i = 0; i < vocabulary; ++i)
