@@ -28,7 +28,7 @@ ENGINES := $(addprefix engine-,$(filter-out $(SUITE_ISA),portable avx2 off))
 
 # What else "make test" runs fills the time that tests of servers leave idle, and does not hold them up.
 NICE =
-.PHONY: help demo test suite engine $(ENGINES) isas equality slow fuzz drill lint setup peers clients clean
+.PHONY: help demo test suite engine $(ENGINES) isas equality slow fuzz drill lint interface setup peers clients clean
 
 help:
 	@echo "make demo      see plain and speculative decoding side by side"
@@ -40,6 +40,7 @@ help:
 	@echo "make fuzz      random and hostile requests against a real server: half an hour"
 	@echo "make drill     the guard rolls a real fleet back: HAProxy, Prometheus, faults; minutes"
 	@echo "make lint      lint and types only"
+	@echo "make interface the binding of the C interface, after a change of outrider.h"
 	@echo "make peers     install other engines to compare with, outside of .venv (python -m benchmarks peers)"
 	@echo "make clients   install clients of others, and a maker of heads (tests/*/test_{clients,speculators}.py)"
 	@echo "make clean     remove caches and packages (.venv and build stay)"
@@ -86,7 +87,12 @@ drill: $(STAMP)
 lint: $(STAMP)
 	$(NICE) $(BIN)/ruff check
 	$(NICE) $(BIN)/ruff format --check
+	$(NICE) $(BIN)/clang-format --dry-run --Werror $(wildcard src/outrider/native/src/*)
 	$(NICE) $(BIN)/mypy
+
+# After a change of src/outrider/native/src/outrider.h.
+interface: $(STAMP)
+	$(BIN)/python -m outrider.native.generate
 
 setup: $(STAMP)
 

@@ -129,7 +129,7 @@ struct Rows {
     const float* states = nullptr;  // [rows, hidden], where the model wants them
 };
 
-// What a forward is asked for; see api.cpp.
+// What a forward is asked for; see outrider.h.
 struct ForwardRequest {
     const std::int32_t* sublayers;  // to run, rising
     int num_sublayers;
@@ -150,7 +150,7 @@ struct Hidden {
     std::size_t rows = 0;
 };
 
-// Reads `words` (see api.cpp) into rows; returns what is wrong with them, or null.
+// Reads `words` (see outrider.h) into rows; returns what is wrong with them, or null.
 const char* read_rows(const Model& model, const Store& store, const std::int32_t* words,
                       std::int64_t count, Rows& rows);
 
