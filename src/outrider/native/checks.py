@@ -44,11 +44,7 @@ def same_length(first: Sequence[object], second: Sequence[object]) -> None:
 
 
 class Room:
-    """A tensor that calls write to: fp32 [rows, width], checked once.
-
-    Args:
-        tensor: on the CPU, contiguous.
-    """
+    """A tensor on the CPU that calls write to: fp32 [rows, width], checked once."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.rows, self.width = tensor.shape
@@ -56,12 +52,7 @@ class Room:
 
 
 class LayerRoom:
-    """A tensor that calls write hidden states to: fp32 [layers, rows, width], checked once.
-
-    Args:
-        tensor: on the CPU, contiguous.
-        layers: whose states they are.
-    """
+    """A tensor for the hidden states of some layers: fp32 [layers, rows, width], checked once."""
 
     def __init__(self, tensor: torch.Tensor, layers: Sequence[int]) -> None:
         count, self.rows, self.width = tensor.shape

@@ -22,9 +22,7 @@ def interface_module(header: str) -> str:
     code = re.sub(r"//.*", "", header)
     code = re.sub(r"#ifdef __cplusplus\n.*?#endif", "", code, flags=re.S)
     values = re.findall(r"^#define (\w+) (.+)$", code, re.M)
-    constants = [
-        f"{name} = {value if ',' not in value else f'({value})'}" for name, value in values
-    ]
+    constants = [f"{name} = {value}" for name, value in values]
     declarations = re.sub(r"^#.*$|OUTRIDER_(API|NOEXCEPT)", "", code, flags=re.M)
     parameters = {
         name: tuple(re.findall(r"(\w+)\s*(?:,|$)", listed.replace("void", "")))

@@ -386,21 +386,14 @@ class Library:
         first: int = 0,
         planted: Sequence[Planted | None] = (),
     ) -> tuple[list[int], list[float]]:
-        """Run the segments in ``words`` and draw for those that have a pipeline.
+        """Run the segments in ``words``, see ``forward``, and draw for those that have a pipeline.
 
         Args:
-            model, store, words: as of ``forward``.
-            pipelines: uint64, of each segment that wants logits, 0 for none: its logits stay as
-                they are.
-            rows: how many want logits; a segment with a pipeline wants those of its last token and
-                of all its nodes.
-            logits: at least that many rows; what is kept follows them.
-            masks: none, or one of the pipeline's vocabulary for each row.
-            keeps: of each pipeline, whether its segment's logits are kept as they were; none keeps
-                none.
-            hidden: where the states of its layers go, from row ``first`` on; None if they are not
-                wanted.
-            planted: none, or of each segment that wants logits what its rows have instead.
+            pipelines: uint64, of each segment that wants logits; 0 leaves its logits as they are.
+            rows: how many want logits; ``logits`` has room for them, and behind them for those that
+                are kept as they were.
+            masks, keeps, planted: none, or one for each row, pipeline, segment that wants logits.
+            hidden: where the states of its layers go, from row ``first`` on; None if nowhere.
 
         Returns:
             The token of each row and its score, 0 where there is no pipeline.
@@ -444,21 +437,17 @@ class Library:
         before: Sequence[int] = (),
         sublayers: Sequence[int] = (),
     ) -> list[DraftNodes]:
-        """Run the segments in ``words`` and go on from those that want logits.
+        """Run the segments in ``words``, see ``forward``, and go on from those that want logits.
 
         Args:
-            model, store, words: as of ``forward``; page tables reach to the end of the draft.
-            pipelines: of each segment that drafts.
-            limits: of each of them.
-            planted: none, or of each segment that drafts what its rows have instead.
+            pipelines, limits, planted, before: of each segment that drafts; ``before`` the position
+                of its first drafted token in the target's sequence, none where that is the number
+                of the segment's tokens. Page tables reach to the end of the draft.
             masks: by the number of a draft, what returns the tokens that may follow drafted ids,
                 None for all; what it raises is raised here.
             mask_bytes: of the shortest mask.
-            states: fp32 [rows, width], those that rows begin with, or of heads [drafts, width];
-                None where the model wants none.
-            before: of each segment that drafts the position of its first drafted token in the
-                target's sequence; none where that is the number of the segment's tokens.
-            sublayers: those that are run, as of ``forward``; none for all.
+            states: fp32 [rows, width], those that rows begin with, or of heads [drafts, width].
+            sublayers: those that are run; none for all.
 
         Returns:
             What was drafted; less than asked for where a pipeline leaves nothing to draw.
