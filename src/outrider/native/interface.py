@@ -18,9 +18,9 @@ TABLES: int = ROTARY_TABLES
 
 
 def _kinds(enumeration: str) -> dict[str, int]:
-    """Return the numbers of an enumeration by the names that follow their common prefix."""
-    numbers: dict[str, int] = ffi.typeof(f"enum {enumeration}").relements
-    return {name.partition("_")[2].lower(): number for name, number in numbers.items()}
+    """Return the numbers of an enumeration, in order, by the names behind their common prefix."""
+    names: dict[int, str] = ffi.typeof(f"enum {enumeration}").elements
+    return {names[number].partition("_")[2].lower(): number for number in sorted(names)}
 
 
 DTYPES = {getattr(torch, name): number for name, number in _kinds("Dtype").items()}
