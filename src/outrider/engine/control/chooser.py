@@ -47,10 +47,14 @@ class Chooser:
         tries_plain: whether steps may be plain, which changes no output under the coupled rule.
     """
 
+    menu: Menu
+
     def __init__(
-        self, menu: Menu, costs: CostModel, tries_plain: bool = True, tuning: Tuning = USUAL
+        self, menu: Menu | None, costs: CostModel, tries_plain: bool = True, tuning: Tuning = USUAL
     ) -> None:
-        self.menu, self.costs, self.tries_plain, self._tuning = menu, costs, tries_plain, tuning
+        if menu is not None:  # else an engine will bring it
+            self.menu = menu
+        self.costs, self.tries_plain, self._tuning = costs, tries_plain, tuning
         self.max_rows: int | None = None
         """Rows that the next step may have, so that no stream waits long for another's prompt."""
         self._plain = False
@@ -129,8 +133,8 @@ class AdaptiveChooser(Chooser):
         review_steps: int | None = None,
         tuning: Tuning = USUAL,
     ) -> None:
-        self.costs, self.survival, self.methods, self._tuning = costs, survival, methods, tuning
-        self.tries_plain, self.max_rows, self._plain, self._drafted = True, None, False, {}
+        super().__init__(None, costs, tuning=tuning)
+        self.survival, self.methods = survival, methods
         self.review_steps = tuning.review_steps if review_steps is None else review_steps
         self.unread, self._shadowed = unread, shadowed
         self._known = Knowledge(costs, survival, methods, tuning)

@@ -14,7 +14,7 @@ from ...native.rates import DEPTHS, MARGINS, RANKS
 from .choices import Choice, Knowledge
 from .trials import Review
 
-TIMES_SURE = 1.1
+ABOVE_ALL_CHANCES = 1.1
 """Stands for a chance that no node has."""
 
 
@@ -71,7 +71,7 @@ class Prices:
         row = verify(rows + most + 1, context) - verify(rows + most, context)
         # Other drafts are cut by the same price, but these right here.
         cut = order[most] + self._tuning.tiny_chance if most < len(order) else 0.0
-        least_likely_kept = order[most - 1] if most else TIMES_SURE
+        least_likely_kept = order[most - 1] if most else ABOVE_ALL_CHANCES
         return min(least_likely_kept, max(cut, best * row))
 
     def survivals(self, nodes: DraftNodes, method: str, workload: str) -> list[float]:
