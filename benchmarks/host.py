@@ -22,7 +22,6 @@ import typer
 from outrider.base.types import SamplingParams, Speculation
 from outrider.cli.common import Out, numbers, write_json
 from outrider.drafters.registry import sibling
-from outrider.engine.control.chooser import AdaptiveChooser
 from outrider.errors import ConfigError, ModelError
 from outrider.llm import LLM
 from outrider.native.choice import library
@@ -46,7 +45,7 @@ class ControllerClock:
     def __init__(self, llm: LLM) -> None:
         self.nanoseconds = 0
         chooser = llm.engine.chooser
-        for name in CONTROLLING if isinstance(chooser, AdaptiveChooser) else ():
+        for name in CONTROLLING if llm.engine.controller else ():
             setattr(chooser, name, self._counted(getattr(chooser, name)))
 
     def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:

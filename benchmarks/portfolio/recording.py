@@ -13,7 +13,7 @@ import typer
 from tqdm import tqdm
 
 from outrider.engine.control.choices import Method
-from outrider.engine.control.chooser import AdaptiveChooser
+from outrider.engine.control.controller import Controller
 from outrider.engine.control.costs import Costs, Curve, DraftCosts
 
 from .cells import (
@@ -48,9 +48,9 @@ class Recording(NamedTuple):
     rates: dict[str, list[float]]
 
 
-def to_json(cell: Cell, chooser: AdaptiveChooser) -> dict[str, Any]:
+def to_json(cell: Cell, controller: Controller) -> dict[str, Any]:
     """Return what a chooser has learned, see ``read``."""
-    costs = chooser.costs.learned()
+    costs = controller.costs.learned()
     return {
         "concurrency": cell.concurrency,
         "target": _curve(costs.target),
@@ -65,13 +65,13 @@ def to_json(cell: Cell, chooser: AdaptiveChooser) -> dict[str, Any]:
         },
         "methods": {
             name: {
-                "drafters": chooser.methods[name].drafters,
-                "longest": chooser.methods[name].max_depth,
-                "width": chooser.methods[name].width,
+                "drafters": controller.methods[name].drafters,
+                "longest": controller.methods[name].max_depth,
+                "width": controller.methods[name].width,
                 **found,
             }
-            for name, found in chooser.survival.summary().items()
-            if name in chooser.methods
+            for name, found in controller.survival.summary().items()
+            if name in controller.methods
         },
     }
 
@@ -127,10 +127,10 @@ def main(
             llm = source.open(CHOICES[AUTO], cell.concurrency)
             for number in range(rounds):
                 speed(llm, source.asked(cell, number), cell.concurrency, tokens)
-            chooser = llm.engine.chooser
-            assert isinstance(chooser, AdaptiveChooser)  # auto has one
-            learned[cell.name] = to_json(cell, chooser)
-            del llm, chooser
+            controller = llm.engine.controller
+            assert controller is not None  # auto has one
+            learned[cell.name] = to_json(cell, controller)
+            del llm, controller
             gc.collect()  # the cache of this cell's engine, before the next one's
             text = json.dumps({"settings": settings, "cells": learned})
             out.write_text(text + "\n", encoding="utf-8")

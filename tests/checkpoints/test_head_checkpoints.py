@@ -23,7 +23,6 @@ from outrider.checkpoints.unpickle import Refused, read, tensors_in
 from outrider.cli import app
 from outrider.drafters.medusa import MedusaSpec
 from outrider.drafters.registry import GroupSpec, find_drafter
-from outrider.engine.control.chooser import AdaptiveChooser
 from outrider.errors import ConfigError, ModelError, OutriderError
 from outrider.native import choice as native
 from tests.support.forked import run_program
@@ -376,9 +375,8 @@ def test_choices_are_the_tree_that_the_engine_chooses_from(target: Path) -> None
 def test_trees_have_no_more_nodes_than_were_said(target: Path) -> None:
     """Of 3 heads, by whose number the usual 16 nodes cannot be divided."""
     llm = LLM(target, str(target.parent / "medusa"), memory=2**24)
-    drafter, chooser = llm.engine.drafting.drafters["medusa"], llm.engine.chooser
-    assert isinstance(chooser, AdaptiveChooser)
-    sizes = [each.nodes(each.max_depth) for each in chooser.methods.values()]
+    drafter, controller = llm.engine.drafting.drafters["medusa"], llm.engine.controller
+    sizes = [each.nodes(each.max_depth) for each in controller.methods.values()]
     assert max(sizes) == drafter.max_nodes == 16
     llm.generate(["the quick"] * 3, SamplingParams(max_tokens=40, ignore_eos=True, seed=1))
 

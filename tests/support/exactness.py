@@ -25,7 +25,6 @@ from outrider.drafters.base import Drafter, DrafterSpec
 from outrider.drafters.registry import find_drafter
 from outrider.engine.build import build_engine
 from outrider.engine.control.choices import PLAIN, Choice, Stream
-from outrider.engine.control.chooser import AdaptiveChooser
 from outrider.engine.control.costs import Costs
 from outrider.engine.engine import Engine
 from outrider.engine.measure import find_costs
@@ -176,8 +175,8 @@ def known_costs(model: Model, drafters: Mapping[str, Drafter], *more: Any) -> Co
 
 def make_fickle(engine: Engine, rng: random.Random) -> None:
     """Let an engine with a controller draft in another way at each step, at random."""
-    controller = engine.chooser
-    assert isinstance(controller, AdaptiveChooser)
+    controller = engine.controller
+    assert controller is not None
 
     def decide(streams: Seq[Stream]) -> list[Choice]:
         return [s.fixed or rng.choice(options(s)) for s in streams]

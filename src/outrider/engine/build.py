@@ -23,7 +23,7 @@ from ..models.load import cannot_go_back, load_model
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.ratio import make_rule
 from .control.choices import methods_of
-from .control.chooser import AdaptiveChooser
+from .control.controller import Controller
 from .control.costs import CostModel
 from .control.survival import Survival
 from .control.tuning import USUAL
@@ -103,12 +103,12 @@ def build_engine(
     }
     for name, each in drafters.items():
         _check_needs(each, needs[name])
-    chooser = None
+    controller = None
     if target.truncates and (spec.auto or config.num_speculative_tokens is None):
         key = {"model": folder, "dtype": target.dtype, "quantization": config.quantization}
         files = [each.folder for each in specs.values() if each.folder is not None]
         key |= {"drafters": files, "drafter": config.drafter_quantization}
-        chooser = _chooser(target, drafters, rule, config, together, key, thorough)
+        controller = _controller(target, drafters, rule, config, together, key, thorough)
     return Engine(
         target,
         drafters,
@@ -120,7 +120,7 @@ def build_engine(
         tokenizer,
         together,
         [each.name for each in spec.members] or [SuffixSpec.name],
-        chooser,
+        controller,
     )
 
 
@@ -146,7 +146,7 @@ def _together(
     return tuple((name, lookup) for name in neural) if trees else ()
 
 
-def _chooser(
+def _controller(
     model: Model,
     drafters: Mapping[str, Drafter],
     rule: AcceptanceRule,
@@ -154,8 +154,8 @@ def _chooser(
     together: Sequence[tuple[str, ...]],
     key: Mapping[str, object],
     thorough: bool,
-) -> AdaptiveChooser:
-    """Return the chooser of an engine, with what its steps cost."""
+) -> Controller:
+    """Return the controller of an engine, with what its steps cost."""
     trees = rule.trees and model.trees
     methods = methods_of(drafters, config.max_draft_length, together, trees)
     longest = max([each.max_depth * each.width for each in methods.values()], default=0)
@@ -175,7 +175,7 @@ def _chooser(
         if name not in drafters
     }
     shadowed = frozenset(n for n, each in drafting.items() if overrides(each, "peek"))
-    return AdaptiveChooser(CostModel(costs), Survival(priors, wider), methods, shadowed)
+    return Controller(CostModel(costs), Survival(priors, wider), methods, shadowed)
 
 
 def _check_needs(drafter: Drafter, needs: Needs) -> None:

@@ -23,6 +23,7 @@ from ..sampling.pipeline import RequestPipeline
 from ..text.detokenize import Detokenizer
 from ..text.panics import no_panic
 from .control.chooser import AdaptiveChooser, Chooser
+from .control.controller import Controller
 from .control.costs import CostModel
 from .control.summary import summary
 from .control.switch import Menu, SpeculationState
@@ -75,7 +76,7 @@ class Engine:
         drafter: the name of the one that drafts unless a request names another.
         tokenizer: the target's, None for a model without text.
         together, portfolio: see ``Menu``.
-        chooser: chooses drafters and draft lengths that nobody else chose; None if all are.
+        controller: chooses drafters and draft lengths that nobody else chose; None if all are.
 
     Raises:
         ConfigError: a drafter drafts trees, and rule or model knows chains only.
@@ -93,7 +94,7 @@ class Engine:
         tokenizer: Tokenizer | None,
         together: Sequence[tuple[str, ...]] = (),
         portfolio: Sequence[str] = (),
-        chooser: AdaptiveChooser | None = None,
+        controller: Controller | None = None,
     ) -> None:
         shape, device, drafters = model.shape, model.device, dict(drafters)
         self.model = model
@@ -115,21 +116,26 @@ class Engine:
             each.attach(store)
         raw = config.logprobs_mode == "raw_logprobs"
         self.verifier = Verifier(model, store, rule, self.noise, raw, measurer(device))
+        self.controller = controller
         self.menu = Menu(
             drafters,
             SpeculationState(drafter != NONE, drafter, config.num_speculative_tokens),
             config.max_draft_length,
             together,
             portfolio,
-            None if chooser is None else chooser.methods,
+            None if controller is None else controller.methods,
         )
         noise = rule.drafting(self.noise)
         self.drafting = Drafting(drafters, self.menu, noise, shape.vocab_size)
         # Without logits a step without drafts has the same output.
         free = not rule.needs_logits
-        self.chooser: Chooser = chooser or Chooser(self.menu, CostModel(), tries_plain=free)
-        if chooser is not None:
-            chooser.attach(self.menu, drafters, self.drafting.preparing, self.drafting, free)
+        self.chooser = (
+            Chooser(self.menu, CostModel(), tries_plain=free)
+            if controller is None
+            else AdaptiveChooser(
+                self.menu, controller, drafters, self.drafting.preparing, self.drafting, free
+            )
+        )
         self.counts = Counts()
         self._tokenizer = tokenizer
         self.grammars = Grammars(tokenizer, shape.vocab_size, shape.eos_token_ids)
@@ -241,8 +247,8 @@ class Engine:
 
     @property
     def beliefs(self) -> dict[str, Any] | None:
-        """What the chooser believes, see ``summary``; None where the engine chooses nothing."""
-        return summary(self.chooser) if isinstance(self.chooser, AdaptiveChooser) else None
+        """The controller's beliefs, see ``summary``; None without a controller."""
+        return None if self.controller is None else summary(self.controller)
 
     @property
     def has_work(self) -> bool:

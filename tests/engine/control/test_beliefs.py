@@ -4,7 +4,7 @@ import json
 
 from outrider.drafters.registry import PRIORS
 from outrider.engine.control.choices import PLAIN, Choice, Method, Stream
-from outrider.engine.control.chooser import AdaptiveChooser
+from outrider.engine.control.controller import Controller
 from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
 from outrider.engine.control.summary import summary
 from outrider.engine.control.survival import Survival
@@ -17,11 +17,11 @@ METHODS = {
 }
 
 
-def controller() -> AdaptiveChooser:
+def controller() -> Controller:
     """With a drafter that costs next to nothing, and rows that are nearly free."""
     free = DraftCosts(None, 1e-6)
     drafters = dict.fromkeys(("model", "suffix", "model+suffix"), free)
-    return AdaptiveChooser(
+    return Controller(
         CostModel(Costs(Curve((1, 64), (1e-3, 2e-3)), drafters)), Survival(PRIORS), METHODS
     )
 

@@ -11,9 +11,10 @@ import pytest
 from outrider.base.types import Request, SamplingParams, SequenceState
 from outrider.drafters.registry import PRIORS
 from outrider.engine.control.choices import PLAIN, Choice, Method, Stream
-from outrider.engine.control.chooser import AdaptiveChooser, Chooser
+from outrider.engine.control.chooser import Chooser
+from outrider.engine.control.controller import Controller
 from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
-from outrider.engine.control.prices import least_chance
+from outrider.engine.control.prices import Prices, least_chance
 from outrider.engine.control.simulate import Step, simulate
 from outrider.engine.control.survival import Survival
 from outrider.engine.control.switch import Menu, SpeculationState
@@ -54,7 +55,7 @@ def run(
     batch: int, rates: dict[str, float], slope: float, steps: int, **options: float
 ) -> list[Step]:
     prior = costs(slope, options.pop("target", 1.0), options.pop("drafter", 1.0))
-    controller = AdaptiveChooser(CostModel(prior), Survival(PRIORS), METHODS)
+    controller = Controller(CostModel(prior), Survival(PRIORS), METHODS)
     return simulate(
         controller, costs(slope), lambda step, name, depth: rates[name], batch, steps, 1, **options
     )
@@ -85,7 +86,7 @@ def test_with_known_costs_and_survival_it_makes_the_best_choice(
     batch: int, rates: tuple[float, float], slope: float
 ) -> None:
     known = dict(zip(("model", "ngram"), rates, strict=True))
-    controller = AdaptiveChooser(CostModel(costs(slope)), geometric(known), METHODS)
+    controller = Controller(CostModel(costs(slope)), geometric(known), METHODS)
     found = simulate(controller, costs(slope), lambda step, name, i: known[name], batch, 220, 1)
     assert share_of_best(found) >= 0.95
     assert worst_window(found) >= 0.98
@@ -131,7 +132,7 @@ def check_drifts(
 ) -> None:
     """Fail if 200 steps emit less than 0.98 of plain, unless acceptance changed just before."""
     phases = [dict(zip(("model", "ngram"), each, strict=True)) for each in rates]
-    controller = AdaptiveChooser(CostModel(costs(slope, *bias)), Survival(PRIORS), METHODS)
+    controller = Controller(CostModel(costs(slope, *bias)), Survival(PRIORS), METHODS)
     found = simulate(
         controller, costs(slope), lambda step, name, depth: phases[step // APART][name], batch,
         APART * len(phases), 0, spikes=0.05,
@@ -229,16 +230,23 @@ def test_a_tree_starts_from_what_its_chains_do() -> None:
     assert survival.curve("model tree", "", 1)[0] < 0.5
 
 
+def prices(controller: Controller) -> Prices:
+    """Return the prices by what a controller knows."""
+    made = Prices(controller.known)
+    made.renew(controller.review)
+    return made
+
+
 def test_a_row_must_bring_what_it_costs() -> None:
     streams = [Stream(str(i), "", 100, tuple(METHODS)) for i in range(8)]
     chances = [0.9, 0.8, 0.7, 0.5, 0.2, 0.05]
     kept = []
     for slope in (0.0, 1e-4, 1.0):
-        controller = AdaptiveChooser(CostModel(costs(slope)), Survival(PRIORS), METHODS)
+        controller = Controller(CostModel(costs(slope)), Survival(PRIORS), METHODS)
         controller.decide(streams)
-        worth = controller.prices.worth(chances, 8, 8, 0.0)
+        worth = prices(controller).worth(chances, 8, 8, 0.0)
         kept.append(sum(chance >= worth for chance in chances))
-        assert controller.prices.least(Choice("model", 4), "", 8) > 0  # a pass is never free
+        assert prices(controller).least(Choice("model", 4), "", 8) > 0  # a pass is never free
     assert kept[0] == 6
     assert 6 > kept[1] > kept[2] == 0
 
@@ -260,9 +268,9 @@ def test_drafts_end_sooner_where_rows_are_dear() -> None:
     streams = [Stream("a", "", 100, tuple(METHODS))]
     least = []
     for slope in (0.0, 1e-4):
-        controller = AdaptiveChooser(CostModel(costs(slope)), Survival(PRIORS), METHODS)
+        controller = Controller(CostModel(costs(slope)), Survival(PRIORS), METHODS)
         controller.decide(streams)
-        least.append(controller.prices.least(Choice("model", 8), "", 1))
+        least.append(prices(controller).least(Choice("model", 8), "", 1))
     assert least[1] > 1.1 * least[0]
 
 
@@ -271,7 +279,7 @@ def test_long_drafts_are_chosen_where_they_seldom_grow_long() -> None:
     streams = [Stream("a", "", 100, ("model",))]
     depths = []
     for drafted in (8, 3):
-        controller = AdaptiveChooser(CostModel(costs(2e-4)), Survival(PRIORS), METHODS)
+        controller = Controller(CostModel(costs(2e-4)), Survival(PRIORS), METHODS)
         for number in range(400):  # one of four goes far
             accepted = 8 if number % 4 == 0 else 2
             nodes = max(drafted, accepted)
@@ -298,15 +306,15 @@ def test_a_row_has_the_price_of_the_tokens_that_its_time_would_bring() -> None:
     """Also behind a draft whose nodes are all worth far more: the next one may be less likely."""
     streams = [Stream(str(i), "", 100, tuple(METHODS)) for i in range(8)]
     slope = 1e-5
-    controller = AdaptiveChooser(CostModel(costs(slope)), Survival(PRIORS), METHODS)
+    controller = Controller(CostModel(costs(slope)), Survival(PRIORS), METHODS)
     controller.decide(streams)
     price = slope * 8 / costs(slope).target.at(8)
     for chances in ([], [0.99] * 2):
-        assert controller.prices.worth(chances, 8, 8, 0.0) == pytest.approx(price, rel=0.5)
+        assert prices(controller).worth(chances, 8, 8, 0.0) == pytest.approx(price, rel=0.5)
 
 
 def test_a_fixed_choice_is_obeyed_and_a_request_bounds_the_others() -> None:
-    controller = AdaptiveChooser(CostModel(costs(2e-5)), Survival(PRIORS), METHODS)
+    controller = Controller(CostModel(costs(2e-5)), Survival(PRIORS), METHODS)
     fixed = Stream("a", "", 100, (), 8, Choice("ngram", 7))
     bound = Stream("b", "", 100, ("model",), 2)
     plain = Stream("c", "", 100, (), 0, PLAIN)
@@ -331,7 +339,7 @@ def sure(accepted: dict[str, float]) -> Survival:
 def test_what_a_drafter_has_missed_is_part_of_its_price() -> None:
     chosen = []
     for missed in (0, 2**20):
-        controller = AdaptiveChooser(
+        controller = Controller(
             CostModel(costs(2e-5)),
             sure({"model": 0.8, "ngram": 0.1}),
             METHODS,
@@ -343,7 +351,7 @@ def test_what_a_drafter_has_missed_is_part_of_its_price() -> None:
     assert chosen[1] != "model"
 
 
-def trials(controller: AdaptiveChooser, streams: list[Stream], steps: int) -> dict[str, int]:
+def trials(controller: Controller, streams: list[Stream], steps: int) -> dict[str, int]:
     """Run steps of a millisecond; return how often each sequence tried the model, "" all plain."""
     found: dict[str, int] = {}
     for _ in range(steps):
@@ -360,7 +368,7 @@ def trials(controller: AdaptiveChooser, streams: list[Stream], steps: int) -> di
 
 
 def test_what_is_tried_falls_to_the_sequence_that_has_the_least_to_read() -> None:
-    controller = AdaptiveChooser(
+    controller = Controller(
         CostModel(costs(2e-4)),
         sure({"model": 0.05, "ngram": 0.02}),
         METHODS,
@@ -372,7 +380,7 @@ def test_what_is_tried_falls_to_the_sequence_that_has_the_least_to_read() -> Non
 
 
 def test_no_request_tries_more_than_it_allows() -> None:
-    controller = AdaptiveChooser(
+    controller = Controller(
         CostModel(costs(2e-4)),
         sure({"model": 0.05, "ngram": 0.02}),
         METHODS,
@@ -392,7 +400,7 @@ def test_no_request_tries_more_than_it_allows() -> None:
 
 def test_every_sequence_gets_its_turn_to_try() -> None:
     """Also where there are as many as steps between reviews."""
-    controller = AdaptiveChooser(
+    controller = Controller(
         CostModel(costs(2e-4)), sure({"model": 0.05, "ngram": 0.02}), METHODS, review_steps=16
     )
     streams = [
@@ -404,7 +412,7 @@ def test_every_sequence_gets_its_turn_to_try() -> None:
 def test_plain_steps_are_tried_more_often_where_drafts_win_little() -> None:
     tried = []
     for share in (0.04, 0.5):
-        controller = AdaptiveChooser(
+        controller = Controller(
             CostModel(costs(2e-5)), sure({"ngram": share}), {"ngram": METHODS["ngram"]}
         )
         stream = Stream("a", "", 100, ("ngram",))
@@ -431,7 +439,7 @@ def test_a_size_that_was_not_seen_for_long_is_learnt_again_soon() -> None:
 
 
 def test_equal_streams_need_no_new_decision() -> None:
-    controller = AdaptiveChooser(CostModel(costs(2e-5)), Survival(PRIORS), METHODS)
+    controller = Controller(CostModel(costs(2e-5)), Survival(PRIORS), METHODS)
     streams = [Stream("a", "", 100, tuple(METHODS))]
     asked = sum(not controller.steady(1) and bool(controller.decide(streams)) for _ in range(320))
     assert controller.step == 320
@@ -462,7 +470,7 @@ def test_an_engine_that_has_just_started_learns_at_a_small_share_of_its_time(
     known = dict(zip(("model", "ngram"), rates, strict=True))
     for seed in range(3):
         prior = costs(2e-4)
-        controller = AdaptiveChooser(CostModel(prior), Survival(PRIORS), METHODS, review_steps=96)
+        controller = Controller(CostModel(prior), Survival(PRIORS), METHODS, review_steps=96)
         found = simulate(
             controller, prior, lambda step, name, depth: known[name], batch, 96, seed,
             reviewing=0.2 * prior.target.at(batch),
@@ -476,7 +484,7 @@ def test_what_is_not_known_must_promise_more() -> None:
     guess = {"model": 0.55}
     chosen = []
     for survival in (Survival(guess), geometric(guess)):
-        controller = AdaptiveChooser(CostModel(costs(2e-5)), survival, {"model": METHODS["model"]})
+        controller = Controller(CostModel(costs(2e-5)), survival, {"model": METHODS["model"]})
         chosen.append(controller.decide(streams)[0])
     assert chosen[0] == PLAIN
     assert chosen[1].method == "model"
@@ -485,7 +493,7 @@ def test_what_is_not_known_must_promise_more() -> None:
 def test_what_a_drafter_must_read_is_spread_over_the_tokens_that_are_left() -> None:
     chosen = []
     for left in (12, 4096):
-        controller = AdaptiveChooser(
+        controller = Controller(
             CostModel(costs(2e-5)), geometric({"model": 0.6}), {"model": METHODS["model"]},
             unread=lambda id, name: 4000,
         )  # fmt: skip
@@ -499,7 +507,7 @@ def test_all_try_together_what_is_not_known_where_they_share_its_passes() -> Non
     streams = [Stream(str(i), "", 100, ("model",)) for i in range(8)]
     sizes = []
     for survival in (Survival({"model": 0.4}), geometric({"model": 0.1})):
-        controller = AdaptiveChooser(CostModel(costs(2e-5)), survival, {"model": METHODS["model"]})
+        controller = Controller(CostModel(costs(2e-5)), survival, {"model": METHODS["model"]})
         for _ in range(400):
             choices = controller.decide(streams)
             if controller.tries:
@@ -513,7 +521,7 @@ def test_of_several_streams_luck_is_shared() -> None:
     """A batch loses less than a single stream before drafting pauses."""
     lost = []
     for batch in (1, 64):
-        controller = AdaptiveChooser(CostModel(costs(2e-5)), Survival(PRIORS), METHODS)
+        controller = Controller(CostModel(costs(2e-5)), Survival(PRIORS), METHODS)
         streams = [Stream(str(i), "", 100, tuple(METHODS)) for i in range(batch)]
         controller.decide(streams)
         plain = costs(2e-5).target.at(batch)
@@ -527,7 +535,7 @@ def test_of_several_streams_luck_is_shared() -> None:
 
 def test_what_a_request_leaves_open_is_compared_at_its_first_step() -> None:
     """Also between two reviews, where what others leave open was compared without it."""
-    controller = AdaptiveChooser(CostModel(costs(2e-5)), sure({"ngram": 0.9}), METHODS)
+    controller = Controller(CostModel(costs(2e-5)), sure({"ngram": 0.9}), METHODS)
     usual = [Stream(str(i), "", 100, ("model",)) for i in range(4)]
     for _ in range(35):
         controller.decide(usual)
@@ -547,7 +555,7 @@ def test_its_constants_can_be_varied() -> None:
     known = {"ngram": METHODS["ngram"]}
     depths = []
     for tuning in (USUAL, replace(USUAL, enter_speedup=2.0)):
-        chooser = AdaptiveChooser(
+        chooser = Controller(
             CostModel(costs(2e-5), tuning), sure({"ngram": 0.15}), known, tuning=tuning
         )
         depths.append(chooser.decide(streams)[0].depth)

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.portfolio.cells import CELLS
 from benchmarks.portfolio.recording import read
 from outrider.drafters.registry import PRIORS
-from outrider.engine.control.chooser import AdaptiveChooser
+from outrider.engine.control.controller import Controller
 from outrider.engine.control.costs import CostModel
 from outrider.engine.control.simulate import simulate
 from outrider.engine.control.survival import Survival
@@ -27,7 +27,7 @@ def test_every_cell_of_the_portfolio_was_recorded() -> None:
 @pytest.mark.parametrize("cell", sorted(CELLS_OF_FILE))
 def test_no_cell_is_slower_than_plain(cell: str) -> None:
     concurrency, costs, methods, rates = CELLS_OF_FILE[cell]
-    controller = AdaptiveChooser(CostModel(costs), Survival(PRIORS), methods)
+    controller = Controller(CostModel(costs), Survival(PRIORS), methods)
     found = simulate(
         controller, costs, lambda step, name, depth: rates[name][depth - 1], concurrency, 400, 1
     )

@@ -9,7 +9,7 @@ from itertools import accumulate
 from operator import mul
 
 from .choices import PLAIN, Choice, Method, Stream, counts_by_depth
-from .chooser import AdaptiveChooser
+from .controller import Controller
 from .costs import Costs
 
 Truth = Callable[[int, str, int], float]
@@ -71,7 +71,7 @@ def _plain_and_best(
 
 
 def simulate(
-    chooser: AdaptiveChooser,
+    controller: Controller,
     truth: Costs,
     survival: Truth,
     batch: int,
@@ -86,7 +86,7 @@ def simulate(
     A step takes ``reviewing`` seconds more where the controller compares its choices.
     """
     rng = random.Random(seed)
-    methods = chooser.methods
+    methods = controller.methods
     names = tuple(methods)
     streams = [Stream(str(i), "", 256, names) for i in range(batch)]
     context = 256 * batch
@@ -98,29 +98,29 @@ def simulate(
             name: [survival(number, name, i + 1) for i in range(method.max_depth)]
             for name, method in methods.items()
         }
-        reviewed = chooser.reviewed
-        choices = chooser.decide(streams)
+        reviewed = controller.reviewed
+        choices = controller.decide(streams)
         tokens, seconds = expected(truth, methods, rates, choices, context)
-        own = reviewing * (chooser.reviewed != reviewed)
+        own = reviewing * (controller.reviewed != reviewed)
         seconds += own
         emitted = 0
         for stream, (name, depth) in zip(streams, choices, strict=True):
             accepted = 0
             while accepted < depth and rng.random() < rates[name][accepted]:
                 accepted += 1
-            chooser.survival.observe(name, stream.workload, stream.id, depth, accepted)
+            controller.survival.observe(name, stream.workload, stream.id, depth, accepted)
             emitted += 1 + accepted
         noise = rng.uniform(1 - jitter, 1 + jitter) * (2.0 if rng.random() < spikes else 1.0)
         rows, drafting = work(methods, choices)
         took = 0.0
         for name, by_depth in drafting.items():
             spent = truth.drafters[name].at(by_depth) * noise
-            chooser.costs.observe_draft(name, by_depth, spent)
+            controller.costs.observe_draft(name, by_depth, spent)
             took += spent
         verify = (truth.target.at(rows) + truth.per_context * context) * noise
-        chooser.costs.observe_host(batch, 0.0)
-        chooser.costs.observe_verify(rows, context, verify)
-        chooser.observe(batch, emitted, (took + verify) * bool(drafting), took + verify + own)
+        controller.costs.observe_host(batch, 0.0)
+        controller.costs.observe_verify(rows, context, verify)
+        controller.observe(batch, emitted, (took + verify) * bool(drafting), took + verify + own)
         if rates != known:
             known, plain, best = rates, *_plain_and_best(truth, methods, rates, batch, context)
         found.append(Step(tokens, seconds, plain, best))

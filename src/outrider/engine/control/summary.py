@@ -1,8 +1,8 @@
-"""A summary of what a chooser believes, for people to look at."""
+"""A summary of what a controller believes, for people to look at."""
 
 from typing import Any
 
-from .chooser import AdaptiveChooser
+from .controller import Controller
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Rows whose cost is told."""
@@ -10,14 +10,14 @@ DEPTH = 4
 """Tokens of the draft whose cost is told, at most."""
 
 
-def summary(chooser: AdaptiveChooser) -> dict[str, Any]:
+def summary(controller: Controller) -> dict[str, Any]:
     """Return choices, expected tokens per second, survival, milliseconds and pauses, as JSON.
 
     ``choices`` are those of the last review; ``drafters`` of one are empty for plain decoding. The
     cost of a draft is that of one sequence. ``pauses`` are steps, by the least batch size that they
     are for. No name of a workload is told, since it has the ``cache_salt`` of requests.
     """
-    methods, costs = chooser.methods, chooser.costs
+    methods, costs = controller.methods, controller.costs
     return {
         "choices": [
             {
@@ -27,24 +27,24 @@ def summary(chooser: AdaptiveChooser) -> dict[str, Any]:
                 "method": choice.method,
                 "drafters": list(methods[choice.method].drafters) if choice.depth else [],
                 "depth": choice.depth,
-                "sequences": chooser.counts.get(group, 0),
+                "sequences": controller.counts.get(group, 0),
             }
-            for group, choice in chooser.choices.items()
+            for group, choice in controller.choices.items()
         ],
-        "paused": chooser.paused,
-        "tokens_per_second": round(chooser.review.tokens_per_second, 1),
-        "plain_tokens_per_second": round(chooser.review.plain_per_second, 1),
+        "paused": controller.paused,
+        "tokens_per_second": round(controller.review.tokens_per_second, 1),
+        "plain_tokens_per_second": round(controller.review.plain_per_second, 1),
         "survival": {
             name: {**found, "survival": found["survival"][: methods[name].max_depth]}
-            for name, found in chooser.survival.summary().items()
+            for name, found in controller.survival.summary().items()
         },
         "verify_ms": {str(rows): _ms(costs.verify(rows, 0)) for rows in ROWS},
         "draft_ms": {
             name: _ms(method.seconds(costs, [1] * min(DEPTH, method.max_depth)))
             for name, method in methods.items()
         },
-        "explored": round(chooser.trials.explored / max(chooser.trials.seconds, 1e-9), 4),
-        "pauses": {str(size): steps for size, steps in chooser.pauses.items()},
+        "explored": round(controller.trials.explored / max(controller.trials.seconds, 1e-9), 4),
+        "pauses": {str(size): steps for size, steps in controller.pauses.items()},
     }
 
 

@@ -27,7 +27,6 @@ from ...base.stderr import guard
 from ...base.types import Request, SamplingParams, SequenceState
 from ...errors import OutriderError, RequestError
 from ..build import build_engine
-from ..control.chooser import AdaptiveChooser
 from ..control.summary import summary
 from ..control.switch import SpeculationState
 from ..engine import Engine
@@ -199,13 +198,13 @@ class Worker:
 
     def _tell(self) -> None:
         """Send what the controller believes: once a second, and when the engine falls idle."""
-        chooser, now = self.engine.chooser, time.monotonic()
-        if not isinstance(chooser, AdaptiveChooser):
+        controller, now = self.engine.controller, time.monotonic()
+        if controller is None:
             return
         due = now - self._told >= TOLD_SECONDS or not self.engine.has_work
-        if due and chooser.step != self._told_step:
-            self._told, self._told_step = now, chooser.step
-            self.outlet.send(Beliefs(summary(chooser)))
+        if due and controller.step != self._told_step:
+            self._told, self._told_step = now, controller.step
+            self.outlet.send(Beliefs(summary(controller)))
 
     def _gauges(self) -> Gauges:
         engine, scheduler = self.engine, self.engine.scheduler

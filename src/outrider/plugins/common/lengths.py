@@ -1,7 +1,7 @@
-"""Draft lengths for the steps of another engine, from Outrider's chooser.
+"""Draft lengths for the steps of another engine, from Outrider's controller.
 
-The other engine tells what a step took in all, not what drafting took of it. So a chooser counts
-drafting as part of its rows, and each power of two of the batch has a chooser of its own; what
+The other engine tells what a step took in all, not what drafting took of it. So a controller counts
+drafting as part of its rows, and each power of two of the batch has a controller of its own; what
 is learned of acceptance they share.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ...drafters.registry import PRIORS
 from ...engine.control.choices import Method, Stream
-from ...engine.control.chooser import AdaptiveChooser
+from ...engine.control.controller import Controller
 from ...engine.control.costs import CostModel, Costs, Curve, DraftCosts, Mean, MeasuredCosts
 from ...engine.control.survival import Survival
 
@@ -45,7 +45,7 @@ class Lengths:
         self._name = METHODS.get(method, method)
         self._longest = longest
         self._survival = Survival(PRIORS)
-        self._choosers: dict[int, AdaptiveChooser] = {}
+        self._controllers: dict[int, Controller] = {}
         self._drafting: dict[int, Mean] = {}
         """Seconds of a drafted token, by power of two of the batch."""
 
@@ -60,10 +60,10 @@ class Lengths:
         if not contexts or not bound:
             return [0] * len(contexts)
         streams = [Stream(id, "", size, (self._name,), bound) for id, size in contexts.items()]
-        chooser = self._chooser(len(streams))
-        if not chooser.costs.measured(len(streams)):
+        controller = self._controller(len(streams))
+        if not controller.costs.measured(len(streams)):
             return [0] * len(streams)  # without knowing plain steps, nothing can be compared
-        return [choice.depth for choice in chooser.decide(streams)]
+        return [choice.depth for choice in controller.decide(streams)]
 
     def observe(self, drafts: Sequence[Drafted], seconds: float | None, ahead: int = 0) -> None:
         """Take in a step's drafts.
@@ -78,41 +78,41 @@ class Lengths:
             self._survival.observe(self._name, "", id, asked, accepted)
         if seconds is None or not drafts:
             return
-        chooser = self._chooser(len(drafts))
+        controller = self._controller(len(drafts))
         rows = len(drafts) + sum(each.drafted for each in drafts)
-        expected = chooser.costs.verify(rows, 0)
-        seconds = self._aligned(chooser, len(drafts), rows, seconds, ahead)
-        chooser.costs.observe_verify(rows, 0, seconds)
-        chooser.trials.observe(seconds)
+        expected = controller.costs.verify(rows, 0)
+        seconds = self._aligned(controller, len(drafts), rows, seconds, ahead)
+        controller.costs.observe_verify(rows, 0, seconds)
+        controller.trials.observe(seconds)
         drafting = seconds if any(each.asked for each in drafts) else 0.0
         emitted = len(drafts) + sum(each.accepted for each in drafts)
         slow = seconds / expected if expected else 1.0
-        chooser.observe(len(drafts), emitted, drafting, seconds, slow)
+        controller.observe(len(drafts), emitted, drafting, seconds, slow)
 
     def _aligned(
-        self, chooser: AdaptiveChooser, batch: int, rows: int, seconds: float, ahead: int
+        self, controller: Controller, batch: int, rows: int, seconds: float, ahead: int
     ) -> float:
         """Return the seconds of a step with the drafting of its own rows, not of the next one's.
 
         What a drafted token takes is seen where the length changes.
         """
         token = self._drafting.setdefault(batch.bit_length(), Mean(SPIKE))
-        if ahead and chooser.costs.measured(rows):
-            token.take(max(0.0, (seconds - chooser.costs.verify(rows, 0)) / ahead))
+        if ahead and controller.costs.measured(rows):
+            token.take(max(0.0, (seconds - controller.costs.verify(rows, 0)) / ahead))
         return max(seconds - ahead * token.value, 0.0)
 
     def release(self, id: str) -> None:
         """Forget a sequence that ended."""
-        for chooser in self._choosers.values():
-            chooser.release(id)
+        for controller in self._controllers.values():
+            controller.release(id)
 
-    def _chooser(self, batch: int) -> AdaptiveChooser:
+    def _controller(self, batch: int) -> Controller:
         size = batch.bit_length()
-        found = self._choosers.get(size)
-        if found is None:
+        controller = self._controllers.get(size)
+        if controller is None:
             costs = Costs(ROWS, {self._name: DraftCosts()}, host=0.0, host_per_sequence=0.0)
             methods = {self._name: Method((self._name,), self._longest)}
             model = CostModel(costs, target=MeasuredCosts(ROWS, SPIKE))
-            found = AdaptiveChooser(model, self._survival, methods)
-            self._choosers[size] = found
-        return found
+            controller = Controller(model, self._survival, methods)
+            self._controllers[size] = controller
+        return controller

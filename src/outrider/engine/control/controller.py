@@ -1,0 +1,221 @@
+"""Decides who drafts for each sequence and how far, or that a step is plain, on any clock.
+
+The controller compares by expected tokens per second of the whole batch the ways to draft that
+sequences leave open; drafting nothing is among them (Liu et al., "Optimizing speculative decoding
+for serving large language models using goodput", 2024, choose a depth so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import log2
+
+from .choices import PLAIN, Choice, Group, Knowledge, Method, Stream
+from .costs import CostModel
+from .guards import Guards
+from .outlook import Outlook
+from .survival import Survival
+from .trials import Review, Trials
+from .tuning import USUAL, Tuning
+
+
+class Controller:
+    """Compares choices, tries what is not used, and pauses drafting where it loses.
+
+    Args:
+        costs, survival: what is expected of steps and drafts; both are told what came of them.
+        methods: by name.
+        shadowed: methods whose drafts are scored without being verified, so that none needs to be
+            tried.
+        unread: returns how many tokens of a sequence a drafter has missed, by their names.
+        review_steps: steps after which choices are compared again; None for the tuning's.
+        tuning: constants.
+    """
+
+    def __init__(
+        self,
+        costs: CostModel,
+        survival: Survival,
+        methods: Mapping[str, Method],
+        shadowed: frozenset[str] = frozenset(),
+        unread: Callable[[str, str], int] = lambda sequence, drafter: 0,
+        review_steps: int | None = None,
+        tuning: Tuning = USUAL,
+    ) -> None:
+        self.costs, self.survival, self.methods, self.tuning = costs, survival, methods, tuning
+        self.known = Knowledge(costs, survival, methods, tuning)
+        self.shadowed, self.unread = shadowed, unread
+        self.review_steps = tuning.review_steps if review_steps is None else review_steps
+        self.trials = Trials(self.known, shadowed)
+        self._guards = Guards(tuning)
+        self.choices: dict[Group, Choice] = {}
+        self.counts: dict[Group, int] = {}
+        """The sequences of each group, as of the last review."""
+        self.review = Review()
+        self.step = 0
+        self.reviewed = 0
+        """The step of the last review."""
+        self.paused = False
+        """Whether drafting paused at the last step."""
+        self._size = 0
+        self._drafts = False
+        """Whether the last review chose drafts for any group."""
+        self._other_since = 0
+        """The step since when the batch is twice or half as large as at the last review."""
+        self._steady = False
+        self._assigned: dict[str, Choice] = {}
+        self._seen: set[tuple[str, ...]] = set()
+        """The methods that sequences left open at the last review."""
+
+    def decide(self, streams: Sequence[Stream]) -> list[Choice]:
+        """Return the choice for each decoding sequence of the next step."""
+        self.step += 1
+        self._steady, self.trials.now = True, None
+        self.paused = self._guards.pauses(len(streams), self.step)
+        if self.paused:
+            return [stream.fixed or PLAIN for stream in streams]
+        due = self._due(len(streams), self.step) or not all(map(self._is_known, streams))
+        if due:
+            self._compare(streams)
+        assigned = self._assigned
+        choices = [s.fixed or assigned.get(s.id) or self._joined(s) for s in streams]
+        if due:
+            self.trials.plan(self.step, streams, choices, self.review_steps)
+        elif self.trials.due(len(streams)):
+            self._steady = False
+            return self.trials.start(self.step, streams, choices)
+        return choices
+
+    @property
+    def tries(self) -> bool:
+        """Whether the last decision tries something that is not used."""
+        return self.trials.now is not None
+
+    def steady(self, streams: int) -> bool:
+        """Return True, and count a step, where ``decide`` would choose the same again."""
+        step = self.step + 1
+        if not self._steady or self._due(streams, step) or self.trials.due(streams):
+            return False
+        self.step = step
+        return True
+
+    def due(self, streams: Sequence[Stream]) -> bool:
+        """Return True where ``decide`` would compare choices for the next step."""
+        return self._due(len(streams), self.step + 1) or not all(map(self._is_known, streams))
+
+    def _due(self, streams: int, step: int) -> bool:
+        """Return True where a step compares choices; note since when the batch is another."""
+        size, drafts, tuning = self._size, self._drafts, self.tuning
+        if streams >= 2 * size or 2 * streams <= size:
+            self._other_since = self._other_since or step
+            grown = streams > size and (drafts or not size)
+            if grown or step - self._other_since >= tuning.lasting_steps:
+                return True
+        else:
+            self._other_since = 0
+        every = self.review_steps
+        if drafts and abs(streams - size) > size // 4:
+            every //= tuning.changed_reviews
+        if step < tuning.first_reviewed_steps and drafts:
+            every = 1
+        return step - self.reviewed >= min(every, max(tuning.first_review_steps, self.reviewed))
+
+    def _is_known(self, stream: Stream) -> bool:
+        """Return False where what a new sequence leaves open was never compared."""
+        return stream.methods in self._seen or stream.id in self._assigned or not stream.methods
+
+    def _joined(self, stream: Stream) -> Choice:
+        """Return the choice for a sequence that came after the last review."""
+        group = Group(stream.workload, (), stream.methods, stream.max_depth, None)
+        choice = self.choices.get(group)
+        if choice is None:
+            choice = next((c for g, c in self.choices.items() if g.methods == group.methods), PLAIN)
+        choice = choice._replace(depth=min(choice.depth, stream.max_depth))
+        self._assigned[stream.id] = choice
+        return choice
+
+    def _levels(self, stream: Stream) -> tuple[int, ...]:
+        """Return how a sequence differs from its workload, see ``Group``."""
+        odds = [self.survival.odds(name, stream.workload, stream.id) for name in stream.methods]
+        most = self.tuning.max_level
+        levels = tuple([max(-most, min(most, round(log2(each)))) for each in odds])
+        return levels if any(levels) else ()
+
+    def _compare(self, streams: Sequence[Stream]) -> None:
+        """Choose anew for every group."""
+        tuning = self.tuning
+        self.reviewed, self._size, self._other_since = self.step, len(streams), 0
+        context = sum([stream.context for stream in streams])
+        self.survival.count()
+        self.costs.count()
+        groups = [
+            Group(s.workload, () if s.fixed else self._levels(s), s.methods, s.max_depth, s.fixed)
+            for s in streams
+        ]
+        if len(set(groups)) > tuning.max_groups:
+            groups = [group._replace(levels=()) for group in groups]
+        counts: dict[Group, int] = {}
+        for group in groups:
+            counts[group] = counts.get(group, 0) + 1
+        self.counts = counts
+        missed = {stream.id: self._unread(stream) for stream in streams}
+        unread: dict[tuple[Group, str], float] = {}
+        for stream, group in zip(streams, groups, strict=True):
+            horizon = max(1, min(tuning.horizon, stream.left))
+            for name, tokens in missed[stream.id].items():
+                unread[group, name] = unread.get((group, name), 0.0) + tokens / horizon
+        outlook = Outlook(self.known, counts, context, unread)
+        speed, choices = outlook.best()
+        used = {g: self._assigned.get(s.id, PLAIN) for s, g in zip(streams, groups, strict=True)}
+        present = outlook.known(used)
+        now, plain = outlook.speed(present), outlook.plain()
+        plain_speed = outlook.speed(plain)
+        if speed < tuning.better_speedup * now:
+            speed, choices = now, present
+        drafts = any(option.choice.depth for option in present.values())
+        doubt = tuning.doubt * max(0.0, 1 - outlook.judged(choices) / tuning.sure_tokens)
+        least = tuning.stay_speedup if drafts else tuning.enter_speedup + doubt
+        if speed < least * plain_speed:
+            speed, choices = plain_speed, plain
+        plain_seconds = self.costs.verify(len(streams), context) + self.costs.host(len(streams))
+        seconds = sum(counts[g] * option.tokens for g, option in choices.items()) / speed
+        self.review = Review(context, speed, plain_speed, plain_seconds, seconds, missed)
+        self.trials.review = self.review
+        self.choices = {group: option.choice for group, option in choices.items()}
+        self._drafts = any(choice.depth for choice in self.choices.values())
+        self._assigned = {s.id: self.choices[g] for s, g in zip(streams, groups, strict=True)}
+        self._seen = {group.methods for group in groups}
+
+    def _unread(self, stream: Stream) -> dict[str, int]:
+        """Return the tokens of a sequence that drafters must read before they can draft."""
+        names = {name for method in stream.methods for name in self.methods[method].drafters}
+        return {name: self.unread(stream.id, name) for name in names if self.costs.reads(name)}
+
+    def observe(
+        self, streams: int, emitted: int, drafting: float, took: float, slow: float = 1.0
+    ) -> None:
+        """Take in some steps of the same sequences.
+
+        Args:
+            streams: sequences.
+            emitted: tokens of the steps with drafts.
+            drafting: seconds of the steps with drafts.
+            took: seconds of all.
+            slow: how many times longer than expected the target took for the same rows.
+        """
+        self.trials.seconds += took
+        if drafting:
+            lost = drafting / (self.review.plain_seconds * max(1.0, slow)) - emitted / streams
+            self._guards.observe(streams, self.step, lost)
+            if self._guards.pauses(streams, self.step):
+                self._steady = False
+
+    @property
+    def pauses(self) -> dict[int, int]:
+        """The steps for which drafting still pauses, by the least batch size that they are for."""
+        return self._guards.left(self.step)
+
+    def release(self, id: str) -> None:
+        """Forget a sequence that ended."""
+        self._assigned.pop(id, None)
+        self.survival.release(id, self.methods)
