@@ -36,8 +36,8 @@ class LLM:
             bundled "pocket" unless given.
         drafter: what --drafter takes: "auto" (chooses at each step among the checkpoint in the
             sub-folder or sibling ``drafter``, suffix, both together, the request's prediction and
-            nothing; nothing for a model whose state cannot go back), "ngram", "suffix", None or
-            "none", a checkpoint's folder or .gguf file, several joined by "+"; or a
+            nothing; nothing for a model whose state cannot be rolled back), "ngram", "suffix", None
+            or "none", a checkpoint's folder or .gguf file, several joined by "+"; or a
             ``DrafterSpec``.
         options: see ``EngineOptions``; docs/server.md explains each. With ``seed`` the i-th
             request since the start gets a seed that depends on both.

@@ -336,7 +336,7 @@ ENGINE_OPTIONS = (
         "another tokenizer, or several joined by + "
         "(model+suffix), whose drafts are merged into trees. auto chooses at each step among all "
         "that are at hand: the checkpoint in the sub-folder or sibling drafter, lookups, and what "
-        "is named after it (auto+NAME); nothing for a model whose state cannot go back.",
+        "is named after it (auto+NAME); nothing for a model whose state cannot be rolled back.",
     ),
     _lookup("prompt_lookup_min", "Shortest n-gram of drafter ngram, in tokens; 2 unless given."),
     _lookup("prompt_lookup_max", "Longest n-gram of drafter ngram, in tokens; 4 unless given."),

@@ -23,13 +23,13 @@ SCREENED_LENGTHS = 4
 SCREENINGS = 2
 """Runs of each setting that is screened."""
 PROMISE_SLACK = 0.15
-"""How much less than the best a setting may promise, to be raced."""
+"""The share below the best that a setting may promise, to be raced."""
 MOST_OF_A_DRAFTER = 3
 """Lengths of a drafter that are raced at most, so that no drafter crowds out the others."""
 MOST_RACED = 6
 """Settings that are raced at most, beside plain decoding."""
 ALLOWED_LOSS = 0.03
-"""What the winner may lose against any other, for the race to end."""
+"""The loss of the winner against any other, at most, for the race to end."""
 FEWEST_ROUNDS = 3
 """Runs of each setting before any leaves."""
 MOST_ROUNDS = 12

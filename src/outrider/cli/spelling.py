@@ -1,4 +1,4 @@
-"""How commands read their words and print their help; old spellings work for one more release."""
+"""Reads the words of commands and prints their help; old spellings work for one more release."""
 
 from __future__ import annotations
 

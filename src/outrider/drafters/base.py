@@ -107,7 +107,7 @@ class ChainDrafter(Drafter):
     def __init__(self, max_length: int) -> None:
         self.max_length = self.max_nodes = max_length
         self._states: dict[str, Any] = {}
-        """What a drafter keeps of each sequence, by its id."""
+        """The state that a drafter keeps of each sequence, by its id."""
 
     @abstractmethod
     def draft(self, sequence: SequenceState, length: int) -> list[int]:
@@ -201,19 +201,19 @@ class DrafterSpec(ABC):
     name: ClassVar[str]
     """The name by which requests choose the drafter."""
     wants: ClassVar[str] = ""
-    """What it needs, in a line for ``outrider drafters``."""
+    """Its needs, in a line for ``outrider drafters``."""
     costs: ClassVar[str] = ""
-    """What a draft costs, in a few words."""
+    """The cost of a draft, in a few words."""
     suits: ClassVar[str] = ""
-    """What it is good for, in a line."""
+    """The texts that it suits, in a line."""
     options: ClassVar[str] = ""
-    """How its options are given, in a line; empty where it has none."""
+    """The form of its options, in a line; empty where it has none."""
     prior: ClassVar[float] = 0.5
     """P(accept) of a token that it drafts, before anything is seen."""
     kind: ClassVar[str] = "checkpoint"
     """The word for its checkpoint."""
     proposes: ClassVar[str] = ""
-    """What it is and proposes, for ``outrider explain``; ``{k}`` stands for the tokens."""
+    """Its kind and its proposal, for ``outrider explain``; ``{k}`` stands for the tokens."""
     by_folder: ClassVar[bool] = False
     """True if a checkpoint's folder chooses it, which its name stands for where that lies beside
     the target."""

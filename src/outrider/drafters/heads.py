@@ -1,4 +1,4 @@
-"""What drafters with heads on the target's hidden states have in common."""
+"""The common part of drafters with heads on the target's hidden states."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from .base import ChainDrafter, DrafterContext, DrafterSpec, Needs
 from .ngram_index import LOOKUP_WINDOW, NgramIndex
 
 ENTRY_BYTES, ID_BYTES = 180, 8
-"""What an n-gram in an index takes at most, and what each of its ids adds."""
+"""Bytes of an n-gram in an index at most, and those that each of its ids adds."""
 
 
 @dataclass(frozen=True)

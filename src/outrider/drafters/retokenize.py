@@ -36,7 +36,7 @@ from .model import (
 )
 
 FORM = "retokenize:"
-"""What stands before the checkpoint's folder."""
+"""Stands before the checkpoint's folder."""
 LONGER = 4
 """Ids of the drafter for each token that the target's context holds, at most."""
 USUAL = 16

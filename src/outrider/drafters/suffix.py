@@ -28,7 +28,7 @@ from .ngram_index import LOOKUP_WINDOW
 from .suffix_indices import Index, new_index
 
 NATIVE_BYTES, PYTHON_BYTES = 384, 1024
-"""What a token in an index takes at most, in C++ and in Python; texts of two words come near."""
+"""Bytes of a token in an index at most, in C++ and in Python; texts of two words come near."""
 USUAL = 64
 """Tokens that a step finds unread, at most, where drafts come step after step."""
 

@@ -42,7 +42,7 @@ class EngineSetup:
 
     @property
     def facts(self) -> Facts:
-        """What the frontend needs to know."""
+        """The facts that the frontend needs."""
         shape = self.checkpoint.shape
         return Facts(
             self.checkpoint.folder, self.config, self.spec.name, shape.vocab_size,

@@ -75,7 +75,7 @@ class NativeHead(NativeModel):
         self.drafted_ids = torch.tensor(ids if ids is not None else range(a.vocab_size))
         library.check(self.handle)
         self.mask_state = self._mask_state(source)
-        """What later positions begin with, of heads that draft in one pass: fp32 [1, width]."""
+        """The state of later positions, of heads that draft in one pass: fp32 [1, width]."""
 
     def _own_embedding(self, source: HeadTensors) -> torch.Tensor | None:
         """Return the head's embedding, None where it is the target's."""

@@ -20,9 +20,9 @@ LASTING = HIDDEN_ROWS - 2 * FEW
 class HiddenRoom(Mapping[int, torch.Tensor]):
     """The hidden states of one call, by layer fp32 [rows, hidden_size].
 
-    They are ``count`` rows of ``room`` from the ``first`` on, of all that were given room the
-    ``number``-th and on. They stay over the next call where no more than ``LASTING`` have been
-    given room from theirs on; where ``number`` is None that call writes over them.
+    They are the rows ``first`` to ``first + count`` of ``room``. ``number`` counts all rows that
+    were given room before them; None means that the next call overwrites them. Otherwise they
+    stay until ``LASTING`` more rows have been given room.
     """
 
     def __init__(self, room: LayerRoom, first: int, count: int, number: int | None) -> None:

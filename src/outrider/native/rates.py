@@ -1,4 +1,4 @@
-"""What is expected of drafted nodes before any is seen, as C++ reads it. It needs no torch."""
+"""The rates expected of drafted nodes before any is seen, as C++ reads them. It needs no torch."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ DEPTHS: int = RATE_DEPTHS
 RANKS: int = RATE_RANKS
 BINS: int = RATE_BINS
 MARGINS: tuple[float, ...] = RATE_MARGINS
-"""Where the bins of the margin begin, after the first."""
+"""The beginnings of the margin's bins, after the first."""
 
 
 class Rates:

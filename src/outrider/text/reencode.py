@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from .intersection import Intersection, Pieces
 
 BEFORE = ("", "\n", ".")
-"""What is put before a text that goes on, since some tokenizers put a space before its first
+"""Stands before a text that goes on, since some tokenizers put a space before its first
 word."""
 LONGEST = 16
 """Bytes of a token that is looked up by its bytes, at most."""

@@ -1,4 +1,4 @@
-"""What requests ask for beside a law: limits, stops, samples, seeds, and the form of the output."""
+"""Checks of what requests ask for beside a law: limits, stops, samples, seeds, forms of output."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REGEXES: tuple[dict[str, Any], ...] = (
     {"regex": PATTERN},
     {"grammar": GRAMMAR},
 )
-"""What servers call it: vLLM, vLLM before 0.12, SGLang, and llama.cpp, which has a grammar only."""
+"""Servers' names of it: vLLM, vLLM before 0.12, SGLang, and llama.cpp, which has a grammar only."""
 PROBES = 3
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Status(StrEnum):
-    """What a check came to."""
+    """The outcome of a check."""
 
     PASSED = "passed"
     FAILED = "failed"

@@ -1,4 +1,4 @@
-"""What the options of a request make of the next token's law."""
+"""The law of the next token under the options of a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Cells = NDArray[np.float64]
 CELLS = NAMED_TOKENS + 1
 """Outcomes that are told apart: the ranks of the named tokens, and all others."""
 CLOSE_SHARE = 0.2
-"""How near, in proportion, a token may be to a threshold before rounding decides about it."""
+"""The distance of a token to a threshold, in proportion, within which rounding may decide."""
 CLOSE_PROBABILITY = 0.05
 """The same for a sum of probabilities."""
 RARE_PROBABILITY = 1e-6

@@ -29,7 +29,7 @@ PLAINER = {
     "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0, "return_token_ids": True,
 }  # fmt: skip
-"""What keeps a server's own defaults away, where it knows such fields."""
+"""Fields that keep a server's own defaults away, where it knows them."""
 
 
 class RefusedRequest(EndpointError):

@@ -36,7 +36,7 @@ class GoneError(EndpointError):
 
 @dataclass
 class StampedAnswer:
-    """What came back. ``pieces`` are the body's parts in order."""
+    """An answer. ``pieces`` are the body's parts in order."""
 
     status: int = 0
     pieces: list[Piece] = field(default_factory=list)

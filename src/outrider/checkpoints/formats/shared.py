@@ -72,7 +72,7 @@ class Tensors:
 
     @property
     def entries(self) -> Mapping[str, Entry]:
-        """Where each tensor lies, by the name in the files."""
+        """The place of each tensor, by the name in the files."""
         if not self._entries:
             raise ModelError(f"{self.folder} has no .safetensors file; {_remedy(self.folder)}.")
         return self._entries

@@ -64,7 +64,7 @@ class Method(NamedTuple):
 
 
 class Knowledge(NamedTuple):
-    """What choices rest on: expected costs and acceptance of methods, by name, and constants."""
+    """The ground of choices: expected costs and acceptance of methods, by name, and constants."""
 
     costs: CostModel
     survival: Survival
@@ -83,7 +83,7 @@ PLAIN = Choice("none", 0)
 
 
 class Freedom(NamedTuple):
-    """What a request and the switch leave open.
+    """The choices that a request and the switch leave open.
 
     ``methods`` may draft, up to ``max_depth`` tokens; ``fixed`` is the choice that was made.
     """

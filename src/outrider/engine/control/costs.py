@@ -215,7 +215,7 @@ class TargetCosts(Protocol):
 
     @property
     def machine(self) -> float:
-        """How many times slower than expected the machine has been of late."""
+        """Times that the machine has been slower than expected of late."""
         ...
 
     def count(self) -> None: ...

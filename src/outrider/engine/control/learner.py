@@ -20,7 +20,7 @@ Peek = Callable[[str, SequenceState, int], DraftNodes | None]
 
 
 class Chosen(NamedTuple):
-    """What was chosen for a sequence: also as the name of its drafter, and its limits."""
+    """The choice for a sequence: also as the name of its drafter, and its limits."""
 
     stream: Stream
     choice: Choice

@@ -19,7 +19,7 @@ ABOVE_ALL_CHANCES = 1.1
 
 
 class Prices:
-    """What passes and rows cost in tokens, by what is ``known``, as of the last review."""
+    """The prices of passes and rows in tokens, by what is ``known``, as of the last review."""
 
     def __init__(self, known: Knowledge) -> None:
         self._costs, self._survival, self._methods, self._tuning = known

@@ -20,7 +20,7 @@ V = TypeVar("V")
 FIRST_RATES = {(r, b): float(GUESSED.table[0, r, b]) for r in range(RANKS) for b in range(BINS)}
 """The guessed rates by rank and bin, which are alike at all depths."""
 SHARES = (0.2, 0.25, 0.2, 0.35)
-"""How often the first child of a node has a margin of each bin, before any is seen."""
+"""Shares of first children whose margin is in each bin, before any is seen."""
 
 
 @dataclass(slots=True)

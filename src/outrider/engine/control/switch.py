@@ -27,7 +27,7 @@ class SpeculationState:
 
 
 class Menu:
-    """What the switch and requests ask for among the drafters that have not failed.
+    """The wishes of the switch and of requests, among the drafters that have not failed.
 
     Args:
         drafters: by name; ``none`` among them.
@@ -53,7 +53,7 @@ class Menu:
         self.drafters, self.state, self.max_depth = drafters, state, max_depth
         auto = () if methods is None else (AUTO,)
         self.names = (*drafters, *map(TOGETHER.join, together), *auto)
-        """What a request or the switch may call for."""
+        """The names that a request or the switch may call for."""
         self.portfolio = (*portfolio, PREDICTION)
         self.switched_off: dict[str, str] = {}
         """Drafters that failed, and why."""

@@ -10,7 +10,7 @@ from .choices import PLAIN, Choice, Knowledge, Stream
 
 
 class Review(NamedTuple):
-    """What the last comparison of choices expects of the batch.
+    """The figures that the last comparison of choices expects of the batch.
 
     ``plain_seconds`` are those of a plain step, ``step_seconds`` those of the choices. ``missed``
     tokens are what drafters have not read, by sequence and drafter.

@@ -1,4 +1,4 @@
-"""What the figures say: which signals are bad, and for how long."""
+"""Judges the figures: which signals are bad, and for how long."""
 
 from __future__ import annotations
 

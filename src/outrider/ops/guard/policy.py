@@ -24,7 +24,7 @@ FIGURES = (
     "up", "done", "failed", "running", "tokens", "p99", "memory", "drafted", "accepted", "speedup",
     "draft_length",
 )  # fmt: skip
-"""What a source is asked for, by the names of ``[source.queries]``."""
+"""The figures that a source is asked for, by the names of ``[source.queries]``."""
 LONGEST = 7 * 86400.0
 """Most seconds of any option."""
 SHORTEST = 0.1

@@ -1,4 +1,4 @@
-"""What each engine calls its figures, from ``data/engines.toml``."""
+"""The names of each engine's figures, from ``data/engines.toml``."""
 
 from __future__ import annotations
 

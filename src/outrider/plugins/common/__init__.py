@@ -1,4 +1,4 @@
-"""What Outrider's plugins inside other engines share: the rule on tensors, and how it gets in.
+"""The common part of the plugins inside other engines: the rule on tensors, and how it gets in.
 
 Nothing here imports another engine. ``start`` needs the standard library alone.
 """

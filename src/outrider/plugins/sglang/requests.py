@@ -17,7 +17,7 @@ NEUTRAL = {
     "repetition_penalty": 1.0,
     "min_new_tokens": 0,
 }
-"""What SGLang counts by steps under speculation, not by tokens, and values without effect."""
+"""Options that SGLang counts by steps under speculation, and their values without effect."""
 
 
 def verify(original: Callable[..., Any]) -> Callable[..., Any]:

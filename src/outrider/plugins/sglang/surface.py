@@ -1,4 +1,4 @@
-"""What of SGLang is replaced, and the functions that call it or that we call."""
+"""The functions of SGLang that are replaced, that call those, or that we call."""
 
 from ..common.signatures import Surface
 from ..common.start import SGLANG_VARIABLE

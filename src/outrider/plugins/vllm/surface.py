@@ -1,4 +1,4 @@
-"""What of vLLM is replaced, and the functions that call it or that we call."""
+"""The functions of vLLM that are replaced, that call those, or that we call."""
 
 from ..common.signatures import Surface
 from ..common.start import VLLM_VARIABLE

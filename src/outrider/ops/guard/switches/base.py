@@ -1,4 +1,4 @@
-"""What switches have in common: their errors, and the weights that they report."""
+"""The common part of switches: their errors, and the weights that they report."""
 
 from __future__ import annotations
 
