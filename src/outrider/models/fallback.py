@@ -83,9 +83,9 @@ class Fallback(PythonStep):
     """A checkpoint run by transformers.
 
     Chains only, one sequence a forward. A model whose state cannot be rolled back (Mamba, RWKV,
-    hybrids) has ``truncates`` False and runs row by row. One that takes no cache, or keeps a part of its
-    state elsewhere, computes its sequence anew for every span or row. A model whose rows depend on
-    later ones is refused.
+    hybrids) has ``truncates`` False and runs row by row. One that takes no cache, or keeps a part
+    of its state elsewhere, computes its sequence anew for every span or row. A model whose rows
+    depend on later ones is refused.
     """
 
     trees = False
