@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from outrider.ops import markdown
 from outrider.ops.diagnose.checklist import points
 from outrider.ops.diagnose.diagnose import symptoms
-from outrider.ops.diagnose.tables import table
+from outrider.ops.diagnose.facts import data
 
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -37,7 +37,7 @@ def symptoms_table() -> list[str]:
 
 def thresholds_table() -> list[str]:
     """Return the lines of all thresholds."""
-    thresholds = table("symptoms")["threshold"].items()
+    thresholds = data("symptoms")["threshold"].items()
     rows = [(f"`{name}`", each["value"], each["help"]) for name, each in thresholds]
     return _table(("threshold", "default", "meaning"), rows)
 
@@ -45,7 +45,7 @@ def thresholds_table() -> list[str]:
 def facts_table() -> list[str]:
     """Return the lines of all facts."""
     rows = []
-    for name, each in table("symptoms")["fact"].items():
+    for name, each in data("symptoms")["fact"].items():
         others = [f"`{other}`" for other in each.get("also", ())]
         others += [f"`{other}` (x {scale})" for other, scale in each.get("scaled", {}).items()]
         rows.append((f"`{name}`", each["unit"], each["help"], ", ".join(others)))

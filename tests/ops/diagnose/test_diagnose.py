@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from outrider.errors import ConfigError, EndpointError, OutriderError
 from outrider.ops.diagnose.diagnose import diagnose, look, symptoms
 from outrider.ops.diagnose.endpoint import Endpoint
-from outrider.ops.diagnose.facts import ORDER, check_thresholds, holds, names
+from outrider.ops.diagnose.facts import ORDER, check_thresholds, data, holds, names
 from outrider.ops.diagnose.metrics import facts_of
 from outrider.ops.diagnose.observation import observe
 from outrider.ops.diagnose.problems import markdown
-from outrider.ops.diagnose.tables import table
 from outrider.ops.metrics import engine_of, of_mapping, parse
 from tests.support import DATA, REPOSITORY
 
@@ -64,12 +63,12 @@ def test_the_benchmark_records_the_cases_that_say_so() -> None:
 
 def test_conditions_of_the_catalogue_can_be_read() -> None:
     limits = check_thresholds({})
-    facts = table("symptoms")["fact"]
+    facts = data("symptoms")["fact"]
     conditions = [c for each in symptoms() for c in (*each["when"], *each.get("unless", ()))]
     conditions += [
         c for each in symptoms() for cause in each["cause"] for c in cause.get("when", ())
     ]
-    conditions += [c for point in table("checklist")["point"] for c in point.get("verify", ())]
+    conditions += [c for point in data("checklist")["point"] for c in point.get("verify", ())]
     for condition in conditions:
         name, operator, right = condition.split(" ", 2)
         assert name in facts, condition
@@ -86,7 +85,7 @@ def test_conditions_of_the_catalogue_can_be_read() -> None:
 
 
 def test_every_symptom_has_remedies_and_evidence() -> None:
-    facts = table("symptoms")["fact"]
+    facts = data("symptoms")["fact"]
     for each in symptoms():
         assert each["cause"], each["id"]
         assert all(cause["remedies"] for cause in each["cause"])
@@ -294,7 +293,7 @@ def test_keys_of_results_that_nobody_knows_are_noted() -> None:
 
 
 def test_names_of_facts_are_told_apart() -> None:
-    facts = table("symptoms")["fact"]
+    facts = data("symptoms")["fact"]
     said = [n for each in facts.values() for n in (*each.get("also", ()), *each.get("scaled", ()))]
     assert len({*facts, *said}) == len(facts) + len(said)
     for each in facts.values():

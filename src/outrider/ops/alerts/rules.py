@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterator, Mapping
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -17,6 +15,7 @@ from ...errors import ConfigError, shown
 from ..diagnose.facts import number
 from ..metrics import names_of
 from ..planning.saved import load_advice
+from ..tables import table
 from .observed import BY
 from .observed import records as observed_records
 
@@ -44,10 +43,9 @@ def read_data(name: str) -> str:
     return (files(__package__) / "data" / name).read_text(encoding="utf-8")
 
 
-@cache
 def source() -> dict[str, Any]:
     """Return the thresholds, records and alerts; do not change what it holds."""
-    return tomllib.loads(read_data("alerts.toml"))
+    return table("alerts", "alerts")
 
 
 def thresholds(others: Mapping[str, object] | None = None) -> dict[str, float]:

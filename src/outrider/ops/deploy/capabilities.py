@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import difflib
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from functools import cache
-from importlib.resources import files
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from ...base.engines import find_engine
 from ...base.methods import NONE, TABLE
 from ...errors import ConfigError, shown
+from ..tables import table
 from .spec import Spec
 
-DATA = files(__package__) / "data"
+DATA = Path(__file__).with_name("data")
+data = partial(table, "deploy")
 OURS = {
     each.name: "a folder"
     if each.name == "draft_model"
@@ -43,11 +44,6 @@ class Note:
     source: str
     methods: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
-
-    def applies(self, spec: Spec, features: frozenset[str]) -> bool:
-        """Return whether it concerns a spec that uses these features."""
-        right_method = not self.methods or (spec.drafts and spec.drafter.method in self.methods)
-        return right_method and features.issuperset(self.features)
 
 
 @dataclass(frozen=True)
@@ -92,15 +88,9 @@ class Engine:
     notes: tuple[Note, ...]
 
 
-@cache
 def document(engine: str) -> dict[str, Any]:
-    """Return the capability table of an engine: its file, and the methods of our own engine."""
-    table = tomllib.loads((DATA / "engines" / f"{engine}.toml").read_text("utf-8"))
-    if engine == "outrider":
-        table["versions"] = [
-            {"methods": OURS, "adaptive": list(OURS), **each} for each in table["versions"]
-        ]
-    return table
+    """Return the tables of an engine's file: what it can do, and its options."""
+    return data(f"engines/{engine}")
 
 
 @cache
@@ -117,28 +107,24 @@ def versions(engine: str) -> list[str]:
 
 def find(engine: str | None, version: str | None = None) -> Engine:
     """Return an engine's capabilities, of the newest recorded version unless one is given."""
-    known = find_engine(engine)
-    engine = known.name if known else engine
+    named = find_engine(engine)
+    engine = named.name if named else engine
     if engine not in ENGINES:
         near = difflib.get_close_matches(engine or "", ENGINES, 1)
         said = "No engine is named" if engine is None else f"There is no engine {shown(engine)}"
         hint = f"did you mean {near[0]}?" if near else f"give --engine {', '.join(ENGINES)}."
         raise ConfigError(f"{said}; {hint}")
-    table = document(engine)
+    known = document(engine)
     wanted = version or versions(engine)[0]
-    for each in table["versions"]:
+    for each in known["versions"]:
         if each["version"] == wanted.removeprefix("v"):
-            return _engine(engine, table, each)
+            notes = tuple(Note(**_frozen(note)) for note in known.get("notes", ()))
+            ours = {"methods": OURS, "adaptive": tuple(OURS)} if engine == "outrider" else {}
+            return Engine(engine, known["title"], notes=notes, **ours, **_frozen(each))
     raise ConfigError(
-        f"{table['title']} {shown(wanted)} is no version that is recorded here, so its options are "
+        f"{known['title']} {shown(wanted)} is no version that is recorded here, so its options are "
         f"not known; give --engine-version {' or '.join(versions(engine))}."
     )
-
-
-def _engine(name: str, table: Mapping[str, Any], version: Mapping[str, Any]) -> Engine:
-    values = _frozen(version)
-    notes = tuple(Note(**_frozen(note)) for note in table.get("notes", ()))
-    return Engine(engine=name, title=table["title"], notes=notes, **values)
 
 
 def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,8 +136,8 @@ def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:
     return frozen
 
 
-def features(spec: Spec) -> frozenset[str]:
-    """Return the features that a spec uses, as notes name them."""
+def notes(engine: Engine, spec: Spec) -> list[Note]:
+    """Return the losses and traps that concern a spec on this engine."""
     used = {
         "speculation": spec.drafts,
         "schedule": bool(spec.drafter.schedule),
@@ -161,10 +147,9 @@ def features(spec: Spec) -> frozenset[str]:
         "tensor": spec.parallel.tensor > 1,
         "quantization": spec.target.quantization is not None,
     }
-    return frozenset(name for name, value in used.items() if value)
-
-
-def notes(engine: Engine, spec: Spec) -> list[Note]:
-    """Return the losses and traps that concern a spec on this engine."""
-    used = features(spec)
-    return [note for note in engine.notes if note.applies(spec, used)]
+    method = spec.drafter.method if spec.drafts else None
+    return [
+        note
+        for note in engine.notes
+        if (not note.methods or method in note.methods) and all(used[x] for x in note.features)
+    ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
 
 from ...base.methods import WITH_CHECKPOINT
 from ...errors import ConfigError, shown
-from .capabilities import Engine
+from .capabilities import Engine, data
 from .spec import Spec
 
 USUAL_SHARE = 0.9
@@ -15,34 +16,22 @@ USUAL_SHARE = 0.9
 
 def check(spec: Spec, engine: Engine) -> None:
     """Refuse a spec that contradicts itself or that this engine cannot serve."""
-    own, of_engine = (
-        _contradictions(spec),
-        _missing(spec, engine, f"{engine.title} {engine.version}"),
-    )
-    for problem in (*own, *of_engine):
-        raise ConfigError(problem)
+    sentences = data("problems")["of_spec"]
+    for problem, holds in _problems(spec, engine).items():
+        if holds:
+            raise ConfigError(sentences[problem].format_map(_values(spec, engine)))
 
 
 def unchecked(spec: Spec) -> list[str]:
     """Return what could not be checked for want of facts, a sentence each."""
-    lacking = []
-    if spec.target.attention_heads is None and spec.parallel.tensor > 1:
-        lacking.append(
-            "target.attention_heads is not known: whether the tensor parallel size divides them "
-            "was not checked."
-        )
-    if None in (spec.target.weights_gib, spec.memory.gpu_gib):
-        lacking.append(
-            "target.weights_gib or memory.gpu_gib is not known: whether the weights fit was not "
-            "checked."
-        )
-    own = spec.drafter.method == "draft_model" and spec.drafter.other_vocabulary is None
-    if spec.drafts and own and None in (spec.target.vocab_size, spec.drafter.vocab_size):
-        lacking.append(
-            "vocab_size of target or drafter is not known: whether they share a vocabulary was "
-            "not checked."
-        )
-    return lacking
+    target, drafter = spec.target, spec.drafter
+    own = spec.drafts and drafter.method == "draft_model" and drafter.other_vocabulary is None
+    lacking = {
+        "heads": target.attention_heads is None and spec.parallel.tensor > 1,
+        "memory": None in (target.weights_gib, spec.memory.gpu_gib),
+        "vocabulary": own and None in (target.vocab_size, drafter.vocab_size),
+    }
+    return [data("problems")["unchecked"][name] for name, holds in lacking.items() if holds]
 
 
 def other_vocabulary(spec: Spec, engine: Engine) -> bool:
@@ -58,151 +47,89 @@ def other_vocabulary(spec: Spec, engine: Engine) -> bool:
     return abs(drafter.vocab_size - target.vocab_size) > engine.padding
 
 
-def _contradictions(spec: Spec) -> Iterator[str]:
-    """Yield what is wrong with how a spec drafts, on any engine."""
-    drafter, method = spec.drafter, spec.drafter.method
-    if drafter.required and not spec.drafts:
-        reason = "the draft length is 0 at every batch size"
-        yield (
-            "drafter.required asks for speculation, but "
-            f"{'drafter.method is none' if method == 'none' else reason}; give a drafter and a "
-            "length of 1 or more, or drop required."
-        )
-    if method == "none" and spec.draft_length:
-        yield (
-            f"A draft length of {spec.draft_length} is given, but no drafter; name one, or drop "
-            "the length."
-        )
-    if method in WITH_CHECKPOINT and drafter.model is None:
-        yield (
-            f"drafter.method {method} needs drafter.model; name its checkpoint, as in --method "
-            f"{method} --drafter ORG/NAME."
-        )
-    if method not in WITH_CHECKPOINT and drafter.model is not None:
-        yield (
-            f"drafter.method {method} takes no checkpoint, but drafter.model is "
-            f"{shown(drafter.model)}; drop it, or give another method."
-        )
+def _longest(spec: Spec) -> int:
+    return max((length for _, _, length in spec.drafter.schedule), default=0)
+
+
+def _problems(spec: Spec, engine: Engine) -> dict[str, Any]:
+    """Return whether each problem of ``data/problems.toml`` holds."""
+    target, drafter, method = spec.target, spec.drafter, spec.drafter.method
+    given, length, tensor = drafter.num_speculative_tokens, spec.draft_length, spec.parallel.tensor
     low, high = drafter.prompt_lookup_min, drafter.prompt_lookup_max
-    if (low or high) and method != "ngram":
-        yield "prompt_lookup_min and prompt_lookup_max belong to method ngram alone."
-    if low and high and low > high:
-        yield f"prompt_lookup_min is {low}, above prompt_lookup_max, {high}."
+    room, heads = spec.limits.max_model_len, target.attention_heads
+    own_heads = drafter.attention_heads if spec.drafts else None
+    size, quantization = drafter.tensor_parallel_size, drafter.quantization
+    needed, share = _weights(spec)
+    return {
+        "required": drafter.required and not spec.drafts,
+        "length_alone": method == "none" and length,
+        "no_checkpoint": method in WITH_CHECKPOINT and drafter.model is None,
+        "checkpoint": method not in WITH_CHECKPOINT and drafter.model is not None,
+        "lookup": (low or high) and method != "ngram",
+        "lookup_order": low and high and low > high,
+        "method": method != "none" and method not in engine.methods,
+        "adaptive": drafter.adaptive and method not in engine.adaptive,
+        "schedule": drafter.schedule and not engine.schedule and given is None,
+        "schedule_adaptive": drafter.schedule and drafter.adaptive,
+        "schedule_longer": given is not None and _longest(spec) > given,
+        "no_length": length is None and method in engine.needs_length,
+        "too_long": room is not None and (length or 0) >= room,
+        "vocabulary": method not in engine.other_vocabulary and other_vocabulary(spec, engine),
+        "parallel": spec.parallel.gpus > 1 and not engine.parallel,
+        "heads": heads is not None and heads % tensor,
+        "drafter_heads": own_heads is not None and own_heads % tensor,
+        "stages": spec.drafts and spec.parallel.pipeline > 1 and method not in engine.with_pipeline,
+        "drafter_size": size is not None and size != tensor,
+        "target_dtype": target.dtype not in engine.dtypes,
+        "target_quantization": target.quantization not in (None, *engine.quantizations),
+        "no_drafter_quantization": quantization is not None and not engine.draft_quantization,
+        "drafter_quantization": quantization not in (None, *engine.quantizations),
+        "memory": spec.memory.gpu_gib is not None and needed >= spec.memory.gpu_gib * share,
+    }
 
 
-def _missing(spec: Spec, engine: Engine, name: str) -> Iterator[str]:
-    """Yield what an engine does not have or cannot do of a spec."""
-    drafter, method = spec.drafter, spec.drafter.method
-    if method != "none" and method not in engine.methods:
-        yield f"{name} has no method {method}; it has {', '.join(engine.methods)}."
-    if drafter.adaptive and method not in engine.adaptive:
-        where = f"for {', '.join(engine.adaptive)} alone" if engine.adaptive else "for no method"
-        yield f"{name} chooses draft lengths itself {where}; drop drafter.adaptive."
-    yield from _wrong_lengths(spec, engine, name)
-    if other_vocabulary(spec, engine) and method not in engine.other_vocabulary:
-        sizes = able = ""
-        if drafter.vocab_size and spec.target.vocab_size:
-            own, targets = drafter.vocab_size, spec.target.vocab_size
-            sizes = f" ({own:,} tokens, the target has {targets:,})"
-        if engine.other_vocabulary:
-            able = f" It takes one for {', '.join(engine.other_vocabulary)}."
-        yield (
-            f"{name} refuses a drafter with another vocabulary{sizes}; take one with the target's "
-            f"tokenizer, or another engine.{able}"
-        )
-    yield from _wrong_split(spec, engine, name)
-    yield from _wrong_formats(spec, engine, name)
-    yield from _too_large(spec)
-
-
-def _wrong_lengths(spec: Spec, engine: Engine, name: str) -> Iterator[str]:
-    drafter, given = spec.drafter, spec.drafter.num_speculative_tokens
-    if drafter.schedule and not engine.schedule and given is None:
-        yield (
-            f"{name} has no draft lengths by batch size; give drafter.num_speculative_tokens, or "
-            "take an engine that has them (vllm, trtllm)."
-        )
-    if drafter.schedule and drafter.adaptive:
-        yield "drafter.schedule and drafter.adaptive exclude each other; keep one."
-    longest = max((length for _, _, length in drafter.schedule), default=0)
-    if given is not None and longest > given:
-        yield (
-            f"drafter.schedule drafts {longest} tokens, more than num_speculative_tokens, {given}; "
-            "raise it, or shorten the schedule."
-        )
-    if spec.draft_length is None and drafter.method in engine.needs_length:
-        yield (
-            f"{name} needs a draft length for {drafter.method}; give "
-            "drafter.num_speculative_tokens."
-        )
-    room = spec.limits.max_model_len
-    if room is not None and (spec.draft_length or 0) >= room:
-        yield (
-            f"A draft of {spec.draft_length} tokens does not fit into max_model_len, {room}; "
-            "shorten it."
-        )
-
-
-def _wrong_split(spec: Spec, engine: Engine, name: str) -> Iterator[str]:
-    tensor, pipeline, method = spec.parallel.tensor, spec.parallel.pipeline, spec.drafter.method
-    if spec.parallel.gpus > 1 and not engine.parallel:
-        yield (
-            f"{name} runs on one device, but parallel asks for {spec.parallel.gpus}; take vllm, "
-            "sglang or trtllm."
-        )
-    heads = spec.target.attention_heads
-    if heads is not None and heads % tensor:
-        fitting = [str(n) for n in range(1, min(heads, 64) + 1) if heads % n == 0]
-        yield (
-            f"parallel.tensor is {tensor}, which does not divide the target's {heads} attention "
-            f"heads; give {', '.join(fitting)}."
-        )
-    own = spec.drafter.attention_heads if spec.drafts else None
-    if own is not None and own % tensor:
-        yield (
-            f"parallel.tensor is {tensor}, which does not divide the drafter's {own} attention "
-            "heads, and it runs on the target's GPUs; take another drafter or size."
-        )
-    if spec.drafts and pipeline > 1 and method not in engine.with_pipeline:
-        able = ", ".join(engine.with_pipeline) or "no method"
-        yield (
-            f"{name} drafts over several pipeline stages with {able}, not with {method}; give "
-            "parallel.pipeline 1."
-        )
-    size = spec.drafter.tensor_parallel_size
-    if size is not None and size != tensor:
-        yield (
-            f"drafter.tensor_parallel_size is {size}; {name} runs a drafter on the target's GPUs: "
-            f"give {tensor}, or drop it."
-        )
-
-
-def _wrong_formats(spec: Spec, engine: Engine, name: str) -> Iterator[str]:
-    target, drafted = spec.target, spec.drafter.quantization
-    for where, value, known in (
-        ("target.dtype", target.dtype, engine.dtypes),
-        ("target.quantization", target.quantization, engine.quantizations),
-        ("drafter.quantization", drafted, engine.quantizations),
-    ):
-        if where.startswith("drafter") and not engine.draft_quantization:
-            if drafted is not None:
-                yield f"{name} has no option for a drafter's quantization; drop it."
-        elif value is not None and value not in known:
-            choices = ", ".join(known) or "none: the checkpoint says it"
-            yield f"{where} is {shown(value)}, which {name} does not take; give {choices}."
-
-
-def _too_large(spec: Spec) -> Iterator[str]:
-    weights, whole = spec.target.weights_gib, spec.memory.gpu_gib
-    if weights is None or whole is None:
-        return
+def _weights(spec: Spec) -> tuple[float, float]:
+    """Return the GiB of weights on each GPU, 0 where not known, and the share for an engine."""
     drafter = (spec.drafter.weights_gib or 0) if spec.drafts else 0
     own = spec.drafter.tensor_parallel_size or spec.parallel.tensor
-    needed = weights / spec.parallel.gpus + drafter / own
-    share = spec.memory.gpu_share or USUAL_SHARE
-    if needed >= whole * share:
-        yield (
-            f"Weights take {needed:.1f} GiB of each GPU, but {share:.0%} of {whole:.4g} GiB is "
-            f"{whole * share:.1f} GiB; split them over more GPUs, quantise them, or drop the "
-            "drafter."
-        )
+    weights = spec.target.weights_gib
+    needed = 0.0 if weights is None else weights / spec.parallel.gpus + drafter / own
+    return needed, spec.memory.gpu_share or USUAL_SHARE
+
+
+def _values(spec: Spec, engine: Engine) -> Mapping[str, Any]:
+    """Return what sentences may name."""
+    target, drafter, tensor = spec.target, spec.drafter, spec.parallel.tensor
+    heads, (needed, share) = target.attention_heads or 1, _weights(spec)
+    sizes, other = "", ", ".join(engine.other_vocabulary)
+    if drafter.vocab_size and target.vocab_size:
+        sizes = f" ({drafter.vocab_size:,} tokens, the target has {target.vocab_size:,})"
+    off = "the draft length is 0 at every batch size"
+    return {
+        **dict(spec),
+        "name": f"{engine.title} {engine.version}",
+        "off": "drafter.method is none" if drafter.method == "none" else off,
+        "method": drafter.method,
+        "methods": ", ".join(engine.methods),
+        "model": shown(drafter.model),
+        "length": spec.draft_length,
+        "given": drafter.num_speculative_tokens,
+        "longest": _longest(spec),
+        "adaptive": f"for {', '.join(engine.adaptive)} alone"
+        if engine.adaptive
+        else "for no method",
+        "sizes": sizes,
+        "able": f" It takes one for {other}." if other else "",
+        "gpus": spec.parallel.gpus,
+        "tensor": tensor,
+        "divisors": ", ".join(str(n) for n in range(1, min(heads, 64) + 1) if heads % n == 0),
+        "with_pipeline": ", ".join(engine.with_pipeline) or "no method",
+        "dtype": shown(target.dtype),
+        "dtypes": ", ".join(engine.dtypes),
+        "quantization": shown(target.quantization),
+        "quantizations": ", ".join(engine.quantizations) or "none: the checkpoint says it",
+        "drafter_quantization": shown(drafter.quantization),
+        "needed": needed,
+        "share": share,
+        "room": (spec.memory.gpu_gib or 0) * share,
+    }

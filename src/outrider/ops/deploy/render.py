@@ -52,8 +52,8 @@ def _notes(spec: Spec, engine: Engine) -> list[str]:
     if not spec.drafts:
         lines.append("Speculation is off: nothing drafts with this config.")
     lines += [f"not used: this engine has no option for {name}." for name in _unused(spec, engine)]
-    for note in capabilities.notes(engine, spec):
-        lines.append(f"{note.date}: {note.text} ({note.source})")
+    told = capabilities.notes(engine, spec)
+    lines += [f"{note.date}: {note.text} ({note.source})" for note in told]
     lines += [f"not checked: {sentence}" for sentence in checks.unchecked(spec)]
     return lines
 

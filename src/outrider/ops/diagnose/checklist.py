@@ -15,8 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 from ...base.outside.documents import parse_json, read
 from ...base.outside.models import DataPart, Part, checked
 from ...errors import ConfigError, shown
-from .facts import Facts, check_facts, check_thresholds, figure, holds
-from .tables import table
+from .facts import Facts, check_facts, check_thresholds, data, figure, holds
 
 Status = Literal["yes", "no", "open"]
 YES: Final = "yes"
@@ -53,7 +52,7 @@ State = dict[str, Answer]
 def points() -> list[Point]:
     """Return all points in order."""
     return [Point(**{**each, "verify": tuple(each.get("verify", ()))})
-            for each in table("checklist")["point"]]  # fmt: skip
+            for each in data("checklist")["point"]]  # fmt: skip
 
 
 def checklist(

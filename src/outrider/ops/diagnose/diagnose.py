@@ -8,9 +8,8 @@ from typing import Any
 
 from ...errors import ConfigError
 from .endpoint import differing
-from .facts import Facts, Figure, Value, check_facts, check_thresholds, figure, holds, number
+from .facts import Facts, Figure, Value, check_facts, check_thresholds, data, figure, holds, number
 from .observation import Observation, Source, observe
-from .tables import table
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Problem:
 
 def symptoms() -> list[dict[str, Any]]:
     """Return every symptom of the catalogue, its causes with it."""
-    catalogue = table("symptoms")
+    catalogue = data("symptoms")
     return [
         {
             **each,

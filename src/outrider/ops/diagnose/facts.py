@@ -5,15 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from math import isfinite
 from operator import ge, gt, le, lt
 from typing import Any, NamedTuple
 
 from ...base.outside.text import printable
 from ...errors import ConfigError, shown
-from .tables import table
+from ..tables import table
 
+data = partial(table, "diagnose")
 Value = float | str
 Facts = Mapping[str, Value]
 ORDER: dict[str, Callable[[float, float], bool]] = {"<": lt, "<=": le, ">": gt, ">=": ge}
@@ -45,7 +46,7 @@ class Figure(NamedTuple):
 
 def figure(name: str, facts: Facts) -> Figure:
     """Return a fact that is known, with its unit."""
-    return Figure(name, facts[name], table("symptoms")["fact"][name]["unit"])
+    return Figure(name, facts[name], data("symptoms")["fact"][name]["unit"])
 
 
 def holds(condition: str, facts: Facts, thresholds: Mapping[str, float]) -> bool | None:
@@ -76,7 +77,7 @@ class Named(NamedTuple):
 def names() -> dict[str, Named]:
     """Return the meaning of each known name: the facts' own names, and others in use."""
     meanings = {}
-    for fact, each in table("symptoms")["fact"].items():
+    for fact, each in data("symptoms")["fact"].items():
         for name in (fact, *each.get("also", ())):
             meanings[name] = Named(fact, 1.0)
         for name, scale in each.get("scaled", {}).items():
@@ -120,7 +121,11 @@ def check_facts(facts: Mapping[str, object]) -> dict[str, Value]:
 
 def check_fact(name: str, known: Named, value: object) -> Value:
     """Return the value of a fact that was given as ``name``, in the fact's own unit."""
-    entry, what, scale = table("symptoms")["fact"][known.fact], f"fact {name}", known.scale
+    entry, what, scale = (
+        data("symptoms")["fact"][known.fact],
+        f"fact {name}",
+        known.scale,
+    )
     if not entry["unit"] and known.fact != "temperature":
         return _word(what, value, entry)
     if entry["unit"] != "share":
@@ -145,7 +150,7 @@ def _word(what: str, value: object, entry: Mapping[str, Any]) -> str:
 
 def check_thresholds(thresholds: Mapping[str, object]) -> dict[str, float]:
     """Return all thresholds: the defaults, and those given instead."""
-    known = table("symptoms")["threshold"]
+    known = data("symptoms")["threshold"]
     for name in thresholds:
         if name not in known:
             raise ConfigError(f"there is no threshold {shown(name)}; {_hint(_close(name, known))}")

@@ -17,10 +17,9 @@ from ...base.outside.text import printable
 from ...errors import ConfigError, shown
 from ..metrics import Page, of_mapping, parse
 from .endpoint import Endpoint
-from .facts import Value, check_facts, named, names, near, plain_name
+from .facts import Value, check_facts, data, named, names, near, plain_name
 from .host import load_facts
 from .metrics import add_survival, facts_of
-from .tables import table
 
 POSITIONS = ("spec_decode_per_position_acceptance_rates", "acceptance_by_position")
 HEAD = ("label", "workload", "dataset", "drafter", "batch_size", "num_speculative_tokens")
@@ -223,7 +222,7 @@ def _of_names(content: Mapping[str, Any], where: str) -> Observation:
 
 def _listed(key: object, *lists: str) -> bool:
     """Return whether a key matches the catalogue's patterns for keys of reports."""
-    patterns = (each for name in lists for each in table("symptoms")["report"][name])
+    patterns = (each for name in lists for each in data("symptoms")["report"][name])
     return isinstance(key, str) and any(re.fullmatch(pattern, key) for pattern in patterns)
 
 

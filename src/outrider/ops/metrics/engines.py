@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 
+from ..tables import table
 from .page import Page
 
 OURS = "outrider_draft_length"
@@ -16,8 +15,8 @@ OURS = "outrider_draft_length"
 @cache
 def tables() -> dict[str, dict[str, str]]:
     """Return the names of metrics by engine; do not change what it holds."""
-    text = (files(__package__) / "data" / "engines.toml").read_text(encoding="utf-8")
-    return {name: each for name, each in tomllib.loads(text).items() if isinstance(each, dict)}
+    loaded = table("metrics", "engines")
+    return {name: each for name, each in loaded.items() if isinstance(each, dict)}
 
 
 def names_of(engine: str) -> Mapping[str, str]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cache
-from importlib.resources import files
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...base.outside.documents import read_json
 from ...base.outside.text import printable
 from ...errors import ConfigError, ModelError, shown
+from ..tables import table
 
 MOST = 1e15
 """No size of a model is larger."""
@@ -26,11 +25,7 @@ FUSED_STATES = 3
 """Hidden states of the target that an EAGLE-3 head fuses into one."""
 
 
-@cache
-def data(name: str) -> dict[str, Any]:
-    """Return a data file of this package, dated, with its sources."""
-    text = (files(__package__) / "data" / f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+data = partial(table, "planning")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from ....base.outside.documents import parse_yaml
 from ....errors import ConfigError, shown
 from ..capabilities import Engine, find
-from ..engines.vllm import DRAIN_SECONDS
+from ..engines import DRAIN_SECONDS
 from ..launch import Launch
 from . import vllm
 from .rules import Changes, Translated

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from ..capabilities import DATA
+from ..capabilities import data
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,6 @@ class Translated:
 @cache
 def table(source: str) -> Table:
     """Return the rules of vllm, llamacpp, tgi, trtllm or python."""
-    loaded = tomllib.loads((DATA / "translations.toml").read_text("utf-8"))[source]
+    loaded = data("translations")[source]
     rules = {rule["old"]: Rule(**rule) for rule in loaded["rules"]}
     return Table(loaded["title"], loaded["gone"], str(loaded["date"]), rules)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ....errors import ConfigError, shown
 from ..capabilities import find
-from ..engines import trtllm
+from ..engines import trtllm, trtllm_config
 from ..launch import Launch
 from ..spec import Drafter, Spec, Target
-from ..yamls import dump
 from .rules import Changes, table
 from .shell import Command, count, options
 
@@ -51,11 +48,9 @@ def serve(builds: list[list[str]]) -> tuple[Launch, Changes]:
             "its checkpoint as speculative_config.speculative_model of the target's config"
         )
         changes.add("trtllm-build", "trtllm-serve", why)
-    engine = find("trtllm")
-    config = trtllm.config(spec, engine)
+    config = trtllm_config(spec, find("trtllm"))
     config |= {name: size for name, size in sizes.items() if size is not None}
-    launch = trtllm.launch(spec, engine)
-    return replace(launch, files={trtllm.CONFIG: dump(config)}), changes
+    return trtllm(spec, config), changes
 
 
 def _drafter(build: Command) -> Drafter:

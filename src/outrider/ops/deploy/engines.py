@@ -1,0 +1,205 @@
+"""The start of each engine: a spec in, program, options and config file out.
+
+Which option holds which value of a spec is a table in ``data/engines``: options always, and
+speculation where something drafts, by method where methods have options of their own. A text names
+a value; anything else stands as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...engine.control.schedules import tensorrt
+from ...errors import ConfigError, shown
+from .capabilities import DATA, Engine, document, schema
+from .checks import other_vocabulary
+from .launch import Launch, Value, present, text
+from .spec import Part, Spec
+from .yamls import dump
+
+DRAIN_SECONDS = 45
+"""What vLLM's streams get to end after SIGTERM, which else aborts them; with preStop below the
+grace."""
+SGLANG_SEQUENCES = 48
+"""What speculation makes of SGLang's ``max_running_requests`` where it is not given."""
+TRTLLM_CONFIG = "trtllm.yaml"
+REPOSITORY = "repository"
+FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+OF_A_SERVER = ("host", "port", "shutdown-timeout", "served-model-name")
+"""Options of vLLM that Triton's backend has not: Triton names a model by its folder."""
+PLAIN = re.compile(r"[\w./:@,+=%-]+")
+"""Values that docker, compose, systemd and a shell read alike from an env file."""
+
+
+def _values(spec: Spec, engine: Engine) -> dict[str, Any]:
+    """Return what options may hold, by name: the spec's values, and what follows from them."""
+    target, drafter, limits, k = spec.target, spec.drafter, spec.limits, spec.draft_length
+    tensor, stages = spec.parallel.tensor, spec.parallel.pipeline
+    return {
+        **{f"{name}.{key}": v for name, part in spec if isinstance(part, Part) for key, v in part},
+        "host": "0.0.0.0",
+        "dtype": None if target.dtype == "auto" else target.dtype,
+        "tensor": tensor if tensor > 1 else None,
+        "stages": stages if stages > 1 else None,
+        "split": "row" if tensor > 1 else "layer" if stages > 1 else None,
+        "drain": DRAIN_SECONDS,
+        "slots": limits.max_model_len and limits.max_model_len * (limits.max_num_seqs or 1),
+        "sequences": limits.max_num_seqs or (SGLANG_SEQUENCES if spec.drafts else None),
+        "layers": "all",
+        "drafter layers": "all" if drafter.model else None,
+        # A checkpoint of speculators says method and length itself.
+        "method": None if drafter.method == "speculators" else engine.methods.get(drafter.method),
+        "length": k,
+        "rows": k and k + 1,
+        "first length": drafter.schedule[0][2] if drafter.schedule else k,
+        "schedule": [list(each) for each in drafter.schedule] or None,
+        "other vocabulary": other_vocabulary(spec, engine),
+        "our drafter": _our_drafter(spec, engine),
+        **_files("target", target.model),
+        **_files("drafter", drafter.model),
+    }
+
+
+def _files(name: str, model: str | None) -> dict[str, str | None]:
+    is_file = model is not None and model.endswith(".gguf")
+    return {f"{name} file": model if is_file else None, f"{name} hub": None if is_file else model}
+
+
+def _our_drafter(spec: Spec, engine: Engine) -> str:
+    name = spec.drafter.model or spec.drafter.method
+    if other_vocabulary(spec, engine):
+        return f"retokenize:{name}"
+    if not spec.drafter.adaptive:
+        return name
+    # What auto chooses among by itself need not be named.
+    known = ("suffix", str(Path(spec.target.model) / "drafter"))
+    return "auto" if name in known else f"auto+{name}"
+
+
+def _filled(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return present({n: values[v] if isinstance(v, str) else v for n, v in table.items()})
+
+
+def speculation(spec: Spec, engine: Engine, of: str) -> dict[str, Any]:
+    """Return the options of the drafter as the table of engine ``of`` says."""
+    if not spec.drafts:
+        return {}
+    table = document(of)["speculation"]
+    return _filled(table.get(spec.drafter.method, table["usual"]), _values(spec, engine))
+
+
+def options_of(spec: Spec, engine: Engine, of: str | None = None) -> dict[str, Any]:
+    """Return all options but those of the drafter as the table of engine ``of`` says."""
+    return _filled(document(of or engine.engine)["options"], _values(spec, engine))
+
+
+def _flags(options: Mapping[str, Value]) -> dict[str, Value]:
+    return {f"--{name}": value for name, value in options.items()}
+
+
+def _outrider(spec: Spec, engine: Engine) -> Launch:
+    drafting = speculation(spec, engine, "outrider") or {"drafter": "none"}
+    options = options_of(spec, engine) | drafting
+    rows = {"model": spec.target.model, **{n.replace("-", "_"): v for n, v in options.items()}}
+    # A text on one line is written in TOML as in JSON.
+    config = "".join(f"{n} = {json.dumps(v, ensure_ascii=False)}\n" for n, v in rows.items())
+    program = ("outrider", "serve", spec.target.model)
+    return Launch(program, _flags(options), ("outrider.toml", config))
+
+
+def _vllm(spec: Spec, engine: Engine) -> Launch:
+    config = {"speculative-config": speculation(spec, engine, "vllm")}
+    options = options_of(spec, engine) | present(config)
+    model = spec.target.model
+    return Launch(
+        ("vllm", "serve", model), _flags(options), ("vllm.yaml", dump({"model": model, **options}))
+    )
+
+
+def _triton(spec: Spec, engine: Engine) -> Launch:
+    """Return ``tritonserver`` on a repository: ``config.pbtxt``, and ``model.json`` of vLLM."""
+    name = spec.service.model_name or spec.service.name
+    if not FOLDER.fullmatch(name):
+        raise ConfigError(
+            f"Triton names a model by its folder, and service.model_name is {shown(name)}; give "
+            "letters, digits, dots, hyphens and underscores."
+        )
+    config = {"speculative_config": speculation(spec, engine, "vllm")}
+    own = options_of(spec, engine, "vllm").items()
+    arguments = {n.replace("-", "_"): v for n, v in own if n not in OF_A_SERVER} | present(config)
+    arguments = {"model": spec.target.model, **arguments}
+    first, folder = f"{REPOSITORY}/{name}/config.pbtxt", f"{REPOSITORY}/{name}/1"
+    files = {
+        first: (DATA / "templates" / "config.pbtxt").read_text("utf-8"),
+        f"{folder}/model.json": json.dumps(arguments, indent=2, ensure_ascii=False) + "\n",
+    }
+    options: dict[str, Value] = {"--model-repository": REPOSITORY, "--http-port": spec.service.port}
+    return Launch(("tritonserver",), options, (first, files[first]), files)
+
+
+def _sglang(spec: Spec, engine: Engine) -> Launch:
+    options = options_of(spec, engine) | speculation(spec, engine, "sglang")
+    program = ("python3", "-m", "sglang.launch_server")
+    return Launch(program, _flags(options), ("sglang.yaml", dump(options)))
+
+
+def trtllm_config(spec: Spec, engine: Engine) -> dict[str, Any]:
+    """Return the contents of TensorRT-LLM's YAML config, which hold all but the address."""
+    config = speculation(spec, engine, "trtllm")
+    if config and (ranges := spec.drafter.schedule):
+        config["draft_len_schedule"] = tensorrt(ranges)
+        if config["draft_len_schedule"] is None:
+            raise ConfigError(
+                "TensorRT-LLM drafts longest for the smallest batches, but drafter.schedule begins "
+                f"with {ranges[0][2]} tokens; begin with its longest draft."
+            )
+    share = present({"free_gpu_memory_fraction": spec.memory.gpu_share})
+    more = {"kv_cache_config": share, "return_perf_metrics": True, "speculative_config": config}
+    return {"backend": "pytorch", **options_of(spec, engine), **present(more)}
+
+
+def trtllm(spec: Spec, config: Mapping[str, Any]) -> Launch:
+    """Return ``trtllm-serve MODEL --config``, with a config's contents in the YAML file."""
+    file, service = {TRTLLM_CONFIG: dump(config)}, spec.service
+    options = {"--host": "0.0.0.0", "--port": service.port, "--served_model_name":
+               service.model_name, "--config": TRTLLM_CONFIG}  # fmt: skip
+    program = ("trtllm-serve", spec.target.model)
+    return Launch(program, present(options), next(iter(file.items())), file)
+
+
+def _llamacpp(spec: Spec, engine: Engine) -> Launch:
+    options = options_of(spec, engine) | speculation(spec, engine, "llamacpp")
+    return Launch(("llama-server",), options, ("llamacpp.env", _environment(options)))
+
+
+def _environment(options: Mapping[str, Value]) -> str:
+    """Return llama.cpp's options as variables of an env file.
+
+    Those that have none, or whose value readers of such files read differently, stay flags in a
+    comment.
+    """
+    variables = schema("llamacpp")["nested"]["environment"]
+    lines, flags = [], []
+    for flag, value in options.items():
+        said = "1" if value is True else text(value)
+        if flag in variables and PLAIN.fullmatch(said):
+            lines.append(f"{variables[flag]}={said}")
+        else:
+            flags.append(f"# {flag}" if value is True else f"# {flag} {shlex.quote(said)}")
+    head = ["# No variable can hold these: add them to the command."] if flags else []
+    return "\n".join([*lines, *head, *flags]) + "\n"
+
+
+LAUNCHES: dict[str, Callable[[Spec, Engine], Launch]] = {
+    "outrider": _outrider,
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "trtllm": lambda spec, engine: trtllm(spec, trtllm_config(spec, engine)),
+    "triton": _triton,
+    "llamacpp": _llamacpp,
+}
