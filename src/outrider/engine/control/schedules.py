@@ -5,11 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...base.limits import LARGEST_DRAFT
+from ...errors import shown
+
+Range = tuple[int, int, int]
+"""First and last batch size, and the draft length for them."""
 Lengths = list[tuple[int, int]]
 """Batch sizes that were measured, rising, and the best draft length of each."""
 RISE = 1.05
 """Speed over that of the smaller batch from which a larger one is worth its wait."""
 LARGEST = 4096
+
+
+def check_ranges(rows: Sequence[Range]) -> Sequence[Range]:
+    """Return a schedule. Raises ValueError where it has gaps, or impossible lengths."""
+    following = 1
+    for first, last, length in rows:
+        if first != following or last < first or not 0 <= length <= LARGEST_DRAFT:
+            raise ValueError(
+                f"has {shown([first, last, length])}; ranges begin at batch size {following}, do "
+                f"not go backwards, and draft 0 to {LARGEST_DRAFT} tokens."
+            )
+        following = last + 1
+    return rows
 
 
 def vllm(lengths: Lengths) -> list[list[int]]:

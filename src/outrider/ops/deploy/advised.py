@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...errors import ConfigError, shown
@@ -11,7 +11,9 @@ from ..planning.advice import Advice
 from ..planning.catalogue import data
 from ..planning.deployment import Model
 from ..planning.rules import LEAVE
+from ..tables import told
 from .capabilities import Engine, find
+from .capabilities import data as texts
 
 GGUF = "llamacpp"
 """The engine whose checkpoints are GGUF files."""
@@ -67,7 +69,8 @@ def _drafter(advice: Advice, known: Engine) -> dict[str, Any]:
             del drafter["vocab_size"]  # a head's is a part of the target's
     if served.other_vocabulary:
         drafter["other_vocabulary"] = True
-    if known.schedule and schedule and not (known.falling and _rises(schedule)):
+    rises = any(length > schedule[0][2] for _, _, length in schedule)
+    if known.schedule and schedule and not (known.falling and rises):
         drafter["schedule"] = [list(each) for each in schedule]
     elif served.method in known.adaptive:
         longest = max((k for _, _, k in schedule), default=advice.k)
@@ -75,11 +78,6 @@ def _drafter(advice: Advice, known: Engine) -> dict[str, Any]:
     else:
         drafter["num_speculative_tokens"] = advice.k
     return drafter
-
-
-def _rises(schedule: Sequence[tuple[int, int, int]]) -> bool:
-    """Return whether a later draft is longer than the first."""
-    return any(length > schedule[0][2] for _, _, length in schedule)
 
 
 def _checkpoint(model: Model) -> dict[str, Any]:
@@ -102,55 +100,47 @@ def _weights(
     return {"quantization": dtype} if dtype in quantizations else {}
 
 
+def _parts(
+    document: Mapping[str, Any], advice: Advice
+) -> Iterator[tuple[str, Model, Mapping[str, Any]]]:
+    """Yield target and drafter, with the advice's model and the document's part, that has one."""
+    for part, model in (
+        ("target", advice.deployment.target),
+        ("drafter", advice.deployment.drafter),
+    ):
+        own = document.get(part, {})
+        if model is not None and isinstance(own, Mapping) and isinstance(own.get("model"), str):
+            yield part, model, own
+
+
 def check_names(document: Mapping[str, Any], advice: Advice, known: Engine) -> None:
     """Refuse unknown checkpoints, and those that do not hold the weights of the advice."""
-    served = advice.deployment
-    for part, model in (("target", served.target), ("drafter", served.drafter)):
-        own = document.get(part, {})
-        name = own.get("model") if isinstance(own, Mapping) else None
-        if not isinstance(name, str) or model is None:
-            continue
-        if "/" not in name and not os.path.exists(name):
-            raise ConfigError(
-                f"The advice is about {shown(name)}, which names no checkpoint; give a folder or a "
-                f"hub name with --{part}."
-            )
+    for part, model, own in _parts(document, advice):
+        name = own["model"]
         usual = name == model.checkpoint and name.lower() != model.name.lower()
-        if usual and known.engine == GGUF:
-            raise ConfigError(
-                f"{known.title} loads GGUF files, and {name} holds none; name a file or a "
-                f"repository that does with --{part}."
-            )
-        if usual and model.dtype not in FLOATS and "quantization" not in own:
-            raise ConfigError(
-                f"The advice is for {model.dtype} weights, which {known.title} must read from a "
-                f"checkpoint, and {name} holds bf16; name another with --{part}, or ask outrider "
-                "advise for another dtype."
-            )
+        holds = {
+            "no_checkpoint": "/" not in name and not os.path.exists(name),
+            "no_gguf": usual and known.engine == GGUF,
+            "bf16": usual and model.dtype not in FLOATS and "quantization" not in own,
+        }
+        values = {"known": known, "model": model, "name": name, "part": part, "shown": shown(name)}
+        for problem in told(texts("advised")["refused"], holds, values):
+            raise ConfigError(problem)
 
 
 def notes_of(document: Mapping[str, Any], advice: Advice, known: Engine) -> list[str]:
     """Return notes that say where the values of the rendered files come from."""
-    served, traffic = advice.deployment, advice.deployment.traffic
+    served, sentences = advice.deployment, texts("advised")["notes"]
     where = f"{served.tensor_parallel} x {served.hardware}" if served.hardware else "measured costs"
-    lines = [
-        f"From the advice about {advice.target} with {advice.drafter} on {where}: {advice.verdict}."
-    ]
-    if _elsewhere(advice, known):
-        lines.append(
-            f"not checked: the advice's figures are those of {served.hardware}, and {known.title} "
-            f"runs on {'GPUs' if known.gpu else 'CPUs'} here; "
-            "ask outrider ops advise for the device."
-        )
-    if document.get("limits", {}).get("max_model_len") == served.max_model_len:
-        lines.append(
-            f"max_model_len is the advice's {traffic.input_tokens} input and "
-            f"{traffic.output_tokens} output tokens; longer requests are refused: raise it with "
-            "--max-model-len, and memory holds fewer of them at once."
-        )
-    for part, model in (("target", served.target), ("drafter", served.drafter)):
-        own = document.get(part, {})
-        named = model is not None and "model" in own
-        if model is not None and named and model.dtype not in FLOATS and "quantization" not in own:
-            lines.append(f"not checked: {own['model']} must hold {model.dtype} weights.")
-    return lines
+    holds = {
+        "from": True,
+        "elsewhere": _elsewhere(advice, known),
+        "length": document.get("limits", {}).get("max_model_len") == served.max_model_len,
+    }
+    values = {"advice": advice, "where": where, "served": served, "known": known,
+              "traffic": served.traffic, "devices": "GPUs" if known.gpu else "CPUs"}  # fmt: skip
+    notes = told(sentences, holds, values)
+    for _, model, own in _parts(document, advice):
+        holds = {"dtype": model.dtype not in FLOATS and "quantization" not in own}
+        notes += told(sentences, holds, {"name": own["model"], "model": model})
+    return notes

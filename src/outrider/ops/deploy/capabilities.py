@@ -20,24 +20,17 @@ from .spec import Spec
 DATA = Path(__file__).with_name("data")
 data = partial(table, "deploy")
 OURS = {
-    each.name: "a folder"
-    if each.name == "draft_model"
-    else "a head's folder"
-    if each.checkpoint
-    else each.ours
+    each.name: "a head's folder" if each.checkpoint else each.ours
     for each in TABLE
     if each.ours not in (None, NONE)
-}
+} | {"draft_model": "a folder"}
 """Methods of our own engine, and how each is given; it can choose the length of all drafts."""
 ENGINES = ("outrider", "vllm", "sglang", "trtllm", "triton", "llamacpp")
 
 
 @dataclass(frozen=True)
 class Note:
-    """A known loss or trap: when it was read, of which methods or features, and what it says.
-
-    ``source`` is where it was read.
-    """
+    """A known loss or trap: when and where it was read, of which methods or features."""
 
     date: str
     text: str
@@ -50,18 +43,11 @@ class Note:
 class Engine:
     """One version of one engine.
 
-    Args:
-        methods: its name of each method of a spec.
-        other_vocabulary: methods whose drafter may have another tokenizer.
-        padding: the largest accepted difference of the vocabularies' sizes, in tokens.
-        with_pipeline: methods that run where pipeline stages are several.
-        schedule: whether draft lengths can follow the batch size.
-        falling: whether such a schedule must begin with its longest draft.
-        adaptive: methods whose draft length the engine can choose itself.
-        parallel: whether it runs on several GPUs at all.
-        needs_length: methods that need a draft length.
-        unused: values of a spec, by section and name, that it has no option for.
-        alive, ready: paths of the probes: startup and liveness; readiness.
+    ``methods`` has its name of each method of a spec. Tuples are the methods whose drafter may have
+    another tokenizer, that run over several pipeline stages, whose length it can choose, and that
+    need one. ``padding`` is the largest accepted difference of vocabularies, in tokens. With
+    ``schedule`` lengths can follow the batch size; with ``falling`` the first is the longest.
+    ``parallel`` tells whether it runs on several GPUs. It has no option for the values ``unused``.
     """
 
     engine: str

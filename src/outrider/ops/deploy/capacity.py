@@ -10,9 +10,11 @@ from typing import Any
 from ...errors import ConfigError
 from ..planning.acceptance import P90
 from ..planning.advise import drafter_name
+from ..planning.catalogue import data
 from ..planning.figure import ASSUMED, Figure, modelled, to_json
 from ..planning.forecast import EXPECTED, Draw, Forecast, forecast
 from ..planning.rank import rank
+from ..tables import told
 from .demand import Demand
 from .queueing import Replica, Run, Work, simulate
 
@@ -73,8 +75,7 @@ class Capacity:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain objects; each figure has its unit and evidence."""
-        found: dict[str, Any] = to_json(self)
-        return found
+        return dict(to_json(self))
 
 
 def plan(demand: Demand) -> Capacity:
@@ -228,24 +229,18 @@ def _notes(
     speculative: Fleet | None,
     cautious: Figure | None,
 ) -> list[str]:
-    notes = [
-        "requests come at random, and lengths of responses are exponential: both assumed.",
-        "requests go to replicas at random; a gateway that knows the queues does better.",
-    ]
-    if outlook.steps.evidence != "measured":
-        notes.append("costs are modelled: load-test one replica before you buy (docs/load.md).")
-    if outlook.acceptance.evidence == ASSUMED:
-        notes.append("acceptance is assumed: measure it on your own text (outrider bench).")
-    if outlook.memory is None:
-        notes.append(f"memory is not known: {demand.max_num_seqs} sequences are taken to fit.")
-    for name, fleet in (("plain decoding", plain), ("speculation", speculative)):
-        if fleet is None:
-            notes.append(f"{name} does not keep the service levels, with any number of replicas.")
-    if speculative is not None and cautious is None:
-        notes.append("at the P10 of acceptance no number of replicas keeps the service levels.")
-    if speculative is not None and speculative.k == 0:
-        notes.append("at this load nothing would be drafted: speculation loses at its batch sizes.")
-    return notes
+    holds = {
+        "random": True,
+        "gateway": True,
+        "modelled": outlook.steps.evidence != "measured",
+        "assumed": outlook.acceptance.evidence == ASSUMED,
+        "memory": outlook.memory is None,
+        "plain": plain is None,
+        "speculative": speculative is None,
+        "cautious": speculative is not None and cautious is None,
+        "nothing": speculative is not None and speculative.k == 0,
+    }
+    return told(data("notes")["capacity"], holds, {"most": demand.max_num_seqs})
 
 
 def levels(times: Mapping[str, Mapping[str, Figure]], name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...base.methods import WITH_CHECKPOINT
 from ...errors import ConfigError, shown
+from ..tables import told
 from .capabilities import Engine, data
 from .spec import Spec
 
@@ -16,10 +17,9 @@ USUAL_SHARE = 0.9
 
 def check(spec: Spec, engine: Engine) -> None:
     """Refuse a spec that contradicts itself or that this engine cannot serve."""
-    sentences = data("problems")["of_spec"]
-    for problem, holds in _problems(spec, engine).items():
-        if holds:
-            raise ConfigError(sentences[problem].format_map(_values(spec, engine)))
+    values = _values(spec, engine)
+    for problem in told(data("problems")["of_spec"], _problems(spec, engine), values):
+        raise ConfigError(problem)
 
 
 def unchecked(spec: Spec) -> list[str]:
@@ -31,7 +31,7 @@ def unchecked(spec: Spec) -> list[str]:
         "memory": None in (target.weights_gib, spec.memory.gpu_gib),
         "vocabulary": own and None in (target.vocab_size, drafter.vocab_size),
     }
-    return [data("problems")["unchecked"][name] for name, holds in lacking.items() if holds]
+    return told(data("problems")["unchecked"], lacking)
 
 
 def other_vocabulary(spec: Spec, engine: Engine) -> bool:

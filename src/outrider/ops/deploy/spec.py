@@ -12,13 +12,12 @@ from ...base.limits import LARGEST_CONTEXT, LARGEST_DRAFT
 from ...base.methods import named_method
 from ...base.outside.documents import read_toml
 from ...base.outside.models import Part, checked
+from ...engine.control.schedules import Range, check_ranges
 from ...errors import ConfigError, shown
 
 LARGEST_COUNT = 2**20
 PART = "deploy"
 """The table of a config of ``outrider serve`` that holds a spec; that command leaves it."""
-Range = tuple[int, int, int]
-"""First and last batch size, and the draft length for them."""
 
 
 def _line(text: str) -> str:
@@ -30,8 +29,6 @@ def _line(text: str) -> str:
 
 
 def _ranges(rows: Any) -> tuple[Range, ...]:
-    """Return a schedule, checked: ranges of batch sizes from 1 on, without gaps."""
-    following = 1
     for each in rows if isinstance(rows, list | tuple) else [rows]:
         whole = isinstance(each, list | tuple) and all(type(number) is int for number in each)
         if not whole or len(each) != 3:
@@ -39,14 +36,7 @@ def _ranges(rows: Any) -> tuple[Range, ...]:
                 f"has {shown(each)}; give lists of three whole numbers, the first and last batch "
                 "size and the draft length, as in [[1, 16, 4], [17, 256, 0]]."
             )
-        first, last, length = each
-        if first != following or last < first or not 0 <= length <= LARGEST_DRAFT:
-            raise ValueError(
-                f"has {shown(each)}; ranges begin at batch size {following}, do not go backwards, "
-                f"and draft 0 to {LARGEST_DRAFT} tokens."
-            )
-        following = last + 1
-    return tuple((first, last, length) for first, last, length in rows)
+    return tuple(check_ranges([(first, last, length) for first, last, length in rows]))
 
 
 Line = Annotated[str, AfterValidator(_line)]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ...base.config import DEFAULT_SHARE, EngineConfig, free_memory
 from ...errors import ConfigError, shown
+from .facts import data
 from .host import gpus
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -52,22 +53,19 @@ def doctor(
 ) -> list[Finding]:
     """Return what this machine has for serving, each with a remedy where something is amiss.
 
-    Args:
-        model, drafter: checkpoints; a name of the hub is downloaded.
-        port, host: where the server would listen; port 0 is any.
+    A name of the hub is downloaded; port 0 is any.
 
-    Raises:
-        ConfigError: the port is none, or a drafter has no model.
+    Raises ConfigError: the port is none, or a drafter has no model.
     """
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= PORTS:
         raise ConfigError(f"port is {shown(port)}; give a whole number from 0 to {PORTS}.")
     if drafter is not None and model is None:
         raise ConfigError("a drafter is checked against its target; give MODEL too.")
     probe = _probe([each for each in (model, drafter) if each is not None])
-    findings = [*versions(), *_native(probe), *_compiler(), *_gpus(probe)]
+    findings = [*versions(), *_native(probe), _compiler(), *_gpus(probe)]
     room = free_memory()
-    findings.append(Finding("memory", f"{room / 2**30:.1f} GiB free"))
-    findings += [*_disk(), _files(), _port(host, port)]
+    memory = Finding("memory", f"{room / 2**30:.1f} GiB free")
+    findings += [memory, *_disk(), _files(), _port(host, port)]
     for name in ("model", "drafter"):
         if name in probe:
             findings += _checkpoint(name, probe[name])
@@ -76,6 +74,15 @@ def doctor(
     if drafter is not None:
         findings += _pair(model, drafter)  # type: ignore[arg-type]
     return findings
+
+
+def _finding(
+    what: str, text: str, remedy: str = "", status: str = WARN, **values: object
+) -> Finding:
+    """Return a finding; where a remedy is named, something is amiss."""
+    if not remedy:
+        return Finding(what, text)
+    return Finding(what, text, status, data("remedies")[remedy].format(**values))
 
 
 def _run(command: list[str]) -> tuple[str, str]:
@@ -107,17 +114,15 @@ def versions() -> Iterator[Finding]:
     yield Finding("python", platform.python_version())
     needed = _needed()
     for name in PACKAGES:
+        least = needed.get(name, "0")
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield Finding(name, "missing", FAIL, "Install it: pip install outrider.")
+            yield _finding(name, "missing", "missing", FAIL)
             continue
-        least = needed.get(name, "0")
-        if _parts(version) < _parts(least):
-            remedy = f"Upgrade it: pip install '{name}>={least}'."
-            yield Finding(name, f"{version}, below {least}", FAIL, remedy)
-        else:
-            yield Finding(name, version)
+        old = _parts(version) < _parts(least)
+        text = f"{version}, below {least}" if old else version
+        yield _finding(name, text, "old" * old, FAIL, name=name, least=least)
 
 
 def _processor() -> str:
@@ -144,31 +149,24 @@ def _parts(version: str) -> tuple[int, ...]:
 
 def _native(probe: dict[str, Any]) -> Iterator[Finding]:
     if "error" in probe:
-        remedy = "Repair it: pip install --force-reinstall torch transformers; then run this again."
-        yield Finding("torch", f"cannot be used: {probe['error']}", FAIL, remedy)
+        yield _finding("torch", f"cannot be used: {probe['error']}", "torch", FAIL)
     elif probe["isa_error"]:
-        remedy = "Unset OUTRIDER_NATIVE_ISA, or name an instruction set that this CPU has."
-        yield Finding("instruction set", probe["isa_error"], FAIL, remedy)
+        yield _finding("instruction set", probe["isa_error"], "isa", FAIL)
     elif probe["isa"] is None:
-        remedy = "Install a C++ compiler (apt install g++), then: pip install --force-reinstall "
-        remedy += "--no-deps outrider; and unset OUTRIDER_NATIVE_ISA."
-        yield Finding("instruction set", "none: torch runs the models, slowly", WARN, remedy)
+        yield _finding("instruction set", "none: torch runs the models, slowly", "no_isa")
     else:
-        others = ", ".join(probe["isas"])
-        yield Finding("instruction set", f"{probe['isa']}, of {others}")
+        yield Finding("instruction set", f"{probe['isa']}, of {', '.join(probe['isas'])}")
         wide = probe["isa"] in ("avx512bf16", "amx")
         yield Finding("bf16", "in hardware" if wide else "converted to fp32 as it is read")
         yield Finding("threads", str(probe["threads"]))
 
 
-def _compiler() -> Iterator[Finding]:
+def _compiler() -> Finding:
     path = next(filter(None, map(shutil.which, COMPILERS)), None)
     if path is None:
-        remedy = "Only needed to build the native step anew: apt install g++."
-        yield Finding("compiler", "none", WARN, remedy)
-        return
+        return _finding("compiler", "none", "compiler")
     text, why = _run([path, "--version"])
-    yield Finding("compiler", text.splitlines()[0] if text else why)
+    return Finding("compiler", text.splitlines()[0] if text else why)
 
 
 def _gpus(probe: dict[str, Any]) -> Iterator[Finding]:
@@ -177,13 +175,11 @@ def _gpus(probe: dict[str, Any]) -> Iterator[Finding]:
         room = f"{gpu.name}, {(gpu.total - gpu.used) / 1024:.1f} of {gpu.total / 1024:.1f} GiB free"
         major = gpu.driver.partition(".")[0]
         old = major.isdecimal() and int(major) < LEAST_DRIVER
-        remedy = f"Upgrade the driver to {LEAST_DRIVER} or later." * old
-        yield Finding("GPU", f"{room}, driver {gpu.driver}", WARN if old else OK, remedy)
+        yield _finding("GPU", f"{room}, driver {gpu.driver}", "driver" * old, least=LEAST_DRIVER)
     if devices and not usable and "error" not in probe:
         build = probe["cuda_build"]
         why = f"torch for CUDA {build} cannot use it" if build else "torch is a build for CPUs"
-        remedy = "Install torch for this driver's CUDA, or go on with the CPU."
-        yield Finding("CUDA", why, WARN, remedy)
+        yield _finding("CUDA", why, "cuda")
     for gpu in usable:
         known = "bf16" if gpu["bf16"] else "no bf16: use float16 or float32"
         yield Finding("CUDA", f"{gpu['name']}, compute capability {gpu['capability']}, {known}")
@@ -196,23 +192,18 @@ def _disk() -> Iterator[Finding]:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    low = free < LITTLE_DISK
-    remedy = "Free some, or set HF_HOME to a folder with room for checkpoints." * low
-    yield Finding("disk", f"{free / 10**9:.1f} GB free at {folder}", WARN if low else OK, remedy)
+    text = f"{free / 10**9:.1f} GB free at {folder}"
+    yield _finding("disk", text, "disk" * (free < LITTLE_DISK))
     if not os.access(folder, os.W_OK):
-        remedy = "Set HF_HOME and XDG_CACHE_HOME."
-        yield Finding("disk", f"{folder} cannot be written", WARN, remedy)
+        yield _finding("disk", f"{folder} cannot be written", "locked")
 
 
 def _files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limits = [str(x) if x != resource.RLIM_INFINITY else "unlimited" for x in (soft, hard)]
-    status = OK
-    if soft != resource.RLIM_INFINITY:
-        status = FAIL if soft < LEAST_FILES else WARN if soft < FEW_FILES else OK
-    remedy = "Each client takes a file: ulimit -n 65536, or LimitNOFILE=65536 in systemd's unit."
+    few = soft != resource.RLIM_INFINITY and soft < FEW_FILES
     text = f"{limits[0]} (hard limit {limits[1]})"
-    return Finding("open files", text, status, "" if status == OK else remedy)
+    return _finding("open files", text, "files" * few, FAIL if soft < LEAST_FILES else WARN)
 
 
 def _port(host: str, port: int) -> Finding:
@@ -222,33 +213,25 @@ def _port(host: str, port: int) -> Finding:
             own.bind((host, port))
         return Finding(f"port {port}", f"free on {host}")
     except OSError as error:
-        remedy = "Stop what listens there, or serve with another --port or --host."
         why = error.strerror or str(error)
-        return Finding(f"port {port}", f"cannot be used on {host}: {why}", FAIL, remedy)
+        return _finding(f"port {port}", f"cannot be used on {host}: {why}", "port", FAIL)
 
 
 def _checkpoint(name: str, about: dict[str, Any]) -> Iterator[Finding]:
     if "error" in about:
         # A head (EAGLE-3, Medusa) is no causal language model; the pair's check speaks of it.
         if name == "model":
-            remedy = "Give a folder with config.json and weights, a GGUF file or a hub name."
-            yield Finding(name, about["error"], FAIL, remedy)
+            yield _finding(name, about["error"], "checkpoint", FAIL)
         return
     yield Finding(f"{name} family", about["family"])
-    if about["native"]:
-        yield Finding(f"{name} dtype", f"{about['dtype']}; the native step runs it")
-    else:
-        remedy = "It is served by torch, more slowly; measure it first."
-        text = f"{about['dtype']}; the native step does not run it"
-        yield Finding(f"{name} dtype", text, WARN, remedy)
+    runs = "the native step runs it" if about["native"] else "the native step does not run it"
+    yield _finding(f"{name} dtype", f"{about['dtype']}; {runs}", "" if about["native"] else "slow")
     yield Finding(f"{name} context", f"{about['context']} tokens")
     size, largest, what = about["vocabulary"], about["largest_id"], f"{name} tokenizer"
     if largest is None:
-        remedy = "Add tokenizer.json; without it only token ids can be sent."
-        yield Finding(what, "none", WARN, remedy)
+        yield _finding(what, "none", "no_tokenizer")
     elif largest >= size:
-        remedy = "Take the tokenizer of this very checkpoint; prompts with such ids are refused."
-        yield Finding(what, f"has id {largest}, the model only {size} ids", WARN, remedy)
+        yield _finding(what, f"has id {largest}, the model only {size} ids", "tokenizer")
     else:
         yield Finding(what, f"ids to {largest}, within the vocabulary of {size}")
 
@@ -266,15 +249,13 @@ def _fits(probe: dict[str, Any], room: int) -> Iterator[Finding]:
         f"{_gib(weights)} of weights as they are held ({_gib(sum(a['bytes'] for a in pair))} on "
         f"disk), {_gib(working)} for a step, {_gib(PROCESSES)} for two processes; {_gib(room)} free"
     )
-    remedy = "Free memory, quantise (--quantization int8 or int4), or take a smaller pair."
-    status = FAIL if start > room else WARN if start > TIGHT * room else OK
-    yield Finding("memory at start", text, status, "" if status == OK else remedy)
-    if page and status != FAIL:
+    status, tight = FAIL if start > room else WARN, start > TIGHT * room
+    yield _finding("memory at start", text, "memory" * tight, status)
+    if page and start <= room:
         short = cache > rest * DEFAULT_SHARE
         text = f"up to {_gib(cache)} once it is full, {(usual - 1) * EngineConfig.page_size} tokens"
         low = f"{_gib(int(rest * DEFAULT_SHARE))} of the default {_gib(cache)}"
-        remedy = "Only fewer or shorter requests fit at once; free memory for more."
-        yield Finding("cache", low if short else text, WARN if short else OK, remedy * short)
+        yield _finding("cache", low if short else text, "cache" * short)
 
 
 def _gib(count: int) -> str:
@@ -289,13 +270,11 @@ def _pair(model: str, drafter: str) -> Iterator[Finding]:
         facts = [(fact["what"], fact["drafter"], fact["target"], fact["fits"])
                  for fact in report["facts"]]  # fmt: skip
     except (ValueError, LookupError, TypeError):
-        remedy = "Give a checkpoint or head whose folder outrider drafters check can read."
-        yield Finding("drafter", why.removeprefix("error: "), FAIL, remedy)
+        yield _finding("drafter", why.removeprefix("error: "), "head", FAIL)
         return
     yield Finding("drafter", report["drafter"])
     for what, own, theirs, fits in facts:
-        remedy = "" if fits else "Take a drafter of the target's family, with its tokenizer."
-        yield Finding(f"pair {what}", f"{own}; target: {theirs}", OK if fits else FAIL, remedy)
+        yield _finding(f"pair {what}", f"{own}; target: {theirs}", "" if fits else "pair", FAIL)
 
 
 def pair_facts(model: str, drafter: str) -> dict[str, str]:

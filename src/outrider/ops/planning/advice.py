@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from ...base.outside.models import DataPart
+from ...engine.control.schedules import Range, check_ranges
 from .checks import OneLine
 from .deployment import Deployment
 from .figure import Figure, to_json
@@ -35,7 +38,7 @@ class At(DataPart):
 
 
 @dataclass(frozen=True)
-class Range(DataPart):
+class BatchRange(DataPart):
     """Batch sizes with one draft length, and the least speedup among them."""
 
     first: int
@@ -91,8 +94,8 @@ class Advice(DataPart):
     """The speedup if half of each cost, or half of the refused tokens, were gone."""
     speedup: dict[str, Figure] = field(default_factory=dict)
     """P10, P50, P90 over the traffic: tokens per second with and without, prompts included."""
-    ranges: list[Range] = field(default_factory=list)
-    schedule: list[tuple[int, int, int]] = field(default_factory=list)
+    ranges: list[BatchRange] = field(default_factory=list)
+    schedule: Annotated[list[Range], AfterValidator(check_ranges)] = field(default_factory=list)
     """First and last batch size and K: vLLM's num_speculative_tokens_per_batch_size."""
     at: list[At] = field(default_factory=list)
     ttft: dict[str, Figure] = field(default_factory=dict)
@@ -111,5 +114,4 @@ class Advice(DataPart):
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain objects; each figure has its unit and evidence."""
-        found: dict[str, Any] = to_json(self)
-        return found
+        return dict(to_json(self))

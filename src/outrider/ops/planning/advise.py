@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...base.methods import BY_NAME
+from ...base.methods import BY_NAME, LOOKUPS
+from ..tables import told
 from .acceptance import P90
-from .advice import Advice, At, Line, Range, Trip
+from .advice import Advice, At, BatchRange, Line, Trip
 from .catalogue import Shape, data
 from .deployment import deployment_of
 from .figure import ASSUMED, MODELLED, Figure, modelled, ranged
 from .forecast import Forecast, forecast, judged, median_size
-from .rank import lookups_alone, rank
+from .rank import rank
 from .rules import LEAVE, USE, decide, facts, judge, stack
 from .situation import Drafter, Situation
 
@@ -85,7 +86,7 @@ def advise(situation: Situation) -> Advice:
         _notes(outlook, situation, drafter.prior, shares), limiting,
         halved={name: modelled(value, "times") for name, value in halved.items()},
         speedup=ranged(outlook.range_of(shares), "times"),
-        ranges=[Range(a, b, n, modelled(least, "times")) for a, b, n, least in ranges],
+        ranges=[BatchRange(a, b, n, modelled(least, "times")) for a, b, n, least in ranges],
         schedule=[(a, b, n) for a, b, n, _ in ranges],
         at=[_at(outlook, situation, size, share) for size, share in shares.items()],
         ttft=_ttft(outlook, k), memory=_memory(outlook, batch),
@@ -100,21 +101,14 @@ def _best(situation: Situation, target: Shape) -> Advice:
     """Return the advice for the best drafter of the catalogue, with all that fit."""
     candidates = rank(situation, target)
     advice = advise(replace(situation, drafter=candidates[0].drafter))
-    notes = list(advice.notes)
-    if lookups_alone(candidates):
-        notes.insert(0, (
-            f"no drafter of the catalogue fits {target.name} (a head for it, or a smaller model of "
-            "its tokenizer); lookups need none."
-        ))  # fmt: skip
     heads = [each.drafter for each in candidates if BY_NAME[each.method].head]
-    if candidates[0].method == "draft_model" and heads:
-        notes.insert(0, (
-            f"forecasts for small models are too fast (docs/planning.md): also measure {heads[0]}."
-        ))  # fmt: skip
-    if candidates[0].speedup is None:
-        notes.insert(
-            0, "rules of thumb order the drafters: give hardware to rank them by forecast."
-        )
+    holds = {
+        "by_rules": candidates[0].speedup is None,
+        "small": candidates[0].method == "draft_model" and heads,
+        "lookups": all(each.drafter in LOOKUPS for each in candidates),
+    }
+    notes = told(data("notes")["best"], holds, {"heads": heads, "target": target.name})
+    notes += advice.notes
     return replace(advice, candidates=candidates, notes=notes)
 
 
@@ -271,20 +265,13 @@ def _tuned(outlook: Forecast, shares: dict[int, float]) -> dict[str, Figure]:
 def _notes(
     outlook: Forecast, situation: Situation, prior: str, shares: dict[int, float]
 ) -> list[str]:
-    notes = []
-    if prior == "retokenize" and situation.acceptance is None:
-        notes.append(
-            "the vocabularies differ: the drafter needs another tokenizer's drafts translated "
-            "(retokenize), and fewer are accepted."
-        )
-    if outlook.steps.evidence == MODELLED:
-        notes.append("costs are modelled: measure on the machine before you rely on them.")
-    if outlook.acceptance.evidence == ASSUMED:
-        notes.append("acceptance is assumed: measure it on your own text (outrider bench).")
-    if outlook.range_of(shares)[0] < 1:
-        notes.append("P10 is below 1: keep a switch to plain decoding (the controller is one).")
-    if not situation.temperature and situation.acceptance is None:
-        notes.append("temperature 0 was assumed; above it fewer drafts are accepted.")
-    if situation.priority == "throughput":
-        notes.append(f"judged at batch {max(shares)}, which fills the machine.")
-    return notes
+    guessed = situation.acceptance is None
+    holds = {
+        "retokenize": prior == "retokenize" and guessed,
+        "modelled": outlook.steps.evidence == MODELLED,
+        "assumed": outlook.acceptance.evidence == ASSUMED,
+        "may_lose": outlook.range_of(shares)[0] < 1,
+        "greedy": not situation.temperature and guessed,
+        "throughput": situation.priority == "throughput",
+    }
+    return told(data("notes")["advise"], holds, {"largest": max(shares)})

@@ -23,10 +23,9 @@ MOST_SEQUENCES = 256
 
 @dataclass(frozen=True)
 class Model(DataPart):
-    """A model as it is served.
+    """A model as it was named, and as it is served.
 
-    ``name`` is the name that was given. ``checkpoint`` is what an engine loads, a folder or a name
-    of the hub; None if it is not known. ``weights_gib`` is the size in ``dtype``.
+    ``checkpoint`` is what an engine loads; None if it is not known.
     """
 
     name: OneLine
@@ -54,19 +53,9 @@ class Traffic(DataPart):
 class Deployment(DataPart):
     """One replica of an advice.
 
-    Args:
-        target: the target.
-        method: its way to draft, a name of ``methods``.
-        drafter: the drafter's model or head; None if there is none, or its shape is not known.
-        other_vocabulary: whether the drafter has another tokenizer.
-        placement: of the drafter: same, own or cpu.
-        hardware: the device of the catalogue; None if costs were measured, or none was named.
-        memory_gib: of one device.
-        tensor_parallel: devices of a replica.
-        replicas: number of replicas; an advice is for one.
-        max_model_len: tokens of a request, prompt and response.
-        max_num_seqs: sequences that fit at that length; None if memory is not known.
-        traffic: the traffic of the advice.
+    ``drafter`` is None if there is no model or head, or its shape is not known; ``hardware`` and
+    ``memory_gib`` (of one device) if costs were measured, or no device was named. ``max_model_len``
+    is the tokens of a request, ``max_num_seqs`` the sequences of that length that fit.
     """
 
     target: Model

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...base.methods import LOOKUPS
 from ...base.outside.models import DataPart
 from ...errors import ConfigError
 from .catalogue import Shape, data, find_shape
@@ -47,11 +46,6 @@ def rank(situation: Situation, target: Shape) -> list[Candidate]:
             )
     candidates = [_candidate(situation, target, each) for each in known]
     return sorted(candidates, key=_worth)
-
-
-def lookups_alone(candidates: list[Candidate]) -> bool:
-    """Return whether only lookups fit."""
-    return all(each.drafter in LOOKUPS for each in candidates)
 
 
 def _worth(candidate: Candidate) -> tuple[float, ...]:

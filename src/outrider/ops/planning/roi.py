@@ -12,6 +12,7 @@ from pydantic import Field
 
 from ...base.outside.models import check_fields
 from ...errors import ConfigError
+from ..tables import told
 from .advice import Advice
 from .catalogue import data
 from .checks import Amount, Share, one_of
@@ -27,22 +28,11 @@ MOST_SPEEDUP = 100.0
 class Plan:
     """A question to ``roi``; it is checked when it is made.
 
-    Args:
-        devices: accelerators that serve today.
-        price: dollars for an hour of one.
-        speedup: low, base and high: how much faster the same devices serve the traffic, such as
-            the P10, P50 and P90 of ``advise``.
-        option: a way to bring speculation in: draft-model, eagle3, tensorrt-llm, custom-drafter.
-        days: working days that it takes, instead of the option's range.
-        day: dollars for a day of an engineer.
-        training_hours: hours of an accelerator that training a drafter takes, instead of the
-            option's.
-        requests: a month.
-        users: that the devices serve at once today.
-        p50, p95: seconds of a request today.
-        utilisation: of the devices today, 0 to 1.
-        value_of_second: dollars that a second less of a request is worth; 0 counts no latency.
-        start: the first day of the work; today unless given.
+    ``speedup`` is low, base and high, of the same devices on the same traffic, such as the P10, P50
+    and P90 of ``advise``; ``option`` a way to bring speculation in, whose range of working ``days``
+    and ``training_hours`` counts unless these are given. ``price`` is that of a device's hour,
+    ``day`` that of an engineer's, in dollars; ``requests`` are those of a month; ``users`` and
+    seconds (``p50``, ``p95``) are today's. The work begins today unless ``start`` is given.
 
     Raises:
         ConfigError: an input is out of its range.
@@ -117,8 +107,7 @@ class Roi:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain objects; each figure has its unit and evidence."""
-        found: dict[str, Any] = to_json(self)
-        return found
+        return dict(to_json(self))
 
 
 def _effort(plan: Plan) -> tuple[tuple[float, float], tuple[float, float], Mapping[str, Any]]:
@@ -189,22 +178,14 @@ def _latency(plan: Plan) -> dict[str, Figure]:
 
 
 def _notes(plan: Plan, cases: Mapping[str, Case]) -> list[str]:
-    notes = [
-        "device hours are freed; they are saved where devices are given back whole, or do other "
-        "work: tensor parallelism leaves no part of a replica to give back.",
-        "speedups are those that were given; measure them under your own load.",
-    ]
-    if plan.speedup[0] < 1:
-        notes.append("in the low case speculation is slower: keep a switch to plain decoding.")
-    if plan.utilisation is not None:
-        idle = 1 - plan.utilisation
-        notes.append(
-            f"the devices idle {idle:.0%} of the time today: where that is for want of traffic, "
-            "fewer devices would do without speculation, too."
-        )
-    if cases["base"].break_even_days is None:
-        notes.append("in the base case it never pays.")
-    return notes
+    holds = {
+        "freed": True,
+        "given": True,
+        "slower": plan.speedup[0] < 1,
+        "idle": plan.utilisation is not None,
+        "never": cases["base"].break_even_days is None,
+    }
+    return told(data("notes")["roi"], holds, {"idle": 1 - (plan.utilisation or 0)})
 
 
 def roi(plan: Plan) -> Roi:

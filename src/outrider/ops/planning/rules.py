@@ -53,37 +53,29 @@ def _applies(rule: dict[str, Any], value: float) -> bool:
 
 def _reason(fact: str, forecast: Forecast, batch: int) -> str:
     """Return what decides instead of a rule's fact, in figures of the forecast."""
+    sentences, memory, steps = data("notes")["rules"], forecast.memory, forecast.steps
     k, speedup = forecast.best(batch)
-    even = forecast.break_even(batch, k)
-    steps, running = forecast.steps, forecast.batch(batch, k)
+    running = forecast.batch(batch, k)
     if not running:
-        return "the drafter does not fit with the target"
-    plain = steps.seconds(running, 0)
-    drafting = steps.draft(running, k) / plain
-    drafted = forecast.acceptance.drafted(k)
-    verifying = steps.verify(running, drafted) / steps.verify(running, 0)
-    rate = forecast.acceptance.rate(k)
-    costs = (
-        f"at batch {batch} and K = {k} drafting takes {drafting:.2f} plain steps and verification "
-        f"{verifying:.2f}"
-    )
-    need = "no acceptance would do" if even is None else f"that breaks even at {even:.2f}"
-    if fact == "acceptance":
-        return f"{costs}; {need}, and {rate:.2f} is expected"
-    if fact == "output_tokens":
-        return (
-            f"the drafter adds {1000 * forecast.draft_prefill:.1f} ms to a prompt, and the whole "
-            f"request becomes {speedup:.2f} times as fast"
-        )
-    if fact == "memory_used" and forecast.memory is not None:
-        lost = int(forecast.memory.plain) - int(forecast.memory.speculative)
-        return (
-            f"{int(forecast.memory.speculative)} sequences fit, {lost} fewer than without; the "
-            f"traffic has {batch}"
-        )
-    if fact == "utilisation":
-        return f"utilisation tells neither bandwidth from compute nor the batch: {costs}"
-    return f"not size or batch decides but what they cost: {costs}; {need}, {rate:.2f} is expected"
+        return str(sentences["no_room"])
+    even, drafted = forecast.break_even(batch, k), forecast.acceptance.drafted(k)
+    values = {
+        "batch": batch,
+        "k": k,
+        "speedup": speedup,
+        "rate": forecast.acceptance.rate(k),
+        "need": "no acceptance would do" if even is None else f"that breaks even at {even:.2f}",
+        "drafting": steps.draft(running, k) / steps.seconds(running, 0),
+        "verifying": steps.verify(running, drafted) / steps.verify(running, 0),
+        "prompt": 1000 * forecast.draft_prefill,
+    }
+    values["costs"] = sentences["costs"].format_map(values)
+    if memory is not None:
+        values["fit"] = int(memory.speculative)
+        values["lost"] = int(memory.plain) - int(memory.speculative)
+    elif fact == "memory_used":
+        fact = "other"
+    return str(sentences.get(fact, sentences["other"]).format_map(values))
 
 
 def judge(

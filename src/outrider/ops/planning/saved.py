@@ -46,24 +46,10 @@ def _advice(document: Any, source: str) -> Advice:
             f"reads version {VERSION}; {WRITE} again."
         )
     advice = checked(Advice, document, source)
-    problem = _problem(advice)
-    if problem:
-        raise ConfigError(f"{source}: {problem}")
-    return advice
-
-
-def _problem(advice: Advice) -> str | None:
-    """Return why no engine can follow K and its schedule; None where one can."""
     if not 0 <= advice.k <= LARGEST_DRAFT or (advice.k == 0 and advice.verdict != LEAVE):
-        return f"k is {advice.k}; give a draft length from 1 to {LARGEST_DRAFT}."
-    following = 1
-    for first, last, length in advice.schedule:
-        if first != following or last < first or not 0 <= length <= LARGEST_DRAFT:
-            return (
-                f"schedule has {[first, last, length]}; ranges begin at batch size {following}, do "
-                f"not go backwards, and draft 0 to {LARGEST_DRAFT} tokens."
-            )
-        following = last + 1
-    if advice.break_even is not None and not 0 <= advice.break_even.value <= 1:
-        return f"break_even is {advice.break_even.value:g}; give a share from 0 to 1."
-    return None
+        raise ConfigError(
+            f"{source}: k is {advice.k}; give a draft length from 1 to {LARGEST_DRAFT}."
+        )
+    if (even := advice.break_even) is not None and not 0 <= even.value <= 1:
+        raise ConfigError(f"{source}: break_even is {even.value:g}; give a share from 0 to 1.")
+    return advice

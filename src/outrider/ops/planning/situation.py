@@ -40,11 +40,7 @@ SAME_VOCABULARY = 0.01
 
 
 class Drafter(NamedTuple):
-    """A drafter.
-
-    ``method`` decides its costs, ``name`` is the one in ``methods``. ``shape`` is None if it is not
-    a model. ``prior`` names the prior of acceptance.
-    """
+    """A drafter: what decides its costs, its model if any, its prior of acceptance, its method."""
 
     method: str
     shape: Shape | None
@@ -56,28 +52,11 @@ class Drafter(NamedTuple):
 class Situation:
     """A question to ``advise``; it is checked when it is made.
 
-    Args:
-        target: a model of the catalogue, a folder with a config.json, or a name of the hub.
-        drafter: the same, or eagle3, eagle, medusa, layerskip, suffix, ngram; None asks for the
-            best of the catalogue's.
-        hardware: a device of the catalogue; without it or a profile, rules of thumb decide.
-        tensor_parallel: devices that share the target.
-        dtype, drafter_dtype: of the weights: fp32, bf16, fp8, int8, int4.
-        profile: measured costs of a machine, or the file in which ``outrider serve`` keeps them;
-            they stand in for the roofline.
-        concurrency: sequences that decode together, with the share of time of each number.
-        input_tokens, output_tokens: of a request.
-        tasks: shares of the traffic by task.
-        temperature: of sampling.
-        max_ttft, max_tpot: service levels, in seconds.
-        priority: latency, throughput, memory or zero loss.
-        acceptance: measured or sampled; the prior of method and tasks unless given.
-        placement: of the drafter: same device, its own, or cpu.
-        drafter_hardware: what that is; for its own the target's, for cpu a Xeon unless given.
-        fine_tune: ask what a drafter tuned on the traffic would bring.
-        utilisation, memory_used: of the device today, shares from 0 to 1.
-        price: dollars for an hour of a device.
-        longest: tokens of a draft, at most.
+    A model is one of the catalogue, a folder with a config.json, or a name of the hub; a drafter
+    may be a method, and None asks for the best of the catalogue's. ``profile`` are measured costs,
+    or the file in which ``outrider serve`` keeps them; they stand in for the roofline.
+    ``concurrency`` are the shares of time by number of sequences, ``tasks`` those of the traffic.
+    Times are in seconds, the price in dollars for an hour of a device, ``longest`` in tokens.
 
     Raises:
         ConfigError: an input is out of its range, or names nothing that is known.
@@ -179,18 +158,13 @@ class Situation:
         """Return what steps cost: measured, else modelled; None where neither can be."""
         if self.profile is not None:
             costs = self.costs()
-            return Steps(
-                costs,
-                drafter_in(costs, str(self.drafter), drafter),
-                self.context,
-                evidence=MEASURED,
-            )
+            name = drafter_in(costs, str(self.drafter), drafter)
+            return Steps(costs, name, self.context, evidence=MEASURED)
         machines = self.machines(drafter)
         if machines is None:
             return None
-        return roofline(
-            target, machines[0], drafter.method, drafter.shape, machines[1], self.context
-        )
+        machine, own = machines
+        return roofline(target, machine, drafter.method, drafter.shape, own, self.context)
 
     def expected(self, drafter: Drafter) -> Acceptance:
         """Return the acceptance that was given, else the prior."""
