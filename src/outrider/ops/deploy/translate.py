@@ -71,8 +71,7 @@ def _shell(text: str) -> Translated:
         elif line.words[0] == "export":
             texts.append(" ".join(["export", *map(_exported, line.words[1:])]))
         else:
-            why = "it launches no engine that is translated; keep it where you need it"
-            changes.add(" ".join(line.words)[:SHOWN], "left out", why)
+            changes.note("other_program", command=" ".join(line.words)[:SHOWN])
     if not launched:
         raise ConfigError(
             "No command of vLLM, TGI, llama.cpp or trtllm-build was found; give the command, the "

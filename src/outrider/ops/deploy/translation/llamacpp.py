@@ -36,15 +36,13 @@ def serve(words: list[str]) -> tuple[Launch, Changes]:
         elif flag in known:
             chosen[flag] = value
         else:
-            changes.add(flag, "nothing", "llama-server has no such option")
+            changes.note("no_llama_option", flag=flag)
     if command.has(*DRAFTERS):
         if not command.has("--spec-type"):
             chosen["--spec-type"] = "draft-simple"
-            why = "the kind of drafter is named, since there are several"
-            changes.add("(no --spec-type)", "--spec-type draft-simple", why)
+            changes.note("no_type")
         for names in ON_GPU:
             if not command.has(*names):
                 chosen[names[0]] = "all"
-                why = "both models on the GPU: a drafter on the CPU slows the target"
-                changes.add(f"(no {names[0]})", f"{names[0]} all", why)
+                changes.note("on_gpu", flag=names[0])
     return Launch(tuple(command.program), chosen, ("", "")), changes

@@ -13,7 +13,6 @@ from ....base.outside.documents import parse_yaml
 from ....errors import ConfigError, shown
 from ..capabilities import Engine, find
 from ..engines import DRAIN_SECONDS
-from ..launch import Launch
 from . import vllm
 from .rules import Changes, Translated
 from .shell import commands, in_manifest, known, number, plain, quoted
@@ -26,6 +25,11 @@ DELAY = "initialDelaySeconds"
 DRAIN = "--shutdown-timeout"
 PRE_STOP_SECONDS = 15
 SHORTEST_GRACE = 75
+ADDED: Table = {
+    "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_SECONDS)]}}},
+    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+}
+"""What every container gets that does not have its own."""
 SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 FILLED = ("metadata", "spec", "template", "selector", "matchLabels", "containers", "resources",
           "limits", "livenessProbe", "readinessProbe", "httpGet")  # fmt: skip
@@ -135,16 +139,11 @@ def _workload(document: Table, engine: Engine, changes: Changes) -> int:
     needed = max(SHORTEST_GRACE, 2 * PRE_STOP_SECONDS + max(drains))
     if not isinstance(grace, int) or grace < needed:
         pod["terminationGracePeriodSeconds"] = needed
-        why = "above preStop and the time that streams get to end"
-        changes.add(f"terminationGracePeriodSeconds {grace or '(30)'}", str(needed), why)
-    for name, why in (
-        ("enableServiceLinks",
-         "a Service named vllm would set VLLM_PORT, which vLLM reads as its own"),
-        ("automountServiceAccountToken", "the engine asks nothing of the cluster"),
-    ):  # fmt: skip
+        changes.note("grace", old=grace or "(30)", new=needed)
+    for name in ("enableServiceLinks", "automountServiceAccountToken"):
         if pod.get(name) is not False:
             pod[name] = False
-            changes.add(f"{name} (true)", "false", why)
+            changes.note(name)
     return len(drains)
 
 
@@ -154,8 +153,11 @@ def _container(container: Table, engine: Engine, changes: Changes) -> int:
     shell, words = _words(container)
     launch, more = vllm.serve(words)
     changes += more
-    launch = _drain(launch, changes)
-    arguments = launch.arguments()
+    options = dict(launch.options)
+    if DRAIN not in options:
+        options[DRAIN] = DRAIN_SECONDS
+        changes.note("drain", seconds=DRAIN_SECONDS)
+    arguments = replace(launch, options=options).arguments()
     if shell and not all(map(known, arguments)):  # a shell expands the variables
         container["command"] = [*shell, f"exec {' '.join(map(quoted, arguments))}"]
     else:
@@ -163,19 +165,14 @@ def _container(container: Table, engine: Engine, changes: Changes) -> int:
     container.pop("args", None)
     _probes(container, engine, changes)
     sizes = ("--tensor-parallel-size", "--pipeline-parallel-size")
-    tensor, stages = (number(launch.options.get(size, 1), size) for size in sizes)
+    tensor, stages = (number(options.get(size, 1), size) for size in sizes)
     _resources(container, tensor * stages if tensor and stages else None, changes)
     _secrets(container, changes)
-    if "lifecycle" not in container:
-        pause = {"exec": {"command": ["sleep", str(PRE_STOP_SECONDS)]}}
-        container["lifecycle"] = {"preStop": pause}
-        why = "the Service forgets the pod before it stops taking requests"
-        changes.add("(no preStop)", f"sleep {PRE_STOP_SECONDS}", why)
-    if "securityContext" not in container:
-        drop = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-        container["securityContext"] = drop
-        changes.add("(no securityContext)", "no privileges", "the engine needs none")
-    return number(launch.options[DRAIN], DRAIN) or DRAIN_SECONDS
+    for name, value in ADDED.items():
+        if name not in container:
+            container[name] = deepcopy(value)
+            changes.note(name)
+    return number(options[DRAIN], DRAIN) or DRAIN_SECONDS
 
 
 def _image(container: Table, engine: Engine, changes: Changes) -> None:
@@ -184,20 +181,9 @@ def _image(container: Table, engine: Engine, changes: Changes) -> None:
         return
     if known(in_manifest(old)):
         container["image"] = engine.image
-        why = "options below are of this version; pin it, and test before you switch"
-        changes.add(f"image {old}", engine.image, why)
+        changes.note("image", old=old, new=engine.image)
     else:
-        why = f"options below are of {engine.image}; set its variable so, and test"
-        changes.add(f"image {old}", "unchanged", why)
-
-
-def _drain(launch: Launch, changes: Changes) -> Launch:
-    """Return the launch with time for streams to end."""
-    if DRAIN in launch.options:
-        return launch
-    why = "SIGTERM aborts running streams unless they get time to end"
-    changes.add(f"(no {DRAIN})", f"{DRAIN} {DRAIN_SECONDS}", why)
-    return replace(launch, options={**launch.options, DRAIN: DRAIN_SECONDS})
+        changes.note("image_of_variable", old=old, new=engine.image)
 
 
 def _words(container: Table) -> tuple[list[str], list[str]]:
@@ -236,19 +222,14 @@ def _probes(container: Table, engine: Engine, changes: Changes) -> None:
             probe["httpGet"] = {**asked, "path": path}
         container[name] = probe
         if DELAY in old:
-            why = "no fixed delay fits all models: too short kills them while they load"
-            changes.add(f"{name}.{DELAY} {old[DELAY]}", "startupProbe", why)
+            changes.note("delay", name=name, seconds=old[DELAY])
         was = _table(old, "httpGet").get("path", path if old else "(none)")
         if was != path:
-            why = "a process that hangs is started again"
-            if name == "readinessProbe":
-                why = "ready means that a model is served, not that a process lives"
-            changes.add(f"{name} {was}", path, why)
+            changes.note(name, old=was, new=path)
     if "startupProbe" not in container:
         often = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 180}
         container["startupProbe"] = {**deepcopy(container["livenessProbe"]), **often}
-        why = "liveness waits until the weights are read, for half an hour at most"
-        changes.add("(no startupProbe)", engine.alive, why)
+        changes.note("startupProbe", path=engine.alive)
 
 
 def _resources(container: Table, needed: int | None, changes: Changes) -> None:
@@ -261,12 +242,9 @@ def _resources(container: Table, needed: int | None, changes: Changes) -> None:
     if gpus is None:
         resources = _table(container, "resources")
         container["resources"] = {**resources, "limits": limits | {GPU: needed or 1}}
-        why = "without a limit the pod gets no GPU"
-        why += "" if needed else "; make it the number that the command's variables say"
-        changes.add(f"(no {GPU})", str(needed or 1), why)
+        changes.note("gpus" if needed else "gpus_of_variable", needed=needed)
     elif needed is not None and str(gpus) != str(needed):
-        why = f"the command splits the model over {needed}; make both equal"
-        changes.add(f"{GPU} {gpus}", f"{gpus}, unchanged", why)
+        changes.note("other_gpus", gpus=gpus, needed=needed)
 
 
 def _secrets(container: Table, changes: Changes) -> None:
@@ -293,8 +271,7 @@ def _shared_memory(pod: Table, container: Table, changes: Changes) -> None:
     if not any(volume.get("name") == "shm" for volume in volumes):
         volume = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}
         pod["volumes"] = [*volumes, volume]
-    why = "processes of one replica share tensors there; containers have 64 MiB of it"
-    changes.add("(no /dev/shm)", "8Gi in memory", why)
+    changes.note("shared_memory")
 
 
 def _service(document: Table, changes: Changes) -> None:
@@ -307,8 +284,4 @@ def _service(document: Table, changes: Changes) -> None:
         port.pop("nodePort", None)
     for name in ("externalTrafficPolicy", "loadBalancerIP", "loadBalancerSourceRanges"):
         spec.pop(name, None)
-    why = (
-        "it opened an engine without keys to the network, and one Service cannot weigh traffic "
-        "between a speculative and a plain Deployment; put an HTTPRoute or Ingress in front"
-    )
-    changes.add(f"Service type {old}", "ClusterIP", why)
+    changes.note("service", old=old)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ....errors import ConfigError
-from .rules import Change, Changes, Rule, table
+from .rules import Changes, table
 from .vllm import current, typed, with_target_gpus
 
 CALLS = ("LLM", "EngineArgs", "AsyncEngineArgs")
@@ -34,7 +34,7 @@ def rewrite(source: str) -> tuple[str, Changes]:
     calls = [n for n in nodes if isinstance(n, ast.Call) and _name(n.func) in CALLS]
     edits: list[Edit] = [(node, text) for node in calls if (text := _call(node, changes))]
     edits += _renamed(nodes, changes)
-    changes += _remarks(nodes)
+    _remarks(nodes, changes)
     return _edited(source, edits), changes
 
 
@@ -42,14 +42,9 @@ def _name(node: ast.expr) -> str:
     return ast.unparse(node).rpartition(".")[2]
 
 
-def _rules() -> dict[str, Rule]:
-    """Return the rules of flags by keyword."""
-    return {old[2:].replace("-", "_"): rule for old, rule in table("vllm").rules.items()}
-
-
 def _call(node: ast.Call, changes: Changes) -> str | None:
     """Return the call of today, None where nothing in it is old."""
-    rules = _rules()
+    rules = {old[2:].replace("-", "_"): rule for old, rule in table("vllm").rules.items()}
     kept = [word for word in node.keywords if word.arg not in rules]
     if len(kept) == len(node.keywords):
         return None
@@ -111,35 +106,28 @@ def _renamed(nodes: list[ast.AST], changes: Changes) -> Iterator[Edit]:
                 text = f"from {node.module} import {', '.join(others)}\n{text}"
             yield node, text
             imported = imported or own is None
-            why = "the old name is an alias that is kept for old code"
-            changes.add(f"{node.module}.{OLD_ENGINE}", f"{NEW_MODULE}.{NEW_ENGINE}", why)
+            changes.note("engine", module=node.module)
     for node in nodes:
         if imported and isinstance(node, ast.Name) and node.id == OLD_ENGINE:
             yield node, NEW_ENGINE
         elif isinstance(node, ast.Name | ast.Attribute) and _name(node) == OLD_ENGINE:
-            why = (
-                "its import is not in this text; the old name is an alias for old code, "
-                f"and the new name is {NEW_ENGINE}, from {NEW_MODULE}"
-            )
-            changes.add(f"line {node.lineno}: {ast.unparse(node)}", "unchanged", why)
+            changes.note("engine_elsewhere", line=node.lineno, code=ast.unparse(node))
 
 
-def _remarks(nodes: list[ast.AST]) -> Iterator[Change]:
-    """Yield how the fields of an output's ``metrics`` changed; the code stays as it is."""
+def _remarks(nodes: list[ast.AST], changes: Changes) -> None:
+    """Add how the fields of an output's ``metrics`` changed; the code stays as it is."""
     imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = {alias.asname or alias.name.partition(".")[0] for i in imports for alias in i.names}
     read = [n for n in nodes if isinstance(n, ast.Attribute) and _root(n) not in modules]
     told = {id(node.value) for node in read if node.attr in METRICS}
     for node in sorted(read, key=lambda node: (node.lineno, node.col_offset)):
-        old = f"line {node.lineno}: {ast.unparse(node)}"
-        if node.attr in METRICS:
-            why = "the figures have other names, and those in _ts are of a monotonic clock"
-            if node.attr == "spec_token_acceptance_counts":
-                why = "accepted tokens by position are counted by the engine, not by request"
-            yield Change(old, METRICS[node.attr], why)
+        where = {"line": node.lineno, "code": ast.unparse(node)}
+        if node.attr == "spec_token_acceptance_counts":
+            changes.note("accepted_counts", **where)
+        elif node.attr in METRICS:
+            changes.note("metric", new=METRICS[node.attr], **where)
         elif node.attr == "metrics" and id(node) not in told:
-            why = "None unless LLM gets disable_log_stats=False, and most fields have other names"
-            yield Change(old, "unchanged", why)
+            changes.note("metrics", **where)
 
 
 def _root(node: ast.expr) -> str | None:

@@ -53,6 +53,10 @@ class Changes(list[Change]):
         """Add a change."""
         self.append(Change(old, new, why))
 
+    def note(self, name: str, /, **values: object) -> None:
+        """Add a change of ``data/changes.toml``, with values in its braces."""
+        self.add(*(part.format_map(values) for part in data("changes")[name]))
+
 
 @dataclass(frozen=True)
 class Table:

@@ -40,14 +40,9 @@ def serve(builds: list[list[str]]) -> tuple[Launch, Changes]:
     _explain(main, changes, TARGET)
     if others and targets:
         _explain(others[0], changes, DRAFTER)
-        why = "the drafter needs no engine of its own: its checkpoint is named in the config"
-        changes.add("the drafter's trtllm-build", f"speculative_model: {DRAFTER}", why)
+        changes.note("drafter_build", model=DRAFTER)
     elif others:
-        why = (
-            "without a mode this builds a plain engine; if it was the drafter's, drop it and name "
-            "its checkpoint as speculative_config.speculative_model of the target's config"
-        )
-        changes.add("trtllm-build", "trtllm-serve", why)
+        changes.note("plain_build")
     config = trtllm_config(spec, find("trtllm"))
     config |= {name: size for name, size in sizes.items() if size is not None}
     return trtllm(spec, config), changes
@@ -77,7 +72,6 @@ def _explain(build: Command, changes: Changes, placeholder: str) -> None:
     for flag, value in build.options:
         old, rule = flag if value is True else f"{flag} {value}", rules.get(flag)
         if rule is None:
-            why = "trtllm-serve builds nothing, and its config has no such field"
-            changes.add(old, "nothing", why)
+            changes.note("no_field", old=old)
         else:
             changes.add(old, placeholder if rule.option == "MODEL" else rule.new, rule.why)

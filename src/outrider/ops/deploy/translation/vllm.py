@@ -38,7 +38,7 @@ def serve(words: list[str]) -> tuple[Launch, Changes]:
     old_server = next((module for module in SERVERS if module in words[:4]), None)
     if old_server is not None:  # python -m MODULE
         words = words[words.index(old_server) + 1 :]
-        today.changes.add(f"python -m {old_server}", "vllm serve", "the documented entry")
+        today.changes.note("server", module=old_server)
     elif words[:2] == ["vllm", "serve"]:
         words = words[2:]
     command = today.command(words, {n for n, kind in today.known.items() if kind == "bool"})
@@ -46,8 +46,7 @@ def serve(words: list[str]) -> tuple[Launch, Changes]:
     if model is None:
         raise ConfigError("The command of vLLM names no model; give it after vllm serve.")
     if command.has("--model"):
-        why = "vllm serve takes the model as its argument"
-        today.changes.add(f"--model {model}", f"vllm serve {model}", why)
+        today.changes.note("model", model=model)
     for flag, value in command.options:
         if flag in today.rules:
             today.apply(today.rules[flag], value)
@@ -56,8 +55,7 @@ def serve(words: list[str]) -> tuple[Launch, Changes]:
         elif flag in today.known:
             today.keep(flag, value)
         else:
-            why = f"vLLM {versions('vllm')[0]} has no such option; look up what it was for"
-            today.changes.add(flag, "nothing", why)
+            today.changes.note("no_option", flag=flag, version=versions("vllm")[0])
     more = [word for word in command.program if word != model and not known(word)]
     return today.launch(model, more), today.changes
 
@@ -72,7 +70,7 @@ def tgi(words: list[str]) -> tuple[Launch, Changes]:
     for flag, value in command.options:
         rule = today.rules.get(flag)
         if rule is None:
-            today.changes.add(flag, "nothing", "no counterpart is known; it is left out")
+            today.changes.note("no_counterpart", flag=flag)
         elif rule.option == "MODEL":
             today.changes.add(flag, model, rule.why)
         elif rule.why == "unchanged":
@@ -122,7 +120,7 @@ class _Today:
         if self.known[flag] == "bool" and value is not True:
             off = str(value).lower() in ("false", "0", "no")
             new = f"--no-{flag[2:]}" if off else flag
-            self.changes.add(f"{flag}={value}", new, "switches take no value")
+            self.changes.note("switch", flag=flag, value=value, new=new)
             flag, value = new, True
         self.chosen[flag] = value
 
@@ -162,9 +160,7 @@ def with_target_gpus(
         raise ConfigError(
             f"The drafter's tensor parallel size is {own}; vLLM took 1 or the target's, {tensor}."
         )
-    gpus = "GPUs" if tensor is None else f"{tensor} GPUs"
-    why = f"the drafter runs on the target's {gpus}: model runner V1 refuses another size"
-    changes.add(f"speculative_config.{key} 1", "nothing", why)
+    changes.note("drafter_gpus", gpus="GPUs" if tensor is None else f"{tensor} GPUs")
     return {name: value for name, value in config.items() if name != key}
 
 
@@ -186,8 +182,7 @@ def current(config: dict[str, Any], batch: int, changes: Changes) -> dict[str, A
         config = {"method": "ngram", **{k: v for k, v in config.items() if k != "model"}}
     elif model is not None and "method" not in config:
         config = {"method": suggested_method(str(model)), **config}
-        why = "said here, since vLLM would guess it from name and config; check it"
-        changes.add("(no method)", f"method {config['method']}", why)
+        changes.note("no_method", method=config["method"])
     length, above = config.get("num_speculative_tokens"), config.get(SCHEDULE)
     if length is None and config.get("method") in ("draft_model", "ngram"):
         raise ConfigError("A drafter is named, but no num_speculative_tokens; add the length K.")
@@ -217,5 +212,5 @@ def _method_today(stated: str, changes: Changes) -> str:
         )
     if method.name != "mtp":
         return stated  # another name of vLLM's own, such as ngram_gpu
-    changes.add(f"method {stated}", "method mtp", "one name for all such heads")
+    changes.note("mtp", method=stated)
     return "mtp"
