@@ -58,10 +58,9 @@ def _odds(chance: float) -> float:
 class Drafts(NamedTuple):
     """The fate of drafts of one length, by position; the last one stands for all beyond.
 
-    ``chances`` are those of acceptance, where there is a token and all before it were accepted.
-    ``filled`` are the chances that there is one, where all before it were accepted, and
-    ``reached`` the shares of steps whose draft is so long: a lookup may find less than it was
-    asked for. Both are empty where drafts are always whole.
+    ``chances`` are those of acceptance where there is a token and all before it were accepted,
+    ``filled`` those that there is one, and ``reached`` the shares of steps whose draft is so long.
+    The latter are empty where drafts are always whole; a lookup may find less.
     """
 
     chances: tuple[float, ...]
@@ -71,7 +70,7 @@ class Drafts(NamedTuple):
     def survival(self, k: int, shift: float = 0.0) -> list[float]:
         """Return P(drafted and accepted with all before) at positions 1 to ``k``.
 
-        ``shift`` is added to the log-odds of the chances.
+        ``shift`` moves the chances' log-odds.
         """
         chances = _long(self.chances, k)
         if shift:
@@ -104,8 +103,7 @@ class Acceptance:
 
     ``drafts[i]`` are drafts of i + 1 tokens; the last ones stand for all longer ones. They differ
     where acceptance comes in runs: a long draft takes a whole run in one step, short ones take
-    many. ``spread`` is the standard deviation of their chances' log-odds, for what is not known.
-    ``evidence`` is measured or assumed, ``source`` says whence.
+    many. ``spread`` is the standard deviation of their chances' log-odds.
     """
 
     drafts: tuple[Drafts, ...]
@@ -118,10 +116,7 @@ class Acceptance:
         return self.drafts[min(k, len(self.drafts)) - 1]
 
     def survival(self, k: int, deviations: float = 0.0) -> list[float]:
-        """Return P(accepted with all before) at positions 1 to ``k`` of a step's draft.
-
-        ``deviations`` shifts the chances by as many standard deviations.
-        """
+        """Return P(accepted with all before) at positions 1 to ``k``, at as many deviations."""
         return self.of_length(k).survival(k, deviations * self.spread)
 
     def drafted(self, k: int) -> float:
@@ -196,8 +191,7 @@ def _spread(rate: float, drafted: float) -> float:
 def of_counts(counts: Counts, longest: int, source: str = "measured") -> Acceptance:
     """Return the acceptance that was counted with drafts of ``longest`` tokens at most.
 
-    Every length up to it is told: a draft of fewer tokens is the beginning of a longer one, and
-    what is left of a run that a long draft took at once is drafted again.
+    Shorter drafts are the beginnings of these; what is left of a run is drafted again.
     """
     if not counts.drafted:
         raise ConfigError("nothing was drafted; count more steps.")
@@ -228,11 +222,7 @@ def _shortened(counts: Counts, longest: int, k: int) -> Drafts:
 def _cut(
     depth: int, accepted: int, longest: int, k: int
 ) -> Iterator[tuple[tuple[int, int], float]]:
-    """Yield the steps, and how many, that drafts of ``k`` tokens take for what one step took.
-
-    The step had a draft of ``depth`` tokens, ``longest`` at most, of which so many were accepted;
-    it emitted one token more.
-    """
+    """Yield the outcomes, and how many, that drafts of ``k`` tokens have for that of one step."""
     if accepted == longest:  # the run goes on
         yield (k, k), (longest + 1) / (k + 1)
         return
@@ -244,13 +234,7 @@ def _cut(
 
 
 def prior(method: str, tasks: Mapping[str, float], temperature: float = 0.0) -> Acceptance:
-    """Return what is assumed of a method where nothing was measured.
-
-    Args:
-        method: model, eagle3, medusa, layerskip or lookup.
-        tasks: shares of the traffic by task.
-        temperature: of sampling; drafts are accepted less often above 0.
-    """
+    """Return what is assumed of a method of ``data/acceptance.toml`` for shares of tasks."""
     priors = data("acceptance")
     table, k = priors["method"][method], priors["k"]
     known = [name for name in table if name != "evidence"]
@@ -273,13 +257,9 @@ def prior(method: str, tasks: Mapping[str, float], temperature: float = 0.0) -> 
 
 
 def read_acceptance(file: Path, drafter: str | None = None) -> Acceptance:
-    """Return the acceptance that was measured in a file; of ``drafter`` where it has several.
+    """Return the acceptance in a report of ``outrider bench`` or ``vllm bench serve``, or the like.
 
-    It may be a report of ``outrider bench``, a result of ``vllm bench serve``, or an object with
-    ``acceptance_by_position``, or ``acceptance_rate`` and ``num_speculative_tokens``.
-
-    Raises:
-        ConfigError: it cannot be read, has no acceptance, or that of several other drafters.
+    Raises ConfigError: it cannot be read, has none, or that of several drafters but not this one.
     """
     report = read_json(file, f"The acceptance {printable(file)}")
     runs = report.get("runs", [report]) if isinstance(report, dict) else []
@@ -319,10 +299,7 @@ def _positions(run: Mapping[str, Any]) -> list[float]:
 def parse_acceptance(text: str, drafter: str | None = None) -> Acceptance:
     """Return the acceptance that a text gives: ``0.73@5``, ``0.92,0.81,0.71``, or a file's name.
 
-    ``drafter`` is whose, where a file has that of several.
-
-    Raises:
-        ConfigError: it is none of these.
+    Raises ConfigError: it is none of these.
     """
     if os.path.isfile(text):
         return read_acceptance(Path(text), drafter)

@@ -46,8 +46,8 @@ def verdict_of(outlook: Forecast, batches: list[int]) -> str:
 def advise(situation: Situation) -> Advice:
     """Return whether speculation is worth it, with what, how far, and why.
 
-    With priority throughput, the batch that fills the machine is judged, not the traffic's. Without
-    a drafter the ones of the catalogue that fit are ranked, and the advice is for the best one.
+    With priority throughput, the batch that fills the machine is judged. Without a drafter the
+    advice is for the best one of the catalogue.
 
     Raises:
         ConfigError: the situation does not fit together.
@@ -202,39 +202,31 @@ def _memory(outlook: Forecast, batch: int) -> dict[str, Figure]:
 def _cost(outlook: Forecast, situation: Situation, shares: dict[int, float]) -> dict[str, Figure]:
     if situation.price is None:
         return {}
-    devices = situation.tensor_parallel
     both = {}
-    for name in ("plain", "speculative"):
-        speed = sum(
-            share * outlook.speed(batch, outlook.chosen(batch) if name == "speculative" else 0)
-            for batch, share in shares.items()
-        ) / sum(shares.values())
-        own = name == "speculative" and situation.placement == "own"
-        hour = (devices + own) * situation.price
+    for name, drafts in (("plain", False), ("speculative", True)):
+        speeds = (s * outlook.speed(b, outlook.chosen(b) * drafts) for b, s in shares.items())
+        speed = sum(speeds) / sum(shares.values())
+        own = drafts and situation.placement == "own"
+        hour = (situation.tensor_parallel + own) * situation.price
         both[name] = modelled(hour / (3600 * speed) * 1e6, "$ per 1M tokens")
     return both
 
 
 def _trips(outlook: Forecast, batch: int, k: int, even: float | None) -> list[Trip]:
-    plain = outlook.tpot(batch, 0)
-    trips = [
-        Trip(
-            f"tpot at batch {batch}", "above", modelled(plain, "s"),
-            f"for {ALERT_MINUTES} minutes: go plain, which is as fast",
-        )
-    ]  # fmt: skip
-    if even is not None:
-        unit = _unit(k)
-        trips.insert(0, Trip(
-            "acceptance rate", "below", modelled(even, unit),
-            f"for {ALERT_MINUTES} minutes: go plain, speculation loses",
-        ))  # fmt: skip
-        expected = outlook.acceptance.rate(k, -P90)
-        if expected > even:
-            trips.insert(0, Trip(
-                "acceptance rate", "below", Figure(expected, unit, outlook.acceptance.evidence),
-                f"for {ALERT_MINUTES} minutes: look what changed, it is below the expected P10",
-            ))  # fmt: skip
+    def trip(metric: str, when: str, value: Figure, action: str) -> Trip:
+        return Trip(metric, when, value, f"for {ALERT_MINUTES} minutes: {action}")
+
+    slow = modelled(outlook.tpot(batch, 0), "s")
+    trips = [trip(f"tpot at batch {batch}", "above", slow, "go plain, which is as fast")]
+    if even is None:
+        return trips
+    loses = modelled(even, _unit(k))
+    trips.insert(0, trip("acceptance rate", "below", loses, "go plain, speculation loses"))
+    expected = outlook.acceptance.rate(k, -P90)
+    if expected > even:
+        low = Figure(expected, _unit(k), outlook.acceptance.evidence)
+        action = "look what changed, it is below the expected P10"
+        trips.insert(0, trip("acceptance rate", "below", low, action))
     return trips
 
 
@@ -252,14 +244,12 @@ def _sensitivity(outlook: Forecast, batches: list[int]) -> list[Line]:
 
 
 def _tuned(outlook: Forecast, shares: dict[int, float]) -> dict[str, Figure]:
-    low, high = data("techniques")["fine_tuning"]["acceptance_gain"]
-    return {
-        name: modelled(
-            replace(outlook, acceptance=outlook.acceptance.improved(1 + gain)).range_of(shares)[1],
-            "times",
-        )
-        for name, gain in (("low", low), ("high", high))
-    }
+    gains = data("techniques")["fine_tuning"]["acceptance_gain"]
+    tuned = {}
+    for name, gain in zip(("low", "high"), gains, strict=True):
+        better = replace(outlook, acceptance=outlook.acceptance.improved(1 + gain))
+        tuned[name] = modelled(better.range_of(shares)[1], "times")
+    return tuned
 
 
 def _notes(

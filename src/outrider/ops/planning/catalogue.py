@@ -32,10 +32,9 @@ data = partial(table, "planning")
 class Shape:
     """The sizes of a model that decide what a forward costs.
 
-    Experts are those of a sparse layer, every ``expert_step`` layers; 0 in a dense model.
-    ``inputs`` are the hidden states side by side that a layer's attention reads, ``fused`` those
-    that are projected into one before (EAGLE-3). ``embeds`` is False where the embedding is the
-    target's, ``lends`` True where the output matrix is.
+    Every ``expert_step``-th layer is sparse. Attention reads ``inputs`` hidden states side
+    by side; ``fused`` are projected into one before (EAGLE-3). Without ``embeds`` the embedding is
+    the target's, with ``lends`` the output matrix.
     """
 
     name: str
@@ -110,11 +109,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Device:
-    """A device: bytes, bytes/s, FLOP/s by dtype, and seconds.
+    """A device: bytes, bytes/s, FLOP/s by dtype, seconds, and the shares that are reached.
 
-    ``bandwidth_efficiency`` and ``compute_efficiency`` are the shares that are reached,
-    ``memory_share`` what a server may take. ``layer`` is the least time of a layer, ``step`` and
-    ``per_sequence`` that of a step beside its forwards, ``draft_pass`` that of a drafter's pass.
+    ``layer`` is the least time of a layer, ``step`` and ``per_sequence`` that of a step beside its
+    forwards, ``draft_pass`` that of a drafter's pass.
     """
 
     name: str
@@ -257,11 +255,7 @@ def find_shape(name: str) -> Shape:
 
 
 def eagle1_head(target: Shape) -> Shape:
-    """Return the shape of an EAGLE head: one layer as wide as the target, with its matrices.
-
-    It projects the token's embedding and the last state into one, and predicts with the target's
-    output matrix.
-    """
+    """Return the shape of an EAGLE head: a layer that reads embedding and last state as one."""
     return Shape(
         f"EAGLE head of {target.name}", 1, target.hidden, target.inner, target.heads,
         target.kv_heads, target.head_dim, target.vocabulary, fused=2, embeds=False, lends=True,

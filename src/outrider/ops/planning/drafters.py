@@ -25,8 +25,7 @@ def entry_of(asked: str, target: Shape | None = None) -> str | None:
     """Return the catalogue's name of a model; None if it has none.
 
     A folder or a name of the hub matches the entry with that checkpoint, or else with the same
-    sizes. If several have them, as Qwen2 and Qwen2.5 do, it matches the one whose name it
-    contains, or else the newest.
+    sizes: of several (Qwen2 and Qwen2.5) the one whose name it contains, or else the newest.
     """
     models, name = data("models")["model"], asked.lower()
     if name in models:
@@ -53,8 +52,7 @@ def checkpoint_of(asked: str) -> str | None:
     """Return what an engine loads: the folder itself, or a name of the hub; None if unknown."""
     config = data("models")["model"].get(asked.lower())
     if config is not None:
-        checkpoint: str | None = config.get("checkpoint")
-        return checkpoint
+        return str(config["checkpoint"]) if "checkpoint" in config else None
     return asked if "/" in asked or os.path.exists(asked) else None
 
 

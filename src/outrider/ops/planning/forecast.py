@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
 from math import exp, inf
 from statistics import quantiles
@@ -79,11 +78,7 @@ def tenths(values: Sequence[float]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The speeds of a situation.
-
-    ``prefill`` and ``draft_prefill`` are seconds for a prompt, of the target and what the drafter
-    adds; ``memory`` is None where it is not known.
-    """
+    """The speeds of a situation; prefills are seconds of a prompt, the drafter's on top."""
 
     steps: Steps
     acceptance: Acceptance
@@ -140,20 +135,14 @@ class Forecast:
         return k if speedup >= USUAL.enter_speedup else 0
 
     def range_of(self, shares: Mapping[int, float]) -> tuple[float, float, float]:
-        """Return P10, P50 and P90 of the speedup over a mix of batch sizes.
-
-        Draft lengths are those of the batch sizes; 0 where speculation would be off.
-        """
+        """Return P10, P50 and P90 of the speedup over a mix of batch sizes, each at its K."""
         lengths = {batch: self.chosen(batch) for batch in shares}
         if not any(lengths.values()):
             lengths = {batch: self.best(batch)[0] for batch in shares}
         plain = sum(share * self.speed(batch, 0) for batch, share in shares.items())
-        speedups = [
-            sum(share * self.speed(batch, lengths[batch], draw) for batch, share in shares.items())
-            / plain
-            for draw in draws(self.steps.evidence)
-        ]
-        return tenths(speedups)
+        worlds = draws(self.steps.evidence)
+        speeds = [sum(s * self.speed(b, lengths[b], w) for b, s in shares.items()) for w in worlds]
+        return tenths([speed / plain for speed in speeds])
 
     def spread_at(self, batch: int, k: int) -> tuple[float, float, float]:
         """Return P10, P50 and P90 of the speedup of decoding alone, at one batch size and K."""
@@ -168,7 +157,7 @@ class Forecast:
             return 0.0
         return self.memory.drafter + batch * (self.memory.per_sequence + self.memory.buffers)
 
-    @cached_property
+    @property
     def limit(self) -> int:
         """The largest batch that is worth comparing."""
         return int(min(self.memory.plain if self.memory else inf, BATCHES[-1]))
@@ -189,11 +178,7 @@ class Forecast:
         return spans
 
     def break_even(self, batch: int, k: int) -> float | None:
-        """Return the accepted / drafted at ``k`` at which speculation neither wins nor loses.
-
-        None where no acceptance makes it win.
-        """
-
+        """Return the accepted / drafted at ``k`` from which speculation wins; None if none."""
         if self.with_chance(1.0).speedup(batch, k) < 1:
             return None
         low, high = 0.0, 1.0
@@ -211,13 +196,12 @@ class Forecast:
         """Return the speedup if half of what limits it were gone, by what that is."""
         better = self.acceptance.with_chances(lambda chance: 1 - (1 - chance) / 2)
         accepting = replace(self, acceptance=better)
+        prompting = replace(self, draft_prefill=self.draft_prefill / 2)
         speedups = {
             "acceptance": accepting.speedup(batch, k),
             "drafting": self.speedup(batch, k, Draw(drafting=0.5)),
             "verification": self.speedup(batch, k, Draw(verifying=0.5)),
-            "the drafter's prompt": replace(self, draft_prefill=self.draft_prefill / 2).speedup(
-                batch, k
-            ),
+            "the drafter's prompt": prompting.speedup(batch, k),
         }
         if self.memory and self.memory.speculative < batch:
             between = (self.memory.plain + self.memory.speculative) / 2
@@ -227,10 +211,7 @@ class Forecast:
 
 
 def judged(situation: Situation, outlook: Forecast) -> dict[int, float]:
-    """Return the batch sizes that are judged, with their shares of time.
-
-    They are those of the traffic, or with priority throughput the one that fills the machine.
-    """
+    """Return the shares of time by batch size; with priority throughput, one fills the machine."""
     shares = {size: share for size, share in situation.concurrency.items() if share > 0}
     if situation.priority == "throughput":
         return {max(outlook.limit, *shares): 1.0}

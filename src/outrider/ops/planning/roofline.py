@@ -106,14 +106,10 @@ def curve_of(seconds: Callable[[int], float], rows: Sequence[int] = ROWS) -> Cur
 def draft_costs(
     method: str, shape: Shape | None, target: Shape, machine: Machine, context: float
 ) -> DraftCosts:
-    """Return the seconds of a drafter on a machine, over sequences of ``context`` tokens.
+    """Return the seconds of a drafter on its machine, over sequences of ``context`` tokens.
 
-    Args:
-        method: model, eagle3, medusa, layerskip or lookup.
-        shape: of a model's drafter or an EAGLE-3 head.
-        target: whose heads or layers draft, for Medusa and layerskip.
-        machine: that the drafter runs on.
-        context: mean tokens of a sequence.
+    ``method`` is model, eagle3, medusa, layerskip or lookup. For Medusa and layerskip heads or
+    layers of the target draft.
     """
     if method == "lookup":
         return DraftCosts(None, USUAL.call, USUAL.per_sequence)
@@ -143,8 +139,7 @@ def draft_costs(
 class Steps:
     """The seconds of steps with and without drafts, by the controller's cost model.
 
-    ``name`` is the drafter's in ``costs``, ``context`` the mean tokens of a sequence, ``link`` what
-    it takes to reach a drafter that runs elsewhere. ``evidence`` is measured or modelled.
+    ``context`` is the mean tokens of a sequence, ``link`` the time to reach a drafter elsewhere.
     """
 
     costs: Costs
@@ -165,10 +160,7 @@ class Steps:
         return self.costs.drafters[self.name].at([batch] * k) + self.link
 
     def seconds(self, batch: int, k: int, drafted: float | None = None) -> float:
-        """Return the seconds of a step of ``batch`` sequences; ``k`` = 0 is plain.
-
-        ``drafted`` are the mean tokens of a draft, ``k`` unless given.
-        """
+        """Return the seconds of a step; ``drafted`` are the mean tokens of a draft, else ``k``."""
         verify = self.verify(batch, k if drafted is None else drafted)
         return self.draft(batch, k) + verify + self.costs.host_at(batch)
 

@@ -81,13 +81,9 @@ def _reason(fact: str, forecast: Forecast, batch: int) -> str:
 def judge(
     known: dict[str, float], model: str | None, forecast: Forecast | None, batch: int, largest: int
 ) -> list[Rule]:
-    """Return every rule that applies, beside the model's verdict on the traffic.
+    """Return every rule that applies, beside the model's verdict on the traffic, if there is one.
 
-    Args:
-        known: facts by name.
-        model: the verdict; None where the rules decide.
-        forecast: None where nothing says what steps cost.
-        batch, largest: the traffic's median and largest batch size, of which reasons speak.
+    Reasons speak of ``batch``, the median size; those of rules on the batch of the largest.
     """
 
     def rule(name: str, fact: str, value: float, says: str) -> Rule:
@@ -108,9 +104,8 @@ def judge(
 def decide(rules: list[Rule]) -> tuple[str, str]:
     """Return the rules' own verdict and its reason: one rule against speculation decides."""
     against = [rule for rule in rules if rule.says == LEAVE]
-    if against:
-        return LEAVE, "rules of thumb: " + "; ".join(rule.name for rule in against)
-    return USE, "rules of thumb: " + "; ".join(rule.name for rule in rules)
+    reason = "rules of thumb: " + "; ".join(rule.name for rule in against or rules)
+    return LEAVE if against else USE, reason
 
 
 def stack(priority: str) -> dict[str, Any]:
