@@ -105,8 +105,10 @@ def find(engine: str | None, version: str | None = None) -> Engine:
     for each in known["versions"]:
         if each["version"] == wanted.removeprefix("v"):
             notes = tuple(Note(**_frozen(note)) for note in known.get("notes", ()))
-            ours = {"methods": OURS, "adaptive": tuple(OURS)} if engine == "outrider" else {}
-            return Engine(engine, known["title"], notes=notes, **ours, **_frozen(each))
+            values = _frozen(each)
+            if engine == "outrider":
+                values |= {"methods": OURS, "adaptive": tuple(OURS)}
+            return Engine(engine, known["title"], notes=notes, **values)
     raise ConfigError(
         f"{known['title']} {shown(wanted)} is no version that is recorded here, so its options are "
         f"not known; give --engine-version {' or '.join(versions(engine))}."

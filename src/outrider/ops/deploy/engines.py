@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...base.outside.models import Part
 from ...engine.control.schedules import tensorrt
 from ...errors import ConfigError, shown
 from .capabilities import DATA, Engine, document, schema
 from .checks import other_vocabulary
 from .launch import Launch, Value, present, text
-from .spec import Part, Spec
+from .spec import Spec
 from .yamls import dump
 
 DRAIN_SECONDS = 45
