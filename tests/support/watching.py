@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 
 from outrider.ops.alerts.exporter import Watcher
-from outrider.ops.alerts.gpus import GpuUse
 from outrider.ops.diagnose.endpoint import Endpoint
+from outrider.ops.diagnose.host import Gpu
 from outrider.ops.metrics import Figures, Page, parse
 
 SECONDS = 10.0
 
 
-def fake_gpus() -> list[GpuUse]:
+def fake_gpus() -> list[Gpu]:
     """One GPU, half full and 87 % busy."""
-    return [GpuUse(0, "NVIDIA H100", 40 << 30, 80 << 30, 0.87)]
+    return [Gpu("NVIDIA H100", "580.1", 40 << 10, 80 << 10, 0.87)]
 
 
 class Replay(Watcher):

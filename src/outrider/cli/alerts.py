@@ -77,8 +77,8 @@ def exporter(
 
     from ..base.outside.sockets import is_local
     from ..ops.alerts.exporter import Exporter, Watcher, read_baseline
-    from ..ops.alerts.gpus import gpus
     from ..ops.diagnose.endpoint import Endpoint
+    from ..ops.diagnose.host import gpus
 
     def say(line: str) -> None:
         typer.echo(line, err=True)

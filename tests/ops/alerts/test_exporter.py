@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import subprocess
-import sys
-import threading
-import time
-import types
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.request import urlopen
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from typer.testing import CliRunner
 
-from benchmarks.served import Served
 from outrider.cli import app
 from outrider.errors import ConfigError
-from outrider.ops.alerts.exporter import Exporter, Watcher, read_baseline
-from outrider.ops.alerts.gpus import gpus
+from outrider.ops.alerts.exporter import Exporter, read_baseline
 from outrider.ops.alerts.observed import SHARES
-from outrider.ops.diagnose.endpoint import Endpoint
 from outrider.ops.metrics import Figures, Page, parse
 from tests.support.promql import EXPOSITIONS, needs_promtool
 from tests.support.watching import Replay, fake_gpus
@@ -205,135 +192,6 @@ def test_prometheus_reads_what_is_exported(name: str) -> None:
     done = subprocess.run(["promtool", "check", "metrics"], input=generate_latest(registry),
                           capture_output=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_gpus_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NVMLError(Exception):
-        pass
-
-    def busy(device: int) -> Any:
-        if device:
-            raise NVMLError("not supported on a MIG slice")
-        return types.SimpleNamespace(gpu=87)
-
-    fake = types.SimpleNamespace(
-        NVMLError=NVMLError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index, nvmlDeviceGetName=lambda _: b"H100",
-        nvmlDeviceGetMemoryInfo=lambda _: types.SimpleNamespace(used=40, total=80),
-        nvmlDeviceGetUtilizationRates=busy,
-    )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    first, second = gpus()
-    assert first == (0, "H100", 40, 80, 0.87)
-    assert second.busy is None
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert gpus() == []
-
-
-class Engine(BaseHTTPRequestHandler):
-    """An engine whose metrics are the recorded page, or what a test sets."""
-
-    text: bytes | None = None
-
-    def do_GET(self) -> None:
-        body = Engine.text if Engine.text is not None else page("vllm").encode()
-        self.send_response(200 if body else 404)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        return
-
-
-@pytest.fixture
-def engine() -> Iterator[str]:
-    Engine.text = None
-    with ThreadingHTTPServer(("127.0.0.1", 0), Engine) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def until(url: str, words: str) -> str:
-    """The exporter's page, once it has these words."""
-    deadline = time.monotonic() + 120
-    text = ""
-    while time.monotonic() < deadline:
-        with urlopen(url, timeout=10) as answer:
-            text = answer.read().decode()
-        if words in text:
-            return text
-        time.sleep(0.05)
-    raise AssertionError(text)
-
-
-def test_the_command_serves_until_it_is_stopped(engine: str, server: Served) -> None:
-    httpx.post(f"{server.url}/v1/completions", json={"prompt": "the fox", "max_tokens": 20})
-    process = subprocess.Popen(
-        [sys.executable, "-m", "outrider", "ops", "alerts", "exporter", server.url, "--port", "0",
-         "--interval", "100ms", "--standby", engine],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert process.stderr is not None
-        url = process.stderr.readline().split()[-1]
-        assert url.endswith("/metrics")
-        text = until(url, f"{P}standby_up 1.0")
-        assert f"{P}up 1.0" in until(url, f"{P}up 1.0")
-        httpx.post(f"{server.url}/v1/completions", json={"prompt": "the fox", "max_tokens": 20})
-        text = until(url, f'{P}e2e_seconds{{engine="outrider",model_name="tiny",percentile="p99"}}')
-        assert f'{P}draft_tokens_total{{engine="outrider",model_name="tiny"}}' in text
-        Engine.text = b""
-        assert f"{P}up 1.0" in until(url, f"{P}standby_up 0.0")
-        Engine.text = b"something_else 1\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-        said = process.stderr.read()
-        assert "answers: outrider, model tiny" in said
-        assert "/metrics is refused" in said
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
-
-
-def test_an_engine_that_is_down_is_told_and_awaited(engine: str) -> None:
-    said: list[str] = []
-    seen = Watcher(Endpoint(engine), 1.0, said.append)
-    Engine.text = b"something_else 1\n"
-    seen.look()
-    seen.look()
-    assert exported(Exporter(seen)) == {f"{P}up": 0.0}
-    assert len(said) == 1
-    assert "no metrics of a supported engine" in said[0]
-    Engine.text = None
-    seen.look()
-    assert exported(Exporter(seen))[f"{P}up"] == 1.0
-    assert seen.model == "pocket"
-    down = Watcher(Endpoint("http://127.0.0.1:9"), 1.0, said.append)
-    down.look()
-    assert "cannot be reached" in said[-1]
-    assert exported(Exporter(down)) == {f"{P}up": 0.0}
-
-
-def test_a_models_name_from_a_hostile_server_is_exported_and_told() -> None:
-    from tests.support.guarding import http
-
-    said: list[str] = []
-    name = "po\ud800cket\x1b[2J\nforged: line\u2028"
-    metrics = page("vllm").replace('model_name="', 'nobody="')
-
-    def answer(method: str, path: str, *_: Any) -> tuple[int, Any]:
-        return 200, metrics if path == "/metrics" else {"data": [{"id": name}]}
-
-    with http(answer) as url:
-        seen = Watcher(Endpoint(url), 1.0, said.append)
-        seen.look()
-    assert seen.model.startswith("po\ufffdcket")
-    assert generate_latest(Exporter(seen)).decode().count("\n") > 10
-    assert len(said) == 1
-    assert said[0].isprintable()
 
 
 def test_baselines_are_recordings_of_one_run(tmp_path: Path) -> None:

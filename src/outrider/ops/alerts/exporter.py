@@ -11,12 +11,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ...base.outside.documents import MIB
 from ...base.outside.text import printable
 from ...errors import ConfigError, EndpointError
 from ..diagnose.endpoint import Endpoint
+from ..diagnose.host import Gpu
 from ..diagnose.observation import read_file
 from ..metrics import Figures, Page, Window
-from .gpus import GpuUse
 from .observed import (
     COUNTERS,
     ENGINES,
@@ -150,7 +151,7 @@ class Exporter(Collector):
         watched: Watcher,
         standby: Watcher | None = None,
         baseline: float | None = None,
-        gpus: Callable[[], Sequence[GpuUse]] | None = None,
+        gpus: Callable[[], Sequence[Gpu]] | None = None,
         compatible: bool = False,
     ) -> None:
         self._watched = watched
@@ -246,16 +247,16 @@ def _compatible(lately: Figures, labels: list[str]) -> Iterator[Metric]:
         yield from _family(GaugeMetricFamily, name, text, labels, value, "")
 
 
-def _gpu_families(gpus: Sequence[GpuUse]) -> Iterator[Metric]:
-    for name, text, field in (
-        ("gpu_memory_used_bytes", "Memory taken.", "used"),
-        ("gpu_memory_total_bytes", "Memory.", "total"),
-        ("gpu_utilisation", "Share of the last moment with a kernel, 0 to 1.", "busy"),
+def _gpu_families(gpus: Sequence[Gpu]) -> Iterator[Metric]:
+    for name, text, field, unit in (
+        ("gpu_memory_used_bytes", "Memory taken.", "used", MIB),
+        ("gpu_memory_total_bytes", "Memory.", "total", MIB),
+        ("gpu_utilisation", "Share of the last moment with a kernel, 0 to 1.", "busy", 1),
     ):
         family = GaugeMetricFamily(PREFIX + name, text, labels=("gpu", "gpu_name"))
-        for gpu in gpus:
+        for number, gpu in enumerate(gpus):
             value = getattr(gpu, field)
             if value is not None:
-                family.add_metric([str(gpu.number), gpu.name], value)
+                family.add_metric([str(number), gpu.name], value * unit)
         if gpus:
             yield family
