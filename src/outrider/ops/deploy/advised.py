@@ -24,9 +24,8 @@ FLOATS = {"fp32": "float32", "bf16": "bfloat16"}
 def document_of(advice: Advice, engine: str | None, version: str | None) -> dict[str, Any]:
     """Return the document of a spec that follows an advice.
 
-    Where the engine knows draft lengths by batch size they are the advice's; where it chooses them
-    itself, it may, up to the longest of these; else the length is that of the traffic's median, as
-    it is where an engine wants the longest draft first and the advice has a longer one later.
+    Draft lengths by batch size are the advice's; an engine that chooses them itself may, up to the
+    longest of these; another, or one that wants the longest draft first, gets the median's.
     """
     known, served = find(engine, version), advice.deployment
     here = known.gpu and not _elsewhere(advice, known)

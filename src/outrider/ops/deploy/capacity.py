@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
@@ -29,11 +28,10 @@ PERCENTILES = (0.5, 0.95, 0.99)
 
 @dataclass(frozen=True)
 class Fleet:
-    """Replicas of one kind for the traffic.
+    """Replicas of one kind: the most that one takes and what limits it, and how many are needed.
 
-    ``per_replica`` is the most that one takes within the service levels, ``limited_by`` the level
-    that more would break, or load. ``replicas`` are those at the peak without spares and standby,
-    ``hours`` the same in each hour. ``times`` are those at the peak by level and percentile.
+    ``replicas`` at the peak and by ``hours`` are those without spares and standby. ``times`` are
+    those at the peak by level and percentile.
     """
 
     per_replica: Figure
@@ -56,9 +54,8 @@ class Fleet:
 class Capacity:
     """The result of ``plan``; a fleet is None where no number of replicas keeps the service levels.
 
-    ``cautious`` are the speculative replicas at the P10 of acceptance. ``rollback`` says what
-    happens when all traffic becomes plain: replicas that it needs, those that are there, standby
-    among them and spares not, and those that are missing.
+    ``cautious`` are the speculative replicas at the P10 of acceptance, ``rollback`` those that all
+    traffic needs when it becomes plain, that are there (standby, no spares), and that are missing.
     """
 
     target: str
@@ -241,8 +238,3 @@ def _notes(
         "nothing": speculative is not None and speculative.k == 0,
     }
     return told(data("notes")["capacity"], holds, {"most": demand.max_num_seqs})
-
-
-def levels(times: Mapping[str, Mapping[str, Figure]], name: str) -> str:
-    """Return the percentiles of a level for people."""
-    return ", ".join(f"{which.upper()} {each.said()}" for which, each in times[name].items())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..markdown import table
 from ..planning.figure import Figure
-from .capacity import Capacity, Fleet, levels
+from .capacity import Capacity, Fleet
 
 NEVER = "does not keep the service levels"
 
@@ -14,6 +14,11 @@ NEVER = "does not keep the service levels"
 def _count(figure: Figure) -> str:
     """Return a number without its unit, which stands beside it."""
     return f"{figure.value:,.0f} ({figure.evidence})"
+
+
+def _times(level: str) -> Callable[[Fleet], str]:
+    """Return what tells the percentiles of a level."""
+    return lambda fleet: ", ".join(f"{p.upper()} {t.said()}" for p, t in fleet.times[level].items())
 
 
 ROWS: tuple[tuple[str, Callable[[Fleet], str]], ...] = (
@@ -25,10 +30,10 @@ ROWS: tuple[tuple[str, Callable[[Fleet], str]], ...] = (
     ("spare replicas", lambda fleet: _count(fleet.spare)),
     ("standby replicas, plain", lambda fleet: _count(fleet.standby)),
     ("**devices in all**", lambda fleet: f"**{_count(fleet.devices)}**"),
-    ("wait", lambda fleet: levels(fleet.times, "wait")),
-    ("TTFT", lambda fleet: levels(fleet.times, "ttft")),
-    ("TPOT", lambda fleet: levels(fleet.times, "tpot")),
-    ("E2E", lambda fleet: levels(fleet.times, "e2e")),
+    ("wait", _times("wait")),
+    ("TTFT", _times("ttft")),
+    ("TPOT", _times("tpot")),
+    ("E2E", _times("e2e")),
 )
 
 
@@ -47,10 +52,8 @@ def capacity_markdown(capacity: Capacity) -> str:
     lines += ["The times are modelled: at the peak, with spares and standby idle.", ""]
     lines += _days(capacity)
     if capacity.cautious is not None:
-        lines += [
-            f"At the P10 of acceptance the peak takes {capacity.cautious} with speculation.",
-            "",
-        ]
+        takes = f"At the P10 of acceptance the peak takes {capacity.cautious} with speculation."
+        lines += [takes, ""]
     if capacity.rollback:
         needed, there, missing = (capacity.rollback[n] for n in ("needed", "there", "missing"))
         lines += [

@@ -73,26 +73,20 @@ def _values(spec: Spec, engine: Engine, launch: Launch) -> dict[str, Any]:
 
 def _names(spec: Spec, engine: Engine) -> dict[str, str]:
     """Return the names that clients in a cluster call our server by; others ask for none."""
-    if engine.engine != "outrider":
-        return {}
     short = f"{spec.service.name}.{spec.service.namespace}"
-    return {
-        "OUTRIDER_ALLOWED_HOSTS": ",".join([short, f"{short}.svc", f"{short}.svc.cluster.local"])
-    }
+    hosts = f"{short},{short}.svc,{short}.svc.cluster.local"
+    return {"OUTRIDER_ALLOWED_HOSTS": hosts} if engine.engine == "outrider" else {}
 
 
 def _template(name: str) -> Any:
     environment = Environment(undefined=StrictUndefined, autoescape=False)
-    environment.filters["value"] = _yaml_value
-    environment.filters["escaped"] = _for_compose
-    environment.filters["literal"] = lambda text: text.replace("$", "$$")
-    environment.filters["key"] = lambda path: path.replace("/", ".")
+    environment.filters |= {
+        "value": lambda value: json.dumps(value, ensure_ascii=False),  # no text leaves its quotes
+        "escaped": _for_compose,
+        "literal": lambda text: text.replace("$", "$$"),
+        "key": lambda path: path.replace("/", "."),
+    }
     return environment.from_string((DATA / "templates" / name).read_text("utf-8"))
-
-
-def _yaml_value(value: Any) -> str:
-    """Return a value as JSON, which is YAML: no text can leave its quotes."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _for_compose(value: Any) -> Any:

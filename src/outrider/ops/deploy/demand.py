@@ -38,14 +38,9 @@ SECTIONS = {
 class Demand:
     """A question to ``plan``; it is checked when it is made.
 
-    Args:
-        situation: model, drafter, machine and the tokens of a request.
-        by_hour: requests per second in each hour; one value is the peak.
-        slo: service levels in seconds, of ``ttft``, ``tpot`` and ``e2e`` at least one.
-        percentile: share of the requests that must keep each level.
-        spare: replicas that may fail at the peak, on each side of the comparison.
-        standby: share of the peak that the plain standby takes at once; 0 is one warm replica.
-        max_num_seqs: sequences that a replica runs at once, at most.
+    ``by_hour`` are requests per second in each hour, or at the peak. A ``percentile`` of them keeps
+    each level of ``slo``, in seconds. ``spare`` replicas may fail at the peak; the plain standby
+    takes a share of it at once, 0 is one warm replica. A replica runs ``max_num_seqs`` sequences.
 
     Raises:
         ConfigError: an input is out of its range.
@@ -93,12 +88,19 @@ def parse_demand(text: str, source: str) -> Demand:
     Raises:
         ConfigError: it is neither, has keys that are not known, or values out of range.
     """
-    sections = _sections(_document(text, source), source)
-    model, traffic = sections["model"], sections["traffic"]
-    slo, fleet = sections["slo"], sections["fleet"]
+    json = text.lstrip().startswith("{")  # which TOML never begins with
+    document = parse_json(text, source, unique=True) if json else parse_toml(text, source)
+    for name, section in document.items():
+        if name not in SECTIONS:
+            raise no_option(source, name, list(SECTIONS))
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"{source}: {name} is {shown(section)}; write a table, [{name}].")
+        for key in section.keys() - set(SECTIONS[name]):
+            raise no_option(f"[{name}] of {source}", key, SECTIONS[name])
+    model, traffic, slo, fleet = (dict(document.get(name, {})) for name in SECTIONS)
     if "target" not in model:
         raise ConfigError(f"{source} names no target; add [model] with target.")
-    given = {key: each for key, each in {**model, **traffic, **fleet}.items() if key in SITUATION}
+    given = {key: each for key, each in (model | traffic | fleet).items() if key in SITUATION}
     for key in ("target", "drafter", "hardware", "profile", "acceptance", "drafter_hardware"):
         if not isinstance(given.get(key, ""), str):
             raise ConfigError(f"{source}: {key} is {shown(given[key])}; give a text.")
@@ -106,30 +108,10 @@ def parse_demand(text: str, source: str) -> Demand:
         given["acceptance"] = parse_acceptance(given["acceptance"], given.get("drafter"))
     if "profile" in given:
         given["profile"] = Path(given["profile"])
-    rest = {key: fleet[key] for key in ("spare", "standby", "max_num_seqs") if key in fleet}
+    rest = {key: each for key, each in fleet.items() if key not in SITUATION}
     if "percentile" in slo:
-        rest["percentile"] = slo["percentile"]
-    levels = {key: each for key, each in slo.items() if key != "percentile"}
-    return Demand(Situation(**given), _rates(traffic, source), levels, **rest)
-
-
-def _document(text: str, source: str) -> Mapping[str, Any]:
-    """Return an object of JSON, where the text begins with a brace, or of TOML."""
-    if not text.lstrip().startswith("{"):
-        return parse_toml(text, source)
-    return dict(parse_json(text, source, unique=True))
-
-
-def _sections(document: Mapping[str, Any], source: str) -> dict[str, Mapping[str, Any]]:
-    for name, section in document.items():
-        if name not in SECTIONS:
-            raise no_option(source, name, list(SECTIONS))
-        if not isinstance(section, Mapping):
-            raise ConfigError(f"{source}: {name} is {shown(section)}; write a table, [{name}].")
-        for key in section:
-            if key not in SECTIONS[name]:
-                raise no_option(f"[{name}] of {source}", key, SECTIONS[name])
-    return {name: document.get(name, {}) for name in SECTIONS}
+        rest["percentile"] = slo.pop("percentile")
+    return Demand(Situation(**given), _rates(traffic, source), slo, **rest)
 
 
 def _rates(traffic: Mapping[str, Any], source: str) -> tuple[float, ...]:

@@ -15,11 +15,8 @@ Value = str | int | float | bool | dict[str, Any]
 class Launch:
     """A start of an engine.
 
-    Args:
-        program: the command up to its options, the model among it where it is an argument.
-        options: flags with their values; True is a flag alone.
-        files: texts by their paths below the working folder, which the command reads.
-        config_file: the name and the text of the engine's own config, with the same contents.
+    An option's value True is a flag alone. The command reads ``files``, texts by their paths;
+    ``config_file`` is name and text of the engine's own config, with the same contents.
     """
 
     program: tuple[str, ...]

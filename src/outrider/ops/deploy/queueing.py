@@ -26,10 +26,8 @@ LEAST_SECONDS = 1e-12
 class Replica:
     """A server with a queue.
 
-    Args:
-        prefill: seconds of a prompt, up to its first token.
-        token: seconds between two tokens of a sequence where 1, 2, ... sequences run. As many as
-            it has entries run at once.
+    ``prefill`` are the seconds of a prompt, ``token`` those between two tokens of a sequence where
+    1, 2, ... sequences run: as many as it has entries run at once.
     """
 
     prefill: float
@@ -67,14 +65,9 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def simulate(replica: Replica, rate: float, work: Work, requests: int, seed: int = 0) -> Run:
-    """Return what happens until a number of requests is done.
+    """Return what happens until so many requests are done, which come at ``rate`` a second.
 
-    Args:
-        replica: that serves them.
-        rate: requests per second, above 0.
-        work: draws the tokens of a request after its first.
-        requests: that are done at the end.
-        seed: of arrivals and work, which are the same for all replicas at a rate.
+    Arrivals and work are the same for all replicas at a rate.
     """
     arrivals, lengths = Random(seed), Random(seed + 1)
     done: list[Done] = []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from ...errors import ConfigError, shown
 from . import capabilities, checks, containers, facts
 from .capabilities import Engine
 from .engines import LAUNCHES
 from .launch import Launch
-from .spec import Spec
+from .spec import Spec, Target
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,8 @@ def _notes(spec: Spec, engine: Engine) -> list[str]:
 
 def _unused(spec: Spec, engine: Engine) -> list[str]:
     """Return the values that are set in the spec but that this engine has no option for."""
-    plain = Spec(target=spec.target)
-    names = []
-    for name in engine.unused:
-        section, _, key = name.partition(".")
-        default = None if section == "target" else getattr(getattr(plain, section), key)
-        if getattr(getattr(spec, section), key) != default:
-            names.append(name)
-    return names
+    plain = Spec(target=Target(model=spec.target.model))
+    return [each for each in engine.unused if attrgetter(each)(spec) != attrgetter(each)(plain)]
 
 
 def _with_notes(files: dict[str, str], notes: list[str]) -> dict[str, str]:

@@ -60,16 +60,9 @@ class Target(Part):
 
 
 class Drafter(Part):
-    """The drafter.
+    """The drafter; ``other_vocabulary`` tells whether it has another tokenizer than the target.
 
-    Args:
-        method: one of ``methods.NAMES``.
-        num_speculative_tokens: draft length K.
-        schedule: draft lengths by batch size, as ``Range``.
-        required: whether a config that never drafts is an error.
-        adaptive: the engine chooses the draft length itself.
-        tensor_parallel_size: GPUs of the drafter, which must equal the target's.
-        other_vocabulary: whether the drafter has another tokenizer.
+    With ``required`` a config that never drafts is an error; with ``adaptive`` the engine sets K.
     """
 
     method: Line = "none"

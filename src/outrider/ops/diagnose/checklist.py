@@ -63,17 +63,9 @@ def checklist(
     no: Iterable[str] = (),
     thresholds: Mapping[str, object] | None = None,
 ) -> State:
-    """Return the answers to all points.
+    """Return the answers to all points: by facts, else as somebody says, else as in ``state``.
 
-    Facts win over answers that are said, and these over ``state``.
-
-    Args:
-        state: earlier answers, as ``read_state`` returns them.
-        facts: of a server or a report, by names of ``data/symptoms.toml``.
-        yes, no: ids of points that somebody answers.
-
-    Raises:
-        ConfigError: an id, a fact or a threshold is unknown, or a point is answered both ways.
+    Raises ConfigError: an id, a fact or a threshold is unknown, or a point is answered both ways.
     """
     said = _said(list(yes), list(no))
     known, limits = check_facts(facts or {}), check_thresholds(thresholds or {})

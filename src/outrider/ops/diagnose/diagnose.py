@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,13 +14,7 @@ from .observation import Observation, Source, observe
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause of a symptom.
-
-    Attributes:
-        likely: whether figures point to it; else nothing speaks against it.
-        because: the figures that do.
-        remedies: what to do, in order.
-    """
+    """A cause of a symptom; ``likely`` where figures point to it, else none speaks against it."""
 
     title: str
     likely: bool
@@ -30,14 +24,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Problem:
-    """A symptom that was found.
-
-    Attributes:
-        symptom: its id in ``data/symptoms.toml``.
-        where: the server or the run.
-        evidence: the figures that show it.
-        causes: likely ones first.
-    """
+    """A symptom of ``data/symptoms.toml`` in a server or a run; its likely causes come first."""
 
     symptom: str
     title: str
@@ -60,50 +47,41 @@ class Problem:
 
 def symptoms() -> list[dict[str, Any]]:
     """Return every symptom of the catalogue, its causes with it."""
-    catalogue = data("symptoms")
+    shared = data("symptoms")["causes"]
     return [
-        {
-            **each,
-            "cause": each["cause"] if "cause" in each else catalogue["causes"][each["causes_of"]],
-        }
-        for each in catalogue["symptom"]
+        {**each, "cause": each.get("cause") or shared[each["causes_of"]]}
+        for each in data("symptoms")["symptom"]
     ]
 
 
 def judge(facts: Facts, thresholds: Mapping[str, float], where: str = "") -> list[Problem]:
-    """Return the symptoms that facts show, in the catalogue's order.
+    """Return the symptoms that facts show by all thresholds, in the catalogue's order."""
 
-    Args:
-        thresholds: all of them, as ``check_thresholds`` returns them.
-    """
-
-    def check(condition: str) -> bool | None:
-        return holds(condition, facts, thresholds)
+    def held(conditions: Sequence[str]) -> list[bool | None]:
+        return [holds(each, facts, thresholds) for each in conditions]
 
     problems = []
     for each in symptoms():
-        unless = any(check(condition) is True for condition in each.get("unless", ()))
-        if not unless and all(check(condition) is True for condition in each["when"]):
+        if all(held(each["when"])) and True not in held(each.get("unless", ())):
             evidence = tuple(figure(name, facts) for name in each["evidence"] if name in facts)
-            causes = _causes(each["cause"], facts, thresholds)
+            causes = _causes(each["cause"], facts, held)
             problems.append(Problem(each["id"], each["title"], where, evidence, causes))
     return problems
 
 
 def _causes(
-    entries: list[dict[str, Any]], facts: Facts, thresholds: Mapping[str, float]
+    entries: list[dict[str, Any]], facts: Facts, held: Callable[[Sequence[str]], list[bool | None]]
 ) -> tuple[Cause, ...]:
     """Return the causes that nothing speaks against, likely ones first."""
     causes = []
     for each in entries:
         conditions = each.get("when", [])
-        held = [holds(condition, facts, thresholds) for condition in conditions]
-        ruled_out = [holds(condition, facts, thresholds) for condition in each.get("unless", ())]
-        if False in held or True in ruled_out:
+        shown = held(conditions)
+        if False in shown or True in held(each.get("unless", ())):
             continue
         names = dict.fromkeys(condition.split(" ", 1)[0] for condition in conditions)
         because = tuple(figure(name, facts) for name in names if name in facts)
-        likely = bool(held) and all(held)
+        likely = bool(shown) and all(shown)
         causes.append(Cause(each["title"], likely, because, tuple(each["remedies"])))
     return tuple(sorted(causes, key=lambda cause: not cause.likely))
 
@@ -128,19 +106,19 @@ def derive(facts: dict[str, Value]) -> None:
     """Add what follows from other facts: what was kept of before, and the cost of verification."""
     for name in ("acceptance", "speedup"):
         _ratio(facts, f"{name}_kept", facts.get(name), facts.get(f"{name}_before"))
-    speedup, length, share = (
-        facts.get(name) for name in ("speedup", "acceptance_length", "draft_share")
-    )
-    if not (isinstance(speedup, float) and isinstance(length, float) and isinstance(share, float)):
-        return
-    if speedup > 0:
+    share = facts.get("draft_share")
+    if isinstance(share, float):
         # A step emits `length` tokens `speedup` times as fast as plain steps would.
-        facts.setdefault("verify_ratio", length / speedup * (1 - share))
+        _ratio(
+            facts, "verify_ratio", facts.get("acceptance_length"), facts.get("speedup"), 1 - share
+        )
 
 
-def _ratio(facts: dict[str, Value], name: str, over: object, under: object) -> None:
+def _ratio(
+    facts: dict[str, Value], name: str, over: object, under: object, times: float = 1
+) -> None:
     if isinstance(over, float) and isinstance(under, float) and under > 0:
-        facts.setdefault(name, over / under)
+        facts.setdefault(name, over / under * times)
 
 
 def _match(one: Observation, others: list[Observation], option: str) -> Observation | None:
@@ -188,15 +166,13 @@ def diagnose(
     """Return the problems of a server or a report, each with evidence, causes and remedies.
 
     Args:
-        source: a server's address; a file with metrics, facts or a report of a benchmark; or facts
-            by name as a dictionary.
-        plain: the same without speculation, for speedup and TTFT; where both are addresses, a few
-            greedy answers are compared, too.
+        source: a server's address; a file with metrics, facts or a report; or facts by name.
+        plain: the same without speculation; a few answers of two servers are compared, too.
         before: an earlier report, for what was lost since.
         facts: what you know beside, by names of ``data/symptoms.toml``; they win.
         thresholds: others than the defaults there.
         key: the API key of endpoints.
-        seconds: how long to watch each endpoint; 0 takes what it counted since its start.
+        seconds: how long to watch an endpoint; 0 takes what it counted since its start.
 
     Raises:
         ConfigError: a source, a fact or a threshold is wrong.

@@ -44,15 +44,14 @@ class Endpoint:
             raise EndpointError(
                 f"{self.url} wants an API key (HTTP {answer.status}); give --api-key."
             )
-        try:
-            if answer.status != 200:
-                raise ValueError(f"HTTP {answer.status}")
-            return str(answer.json()["data"][0]["id"])
-        except (ValueError, LookupError, TypeError) as error:
-            why = str(error) if str(error).startswith("HTTP") else "its answer lists no model"
-            raise EndpointError(
-                f"{self.url}/v1/models is not OpenAI's ({why}); correct the address."
-            ) from None
+        if answer.status != 200:
+            why = f"HTTP {answer.status}"
+        else:
+            try:
+                return str(answer.json()["data"][0]["id"])
+            except (ValueError, LookupError, TypeError):
+                why = "its answer lists no model"
+        raise EndpointError(f"{self.url}/v1/models is not OpenAI's ({why}); correct the address.")
 
     def metrics(self) -> Page | None:
         """Return the page of ``/metrics``; None if the server has none."""

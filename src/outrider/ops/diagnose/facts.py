@@ -67,7 +67,7 @@ def holds(condition: str, facts: Facts, thresholds: Mapping[str, float]) -> bool
 
 
 class Named(NamedTuple):
-    """The fact that a name means, and how many units of the name make one unit of the fact."""
+    """The fact that a name means, and how many units of the name make one of the fact."""
 
     fact: str
     scale: float

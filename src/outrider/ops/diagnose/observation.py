@@ -33,15 +33,7 @@ Source = str | Path | Mapping[str, Any]
 
 @dataclass
 class Observation:
-    """Facts of one server or one run.
-
-    Attributes:
-        where: which run, or which server.
-        hardware: the device's name, "" if nobody knows.
-        page: the samples of ``/metrics``, where there were any.
-        endpoint: whom it was read from, None if from a file.
-        notes: what could not be read.
-    """
+    """Facts of one server or one run; ``notes`` say what could not be read."""
 
     where: str
     facts: dict[str, Value]
@@ -61,12 +53,8 @@ class Observation:
 def observe(source: Source, key: str | None = None, seconds: float = 0.0) -> list[Observation]:
     """Return what a source tells, one observation for each run of a report.
 
-    Args:
-        source: an address; a file with a page of ``/metrics``, or with JSON: facts or metrics by
-            name, what ``--save`` wrote, a report of ``outrider bench`` or ``vllm bench serve``; or
-            the object of such JSON.
-        key: the API key of an endpoint.
-        seconds: how long to watch an endpoint; 0 takes what it counted since its start.
+    It is an address; a file with a page of ``/metrics``, or with JSON: facts or metrics by name,
+    a saved diagnosis, a report of ``outrider bench`` or ``vllm bench serve``; or such an object.
 
     Raises:
         ConfigError: the source is none, or has another shape.
@@ -91,9 +79,7 @@ def observe(source: Source, key: str | None = None, seconds: float = 0.0) -> lis
 def ask(endpoint: Endpoint, seconds: float = 0.0, since: Page | None = None) -> Observation:
     """Return what a running server tells, and this machine where the server is on it.
 
-    Args:
-        seconds: what is counted within them; 0 is all since the server's start.
-        since: an earlier page, from which on to count instead.
+    It is counted within ``seconds``, else from an earlier page on, else since the server's start.
     """
     endpoint.model()
     if seconds > 0:

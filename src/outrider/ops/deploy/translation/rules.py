@@ -13,7 +13,7 @@ from ..capabilities import data
 class Rule:
     """The successor of one old option: a key of ``speculative_config``, an option, or nothing.
 
-    ``value`` is the option's value where the old one had none; ``switch`` says it had none.
+    ``switch`` says that the old one had no value; then the new one may have ``value``.
     """
 
     old: str

@@ -117,12 +117,9 @@ def json_of(table: Mapping[str, Any]) -> str:
 
 
 def commands(text: str) -> list[Line]:
-    """Return the commands of a shell text, lines that only set variables among them.
+    """Return the commands of a shell text, without comments, and lines that only set variables.
 
-    Comments are dropped, and so are ``exec`` and the like before a command.
-
-    Raises:
-        ConfigError: it is not a plain list of commands.
+    Raises ConfigError: it is not a plain list of commands.
     """
     lines: list[list[str]] = []
     for line in re.sub(r"\\\r?\n", " ", text).splitlines():
@@ -191,10 +188,7 @@ def _hidden(line: str, sources: list[str]) -> str:
 
 
 def end_of(text: str, at: int) -> int | None:
-    """Return the end of the shell variable that begins with the $ or ` at ``at``.
-
-    None is returned if there is no variable, only a $.
-    """
+    """Return the end of the shell variable that begins at ``at``; None if there is only a $."""
     opening = "`" if text[at] == "`" else text[at + 1 : at + 2]
     if opening != "`" and opening not in PAIRS:
         name = NAME.match(text, at + 1)
@@ -227,13 +221,7 @@ def _unwrapped(words: list[str]) -> Line:
 def options(
     words: list[str], switches: Collection[str], canonical: Callable[[str], str] = str
 ) -> Command:
-    """Return the command of its words.
-
-    Args:
-        words: the program and its options.
-        switches: options without a value, by their canonical names.
-        canonical: returns the name of an option by the flag as it was written.
-    """
+    """Return the command of its words; ``switches`` are canonical names of flags without value."""
     command = Command([])
     rest = iter([*words, None])
     word = next(rest)
