@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
+from ...base.tables import table
 from ...errors import ConfigError, shown
 from ..diagnose.facts import number
 from ..metrics import names_of
 from ..planning.saved import load_advice
-from ..tables import table
 from .observed import BY
 from .observed import records as observed_records
 
@@ -45,7 +45,7 @@ def read_data(name: str) -> str:
 
 def source() -> dict[str, Any]:
     """Return the thresholds, records and alerts; do not change what it holds."""
-    return table("alerts", "alerts")
+    return table("outrider.ops.alerts", "alerts")
 
 
 def thresholds(others: Mapping[str, object] | None = None) -> dict[str, float]:

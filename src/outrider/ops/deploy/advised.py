@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...base.tables import told
 from ...errors import ConfigError, shown
 from ..planning.advice import Advice
 from ..planning.catalogue import data
 from ..planning.deployment import Model
 from ..planning.rules import LEAVE
-from ..tables import told
 from .capabilities import Engine, find
 from .capabilities import data as texts
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from ...base.engines import find_engine
 from ...base.methods import NONE, TABLE
+from ...base.tables import table
 from ...errors import ConfigError, shown
-from ..tables import table
 from .spec import Spec
 
 DATA = Path(__file__).with_name("data")
-data = partial(table, "deploy")
+data = partial(table, "outrider.ops.deploy")
 OURS = {
     each.name: "a head's folder" if each.checkpoint else each.ours
     for each in TABLE

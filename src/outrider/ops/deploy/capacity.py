@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from ...base.tables import told
 from ...errors import ConfigError
 from ..planning.acceptance import P90
 from ..planning.advise import drafter_name
@@ -13,7 +14,6 @@ from ..planning.catalogue import data
 from ..planning.figure import ASSUMED, Figure, modelled, to_json
 from ..planning.forecast import EXPECTED, Draw, Forecast, forecast
 from ..planning.rank import rank
-from ..tables import told
 from .demand import Demand
 from .queueing import Replica, Run, Work, simulate
 

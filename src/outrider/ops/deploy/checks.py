@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...base.methods import WITH_CHECKPOINT
+from ...base.tables import told
 from ...errors import ConfigError, shown
-from ..tables import told
 from .capabilities import Engine, data
 from .spec import Spec
 

@@ -11,10 +11,10 @@ from operator import ge, gt, le, lt
 from typing import Any, NamedTuple
 
 from ...base.outside.text import printable
+from ...base.tables import table
 from ...errors import ConfigError, shown
-from ..tables import table
 
-data = partial(table, "diagnose")
+data = partial(table, "outrider.ops.diagnose")
 Value = float | str
 Facts = Mapping[str, Value]
 ORDER: dict[str, Callable[[float, float], bool]] = {"<": lt, "<=": le, ">": gt, ">=": ge}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from ..tables import table
+from ...base.tables import table
 from .page import Page
 
 OURS = "outrider_draft_length"
@@ -15,7 +15,7 @@ OURS = "outrider_draft_length"
 @cache
 def tables() -> dict[str, dict[str, str]]:
     """Return the names of metrics by engine; do not change what it holds."""
-    loaded = table("metrics", "engines")
+    loaded = table("outrider.ops.metrics", "engines")
     return {name: each for name, each in loaded.items() if isinstance(each, dict)}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...base.methods import BY_NAME, LOOKUPS
-from ..tables import told
+from ...base.tables import told
 from .acceptance import P90
 from .advice import Advice, At, BatchRange, Line, Trip
 from .catalogue import Shape, data

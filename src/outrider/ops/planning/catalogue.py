@@ -12,8 +12,8 @@ from typing import Any
 
 from ...base.outside.documents import read_json
 from ...base.outside.text import printable
+from ...base.tables import table
 from ...errors import ConfigError, ModelError, shown
-from ..tables import table
 
 MOST = 1e15
 """No size of a model is larger."""
@@ -25,7 +25,7 @@ FUSED_STATES = 3
 """Hidden states of the target that an EAGLE-3 head fuses into one."""
 
 
-data = partial(table, "planning")
+data = partial(table, "outrider.ops.planning")
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ...base.outside.models import check_fields
+from ...base.tables import told
 from ...errors import ConfigError
-from ..tables import told
 from .advice import Advice
 from .catalogue import data
 from .checks import Amount, Share, one_of

@@ -1,17 +1,17 @@
-"""The data files of the packages beside this module."""
+"""The data files of packages, and sentences that stand in them."""
 
 import tomllib
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 
 @cache
 def table(package: str, name: str) -> dict[str, Any]:
-    """Return ``PACKAGE/data/NAME.toml``; do not change what it holds."""
-    file = Path(__file__).with_name(package) / "data" / f"{name}.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+    """Return ``data/NAME.toml`` of a package; do not change what it holds."""
+    text = (files(package) / "data" / f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def told(
