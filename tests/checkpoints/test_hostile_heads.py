@@ -317,7 +317,7 @@ def test_damaged_files_are_refused(bench: Bench, damage: str, tmp_path: Path) ->
     head = copied(bench, "eagle", tmp_path / "head")
     FILES[damage](head)
     assert bench.attempt(head) != "ran"
-    done = CliRunner().invoke(app, ["drafters", "check", str(head), "--target", str(bench.folder)])
+    done = CliRunner().invoke(app, ["drafters", "check", str(bench.folder), "--drafter", str(head)])
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit)
     assert done.stderr.count("\n") <= 1
@@ -352,7 +352,7 @@ def test_generating_with_a_damaged_head_ends_with_1(
     head = copied(bench, "eagle", tmp_path / "head")
     FILES[damage](head)
     done = CliRunner().invoke(
-        app, ["generate", "x", "--model", str(bench.folder), "--drafter", str(head)]
+        app, ["generate", str(bench.folder), "--prompt", "x", "--drafter", str(head)]
     )
     assert done.exit_code == 1
     assert done.stderr.startswith("error: ")

@@ -268,8 +268,8 @@ def test_a_drafter_of_transformers_cannot_have_one(
 
 def test_the_commands_take_both(tiny_llama: Path, tiny_drafter: Path) -> None:
     def run(*args: object) -> Any:
-        options = ("--model", tiny_llama, "--drafter", tiny_drafter, "--temperature", 0)
-        given = ["generate", "def greet(name):", "--max-tokens", 12, *options, *args]
+        options = ("--drafter", tiny_drafter, "--temperature", 0, "--max-tokens", 12)
+        given = ["generate", tiny_llama, "--prompt", "def greet(name):", *options, *args]
         return CliRunner().invoke(app, [str(a) for a in given])
 
     plain = run()

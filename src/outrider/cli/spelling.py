@@ -81,14 +81,20 @@ def _file_of_json(args: list[str], valued: Collection[str]) -> list[str] | None:
     return None
 
 
+def _valued(command: Any) -> set[str]:
+    """Return the options of a command that a value follows, in any spelling."""
+    own = {name for param in command.params for name in param.opts}
+    flags = {name for p in command.params if getattr(p, "is_flag", False) for name in p.opts}
+    return {name for name in own | {*RENAMED, "--model"} if name not in flags}
+
+
 class Command(TyperCommand):
     """A command: MODEL may be an option, too, and help comes in panels, one after the other."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words of the command; old spellings are read as those of today."""
         own = {name for param in self.params for name in param.opts}
-        flags = {name for p in self.params if getattr(p, "is_flag", False) for name in p.opts}
-        valued = {name for name in own | {*RENAMED, "--model"} if name not in flags}
+        valued = _valued(self)
         args = _renamed(args, own | {"--model"}, valued)
         if "model" in own and "--model" not in own:
             args = _model_first(args, valued)
@@ -128,9 +134,18 @@ class Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         """Return name, command and words of a sub-command; of a group it may be the default."""
         name, command, rest = super().resolve_command(ctx, args)
-        if isinstance(command, Group) and not (rest and rest[0] in command.commands):
-            command = command.commands.get(command.default or "", command)
-        return name, command, rest
+        if not isinstance(command, Group) or (rest and rest[0] in command.commands):
+            return name, command, rest
+        default = command.commands.get(command.default or "")
+        if default is None:
+            return name, command, rest
+        valued = _valued(default)
+        options = {i: rest[i] in valued for i in _names(rest, valued)}
+        taken = {*options, *(i + 1 for i, has_value in options.items() if has_value)}
+        first = next((word for i, word in enumerate(rest) if i not in taken), None)
+        if first in command.commands and first != command.default:
+            raise typer.BadParameter(f"{rest[0]} stands before {first}; put it behind.")
+        return name, default, rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options and the commands."""

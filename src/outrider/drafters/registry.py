@@ -52,10 +52,6 @@ def known_specs() -> dict[str, type[DrafterSpec]]:
     return specs
 
 
-PRIORS = {spec.name: spec.prior for spec in BUILT_IN if spec is not NoSpec}
-"""P(accept) by drafter before anything is seen."""
-
-
 @dataclass(frozen=True)
 class GroupSpec(DrafterSpec):
     """Several drafters: the engine chooses among them (``auto``), or merges their drafts.

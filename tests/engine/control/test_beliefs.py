@@ -2,12 +2,12 @@
 
 import json
 
-from outrider.drafters.registry import PRIORS
 from outrider.engine.control.choices import PLAIN, Choice, Method, Stream
 from outrider.engine.control.controller import Controller
 from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
 from outrider.engine.control.summary import summary
 from outrider.engine.control.survival import Survival
+from tests.support.priors import PRIORS
 
 SECRET = "salt-of-a-tenant"
 METHODS = {

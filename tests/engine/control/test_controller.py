@@ -9,7 +9,6 @@ from itertools import product
 import pytest
 
 from outrider.base.types import Request, SamplingParams, SequenceState
-from outrider.drafters.registry import PRIORS
 from outrider.engine.control.choices import PLAIN, Choice, Method, Stream
 from outrider.engine.control.chooser import Chooser
 from outrider.engine.control.controller import Controller
@@ -19,6 +18,7 @@ from outrider.engine.control.simulate import Step, simulate
 from outrider.engine.control.survival import Survival
 from outrider.engine.control.switch import Menu, SpeculationState
 from outrider.engine.control.tuning import USUAL
+from tests.support.priors import PRIORS
 from tests.support.scheduling import record_of
 
 ROWS = tuple(2**i for i in range(14))

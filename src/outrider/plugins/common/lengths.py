@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ...drafters.registry import PRIORS
 from ...engine.control.choices import Method, Stream
 from ...engine.control.controller import Controller
 from ...engine.control.costs import CostModel, Costs, Curve, DraftCosts, Mean, MeasuredCosts
 from ...engine.control.survival import Survival
 
-METHODS = {"draft_model": "model", "custom_class": "suffix"}
-"""Outrider's names of vLLM's methods, where they differ and what is expected of them is known."""
+PRIORS = {
+    "ngram": 0.5, "suffix": 0.6, "custom_class": 0.6, "draft_model": 0.65, "medusa": 0.65,
+    "eagle3": 0.8,
+}  # fmt: skip
+"""P(accept) that is expected of vLLM's methods at first, as of our drafters of their kind."""
 ROWS = Curve((1, 8, 64, 512), (0.02, 0.021, 0.03, 0.15))
 """Seconds by rows until some are measured: what a step of few rows takes hardly depends on them."""
 SPIKE = 2.0
@@ -42,7 +44,7 @@ class Lengths:
     """
 
     def __init__(self, longest: int, method: str) -> None:
-        self._name = METHODS.get(method, method)
+        self._name = method
         self._longest = longest
         self._survival = Survival(PRIORS)
         self._controllers: dict[int, Controller] = {}
