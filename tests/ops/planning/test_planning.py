@@ -22,7 +22,7 @@ from outrider.ops.planning.catalogue import data, eagle_head, find_device, find_
 from outrider.ops.planning.forecast import EXPECTED, Forecast, forecast
 from outrider.ops.planning.roofline import ACTIVATION, Machine, roofline
 from tests.support import REPOSITORY
-from tests.support.planning_section import entries, reference
+from tests.support.planning_section import entries, reference, spread_at
 
 DOCS = REPOSITORY / "docs" / "planning.md"
 BLOCKED = """
@@ -236,19 +236,19 @@ def test_without_costs_the_speedup_is_the_tokens_of_a_step() -> None:
 
 
 def test_speedups_fall_with_the_batch_of_a_dense_model() -> None:
-    speedups = [found(hardware="b200").spread_at(2**i, 3)[1] for i in range(0, 9, 2)]
+    speedups = [spread_at(found(hardware="b200"), 2**i, 3)[1] for i in range(0, 9, 2)]
     assert speedups == sorted(speedups, reverse=True)
 
 
 def test_sparse_models_and_long_contexts_win_at_high_batches() -> None:
     sparse = found("llama-4-maverick", hardware="h200", tensor_parallel=8, dtype="fp8",
                    input_tokens=64, acceptance=of_positions([0.83, 0.62, 0.49]))  # fmt: skip
-    assert sparse.spread_at(256, 3)[1] > sparse.spread_at(8, 3)[1] + 0.2
+    assert spread_at(sparse, 256, 3)[1] > spread_at(sparse, 8, 3)[1] + 0.2
     short, long = (
         found("llama-3.1-70b", hardware="h200", tensor_parallel=8, input_tokens=tokens)
         for tokens in (256, 16_384)
     )
-    assert long.spread_at(128, 3)[1] > short.spread_at(128, 3)[1] + 0.2
+    assert spread_at(long, 128, 3)[1] > spread_at(short, 128, 3)[1] + 0.2
 
 
 def test_what_memory_does_not_hold_does_not_run() -> None:
@@ -288,10 +288,10 @@ def test_the_chosen_length_is_the_best_of_all() -> None:
 
 def test_intervals_hold_the_expected_speedup() -> None:
     one = found()
-    low, middle, high = one.spread_at(8, 3)
+    low, middle, high = spread_at(one, 8, 3)
     assert low < middle < high
     assert middle == pytest.approx(one.tpot(8, 0) / one.tpot(8, 3, EXPECTED), rel=0.05)
-    assert one.spread_at(8, 3) == found().spread_at(8, 3)  # the same draws each time
+    assert spread_at(one, 8, 3) == spread_at(found(), 8, 3)  # the same draws each time
 
 
 def test_a_drafter_elsewhere_takes_no_memory_but_the_link() -> None:

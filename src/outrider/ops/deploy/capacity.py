@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
+from random import Random
 from typing import Any
 
 from ...base.tables import told
@@ -15,7 +16,7 @@ from ..planning.figure import ASSUMED, Figure, modelled, to_json
 from ..planning.forecast import EXPECTED, Draw, Forecast, forecast
 from ..planning.rank import rank
 from .demand import Demand
-from .queueing import Replica, Run, Work, simulate
+from .queueing import Replica, Run, simulate
 
 LARGEST_LOAD = 0.9
 """Share of what a replica sustains that it is given at most, whatever the service levels."""
@@ -99,7 +100,8 @@ def plan(demand: Demand) -> Capacity:
     if plain is not None:
         standby = _at_least_one(demand.standby * demand.peak / plain.per_replica.value)
     speculative = _fleet(demand, outlook, True, standby)
-    cautious = _cautious(demand, outlook) if speculative else None
+    careful = speculative and _rate(demand, outlook, True, Draw(acceptance=-P90))
+    cautious = _replicas(_at_least_one(demand.peak / careful[0])) if careful else None
     k = speculative.k if speculative and speculative.k else outlook.best(1)[0]
     name = drafter_name(situation, drafter)
     known = outlook.acceptance
@@ -122,14 +124,14 @@ def _replica(demand: Demand, outlook: Forecast, drafts: bool, draw: Draw = EXPEC
     return Replica(outlook.ttft(int(drafts)), tuple(token))
 
 
-def _work(tokens: float) -> Work:
-    """Return what draws the tokens of a response after its first: exponential around the mean."""
-    return lambda source: source.expovariate(1 / tokens) if tokens else 0.0
-
-
 def _run(demand: Demand, replica: Replica, rate: float) -> Run:
+    """Return a simulation in which the tokens after the first are exponential around the mean."""
     tokens = demand.situation.output_tokens - 1
-    return simulate(replica, rate, _work(tokens), REQUESTS)
+
+    def work(source: Random) -> float:
+        return source.expovariate(1 / tokens) if tokens else 0.0
+
+    return simulate(replica, rate, work, REQUESTS)
 
 
 def _broken(demand: Demand, run: Run) -> list[str]:
@@ -202,30 +204,19 @@ def _fleet(demand: Demand, outlook: Forecast, drafts: bool, standby: int) -> Fle
     )  # fmt: skip
 
 
-def _cautious(demand: Demand, outlook: Forecast) -> Figure | None:
-    side = _rate(demand, outlook, True, Draw(acceptance=-P90))
-    return None if side is None else _replicas(_at_least_one(demand.peak / side[0]))
-
-
 def _rollback(plain: Fleet | None, speculative: Fleet | None) -> dict[str, Figure]:
     if plain is None or speculative is None:
         return {}
     needed = plain.replicas.value
     there = speculative.replicas.value + speculative.standby.value
-    return {
-        "needed": _replicas(needed),
-        "there": _replicas(there),
-        "missing": _replicas(max(0.0, needed - there)),
-    }
+    counts = {"needed": needed, "there": there, "missing": max(0.0, needed - there)}
+    return {name: _replicas(count) for name, count in counts.items()}
 
 
 def _notes(
-    demand: Demand,
-    outlook: Forecast,
-    plain: Fleet | None,
-    speculative: Fleet | None,
+    demand: Demand, outlook: Forecast, plain: Fleet | None, speculative: Fleet | None,
     cautious: Figure | None,
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     holds = {
         "random": True,
         "gateway": True,

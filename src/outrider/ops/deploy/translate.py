@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 from ...errors import ConfigError
+from .launch import Launch
 from .translation import llamacpp, manifest, python, trtllm, vllm
 from .translation.rules import Change, Changes, Translated
-from .translation.shell import ASSIGNMENT, assignment, check, commands, plain, quoted
+from .translation.shell import ASSIGNMENT, assignment, check, commands, plain, quoted, starts
 
 LONGEST = 2**18
 """Characters; the time that a text takes grows with its length."""
@@ -35,24 +37,21 @@ def translate(text: str) -> Translated:
         )
     check(text)
     try:
-        today = _translated(text)
+        if MANIFEST.search(text):
+            today = manifest.translate(text)
+        elif PYTHON.search(text):
+            today = Translated("code.py", *python.rewrite(text))
+        else:
+            today = _shell(text)
     except RecursionError:
         raise ConfigError("The text is nested too deeply to be read.") from None
     changes = [Change(plain(each.old), plain(each.new), each.why) for each in today.changes]
     return replace(today, changes=changes)
 
 
-def _translated(text: str) -> Translated:
-    if MANIFEST.search(text):
-        return manifest.translate(text)
-    if PYTHON.search(text):
-        return Translated("code.py", *python.rewrite(text))
-    return _shell(text)
-
-
 def _shell(text: str) -> Translated:
     lines = commands(text)
-    builds = [line.words for line in lines if trtllm.is_build(line.words)]
+    builds = [line.words for line in lines if starts(line.words, "trtllm-build")]
     if builds:
         launch, changes = trtllm.serve(builds)
         return Translated("run.sh", launch.command(quoted), changes, launch.files)
@@ -60,7 +59,7 @@ def _shell(text: str) -> Translated:
     changes = Changes()
     launched = False
     for line in lines:
-        serve = next((serve for known, serve in SERVERS if known(line.words)), None)
+        serve = _translator(line.words)
         if serve is not None:
             launch, more = serve(line.words)
             texts.append(line.prefix() + launch.command(quoted))
@@ -69,7 +68,8 @@ def _shell(text: str) -> Translated:
         elif not line.words:
             texts.append(line.prefix().rstrip())
         elif line.words[0] == "export":
-            texts.append(" ".join(["export", *map(_exported, line.words[1:])]))
+            words = (assignment(w) if ASSIGNMENT.match(w) else quoted(w) for w in line.words[1:])
+            texts.append(" ".join(["export", *words]))
         else:
             changes.note("other_program", command=" ".join(line.words)[:SHOWN])
     if not launched:
@@ -80,11 +80,10 @@ def _shell(text: str) -> Translated:
     return Translated("run.sh", "\n".join(texts), changes)
 
 
-def _exported(word: str) -> str:
-    return assignment(word) if ASSIGNMENT.match(word) else quoted(word)
-
-
-SERVERS = (
-    (vllm.is_tgi, vllm.tgi), (llamacpp.is_llama, llamacpp.serve), (vllm.is_vllm, vllm.serve),
-)  # fmt: skip
-"""Whether a command launches an engine, and what translates it, by engine."""
+def _translator(words: list[str]) -> Callable[[list[str]], tuple[Launch, Changes]] | None:
+    """Return what translates a command; None if it launches no engine."""
+    if starts(words, "text-generation-launcher"):
+        return vllm.tgi
+    if starts(words, "llama-server", "server"):
+        return llamacpp.serve
+    return vllm.serve if vllm.is_vllm(words) else None

@@ -144,13 +144,6 @@ class Forecast:
         speeds = [sum(s * self.speed(b, lengths[b], w) for b, s in shares.items()) for w in worlds]
         return tenths([speed / plain for speed in speeds])
 
-    def spread_at(self, batch: int, k: int) -> tuple[float, float, float]:
-        """Return P10, P50 and P90 of the speedup of decoding alone, at one batch size and K."""
-        plain = self.batch(batch, 0) / self.tpot(batch, 0)
-        running = self.batch(batch, k)
-        worlds = draws(self.steps.evidence)
-        return tenths([running / self.tpot(batch, k, draw) / plain for draw in worlds])
-
     def extra(self, batch: int) -> float:
         """Return the bytes that speculation adds at a batch size."""
         if self.memory is None:

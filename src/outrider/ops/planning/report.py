@@ -21,7 +21,7 @@ def advice_summary(advice: Advice) -> str:
     if advice.ranges:
         lines += _lengths(advice)
     if advice.speedup:
-        lines += [_speedup(advice), _acceptance(advice), _break_even(advice)]
+        lines += _figures(advice)
     if advice.memory:
         drafter, fewer = advice.memory["drafter"], advice.memory["concurrency"]
         plain = advice.memory["plain_concurrency"].value
@@ -46,7 +46,7 @@ def advice_markdown(advice: Advice) -> str:
         ]  # fmt: skip
         lines += [
             "Speedup: tokens per second with speculation over those without, prompts included.", "",
-            _speedup(advice), _acceptance(advice), _break_even(advice),
+            *_figures(advice),
             *(f"- a drafter tuned on the traffic, {n}: {f}" for n, f in advice.tuned.items()), "",
             *section("Draft length by batch size", _lengths(advice)),
             "vLLM: `\"num_speculative_tokens_per_batch_size\": "
@@ -79,22 +79,16 @@ def _lengths(advice: Advice) -> list[str]:
     return table(("batch", "K", "least speedup"), rows)
 
 
-def _speedup(advice: Advice) -> str:
+def _figures(advice: Advice) -> list[str]:
     spans = ", ".join(f"{name.upper()} {each}" for name, each in advice.speedup.items())
-    return f"- speedup over the traffic: {spans}"
-
-
-def _acceptance(advice: Advice) -> str:
     rates = "-".join(f"{each.value:.2f}" for each in advice.acceptance.values())
     rate = advice.acceptance["p50"]
-    return (
+    return [
+        f"- speedup over the traffic: {spans}",
         f"- acceptance, P10-P50-P90: {rates} {rate.unit} ({rate.evidence}; "
-        f"{advice.acceptance_source})"
-    )
-
-
-def _break_even(advice: Advice) -> str:
-    return f"- break-even acceptance: {advice.break_even or 'none: no acceptance would win'}"
+        f"{advice.acceptance_source})",
+        f"- break-even acceptance: {advice.break_even or 'none: no acceptance would win'}",
+    ]
 
 
 def _best(advice: Advice) -> str:

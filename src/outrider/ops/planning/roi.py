@@ -110,17 +110,7 @@ class Roi:
         return dict(to_json(self))
 
 
-def _effort(plan: Plan) -> tuple[tuple[float, float], tuple[float, float], Mapping[str, Any]]:
-    """Return working days and training hours, least and most, and the option's entry."""
-    entry = data("efforts")["option"][plan.option]
-    days = tuple(entry["days"]) if plan.days is None else (plan.days, plan.days)
-    hours = tuple(entry.get("training_hours", (0.0, 0.0)))
-    if plan.training_hours is not None:
-        hours = plan.training_hours, plan.training_hours
-    return (days[0], days[1]), (hours[0], hours[1]), entry
-
-
-def _dollars(value: float) -> Figure:
+def _money(value: float) -> Figure:
     return modelled(value, "$")
 
 
@@ -142,10 +132,10 @@ def _case(plan: Plan, speedup: float, days: float, hours: float) -> Case:
     when = None if pays is None else _after(plan.start or date.today(), days * 7 / 5 + pays)
     net = 12 * gained - cost
     return Case(
-        Figure(speedup, "times", ASSUMED), _dollars(cost), modelled(freed, "device hours a month"),
-        _dollars(freed * plan.price), _dollars(value),
+        Figure(speedup, "times", ASSUMED), _money(cost), modelled(freed, "device hours a month"),
+        _money(freed * plan.price), _money(value),
         None if pays is None else modelled(pays, "days"), when,
-        modelled(net / cost if cost else float(gained > 0), "share of the cost"), _dollars(net),
+        modelled(net / cost if cost else float(gained > 0), "share of the cost"), _money(net),
     )  # fmt: skip
 
 
@@ -155,22 +145,18 @@ def _capacity(plan: Plan) -> dict[str, Figure]:
         today = plan.devices * HOURS_A_MONTH * plan.price / plan.requests * 1000
         figures["cost_today"] = modelled(today, "$ per 1,000 requests")
         figures["cost"] = modelled(today / plan.speedup[1], "$ per 1,000 requests")
-    if plan.users is None:
-        return figures
-    users = floor(plan.users * plan.speedup[1] + 1e-9)
-    needed = ceil(plan.devices * users / plan.users - 1e-9)
-    return {
-        **figures,
-        "users": modelled(users, "users"),
-        "extra_users": modelled(users - plan.users, "users"),
-        "devices_avoided": modelled(max(0, needed - plan.devices), "devices"),
-    }
+    if plan.users is not None:
+        users = floor(plan.users * plan.speedup[1] + 1e-9)
+        needed = ceil(plan.devices * users / plan.users - 1e-9)
+        figures["users"] = modelled(users, "users")
+        figures["extra_users"] = modelled(users - plan.users, "users")
+        figures["devices_avoided"] = modelled(max(0, needed - plan.devices), "devices")
+    return figures
 
 
 def _latency(plan: Plan) -> dict[str, Figure]:
     figures = {}
-    for name in ("p50", "p95"):
-        seconds = getattr(plan, name)
+    for name, seconds in (("p50", plan.p50), ("p95", plan.p95)):
         if seconds is not None:
             figures[f"{name}_today"] = Figure(seconds, "s", ASSUMED)
             figures[name] = modelled(seconds / plan.speedup[1], "s")
@@ -190,7 +176,11 @@ def _notes(plan: Plan, cases: Mapping[str, Case]) -> list[str]:
 
 def roi(plan: Plan) -> Roi:
     """Return what speculation costs to bring in, what it saves, and when it has paid."""
-    (least, most), (few, many), entry = _effort(plan)
+    entry = data("efforts")["option"][plan.option]
+    least, most = entry["days"] if plan.days is None else (plan.days, plan.days)
+    few, many = entry.get("training_hours", (0.0, 0.0))
+    if plan.training_hours is not None:
+        few = many = plan.training_hours
     low, base, high = plan.speedup
     # The low case joins the least speedup with the most work.
     cases = {
@@ -198,20 +188,14 @@ def roi(plan: Plan) -> Roi:
         "base": _case(plan, base, (least + most) / 2, (few + many) / 2),
         "high": _case(plan, high, least, few),
     }
-    balance = {
-        name: [
-            _dollars(
-                month * (case.saved_a_month.value + case.latency_value_a_month.value)
-                - case.cost.value
-            )
-            for month in range(13)
-        ]
-        for name, case in cases.items()
-    }
+    balance = {}
+    for name, case in cases.items():
+        gained = case.saved_a_month.value + case.latency_value_a_month.value
+        balance[name] = [_money(month * gained - case.cost.value) for month in range(13)]
     memory = entry.get("memory")
     return Roi(
         entry["label"], (least, most), memory and (memory[0], memory[1]),
-        _dollars(plan.devices * HOURS_A_MONTH * plan.price), cases, _capacity(plan), _latency(plan),
+        _money(plan.devices * HOURS_A_MONTH * plan.price), cases, _capacity(plan), _latency(plan),
         balance, _notes(plan, cases),
     )  # fmt: skip
 

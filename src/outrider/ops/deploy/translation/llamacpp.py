@@ -15,11 +15,6 @@ ON_GPU = (
 """Names of the layers on the GPU, of the target and of the drafter."""
 
 
-def is_llama(words: list[str]) -> bool:
-    """Return whether words start llama.cpp's server."""
-    return bool(words) and words[0].rpartition("/")[2] in ("llama-server", "server")
-
-
 def serve(words: list[str]) -> tuple[Launch, Changes]:
     """Return today's launch, and what changed."""
     rules, known = table("llamacpp").rules, schema("llamacpp")["options"]

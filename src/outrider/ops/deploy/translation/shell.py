@@ -243,6 +243,11 @@ def options(
     return command
 
 
+def starts(words: list[str], *programs: str) -> bool:
+    """Return whether a command starts one of some programs, in whatever folder."""
+    return bool(words) and words[0].rpartition("/")[2] in programs
+
+
 def count(value: object, flag: str) -> int:
     """Return an option's value as a number."""
     text = str(value)

@@ -17,11 +17,6 @@ TARGET, DRAFTER = "TARGET_CHECKPOINT", "DRAFTER_CHECKPOINT"
 NUMBERS = ("max_batch_size", "max_num_tokens", "max_seq_len")
 
 
-def is_build(words: list[str]) -> bool:
-    """Return whether words build an engine of TensorRT-LLM."""
-    return bool(words) and words[0].rpartition("/")[2] == "trtllm-build"
-
-
 def serve(builds: list[list[str]]) -> tuple[Launch, Changes]:
     """Return the ``trtllm-serve`` that needs none of these builds, and what changed."""
     parsed = [options(words, set()) for words in builds]

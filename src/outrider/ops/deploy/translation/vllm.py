@@ -27,11 +27,6 @@ def is_vllm(words: list[str]) -> bool:
     return started or (bool(words) and words[0].startswith("-"))
 
 
-def is_tgi(words: list[str]) -> bool:
-    """Return whether words start TGI."""
-    return bool(words) and words[0].rpartition("/")[2] == "text-generation-launcher"
-
-
 def serve(words: list[str]) -> tuple[Launch, Changes]:
     """Return today's launch of a vLLM command, and what changed."""
     today = _Today("vllm")
@@ -82,11 +77,6 @@ def tgi(words: list[str]) -> tuple[Launch, Changes]:
     return today.launch(model), today.changes
 
 
-def canonical(flag: str) -> str:
-    """Return a flag's full name, with hyphens."""
-    return ALIASES.get(flag, flag.replace("_", "-"))
-
-
 class _Today:
     """Collects the options of a command of today, its ``speculative_config``, and the changes."""
 
@@ -99,7 +89,7 @@ class _Today:
     def command(self, words: list[str], switches: Collection[str] = ()) -> Command:
         """Return a command; what takes no value are ``switches`` and the rules' own."""
         own = {name for name, rule in self.rules.items() if rule.switch}
-        return options(words, own.union(switches), canonical)
+        return options(words, own.union(switches), lambda f: ALIASES.get(f, f.replace("_", "-")))
 
     def apply(self, rule: Rule, value: str | bool) -> None:
         """Take an old option as its rule says."""
@@ -126,8 +116,8 @@ class _Today:
 
     def launch(self, model: str, more: Sequence[str] = ()) -> Launch:
         """Return the launch; ``more`` are variables whose words stand behind the model."""
-        sizes = {"--max-num-seqs": LARGEST_BATCH, "--tensor-parallel-size": 1}
-        sizes["--pipeline-parallel-size"] = 1
+        sizes = {"--max-num-seqs": LARGEST_BATCH, "--tensor-parallel-size": 1,
+                 "--pipeline-parallel-size": 1}  # fmt: skip
         batch, tensor, _ = (number(self.chosen.get(f, each), f) for f, each in sizes.items())
         config = current(self.config, batch or LARGEST_BATCH, self.changes)
         config = with_target_gpus(config, tensor, self.changes)
