@@ -6,13 +6,13 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from ...base.engines import find_engine
 from ...base.methods import NONE, TABLE
+from ...base.outside.models import DataPart, checked
 from ...base.tables import table
 from ...errors import ConfigError, shown
 from .spec import Spec
@@ -29,7 +29,7 @@ ENGINES = ("outrider", "vllm", "sglang", "trtllm", "triton", "llamacpp")
 
 
 @dataclass(frozen=True)
-class Note:
+class Note(DataPart):
     """A known loss or trap: when and where it was read, of which methods or features."""
 
     date: str
@@ -40,7 +40,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Engine:
+class Engine(DataPart):
     """One version of one engine.
 
     ``methods`` has its name of each method of a spec. Tuples are the methods whose drafter may have
@@ -104,24 +104,13 @@ def find(engine: str | None, version: str | None = None) -> Engine:
     wanted = version or versions(engine)[0]
     for each in known["versions"]:
         if each["version"] == wanted.removeprefix("v"):
-            notes = tuple(Note(**_frozen(note)) for note in known.get("notes", ()))
-            values = _frozen(each)
-            if engine == "outrider":
-                values |= {"methods": OURS, "adaptive": tuple(OURS)}
-            return Engine(engine, known["title"], notes=notes, **values)
+            values = {"engine": engine, "title": known["title"], "notes": known.get("notes", [])}
+            ours = {"methods": OURS, "adaptive": list(OURS)} if engine == "outrider" else {}
+            return checked(Engine, values | ours | each, f"engines/{engine}.toml")
     raise ConfigError(
         f"{known['title']} {shown(wanted)} is no version that is recorded here, so its options are "
         f"not known; give --engine-version {' or '.join(versions(engine))}."
     )
-
-
-def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table of TOML with tuples for lists, and days as texts."""
-    frozen: dict[str, Any] = {}
-    for key, value in values.items():
-        value = str(value) if isinstance(value, date) else value
-        frozen[key] = tuple(value) if isinstance(value, list) else value
-    return frozen
 
 
 def notes(engine: Engine, spec: Spec) -> list[Note]:

@@ -99,7 +99,7 @@ def _weights(spec: Spec) -> tuple[float, float]:
 
 def _values(spec: Spec, engine: Engine) -> Mapping[str, Any]:
     """Return what sentences may name."""
-    target, drafter, tensor = spec.target, spec.drafter, spec.parallel.tensor
+    target, drafter = spec.target, spec.drafter
     heads, (needed, share) = target.attention_heads or 1, _weights(spec)
     sizes, other = "", ", ".join(engine.other_vocabulary)
     if drafter.vocab_size and target.vocab_size:
@@ -107,21 +107,17 @@ def _values(spec: Spec, engine: Engine) -> Mapping[str, Any]:
     off = "the draft length is 0 at every batch size"
     return {
         **dict(spec),
+        "spec": spec,
         "name": f"{engine.title} {engine.version}",
         "off": "drafter.method is none" if drafter.method == "none" else off,
-        "method": drafter.method,
         "methods": ", ".join(engine.methods),
         "model": shown(drafter.model),
-        "length": spec.draft_length,
-        "given": drafter.num_speculative_tokens,
         "longest": _longest(spec),
         "adaptive": f"for {', '.join(engine.adaptive)} alone"
         if engine.adaptive
         else "for no method",
         "sizes": sizes,
         "able": f" It takes one for {other}." if other else "",
-        "gpus": spec.parallel.gpus,
-        "tensor": tensor,
         "divisors": ", ".join(str(n) for n in range(1, min(heads, 64) + 1) if heads % n == 0),
         "with_pipeline": ", ".join(engine.with_pipeline) or "no method",
         "dtype": shown(target.dtype),

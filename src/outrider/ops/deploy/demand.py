@@ -42,8 +42,7 @@ class Demand:
     each level of ``slo``, in seconds. ``spare`` replicas may fail at the peak; the plain standby
     takes a share of it at once, 0 is one warm replica. A replica runs ``max_num_seqs`` sequences.
 
-    Raises:
-        ConfigError: an input is out of its range.
+    Raises ConfigError: an input is out of its range.
     """
 
     situation: Situation
@@ -85,8 +84,7 @@ class Demand:
 def parse_demand(text: str, source: str) -> Demand:
     """Return the demand in a TOML or JSON text; docs/production.md has an example.
 
-    Raises:
-        ConfigError: it is neither, has keys that are not known, or values out of range.
+    Raises ConfigError: it is neither, has keys that are not known, or values out of range.
     """
     json = text.lstrip().startswith("{")  # which TOML never begins with
     document = parse_json(text, source, unique=True) if json else parse_toml(text, source)

@@ -22,13 +22,10 @@ def _filled(model: Model) -> Model:
     if model.model is None:
         return model
     config, size = _config(model.model), _bytes(model.model)
-    facts: dict[str, Any] = {
-        "attention_heads": config.get("num_attention_heads"),
-        "vocab_size": config.get("vocab_size"),
-    }
+    names = {"attention_heads": "num_attention_heads", "vocab_size": "vocab_size"}
+    facts: dict[str, Any] = {name: config.get(key) for name, key in names.items()}
     facts = {name: value for name, value in facts.items() if type(value) is int and value > 0}
-    if size:
-        facts["weights_gib"] = size / GIB
+    facts |= {"weights_gib": size / GIB} if size else {}
     unknown = {name: value for name, value in facts.items() if getattr(model, name) is None}
     return model.model_copy(update=unknown)
 

@@ -31,8 +31,7 @@ class Rendered:
 def render(spec: Spec, form: str = "command", more: Sequence[str] = ()) -> Rendered:
     """Return the files of a deployment in a format; ``more`` are further notes.
 
-    Raises:
-        ConfigError: the spec cannot work on this engine, or there is no such format.
+    Raises ConfigError: the spec cannot work on this engine, or there is no such format.
     """
     if form not in FORMATS:
         raise ConfigError(f"There is no format {shown(form)}; give {', '.join(FORMATS)}.")

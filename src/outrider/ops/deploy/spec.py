@@ -150,8 +150,7 @@ class Spec(Part):
 def parse(document: Mapping[str, Any], source: str = "the spec") -> Spec:
     """Return the spec of a TOML document.
 
-    Raises:
-        ConfigError: a name is unknown, or a value has another type or is out of range.
+    Raises ConfigError: a name is unknown, or a value has another type or is out of range.
     """
     for name in Spec.model_fields.keys() - {"engine", "engine_version"}:
         if not isinstance(part := document.get(name, {}), Mapping):

@@ -10,7 +10,7 @@ from ...errors import ConfigError
 from .launch import Launch
 from .translation import llamacpp, manifest, python, trtllm, vllm
 from .translation.rules import Change, Changes, Translated
-from .translation.shell import ASSIGNMENT, assignment, check, commands, plain, quoted, starts
+from .translation.shell import ASSIGNMENT, assignment, commands, known, plain, quoted, starts
 
 LONGEST = 2**18
 """Characters; the time that a text takes grows with its length."""
@@ -28,14 +28,14 @@ MANIFEST = re.compile(r"""^[^\S\n]*(?:\{\s*)?["']?(apiVersion|kind)["']?\s*:""",
 def translate(text: str) -> Translated:
     """Return today's form of an old one: a command, Python that calls vLLM, or manifests.
 
-    Raises:
-        ConfigError: the form is unknown, or cannot be had any more.
+    Raises ConfigError: the form is unknown, or cannot be had any more.
     """
     if len(text) > LONGEST:
         raise ConfigError(
             f"The text has more than {LONGEST >> 10} KiB; give the part that launches the engine."
         )
-    check(text)
+    if not known(text):
+        raise ConfigError("The text has characters from U+FDD0 to U+FDDF; remove them.")
     try:
         if MANIFEST.search(text):
             today = manifest.translate(text)

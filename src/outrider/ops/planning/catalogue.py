@@ -142,13 +142,10 @@ def _unknown(kind: str, name: str, known: Mapping[str, Any], more: str) -> Confi
 
 def find_device(name: str) -> Device:
     """Return a device of the catalogue."""
-    catalogue = data("hardware")
-    entry = catalogue["device"].get(name.lower())
+    devices, assumed = data("hardware")["device"], data("hardware")["assumed"]
+    entry = devices.get(name.lower())
     if entry is None:
-        raise _unknown(
-            "device", name, catalogue["device"], f"known are {', '.join(catalogue['device'])}."
-        )
-    assumed = catalogue["assumed"]
+        raise _unknown("device", name, devices, f"known are {', '.join(devices)}.")
     shares = {key: value for key, value in assumed.items() if not isinstance(value, dict)}
     own = {key: value for key, value in entry.items() if key not in ("kind", "source", "half")}
     return Device(name.lower(), **own, **shares, **assumed[entry["kind"]])
@@ -210,13 +207,9 @@ def _with_experts(dense: Shape, config: Mapping[str, Any]) -> Shape:
         raise ModelError(f"the config of {name} routes a token to {active} of {experts} experts.")
     step = ("expert_layer_step", "interleave_moe_layer_step", "decoder_sparse_step")
     return replace(
-        dense,
-        experts=experts,
-        active_experts=active,
-        expert_inner=_size(config, inner, name, None),
-        shared_inner=_size(config, shared, name, 0),
-        expert_step=_size(config, step, name, 1),
-    )
+        dense, experts=experts, active_experts=active, shared_inner=_size(config, shared, name, 0),
+        expert_inner=_size(config, inner, name, None), expert_step=_size(config, step, name, 1),
+    )  # fmt: skip
 
 
 def read_config(name: str) -> dict[str, Any]:

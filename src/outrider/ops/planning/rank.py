@@ -18,10 +18,7 @@ USUAL_RATIO = 0.03
 
 @dataclass(frozen=True)
 class Candidate(DataPart):
-    """A drafter that fits, with its forecast if costs are known.
-
-    ``k`` is the draft length at the traffic's median batch size, 0 if plain decoding wins.
-    """
+    """A drafter that fits, with its forecast if costs are known, at the median batch size."""
 
     drafter: str
     method: str

@@ -34,8 +34,7 @@ class Plan:
     ``day`` that of an engineer's, in dollars; ``requests`` are those of a month; ``users`` and
     seconds (``p50``, ``p95``) are today's. The work begins today unless ``start`` is given.
 
-    Raises:
-        ConfigError: an input is out of its range.
+    Raises ConfigError: an input is out of its range.
     """
 
     devices: Annotated[int, Field(ge=1, le=1_000_000)]

@@ -21,8 +21,7 @@ WRITE = "write one with outrider ops advise --out FILE"
 def load_advice(file: Path, option: str = "--advice") -> Advice:
     """Return the advice in a file; ``option`` names it in messages.
 
-    Raises:
-        ConfigError: it cannot be read, or is not an advice.
+    Raises ConfigError: it cannot be read, or is not an advice.
     """
     name = f"{option} {printable(file)}"
     return _advice(read_json(file, name, limit=LARGEST), name)
@@ -31,8 +30,7 @@ def load_advice(file: Path, option: str = "--advice") -> Advice:
 def read_advice(text: str, source: str) -> Advice:
     """Return the advice in a text, the output of ``Advice.to_json`` as JSON.
 
-    Raises:
-        ConfigError: it is not an advice, of another version, or damaged; the message says where.
+    Raises ConfigError: it is not an advice, of another version, or damaged; the message says where.
     """
     return _advice(parse_json(text, source, limit=LARGEST, unique=True), source)
 

@@ -43,8 +43,7 @@ USUAL_VALUES = 10_000
 def translate(text: str) -> Translated:
     """Return the manifests of today, with every deviation explained; unknown kinds stay.
 
-    Raises:
-        ConfigError: it is no YAML, or no container runs vLLM.
+    Raises ConfigError: it is no YAML, or no container runs vLLM.
     """
     try:
         old = parse_yaml(text, "The manifest")

@@ -63,12 +63,6 @@ class Line(NamedTuple):
         return "".join(f"{assignment(each)} " for each in self.variables)
 
 
-def check(text: str) -> None:
-    """Refuse a text that already holds the marks."""
-    if MARKS.search(text):
-        raise ConfigError("The text has characters from U+FDD0 to U+FDDF; remove them.")
-
-
 def known(value: object) -> bool:
     """Return whether an option's value holds no variable."""
     return not (isinstance(value, str) and MARKS.search(value))
