@@ -34,7 +34,7 @@ def advice() -> dict[str, Any]:
 def advice_file(folder: Path) -> Made:
     from outrider.ops.deploy import advised, spec
     from outrider.ops.deploy.render import render
-    from outrider.ops.planning.saved import load_advice
+    from outrider.ops.planning.advice import load_advice
 
     def read(file: Path) -> None:
         found = load_advice(file)

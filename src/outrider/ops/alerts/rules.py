@@ -15,7 +15,7 @@ from ...base.tables import table
 from ...errors import ConfigError, shown
 from ..diagnose.facts import number
 from ..metrics import names_of
-from ..planning.saved import load_advice
+from ..planning.advice import load_advice
 from .observed import BY
 from .observed import records as observed_records
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 from random import Random
-from typing import Any
 
 from ...base.tables import told
 from ...errors import ConfigError
 from ..planning.acceptance import P90
 from ..planning.advise import drafter_name
 from ..planning.catalogue import data
-from ..planning.figure import ASSUMED, Figure, modelled, to_json
+from ..planning.figure import ASSUMED, Figure, Report, modelled
 from ..planning.forecast import EXPECTED, Draw, Forecast, forecast
 from ..planning.rank import rank
 from .demand import Demand
@@ -52,7 +51,7 @@ class Fleet:
 
 
 @dataclass(frozen=True)
-class Capacity:
+class Capacity(Report):
     """The result of ``plan``; a fleet is None where no number of replicas keeps the service levels.
 
     ``cautious`` are the speculative replicas at the P10 of acceptance, ``rollback`` those that all
@@ -71,17 +70,12 @@ class Capacity:
     rollback: dict[str, Figure]
     notes: list[str]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain objects; each figure has its unit and evidence."""
-        return dict(to_json(self))
-
 
 def plan(demand: Demand) -> Capacity:
     """Return the replicas and devices that keep the service levels, with and without speculation.
 
-    Steps cost what ``outrider ops advise`` expects, and a queue is simulated (``queueing``).
-    Requests go to replicas at random, as Services and weighted routes do; their lengths are
-    exponential around the mean.
+    Steps cost what ``outrider ops advise`` expects, and a queue is simulated. Requests go to
+    replicas at random, as Services and weighted routes do; lengths are exponential.
 
     Raises:
         ConfigError: the model does not fit, or an input is unknown.

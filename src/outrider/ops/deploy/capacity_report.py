@@ -17,7 +17,6 @@ def _count(figure: Figure) -> str:
 
 
 def _times(level: str) -> Callable[[Fleet], str]:
-    """Return what tells the percentiles of a level."""
     return lambda fleet: ", ".join(f"{p.upper()} {t.said()}" for p, t in fleet.times[level].items())
 
 

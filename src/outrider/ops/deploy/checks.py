@@ -98,7 +98,6 @@ def _weights(spec: Spec) -> tuple[float, float]:
 
 
 def _values(spec: Spec, engine: Engine) -> Mapping[str, Any]:
-    """Return what sentences may name."""
     target, drafter = spec.target, spec.drafter
     heads, (needed, share) = target.attention_heads or 1, _weights(spec)
     sizes, other = "", ", ".join(engine.other_vocabulary)

@@ -35,7 +35,6 @@ def kustomize(spec: Spec, engine: Engine, launch: Launch) -> dict[str, str]:
 
 
 def _values(spec: Spec, engine: Engine, launch: Launch) -> dict[str, Any]:
-    """Return what templates may name."""
     service = spec.service
     for where, name in (("name", service.name), ("namespace", service.namespace)):
         if not LABEL.fullmatch(name):

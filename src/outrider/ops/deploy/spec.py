@@ -45,10 +45,7 @@ Size = Annotated[float, Field(ge=0.001, le=LARGEST_COUNT)]
 
 
 class Target(Part):
-    """The target, and the facts of its config that checks need; facts that are None are unknown.
-
-    ``weights_gib`` is the size of its weights as they are served.
-    """
+    """The target, and what checks need of its config and weights; None is unknown."""
 
     model: Line
     revision: Line | None = None

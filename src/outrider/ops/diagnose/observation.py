@@ -128,8 +128,11 @@ def of_json(content: Mapping[str, Any], where: str) -> list[Observation]:
     if isinstance(runs, list):
         machine = content.get("machine")
         observations = [
-            _of_run(run, machine) for run in runs if isinstance(run, dict) and _drafts(run)
-        ]
+            _of_run(run, machine)
+            for run in runs
+            if isinstance(run, dict) and run.get("drafter") != "none"
+            and run.get("num_speculative_tokens") != 0
+        ]  # fmt: skip
         observations = [each for each in observations if each.facts]
         for each in observations:
             _take_all(each, content)
@@ -220,11 +223,6 @@ def _note_unknown(seen: Observation, content: Mapping[str, Any]) -> None:
         hint = next((f" (did you mean {near(key)!r}?)" for key in keys if near(key)), "")
         listed = ", ".join(map(shown, keys[:NAMED_KEYS]))
         seen.notes.append(f"Unknown keys were ignored: {listed}{more}{hint}.")
-
-
-def _drafts(run: Mapping[str, Any]) -> bool:
-    """Return whether a run of a report speculates, as far as the report says."""
-    return run.get("drafter") != "none" and run.get("num_speculative_tokens") != 0
 
 
 def _of_run(run: Mapping[str, Any], machine: object, where: str = "") -> Observation:

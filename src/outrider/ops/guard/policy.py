@@ -332,7 +332,7 @@ def _signal(name: str, given: Mapping[str, float], where: str) -> Signal:
 
 def _advised(file: Path, where: str) -> Signal:
     """Return the limits of acceptance from an advice: below break-even, drafting loses time."""
-    from ..planning.saved import load_advice  # a slow import, and few policies name an advice
+    from ..planning.advice import load_advice  # a slow import, and few policies name an advice
 
     even = load_advice(file, f"{where}: the advice").break_even
     if even is None:

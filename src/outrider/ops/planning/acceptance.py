@@ -1,8 +1,7 @@
 """The known acceptance: measured, sampled or assumed.
 
-Published acceptance is accepted / drafted at a draft length K: the mean of survival at positions
-1 to K, since a draft's tokens behind the first refused one count as drafted. It is no chance per
-token: with a chance p at each token it is (p + p^2 + ... + p^K) / K, which ``per_token`` inverts.
+Published acceptance is accepted / drafted at a draft length K, the mean of survival at positions 1
+to K: with a chance p at each token (p + p^2 + ... + p^K) / K, which ``per_token`` inverts.
 """
 
 from __future__ import annotations

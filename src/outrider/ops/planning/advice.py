@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from ...base.outside.models import DataPart
+from ...base.limits import LARGEST_DRAFT
+from ...base.outside.documents import parse_json, read_json
+from ...base.outside.models import DataPart, checked
+from ...base.outside.text import printable
 from ...engine.control.schedules import Range, check_ranges
+from ...errors import ConfigError, shown
 from .checks import OneLine
 from .deployment import Deployment
-from .figure import Figure, to_json
+from .figure import Figure, Report
 from .rank import Candidate
-from .rules import Rule
+from .rules import LEAVE, Rule
 
 VERSION = 1
 """Version of the document that an advice is saved as."""
+LARGEST = 1 << 20
+"""Most bytes of a document; an advice has about 20,000."""
+WRITE = "write one with outrider ops advise --out FILE"
 
 
 @dataclass(frozen=True)
@@ -68,13 +76,12 @@ class Trip(DataPart):
 
 
 @dataclass(frozen=True)
-class Advice(DataPart):
+class Advice(DataPart, Report):
     """The result of ``advise``; without costs, only what rules of thumb say.
 
     ``verdict`` is use, do not, or only at some batch sizes; ``decided_by`` the model or rules of
     thumb. ``acceptance`` is accepted / drafted at ``k``, the draft length at the traffic's median
-    batch size. As JSON it is the document that ``deploy render``, ``alerts rules``, ``roi`` and
-    the guard read; ``saved.read_advice`` reads it.
+    batch size. ``deploy render``, ``alerts rules``, ``roi`` and the guard read it as JSON.
     """
 
     verdict: OneLine
@@ -112,6 +119,37 @@ class Advice(DataPart):
     """The catalogue's drafters that fit, the best first, if none was named."""
     version: int = VERSION
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain objects; each figure has its unit and evidence."""
-        return dict(to_json(self))
+
+def load_advice(file: Path, option: str = "--advice") -> Advice:
+    """Return the advice in a file; ``option`` names it in messages.
+
+    Raises ConfigError: it cannot be read, or is not an advice.
+    """
+    name = f"{option} {printable(file)}"
+    return _advice(read_json(file, name, limit=LARGEST), name)
+
+
+def read_advice(text: str, source: str) -> Advice:
+    """Return the advice in a text, the output of ``Advice.to_json`` as JSON.
+
+    Raises ConfigError: it is not an advice, of another version, or damaged; the message says where.
+    """
+    return _advice(parse_json(text, source, limit=LARGEST, unique=True), source)
+
+
+def _advice(document: Any, source: str) -> Advice:
+    if not isinstance(document, dict) or not {"version", "verdict"} <= document.keys():
+        raise ConfigError(f"{source} is JSON, but not an advice with a version; {WRITE}.")
+    if document["version"] != VERSION or isinstance(document["version"], bool):
+        raise ConfigError(
+            f"{source} is an advice of version {shown(document['version'])}, but this Outrider "
+            f"reads version {VERSION}; {WRITE} again."
+        )
+    advice = checked(Advice, document, source)
+    if not 0 <= advice.k <= LARGEST_DRAFT or (advice.k == 0 and advice.verdict != LEAVE):
+        raise ConfigError(
+            f"{source}: k is {advice.k}; give a draft length from 1 to {LARGEST_DRAFT}."
+        )
+    if (even := advice.break_even) is not None and not 0 <= even.value <= 1:
+        raise ConfigError(f"{source}: break_even is {even.value:g}; give a share from 0 to 1.")
+    return advice

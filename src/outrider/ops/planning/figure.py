@@ -50,6 +50,14 @@ def ranged(
     return {name: Figure(each, unit, evidence) for name, each in zip(names, values, strict=True)}
 
 
+class Report:
+    """What is told with figures."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain objects; each figure has its unit and evidence."""
+        return dict(to_json(self))
+
+
 def to_json(value: Any) -> Any:
     """Return dataclasses and named tuples as plain objects."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from math import ceil, floor
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from ...errors import ConfigError
 from .advice import Advice
 from .catalogue import data
 from .checks import Amount, Share, one_of
-from .figure import ASSUMED, Figure, modelled, to_json
+from .figure import ASSUMED, Figure, Report, modelled
 
 HOURS_A_MONTH = 730.0
 DAYS_A_MONTH = HOURS_A_MONTH / 24
@@ -87,7 +87,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Roi:
+class Roi(Report):
     """The result of ``roi``, by case; figures whose input was not given are left out."""
 
     option: str
@@ -103,10 +103,6 @@ class Roi:
     balance: dict[str, list[Figure]]
     """What was gained by the end of months 0 to 12, less the cost."""
     notes: list[str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain objects; each figure has its unit and evidence."""
-        return dict(to_json(self))
 
 
 def _money(value: float) -> Figure:

@@ -1,9 +1,8 @@
 """What steps cost on a device that nobody measured, in the form of the controller's cost model.
 
-A forward of r rows reads its weights, multiplies each row with the active ones, sums up between
-devices, and reads its logits. The times are added, not overlapped: measured forwards are nearer to
-that than to the larger of the two (docs/planning.md). The cache is read once for each sequence,
-whatever the rows (``Costs.per_context``).
+A forward reads its weights, multiplies each row with the active ones, sums up between devices, and
+reads its logits. The times are added: measured forwards are nearer to that than to the larger of
+the two (docs/planning.md). The cache is read once for each sequence, whatever the rows.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import gt, le, lt
 from typing import Any, NamedTuple
 
 from .catalogue import Shape, data
@@ -45,10 +46,9 @@ def facts(situation: Situation, target: Shape, drafter: Drafter) -> dict[str, fl
 
 
 def _applies(rule: dict[str, Any], value: float) -> bool:
-    limit = rule["value"]
     if rule["is"] == "within":
-        return bool(limit[0] <= value <= limit[1])
-    return bool({"<": value < limit, "<=": value <= limit, ">": value > limit}[rule["is"]])
+        return bool(rule["value"][0] <= value <= rule["value"][1])
+    return bool({"<": lt, "<=": le, ">": gt}[rule["is"]](value, rule["value"]))
 
 
 def _reason(fact: str, forecast: Forecast, batch: int) -> str:

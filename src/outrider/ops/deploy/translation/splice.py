@@ -1,8 +1,7 @@
 """Writes changed values into the text of a YAML file, where every other line stays as it was.
 
-A library that writes a whole document anew loses comments, blanks and spellings, so that a reader
-cannot see what changed. Here only the lines of changed keys are replaced. The result is read again:
-where it does not say what it should, the documents are written anew, without comments.
+Only the lines of changed keys are replaced, so that a reader sees what changed. The result is read
+again: where it does not say what it should, the documents are written anew, without comments.
 """
 
 from __future__ import annotations
