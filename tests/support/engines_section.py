@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from outrider.base.methods import NAMES
 from outrider.ops import markdown
-from outrider.ops.deploy.capabilities import ENGINES, Engine, find, versions
-from outrider.ops.deploy.translation.rules import table
+from outrider.ops.deploy.capabilities import ENGINES, Engine, data, find, versions
+from outrider.ops.deploy.translation.rules import rules_of
 
 BEGIN = "<!-- Made from the data files: python -m tests.support.engines_section -->"
 SOURCES = ("vllm", "python", "trtllm", "llamacpp", "tgi")
@@ -51,12 +51,12 @@ def _methods(engines: Sequence[Engine]) -> str:
 
 
 def _translation(source: str) -> str:
-    rules = table(source)
+    known = data("translations")[source]
     rows = (
         (f"`{rule.old}`", "nothing" if rule.new == "nothing" else f"`{rule.new}`", rule.why)
-        for rule in rules.rules.values()
+        for rule in rules_of(source).values()
     )
-    heading = f"### {rules.title}\n\nAs of {rules.gone}, looked up on {rules.date}.\n\n"
+    heading = f"### {known['title']}\n\nAs of {known['gone']}, looked up on {known['date']}.\n\n"
     return heading + _table(("old", "new", "why"), rows)
 
 

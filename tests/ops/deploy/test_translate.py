@@ -26,7 +26,7 @@ from outrider.ops.deploy import capabilities
 from outrider.ops.deploy.render import render
 from outrider.ops.deploy.spec import parse
 from outrider.ops.deploy.translate import translate
-from outrider.ops.deploy.translation.rules import table
+from outrider.ops.deploy.translation.rules import rules_of
 from outrider.ops.deploy.translation.shell import MARKS
 from tests.support import DATA, REPOSITORY, engines_section
 
@@ -110,9 +110,9 @@ def test_flags_of_vllm_become_one_object(flags: str, expected: dict[str, Any]) -
     known(result.text)
 
 
-@pytest.mark.parametrize("old", [*table("vllm").rules])
+@pytest.mark.parametrize("old", [*rules_of("vllm")])
 def test_every_old_flag_is_gone_and_explained(old: str) -> None:
-    rule = table("vllm").rules[old]
+    rule = rules_of("vllm")[old]
     assert old not in capabilities.schema("vllm")["options"]
     value = "" if rule.switch else " ngram" if rule.key == "method" else " 3"
     more = "" if rule.key in (None, "num_speculative_tokens") else " --num-speculative-tokens 2"
@@ -127,7 +127,7 @@ def test_every_old_flag_is_gone_and_explained(old: str) -> None:
 def test_every_replacement_exists(source: str) -> None:
     options = capabilities.schema("llamacpp" if source == "llamacpp" else "vllm")["options"]
     keys = capabilities.schema("vllm")["nested"]["speculative_config"]
-    for rule in table(source).rules.values():
+    for rule in rules_of(source).values():
         assert rule.option is None or rule.option == "MODEL" or rule.option in options, rule
         assert rule.key is None or rule.key in keys, rule
 

@@ -1,8 +1,7 @@
 """A replica as a queue: how long requests take, by how many of them come.
 
-Requests come at random (Poisson) and begin in order of arrival. A prompt is read at once and holds
-up the others meanwhile; then all sequences that run get tokens at one speed, which depends on how
-many they are. There are no chunks of prompts, no prefix cache and no preemption.
+Requests come at random (Poisson) and begin in order of arrival. A prompt holds up the others; then
+all sequences get tokens at one speed, by their number. There are no chunks, prefixes, preemption.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +32,7 @@ class Point(NamedTuple):
     title: str
     check: str
     remedy: str
-    verify: tuple[str, ...]
+    verify: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,7 @@ State = dict[str, Answer]
 
 def points() -> list[Point]:
     """Return all points in order."""
-    return [Point(**{**each, "verify": tuple(each.get("verify", ()))})
-            for each in data("checklist")["point"]]  # fmt: skip
+    return [Point(**each) for each in data("checklist")["point"]]
 
 
 def checklist(

@@ -165,14 +165,10 @@ def diagnose(
 ) -> list[Problem]:
     """Return the problems of a server or a report, each with evidence, causes and remedies.
 
-    Args:
-        source: a server's address; a file with metrics, facts or a report; or facts by name.
-        plain: the same without speculation; a few answers of two servers are compared, too.
-        before: an earlier report, for what was lost since.
-        facts: what you know beside, by names of ``data/symptoms.toml``; they win.
-        thresholds: others than the defaults there.
-        key: the API key of endpoints.
-        seconds: how long to watch an endpoint; 0 takes what it counted since its start.
+    A source is a server's address, a file with metrics, facts or a report, or facts by name;
+    ``plain`` is the same without speculation, ``before`` an earlier one. ``facts`` are known
+    beside, and win; ``thresholds`` replace defaults, both by names of ``data/symptoms.toml``. An
+    endpoint with ``key`` is watched for ``seconds``; 0 takes what it counted since its start.
 
     Raises:
         ConfigError: a source, a fact or a threshold is wrong.

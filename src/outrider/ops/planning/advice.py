@@ -121,10 +121,7 @@ class Advice(DataPart, Report):
 
 
 def load_advice(file: Path, option: str = "--advice") -> Advice:
-    """Return the advice in a file; ``option`` names it in messages.
-
-    Raises ConfigError: it cannot be read, or is not an advice.
-    """
+    """Return the advice in a file; ``option`` names it in messages. See ``read_advice``."""
     name = f"{option} {printable(file)}"
     return _advice(read_json(file, name, limit=LARGEST), name)
 

@@ -7,7 +7,7 @@ the two (docs/planning.md). The cache is read once for each sequence, whatever t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
@@ -97,9 +97,9 @@ class Machine:
         return sum(body) + attention / self.flops
 
 
-def curve_of(seconds: Callable[[int], float], rows: Sequence[int] = ROWS) -> Curve:
+def curve_of(seconds: Callable[[int], float]) -> Curve:
     """Return the curve of a function of the rows."""
-    return Curve(tuple(rows), tuple(map(seconds, rows)))
+    return Curve(ROWS, tuple(map(seconds, ROWS)))
 
 
 def draft_costs(

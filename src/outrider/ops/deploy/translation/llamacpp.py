@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..capabilities import schema
 from ..launch import Launch, Value
-from .rules import Changes, table
+from .rules import Changes, rules_of
 from .shell import options
 
 DRAFTERS = ("-md", "--model-draft", "--spec-draft-model", "-hfd", "--spec-draft-hf")
@@ -17,7 +17,7 @@ ON_GPU = (
 
 def serve(words: list[str]) -> tuple[Launch, Changes]:
     """Return today's launch, and what changed."""
-    rules, known = table("llamacpp").rules, schema("llamacpp")["options"]
+    rules, known = rules_of("llamacpp"), schema("llamacpp")["options"]
     command = options(words, {n for n, kind in known.items() if kind in ("flag", "bool")})
     lookup = "ngram-mod" in (command.get("--spec-type") or "")
     chosen: dict[str, Value] = {}

@@ -6,20 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from ....errors import ConfigError
-from .rules import Changes, table
+from ..capabilities import data
+from .rules import Changes, rules_of
 from .vllm import current, typed, with_target_gpus
 
 CALLS = ("LLM", "EngineArgs", "AsyncEngineArgs")
 OLD_ENGINE = "AsyncLLMEngine"
 NEW_MODULE, NEW_ENGINE = "vllm.v1.engine.async_llm", "AsyncLLM"
-METRICS = {
-    "first_scheduled_time": "scheduled_ts", "first_token_time": "first_token_ts",
-    "last_token_time": "last_token_ts", "finished_time": "last_token_ts",
-    "time_in_queue": "scheduled_ts - queued_ts", "scheduler_time": "nothing",
-    "model_forward_time": "nothing", "model_execute_time": "nothing",
-    "spec_token_acceptance_counts": "LLM.get_metrics()",
-}  # fmt: skip
-"""Fields of an output's ``metrics``, and their successors."""
 Edit = tuple[ast.expr | ast.stmt, str]
 """A node, and the text in its place."""
 
@@ -44,7 +37,7 @@ def _name(node: ast.expr) -> str:
 
 def _call(node: ast.Call, changes: Changes) -> str | None:
     """Return the call of today, None where nothing in it is old."""
-    rules = {old[2:].replace("-", "_"): rule for old, rule in table("vllm").rules.items()}
+    rules = {old[2:].replace("-", "_"): rule for old, rule in rules_of("vllm").items()}
     kept = [word for word in node.keywords if word.arg not in rules]
     if len(kept) == len(node.keywords):
         return None
@@ -78,8 +71,7 @@ def _config(config: dict[str, ast.expr], sizes: list[ast.expr], changes: Changes
         if not isinstance(value, ast.Constant):
             plain[key] = ast.unparse(value)  # a stand-in: its name tells nothing of the value
         else:
-            text = isinstance(value.value, str)
-            plain[key] = typed(key, str(value.value)) if text else value.value
+            plain[key] = typed(key, value.value) if isinstance(value.value, str) else value.value
     today = current(plain, 1024, changes)
     for size in sizes:
         if isinstance(size, ast.Constant) and isinstance(size.value, int):
@@ -119,13 +111,14 @@ def _remarks(nodes: list[ast.AST], changes: Changes) -> None:
     imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = {alias.asname or alias.name.partition(".")[0] for i in imports for alias in i.names}
     read = [n for n in nodes if isinstance(n, ast.Attribute) and _root(n) not in modules]
-    told = {id(node.value) for node in read if node.attr in METRICS}
+    fields = data("translations")["python"]["metrics"]
+    told = {id(node.value) for node in read if node.attr in fields}
     for node in sorted(read, key=lambda node: (node.lineno, node.col_offset)):
         where = {"line": node.lineno, "code": ast.unparse(node)}
         if node.attr == "spec_token_acceptance_counts":
             changes.note("accepted_counts", **where)
-        elif node.attr in METRICS:
-            changes.note("metric", new=METRICS[node.attr], **where)
+        elif node.attr in fields:
+            changes.note("metric", new=fields[node.attr], **where)
         elif node.attr == "metrics" and id(node) not in told:
             changes.note("metrics", **where)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 
 from ..capabilities import data
 
@@ -59,16 +58,6 @@ class Changes(list[Change]):
 
 
 @dataclass(frozen=True)
-class Table:
-    """The rules of one source, and the version and day for which they were looked up."""
-
-    title: str
-    gone: str
-    date: str
-    rules: Mapping[str, Rule]
-
-
-@dataclass(frozen=True)
 class Translated:
     """Today's text, and every change in it; ``name`` is its file's, ``files`` are others."""
 
@@ -83,9 +72,6 @@ class Translated:
         return (head or "# Nothing in it is old.\n") + self.text
 
 
-@cache
-def table(source: str) -> Table:
-    """Return the rules of vllm, llamacpp, tgi, trtllm or python."""
-    loaded = data("translations")[source]
-    rules = {rule["old"]: Rule(**rule) for rule in loaded["rules"]}
-    return Table(loaded["title"], loaded["gone"], str(loaded["date"]), rules)
+def rules_of(source: str) -> dict[str, Rule]:
+    """Return the rules of vllm, llamacpp, tgi, trtllm or python by old option."""
+    return {rule["old"]: Rule(**rule) for rule in data("translations")[source]["rules"]}

@@ -7,7 +7,7 @@ from ..capabilities import find
 from ..engines import trtllm, trtllm_config
 from ..launch import Launch
 from ..spec import Drafter, Spec, Target
-from .rules import Changes, table
+from .rules import Changes, rules_of
 from .shell import Command, count, options
 
 MODE = "--speculative_decoding_mode"
@@ -63,7 +63,7 @@ def _number(build: Command, name: str) -> int | None:
 
 def _explain(build: Command, changes: Changes, placeholder: str) -> None:
     """Add what became of each option of a build; ``placeholder`` names its checkpoint."""
-    rules = table("trtllm").rules
+    rules = rules_of("trtllm")
     for flag, value in build.options:
         old, rule = flag if value is True else f"{flag} {value}", rules.get(flag)
         if rule is None:

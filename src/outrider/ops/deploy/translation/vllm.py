@@ -9,7 +9,7 @@ from ....base.methods import find_method, suggested_method
 from ....errors import ConfigError, shown
 from ..capabilities import find, schema, versions
 from ..launch import Launch, Value
-from .rules import Changes, Rule, table
+from .rules import Changes, Rule, rules_of
 from .shell import NUMBER, Command, count, json_of, known, number, options, plain
 
 LARGEST_BATCH = 1024
@@ -81,7 +81,7 @@ class _Today:
     """Collects the options of a command of today, its ``speculative_config``, and the changes."""
 
     def __init__(self, source: str) -> None:
-        self.rules, self.known = table(source).rules, schema("vllm")["options"]
+        self.rules, self.known = rules_of(source), schema("vllm")["options"]
         self.chosen: dict[str, Value] = {}
         self.config: dict[str, Any] = {}
         self.changes = Changes()
