@@ -42,8 +42,8 @@ def document_of(advice: Advice, engine: str | None, version: str | None) -> dict
         document["limits"]["max_num_seqs"] = served.max_num_seqs
     if served.memory_gib is not None and here:
         document["memory"] = {"gpu_gib": served.memory_gib}
-    drafts = advice.verdict != LEAVE
-    return {**document, "drafter": _drafter(advice, known) if drafts else {"method": "none"}}
+    drafter = {"method": "none"} if advice.verdict == LEAVE else _drafter(advice, known)
+    return {**document, "drafter": drafter}
 
 
 def _elsewhere(advice: Advice, known: Engine) -> bool:

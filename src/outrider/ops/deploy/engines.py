@@ -179,11 +179,7 @@ def _llamacpp(spec: Spec, engine: Engine) -> Launch:
 
 
 def _environment(options: Mapping[str, Value]) -> str:
-    """Return llama.cpp's options as variables of an env file.
-
-    Those that have none, or whose value readers of such files read differently, stay flags in a
-    comment.
-    """
+    """Return llama.cpp's options as an env file; in a comment what readers would read apart."""
     variables = schema("llamacpp")["nested"]["environment"]
     lines, flags = [], []
     for flag, value in options.items():

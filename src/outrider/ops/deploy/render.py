@@ -73,18 +73,9 @@ def _with_notes(files: dict[str, str], notes: list[str]) -> dict[str, str]:
     return files
 
 
-def _command(spec: Spec, engine: Engine, launch: Launch) -> dict[str, str]:
-    return {"run.sh": launch.command(), **launch.files}
-
-
-def _config(spec: Spec, engine: Engine, launch: Launch) -> dict[str, str]:
-    name, text = launch.config_file
-    return {name: text, **{n: t for n, t in launch.files.items() if n != name}}
-
-
 FORMATS: dict[str, Callable[[Spec, Engine, Launch], dict[str, str]]] = {
-    "command": _command,
-    "config": _config,
+    "command": lambda spec, engine, launch: {"run.sh": launch.command(), **launch.files},
+    "config": lambda spec, engine, launch: dict([launch.config_file]) | dict(launch.files),
     "compose": containers.compose,
     "kustomize": containers.kustomize,
 }

@@ -37,7 +37,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer(DataPart):
-    """The answer to a point: yes, no or open; by whom, with what evidence, and when."""
+    """The answer to a point, by whom, with what evidence, and when."""
 
     status: Status = OPEN
     by: str = ""

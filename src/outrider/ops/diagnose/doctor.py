@@ -93,8 +93,8 @@ def _run(command: list[str]) -> tuple[str, str]:
         return "", f"nothing within {SECONDS:.0f} s"
     except OSError as error:
         return "", str(error.strerror)
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return done.stdout, said[-1] if said else f"exit code {done.returncode}"
+    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return done.stdout, said[-1].strip()
 
 
 def _probe(models: list[str]) -> dict[str, Any]:

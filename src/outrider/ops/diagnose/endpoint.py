@@ -20,11 +20,7 @@ TOKENS = 32
 
 
 class Endpoint:
-    """A server, by its address with or without ``/v1``.
-
-    Args:
-        key: sent as a bearer token, to this server only; None sends none.
-    """
+    """A server, by its address with or without ``/v1``; the key goes to this server only."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         parts = address(url)

@@ -184,10 +184,7 @@ def _of_saved(content: Mapping[str, Any], where: str) -> Observation:
 
 
 def _of_names(content: Mapping[str, Any], where: str) -> Observation:
-    """Return the observation in a flat object: facts and metrics by name, or one result.
-
-    An unknown key is an error; with metrics, and in results, it is only noted.
-    """
+    """Return the observation in a flat object; an unknown key is an error unless it has metrics."""
     if any(_listed(key, "marks") for key in content):
         return _of_run(content, content.get("machine"), where)
     stated = {key: value for key, value in content.items() if named(key)}

@@ -167,10 +167,9 @@ def of_positions(
             f"acceptance by position has {len(survival)} places; give 1 to {LONGEST}."
         )
     shares = [_checked(each, f"acceptance at position {i}") for i, each in enumerate(survival, 1)]
-    before = [1.0, *shares]
     if evidence == MEASURED:  # of ragged drafts, so that a later share may be a little higher
         shares = [*accumulate(shares, min)]
-        before = [1.0, *shares]
+    before = [1.0, *shares]
     if any(later > earlier + 1e-9 for earlier, later in zip(before, shares, strict=False)):
         raise ConfigError(
             "acceptance by position rises; give shares of drafts accepted up to each."

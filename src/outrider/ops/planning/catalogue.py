@@ -256,16 +256,12 @@ def eagle1_head(target: Shape) -> Shape:
 
 
 def eagle_head(target: Shape, config: Mapping[str, Any] | None = None) -> Shape:
-    """Return the shape of an EAGLE-3 head: one layer as wide as the target's, which fuses states.
-
-    ``config`` is the head's own; without one, its sizes are the target's.
-    """
-    own = None if config is None else shape_of(f"EAGLE-3 head of {target.name}", config)
+    """Return the shape of an EAGLE-3 head by its config, else one layer of the target's sizes."""
+    name = f"EAGLE-3 head of {target.name}"
+    own = replace(target, layers=1) if config is None else shape_of(name, config)
     fewest = min(EAGLE_VOCABULARY, target.vocabulary)
     vocabulary = _size(config or {}, ("draft_vocab_size",), "the EAGLE-3 head", fewest)
-    base = own or target
     return Shape(
-        f"EAGLE-3 head of {target.name}", own.layers if own else 1, base.hidden, base.inner,
-        base.heads, base.kv_heads, base.head_dim, vocabulary, inputs=2, fused=FUSED_STATES,
-        embeds=False,
+        name, own.layers, own.hidden, own.inner, own.heads, own.kv_heads, own.head_dim, vocabulary,
+        inputs=2, fused=FUSED_STATES, embeds=False,
     )  # fmt: skip

@@ -21,7 +21,7 @@ class Fitting(NamedTuple):
     checkpoint: str | None
 
 
-def entry_of(asked: str, target: Shape | None = None) -> str | None:
+def entry_of(asked: str, target: Shape) -> str | None:
     """Return the catalogue's name of a model; None if it has none.
 
     A folder or a name of the hub matches the entry with that checkpoint, or else with the same
@@ -33,10 +33,7 @@ def entry_of(asked: str, target: Shape | None = None) -> str | None:
     for entry, config in models.items():
         if config.get("checkpoint", "").lower() == name:
             return str(entry)
-    if target is None:
-        return None
-    own = target.sizes
-    alike = [each for each in models if shape_of(each, models[each]).sizes == own]
+    alike = [each for each in models if shape_of(each, models[each]).sizes == target.sizes]
     # Nobody serves a shape that was not published.
     served = [each for each in alike if "checkpoint" in models[each]]
     return max(served, key=lambda each: (each in name, _version(each)), default=None)

@@ -46,8 +46,8 @@ def ranged(
     values: tuple[float, float, float], unit: str, evidence: str = MODELLED
 ) -> dict[str, Figure]:
     """Return P10, P50 and P90 as figures."""
-    names = ("p10", "p50", "p90")
-    return {name: Figure(each, unit, evidence) for name, each in zip(names, values, strict=True)}
+    figures = (Figure(each, unit, evidence) for each in values)
+    return dict(zip(("p10", "p50", "p90"), figures, strict=True))
 
 
 class Report:

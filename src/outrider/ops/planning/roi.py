@@ -71,8 +71,7 @@ class Plan:
 class Case:
     """One of low, base and high. Money is in dollars, a month has 730 hours.
 
-    ``break_even_days`` and ``break_even_date`` count from the end of the work, None where it never
-    pays; ``roi`` is a year's savings over the cost, less 1.
+    Break-even counts from the end of the work; ``roi`` is a year's savings over the cost, less 1.
     """
 
     speedup: Figure

@@ -183,12 +183,12 @@ def read_profile(file: Path) -> Costs:
 
 def drafter_in(costs: Costs, asked: str, drafter: Drafter) -> str:
     """Return the name that costs have for a drafter: its own, its method's, or the only one."""
-    own = [name for name, each in costs.drafters.items() if each.passes is not None]
-    models = own if drafter.method in ("model", "eagle", "eagle3") else []
-    wanted = (asked, drafter.name, drafter.method)
-    names = [name for name in wanted if name in costs.drafters]
-    if names or len(models) == 1:
-        return (names or models)[0]
+    names = [n for n in (asked, drafter.name, drafter.method) if n in costs.drafters]
+    models = [name for name, each in costs.drafters.items() if each.passes is not None]
+    if len(models) == 1 and drafter.method in ("model", "eagle", "eagle3"):
+        names += models
+    if names:
+        return names[0]
     raise ConfigError(
         f"the profile has no drafter {shown(asked)}; it has {', '.join(costs.drafters) or 'none'}."
     )

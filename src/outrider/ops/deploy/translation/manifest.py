@@ -236,10 +236,10 @@ def _resources(container: Table, needed: int | None, changes: Changes) -> None:
 
     ``needed`` is None if a variable holds the number.
     """
-    limits = _table(container, "resources", "limits")
+    resources = _table(container, "resources")
+    limits = _table(resources, "limits")
     gpus = limits.get(GPU)
     if gpus is None:
-        resources = _table(container, "resources")
         container["resources"] = {**resources, "limits": limits | {GPU: needed or 1}}
         changes.note("gpus" if needed else "gpus_of_variable", needed=needed)
     elif needed is not None and str(gpus) != str(needed):
