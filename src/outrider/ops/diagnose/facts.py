@@ -50,7 +50,7 @@ def figure(name: str, facts: Facts) -> Figure:
 
 
 def holds(condition: str, facts: Facts, thresholds: Mapping[str, float]) -> bool | None:
-    """Return whether ``acceptance < low_acceptance`` or ``engine is vllm`` holds, None if unknown."""
+    """Return whether a condition such as ``acceptance < low_acceptance`` holds; None if unknown."""
     name, operator, right = condition.split(" ", 2)
     value = facts.get(name)
     if value is None:
