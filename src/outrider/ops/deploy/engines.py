@@ -179,7 +179,7 @@ def _llamacpp(spec: Spec, engine: Engine) -> Launch:
 
 
 def _environment(options: Mapping[str, Value]) -> str:
-    """Return llama.cpp's options as an env file; in a comment what readers would read apart."""
+    """Return llama.cpp's options as an env file; those that it cannot hold stand in a comment."""
     variables = schema("llamacpp")["nested"]["environment"]
     lines, flags = [], []
     for flag, value in options.items():

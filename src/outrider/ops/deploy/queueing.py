@@ -1,7 +1,7 @@
 """A replica as a queue: how long requests take, by how many of them come.
 
 Requests come at random (Poisson) and begin in order of arrival. A prompt holds up the others; then
-all sequences get tokens at one speed, by their number. There are no chunks, prefixes, preemption.
+all sequences get tokens at one speed, by their number. Nothing is cached or preempted.
 """
 
 from __future__ import annotations
