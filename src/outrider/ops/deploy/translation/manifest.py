@@ -170,7 +170,7 @@ def _container(container: Table, engine: Engine, changes: Changes) -> int:
     for name, value in ADDED.items():
         if name not in container:
             container[name] = deepcopy(value)
-            changes.note(name)
+            changes.note(name, seconds=PRE_STOP_SECONDS)
     return number(options[DRAIN], DRAIN) or DRAIN_SECONDS
 
 
