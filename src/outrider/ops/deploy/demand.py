@@ -93,8 +93,9 @@ def parse_demand(text: str, source: str) -> Demand:
             raise no_option(source, name, list(SECTIONS))
         if not isinstance(section, Mapping):
             raise ConfigError(f"{source}: {name} is {shown(section)}; write a table, [{name}].")
-        for key in (key for key in section if key not in SECTIONS[name]):
-            raise no_option(f"[{name}] of {source}", key, SECTIONS[name])
+        for key in section:
+            if key not in SECTIONS[name]:
+                raise no_option(f"[{name}] of {source}", key, SECTIONS[name])
     model, traffic, slo, fleet = (dict(document.get(name, {})) for name in SECTIONS)
     if "target" not in model:
         raise ConfigError(f"{source} names no target; add [model] with target.")

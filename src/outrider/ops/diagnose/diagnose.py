@@ -109,9 +109,8 @@ def derive(facts: dict[str, Value]) -> None:
     share = facts.get("draft_share")
     if isinstance(share, float):
         # A step emits `length` tokens `speedup` times as fast as plain steps would.
-        _ratio(
-            facts, "verify_ratio", facts.get("acceptance_length"), facts.get("speedup"), 1 - share
-        )
+        length, speedup = facts.get("acceptance_length"), facts.get("speedup")
+        _ratio(facts, "verify_ratio", length, speedup, 1 - share)
 
 
 def _ratio(
