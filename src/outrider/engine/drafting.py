@@ -25,7 +25,7 @@ from ..drafters.combine import merged, part_of
 from ..errors import RequestError
 from ..sampling.shared_noise import Noise
 from .control.switch import Menu, parts
-from .shield import Shield, checked_copy, is_fatal, is_foreign
+from .foreign import Shield, checked_copy, is_fatal, is_foreign
 
 T = TypeVar("T")
 logger = logging.getLogger("outrider")

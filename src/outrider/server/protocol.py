@@ -13,7 +13,6 @@ from ..base.limits import LARGEST_INT, LONGEST_NUMBER, REQUEST
 from ..errors import ConfigError, shown
 from ..params import DEFAULT_MAX_TOKENS, FORMS, SAMPLING, SamplingParams
 from .errors import Refusal
-from .fields import BLANKS, NotInChats, NotInCompletions, Unless, Unsupported
 from .shapes import (
     MOST_PROMPTS,
     MOST_TOOLS,
@@ -32,6 +31,7 @@ from .shapes import (
     Words,
     check_schema,
 )  # fmt: skip
+from .unsupported import BLANKS, NotInChats, NotInCompletions, Unless, Unsupported
 
 MOST_SAMPLES = 256
 FORM = "structured_outputs"

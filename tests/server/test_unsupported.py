@@ -23,9 +23,9 @@ from outrider.frontend.outputs import RequestState
 from outrider.params import StructuredOutputsParams
 from outrider.server.app import create_app
 from outrider.server.errors import Refusal
-from outrider.server.fields import IGNORED, Unless
 from outrider.server.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from outrider.server.settings import Settings
+from outrider.server.unsupported import IGNORED, Unless
 from tests.support import REPOSITORY
 
 DOCS = REPOSITORY / "docs" / "server.md"
