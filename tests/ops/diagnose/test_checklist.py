@@ -12,7 +12,7 @@ from outrider.ops.diagnose.checklist import (
     NO,
     OPEN,
     YES,
-    Answer,
+    PointAnswer,
     checklist,
     markdown,
     points,
@@ -80,7 +80,7 @@ def test_a_state_that_cannot_be_replaced_stays_and_leaves_no_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "state.json"
-    save_state({"baseline-load": Answer(YES)}, file)
+    save_state({"baseline-load": PointAnswer(YES)}, file)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -36,7 +36,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer(DataPart):
+class PointAnswer(DataPart):
     """The answer to a point, by whom, with what evidence, and when."""
 
     status: Status = OPEN
@@ -45,7 +45,7 @@ class Answer(DataPart):
     date: str = ""
 
 
-State = dict[str, Answer]
+State = dict[str, PointAnswer]
 """Answers by the ids of points."""
 
 
@@ -55,7 +55,7 @@ def points() -> list[Point]:
 
 
 def checklist(
-    state: Mapping[str, Answer] | None = None,
+    state: Mapping[str, PointAnswer] | None = None,
     *,
     facts: Mapping[str, object] | None = None,
     yes: Iterable[str] = (),
@@ -71,9 +71,9 @@ def checklist(
     today = datetime.now(UTC).date().isoformat()
     answers = {}
     for point in points():
-        answer = (state or {}).get(point.id, Answer())
+        answer = (state or {}).get(point.id, PointAnswer())
         if point.id in said:
-            answer = Answer(said[point.id], "said", date=today)
+            answer = PointAnswer(said[point.id], "said", date=today)
         answers[point.id] = _verified(point, known, limits, today) or answer
     return answers
 
@@ -92,14 +92,16 @@ def _said(yes: list[str], no: list[str]) -> dict[str, Status]:
     return said | dict.fromkeys(no, NO)
 
 
-def _verified(point: Point, facts: Facts, limits: Mapping[str, float], date: str) -> Answer | None:
+def _verified(
+    point: Point, facts: Facts, limits: Mapping[str, float], date: str
+) -> PointAnswer | None:
     """Return what facts say of a point; None where they do not suffice."""
     held = [holds(condition, facts, limits) for condition in point.verify]
     if not held or None in held:
         return None
     names = dict.fromkeys(condition.split(" ", 1)[0] for condition in point.verify)
     evidence = "; ".join(str(figure(name, facts)) for name in names)
-    return Answer(YES if all(held) else NO, "verified", evidence, date)
+    return PointAnswer(YES if all(held) else NO, "verified", evidence, date)
 
 
 class _Kept(Part):
@@ -120,7 +122,7 @@ def read_state(file: Path) -> State:
         ) from None
 
 
-def save_state(state: Mapping[str, Answer], file: Path) -> None:
+def save_state(state: Mapping[str, PointAnswer], file: Path) -> None:
     """Keep answers in a file, which is replaced as a whole or not at all."""
     content = {"checklist": 1, "points": {id: asdict(each) for id, each in state.items()}}
     beside = None
@@ -140,14 +142,14 @@ def save_state(state: Mapping[str, Answer], file: Path) -> None:
         raise ConfigError(f"{file} cannot be written: {error.strerror}.") from None
 
 
-def markdown(state: Mapping[str, Answer]) -> str:
+def markdown(state: Mapping[str, PointAnswer]) -> str:
     """Return the list with its answers, and the remedies of what is not done."""
     lines, area = ["# Before production"], ""
     for point in points():
         if point.area != area:
             area = point.area
             lines += ["", f"## {area.capitalize()}", ""]
-        answer = state.get(point.id, Answer())
+        answer = state.get(point.id, PointAnswer())
         by = ": ".join(filter(None, (answer.by, answer.evidence)))
         by = f" ({by})" if answer.by else ""
         lines.append(f"- [{SIGNS[answer.status]}] {point.id}: {point.title}{by}")
@@ -158,6 +160,6 @@ def markdown(state: Mapping[str, Answer]) -> str:
     return "\n".join([*lines, "", told]) + "\n"
 
 
-def to_json(state: Mapping[str, Answer]) -> list[dict[str, Any]]:
+def to_json(state: Mapping[str, PointAnswer]) -> list[dict[str, Any]]:
     """Return the points with their answers as plain objects."""
-    return [{**point._asdict(), **asdict(state.get(point.id, Answer()))} for point in points()]
+    return [{**point._asdict(), **asdict(state.get(point.id, PointAnswer()))} for point in points()]
