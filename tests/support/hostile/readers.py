@@ -68,14 +68,14 @@ def in_file(folder: Path, name: str, read: Callable[[Path], object]) -> Callable
 @contextmanager
 def answering(modules: list[Any], body: bytes, status: int = 200) -> Iterator[None]:
     """Have a server answer every call of some modules with a body."""
-    from outrider.base.outside.http import PointAnswer
+    from outrider.base.outside.http import Answer
 
-    def call(*_: Any, take: Callable[[bytes], None] | None = None, **__: Any) -> PointAnswer:
+    def call(*_: Any, take: Callable[[bytes], None] | None = None, **__: Any) -> Answer:
         if take is None or status != 200:
-            return PointAnswer(status, body)
+            return Answer(status, body)
         for start in range(0, len(body), 1 << 16):
             take(body[start : start + (1 << 16)])
-        return PointAnswer(status, b"")
+        return Answer(status, b"")
 
     patches = [patch.object(module, "call", call) for module in modules]
     for each in patches:
@@ -114,7 +114,7 @@ def metrics_page(folder: Path) -> Made:
 def exporter(folder: Path) -> Made:
     from prometheus_client import CollectorRegistry, generate_latest
 
-    from outrider.base.outside.http import PointAnswer
+    from outrider.base.outside.http import Answer
     from outrider.ops.alerts.exporter import Exporter, Watcher
     from outrider.ops.diagnose import endpoint as planning
     from outrider.ops.diagnose.endpoint import Endpoint
@@ -124,7 +124,7 @@ def exporter(folder: Path) -> Made:
     def call(case: tuple[bytes, bytes]) -> None:
         page, model = case
         endpoint = Endpoint("http://e:1")
-        endpoint.ask = lambda path, body=None: PointAnswer(200, model)  # type: ignore[method-assign]
+        endpoint.ask = lambda path, body=None: Answer(200, model)  # type: ignore[method-assign]
         with answering([planning], page):
             shown(endpoint)
 
