@@ -19,7 +19,7 @@ TICK = 0.001
 
 @dataclass
 class Schedule:
-    """What each answer is: ``chunks`` with ``tokens`` tokens each.
+    """The form of each answer: ``chunks`` with ``tokens`` tokens each.
 
     The first chunk comes after ``first`` seconds, each other one after ``interval``. ``counts``
     says whether each chunk tells how many tokens there are so far. Every completion has the

@@ -36,7 +36,7 @@ DIGITS = 9
 
 
 class Recording(NamedTuple):
-    """What the chooser of one cell has learned.
+    """The costs and rates that the controller of one cell has learned.
 
     ``rates`` are P(drafted and accepted | the one before was) by method and depth, of methods that
     were judged.

@@ -1,4 +1,4 @@
-"""Who completes prompts: the server under audit, another one, or a model on this machine."""
+"""The completers of prompts: the server under audit, another one, or a model on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked: prompts from files, bundled workloads, or made up."""
+"""Prompts of a load: from files, bundled workloads, or made up."""
 
 from __future__ import annotations
 

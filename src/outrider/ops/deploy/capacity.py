@@ -1,4 +1,4 @@
-"""How many replicas and devices some traffic needs, with speculation and without."""
+"""The replicas and devices that some traffic needs, with speculation and without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's folder says of itself, where the spec does not."""
+"""The facts that a checkpoint's folder states, where the spec does not."""
 
 from __future__ import annotations
 
