@@ -1,4 +1,4 @@
-"""Compares what ``outrider.ops.planning`` predicts of this machine, beside what it then measures.
+"""Compares what ``outrider.ops.planning`` predicts of this machine with what it then measures.
 
 Costs are measured at batch sizes 1, 4 and 16, acceptance at K = 8 with one sequence, on one half of
 the prompts. On the other half, speedups of K = 1 to 8 at batch sizes 2, 8 and 32 are predicted, and
