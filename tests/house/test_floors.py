@@ -64,7 +64,6 @@ WITHOUT_TORCH = {
     "outrider.engine.control.chooser",
     "outrider.engine.control.kept_costs",
     "outrider.engine.control.learner",
-    "outrider.engine.control.simulate",
     "outrider.engine.control.summary",
     "outrider.engine.control.switch",
 }

@@ -14,12 +14,12 @@ from outrider.engine.control.chooser import Chooser
 from outrider.engine.control.controller import Controller
 from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
 from outrider.engine.control.prices import Prices, least_chance
-from outrider.engine.control.simulate import Step, simulate
 from outrider.engine.control.survival import Survival
 from outrider.engine.control.switch import Menu, SpeculationState
 from outrider.engine.control.tuning import USUAL
 from tests.support.priors import PRIORS
 from tests.support.scheduling import record_of
+from tests.support.simulate import Step, simulate
 
 ROWS = tuple(2**i for i in range(14))
 METHODS = {name: Method((name,), 8) for name in ("model", "ngram")}

@@ -11,10 +11,10 @@ from benchmarks.portfolio.cells import CELLS
 from benchmarks.portfolio.recording import read
 from outrider.engine.control.controller import Controller
 from outrider.engine.control.costs import CostModel
-from outrider.engine.control.simulate import simulate
 from outrider.engine.control.survival import Survival
 from tests.support import REPOSITORY
 from tests.support.priors import PRIORS
+from tests.support.simulate import simulate
 
 FILE = REPOSITORY / "benchmarks" / "results" / "recording.json"
 CELLS_OF_FILE = read(FILE)

@@ -14,7 +14,6 @@ import pytest
 from outrider.engine.control.choices import Choice, Method
 from outrider.engine.control.costs import Costs, Curve, DraftCosts
 from outrider.engine.control.kept_costs import read_costs, write_costs
-from outrider.engine.control.simulate import expected
 from outrider.engine.control.tuning import USUAL
 from outrider.errors import ConfigError, ModelError
 from outrider.ops.planning import Situation, of_positions, of_rate
@@ -23,6 +22,7 @@ from outrider.ops.planning.forecast import EXPECTED, Forecast, forecast
 from outrider.ops.planning.roofline import ACTIVATION, Machine, roofline
 from tests.support import REPOSITORY
 from tests.support.planning_section import entries, reference, spread_at
+from tests.support.simulate import expected
 
 DOCS = REPOSITORY / "docs" / "planning.md"
 BLOCKED = """
@@ -60,7 +60,7 @@ def found(target: str = "llama-3.1-8b", drafter: str = "eagle3", **options: obje
 
 def test_planning_costs_and_simulator_need_no_torch() -> None:
     code = (
-        "from outrider.engine.control import costs, kept_costs, simulate\n"
+        "from outrider.engine.control import controller, costs, kept_costs\n"
         "import outrider.ops.planning.roi_report\n"
         "from outrider.ops.planning import Situation, advise\n"
         "assert advise(Situation('llama-3.1-8b', hardware='h100')).verdict == 'use'\n"

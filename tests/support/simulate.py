@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
-from .choices import PLAIN, Choice, Method, Stream, counts_by_depth
-from .controller import Controller
-from .costs import Costs
+from outrider.engine.control.choices import PLAIN, Choice, Method, Stream, counts_by_depth
+from outrider.engine.control.controller import Controller
+from outrider.engine.control.costs import Costs
 
 Truth = Callable[[int, str, int], float]
 """P(accepted | parent accepted) at a step, of a method, at a depth."""
@@ -92,7 +92,7 @@ def simulate(
     context = 256 * batch
     known: dict[str, list[float]] = {}
     plain = best = 0.0
-    found: list[Step] = []
+    simulated: list[Step] = []
     for number in range(steps):
         rates = {
             name: [survival(number, name, i + 1) for i in range(method.max_depth)]
@@ -123,5 +123,5 @@ def simulate(
         controller.observe(batch, emitted, (took + verify) * bool(drafting), took + verify + own)
         if rates != known:
             known, plain, best = rates, *_plain_and_best(truth, methods, rates, batch, context)
-        found.append(Step(tokens, seconds, plain, best))
-    return found
+        simulated.append(Step(tokens, seconds, plain, best))
+    return simulated
