@@ -37,22 +37,14 @@ logger = logging.getLogger("outrider")
 
 
 def load_target(checkpoint: Checkpoint, config: EngineConfig) -> Model:
-    """Return the model of a checkpoint on the CPU.
-
-    Raises:
-        ModelError, ConfigError, MemoryBudgetError: it cannot be run as ``config`` wants.
-    """
+    """Return the model of a checkpoint on the CPU, see ``load_model``."""
     length = config.model_length(checkpoint.shape.context)
     device = torch.device("cpu")
     return load_model(checkpoint, config.dtype, device, length, config.quantization)
 
 
 def fitting_spec(spec: DrafterSpec, folder: Path, model: Model) -> DrafterSpec:
-    """Return ``spec``, or no drafter where nobody asked by name and the target cannot go back.
-
-    Raises:
-        ConfigError: a drafter was asked for, and the target cannot go back.
-    """
+    """Return ``spec``; no drafter where the target cannot go back, ConfigError if one was named."""
     if model.truncates or isinstance(spec, NoSpec):
         return spec
     why = cannot_go_back(folder, model)
@@ -72,7 +64,6 @@ def build_engine(
     """Return an engine that drafts as its setup says, and as requests ask.
 
     Args:
-        setup: the target's checkpoint, the drafter and the options.
         model: the target, where it is loaded already.
         rule: None takes ``config.acceptance_rule``.
         thorough: take seconds to measure what steps cost, and keep it for other starts.
@@ -109,19 +100,11 @@ def build_engine(
         files = [each.folder for each in specs.values() if each.folder is not None]
         key |= {"drafters": files, "drafter": config.drafter_quantization}
         controller = _controller(target, drafters, rule, config, together, key, thorough)
+    portfolio = [each.name for each in spec.members] or [SuffixSpec.name]
     return Engine(
-        target,
-        drafters,
-        rule,
-        config,
-        budget,
-        length,
-        spec.name,
-        tokenizer,
-        together,
-        [each.name for each in spec.members] or [SuffixSpec.name],
+        target, drafters, rule, config, budget, length, spec.name, tokenizer, together, portfolio,
         controller,
-    )
+    )  # fmt: skip
 
 
 def _together(
@@ -129,8 +112,7 @@ def _together(
 ) -> tuple[tuple[str, ...], ...]:
     """Return the drafters whose drafts are merged: those of ``spec``, or pairs to choose from.
 
-    Raises:
-        ConfigError: they were asked for, and rule or model knows chains only.
+    Raises ConfigError where they were asked for, and rule or model knows chains only.
     """
     if not spec.members:
         return ()
@@ -179,11 +161,7 @@ def _controller(
 
 
 def _check_needs(drafter: Drafter, needs: Needs) -> None:
-    """Refuse a drafter that takes more than its specification said, which memory was sized by.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Raise ConfigError where a drafter takes more than its specification said."""
     if drafter.max_nodes > max(drafter.max_length, needs.max_nodes):
         raise ConfigError(
             f"drafter {drafter.name!r} drafts {drafter.max_nodes} nodes, but its needs say "

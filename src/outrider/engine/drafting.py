@@ -38,13 +38,7 @@ class Drafting:
     """Drafts for each sequence with the drafter that was chosen for it.
 
     Nothing that a drafter says changes the output under the coupled rule. One that raises, or whose
-    draft is malformed, is switched off for good.
-
-    Args:
-        drafters: by name; ``none`` among them.
-        menu: told which drafters are switched off.
-        noise: the noise that drafters draw with.
-        vocab_size: the target's.
+    draft is malformed, is switched off for good, which the menu is told.
     """
 
     def __init__(
@@ -83,9 +77,8 @@ class Drafting:
     def _switch_off(self, name: str, error: BaseException) -> None:
         """Switch a drafter off for good.
 
-        Raises:
-            BaseException: ``error``, if it asks the process to end, or if one of our own drafters
-                that watches (see ``audit``) refuses what it sees.
+        Raises ``error`` itself if it asks the process to end, or if one of our own drafters that
+        watches (see ``audit``) refuses what it sees.
         """
         if is_fatal(error) or (isinstance(error, RequestError) and name not in self._foreign):
             raise error
@@ -94,11 +87,7 @@ class Drafting:
         logger.error("drafter %s failed and is switched off", name, exc_info=error)
 
     def propose(self, plan: Plan) -> Draft:
-        """Return the drafts of a step, each from the sequence's drafter.
-
-        Raises:
-            RequestError: a drafter that watches (see ``audit``) refuses what it sees.
-        """
+        """Return the drafts of a step, each from the sequence's drafter; see ``_switch_off``."""
         begin = time.perf_counter()
         names = [item.drafter for item in plan.batch]
         seconds = plan.seconds.drafters
@@ -219,12 +208,7 @@ def overrides(drafter: Drafter, method: str) -> bool:
 
 
 def check_draft(draft: Sequence[DraftNodes], budgets: Sequence[DraftBudget], vocab: int) -> None:
-    """Refuse a malformed draft before C++ sees it.
-
-    Raises:
-        ValueError: a draft is missing, too large or too deep, or has an id outside the vocabulary
-            or a parent that does not come before its child.
-    """
+    """Raise ValueError for a malformed draft, before C++ sees it."""
     if len(draft) != len(budgets):
         raise ValueError(f"a draft is for {len(draft)} sequences; {len(budgets)} were asked for.")
     ids = [*chain.from_iterable([nodes.tokens for nodes in draft])]

@@ -34,16 +34,12 @@ from .verify import Verifier
 
 D = TypeVar("D", bound=Drafter)
 
-KNOWN_WORDS = 4
+KNOWN_WORD_LISTS = 4
 """Lists of bad words whose ids are kept."""
 
 
 def check_drafter(drafter: Drafter, rule: AcceptanceRule, model: Model) -> None:
-    """Refuse a drafter whose trees cannot be verified, or whose hidden states are not to be had.
-
-    Raises:
-        ConfigError: rule or model knows chains only, or the model lacks the states.
-    """
+    """Raise ConfigError where trees cannot be verified, or hidden states are not to be had."""
     layers, branches = model.hidden_layers, drafter.max_nodes > drafter.max_length
     wrong = [layer for layer in drafter.target_layers if not -1 <= layer < layers]
     if wrong:
@@ -66,20 +62,10 @@ def check_drafter(drafter: Drafter, rule: AcceptanceRule, model: Model) -> None:
 class Engine:
     """One target, its drafters, one cache; made of its parts, see ``build.build_engine``.
 
-    Args:
-        model: the target.
-        drafters: by name; ``none`` among them.
-        rule: decides which drafted tokens stand.
-        config: limits.
-        budget: of the cache.
-        max_model_len: longest sequence, in tokens.
-        drafter: the name of the one that drafts unless a request names another.
-        tokenizer: the target's, None for a model without text.
-        together, portfolio: see ``Menu``.
-        controller: chooses drafters and draft lengths that nobody else chose; None if all are.
-
-    Raises:
-        ConfigError: a drafter drafts trees, and rule or model knows chains only.
+    Of the ``drafters`` (``none`` is among them) the one named ``drafter`` drafts unless a request
+    names another. ``together`` and ``portfolio`` are those of ``Menu``. The ``controller`` chooses
+    drafters and draft lengths that nobody else chose; None if all are. Raises ConfigError, see
+    ``check_drafter``.
     """
 
     def __init__(
@@ -143,15 +129,10 @@ class Engine:
         self.record: StepRecord | None = None
         """The last step."""
         self._settled = True
-        self._bad_words = lru_cache(KNOWN_WORDS)(self._bad_word_ids)  # once for all its prompts
+        self._bad_words = lru_cache(KNOWN_WORD_LISTS)(self._bad_word_ids)  # once for all prompts
 
     def add(self, request: Request) -> None:
-        """Queue a request; its ``n`` samples become sequences of their own.
-
-        Raises:
-            RequestError: an option does not fit this model, or the id is in use.
-            MemoryBudgetError: the cache could never hold it.
-        """
+        """Queue a request; raises what ``prepare`` and ``enqueue`` raise."""
         self.enqueue(self.prepare(request))
 
     def enqueue(self, sequences: list[SequenceState]) -> None:
@@ -169,12 +150,10 @@ class Engine:
         self._live[request.id] = {s.sample_index: s for s in sequences}
 
     def prepare(self, request: Request) -> list[SequenceState]:
-        """Return the sequences of a request that ``InputProcessor`` has checked.
+        """Return the sequences of a request that ``InputProcessor`` has checked, one a sample.
 
-        Touches nothing that a step does, so that another thread may call it meanwhile.
-
-        Raises:
-            RequestError: an option does not fit this model.
+        Touches nothing that a step does, so that another thread may call it meanwhile. Raises
+        RequestError where an option does not fit this model.
         """
         self.menu.check(request.speculation)
         prompt, params = request.prompt_token_ids, request.params
@@ -183,33 +162,18 @@ class Engine:
         size = self.config.page_size
         extend_keys(keys, prompt, len(prompt) // size, size, request.cache_salt)
         writes = self._tokenizer if params.stop else None  # else the frontend writes the text
-        sequences = [
-            SequenceState(
-                id=f"{request.id}/{i}",
-                request=request,
-                sample_index=i,
-                text=Detokenizer(
-                    writes,
-                    prompt,
-                    params.stop or (),
-                    params.include_stop_str_in_output,
-                    params.skip_special_tokens,
-                ),
-                pipeline=sequence_pipeline(pipeline, i),
-                tokens=list(prompt),
-            )
-            for i in range(params.n)
-        ]
-        for sequence in sequences:
+        stops, shows = params.stop or (), params.include_stop_str_in_output
+        sequences: list[SequenceState] = []
+        for i in range(params.n):
+            text = Detokenizer(writes, prompt, stops, shows, params.skip_special_tokens)
+            own = sequence_pipeline(pipeline, i)
+            sequence = SequenceState(f"{request.id}/{i}", request, i, text, own, list(prompt))
             sequence.keys += keys
+            sequences.append(sequence)
         return sequences
 
     def pipeline_of(self, request: Request) -> RequestPipeline:
-        """Return the logits pipeline of a request, which its samples share.
-
-        Raises:
-            RequestError: an option does not fit this model, or cannot be met.
-        """
+        """Return the logits pipeline of a request, which its samples share; see ``prepare``."""
         params, vocabulary = request.params, self.model.shape.vocab_size
         words = self._bad_words(tuple(params.bad_words or ()))
         grammar = self.grammars.compile(params)
@@ -220,7 +184,7 @@ class Engine:
 
         Written after a space only where that is one token sequence as long, as vLLM does.
         """
-        found: list[list[int]] = []
+        written: list[list[int]] = []
         for word in words:
             assert self._tokenizer is not None
             with no_panic():
@@ -228,10 +192,10 @@ class Engine:
                     self._tokenizer.encode(text, add_special_tokens=False).ids
                     for text in (word.lstrip(), " " + word.lstrip())
                 )
-            found.append(bare)
+            written.append(bare)
             if len(spaced) == len(bare) and spaced[:1] != bare[:1]:
-                found.append(spaced)
-        return [ids for ids in found if ids]
+                written.append(spaced)
+        return [ids for ids in written if ids]
 
     def abort(self, request_id: str) -> None:
         """Drop a request's sequences and free their pages at once; an unknown id is no error."""
@@ -278,10 +242,7 @@ class Engine:
         return record.events
 
     def settle(self) -> None:
-        """Tell drafters and chooser of the last step, if they do not know it yet.
-
-        That takes time, as states have to be computed, which no event waits for.
-        """
+        """Tell drafters and chooser of the last step, once; no event waits for that."""
         record = self.record
         if self._settled or record is None:
             return

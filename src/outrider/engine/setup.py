@@ -55,9 +55,7 @@ def set_up(
 ) -> EngineSetup:
     """Return the parts of an engine; arguments are those of ``LLM``.
 
-    Raises:
-        ConfigError: an option is wrong.
-        ModelError: the checkpoint or a tokenizer cannot be used.
+    Raises ConfigError for a wrong option, ModelError where a checkpoint or tokenizer is unusable.
     """
     wanted = given(drafter, options)
     files = Files(find_folder(model))
@@ -90,14 +88,8 @@ def set_up(
 
 
 def _check_tokenizers(target: TextCodec | None, spec: DrafterSpec) -> None:
-    """Refuse a drafter whose token ids mean other text than the target's.
-
-    Raises:
-        ModelError: they do.
-    """
-    if spec.folder is None or spec.retokenizes or target is None:
-        return
-    if not has_tokenizer(spec.files):
+    """Raise ModelError where a drafter's token ids mean other text than the target's."""
+    if spec.folder is None or spec.retokenizes or target is None or not has_tokenizer(spec.files):
         return
     codecs = target, read_codec(spec.files)
     entries = differing_entries(*(codec.backend.get_vocab() for codec in codecs))

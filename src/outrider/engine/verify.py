@@ -12,7 +12,7 @@ from ..models.base import Model, Store
 from ..models.decide import Keep, SampleInput, Samples
 from ..models.rows import Segment
 from ..sampling.acceptance import AcceptanceRule
-from ..sampling.logprobs import Measure, logprobs, measure
+from ..sampling.logprobs import Measure, logprobs
 from ..sampling.pipeline import StepLogits
 from ..sampling.shared_noise import SharedNoise
 from .scheduler import unexpected
@@ -22,15 +22,9 @@ UNUSED = Row("", 0, 0, 0, True, 0)
 
 
 class Verifier:
-    """Holds the target and its cache.
+    """Holds the target and its cache, the acceptance rule and the shared noise.
 
-    Args:
-        model: the target.
-        store: its cache.
-        rule: decides which draft tokens stand.
-        noise: the shared noise.
-        raw_logprobs: log probabilities are of the model's logits; else of the processed ones.
-        measure: measures them.
+    Log probabilities are of the model's logits if they are ``raw``, else of the processed ones.
     """
 
     def __init__(
@@ -39,27 +33,19 @@ class Verifier:
         store: Store,
         rule: AcceptanceRule,
         noise: SharedNoise,
-        raw_logprobs: bool = True,
-        measure: Measure = measure,
+        raw: bool,
+        measure: Measure,
     ) -> None:
-        self.model = model
-        self.store = store
-        self.noise = noise
-        self.rule = rule
-        self._shown = Keep.RAW if raw_logprobs else Keep.PROCESSED
+        self.model, self.store, self.rule, self.noise = model, store, rule, noise
+        self._shown = Keep.RAW if raw else Keep.PROCESSED
         self._measure = measure
 
     def verify(
         self, plan: Plan, draft: Draft, layers: Sequence[int] = ()
     ) -> tuple[Verdict, HiddenStates | None]:
-        """Run the plan's rows and the draft's, and decide the step.
+        """Run the plan's rows and the draft's, and decide the step; return ``layers``' states.
 
         Afterwards the entries of accepted nodes stand at their tokens' positions in the cache.
-
-        Args:
-            plan: the step.
-            draft: its drafts.
-            layers: those whose hidden states are wanted.
         """
         begin = time.perf_counter()
         segments: list[Segment] = []
@@ -75,17 +61,9 @@ class Verifier:
             first.append(row - 1 - len(nodes) if item.samples else None)
             keep = Keep.NOTHING if params.logprobs is None else self._shown
             inputs.append(SampleInput(sequence, item.samples, keep) if logits else None)
+            tokens, length = sequence.tokens[start : start + item.count], sequence.prompt_length
             segments.append(
-                Segment(
-                    sequence.tokens[start : start + item.count],
-                    start,
-                    sequence.pages,
-                    logits,
-                    sequence.prompt_length,
-                    nodes,
-                    parents,
-                    sequence.id,
-                )
+                Segment(tokens, start, sequence.pages, logits, length, nodes, parents, sequence.id)
             )
         if self.rule.needs_logits:
             samples = self.model.decide(segments, self.store, inputs, None, layers)
