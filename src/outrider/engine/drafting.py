@@ -25,7 +25,7 @@ from ..drafters.combine import merged, part_of
 from ..errors import RequestError
 from ..sampling.shared_noise import Noise
 from .control.switch import Menu, parts
-from .foreign import Shield, checked_copy, is_fatal, is_foreign
+from .foreign import Shield, checked_copy, is_foreign
 
 T = TypeVar("T")
 logger = logging.getLogger("outrider")
@@ -80,7 +80,9 @@ class Drafting:
         Raises ``error`` itself if it asks the process to end, or if one of our own drafters that
         watches (see ``audit``) refuses what it sees.
         """
-        if is_fatal(error) or (isinstance(error, RequestError) and name not in self._foreign):
+        # A panic of a Rust library and a drafter's own sys.exit are failures like others.
+        refuses = isinstance(error, RequestError) and name not in self._foreign
+        if refuses or isinstance(error, KeyboardInterrupt | GeneratorExit):
             raise error
         self.menu.switched_off[name] = f"{type(error).__name__}: {error}"[:MAX_REASON]
         self.refresh()

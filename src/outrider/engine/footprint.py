@@ -31,10 +31,8 @@ class Footprint(NamedTuple):
 def footprint(checkpoint: Checkpoint, native: bool, drafts: bool = False) -> Footprint:
     """Return the memory that a checkpoint takes with the default options of a server.
 
-    Args:
-        checkpoint: its files say what it takes.
-        native: whether the native step runs it.
-        drafts: whether it is a drafter, whose weights the native step gives 8 bits.
+    ``native``: the native step runs it. ``drafts``: it is a drafter, whose weights that step gives
+    8 bits.
     """
     config, shape, architecture = EngineConfig(), checkpoint.shape, checkpoint.architecture
     step = library() if native else None

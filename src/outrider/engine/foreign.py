@@ -29,16 +29,8 @@ PACKAGE = __name__.partition(".")[0]
 
 
 def is_foreign(drafter: Drafter) -> bool:
-    """Return whether a drafter's class comes from another package."""
+    """Return True if a drafter's class comes from another package."""
     return type(drafter).__module__.partition(".")[0] != PACKAGE
-
-
-def is_fatal(error: BaseException) -> bool:
-    """Return whether an error asks the process to end, and is not a drafter's failure.
-
-    A panic of a Rust library and a drafter's own ``sys.exit`` count as failures.
-    """
-    return isinstance(error, KeyboardInterrupt | GeneratorExit)
 
 
 class Shield:
@@ -54,11 +46,7 @@ class Shield:
         budgets: Sequence[DraftBudget],
         noise: Noise,
     ) -> Draft:
-        """Return a copy of the drafter's draft, so that the drafter cannot change it later.
-
-        Raises:
-            ValueError: it is not a ``Draft``, or its columns do not match its nodes.
-        """
+        """Return a ``checked_copy`` of the drafter's draft, which it cannot change later."""
         made = drafter.propose(self._batch(items), [*budgets], noise)
         if not isinstance(made, Draft):
             raise ValueError(f"a drafter proposed {type(made).__name__}; a Draft is needed.")
@@ -121,11 +109,7 @@ class Shield:
 
 
 def checked_copy(nodes: DraftNodes) -> DraftNodes:
-    """Return a copy of a draft, each of whose columns has one entry for every node, or none at all.
-
-    Raises:
-        ValueError: one has not, or it is no draft.
-    """
+    """Return a copy of a draft; ValueError where a column has neither none nor one entry a node."""
     if not isinstance(nodes, DraftNodes):
         raise ValueError(f"a draft has {type(nodes).__name__}; DraftNodes are needed.")
     if nodes.logits is not None and len(nodes.logits) != len(nodes.tokens):

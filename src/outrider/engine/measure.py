@@ -44,12 +44,7 @@ def measure(
 ) -> tuple[Curve, float]:
     """Return the seconds of a model's forward by rows, and what a token of context adds.
 
-    Args:
-        model: runs on a cache of its own.
-        page_size: tokens of a page.
-        most_rows: of a step.
-        seconds: that measuring may take, in all.
-        forward: runs as many rows, and returns the seconds.
+    Measuring takes about ``seconds``; ``forward`` runs as many rows and returns what they took.
     """
     rows = [n for n in ROWS if n <= max(2, most_rows)]
     store = model.new_store(rows[-1] + 1, page_size)
@@ -101,10 +96,7 @@ def _forward(model: RowsModel, store: Store, rows: int) -> float:
 
 
 def _pass(model: RowsModel, store: Store, rows: int) -> float:
-    """Return the seconds of a drafter's pass: of a forward, without Python's part of the call.
-
-    All passes of a draft run in one call.
-    """
+    """Return the seconds of a forward without Python's part; a draft's passes share one call."""
     clock = library()
     before = clock.nanoseconds if clock else 0
     seconds = _forward(model, store, rows)
@@ -130,7 +122,7 @@ def find_costs(
         page_size: tokens of a page.
         most_rows: of a step.
         key: tells what was measured apart.
-        thorough: take seconds to measure, and keep what was found.
+        thorough: take seconds to measure, and keep the result.
     """
     file = _file({**key, "rows": most_rows, "names": [*drafters, *merging]})
     kept = read_costs(file)
@@ -140,25 +132,21 @@ def find_costs(
     if thorough:
         logger.info("measuring what steps cost, for a second or two")
     target, per_context = measure(model, page_size, most_rows, seconds, _forward)
-    found = {name: DraftCosts(None, USUAL.call, USUAL.per_sequence) for name in merging}
+    by_name = {name: DraftCosts(None, USUAL.call, USUAL.per_sequence) for name in merging}
     for name, drafter in drafters.items():
-        found[name] = DraftCosts(None, USUAL.call, USUAL.per_sequence)
-        if drafter.model is None:
-            continue
+        passes, call, more = None, USUAL.call, USUAL.per_sequence
         if drafter.model is model:
             passes = Curve(target.rows, tuple(drafter.share * s for s in target.seconds))
-            found[name] = DraftCosts(passes, USUAL.call, USUAL.per_sequence)
-            continue
-        passes, _ = measure(drafter.model, page_size, most_rows, seconds, _pass)
-        if rows := drafter.rows_at_once:
-            one, more = passes.at(rows), (passes.at(MANY * rows) - passes.at(rows)) / (MANY - 1)
-            found[name] = DraftCosts(
-                None, USUAL.call + max(one - more, 0.0), USUAL.per_sequence + more
-            )
-        else:
-            cold = measure_cold(drafter.model, model, page_size, passes.at(1))
-            found[name] = DraftCosts(passes, USUAL.call + cold, USUAL.per_sequence)
-    costs = Costs(target, found, per_context)
+        elif drafter.model is not None:
+            passes, _ = measure(drafter.model, page_size, most_rows, seconds, _pass)
+            if rows := drafter.rows_at_once:
+                one = passes.at(rows)
+                each = (passes.at(MANY * rows) - one) / (MANY - 1)
+                passes, call, more = None, call + max(one - each, 0.0), more + each
+            else:
+                call += measure_cold(drafter.model, model, page_size, passes.at(1))
+        by_name[name] = DraftCosts(passes, call, more)
+    costs = Costs(target, by_name, per_context)
     if thorough:
         write_costs(file, costs)
     return costs

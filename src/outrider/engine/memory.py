@@ -85,28 +85,16 @@ def working_bytes(
     return 4 * (numbers + (rows + HIDDEN_ROWS) * len(layers) * hidden_size)
 
 
-def num_scratch(needs: Collection[Needs]) -> int:
-    """Return the scratch pages behind the pool, which drafters use by turns."""
-    return max((each.scratch_pages for each in needs), default=0)
-
-
-def once_bytes(config: EngineConfig, model: Model, needs: Collection[Needs]) -> int:
-    """Return the bytes that drafters need once."""
-    scratch = num_scratch(needs) * model.page_bytes(config.page_size)
-    return scratch + sum(each.fixed_bytes for each in needs)
-
-
 def _smaller_choice(
     config: EngineConfig, model: Model, needs: Collection[Needs], together: int, room: int
 ) -> str:
-    """Return which smaller choice needs no more than ``room`` bytes beside the cache."""
-    once = once_bytes(config, model, needs)
+    """Return which smaller choice has a step that works with ``room`` bytes."""
     sizes = model.shape.vocab_size, model.hidden_size
     sequences, rows = config.max_num_seqs, config.max_num_batched_tokens
     while sequences > 1 or rows > 1:
         sequences, rows = max(1, sequences // 2), rows if sequences > 1 else rows // 2
         smaller = replace(config, max_num_seqs=sequences, max_num_batched_tokens=rows)
-        if working_bytes(smaller, *sizes, needs, together) + once <= room:
+        if working_bytes(smaller, *sizes, needs, together) <= room:
             fewer = "" if rows == config.max_num_batched_tokens else f" and {BATCHED}={rows}"
             return f"max_num_seqs={sequences}{fewer} would fit."
     return "free memory, or take a model with a smaller vocabulary."
@@ -122,21 +110,20 @@ def plan_budget(
     """Return how many pages ``config.memory`` pays for; target and drafters share page ids.
 
     With it no more than ``max_num_seqs`` sequences of full length need with their drafts. Without
-    it ``usual_pages``, at most half of the memory that is left beside what is needed once.
-
-    Raises:
-        MemoryBudgetError: not even one sequence of a page fits.
+    it ``usual_pages``, at most half of the memory that is left beside what is needed once. Raises
+    MemoryBudgetError where not even one sequence of a page fits.
     """
     size = config.page_size
     per_sequence = -(-(max_length + most_nodes(config, needs, together)) // size)
-    scratch = num_scratch(needs)
+    scratch = max((each.scratch_pages for each in needs), default=0)  # drafters take turns
     most = LARGEST_INT // size - scratch  # slots are numbered in int32
     wanted = min(per_sequence * config.max_num_seqs + 1, most)
     target_bytes = model.page_bytes(size)
     drafter_bytes = sum(each.page_bytes for each in needs)
     each = target_bytes + drafter_bytes
+    once = scratch * target_bytes + sum(each.fixed_bytes for each in needs)  # of drafters
     working = working_bytes(config, model.shape.vocab_size, model.hidden_size, needs, together)
-    fixed = working + once_bytes(config, model, needs)
+    fixed = working + once
     available = free_memory()
     free = max(0, available - fixed)
     given = parse_memory(config.memory)
@@ -146,7 +133,7 @@ def plan_budget(
             raise MemoryBudgetError(
                 f"{fixed} bytes for logits and drafters and {least} for a cache are the least that "
                 f"is needed, and {fixed + least - available} of them are missing; "
-                f"{_smaller_choice(config, model, needs, together, available - least)}"
+                f"{_smaller_choice(config, model, needs, together, available - least - once)}"
             )
         usual = usual_pages(config, max_length, needs, together)
         given = min(usual * each, int(free * DEFAULT_SHARE))
@@ -158,13 +145,14 @@ def plan_budget(
             f"({wanted * each} serve every request)."
         )
     if pages * each > free:
+        room = available - LEAST_PAGES * each - once
         raise MemoryBudgetError(
             f"memory asks for {pages * each} bytes of cache, but only {free} are free beside "
             f"{fixed} for logits and drafters: {pages * each - free} are missing; "
             + (
                 f"memory={free // each * each} would fit."
                 if free >= LEAST_PAGES * each
-                else _smaller_choice(config, model, needs, together, available - LEAST_PAGES * each)
+                else _smaller_choice(config, model, needs, together, room)
             )
         )
     sequences, own = config.max_num_seqs, pages * drafter_bytes

@@ -37,17 +37,15 @@ def machine() -> dict[str, Any]:
         "isa": isa,
         "isa_error": trouble,
         "cuda_build": torch.version.cuda,
-        "cuda": [_gpu(number) for number in range(torch.cuda.device_count())],
-    }
-
-
-def _gpu(number: int) -> dict[str, Any]:
-    found = torch.cuda.get_device_properties(number)
-    return {
-        "name": found.name,
-        "capability": f"{found.major}.{found.minor}",
-        "bf16": found.major >= 8,
-        "memory": found.total_memory,
+        "cuda": [
+            {
+                "name": gpu.name,
+                "capability": f"{gpu.major}.{gpu.minor}",
+                "bf16": gpu.major >= 8,
+                "memory": gpu.total_memory,
+            }
+            for gpu in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        ],
     }
 
 
@@ -80,13 +78,11 @@ def checkpoint(model: str, drafts: bool = False) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print what was found."""
-    names = ("model", "drafter")
-    found = {
-        name: checkpoint(path, name == names[1])
-        for name, path in zip(names, sys.argv[1:], strict=False)
-    }
-    print(json.dumps({**machine(), **found}))
+    """Print what torch says, and the checkpoints that are named."""
+    told = machine()
+    for name, path in zip(("model", "drafter"), sys.argv[1:], strict=False):
+        told[name] = checkpoint(path, drafts=name == "drafter")
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -46,12 +46,8 @@ Choose = Callable[[SequenceState], tuple[str, DraftBudget]]
 class Scheduler:
     """Schedules without phases: a sequence's next rows are those of its tokens not computed yet.
 
-    Args:
-        pool: the pages.
-        max_num_seqs: sequences that run together at most.
-        max_num_batched_tokens: committed rows of a step at most.
-        max_model_len: longest sequence, in tokens.
-        caches: whether sequences with the same beginning share its pages.
+    At most ``max_num_batched_tokens`` committed rows run in a step. Sequences with the same
+    beginning share its pages if it ``caches``.
     """
 
     def __init__(
@@ -62,23 +58,17 @@ class Scheduler:
         max_model_len: int,
         caches: bool = True,
     ) -> None:
-        self.pool = pool
+        self.pool, self._caches = pool, caches
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []
         self.preemptions = 0
         self.rows = 0  # committed rows scheduled since the start
         self.queried = self.hit = 0  # tokens looked up in the prefix cache, and found
-        self._caches = caches
-        self._max_num_seqs = max_num_seqs
-        self._max_rows = max_num_batched_tokens
+        self._max_num_seqs, self._max_rows = max_num_seqs, max_num_batched_tokens
         self._max_model_len = max_model_len
 
     def add(self, sequence: SequenceState) -> None:
-        """Queue a sequence and say how long it may become.
-
-        Raises:
-            MemoryBudgetError: the pool could not hold it even alone.
-        """
+        """Queue a sequence; raise MemoryBudgetError if the pool could not hold it even alone."""
         most = sequence.request.params.max_tokens
         sequence.limit = self._max_model_len
         if most is not None:
@@ -107,17 +97,11 @@ class Scheduler:
 
         Running sequences go first, oldest first; when pages run out the youngest is preempted and
         will be computed again. Drafts get pages that are free and never take anybody's.
-
-        Args:
-            choose: who drafts for a sequence, and how far.
-            max_rows: committed rows, where that is less than those of any step.
-            seconds: of the step, which has begun.
+        ``seconds`` are those of the step, which has begun.
         """
         chosen: list[tuple[SequenceState, int]] = []
         preempted: list[SequenceState] = []
-        room = self._max_rows
-        if max_rows is not None:
-            room = min(room, max_rows)
+        room = self._max_rows if max_rows is None else min(self._max_rows, max_rows)
         for sequence in self.running:  # which the youngest may leave meanwhile, at its end
             count = min(len(sequence.tokens) - sequence.num_computed, room)
             if count and self._make_room(sequence, count, preempted):
@@ -147,16 +131,15 @@ class Scheduler:
         decoding = sum([item.samples and item.count == 1 for item in batch])
         return Plan(batch, preempted, rows, decoding, seconds or StepSeconds())
 
-    def _looks_up(self, sequence: SequenceState) -> bool:
-        """Return True if the prefix cache may serve a sequence; scored prompts are computed."""
-        scored = sequence.request.params.prompt_logprobs is not None and not sequence.sample_index
-        return self._caches and not scored
+    def _findable(self, sequence: SequenceState) -> list[bytes] | None:
+        """Return the keys of pages that another sequence may have computed; None if none count.
 
-    def _findable(self, sequence: SequenceState) -> list[bytes]:
-        """Return the keys of pages that another sequence may have computed.
-
-        The last token is computed in any case: its row says what comes next.
+        The last token is computed in any case, as its row says what comes next, and a scored prompt
+        is computed whole.
         """
+        scored = sequence.request.params.prompt_logprobs is not None and not sequence.sample_index
+        if scored or not self._caches:
+            return None
         return sequence.keys[: (len(sequence.tokens) - 1) // self.pool.page_size]
 
     def _comes_soon(self, sequence: SequenceState, coming: set[bytes]) -> bool:
@@ -164,30 +147,26 @@ class Scheduler:
 
         So samples of one request, and requests that begin alike, compute their beginning once.
         """
-        if not self._looks_up(sequence) or coming.isdisjoint(sequence.keys):
+        if coming.isdisjoint(sequence.keys) or (keys := self._findable(sequence)) is None:
             return False
-        keys = self._findable(sequence)
-        found = len(self.pool.find(keys))
-        return found < len(keys) and keys[found] in coming
+        known = len(self.pool.find(keys))
+        return known < len(keys) and keys[known] in coming
 
     def _let_in(self, sequence: SequenceState) -> bool:
         """Give a waiting sequence the pages that hold its beginning already, and new ones.
 
-        False if it does not fit: all of it must, for what is let in should not be thrown out at
-        once.
+        False unless all of it fits: what is let in should not be thrown out at once.
         """
-        size, tokens = self.pool.page_size, len(sequence.tokens)
-        looked_up = self._looks_up(sequence)
-        found = self.pool.find(self._findable(sequence)) if looked_up else []
-        taken = self.pool.num_idle(found)
-        if self.pool.pages_for(tokens + 1) - len(found) > self.pool.num_free - taken:
+        pool, tokens, keys = self.pool, len(sequence.tokens), self._findable(sequence)
+        shared = pool.find(keys or ())
+        if pool.pages_for(tokens + 1) - len(shared) > pool.num_free - pool.num_idle(shared):
             return False
-        sequence.pages.extend(self.pool.share(found))
-        sequence.num_computed, sequence.named = len(found) * size, len(found)
-        self.pool.grow(sequence.pages, tokens)
+        sequence.pages.extend(pool.share(shared))
+        sequence.num_computed, sequence.named = len(shared) * pool.page_size, len(shared)
+        pool.grow(sequence.pages, tokens)
         if sequence.start is None:
             sequence.start = Start(time.perf_counter(), sequence.num_computed)
-            self.queried += tokens if looked_up else 0
+            self.queried += 0 if keys is None else tokens
             self.hit += sequence.num_computed
         return True
 
