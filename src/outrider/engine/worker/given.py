@@ -25,20 +25,12 @@ class Given(NamedTuple):
         return {**self.engine, **self.lookup, "tokenizer": self.tokenizer}
 
     def config(self) -> EngineConfig:
-        """Return the engine's options.
-
-        Raises:
-            ConfigError: one is wrong.
-        """
+        """Return the engine's options; ConfigError if one is wrong."""
         return EngineConfig(**self.engine)
 
 
 def given(drafter: Any, options: Mapping[str, Any]) -> Given:
-    """Return the sorted arguments of ``LLM``, without options that are None.
-
-    Raises:
-        ConfigError: an option of vLLM's cannot be translated.
-    """
+    """Return the sorted arguments of ``LLM`` without None; ConfigError for a wrong vLLM name."""
     values = translate(options)
     drafter = values.pop("drafter", drafter)
     values = {name: value for name, value in values.items() if value is not None}

@@ -20,11 +20,7 @@ WARN_SHARE = 0.5
 
 
 class Pulse:
-    """Sends a beat every second, from a thread of its own; the worker's threads set the fields.
-
-    Args:
-        send: sends a beat to the frontend.
-    """
+    """Sends a beat every second, from a thread of its own; the worker's threads set the fields."""
 
     def __init__(self, send: Callable[[Beat], None]) -> None:
         self.step: int | None = None

@@ -19,9 +19,8 @@ logger = logging.getLogger("outrider")
 class Post:
     """Hands messages and exits of workers to an event loop; they wait until there is one.
 
-    Args:
-        take: called in the loop with every message except log lines and the first facts.
-        ended: called in the loop with a worker's exit code.
+    In the loop it calls ``take`` with every message except log lines and the first facts, and
+    ``ended`` with a worker's exit code.
     """
 
     def __init__(
@@ -38,8 +37,7 @@ class Post:
     def facts(self) -> Facts:
         """Wait until a worker has read the checkpoint, and return its facts.
 
-        Raises:
-            OutriderError: the checkpoint cannot be used, or the worker is gone.
+        Raises OutriderError where the checkpoint cannot be used, or the worker is gone.
         """
         return self._facts.result()
 
@@ -74,11 +72,7 @@ class Post:
             self._facts.set_exception(WorkerError(why))
 
     def _put(self, call: Callable[[], object]) -> None:
-        """Have the loop make a call.
-
-        Raises:
-            RuntimeError: the loop is closed.
-        """
+        """Have the loop make a call; RuntimeError if it is closed."""
         with self._lock:
             if self._loop is None:
                 self._waiting.append(call)

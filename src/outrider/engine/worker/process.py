@@ -66,10 +66,8 @@ class Outbox:
 def refuse_unguarded() -> None:
     """Refuse to start a worker while a spawned process imports the program's main module.
 
-    Such a worker exits with ``UNGUARDED``, and its frontend reports the error.
-
-    Raises:
-        WorkerError: this process was spawned in another way.
+    Such a worker exits with ``UNGUARDED``, and its frontend reports the error; a process that was
+    spawned in another way gets a WorkerError.
     """
     process = multiprocessing.current_process()
     if getattr(process, "_inheriting", False):  # multiprocessing's own test
@@ -118,13 +116,9 @@ def uninterrupted() -> Iterator[None]:
 
 
 class WorkerProcess:
-    """One life of a worker. No method blocks.
+    """One life of a worker, after ``generation`` others. No method blocks.
 
-    Args:
-        spec: what it runs.
-        generation: how many workers there were before it.
-        take: gets every message, in a thread.
-        ended: gets the exit code, in that thread, when the process is gone.
+    In a thread, ``take`` gets every message, and ``ended`` the exit code when the process is gone.
 
     Raises:
         OSError: the system is out of processes, threads, files or memory.
@@ -139,9 +133,7 @@ class WorkerProcess:
         ended: Callable[[WorkerProcess, int | None], object],
     ) -> None:
         refuse_unguarded()
-        self._take = take
-        self._ended = ended
-        self._outbox = Outbox()
+        self._take, self._ended, self._outbox = take, ended, Outbox()
         self.withdraw = self._outbox.withdraw
         context = multiprocessing.get_context("spawn")
         self._link, its = context.Pipe()

@@ -14,10 +14,7 @@ REMEMBERED = 1024
 
 
 def fingerprint(requests: Iterable[Request]) -> str:
-    """Return a digest of the requests of a body.
-
-    Ids, priorities and seeds that the engine chose do not count.
-    """
+    """Return a digest of a body's requests without ids, priorities and seeds of the engine's."""
     digest = hashlib.blake2b(digest_size=16)
     shared: Any = None  # requests of one body mostly have one object of options
     for request in requests:
@@ -41,11 +38,7 @@ class Suspects:
         return body in self._deaths
 
     def check(self, body: str) -> None:
-        """Refuse a body that ran alone at two deaths and has not completed since.
-
-        Raises:
-            RequestError: it is one.
-        """
+        """Raise RequestError for a body that ran alone at two deaths, and never to its end since."""
         if self._deaths.get(body, 0) >= DEATHS:
             raise RequestError(
                 f"the engine died {DEATHS} times while this request ran alone, so the request is "

@@ -130,23 +130,12 @@ class _Adding:
 
 
 class Worker:
-    """Steps an engine as long as it has work.
-
-    Args:
-        engine: idle.
-        link: brings commands.
-        outlet: takes messages.
-        pulse: reports the work of the threads.
-        generation: the number of this process.
-    """
+    """Steps an engine as long as it has work; ``generation`` is the number of this process."""
 
     def __init__(
         self, engine: Engine, link: Connection, outlet: Outlet, pulse: Pulse, generation: int
     ) -> None:
-        self.engine = engine
-        self.link = link
-        self.outlet = outlet
-        self.pulse = pulse
+        self.engine, self.link, self.outlet, self.pulse = engine, link, outlet, pulse
         self.generation = generation
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the stepping thread
         self.preparing: WeakValueDictionary[str, _Adding] = WeakValueDictionary()
