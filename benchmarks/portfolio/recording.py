@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Mapping
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from outrider.engine.control.choices import Method
 from outrider.engine.control.controller import Controller
-from outrider.engine.control.costs import Costs, Curve, DraftCosts
+from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
 
 from .cells import (
     AUTO,
@@ -48,9 +48,25 @@ class Recording(NamedTuple):
     rates: dict[str, list[float]]
 
 
+def _learned(model: CostModel) -> Costs:
+    """Return the costs as corrected so far, by the rows of the prior."""
+    model.count()
+    target, machine = model.prior.target, model.target.machine
+    drafters: dict[str, DraftCosts] = {}
+    for name, prior in model.prior.drafters.items():
+        own, passes = model._drafters[name], prior.passes
+        if passes is not None:
+            seconds = [passes.at(n) * own.at(n) * machine for n in passes.rows]
+            passes = Curve(passes.rows, tuple(accumulate(seconds, max)))
+        each = own.overall.value * machine
+        drafters[name] = DraftCosts(passes, prior.call * each, prior.per_sequence * each)
+    curve = Curve(target.rows, tuple(model.verify(rows, 0) for rows in target.rows))
+    return Costs(curve, drafters, model.prior.per_context * machine)
+
+
 def to_json(cell: Cell, controller: Controller) -> dict[str, Any]:
     """Return what a chooser has learned, see ``read``."""
-    costs = controller.costs.learned()
+    costs = _learned(controller.costs)
     return {
         "concurrency": cell.concurrency,
         "target": _curve(costs.target),

@@ -112,16 +112,15 @@ class Engine:
             None if controller is None else controller.methods,
         )
         noise = rule.drafting(self.noise)
-        self.drafting = Drafting(drafters, self.menu, noise, shape.vocab_size)
+        drafting = self.drafting = Drafting(drafters, self.menu, noise, shape.vocab_size)
         # Without logits a step without drafts has the same output.
         free = not rule.needs_logits
-        self.chooser = (
-            Chooser(self.menu, CostModel(), tries_plain=free)
-            if controller is None
-            else AdaptiveChooser(
-                self.menu, controller, drafters, self.drafting.preparing, self.drafting, free
+        self.chooser = Chooser(self.menu, CostModel(), tries_plain=free)
+        if controller is not None:
+            calls = drafting.peek, drafting.num_unread
+            self.chooser = AdaptiveChooser(
+                self.menu, controller, drafters, drafting.preparing, *calls, free
             )
-        )
         self.counts = Counts()
         self._tokenizer = tokenizer
         self.grammars = Grammars(tokenizer, shape.vocab_size, shape.eos_token_ids)

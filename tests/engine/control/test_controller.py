@@ -400,9 +400,7 @@ def test_no_request_tries_more_than_it_allows() -> None:
 
 def test_every_sequence_gets_its_turn_to_try() -> None:
     """Also where there are as many as steps between reviews."""
-    controller = Controller(
-        CostModel(costs(2e-4)), sure({"model": 0.05, "ngram": 0.02}), METHODS, review_steps=16
-    )
+    controller = Controller(CostModel(costs(2e-4)), sure({"model": 0.05, "ngram": 0.02}), METHODS)
     streams = [
         Stream(str(i), "", 100, ("model", "ngram") if i == 5 else ("ngram",)) for i in range(8)
     ]
@@ -470,7 +468,8 @@ def test_an_engine_that_has_just_started_learns_at_a_small_share_of_its_time(
     known = dict(zip(("model", "ngram"), rates, strict=True))
     for seed in range(3):
         prior = costs(2e-4)
-        controller = Controller(CostModel(prior), Survival(PRIORS), METHODS, review_steps=96)
+        controller = Controller(CostModel(prior), Survival(PRIORS), METHODS)
+        controller.review_steps = 96
         found = simulate(
             controller, prior, lambda step, name, depth: known[name], batch, 96, seed,
             reviewing=0.2 * prior.target.at(batch),

@@ -128,14 +128,7 @@ def methods_of(
     together: Sequence[tuple[str, ...]],
     trees: bool,
 ) -> dict[str, Method]:
-    """Return the methods of an engine by name.
-
-    Args:
-        drafters: by name; ``none`` among them.
-        max_depth: the longest draft.
-        together: drafters whose drafts are merged.
-        trees: whether the target can verify trees.
-    """
+    """Return the methods of an engine by name; with ``trees``, if the target can verify them."""
     methods: dict[str, Method] = {}
     for name, drafter in drafters.items():
         depth = min(max_depth, drafter.max_length)
@@ -152,11 +145,7 @@ def methods_of(
 
 
 def counts_by_depth(drafts: Iterable[tuple[str, int, int]]) -> dict[str, list[int]]:
-    """Return by name how much is drafted at each depth.
-
-    Args:
-        drafts: name, depth, and what counts at each of its depths: sequences, or rows.
-    """
+    """Return by name how much is drafted at each depth, of names, depths, and counts at each."""
     drafting: dict[str, list[int]] = {}
     for name, depth, count in drafts:
         if depth:

@@ -7,15 +7,13 @@ what they leave open.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ...base.methods import NONE
 from ...base.types import (
     NO_DRAFT,
     Draft,
     DraftBudget,
-    DraftNodes,
     Plan,
     SequenceState,
     StepRecord,
@@ -23,19 +21,17 @@ from ...base.types import (
 from .choices import PLAIN, Choice, DrafterView, Freedom, Stream
 from .controller import Controller
 from .costs import CostModel
-from .learner import Chosen, Learner
+from .learner import Chosen, Learner, Peek
 from .prices import Prices, without
 from .switch import Menu
 from .tuning import USUAL, Tuning
 
 
 class Chooser:
-    """Chooses as the switch and each request say; now and then a step is plain, to measure that.
+    """Chooses as the menu says: the switch, and each request. It tells ``costs`` what steps took.
 
-    Args:
-        menu: what the switch and requests say.
-        costs: told what steps took.
-        tries_plain: whether steps may be plain, which changes no output under the coupled rule.
+    If it ``tries_plain``, which changes no output under the coupled rule, now and then a step is
+    plain, to measure that.
     """
 
     def __init__(
@@ -87,27 +83,14 @@ class Chooser:
         """Forget a sequence that ended."""
 
 
-class DrafterCalls(Protocol):
-    """Calls of drafters that may fail; whoever makes them switches those off that do."""
-
-    def peek(self, name: str, sequence: SequenceState, depth: int) -> DraftNodes | None: ...
-    def num_unread(self, name: str, sequence: SequenceState) -> int: ...
-
-
 class AdaptiveChooser(Chooser):
     """Lets a controller choose what the switch and requests leave open, and learns from each step.
 
     A drafter goes on behind a node only where that is worth another pass, and of what was drafted
     those nodes are verified that are worth their rows (``prices``). Both look at what is known of
-    the nodes themselves, which the coupled rule allows and the ratio rules do not.
-
-    Args:
-        menu: what the switch and requests say.
-        controller: chooses.
-        drafters: by name.
-        preparing: those that must prepare before they can draft for a workload.
-        calls: of drafters.
-        peeks: whether a choice may look at drafts, which the coupled rule allows.
+    the nodes themselves, if the acceptance rule allows it (``peeks``): the coupled rule does, the
+    ratio rules do not. Drafters that are ``preparing`` must prepare before they can draft for a
+    workload. ``peek`` and ``unread`` call those methods of a drafter by its name.
     """
 
     def __init__(
@@ -116,17 +99,16 @@ class AdaptiveChooser(Chooser):
         controller: Controller,
         drafters: Mapping[str, DrafterView],
         preparing: Collection[str],
-        calls: DrafterCalls,
+        peek: Peek,
+        unread: Callable[[str, SequenceState], int],
         peeks: bool,
     ) -> None:
         super().__init__(menu, controller.costs, peeks, controller.tuning)
         self.controller, self._peeks = controller, peeks
-        controller.unread = lambda id, name: calls.num_unread(name, self._by_id[id])
+        controller.unread = lambda id, name: unread(name, self._by_id[id])
         self._methods, self._survival = controller.methods, controller.survival
         self._preparing = [drafters[name] for name in preparing]
-        self.learner = Learner(
-            controller.known, controller.shadowed, drafters, preparing, calls.peek
-        )
+        self.learner = Learner(controller.known, controller.shadowed, drafters, preparing, peek)
         self.prices = Prices(controller.known)
         self._version = menu.version
         self._sequences: list[SequenceState] = []
@@ -255,7 +237,7 @@ class AdaptiveChooser(Chooser):
             worth, draft = self._worth, Draft(draft)
             for i, each in chances.items():
                 draft[i] = without(draft[i], each, worth)
-        learner.cut(time.perf_counter() - begin)
+        learner.cutting = time.perf_counter() - begin
         return draft
 
     def learn(self, record: StepRecord) -> None:

@@ -22,14 +22,9 @@ from .tuning import USUAL, Tuning
 class Controller:
     """Compares choices, tries what is not used, and pauses drafting where it loses.
 
-    Args:
-        costs, survival: what is expected of steps and drafts; both are told what came of them.
-        methods: by name.
-        shadowed: methods whose drafts are scored without being verified, so that none needs to be
-            tried.
-        unread: returns how many tokens of a sequence a drafter has missed, by their names.
-        review_steps: steps after which choices are compared again; None for the tuning's.
-        tuning: constants.
+    It expects of steps and drafts what ``costs`` and ``survival`` say, which are told what came of
+    them. Methods that are ``shadowed`` need no trials: their drafts are scored without being
+    verified. ``unread`` returns how many tokens of a sequence a drafter has missed, by their names.
     """
 
     def __init__(
@@ -39,13 +34,13 @@ class Controller:
         methods: Mapping[str, Method],
         shadowed: frozenset[str] = frozenset(),
         unread: Callable[[str, str], int] = lambda sequence, drafter: 0,
-        review_steps: int | None = None,
         tuning: Tuning = USUAL,
     ) -> None:
         self.costs, self.survival, self.methods, self.tuning = costs, survival, methods, tuning
         self.known = Knowledge(costs, survival, methods, tuning)
         self.shadowed, self.unread = shadowed, unread
-        self.review_steps = tuning.review_steps if review_steps is None else review_steps
+        self.review_steps = tuning.review_steps
+        """Steps after which choices are compared again."""
         self.trials = Trials(self.known, shadowed)
         self._guards = Guards(tuning)
         self.choices: dict[Group, Choice] = {}
@@ -194,14 +189,10 @@ class Controller:
     def observe(
         self, streams: int, emitted: int, drafting: float, took: float, slow: float = 1.0
     ) -> None:
-        """Take in some steps of the same sequences.
+        """Take in some steps of the same ``streams`` sequences.
 
-        Args:
-            streams: sequences.
-            emitted: tokens of the steps with drafts.
-            drafting: seconds of the steps with drafts.
-            took: seconds of all.
-            slow: how many times longer than expected the target took for the same rows.
+        Those with drafts ``emitted`` tokens in ``drafting`` seconds; all ``took`` so many. The
+        target took ``slow`` times as long as expected for the same rows.
         """
         self.trials.seconds += took
         if drafting:

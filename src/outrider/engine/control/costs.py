@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import floor, inf, log2, prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ...base.types import StepRecord
 from .tuning import USUAL, Tuning
@@ -125,10 +126,7 @@ class _Ratio:
         self._recent, self._turn, self._before = 0.0, 0, inf
 
     def observe(self, ratio: float, turn: int) -> None:
-        """Take in a ratio.
-
-        The lesser of two in a row counts, so that no step which others slowed counts alone.
-        """
+        """Take in a ratio; the lesser of two in a row counts, as other work slows single steps."""
         ratio, self._before = min(ratio, self._before), ratio
         if self.seen >= self._tuning.trusted:
             spike = self._tuning.spike
@@ -210,22 +208,8 @@ def _nearest_power(size: int) -> int:
     return round(log2(max(size, 1)))
 
 
-class TargetCosts(Protocol):
-    """The seconds of the target's forwards, learned as it runs."""
-
-    @property
-    def machine(self) -> float:
-        """Times that the machine has been slower than expected of late."""
-        ...
-
-    def count(self) -> None: ...
-    def at(self, rows: int, context: int) -> float: ...
-    def measured(self, rows: int) -> bool: ...
-    def observe(self, rows: int, context: int, seconds: float, turn: int) -> None: ...
-
-
 class CorrectedCosts:
-    """Expected seconds by rows and context, times the ratios that were measured."""
+    """The target's expected seconds by rows and context, times the ratios that were measured."""
 
     def __init__(self, prior: Costs, tuning: Tuning) -> None:
         self._curve, self._per_context, self._tuning = prior.target, prior.per_context, tuning
@@ -234,6 +218,7 @@ class CorrectedCosts:
 
     @property
     def machine(self) -> float:
+        """Times that the machine has been slower than expected of late."""
         return self._ratio.overall.value
 
     def count(self) -> None:
@@ -260,7 +245,7 @@ class CorrectedCosts:
 
 
 class MeasuredCosts:
-    """Means of measured seconds by rows, where nobody knows what to expect of their shape.
+    """Means of the target's measured seconds by rows, where nobody knows what to expect of them.
 
     Between sizes that were measured the line is straight; beyond them it goes on as ``shape`` does.
     """
@@ -298,26 +283,22 @@ class CostModel:
     """The costs of one engine: expected ones, corrected by what its steps take.
 
     What the target takes more or less than expected counts for the machine's speed of late, so that
-    a drafter that was last used while the machine was busy does not stay expensive.
-
-    Args:
-        prior: what is expected.
-        tuning: constants.
-        target: the seconds of forwards; None corrects the prior's.
+    a drafter that was last used while the machine was busy does not stay expensive. ``target`` has
+    the seconds of forwards; None corrects the prior's.
     """
 
     def __init__(
-        self, prior: Costs = UNKNOWN, tuning: Tuning = USUAL, target: TargetCosts | None = None
+        self, prior: Costs = UNKNOWN, tuning: Tuning = USUAL, target: MeasuredCosts | None = None
     ) -> None:
         self.prior, self.tuning = prior, tuning
-        self.target = target or CorrectedCosts(prior, tuning)
+        self.target: MeasuredCosts | CorrectedCosts = target or CorrectedCosts(prior, tuning)
         self.verify = self.target.at
         """Returns the seconds of a forward of some rows over as many tokens of context in all."""
         self.measured = self.target.measured
         """Returns True where forwards of about as many rows were measured as the engine ran."""
         self._drafters = {name: _Correction(tuning) for name in prior.drafters}
         self._host = _Correction(tuning)
-        self._steps: dict[str, _Ratio] = {}
+        self._steps = defaultdict[str, _Ratio](lambda: _Ratio(tuning, tuning.ratio_smoothing))
         self._turn = 0
         self._drafts: dict[tuple[str, float, int], float] = {}
         self.draft_seconds = self.verify_seconds = 0.0
@@ -335,21 +316,6 @@ class CostModel:
         for each in (self._host, *self._drafters.values()):
             each.count()
         self._drafts.clear()
-
-    def learned(self) -> Costs:
-        """Return the costs as corrected so far, by the rows of the prior."""
-        self.count()
-        target, machine = self.prior.target, self.target.machine
-        drafters: dict[str, DraftCosts] = {}
-        for name, prior in self.prior.drafters.items():
-            own, passes = self._drafters[name], prior.passes
-            if passes is not None:
-                seconds = [passes.at(n) * own.at(n) * machine for n in passes.rows]
-                passes = Curve(passes.rows, tuple(accumulate(seconds, max)))
-            each = own.overall.value * machine
-            drafters[name] = DraftCosts(passes, prior.call * each, prior.per_sequence * each)
-        curve = Curve(target.rows, tuple(self.verify(rows, 0) for rows in target.rows))
-        return Costs(curve, drafters, self.prior.per_context * machine)
 
     def host(self, sequences: int) -> float:
         """Return the seconds of a step beside its forward and its drafting."""
@@ -387,12 +353,8 @@ class CostModel:
         return self.draft(name, [at_once]) * tokens / at_once
 
     def step(self, method: str) -> float:
-        """Return how many times longer steps of a method take than the sum of their parts.
-
-        Trees cost more than chains of as many rows, and merging more than its parts.
-        """
-        ratio = self._steps.get(method)
-        return 1.0 if ratio is None else ratio.cautious
+        """Return how many times longer steps of a method take than the sum of their parts."""
+        return self._steps[method].cautious
 
     def chunk(self) -> int | None:
         """Return the rows of prompts that may run beside streams; None if not measured yet."""
@@ -431,10 +393,7 @@ class CostModel:
 
     def observe_step(self, method: str, ratio: float) -> None:
         """Take in what a step took, over the sum of what was expected of its parts."""
-        own = self._steps.get(method)
-        if own is None:
-            own = self._steps[method] = _Ratio(self.tuning, self.tuning.ratio_smoothing)
-        own.observe(ratio, self._turn)
+        self._steps[method].observe(ratio, self._turn)
 
     def observe_verify(self, rows: int, context: int, seconds: float) -> None:
         """Take in what a forward took."""

@@ -20,7 +20,7 @@ Peek = Callable[[str, SequenceState, int], DraftNodes | None]
 
 
 class Chosen(NamedTuple):
-    """The choice for a sequence: also as the name of its drafter, and its limits."""
+    """The choice for a sequence, also as the name of its drafter and its limits."""
 
     stream: Stream
     choice: Choice
@@ -58,15 +58,9 @@ class Shadow(NamedTuple):
 class Learner:
     """Looks at steps, as many as a small share of the time allows, and tells costs and survival.
 
-    Methods that cost next to nothing also draft beside the chosen one, unverified, and are scored
-    by what was emitted later.
-
-    Args:
-        known: what choices rest on.
-        shadowed: methods that draft beside the chosen one.
-        drafters: by name.
-        preparing: those whose steps tell no costs while they catch up.
-        peek: drafts for shadows.
+    Methods that cost next to nothing (``shadowed``) also draft beside the chosen one, by ``peek``,
+    unverified, and are scored by what was emitted later. Steps of drafters that are ``preparing``
+    tell no costs while these catch up.
     """
 
     def __init__(
@@ -92,14 +86,14 @@ class Learner:
         """Seconds that a step counts at most."""
         self._step_seconds = self._look_seconds = self._review_seconds = 0.0
         """Running means: of a step, of looking at one, and of comparing choices."""
-        self._choosing = self._cutting = 0.0
-        """Seconds of the present step that are not those of its choice."""
+        self._choosing = self.cutting = 0.0
+        """Seconds that choosing for the present step took, and cutting its drafts."""
         self._shadows: list[Shadow] = []
 
     def begin(self) -> None:
         """Begin a step."""
         self.looking = self._new or self._turn % self._every == 0
-        self._choosing = self._cutting = 0.0
+        self._choosing = self.cutting = 0.0
 
     def reviewed(self, seconds: float) -> int | None:
         """Take in what comparing choices took; return after how many steps it may be done again."""
@@ -114,10 +108,6 @@ class Learner:
         self._new = self._is_new(chosen, tries)
         self.looking = self.looking or tries or self._new
         self._choosing = seconds
-
-    def cut(self, seconds: float) -> None:
-        """Take in what cutting the step's drafts took."""
-        self._cutting = seconds
 
     def _smoothed(self, before: float, value: float) -> float:
         return before + self._tuning.smoothing * (value - before) if before else value
@@ -136,16 +126,9 @@ class Learner:
     def learn(
         self, record: StepRecord, whole: Draft, chosen: Mapping[str, Chosen], tries: bool
     ) -> Window | None:
-        """Take in a step.
+        """Take in a step, with its ``whole`` drafts before they were cut, and the choices for it.
 
-        Args:
-            record: the step.
-            whole: its drafts before they were cut.
-            chosen: by sequence.
-            tries: whether the step tried something.
-
-        Returns:
-            The steps since the last look where this one was looked at, and costs were learned.
+        Returns the steps since the last look where this one was looked at and costs were learned.
         """
         begin = time.perf_counter()
         plan, seconds = record.plan, record.seconds.step
@@ -170,7 +153,7 @@ class Learner:
             self._new = self._is_new(chosen, tries)
             self._score(plan.batch, whole, chosen)
             self._follow()
-            own = time.perf_counter() - begin + self._cutting
+            own = time.perf_counter() - begin + self.cutting
             self._look_seconds = self._smoothed(self._look_seconds, own)
             self._every = self._steps_for(self._look_seconds, 1, self._tuning.most_look_steps)
         self._turn += 1
@@ -183,7 +166,7 @@ class Learner:
         streams = plan.decoding
         context = sum([len(item.sequence.tokens) for item in plan.batch])
         committed = streams + sum([len(nodes.tokens) for nodes in record.draft])
-        step = seconds.step - self._choosing - self._cutting
+        step = seconds.step - self._choosing - self.cutting
         expected = costs.verify(committed, context)
         window.last, window.slow = step, seconds.verify / expected
         longest = self._tuning.spike * seconds.step

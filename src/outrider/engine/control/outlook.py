@@ -33,12 +33,8 @@ METHOD = attrgetter("choice.method")
 class Outlook:
     """The expected speed of a batch of groups under any choices.
 
-    Args:
-        known: what choices rest on.
-        counts: the sequences of each group.
-        context: tokens of all sequences.
-        unread: tokens that drafters have missed of a group for each token to come, added up over
-            its sequences, by group and drafter.
+    A group has ``counts`` sequences; all have ``context`` tokens. ``unread`` are, by group and
+    drafter, the tokens missed for each token to come, added up over its sequences.
     """
 
     def __init__(

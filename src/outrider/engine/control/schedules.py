@@ -51,13 +51,8 @@ def tensorrt(ranges: Sequence[Sequence[int]]) -> dict[int, int] | None:
 
     Releases read a key as the first or as the last batch size of its range, and older ones want
     the key 1: so both ends of a range are there, but for the last one where it drafts nothing.
-    Either reading then gives the same, up to the last batch size.
-
-    Args:
-        ranges: first and last batch size, and K, as ``vllm`` returns them.
-
-    Returns:
-        None if a later K is longer than the first one, which is the longest that the engine takes.
+    Either reading then gives the same, up to the last batch size. ``ranges`` are those of ``vllm``.
+    None if a later K is longer than the first one, which is the longest that the engine takes.
     """
     if any(length > ranges[0][2] for _, _, length in ranges):
         return None
@@ -72,14 +67,10 @@ def tensorrt(ranges: Sequence[Sequence[int]]) -> dict[int, int] | None:
 
 
 def sglang(tiers: Sequence[tuple[int, list[int]]]) -> dict[str, Any] | None:
-    """Return SGLang's adaptive options for an EAGLE head; None where nothing is drafted.
+    """Return SGLang's adaptive flags for an EAGLE head; None where nothing is drafted.
 
-    Args:
-        tiers: by rising batch size the lengths among which the engine follows acceptance.
-
-    Returns:
-        Flags; ``speculative_adaptive_config`` is what the file of that flag holds, where a tier
-        begins at its batch size.
+    ``tiers`` are, by rising batch size, the lengths among which the engine follows acceptance.
+    ``speculative_adaptive_config`` is what the file of that flag holds.
     """
     first = next((max(steps) for _, steps in tiers if any(steps)), 0)
     if not first:
@@ -97,11 +88,10 @@ def sglang(tiers: Sequence[tuple[int, list[int]]]) -> dict[str, Any] | None:
 
 
 def limit(points: Sequence[tuple[int, float, float]], max_tpot: float | None = None) -> int | None:
-    """Return the batch size beyond which nothing is won; None where none was found.
+    """Return the batch size beyond which nothing is won; None where all win.
 
-    Args:
-        points: batch size, tokens per second, and seconds that a sequence waits for a token.
-        max_tpot: the longest such wait; the smallest batch counts even where it is longer.
+    ``points`` have a batch size, tokens per second, and seconds that a sequence waits for a token.
+    ``max_tpot`` is the longest such wait; the smallest batch counts even where it is longer.
     """
     best = points[0]
     for point in points[1:]:

@@ -29,14 +29,9 @@ class SpeculationState:
 class Menu:
     """The wishes of the switch and of requests, among the drafters that have not failed.
 
-    Args:
-        drafters: by name; ``none`` among them.
-        state: of the switch.
-        max_depth: the longest draft.
-        together: drafters whose drafts may be merged.
-        portfolio: drafters that ``auto`` chooses among, beside the prediction of a request.
-        methods: those among which the engine chooses; None if it chooses nothing.
-        chains: draft no trees.
+    Drafts of ``together`` may be merged. ``auto`` chooses among the ``portfolio`` and the
+    prediction of a request, the engine among ``methods``, None if it chooses nothing. With
+    ``chains`` no trees are drafted.
     """
 
     def __init__(
@@ -75,21 +70,13 @@ class Menu:
         return (self.portfolio if self.state.drafter == AUTO else parts(self.state.drafter))[0]
 
     def set(self, state: SpeculationState) -> None:
-        """Draft in another way from the next step on.
-
-        Raises:
-            ConfigError: there is no such drafter, or the length is out of range.
-        """
+        """Draft in another way from the next step on; raises as ``check_choice`` does."""
         check_choice(state, self.names, self.max_depth)
         self.state, self.enabled = state, state.enabled
         self.refresh()
 
     def check(self, wishes: Speculation) -> None:
-        """Refuse a request for a drafter or a length that there is not.
-
-        Raises:
-            ConfigError: it asks for one.
-        """
+        """Raise ConfigError for a request for a drafter or a length that there is not."""
         self._name(wishes)
         wanted = wishes.num_speculative_tokens or 0
         if wanted > self.max_depth:
@@ -99,11 +86,7 @@ class Menu:
             )
 
     def _name(self, wishes: Speculation) -> str:
-        """Return the name of the drafter of a request.
-
-        Raises:
-            ConfigError: there is none of the name that it gives.
-        """
+        """Return the name of the drafter of a request; ConfigError if there is none of it."""
         if wishes.drafter is not None:
             check_known(wishes.drafter, self.names)
             return wishes.drafter
@@ -167,22 +150,14 @@ def parts(name: str) -> list[str]:
 
 
 def check_known(name: str, names: Collection[str]) -> None:
-    """Refuse the name of a drafter that the engine does not have.
-
-    Raises:
-        ConfigError: it is none of ``names``.
-    """
+    """Raise ConfigError for the name of a drafter that is none of ``names``."""
     if name not in names:
         known = ", ".join(sorted(names))
         raise ConfigError(f"there is no drafter {shown(name)} here; give one of {known}.")
 
 
 def check_choice(state: SpeculationState, names: Collection[str], max_depth: int) -> None:
-    """Refuse a default that the engine cannot use.
-
-    Raises:
-        ConfigError: there is no such drafter, or the length is not from 1 to ``max_depth``.
-    """
+    """Raise ConfigError for a default that there is not, or a length beyond ``max_depth``."""
     check_known(state.drafter, names)
     length = state.num_speculative_tokens
     if length is not None and not 1 <= length <= max_depth:

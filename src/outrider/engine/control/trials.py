@@ -39,9 +39,7 @@ class Trial(NamedTuple):
 class Trials:
     """Plans trials of plain steps where drafts are used, and of what nobody uses.
 
-    Args:
-        known: what choices rest on.
-        shadowed: methods that need no trials.
+    Methods that are ``shadowed`` need no trials.
     """
 
     def __init__(self, known: Knowledge, shadowed: frozenset[str]) -> None:

@@ -38,7 +38,7 @@ class Suspects:
         return body in self._deaths
 
     def check(self, body: str) -> None:
-        """Raise RequestError for a body that ran alone at two deaths, and never to its end since."""
+        """Raise RequestError for a body that ran alone at two deaths and did not complete since."""
         if self._deaths.get(body, 0) >= DEATHS:
             raise RequestError(
                 f"the engine died {DEATHS} times while this request ran alone, so the request is "
