@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.sampling import noise, shared_noise
-from outrider.sampling.noise import gumbel, gumbel_of_words, gumbel_on, gumbel_torch
+from outrider.sampling.noise import gumbel, gumbel_of_words, gumbel_on
 from outrider.sampling.philox import philox
 from outrider.sampling.seeds import SEED_STREAM, fresh_seed, request_seed
 from outrider.sampling.shared_noise import SharedNoise
@@ -21,6 +21,15 @@ def same_bits(a: NDArray[np.float32], b: NDArray[np.float32] | torch.Tensor) -> 
     other = b.numpy() if isinstance(b, torch.Tensor) else b
     assert a.dtype == other.dtype == np.float32
     return a.shape == other.shape and bool((a.view(np.int32) == other.view(np.int32)).all())
+
+
+def gumbel_torch(
+    seeds: list[int], samples: list[int], positions: list[int], size: int, device: torch.device,
+    stream: noise.Streams = noise.SHARED_STREAM,
+) -> torch.Tensor:  # fmt: skip
+    """The noise by torch, also on a CPU, for which `gumbel_on` takes NumPy."""
+    rows = noise._row_words(seeds, samples, positions, stream).view(np.int64)
+    return noise._torch_gumbel(torch.from_numpy(rows).to(device), size)
 
 
 def word_set() -> NDArray[np.uint64]:

@@ -20,16 +20,14 @@ NULL_PAGE = 0
 class PagePool:
     """Fixed-size pages, handed out one by one and counted by reference.
 
-    A page may get a key that identifies its content. Then it can be found by that key, even when
-    nobody holds it, until it is reused; pages freed longest ago are reused first. ``num_pages``, 2
-    or more, include the null page.
+    A page that has a key can be found by it, even when nobody holds it, until it is reused; pages
+    freed longest ago are reused first. ``num_pages``, 2 or more, include the null page.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 2 or page_size < 1:
             raise ValueError("a pool needs two pages or more, of one token or more")
-        self.num_pages = num_pages
-        self.page_size = page_size
+        self.num_pages, self.page_size = num_pages, page_size
         self._references = [0] * num_pages
         self._used = bytearray(num_pages)  # 0: held by nobody, without a key
         self._used[NULL_PAGE] = 1
@@ -53,10 +51,9 @@ class PagePool:
         return -(-tokens // self.page_size)
 
     def grow(self, table: MutableSequence[int], tokens: int) -> bool:
-        """Lengthen a page table in place until it covers ``tokens`` tokens.
+        """Lengthen a page table until it covers ``tokens`` tokens; False if too few pages are free.
 
-        Takes the page after the table's last one if that is blank: a run of pages is read without
-        a gather. Returns False, and takes nothing, when too few pages are free.
+        Takes the page after the table's last one if that is blank: a run is read without a gather.
         """
         missing = self.pages_for(tokens) - len(table)
         if missing > self.num_free:

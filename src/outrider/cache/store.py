@@ -24,11 +24,7 @@ class Store:
     page_size: int
 
     def move(self, sources: list[int], targets: list[int]) -> None:
-        """Copy the entries at slots ``sources`` to slots ``targets``, in every layer.
-
-        Raises:
-            RuntimeError: the cache cannot be rearranged; drafts must be chains.
-        """
+        """Copy the entries at slots ``sources`` to slots ``targets``, in every layer."""
         raise RuntimeError("this model's cache cannot be rearranged; draft chains only")
 
     def release(self, key: str) -> None:
@@ -67,8 +63,7 @@ class KVStore(Store):
     ) -> None:
         """Write the entries [padded rows, 2 * kv_heads, head_dim] of one forward to a layer.
 
-        They go to ``slots`` int64 [padded rows]; to a view where these are a run of ``count`` from
-        ``first`` on.
+        They go to ``slots`` int64 [padded rows]; to a view where ``first`` begins a run of ``count``.
         """
         if first is not None:
             run = self.layers[layer].narrow(1, first, count)
@@ -82,7 +77,6 @@ class KVStore(Store):
         self.any_harmed = bool(self.harmed.any())
 
     def move(self, sources: list[int], targets: list[int]) -> None:
-        """Copy the entries at ``sources`` to ``targets`` (slots), in every layer."""
         device = self.entries.device
         source = torch.tensor(sources, device=device)
         target = torch.tensor(targets, device=device)

@@ -36,7 +36,7 @@ class AcceptanceRule(Protocol):
 
 
 def trouble(best: float) -> str | None:
-    """Return what is wrong with a row whose highest score is ``best``, None if nothing is."""
+    """Return the error of a row whose highest score is ``best``, None if there is none."""
     if math.isfinite(best):
         return None
     return NOTHING_LEFT if best == -math.inf else NOT_FINITE

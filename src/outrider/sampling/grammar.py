@@ -86,19 +86,15 @@ class _Words(TokenizerWrapper):
 
 
 class Grammars:
-    """Compiles the grammars of requests for one tokenizer.
+    """Compiles the grammars of requests for one tokenizer, and for a vocabulary with its padding.
 
-    Args:
-        tokenizer: the model's; None refuses every request for structured output.
-        vocab_size: the model's, padding included.
-        eos_token_ids: end a complete output.
+    Without a tokenizer or an end token every request for structured output is refused.
     """
 
     def __init__(
         self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: frozenset[int]
     ) -> None:
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._eos = sorted(i for i in eos_token_ids if 0 <= i < vocab_size)
         self._llguidance: LLTokenizer | None = None
         # Prompts of one call share a grammar; none is kept beyond the requests that use it.
@@ -126,11 +122,7 @@ class Grammars:
         return self._llguidance
 
     def compile(self, params: SamplingParams) -> Grammar | None:
-        """Return the grammar of a request, if it has one.
-
-        Raises:
-            RequestError: the grammar is impossible, or the model has no tokenizer or no EOS.
-        """
+        """Return the grammar of a request, if it has one; RequestError if that is impossible."""
         form = params.structured_outputs
         if form is None:
             return None
@@ -154,7 +146,7 @@ class Grammars:
         if matcher.is_error():
             reason = printable(matcher.get_error())
             raise RequestError(f"structured_outputs.{name} cannot be used: {reason}; correct it.")
-        grammar = Grammar(matcher, partial(parser, FEW_ITEMS), self._vocab_size, self._eos)
+        grammar = Grammar(matcher, partial(parser, FEW_ITEMS), self._eos)
         (mask,) = grammar.masks([[]])
         if isinstance(mask, np.ndarray) and not mask.any():
             raise RequestError(
@@ -168,8 +160,7 @@ class Grammars:
 def _source(form: StructuredOutputsParams) -> tuple[str, str]:
     """Return the name of the option that a request sets, and llguidance's text for it.
 
-    Raises:
-        RequestError: the grammar is neither Lark's notation nor GBNF.
+    Raises RequestError where the grammar is neither in Lark's notation nor GBNF.
     """
     if form.json is not None:
         schema = json.loads(str(form.json))
@@ -193,12 +184,12 @@ def _source(form: StructuredOutputsParams) -> tuple[str, str]:
 def _with_schemas_held(grammar: str) -> str:
     """Return a grammar whose schemas are closed and bounded like those of ``json``."""
     parts, at = [], 0
-    for found in SCHEMA.finditer(grammar):
-        if found.start() < at:
+    for mark in SCHEMA.finditer(grammar):
+        if mark.start() < at:
             continue  # within another schema
         with suppress(ValueError, RecursionError):  # the parser reports these errors
-            schema, end = json.JSONDecoder().raw_decode(grammar, found.end())
-            parts += [grammar[at : found.end()], json.dumps(held(schema))]
+            schema, end = json.JSONDecoder().raw_decode(grammar, mark.end())
+            parts += [grammar[at : mark.end()], json.dumps(held(schema))]
             at = end
     return "".join([*parts, grammar[at:]])
 
@@ -220,27 +211,18 @@ class Grammar:
     """The state of one sequence in its grammar. Drafted tokens are tried and rolled back.
 
     A parser that fails stays failed. If drafted tokens made it fail, that must not reach the
-    output: a new parser takes the committed tokens and goes on.
-
-    Args:
-        matcher: the parser at its start.
-        sparing: returns a parser that gives up beyond ``FEW_ITEMS``.
-        vocab_size: the model's.
-        ends: ids of the model's end tokens.
+    output: a new parser takes the committed tokens and goes on. ``matcher`` is the parser at its
+    start; ``sparing`` returns one that gives up beyond ``FEW_ITEMS``.
     """
 
     def __init__(
         self,
         matcher: LLMatcher,
         sparing: Callable[[], LLMatcher],
-        vocab_size: int,
         ends: list[int],
     ) -> None:
-        self._begin = matcher
-        self._sparing = sparing
-        self._matcher = matcher.deep_copy()
-        self._vocab_size = vocab_size
-        self._ends = ends
+        self._begin, self._matcher = matcher, matcher.deep_copy()
+        self._sparing, self._ends = sparing, ends
         self._committed: list[int] = []
         self._known: dict[tuple[int, ...], Mask | None] = {}
         """Masks behind paths since the last commit: the target asks for those of its drafter."""
@@ -248,14 +230,10 @@ class Grammar:
 
     def copy(self) -> Grammar:
         """Return the same grammar at its start, for another sample."""
-        return Grammar(self._begin, self._sparing, self._vocab_size, self._ends)
+        return Grammar(self._begin, self._sparing, self._ends)
 
     def advance(self, output: Sequence[int]) -> None:
-        """Take in the committed ``output``, which only grows from call to call.
-
-        Raises:
-            RequestError: the parser failed.
-        """
+        """Take in the committed ``output``, which only grows; RequestError if the parser fails."""
         tokens = list(output[len(self._committed) :])
         if tokens and not self._matcher.consume_tokens(tokens):
             raise RequestError(_failed(self._matcher.get_error()))
@@ -266,10 +244,8 @@ class Grammar:
     def _recover(self) -> str | None:
         """Replace a parser that failed on drafted tokens; return why it failed, or None.
 
-        A mask that took too long counts as a failure.
-
-        Raises:
-            RequestError: the new parser fails on the committed tokens.
+        A mask that took too long counts as a failure. Raises RequestError where the new parser
+        fails on the committed tokens.
         """
         slow, self._slow = self._slow, False
         if not self._matcher.is_error():
@@ -294,7 +270,7 @@ class Grammar:
         return bits
 
     def _is_slow(self, path: list[int]) -> bool:
-        """Return whether the mask after ``path`` itself takes too long.
+        """Return True if the mask after ``path`` itself takes too long.
 
         Page faults and other processes also lengthen CPU time. So a mask of few items is never
         slow, and one of more items is timed again.
@@ -315,9 +291,7 @@ class Grammar:
         """Return the tokens that may come after each of ``paths`` of drafted tokens.
 
         None stands for a path that the grammar refuses, a text for the parser's failure on it.
-
-        Raises:
-            RequestError: the parser failed on the committed tokens.
+        Raises RequestError where the parser failed on the committed tokens.
         """
         # Texts instead of exceptions, which would keep this frame and its grammar alive.
         masks: list[Mask | str | None] = []

@@ -11,13 +11,9 @@ FIRST_SLOTS = 64
 
 
 class History:
-    """Counts of a sequence's distinct tokens.
+    """Counts of a sequence's distinct tokens; the prompt's count for the repetition penalty only.
 
     Penalties touch these tokens only, so their cost grows with the text, not with the vocabulary.
-
-    Args:
-        params: with the penalties.
-        prompt: the prompt's ids, which count for the repetition penalty only.
     """
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
@@ -43,9 +39,8 @@ class History:
     ) -> None:
         """Apply the penalties in place, in vLLM's order and scopes.
 
-        Repetition (prompt and output; Keskar et al., "CTRL", 2019, section
-        4.1: positive logits are divided, negative ones multiplied), then frequency, then presence
-        (output alone).
+        Repetition (prompt and output; Keskar et al., "CTRL", 2019, section 4.1: positive logits are
+        divided, negative ones multiplied), then frequency, then presence (output alone).
 
         Args:
             logits: fp32 [rows, vocabulary].

@@ -34,14 +34,10 @@ def logprobs(
     count: int,
     measure: Measure = measure,
 ) -> list[Logprobs]:
-    """Return log probabilities by token id for each row: its token first, then the likeliest.
+    """Return log probabilities by token id for each row: its token first, then ``count`` likeliest.
 
-    Args:
-        z: fp32 [any, vocabulary], raw or processed logits.
-        rows: which of them.
-        tokens: the token of each of ``rows``.
-        count: how many of the likeliest to add, 0 or more.
-        measure: computes the figures. Ranks count from 1, as vLLM's do.
+    ``tokens`` are those of ``rows`` of z, fp32 [any, vocabulary], raw or processed logits.
+    ``measure`` computes the figures. Ranks count from 1, as vLLM's do.
     """
     measured = measure(z, rows, tokens, count)
     by_row = []

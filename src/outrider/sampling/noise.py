@@ -41,7 +41,7 @@ below 1e-7 in absolute terms elsewhere; the tests hold it to that.
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -88,18 +88,9 @@ def _words(rows: _A, quarters: _A, out: _A) -> _A:
     return out.reshape(len(out), 4 * out.shape[1])
 
 
-def _bits(x: _A) -> _A:
-    """Return the int32 view of an fp32 array, sharing its memory."""
-    if isinstance(x, torch.Tensor):
-        return x.view(torch.int32)
-    return x.view(np.int32)
-
-
-def _floats(bits: _A) -> _A:
-    """Return the fp32 view of an int32 array, sharing its memory."""
-    if isinstance(bits, torch.Tensor):
-        return bits.view(torch.float32)
-    return bits.view(np.float32)
+def _view(x: _A, kind: Literal["int32", "float32"]) -> _A:
+    """Return the bits of an array as numbers of another kind, sharing its memory."""
+    return cast(_A, x.view(getattr(torch if isinstance(x, torch.Tensor) else np, kind)))
 
 
 def _rounded(integers: _A) -> _A:
@@ -125,13 +116,9 @@ def _neg_log(f: _A, n: _A) -> _A:
 
 
 def gumbel_of_words(words: _A) -> _A:
-    """Return the noise g of 32-bit words, as the module docstring defines it.
+    """Return the noise g of 32-bit words, as the module docstring defines it: contiguous float32.
 
-    Args:
-        words: any shape, each in [0, 2^32): uint64 or int64 in NumPy, int64 in torch.
-
-    Returns:
-        float32 of the same shape (and device), contiguous.
+    Words are uint64 or int64 in NumPy, int64 in torch, each in [0, 2^32).
     """
     odd = words << 1
     odd |= 1
@@ -140,22 +127,22 @@ def gumbel_of_words(words: _A) -> _A:
     w *= 2.0**-33
     w = w.clip(None, _LARGEST_W)
 
-    shift = _bits(1.0 - w)
+    shift = _view(1.0 - w, "int32")
     shift -= TWO_THIRDS
     shift &= EXPONENT
     n = _rounded(shift)
     n *= -(2.0**-23)
-    f = _floats(_ONE - shift)
+    f = _view(_ONE - shift, "float32")
     w *= f
     f -= 1.0
     f -= w
     f = _neg_log(f, n)  # e
 
-    shift = _bits(f) - TWO_THIRDS
+    shift = _view(f, "int32") - TWO_THIRDS
     shift &= EXPONENT
     n = _rounded(shift)
     n *= -(2.0**-23)
-    mantissa = _bits(f)
+    mantissa = _view(f, "int32")
     mantissa -= shift
     f -= 1.0
     return _neg_log(f, n)
@@ -168,14 +155,9 @@ def _row_words(
     streams = [stream] * len(positions) if isinstance(stream, int) else stream
     count = len(positions)
     keys = _column("seed", seeds, 64, count)
-    columns = (
-        _column("position", positions, 32, count),
-        _column("sample index", samples, 32, count),
-        _column("stream", streams, 32, count),
-        keys & np.uint64(WORD),
-        keys >> np.uint64(32),
-    )
-    return np.stack(columns, 1)
+    named = ("position", positions), ("sample index", samples), ("stream", streams)
+    columns = [_column(name, values, 32, count) for name, values in named]
+    return np.stack((*columns, keys & np.uint64(WORD), keys >> np.uint64(32)), 1)
 
 
 def _column(name: str, values: Sequence[int], bits: int, rows: int) -> NDArray[np.uint64]:
@@ -187,10 +169,15 @@ def _column(name: str, values: Sequence[int], bits: int, rows: int) -> NDArray[n
     return np.array(values, np.uint64)
 
 
+def check_vocab_size(size: int) -> int:
+    """Return the size of a vocabulary; ValueError for less than 1."""
+    if size < 1:
+        raise ValueError(f"vocab_size must be at least 1, got {size}")
+    return size
+
+
 def _quarters(vocab_size: int) -> int:
-    if vocab_size < 1:
-        raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
-    return (vocab_size + 3) // 4
+    return (check_vocab_size(vocab_size) + 3) // 4
 
 
 def words(
@@ -201,9 +188,8 @@ def words(
     stream: Streams = SHARED_STREAM,
 ) -> NDArray[np.uint32]:
     """Return the words behind `gumbel`, of the same arguments: uint32 [rows, vocab_size]."""
-    return _numpy_words(_row_words(seeds, samples, positions, stream), _quarters(vocab_size))[
-        :, :vocab_size
-    ].astype(np.uint32)
+    rows = _row_words(seeds, samples, positions, stream)
+    return _numpy_words(rows, _quarters(vocab_size))[:, :vocab_size].astype(np.uint32)
 
 
 def _numpy_words(rows: NDArray[np.uint64], quarters: int) -> NDArray[Any]:
@@ -219,18 +205,16 @@ def gumbel(
     vocab_size: int,
     stream: Streams = SHARED_STREAM,
 ) -> NDArray[np.float32]:
-    """Return Gumbel noise for every token id, a row for each position.
+    """Return Gumbel noise for every token id: float32 [rows, vocab_size] in [-2.82, 22.88].
+
+    A smaller vocabulary sees the first columns of a larger one.
 
     Args:
         seeds: [rows], each in [0, 2^64).
         samples: [rows], the sample index of each row, in [0, 2^32).
         positions: [rows], indices into prompt + output, in [0, 2^32).
-        vocab_size: at least 1. The noise depends on the id alone, so a smaller vocabulary sees
-            the first columns of a larger one.
+        vocab_size: at least 1.
         stream: one for all rows or one each, in [0, 2^32).
-
-    Returns:
-        float32 [rows, vocab_size], each in [-2.82, 22.88].
 
     Raises:
         ValueError: a number out of range, or sequences of unequal length.
@@ -244,38 +228,13 @@ def gumbel(
     return out
 
 
-def gumbel_torch(
-    seeds: Sequence[int],
-    samples: Sequence[int],
-    positions: Sequence[int],
-    vocab_size: int,
-    device: torch.device,
-    stream: Streams = SHARED_STREAM,
-) -> torch.Tensor:
-    """Return `gumbel` computed by torch on `device`: the same arguments, the same bits.
-
-    Returns:
-        torch.float32 [rows, vocab_size] on `device`.
-
-    Raises:
-        ValueError: as `gumbel`.
-    """
-    host = _row_words(seeds, samples, positions, stream).view(np.int64)
-    return _torch_gumbel(torch.from_numpy(host).to(device), vocab_size)
-
-
 def gumbel_of_tensors(
     seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int
 ) -> torch.Tensor:
     """Return the shared noise of sample 0 on the device that seeds and positions are on.
 
-    Args:
-        seeds: int64 [rows], the two's complement of numbers in [0, 2^64).
-        positions: int64 [rows], in [0, 2^32).
-        vocab_size: at least 1.
-
-    Returns:
-        torch.float32 [rows, vocab_size], the bits of `gumbel`.
+    Both are int64 [rows], seeds the two's complement of numbers in [0, 2^64). The result has the
+    bits of `gumbel`: float32 [rows, vocab_size].
     """
     zeros = torch.zeros_like(seeds)
     rows = torch.stack((positions, zeros, zeros, seeds & WORD, (seeds >> 32) & WORD), 1)
@@ -301,4 +260,5 @@ def gumbel_on(
     """Return `gumbel` as a tensor on `device`, by NumPy for a CPU, where it is faster."""
     if device.type == "cpu":
         return torch.from_numpy(gumbel(seeds, samples, positions, vocab_size, stream))
-    return gumbel_torch(seeds, samples, positions, vocab_size, device, stream)
+    host = _row_words(seeds, samples, positions, stream).view(np.int64)
+    return _torch_gumbel(torch.from_numpy(host).to(device), vocab_size)

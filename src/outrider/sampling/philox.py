@@ -56,14 +56,9 @@ def rounds(counter: tuple[_A, _A, _A, _A], key: tuple[_A, _A]) -> tuple[_A, _A, 
 def philox(
     counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tuple[ArrayLike, ArrayLike]
 ) -> tuple[NDArray[np.uint32], ...]:
-    """Return Philox4x32-10 (Salmon et al., SC 2011) of any counter and key.
+    """Return Philox4x32-10 of any counter and key: four uint32 arrays of the broadcast shape.
 
-    Args:
-        counter: four words in [0, 2^32), broadcastable against each other and the key.
-        key: two words in [0, 2^32), low word first.
-
-    Returns:
-        Four uint32 arrays of the broadcast shape.
+    Words are in [0, 2^32), the low one of the key first.
     """
     words = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in (*counter, *key)))
     c0, c1, c2, c3, k0, k1 = words
@@ -71,11 +66,7 @@ def philox(
 
 
 def check(name: str, value: int, bits: int) -> int:
-    """Return ``value``, which must be at least 0 and below 2**bits.
-
-    Raises:
-        ValueError: it is out of range.
-    """
+    """Return ``value``; ValueError unless it is at least 0 and below 2**bits."""
     if not 0 <= value < 1 << bits:
         raise ValueError(f"{name} must be at least 0 and below 2^{bits}, got {value}")
     return value

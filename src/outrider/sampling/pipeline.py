@@ -25,15 +25,8 @@ NEVER = float("-inf")
 class RequestPipeline:
     """The part of a request's options that is the same at every position, shared by its samples.
 
-    Args:
-        request: its options.
-        vocab_size: of the target.
-        device: where the logits are.
-        bad_words: the ids of each bad word, in every way that it is written.
-        grammar: what form the output must have, if any.
-
-    Raises:
-        RequestError: an option names an id outside the vocabulary, or nothing is left to sample.
+    ``device`` has the logits. ``bad_words`` are the ids of each, in every way that it is written.
+    Raises RequestError where an option names an id outside the vocabulary, or nothing is left.
     """
 
     def __init__(
@@ -44,9 +37,7 @@ class RequestPipeline:
         bad_words: Sequence[Sequence[int]] = (),
         grammar: Grammar | None = None,
     ) -> None:
-        self.request = request
-        self.vocab_size = vocab_size
-        self.device = device
+        self.request, self.vocab_size, self.device = request, vocab_size, device
         self.params = params = request.params
         self.grammar = grammar
         bias, allowed = params.logit_bias or {}, params.allowed_token_ids or ()
@@ -101,18 +92,11 @@ class SequencePipeline:
     def apply(
         self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
     ) -> torch.Tensor:
-        """Process logits in place.
+        """Process logits in place, fp32 [rows, vocabulary], and return them, now z.
 
-        Args:
-            logits: fp32 [rows, vocabulary].
-            tokens: the committed ids, prompt and output.
-            paths: for each row the drafted ids between those and the position that it decides.
-
-        Returns:
-            ``logits`` itself, now z.
-
-        Raises:
-            RequestError: the grammar's parser gave up on the committed tokens.
+        ``tokens`` are the committed ids, prompt and output; ``paths`` for each row the drafted ids
+        between those and the position that it decides. Raises RequestError where the grammar's
+        parser gave up on the committed tokens.
         """
         self._constrain(logits, tokens, paths)
         self._ban_and_bias(logits, tokens, paths)
@@ -136,9 +120,6 @@ class SequencePipeline:
         """Return the tokens that the grammar allows behind ``paths``, see ``Grammar.masks``.
 
         They allow no end before ``min_tokens``, unless the form is complete.
-
-        Raises:
-            RequestError: its parser gave up on the committed tokens.
         """
         assert self._grammar is not None
         output = tokens[len(self._prompt) :]
@@ -247,16 +228,8 @@ class SequencePipeline:
     ) -> tuple[list[int], list[int]]:
         """Cut a draft where the grammar refuses it, and go on where it leaves no choice.
 
-        Args:
-            tokens: the committed ids.
-            nodes, parents: the draft, see ``types.Draft``.
-            length: how deep it may reach.
-
-        Returns:
-            The draft's nodes and parents; a tree is cut but not continued.
-
-        Raises:
-            RequestError: the grammar's parser gave up on the committed tokens.
+        Returns the nodes and parents of a draft at most ``length`` deep; a tree is cut but not
+        continued. Raises RequestError as ``apply`` does.
         """
         grammar = self._grammar
         assert grammar is not None
@@ -268,15 +241,15 @@ class SequencePipeline:
             return kept, list(range(-1, len(kept) - 1))
         paths: list[list[int]] = []
         place: dict[int, int] = {-1: -1}
-        found: tuple[list[int], list[int]] = ([], [])
+        kept, above = [], []
         for node, (token, parent) in enumerate(zip(nodes, parents, strict=True)):
             path = [*(paths[parent] if parent >= 0 else []), token]
             paths.append(path)
             if parent in place and grammar.accepts(path) == len(path):
-                place[node] = len(found[0])
-                found[0].append(token)
-                found[1].append(place[parent])
-        return found
+                place[node] = len(kept)
+                kept.append(token)
+                above.append(place[parent])
+        return kept, above
 
 
 def truncate(z: torch.Tensor, params: SamplingParams) -> torch.Tensor:

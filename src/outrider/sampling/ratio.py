@@ -50,7 +50,7 @@ class Chains:
         return (self.p[:, :length].gather(-1, x) / self.q[:, :length].gather(-1, x))[..., 0]
 
 
-_MOST = 2**22  # probabilities worked on at once: 32 MiB of them
+_PROBABILITIES = 2**22  # worked on at once: 32 MiB of them
 
 
 class Ratio(ABC):
@@ -91,7 +91,7 @@ class Ratio(ABC):
         u: torch.Tensor,
         g: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Decide B drafts of one length K.
+        """Decide B drafts of one length K: how many tokens stand, and the next one, int64 [B] each.
 
         Args:
             z_p: the target's log-weights [B, K+1, V], each row with a finite entry.
@@ -99,9 +99,6 @@ class Ratio(ABC):
             x: the draft, int64 [B, K].
             u: uniforms in (0, 1), fp64 [B, K].
             g: Gumbel noise [B, V].
-
-        Returns:
-            How many draft tokens stand, and the token after them: int64 [B] each.
         """
         chains = _chains(z_p, z_q, x)
         w, h = self.odds(chains)
@@ -117,7 +114,7 @@ class Ratio(ABC):
                 certain = target.rows[first].greedy or draft[s].logits is None
                 groups.setdefault((len(draft[s].tokens), certain), []).append(s)
         for (length, certain), members in groups.items():
-            size = max(1, _MOST // ((length + 1) * target.logits.shape[1]))
+            size = max(1, _PROBABILITIES // ((length + 1) * target.logits.shape[1]))
             for start in range(0, len(members), size):
                 self._settle(target, draft, noise, members[start : start + size], certain, verdict)
         return verdict
@@ -158,8 +155,8 @@ class Ratio(ABC):
         reached = F.pad(likely.long().cumprod(-1), (1, 0), value=1).bool()
         nothing = (masked & reached).any(-1).tolist()
         broken = (~finite & ~masked & reached).any(-1).tolist()
-        found = zip(members, accepted.tolist(), tokens.tolist(), broken, nothing, strict=True)
-        for s, count, token, wrong, empty in found:
+        decided = zip(members, accepted.tolist(), tokens.tolist(), broken, nothing, strict=True)
+        for s, count, token, wrong, empty in decided:
             verdict.tokens[s].extend([*draft[s].tokens[:count], token])
             verdict.path[s].extend(range(count))
             verdict.errors[s] = NOT_FINITE if wrong else NOTHING_LEFT if empty else None

@@ -24,11 +24,7 @@ LARGEST_BASE = 2**30 - 3
 
 
 def streams(kind: int, rows: Sequence[Row]) -> list[int]:
-    """Return the stream of each row.
-
-    Raises:
-        ValueError: a row's base is negative or above 2^30 - 3.
-    """
+    """Return the stream of each row; ValueError where its base has none."""
     for row in rows:
         if not 0 <= row.base <= LARGEST_BASE:
             raise ValueError(f"base must be from 0 to {LARGEST_BASE}, got {row.base}")
@@ -39,12 +35,9 @@ class FreshNoise(Noise):
     """Gumbel noise keyed by seed, sample, position, base and ``kind``; nothing is kept."""
 
     def __init__(self, vocab_size: int, device: torch.device, kind: int) -> None:
-        self.vocab_size = vocab_size
-        self.device = torch.device(device)
-        self.kind = kind
+        self.vocab_size, self.device, self.kind = vocab_size, torch.device(device), kind
 
     def of(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Return the noise of every row: fp32 [rows, vocab_size]."""
         own = streams(self.kind, rows)
         return gumbel_on(self.device, *_keys(rows), self.vocab_size, own)
 
@@ -57,8 +50,4 @@ def uniforms(rows: Sequence[Row], device: torch.device) -> torch.Tensor:
 
 def _keys(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int]]:
     """Return seeds, sample indices and positions."""
-    return (
-        [row.seed for row in rows],
-        [row.sample_index for row in rows],
-        [row.position for row in rows],
-    )
+    return [r.seed for r in rows], [r.sample_index for r in rows], [r.position for r in rows]

@@ -56,10 +56,8 @@ def held(schema: dict[str, Any]) -> dict[str, Any]:
 
     Objects with ``properties`` or ``patternProperties`` are closed, as if ``unevaluatedProperties``
     were false, unless the schema says otherwise. Whitespace between tokens is bounded unless the
-    schema's ``x-guidance`` gives a pattern. Patterns that no key can match are removed.
-
-    Raises:
-        RequestError: the schema is too large with its references followed, or too deep.
+    schema's ``x-guidance`` gives a pattern. Patterns that no key can match are removed. Raises
+    RequestError for a schema that is too deep, or too large with its references followed.
     """
     closer = _Closer(schema)
     try:
@@ -100,12 +98,9 @@ def _listed(schema: dict[str, Any], keyword: str) -> list[Any]:
 
 @dataclass
 class _Keys:
-    """The keys of an object that the schemas for one value know.
+    """The keys of an object that the schemas for one value know, in order; all values are True.
 
-    Args:
-        names, patterns: the known ones, in order; all values are True.
-        shaped: whether one of the schemas describes an object.
-        open: whether one of them allows other keys.
+    ``shaped``: one of the schemas describes an object. ``open``: one of them allows other keys.
     """
 
     names: dict[str, bool] = field(default_factory=dict)
@@ -131,27 +126,19 @@ class _Closer:
     ``additionalProperties`` knows only the properties beside it. So the parts of an intersection
     (``allOf``, ``$ref`` and the keywords beside them) stay open, and the whole is closed with the
     names of all parts. Each branch of a union (``anyOf``, ``oneOf``) is closed with the names
-    beside the union.
-
-    Args:
-        root: the schema that references point into.
+    beside the union. References point into ``root``.
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
-        self._root = root
-        self._steps = MOST_STEPS
+        self._root, self._steps = root, MOST_STEPS
         self._names: dict[int, str] = {}
         self.made: dict[str, Schema] = {}
         """Open copies of definitions, for references within intersections."""
 
     def close(self, schema: Schema, beside: _Keys = NO_KEYS) -> Schema:
-        """Return the schema with its objects closed.
+        """Return the schema with its objects closed; RequestError if it is too large.
 
-        Args:
-            beside: keys that other schemas for the same value know.
-
-        Raises:
-            RequestError: it is too large.
+        ``beside`` are the keys that other schemas for the same value know.
         """
         if not isinstance(schema, dict):
             return schema
@@ -221,24 +208,24 @@ class _Closer:
     def _own(self, schema: dict[str, Any]) -> _Keys:
         """Return the keys that the schema itself knows."""
         rest = [schema[keyword] for keyword in OPENINGS if keyword in schema]
-        found = _Keys(shaped=_shaped(schema) or bool(rest), open=any(r is not False for r in rest))
-        for keyword, known in (("properties", found.names), ("patternProperties", found.patterns)):
+        keys = _Keys(shaped=_shaped(schema) or bool(rest), open=any(r is not False for r in rest))
+        for keyword, known in (("properties", keys.names), ("patternProperties", keys.patterns)):
             if isinstance(schema.get(keyword), dict):
                 known.update(dict.fromkeys(schema[keyword], True))
-        found.names |= {n: True for n in _listed(schema, "required") if isinstance(n, str)}
-        self._spend(1 + len(found.names) + len(found.patterns))
-        return found
+        keys.names |= {n: True for n in _listed(schema, "required") if isinstance(n, str)}
+        self._spend(1 + len(keys.names) + len(keys.patterns))
+        return keys
 
     def _all(self, schemas: list[Schema], seen: tuple[int, ...] = ()) -> _Keys:
         """Return the keys that schemas know, including the schemas that they refer to."""
-        found = _Keys()
+        keys = NO_KEYS
         for schema in schemas:
             if isinstance(schema, dict):
-                found = found | self._own(schema) | self._referred(schema.get("$ref"), seen)
+                keys = keys | self._own(schema) | self._referred(schema.get("$ref"), seen)
                 for keyword in IN_PLACE:
-                    found = found | self._all(_listed(schema, keyword), seen)
-                self._spend(len(found.names))
-        return found
+                    keys = keys | self._all(_listed(schema, keyword), seen)
+                self._spend(len(keys.names))
+        return keys
 
     def _referred(self, reference: Any, seen: tuple[int, ...] = ()) -> _Keys:
         """Return the keys that the definition of a reference knows; none if it was visited."""
@@ -252,15 +239,15 @@ class _Closer:
         """Return the schema that a reference points to; None if there is none."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
-        found: Any = self._root
+        target: Any = self._root
         for part in _pointer(reference):
-            if isinstance(found, dict) and part in found:
-                found = found[part]
-            elif isinstance(found, list) and part in map(str, range(len(found))):
-                found = found[int(part)]
+            if isinstance(target, dict) and part in target:
+                target = target[part]
+            elif isinstance(target, list) and part in map(str, range(len(target))):
+                target = target[int(part)]
             else:
                 return None
-        return found if isinstance(found, dict | bool) else None
+        return target if isinstance(target, dict | bool) else None
 
     def _spend(self, steps: int) -> None:
         self._steps -= steps
@@ -309,7 +296,7 @@ def _without_dead_ends(schema: Schema, tries: Iterator[int]) -> Schema:
 
 
 def _has_key(names: dict[str, Any], patterns: dict[str, bool], rest: bool) -> bool:
-    """Return whether an object can have an unnamed key; True if that is not known."""
+    """Return True if an object can have an unnamed key, or if that is not known."""
     matcher = _object(names, patterns, rest)
     if matcher.is_error():
         return True  # the parser of the whole schema reports it

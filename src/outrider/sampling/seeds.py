@@ -14,9 +14,6 @@ def request_seed(engine_seed: int, index: int) -> int:
     With Philox words r under key = engine seed (low word first) and counter = (index low word,
     index high word, 0, SEED_STREAM), it is r[0] + 2^32 * (r[1] mod 2^21), below 2^53. No noise
     has SEED_STREAM, so it never meets the shared noise of a request seeded like the engine.
-
-    Raises:
-        ValueError: `engine_seed` or `index` not in [0, 2^64).
     """
     check("engine seed", engine_seed, 64)
     check("request index", index, 64)

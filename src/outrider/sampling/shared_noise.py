@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from ..base.types import Row
-from .noise import gumbel_on
+from .noise import check_vocab_size, gumbel_on
 from .philox import check
 
 BLOCK = 2**17
@@ -58,11 +58,7 @@ class SharedNoise(Noise):
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        """Make noise for ids below `vocab_size` (at least 1), on `device`."""
-        if vocab_size < 1:
-            raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
-        self.vocab_size = vocab_size
-        self.device = torch.device(device)
+        self.vocab_size, self.device = check_vocab_size(vocab_size), torch.device(device)
         self.block_size = max(1, min(16, BLOCK // vocab_size))  # positions
         self._kept: dict[str, dict[tuple[_Key, int], torch.Tensor]] = {}  # last used comes last
 
@@ -74,12 +70,8 @@ class SharedNoise(Noise):
     def rows(self, keys: Sequence[_Key], positions: Sequence[int]) -> torch.Tensor:
         """Return the noise of row i: sequence, seed and sample `keys[i]` at `positions[i]`.
 
-        Returns:
-            float32 [n, vocab_size] on the device. Consecutive rows of one block are a view of it,
-            so do not write into the result.
-
-        Raises:
-            ValueError: a number out of range, or `keys` and `positions` of unequal length.
+        It is float32 [n, vocab_size]. Consecutive rows of one block are a view of it, so do not
+        write into the result. Raises ValueError for a number out of range.
         """
         places = [
             (key, *divmod(check("position", position, 32), self.block_size))
