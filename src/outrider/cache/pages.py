@@ -13,8 +13,7 @@ from itertools import takewhile
 
 import numpy as np
 
-NULL_PAGE = 0
-"""Page 0 is never handed out: padding rows write there and nobody reads it."""
+NULL_PAGE = 0  # Page 0 is never handed out: padding rows write there and nobody reads it
 
 
 class PagePool:

@@ -63,7 +63,7 @@ class KVStore(Store):
     ) -> None:
         """Write the entries [padded rows, 2 * kv_heads, head_dim] of one forward to a layer.
 
-        They go to ``slots`` int64 [padded rows]; to a view where ``first`` begins a run of ``count``.
+        They go to ``slots`` int64 [padded rows], a run of ``count`` where ``first`` is not None.
         """
         if first is not None:
             run = self.layers[layer].narrow(1, first, count)

@@ -30,8 +30,7 @@ from .foreign import Shield, checked_copy, is_foreign
 T = TypeVar("T")
 logger = logging.getLogger("outrider")
 
-MAX_REASON = 300
-"""Characters of the reason why a drafter failed."""
+MAX_REASON = 300  # characters of the reason why a drafter failed
 
 
 class Drafting:
@@ -64,12 +63,14 @@ class Drafting:
         self.menu.refresh()
 
     def _call(self, otherwise: T, name: str, method: str, *arguments: Any) -> T:
-        """Return what a drafter's method returns, ``otherwise`` if it fails."""
+        """Return the result of a drafter's method, ``otherwise`` if it fails."""
         try:
-            if name in self._foreign:
+            foreign = name in self._foreign
+            if foreign:
                 arguments = tuple(map(self._shield.copy_of, arguments))
             result: T = getattr(self.drafters[name], method)(*arguments)
-            return result
+            checks = foreign and method == "peek" and result is not None
+            return checked_copy(result) if checks else result
         except BaseException as error:
             self._switch_off(name, error)
             return otherwise
@@ -183,18 +184,11 @@ class Drafting:
         record.seconds.step += time.perf_counter() - begin
 
     def peek(self, name: str, sequence: SequenceState, depth: int) -> DraftNodes | None:
-        """Return what a drafter would draft behind a sequence, see ``Drafter.peek``."""
-        nodes: DraftNodes | None = self._call(None, name, "peek", sequence, depth)
-        if nodes is None or name not in self._foreign:
-            return nodes
-        try:
-            return checked_copy(nodes)
-        except Exception as error:
-            self._switch_off(name, error)
-            return None
+        """Return a drafter's cheap draft behind a sequence, see ``Drafter.peek``."""
+        return self._call(None, name, "peek", sequence, depth)
 
     def num_unread(self, name: str, sequence: SequenceState) -> int:
-        """Return what a drafter must read of a sequence first, see ``Drafter.num_unread``."""
+        """Return the tokens of a sequence that a drafter must read, see ``Drafter.num_unread``."""
         return self._call(0, name, "num_unread", sequence)
 
     def release(self, seq_id: str, ended: bool) -> None:

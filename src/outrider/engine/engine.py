@@ -34,8 +34,7 @@ from .verify import Verifier
 
 D = TypeVar("D", bound=Drafter)
 
-KNOWN_WORD_LISTS = 4
-"""Lists of bad words whose ids are kept."""
+KNOWN_WORD_LISTS = 4  # lists of bad words whose ids are kept
 
 
 def check_drafter(drafter: Drafter, rule: AcceptanceRule, model: Model) -> None:

@@ -24,14 +24,12 @@ logger = logging.getLogger("outrider")
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of the forwards that are measured, as far as the time goes."""
-FEWEST, ROUNDS = 3, 5
+FEWEST_FORWARDS, MOST_ROUNDS = 3, 5
 """Forwards that are measured in any case, and how often each is at most."""
-QUICK, THOROUGH = 0.2, 1.0
+QUICK_SECONDS, THOROUGH_SECONDS = 0.2, 1.0
 """Seconds that may go into each model when an engine is made, and when a server starts."""
-MANY = 8
-"""Sequences whose drafts in one pass tell what each of them costs."""
-BYTES_PER_SECOND = 1e10
-"""Speed at which attention reads the cache, about."""
+BATCH_OF_DRAFTS = 8  # sequences whose drafts in one pass tell what each of them costs
+BYTES_PER_SECOND = 1e10  # speed at which attention reads the cache, about
 VERSION = 2
 
 
@@ -52,8 +50,8 @@ def measure(
     took: list[float] = []
     forward(model, store, rows[0])  # which no measurement should pay the first touch for
     # Round after round, since others may use the machine for a while.
-    for number in range(ROUNDS * len(rows)):
-        if number >= FEWEST and time.perf_counter() - begin > seconds:
+    for number in range(MOST_ROUNDS * len(rows)):
+        if number >= FEWEST_FORWARDS and time.perf_counter() - begin > seconds:
             break
         place = number % len(rows)
         second = forward(model, store, rows[place])
@@ -82,7 +80,7 @@ def measure_cold(model: RowsModel, target: RowsModel, page_size: int, warm: floa
     """
     stores = target.new_store(2, page_size), model.new_store(2, page_size)
     took = []
-    for _ in range(FEWEST):
+    for _ in range(FEWEST_FORWARDS):
         _forward(target, stores[0], 1)
         took.append(_pass(model, stores[1], 1))
     return max(0.0, min(took) - warm)
@@ -100,8 +98,8 @@ def _pass(model: RowsModel, store: Store, rows: int) -> float:
     clock = library()
     before = clock.nanoseconds if clock else 0
     seconds = _forward(model, store, rows)
-    native = (clock.nanoseconds - before) / 1e9 if clock else 0.0
-    return native or seconds  # a model that is not native has no such time
+    native = clock.nanoseconds - before if clock else 0
+    return native / 1e9 if native else seconds  # a model that is not native has no such time
 
 
 def find_costs(
@@ -128,7 +126,7 @@ def find_costs(
     kept = read_costs(file)
     if kept is not None and kept.drafters.keys() == {*drafters, *merging}:
         return kept
-    seconds = THOROUGH if thorough else QUICK
+    seconds = THOROUGH_SECONDS if thorough else QUICK_SECONDS
     if thorough:
         logger.info("measuring what steps cost, for a second or two")
     target, per_context = measure(model, page_size, most_rows, seconds, _forward)
@@ -141,7 +139,7 @@ def find_costs(
             passes, _ = measure(drafter.model, page_size, most_rows, seconds, _pass)
             if rows := drafter.rows_at_once:
                 one = passes.at(rows)
-                each = (passes.at(MANY * rows) - one) / (MANY - 1)
+                each = (passes.at(BATCH_OF_DRAFTS * rows) - one) / (BATCH_OF_DRAFTS - 1)
                 passes, call, more = None, call + max(one - each, 0.0), more + each
             else:
                 call += measure_cold(drafter.model, model, page_size, passes.at(1))

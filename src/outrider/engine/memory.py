@@ -11,8 +11,7 @@ from ..models.base import Model
 from ..models.native_store import HIDDEN_ROWS
 
 BATCHED = "max_num_batched_tokens"
-LEAST_PAGES = 3
-"""Pages that a cache must have."""
+LEAST_PAGES = 3  # pages that a cache must have
 
 
 @dataclass(frozen=True)

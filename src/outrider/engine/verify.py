@@ -17,8 +17,7 @@ from ..sampling.pipeline import StepLogits
 from ..sampling.shared_noise import SharedNoise
 from .scheduler import unexpected
 
-UNUSED = Row("", 0, 0, 0, True, 0)
-"""Stands for a row that is scored, but decides no token."""
+UNUSED = Row("", 0, 0, 0, True, 0)  # stands for a row that is scored, but decides no token
 
 
 class Verifier:

@@ -41,10 +41,8 @@ Schemas make a few hundred.
 """
 Mask = NDArray[np.uint8]
 """Allowed tokens, a bit each, the lowest id in the lowest bit: [vocabulary / 8] or more."""
-SCHEMA = re.compile(r"%json\s*(?=\{)")
-"""The text before a schema in llguidance's dialect of Lark."""
-DEAD_END = "NoExtensionBias"
-"""Start of llguidance's error where no token can follow."""
+SCHEMA = re.compile(r"%json\s*(?=\{)")  # the text before a schema in llguidance's dialect of Lark
+DEAD_END = "NoExtensionBias"  # start of llguidance's error where no token can follow
 TOO_SLOW = "a step of the grammar takes too long"
 
 

@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 if TYPE_CHECKING:
     import torch
 
-WORD = 2**32 - 1
-"""A word with all bits set."""
+WORD = 2**32 - 1  # a word with all bits set
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 

@@ -19,8 +19,7 @@ from .noise import gumbel_on, words
 from .shared_noise import Noise
 
 DRAFTING, ACCEPTING, ENDING = range(3)
-LARGEST_BASE = 2**30 - 3
-"""Largest base whose streams stay below SEED_STREAM."""
+LARGEST_BASE = 2**30 - 3  # largest base whose streams stay below SEED_STREAM
 
 
 def streams(kind: int, rows: Sequence[Row]) -> list[int]:

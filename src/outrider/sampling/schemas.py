@@ -17,22 +17,17 @@ Schema = Any
 """A JSON schema: a dict, or true or false."""
 BLANKS = r"( |\n[ \t]{0,32})"
 """Whitespace between two tokens of JSON: a space, or a line break and an indent."""
-MOST_STEPS = 100_000
-"""Most visited parts of a schema and added keys, with references followed."""
-LONG = 16
-"""Characters of a key that count as a step."""
-MOST_TRIES = 64
-"""Most patterns of a schema that are tested for whether they allow a key."""
-MOST_NAMES = 256
-"""Most properties beside patterns that are tested."""
-FUEL = 100_000
-"""Limit of the parser's work for one pattern, about 2 ms."""
+MOST_STEPS = 100_000  # most visited parts of a schema and added keys, with references followed
+CHARACTERS_A_STEP = 16  # characters of a key that count as a step
+MOST_TRIES = 64  # most patterns of a schema that are tested for whether they allow a key
+MOST_NAMES = 256  # most properties beside patterns that are tested
+FUEL = 100_000  # limit of the parser's work for one pattern, about 2 ms
 QUOTE = ord('"')
 BRANCHES = ("anyOf", "oneOf")
-IN_PLACE = ("allOf", *BRANCHES)
-"""Keywords with lists of schemas for the value itself."""
+IN_PLACE = ("allOf", *BRANCHES)  # keywords with lists of schemas for the value itself
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("items", "prefixItems")
+EVERY_LIST = (*LISTS, *IN_PLACE)
 SINGLE = ("items", "additionalItems", "additionalProperties")
 """Keywords with schemas for parts of the value. Objects in ``not`` are not closed."""
 OPENINGS = ("additionalProperties", "unevaluatedProperties")
@@ -42,10 +37,7 @@ def opened(schema: Schema) -> Schema:
     """Return the schema with objects open unless it says otherwise, as in JSON Schema."""
     if not isinstance(schema, dict):
         return schema
-    made = _rebuilt(schema, opened)
-    for keyword in IN_PLACE:
-        if isinstance(made.get(keyword), list):
-            made[keyword] = [*map(opened, made[keyword])]
+    made = _rebuilt(schema, opened, EVERY_LIST)
     if _shaped(schema) and not any(keyword in schema for keyword in OPENINGS):
         made["additionalProperties"] = True
     return made
@@ -78,13 +70,15 @@ def _shaped(schema: dict[str, Any]) -> bool:
     return any(isinstance(schema.get(k), dict) for k in ("properties", "patternProperties"))
 
 
-def _rebuilt(schema: dict[str, Any], change: Callable[[Schema], Schema]) -> dict[str, Any]:
+def _rebuilt(
+    schema: dict[str, Any], change: Callable[[Schema], Schema], lists: tuple[str, ...] = LISTS
+) -> dict[str, Any]:
     """Return the schema with ``change`` applied to the schemas for parts of its value."""
     made = dict(schema)
     for keyword, value in schema.items():
         if keyword in MAPS and isinstance(value, dict):
             made[keyword] = {name: change(part) for name, part in value.items()}
-        elif keyword in LISTS and isinstance(value, list):
+        elif keyword in lists and isinstance(value, list):
             made[keyword] = [*map(change, value)]
         elif keyword in SINGLE:
             made[keyword] = change(value)
@@ -167,7 +161,7 @@ class _Closer:
         if not keys.shaped or "object" not in (kinds if isinstance(kinds, list) else [kinds]):
             return made
         for keyword, names in (("properties", keys.names), ("patternProperties", keys.patterns)):
-            self._spend(sum(map(len, names)) // LONG + len(names))
+            self._spend(sum(map(len, names)) // CHARACTERS_A_STEP + len(names))
             said = made.get(keyword, {})
             if names and isinstance(said, dict):  # the parser reports other types
                 made[keyword] = said | {name: True for name in names if name not in said}
@@ -272,10 +266,7 @@ def _without_dead_ends(schema: Schema, tries: Iterator[int]) -> Schema:
     """
     if not isinstance(schema, dict):
         return schema
-    made = _rebuilt(schema, lambda part: _without_dead_ends(part, tries))
-    for keyword in IN_PLACE:
-        if isinstance(made.get(keyword), list):
-            made[keyword] = [_without_dead_ends(part, tries) for part in made[keyword]]
+    made = _rebuilt(schema, lambda part: _without_dead_ends(part, tries), EVERY_LIST)
     patterns, names = made.get("patternProperties"), made.get("properties", {})
     if not isinstance(patterns, dict) or not isinstance(names, dict) or len(names) > MOST_NAMES:
         return made

@@ -4,8 +4,7 @@ import secrets
 
 from .philox import WORD, check, philox
 
-SEED_STREAM = 2**32 - 1
-"""The stream of seeds; noise uses the lower ones."""
+SEED_STREAM = 2**32 - 1  # the stream of seeds; noise uses the lower ones
 
 
 def request_seed(engine_seed: int, index: int) -> int:

@@ -9,8 +9,7 @@ from ..base.types import Row
 from .noise import check_vocab_size, gumbel_on
 from .philox import check
 
-BLOCK = 2**17
-"""Numbers of noise in a block, unless one position has more."""
+BLOCK = 2**17  # numbers of noise in a block, unless one position has more
 
 _Key = tuple[str, int, int]  # sequence id, seed, sample index
 

@@ -11,8 +11,7 @@ from .costs import CostModel
 from .survival import Survival
 from .tuning import USUAL, Tuning
 
-TREE = " tree"
-"""Ends the name of a method that drafts trees."""
+TREE_SUFFIX = " tree"  # ends the name of a method that drafts trees
 
 
 class DrafterView(Protocol):
@@ -137,7 +136,7 @@ def methods_of(
         methods[name] = Method((name,), depth)
         if trees and drafter.max_nodes > depth:
             nodes = drafter.max_nodes
-            methods[name + TREE] = Method((name,), depth, -(-nodes // depth), nodes)
+            methods[name + TREE_SUFFIX] = Method((name,), depth, -(-nodes // depth), nodes)
     for names in together if trees else ():
         method = Method(names, min(methods[name].max_depth for name in names))
         methods[method.drafter] = method

@@ -92,8 +92,7 @@ class Costs:
         return self.host + self.host_per_sequence * sequences
 
 
-UNKNOWN = Costs(Curve((1,), (1.0,)), {})
-"""Stands for costs that nobody asks for."""
+UNKNOWN = Costs(Curve((1,), (1.0,)), {})  # stands for costs that nobody asks for
 
 
 @dataclass
@@ -325,22 +324,19 @@ class CostModel:
         """Return the seconds of a drafter, see ``DraftCosts.at``."""
         if not counts or not counts[0]:
             return 0.0
-        if counts[-1] != counts[0]:
-            return self._draft(name, counts)
-        key = name, counts[0], len(counts)
-        seconds = self._drafts.get(key)
+        key, alike = (name, counts[0], len(counts)), counts[-1] == counts[0]
+        seconds = self._drafts.get(key) if alike else None
         if seconds is None:
-            seconds = self._drafts[key] = self._draft(name, counts)
+            own = self._drafters[name].at(counts[0])
+            seconds = self.prior.drafters[name].at(counts) * own * self.target.machine
+            if alike:
+                self._drafts[key] = seconds
         return seconds
 
     def drafts(self, name: str, counts: Sequence[float]) -> list[float]:
         """Return the seconds of drafts that end behind 0, 1, ... depths, see ``draft``."""
         own = self._drafters[name].at(counts[0]) * self.target.machine
         return [seconds * own for seconds in self.prior.drafters[name].up_to(counts)]
-
-    def _draft(self, name: str, counts: Sequence[float]) -> float:
-        own = self._drafters[name].at(counts[0])
-        return self.prior.drafters[name].at(counts) * own * self.target.machine
 
     def reads(self, name: str) -> bool:
         """Return True if a drafter must read a sequence before it can draft for it."""

@@ -10,11 +10,8 @@ from pathlib import Path
 from .costs import Costs, Curve, DraftCosts
 from .tuning import USUAL
 
-USUAL_HOST = USUAL.host, USUAL.host_per_sequence
-LONGEST = 1e6
-"""No step takes as many seconds."""
-LARGEST = 1 << 20
-"""Characters; costs have some kilobytes."""
+LONGEST_STEP_SECONDS = 1e6  # no step takes as many seconds
+LARGEST_FILE = 1 << 20  # characters; costs have some kilobytes
 logger = logging.getLogger("outrider")
 
 
@@ -22,23 +19,18 @@ def read_costs(file: Path) -> Costs | None:
     """Return the costs in a file; None where there are none that make sense."""
     try:
         with file.open(encoding="utf-8") as opened:
-            text = opened.read(LARGEST + 1)
-        if len(text) > LARGEST:
-            return None
-        kept = json.loads(text)
+            kept = json.loads(opened.read(LARGEST_FILE))  # a longer one ends in the middle
         drafters = {
             name: DraftCosts(passes and _curve(passes), float(call), float(each))
             for name, (passes, call, each) in kept["drafters"].items()
         }
-        host, each = kept.get("host", USUAL_HOST)
-        rest = [float(number) for number in (kept["per_context"], host, each)]
+        host = kept.get("host", (USUAL.host, USUAL.host_per_sequence))
+        rest = [float(number) for number in (kept["per_context"], *host)]
         calls = [n for drafter in drafters.values() for n in (drafter.call, drafter.per_sequence)]
-        if not all(0 <= each < LONGEST for each in (*rest, *calls)):
+        if not all(0 <= each < LONGEST_STEP_SECONDS for each in (*rest, *calls)):
             return None
         return Costs(_curve(kept["target"]), drafters, *rest)
-    except (
-        OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError,
-    ):  # fmt: skip
+    except Exception:  # a file may hold anything
         return None
 
 
@@ -46,7 +38,7 @@ def _curve(points: list[list[float]]) -> Curve:
     rows, seconds = [int(row) for row, _ in points], [float(second) for _, second in points]
     if len(rows) < 2 or rows[0] != 1 or rows != sorted(set(rows)) or seconds[0] <= 0:
         raise ValueError("no curve")
-    if seconds != sorted(seconds) or not all(second < LONGEST for second in seconds):
+    if seconds != sorted(seconds) or not all(second < LONGEST_STEP_SECONDS for second in seconds):
         raise ValueError("no curve")
     return Curve(tuple(rows), tuple(seconds))
 
@@ -57,20 +49,18 @@ def write_costs(file: Path, costs: Costs) -> None:
     def points(curve: Curve | None) -> list[tuple[int, float]] | None:
         return curve and list(zip(curve.rows, curve.seconds, strict=True))
 
-    text = json.dumps(
-        {
-            "target": points(costs.target),
-            "drafters": {
-                n: (points(d.passes), d.call, d.per_sequence) for n, d in costs.drafters.items()
-            },
-            "per_context": costs.per_context,
-            "host": (costs.host, costs.host_per_sequence),
-        }
-    )
+    kept = {
+        "target": points(costs.target),
+        "drafters": {
+            n: (points(d.passes), d.call, d.per_sequence) for n, d in costs.drafters.items()
+        },
+        "per_context": costs.per_context,
+        "host": (costs.host, costs.host_per_sequence),
+    }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(text)
+        part.write_text(json.dumps(kept))
         part.replace(file)
     except OSError as error:
         logger.warning("what steps cost cannot be kept (%s); it is measured at each start", error)

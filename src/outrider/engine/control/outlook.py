@@ -26,8 +26,7 @@ class Option(NamedTuple):
     longer: float = 1.0
 
 
-METHOD = attrgetter("choice.method")
-"""Returns the method of an option."""
+METHOD_OF = attrgetter("choice.method")
 
 
 class Outlook:
@@ -131,7 +130,7 @@ class Outlook:
         widest = max(groups, key=lambda group: len(self.options[group]))
         speed, choices = 0.0, self.plain()
         for group in (None, *groups):  # the first stands for all
-            for _, depths in groupby(self.options[group or widest], key=METHOD):
+            for _, depths in groupby(self.options[group or widest], key=METHOD_OF):
                 before = falls = 0.0
                 for option in depths:
                     trial = (
@@ -152,7 +151,7 @@ class Outlook:
         """Return the result of ``best`` for a single group, in a fraction of the time."""
         count, verify = self.counts[group], self._costs.verify
         speed, best = 0.0, self._nothing
-        for name, depths in groupby(self.options[group], key=METHOD):
+        for name, depths in groupby(self.options[group], key=METHOD_OF):
             options = [*depths]  # the longest last
             drafting = [0.0]
             if options[-1].choice.depth:

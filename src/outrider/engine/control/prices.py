@@ -14,8 +14,7 @@ from ...native.rates import DEPTHS, MARGINS, RANKS
 from .choices import Choice, Knowledge
 from .trials import Review
 
-ABOVE_ALL_CHANCES = 1.1
-"""Stands for a chance that no node has."""
+ABOVE_ALL_CHANCES = 1.1  # stands for a chance that no node has
 
 
 class Prices:

@@ -12,9 +12,8 @@ Range = tuple[int, int, int]
 """First and last batch size, and the draft length for them."""
 Lengths = list[tuple[int, int]]
 """Batch sizes that were measured, rising, and the best draft length of each."""
-RISE = 1.05
-"""Speed over that of the smaller batch from which a larger one is worth its wait."""
-LARGEST = 4096
+WORTHWHILE_RISE = 1.05  # in speed, from which on a larger batch is worth its wait
+LARGEST_BATCH = 4096
 
 
 def check_ranges(rows: Sequence[Range]) -> Sequence[Range]:
@@ -36,7 +35,7 @@ def vllm(lengths: Lengths) -> list[list[int]]:
     Between two sizes that were measured the smaller one's length holds.
     """
     firsts = [1, *(size for size, _ in lengths[1:])]
-    lasts = [*(first - 1 for first in firsts[1:]), LARGEST]
+    lasts = [*(first - 1 for first in firsts[1:]), LARGEST_BATCH]
     merged: list[list[int]] = []
     for first, last, (_, length) in zip(firsts, lasts, lengths, strict=True):
         if merged and merged[-1][2] == length:
@@ -95,7 +94,7 @@ def limit(points: Sequence[tuple[int, float, float]], max_tpot: float | None = N
     """
     best = points[0]
     for point in points[1:]:
-        if point[1] < RISE * best[1] or (max_tpot is not None and point[2] > max_tpot):
+        if point[1] < WORTHWHILE_RISE * best[1] or (max_tpot is not None and point[2] > max_tpot):
             return best[0]
         best = point
     return None

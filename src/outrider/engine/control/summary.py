@@ -4,10 +4,8 @@ from typing import Any
 
 from .controller import Controller
 
-ROWS = (1, 2, 4, 8, 16, 32, 64)
-"""Rows whose cost is told."""
-DEPTH = 4
-"""Tokens of the draft whose cost is told, at most."""
+SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64)  # rows whose cost is told
+SHOWN_DEPTH = 4  # tokens of the draft whose cost is told, at most
 
 
 def summary(controller: Controller) -> dict[str, Any]:
@@ -35,12 +33,12 @@ def summary(controller: Controller) -> dict[str, Any]:
         "tokens_per_second": round(controller.review.tokens_per_second, 1),
         "plain_tokens_per_second": round(controller.review.plain_per_second, 1),
         "survival": {
-            name: {**found, "survival": found["survival"][: methods[name].max_depth]}
-            for name, found in controller.survival.summary().items()
+            name: {**rates, "survival": rates["survival"][: methods[name].max_depth]}
+            for name, rates in controller.survival.summary().items()
         },
-        "verify_ms": {str(rows): _ms(costs.verify(rows, 0)) for rows in ROWS},
+        "verify_ms": {str(rows): _ms(costs.verify(rows, 0)) for rows in SHOWN_ROWS},
         "draft_ms": {
-            name: _ms(method.seconds(costs, [1] * min(DEPTH, method.max_depth)))
+            name: _ms(method.seconds(costs, [1] * min(SHOWN_DEPTH, method.max_depth)))
             for name, method in methods.items()
         },
         "explored": round(controller.trials.explored / max(controller.trials.seconds, 1e-9), 4),

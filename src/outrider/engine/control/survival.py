@@ -19,7 +19,7 @@ V = TypeVar("V")
 
 FIRST_RATES = {(r, b): float(GUESSED.table[0, r, b]) for r in range(RANKS) for b in range(BINS)}
 """The guessed rates by rank and bin, which are alike at all depths."""
-SHARES = (0.2, 0.25, 0.2, 0.35)
+MARGIN_SHARES = (0.2, 0.25, 0.2, 0.35)
 """Shares of first children whose margin is in each bin, before any is seen."""
 
 
@@ -110,13 +110,9 @@ class Survival:
     """Counts accepted and refused tokens by method (see ``choices.Method``), workload and depth.
 
     Estimates with few observations lean on more general ones: a depth on its method in this
-    workload, that on the method in all, that on the method's prior. Observations lose weight, so
-    estimates follow drift.
-
-    Args:
-        priors: P(accept) by method, before anything is seen.
-        wider: by method that drafts all that another drafts and more, that other one, and the share
-            of its refused tokens for which the rest is right.
+    workload, that on the method in all, that on the ``priors``. Observations lose weight, so
+    estimates follow drift. ``wider`` tells, by method that drafts all that another drafts and more,
+    that other one, and the share of its refused tokens for which the rest is right.
     """
 
     def __init__(
@@ -209,10 +205,10 @@ class Survival:
         """Return how often a node's first child has a margin, and P(accepted) then, by bin."""
         beliefs = self._workloads.get((method, workload))
         if beliefs is None:
-            return [(share, FIRST_RATES[0, bin]) for bin, share in enumerate(SHARES)]
+            return [(share, FIRST_RATES[0, bin]) for bin, share in enumerate(MARGIN_SHARES)]
         rates = self._all_depths(method, workload, beliefs)
         weight = self._tuning.prior_weight
-        weights = [weight * s + w for s, w in zip(SHARES, beliefs.margins, strict=True)]
+        weights = [weight * s + w for s, w in zip(MARGIN_SHARES, beliefs.margins, strict=True)]
         total = sum(weights)
         return [(each / total, rates[0, bin]) for bin, each in enumerate(weights)]
 
@@ -240,23 +236,16 @@ class Survival:
 
     def _rates(self, method: str, workload: str) -> list[float]:
         """Return P(drafted and accepted | the one before was) at each depth."""
-        rates = self._known.get((method, workload))
+        key = method, workload
+        rates = self._known.get(key)
         if rates is None:
-            rates = self._known[method, workload] = self._counted(method, workload)
+            general, weight = self._general(method), self._tuning.shrinkage
+            rates = [general] * DEPTHS
+            if beliefs := self._workloads.get(key):
+                general = beliefs.overall.shrunk(general, weight)
+                rates = [tally.shrunk(general, weight) for tally in beliefs.depths]
+            self._known[key] = rates
         return rates
-
-    def _expected(self, method: str, workload: str, judged: int) -> float:
-        """Return how many of a draft's judged tokens should have been accepted."""
-        rates = self._rates(method, workload)
-        return sum(rates[:judged]) + max(judged - DEPTHS, 0) * rates[-1]
-
-    def _counted(self, method: str, workload: str) -> list[float]:
-        general = self._general(method)
-        beliefs = self._workloads.get((method, workload))
-        if beliefs is None:
-            return [general] * DEPTHS
-        general = beliefs.overall.shrunk(general, self._tuning.shrinkage)
-        return [tally.shrunk(general, self._tuning.shrinkage) for tally in beliefs.depths]
 
     def observe(
         self,
@@ -267,13 +256,9 @@ class Survival:
         accepted: int,
         judged: int | None = None,
     ) -> None:
-        """Take in a draft that might have been ``asked`` tokens deep.
+        """Take in a draft that might have been ``asked`` tokens deep; the first were ``accepted``.
 
-        Args:
-            method, workload, sequence: whose it was.
-            asked: tokens.
-            accepted: tokens from the first on.
-            judged: depths of which it is known whether they were; all that matter unless given.
+        ``judged`` are the depths of which that is known; all that matter unless given.
         """
         if judged is None:
             judged = min(accepted + 1, asked)
@@ -288,18 +273,16 @@ class Survival:
             own.accepted /= 2
             own.expected /= 2
             own.judged /= 2
+        rates = self._rates(method, workload)
         own.drafts += 1
         own.accepted += outcome[0]
-        own.expected += self._expected(method, workload, judged)
+        own.expected += sum(rates[:judged]) + max(judged - DEPTHS, 0) * rates[-1]
         own.judged += judged
 
     def observe_size(
         self, method: str, workload: str, sizes: Sequence[int], asked: int, width: int
     ) -> None:
-        """Take in a draft that had ``sizes`` nodes by depth.
-
-        It might have had ``width`` at each of ``asked`` depths.
-        """
+        """Take in a draft of ``sizes`` nodes by depth, of ``width`` that were asked at each."""
         beliefs = _entry(self._workloads, (method, workload), _Beliefs, self._tuning.max_workloads)
         for depth in range(min(asked, DEPTHS)):
             beliefs.asked[depth] += width
@@ -336,9 +319,9 @@ class Survival:
 
 def _entry(table: OrderedDict[K, V], key: K, make: type[V], most: int) -> V:
     """Return the entry of ``key``, a new one if there is none; the oldest goes where full."""
-    found = table.get(key)
-    if found is None:
-        found = table[key] = make()
+    entry = table.get(key)
+    if entry is None:
+        entry = table[key] = make()
         if len(table) > most:
             table.popitem(last=False)
-    return found
+    return entry

@@ -98,5 +98,4 @@ class Tuning:
     stall_steps: float = 2.0  # their own steps' time, if that is longer
 
 
-USUAL = Tuning()
-"""The constants of an engine."""
+USUAL = Tuning()  # the constants of an engine

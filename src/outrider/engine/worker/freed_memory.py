@@ -10,8 +10,7 @@ import ctypes
 import threading
 import time
 
-TRIM_SECONDS = 5.0
-"""A trim takes some milliseconds of a core."""
+TRIM_SECONDS = 5.0  # a trim takes some milliseconds of a core
 
 
 def trim_regularly() -> None:

@@ -9,12 +9,9 @@ from .messages import Beat
 BEAT_SECONDS = 1.0
 START_SECONDS = 300
 """A new process may be silent that long: it imports torch and the caller's main module first."""
-SILENT_SECONDS = 30
-"""A beat needs the GIL for microseconds; no busy engine holds it that long."""
-WORK_SECONDS = 600
-"""A step or a command may always take that long: large models on slow disks do."""
-WORK_FACTOR = 20
-"""A step may take that many times as long as the longest one before it."""
+SILENT_SECONDS = 30  # a beat needs the GIL for microseconds; no busy engine holds it that long
+WORK_SECONDS = 600  # a step or a command may always take that long: large models on slow disks do
+WORK_FACTOR = 20  # a step may take that many times as long as the longest one before it
 WARN_SHARE = 0.5
 """The share of a limit from which on the frontend complains; at the limit it kills the worker."""
 

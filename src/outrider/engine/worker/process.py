@@ -23,8 +23,7 @@ logger = logging.getLogger("outrider")
 NAME = "outrider-engine"
 UNGUARDED = 79
 """Exit code of a worker whose main module tries to start another worker when it is imported."""
-END_SECONDS = 5.0
-"""A process whose pipe is closed ends by itself within that time."""
+END_SECONDS = 5.0  # a process whose pipe is closed ends by itself within that time
 
 
 class Outbox:

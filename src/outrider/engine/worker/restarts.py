@@ -3,8 +3,8 @@
 import time
 from collections import deque
 
-MOST, WITHIN_SECONDS = 3, 60.0
-"""After ``MOST`` deaths without a request within that time no worker is started again."""
+IDLE_DEATHS, WITHIN_SECONDS = 3, 60.0
+"""After ``IDLE_DEATHS`` deaths without a request within that time no worker is started again."""
 MOST_DOUBLINGS = 10
 LONGEST_PAUSE = 30.0
 """Seconds before another start, at most: the pause doubles while deaths follow each other."""
@@ -18,7 +18,7 @@ class Deaths:
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
-        self._idle: deque[float] = deque(maxlen=MOST)
+        self._idle: deque[float] = deque(maxlen=IDLE_DEATHS)
         self._unready = 0  # in a row
         self.failed_starts = 0  # in a row: processes that the system could not start
 
@@ -35,9 +35,9 @@ class Deaths:
     @property
     def hopeless(self) -> str | None:
         """The reason why another start does not help; None where it may."""
-        if len(self._idle) == MOST and self._idle[-1] - self._idle[0] < WITHIN_SECONDS:
-            return f"{MOST} times within {WITHIN_SECONDS:.0f} s"
-        return f"{MOST} times before it was ready" if self._unready >= MOST else None
+        if len(self._idle) == IDLE_DEATHS and self._idle[-1] - self._idle[0] < WITHIN_SECONDS:
+            return f"{IDLE_DEATHS} times within {WITHIN_SECONDS:.0f} s"
+        return f"{IDLE_DEATHS} times before it was ready" if self._unready >= IDLE_DEATHS else None
 
     @property
     def pause(self) -> float:

@@ -7,10 +7,8 @@ from typing import Any
 from ...base.types import Request
 from ...errors import RequestError
 
-DEATHS = 2
-"""One death may have another cause."""
-REMEMBERED = 1024
-"""Bodies in the table; each entry costs a death of the engine."""
+DEATHS = 2  # one death may have another cause
+REMEMBERED = 1024  # bodies in the table; each entry costs a death of the engine
 
 
 def fingerprint(requests: Iterable[Request]) -> str:

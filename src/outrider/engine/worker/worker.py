@@ -29,6 +29,7 @@ from ...errors import OutriderError, RequestError
 from ..build import build_engine
 from ..control.summary import summary
 from ..control.switch import SpeculationState
+from ..drafting import MAX_REASON
 from ..engine import Engine
 from ..setup import set_up
 from .freed_memory import trim_regularly
@@ -48,14 +49,11 @@ from .messages import (
 
 logger = logging.getLogger("outrider")
 
-WARM_TOKENS = 4
-"""Tokens that are decoded before the worker says that it is ready."""
+WARM_TOKENS = 4  # tokens that are decoded before the worker says that it is ready
 COMPILERS = 2
 """Threads that compile grammars, so that a slow one holds up neither steps nor other requests."""
 TOLD_SECONDS = 1.0
 """Between two messages on the controller's beliefs, at least, while the engine has work."""
-MAX_REASON = 300
-"""Characters of an unforeseen error that its message quotes."""
 
 
 class Outlet:
