@@ -124,8 +124,7 @@ class Engine:
         self._tokenizer = tokenizer
         self.grammars = Grammars(tokenizer, shape.vocab_size, shape.eos_token_ids)
         self._live: dict[str, dict[int, SequenceState]] = {}
-        self.record: StepRecord | None = None
-        """The last step."""
+        self.record: StepRecord | None = None  # the last step
         self._settled = True
         self._bad_words = lru_cache(KNOWN_WORD_LISTS)(self._bad_word_ids)  # once for all prompts
 

@@ -82,8 +82,7 @@ class SequencePipeline:
         self._history: History | None = None
         self.native_handle = 0
         """The pipeline in C++, 0 where Python is needed for more than a grammar's masks."""
-        self.has_grammar = self._grammar is not None
-        """True if a grammar masks tokens."""
+        self.has_grammar = self._grammar is not None  # True if a grammar masks tokens
         self.penalises = request.params.penalises
         """True if drafted tokens before a row change its processed logits."""
         self.error: str | None = None

@@ -107,7 +107,7 @@ class Stream(NamedTuple):
     left: int = USUAL.horizon
 
 
-class Group(NamedTuple):
+class StreamGroup(NamedTuple):
     """Sequences that are expected to fare alike: of one workload and freedom.
 
     ``levels`` say of each method how these sequences differ from the workload: the power of two of

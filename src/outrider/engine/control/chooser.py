@@ -21,7 +21,7 @@ from ...base.types import (
 from .choices import PLAIN, Choice, DrafterView, Freedom, Stream
 from .controller import Controller
 from .costs import CostModel
-from .learner import Chosen, Learner, Peek
+from .learner import ChosenDraft, Learner, Peek
 from .prices import Prices, without
 from .switch import Menu
 from .tuning import USUAL, Tuning
@@ -40,8 +40,7 @@ class Chooser:
         self.menu, self.costs, self.tries_plain, self._tuning = menu, costs, tries_plain, tuning
         self.max_rows: int | None = None
         """Rows that the next step may have, so that no stream waits long for another's prompt."""
-        self._plain = False
-        """Whether the next step tries plain decoding."""
+        self._plain = False  # True if the next step tries plain decoding
         self._drafted: dict[int, int] = {}
         """By number of sequences, the steps with drafts since a plain one."""
 
@@ -113,7 +112,7 @@ class AdaptiveChooser(Chooser):
         self._version = menu.version
         self._sequences: list[SequenceState] = []
         self._by_id: dict[str, SequenceState] = {}
-        self._chosen: dict[str, Chosen] = {}
+        self._chosen: dict[str, ChosenDraft] = {}
         self._all_fixed = False
         self._budgets: dict[tuple[Choice, str, int], DraftBudget] = {}
         self._priced: dict[DraftBudget, DraftBudget] = {}
@@ -153,7 +152,7 @@ class AdaptiveChooser(Chooser):
             budget = self._budget(choice, stream, len(streams)) if choice.depth else NO_DRAFT
             method = self._methods.get(choice.method)
             name = NONE if method is None else method.drafter
-            self._chosen[stream.id] = Chosen(stream, choice, name, budget)
+            self._chosen[stream.id] = ChosenDraft(stream, choice, name, budget)
         learner.chosen(self._chosen, controller.tries, time.perf_counter() - begin)
 
     def _rest(self) -> None:

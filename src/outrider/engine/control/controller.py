@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import log2
 
-from .choices import PLAIN, Choice, Group, Knowledge, Method, Stream
+from .choices import PLAIN, Choice, Knowledge, Method, Stream, StreamGroup
 from .costs import CostModel
 from .guards import Guards
 from .outlook import Outlook
@@ -39,22 +39,19 @@ class Controller:
         self.costs, self.survival, self.methods, self.tuning = costs, survival, methods, tuning
         self.known = Knowledge(costs, survival, methods, tuning)
         self.shadowed, self.unread = shadowed, unread
-        self.review_steps = tuning.review_steps
-        """Steps after which choices are compared again."""
+        self.review_steps = tuning.review_steps  # steps after which choices are compared again
         self.trials = Trials(self.known, shadowed)
         self._guards = Guards(tuning)
-        self.choices: dict[Group, Choice] = {}
-        self.counts: dict[Group, int] = {}
-        """The sequences of each group, as of the last review."""
+        self.choices: dict[StreamGroup, Choice] = {}
+        self.counts: dict[
+            StreamGroup, int
+        ] = {}  # the sequences of each group, as of the last review
         self.review = Review()
         self.step = 0
-        self.reviewed = 0
-        """The step of the last review."""
-        self.paused = False
-        """Whether drafting paused at the last step."""
+        self.reviewed = 0  # the step of the last review
+        self.paused = False  # True if drafting paused at the last step
         self._size = 0
-        self._drafts = False
-        """Whether the last review chose drafts for any group."""
+        self._drafts = False  # True if the last review chose drafts for any group
         self._other_since = 0
         """The step since when the batch is twice or half as large as at the last review."""
         self._steady = False
@@ -83,7 +80,7 @@ class Controller:
 
     @property
     def tries(self) -> bool:
-        """Whether the last decision tries something that is not used."""
+        """True if the last decision tries something that is not used."""
         return self.trials.now is not None
 
     def steady(self, streams: int) -> bool:
@@ -121,7 +118,7 @@ class Controller:
 
     def _joined(self, stream: Stream) -> Choice:
         """Return the choice for a sequence that came after the last review."""
-        group = Group(stream.workload, (), stream.methods, stream.max_depth, None)
+        group = StreamGroup(stream.workload, (), stream.methods, stream.max_depth, None)
         choice = self.choices.get(group)
         if choice is None:
             choice = next((c for g, c in self.choices.items() if g.methods == group.methods), PLAIN)
@@ -130,7 +127,7 @@ class Controller:
         return choice
 
     def _levels(self, stream: Stream) -> tuple[int, ...]:
-        """Return how a sequence differs from its workload, see ``Group``."""
+        """Return how a sequence differs from its workload, see ``StreamGroup``."""
         odds = [self.survival.odds(name, stream.workload, stream.id) for name in stream.methods]
         most = self.tuning.max_level
         levels = tuple([max(-most, min(most, round(log2(each)))) for each in odds])
@@ -144,17 +141,19 @@ class Controller:
         self.survival.count()
         self.costs.count()
         groups = [
-            Group(s.workload, () if s.fixed else self._levels(s), s.methods, s.max_depth, s.fixed)
+            StreamGroup(
+                s.workload, () if s.fixed else self._levels(s), s.methods, s.max_depth, s.fixed
+            )
             for s in streams
         ]
         if len(set(groups)) > tuning.max_groups:
             groups = [group._replace(levels=()) for group in groups]
-        counts: dict[Group, int] = {}
+        counts: dict[StreamGroup, int] = {}
         for group in groups:
             counts[group] = counts.get(group, 0) + 1
         self.counts = counts
         missed = {stream.id: self._unread(stream) for stream in streams}
-        unread: dict[tuple[Group, str], float] = {}
+        unread: dict[tuple[StreamGroup, str], float] = {}
         for stream, group in zip(streams, groups, strict=True):
             horizon = max(1, min(tuning.horizon, stream.left))
             for name, tokens in missed[stream.id].items():

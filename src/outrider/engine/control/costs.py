@@ -300,8 +300,7 @@ class CostModel:
         self._steps = defaultdict[str, _Ratio](lambda: _Ratio(tuning, tuning.ratio_smoothing))
         self._turn = 0
         self._drafts: dict[tuple[str, float, int], float] = {}
-        self.draft_seconds = self.verify_seconds = 0.0
-        """Seconds of all steps so far."""
+        self.draft_seconds = self.verify_seconds = 0.0  # seconds of all steps so far
         self.speedups: dict[str, float] = {}
         """By drafter, how many times as fast as plain decoding its steps emit tokens."""
         self.seconds_per_row: float | None = None

@@ -19,7 +19,7 @@ Peek = Callable[[str, SequenceState, int], DraftNodes | None]
 """Returns a drafter's draft of a depth behind a sequence, see ``Drafter.peek``."""
 
 
-class Chosen(NamedTuple):
+class ChosenDraft(NamedTuple):
     """The choice for a sequence, also as the name of its drafter and its limits."""
 
     stream: Stream
@@ -29,7 +29,7 @@ class Chosen(NamedTuple):
 
 
 @dataclass
-class Window:
+class StepWindow:
     """Steps since the last one that was looked at.
 
     ``emitted`` tokens and ``took`` seconds are those of steps with drafts, ``all`` all seconds.
@@ -74,16 +74,13 @@ class Learner:
         self._costs, self._survival, self._methods, self._tuning = known
         self._shadowed, self._drafters = shadowed, drafters
         self._preparing, self._peek = preparing, peek
-        self.looking = False
-        """Whether the next step is looked at."""
-        self._new = False
-        """Whether a method is in use of which few drafts were looked at."""
+        self.looking = False  # True if the next step is looked at
+        self._new = False  # True if a method is in use of which few drafts were looked at
         self._turn = self._looks = 0
         self._looks_at: Counter[str] = Counter()
         self._every = 1
-        self._window = Window(0)
-        self._longest = inf
-        """Seconds that a step counts at most."""
+        self._window = StepWindow(0)
+        self._longest = inf  # seconds that a step counts at most
         self._step_seconds = self._look_seconds = self._review_seconds = 0.0
         """Running means: of a step, of looking at one, and of comparing choices."""
         self._choosing = self.cutting = 0.0
@@ -103,7 +100,7 @@ class Learner:
         tuning = self._tuning
         return self._steps_for(self._review_seconds, tuning.review_steps, tuning.most_review_steps)
 
-    def chosen(self, chosen: Mapping[str, Chosen], tries: bool, seconds: float) -> None:
+    def chosen(self, chosen: Mapping[str, ChosenDraft], tries: bool, seconds: float) -> None:
         """Take in what was chosen for the step, whether it tries something, and what that took."""
         self._new = self._is_new(chosen, tries)
         self.looking = self.looking or tries or self._new
@@ -118,14 +115,14 @@ class Learner:
         share = min(tuning.own_share * self._step_seconds, tuning.own_seconds)
         return max(least, min(most, round(seconds / share)))
 
-    def _is_new(self, chosen: Mapping[str, Chosen], tries: bool) -> bool:
+    def _is_new(self, chosen: Mapping[str, ChosenDraft], tries: bool) -> bool:
         few = self._tuning.new_drafts
         methods = {each.choice.method for each in chosen.values()}
         return not tries and any(self._looks_at[name] < few for name in methods)
 
     def learn(
-        self, record: StepRecord, whole: Draft, chosen: Mapping[str, Chosen], tries: bool
-    ) -> Window | None:
+        self, record: StepRecord, whole: Draft, chosen: Mapping[str, ChosenDraft], tries: bool
+    ) -> StepWindow | None:
         """Take in a step, with its ``whole`` drafts before they were cut, and the choices for it.
 
         Returns the steps since the last look where this one was looked at and costs were learned.
@@ -136,14 +133,14 @@ class Learner:
         count, window, seen = len(chosen), self._window, None
         if plan.rows == plan.decoding == count:  # else prompts ran beside
             if window.streams != count:
-                window = self._window = Window(count)
+                window = self._window = StepWindow(count)
             if record.drafters:
                 window.emitted += len(record.events)
                 window.took += min(seconds, self._longest)
             window.all += seconds
             preparing = any(self._drafters[name].catching_up for name in self._preparing)
             if self.looking and not preparing:
-                seen, self._window = window, Window(count)
+                seen, self._window = window, StepWindow(count)
                 self._learn_costs(record, whole, chosen, window)
         if self.looking:
             self._looks += 1
@@ -160,7 +157,11 @@ class Learner:
         return seen
 
     def _learn_costs(
-        self, record: StepRecord, whole: Draft, chosen: Mapping[str, Chosen], window: Window
+        self,
+        record: StepRecord,
+        whole: Draft,
+        chosen: Mapping[str, ChosenDraft],
+        window: StepWindow,
     ) -> None:
         costs, methods, plan, seconds = self._costs, self._methods, record.plan, record.seconds
         streams = plan.decoding
@@ -196,7 +197,9 @@ class Learner:
         drafter = self._drafters.get(name)
         return drafter is not None and drafter.catching_up
 
-    def _score(self, batch: list[Scheduled], whole: Draft, chosen: Mapping[str, Chosen]) -> None:
+    def _score(
+        self, batch: list[Scheduled], whole: Draft, chosen: Mapping[str, ChosenDraft]
+    ) -> None:
         """Score drafts; single nodes also where they were not verified."""
         places: Iterable[int] = range(len(batch))
         most, first = self._tuning.scored_sequences, 0
@@ -214,7 +217,7 @@ class Learner:
             if i == first and (self._new or self._looks % self._tuning.shadow_looks == 0):
                 self._cast(item.sequence, one)
 
-    def _score_one(self, item: Scheduled, chosen: Chosen, nodes: DraftNodes) -> None:
+    def _score_one(self, item: Scheduled, chosen: ChosenDraft, nodes: DraftNodes) -> None:
         """Score the draft of one sequence."""
         survival, stream, name = self._survival, chosen.stream, chosen.choice.method
         workload, method = stream.workload, self._methods[name]
@@ -240,7 +243,7 @@ class Learner:
             judged = min(asked, len(emitted), straight + 1)
             survival.observe(narrow, workload, stream.id, asked, straight, judged)
 
-    def _cast(self, sequence: SequenceState, chosen: Chosen) -> None:
+    def _cast(self, sequence: SequenceState, chosen: ChosenDraft) -> None:
         """Let a method that is not in use draft behind a sequence; methods take turns."""
         stream, taken = chosen.stream, chosen.choice.method
         names = [name for name in stream.methods if name in self._shadowed and name != taken]

@@ -7,10 +7,10 @@ from itertools import groupby, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
-from .choices import PLAIN, Choice, Group, Knowledge, Method
+from .choices import PLAIN, Choice, Knowledge, Method, StreamGroup
 
 
-class Option(NamedTuple):
+class DraftOption(NamedTuple):
     """A choice, and what a sequence expects of it.
 
     A step of it emits ``tokens`` by ``rows``. A pass at each depth happens as often as
@@ -39,22 +39,22 @@ class Outlook:
     def __init__(
         self,
         known: Knowledge,
-        counts: Mapping[Group, int],
+        counts: Mapping[StreamGroup, int],
         context: int,
-        unread: Mapping[tuple[Group, str], float],
+        unread: Mapping[tuple[StreamGroup, str], float],
     ) -> None:
         self.counts, self._context, self._unread = counts, context, unread
         self._costs, self._survival, self._methods, self._tuning = known
         self._sequences = sum(counts.values())
         self._host = self._costs.host(self._sequences)
-        self._nothing = Option(PLAIN, longer=self._costs.step(PLAIN.method))
+        self._nothing = DraftOption(PLAIN, longer=self._costs.step(PLAIN.method))
         self.options = {group: self._options(group) for group in counts}
         self._by_choice = {
             group: {option.choice: option for option in options}
             for group, options in self.options.items()
         }
 
-    def _options(self, group: Group) -> list[Option]:
+    def _options(self, group: StreamGroup) -> list[DraftOption]:
         """Return every choice for a group."""
         if group.fixed is not None and not group.fixed.depth:
             return [self._nothing]
@@ -72,15 +72,15 @@ class Outlook:
                 passes = fill[:d]
                 rows = 1 + min(width * sum(passes), method.nodes(d))
                 tokens = 1 + sum(curve[:d])
-                options.append(Option(Choice(name, d), tokens, rows, passes, reading, longer))
+                options.append(DraftOption(Choice(name, d), tokens, rows, passes, reading, longer))
         return options
 
-    def _reading(self, group: Group, method: Method) -> float:
+    def _reading(self, group: StreamGroup, method: Method) -> float:
         missed = [(name, self._unread.get((group, name), 0)) for name in method.drafters]
         seconds = sum([self._costs.read(name, tokens) for name, tokens in missed if tokens])
         return seconds / self.counts[group]
 
-    def speed(self, choices: Mapping[Group, Option]) -> float:
+    def speed(self, choices: Mapping[StreamGroup, DraftOption]) -> float:
         """Return the expected tokens per second."""
         tokens = rows = longer = reading = 0.0
         drafting: dict[str, list[float]] = {}
@@ -101,11 +101,11 @@ class Outlook:
             seconds += self._methods[name].seconds(self._costs, counts)
         return tokens / (seconds * longer / self._sequences + reading)
 
-    def plain(self) -> dict[Group, Option]:
+    def plain(self) -> dict[StreamGroup, DraftOption]:
         """Return the choices of plain decoding, as far as requests leave them open."""
         return {group: options[0] for group, options in self.options.items()}
 
-    def known(self, choices: Mapping[Group, Choice]) -> dict[Group, Option]:
+    def known(self, choices: Mapping[StreamGroup, Choice]) -> dict[StreamGroup, DraftOption]:
         """Return the options of given choices; plain where there is none."""
         by_choice = self._by_choice
         return {
@@ -113,7 +113,7 @@ class Outlook:
             for group, options in self.options.items()
         }
 
-    def judged(self, choices: Mapping[Group, Option]) -> float:
+    def judged(self, choices: Mapping[StreamGroup, DraftOption]) -> float:
         """Return the judged tokens of the least known method among the choices."""
         judged = [
             self._survival.judged(option.choice.method, group.workload)
@@ -122,7 +122,7 @@ class Outlook:
         ]
         return min(judged, default=0.0)
 
-    def best(self) -> tuple[float, dict[Group, Option]]:
+    def best(self) -> tuple[float, dict[StreamGroup, DraftOption]]:
         """Return the best choices that were found: one for all, then group by group."""
         groups = list(self.options)
         if len(groups) == 1:
@@ -147,7 +147,7 @@ class Outlook:
                         break
         return speed, choices
 
-    def _best_of_one(self, group: Group) -> tuple[float, dict[Group, Option]]:
+    def _best_of_one(self, group: StreamGroup) -> tuple[float, dict[StreamGroup, DraftOption]]:
         """Return the result of ``best`` for a single group, in a fraction of the time."""
         count, verify = self.counts[group], self._costs.verify
         speed, best = 0.0, self._nothing

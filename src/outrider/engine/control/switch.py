@@ -50,11 +50,9 @@ class Menu:
         self.names = (*drafters, *map(TOGETHER.join, together), *auto)
         """The names that a request or the switch may call for."""
         self.portfolio = (*portfolio, PREDICTION)
-        self.switched_off: dict[str, str] = {}
-        """Drafters that failed, and why."""
+        self.switched_off: dict[str, str] = {}  # drafters that failed, and why
         self.enabled = True  # a default of none is shown as off, and stops no other drafter
-        self.version = 0
-        """Changes with what is asked for."""
+        self.version = 0  # changes with what is asked for
         self._methods, self._chains, self._most = methods or {}, chains, tuning.max_freedoms
         self.refresh()
 

@@ -45,18 +45,14 @@ class Trials:
     def __init__(self, known: Knowledge, shadowed: frozenset[str]) -> None:
         self._costs, self._survival, self._methods, self._tuning = known
         self._shadowed = shadowed
-        self.seconds = self.explored = 0.0
-        """Seconds of all steps, and those that trials have cost."""
-        self.now: Trial | None = None
-        """The trial of the present step."""
+        self.seconds = self.explored = 0.0  # seconds of all steps, and those that trials have cost
+        self.now: Trial | None = None  # the trial of the present step
         self.review = Review()
         self._planned: Trial | None = None
         self._tried: dict[Choice, int] = {}
         self._num_tried = 0
-        self._rested = -inf
-        """Seconds that must be saved up before the next trial."""
-        self._turn = 0
-        """The sequence that is first to try something."""
+        self._rested = -inf  # seconds that must be saved up before the next trial
+        self._turn = 0  # the sequence that is first to try something
 
     def _saved(self, streams: int, steps: int = 0) -> float:
         """Return the seconds that trials may take now, or after so many more steps."""
