@@ -25,7 +25,7 @@ from ..drafters.combine import merged, part_of
 from ..errors import RequestError
 from ..sampling.shared_noise import Noise
 from .control.switch import Menu, parts
-from .foreign import Shield, checked_copy, is_foreign
+from .foreign import Shield, is_foreign
 
 T = TypeVar("T")
 logger = logging.getLogger("outrider")
@@ -65,12 +65,12 @@ class Drafting:
     def _call(self, otherwise: T, name: str, method: str, *arguments: Any) -> T:
         """Return the result of a drafter's method, ``otherwise`` if it fails."""
         try:
-            foreign = name in self._foreign
-            if foreign:
-                arguments = tuple(map(self._shield.copy_of, arguments))
-            result: T = getattr(self.drafters[name], method)(*arguments)
-            checks = foreign and method == "peek" and result is not None
-            return checked_copy(result) if checks else result
+            drafter = self.drafters[name]
+            if name in self._foreign:
+                result: T = self._shield.call(drafter, method, arguments)
+            else:
+                result = getattr(drafter, method)(*arguments)
+            return result
         except BaseException as error:
             self._switch_off(name, error)
             return otherwise

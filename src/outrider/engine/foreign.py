@@ -7,9 +7,10 @@ states, which only drafters read, are not copied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
 from ..base.types import (
     Draft,
@@ -52,8 +53,13 @@ class Shield:
             raise ValueError(f"a drafter proposed {type(made).__name__}; a Draft is needed.")
         return Draft(map(checked_copy, made))
 
-    def copy_of(self, argument: object) -> object:
-        """Return what a drafter may see in place of a sequence, some of them, or a step."""
+    def call(self, drafter: Drafter, method: str, arguments: Iterable[object]) -> Any:
+        """Return the result of a drafter's method, called with copies; of a draft, a copy."""
+        result = getattr(drafter, method)(*map(self._copy_of, arguments))
+        return result if method != "peek" or result is None else checked_copy(result)
+
+    def _copy_of(self, argument: object) -> object:
+        """Return the copy that a drafter may see of a sequence, some of them, or a step."""
         if isinstance(argument, SequenceState):
             return self._seen(argument)
         if isinstance(argument, StepRecord):

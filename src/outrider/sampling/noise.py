@@ -41,7 +41,7 @@ below 1e-7 in absolute terms elsewhere; the tests hold it to that.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -90,7 +90,7 @@ def _words(rows: _A, quarters: _A, out: _A) -> _A:
 
 def _view(x: _A, kind: Literal["int32", "float32"]) -> _A:
     """Return the bits of an array as numbers of another kind, sharing its memory."""
-    return cast(_A, x.view(getattr(torch if isinstance(x, torch.Tensor) else np, kind)))
+    return x.view(getattr(torch if isinstance(x, torch.Tensor) else np, kind))
 
 
 def _rounded(integers: _A) -> _A:
