@@ -19,7 +19,8 @@ def read_costs(file: Path) -> Costs | None:
     """Return the costs in a file; None where there are none that make sense."""
     try:
         with file.open(encoding="utf-8") as opened:
-            kept = json.loads(opened.read(LARGEST_FILE))  # a longer one ends in the middle
+            text = opened.read(LARGEST_FILE + 1)
+        kept = json.loads(text) if len(text) <= LARGEST_FILE else {}
         drafters = {
             name: DraftCosts(passes and _curve(passes), float(call), float(each))
             for name, (passes, call, each) in kept["drafters"].items()
