@@ -25,8 +25,8 @@ def read_costs(file: Path) -> Costs | None:
             name: DraftCosts(passes and _curve(passes), float(call), float(each))
             for name, (passes, call, each) in kept["drafters"].items()
         }
-        host = kept.get("host", (USUAL.host, USUAL.host_per_sequence))
-        rest = [float(number) for number in (kept["per_context"], *host)]
+        host, each = kept.get("host", (USUAL.host, USUAL.host_per_sequence))
+        rest = [float(number) for number in (kept["per_context"], host, each)]
         calls = [n for drafter in drafters.values() for n in (drafter.call, drafter.per_sequence)]
         if not all(0 <= each < LONGEST_STEP_SECONDS for each in (*rest, *calls)):
             return None
