@@ -16,7 +16,7 @@ from outrider.drafters.base import DrafterContext
 from outrider.drafters.ngram import NgramSpec
 from outrider.drafters.ngram_index import NgramIndex
 from outrider.drafters.suffix import SuffixSpec
-from outrider.drafters.suffix_indices import new_index
+from outrider.drafters.suffix_index import new_index
 from outrider.native.choice import library
 
 ROOM = 1000

@@ -25,20 +25,17 @@ from ..native.interface import SUFFIX_DEPTH
 from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
 from .ngram_index import LOOKUP_WINDOW
-from .suffix_indices import Index, new_index
+from .suffix_index import Index, new_index
 
-NATIVE_BYTES, PYTHON_BYTES = 384, 1024
-"""Bytes of a token in an index at most, in C++ and in Python; texts of two words come near."""
+NATIVE_BYTES = 384
+"""Bytes of a token in an index in C++ at most; texts of two words come near."""
+PYTHON_BYTES = 16
+"""The same in Python."""
 USUAL = 64
 """Tokens that a step finds unread, at most, where drafts come step after step."""
 
 
-def token_bytes() -> int:
-    """Return what a token in an index takes at most."""
-    return PYTHON_BYTES if library() is None else NATIVE_BYTES
-
-
-class Store:
+class PastOutputs:
     """Past outputs of ``most`` tokens together, apart by ``cache_salt``; the oldest go first."""
 
     def __init__(self, most: int) -> None:
@@ -82,9 +79,10 @@ class SuffixSpec(DrafterSpec):
         config = context.config
         trees = context.model.trees and not context.needs_logits
         nodes = config.max_draft_nodes or 0 if trees else 0
+        token_bytes = PYTHON_BYTES if library() is None else NATIVE_BYTES
         return Needs(
-            page_bytes=token_bytes() * config.page_size,
-            fixed_bytes=token_bytes() * config.suffix_store,
+            page_bytes=token_bytes * config.page_size,
+            fixed_bytes=token_bytes * config.suffix_store,
             max_nodes=max(config.max_draft_length, nodes),
         )
 
@@ -109,11 +107,8 @@ class _State:
 class SuffixDrafter(Drafter):
     """Drafts what followed most often, see ``SuffixIndex.draft``.
 
-    Args:
-        max_length: longest draft.
-        max_nodes: most nodes of a draft; more than ``max_length`` make trees.
-        window: how many of a sequence's last tokens are looked up.
-        store: how many tokens of past outputs are, whoever drafted for them; 0 keeps none.
+    The last ``window`` tokens of a sequence are looked up, and ``store`` tokens of past outputs,
+    whoever drafted for them.
     """
 
     name = "suffix"
@@ -123,7 +118,7 @@ class SuffixDrafter(Drafter):
     ) -> None:
         self.max_length, self.max_nodes = max_length, max(max_length, max_nodes)
         self._room = window + 1  # its last token is what is looked up
-        self._store = Store(store) if store else None
+        self._store = PastOutputs(store) if store else None
         self._states: dict[str, _State] = {}
         self._running: dict[str, SequenceState] = {}
         """Whose output the store will keep, by the sequence's id."""
@@ -140,10 +135,9 @@ class SuffixDrafter(Drafter):
             state.index.extend(tokens[state.known :])
             state.known = len(tokens)
         store = self._store and self._store.of(sequence.request.cache_salt)
-        found = state.index.draft(store, budget.depth, budget.nodes)
-        odds = zip(found.counts, found.rests, strict=True)
-        margins = [log((count + 0.5) / (rest + 0.5)) for count, rest in odds]
-        return DraftNodes(found.tokens, found.parents, margins=margins)
+        tokens, parents, *odds = state.index.draft(store, budget.depth, budget.nodes)
+        margins = [log((count + 0.5) / (rest + 0.5)) for count, rest in zip(*odds, strict=True)]
+        return DraftNodes(tokens, parents, margins=margins)
 
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise

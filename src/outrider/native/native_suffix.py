@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ._interface import SUFFIX_DEPTH, ffi
 from .checks import free_with
@@ -25,7 +26,7 @@ class NativeIndex:
         """Forget the oldest places; return how many are left."""
         return self._step.made("int64_t", "suffix_drop", at(self._handle), count)
 
-    def draft(self, store: NativeIndex | None, depth: int, nodes: int) -> Followed:
+    def draft(self, store: Any, depth: int, nodes: int) -> Followed:
         """Return the best draft behind the text, by it or by ``store``."""
         out = ffi.new("int32_t[]", 4 * SUFFIX_DEPTH)
         indices = at(self._handle), at(None if store is None else store._handle)

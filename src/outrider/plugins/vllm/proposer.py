@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...drafters.ngram_index import LOOKUP_WINDOW, NgramIndex
-from ...drafters.suffix_indices import new_index
+from ...drafters.suffix_index import new_index
 from ..common.lengths import Drafted, Lengths
 from ..common.patching import patched
 from ..common.start import VLLM_VARIABLE, active, stop
