@@ -8,7 +8,6 @@ import argparse
 import itertools
 import json
 import platform
-import sys
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -23,7 +22,7 @@ from ..base.types import SamplingParams
 from ..llm import LLM
 from ..native.threads import cpu_name
 from . import corpus as text
-from .evaluate import evaluate, held_out_prompts, model_card
+from .evaluate import acceptance, held_out_loss, held_out_prompts, model_card, teacher_forced
 from .train import TrainingPlan, distillation_loss, keep_heap, narrow_norms, optimise, text_loss
 
 PHASES = ((0.6, 256), (0.3, 512), (0.1, 2048))
@@ -78,28 +77,25 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     tokenizer.save_pretrained(folder)
 
 
-def own_words(
-    file: Path, target: Path, data: text.Corpus, scale: float
-) -> list[npt.NDArray[np.int64]]:
+def own_words(file: Path, target: Path, data: text.Corpus) -> list[npt.NDArray[np.int64]]:
     """Return the target's own continuations of openings of the training text, kept in ``file``.
 
     A drafter is judged on the target's text, which differs from what people wrote. Half of the
     texts are drawn at temperature 0.7, half at 1: 512 tokens each, 64 of them the opening.
     """
     if not file.exists():
-        count = int(OWN_WORDS * scale)
-        openings = text.windows(data.train, 64, seed=1)[:count].tolist()
+        openings = text.windows(data.train, 64, seed=1)[:OWN_WORDS].tolist()
         llm = LLM(target, drafter=None, max_num_seqs=64, seed=0, max_model_len=1024)
         params = [
             SamplingParams(temperature=t, max_tokens=448, ignore_eos=True)
-            for t in itertools.islice(itertools.cycle((0.7, 1.0)), count)
+            for _, t in zip(openings, itertools.cycle((0.7, 1.0)), strict=False)
         ]
         outputs = llm.generate(openings, params)
         np.save(file, np.array([[*o.prompt_token_ids, *o.outputs[0].token_ids] for o in outputs]))
     return list(np.load(file, allow_pickle=False))
 
 
-def build(work: Path, out: Path, scale: float, device: str) -> dict[str, Any]:
+def build(work: Path, out: Path) -> dict[str, Any]:
     """Run the recipe; return the figures of the model card."""
     work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
@@ -112,70 +108,50 @@ def build(work: Path, out: Path, scale: float, device: str) -> dict[str, Any]:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     data = text.encode(tokenizer, modules)
     card: dict[str, Any] = {
-        "python": platform.python_version(), "torch": torch.__version__, "device": device,
+        "python": platform.python_version(), "torch": torch.__version__,
         "cpu": cpu_name(), "date": date.today().isoformat(), "modules": len(modules),
         "train_tokens": data.train_tokens,
         "held_out_modules": [m.path for m in modules if m.held_out],
     }  # fmt: skip
-
-    def recipe(base: TrainingPlan) -> TrainingPlan:
-        return replace(base, tokens=int(base.tokens * scale))
-
     target = LlamaForCausalLM(shape(10, 1024))
-    torch.nn.Module.to(target, device)
     card["target_hours"] = optimise(
-        target, text_loss(target), data, recipe(TARGET_RECIPE), work / "target.pt", "target"
+        target, text_loss(target), data, TARGET_RECIPE, work / "target.pt", "target"
     )
     save(target, tokenizer, out / "model")
-    spoken = own_words(work / "own_words.npy", out / "model", data, scale)
+    spoken = own_words(work / "own_words.npy", out / "model", data)
     drafter = drafter_from(target)
-    torch.nn.Module.to(drafter, device)
     card["drafter_hours"] = optimise(
         drafter,
         distillation_loss(drafter, target),
         replace(data, train=[*data.train, *spoken * OWN_WORDS_REPEATED]),
-        recipe(DRAFTER_RECIPE),
+        DRAFTER_RECIPE,
         work / "drafter.pt",
         "drafter",
     )
-    for name, model, base in (
-        ("target", target, TARGET_RECIPE),
-        ("drafter", drafter, DRAFTER_RECIPE),
-    ):
-        card[f"{name}_parameters"] = f"{model.num_parameters() / 1e6:.1f}M"
-        card[f"{name}_tokens"] = recipe(base).steps * base.step_tokens
-    torch.nn.Module.to(target, "cpu")
-    torch.nn.Module.to(drafter, "cpu")
     save(drafter, tokenizer, out / "model" / "drafter")
+    models = {"target": (target, TARGET_RECIPE), "drafter": (drafter, DRAFTER_RECIPE)}
+    for name, (model, recipe) in models.items():
+        card[f"{name}_parameters"] = f"{model.num_parameters() / 1e6:.1f}M"
+        card[f"{name}_tokens"] = recipe.steps * recipe.step_tokens
+        card[f"{name}_nats"] = held_out_loss(model, data)
     prompts = held_out_prompts(modules, tokenizer)
     (out / "prompts.json").write_text(json.dumps(prompts, indent=1) + "\n")
-    card |= evaluate(target, drafter, data, out / "model", prompts)
+    card["teacher_forced"] = teacher_forced(target, drafter, data)
+    card["acceptance"] = acceptance(out / "model", prompts)
     (work / "card.json").write_text(json.dumps(card, indent=1))
     (out / "model" / "README.md").write_text(model_card(card))
     return card
 
 
-def main() -> int:
+def main() -> None:
     """Build the pair and print its figures as JSON."""
     parser = argparse.ArgumentParser(prog="python -m outrider.pocket.build", description=__doc__)
-    parser.add_argument(
-        "--work", type=Path, default=Path("build/pocket"), help="checkpoints, to resume from"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        help="folder for model/ (the finished pair) and prompts.json",
-    )
-    parser.add_argument(
-        "--tokens-scale", type=float, default=1.0, help="times the recipe's token budget"
-    )
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    args = parser.parse_args()
-    card = build(args.work, args.out, args.tokens_scale, args.device)
+    work, out = "checkpoints, to resume from", "folder for model/ (the pair) and prompts.json"
+    parser.add_argument("--work", type=Path, default=Path("build/pocket"), help=work)
+    parser.add_argument("--out", type=Path, required=True, help=out)
+    card = build(**vars(parser.parse_args()))
     print(json.dumps({k: v for k, v in card.items() if k != "held_out_modules"}, indent=1))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ..base.types import Counts, SamplingParams
+from ..base.types import SamplingParams
 from ..bench.repeats import fresh_acceptance_length
 from ..llm import LLM
 from .corpus import Corpus, Module
@@ -94,11 +94,10 @@ def acceptance(folder: Path, prompts: list[str]) -> dict[str, Any]:
             )
             for i in range(len(prompts))
         ]
-        before = Counts()
-        before.add(llm.engine.counts)
-        outputs = llm.generate(prompts, params)
         counts = llm.engine.counts
-        drafts, accepted = counts.drafts - before.drafts, counts.accepted - before.accepted
+        drafts, accepted = -counts.drafts, -counts.accepted
+        outputs = llm.generate(prompts, params)
+        drafts, accepted = drafts + counts.drafts, accepted + counts.accepted
         samples = [
             (o.prompt_token_ids, o.outputs[0].token_ids, o.outputs[0].origins) for o in outputs
         ]
@@ -107,22 +106,6 @@ def acceptance(folder: Path, prompts: list[str]) -> dict[str, Any]:
             "without_repeating_steps": fresh_acceptance_length(samples),
         }
     return lengths
-
-
-def evaluate(
-    target: LlamaForCausalLM,
-    drafter: LlamaForCausalLM,
-    corpus: Corpus,
-    folder: Path,
-    prompts: list[str],
-) -> dict[str, Any]:
-    """Return every figure of the model card."""
-    return {
-        "target_nats": held_out_loss(target, corpus),
-        "drafter_nats": held_out_loss(drafter, corpus),
-        "teacher_forced": teacher_forced(target, drafter, corpus),
-        "acceptance": acceptance(folder, prompts),
-    }
 
 
 CARD = """\
@@ -141,7 +124,7 @@ Trained from scratch on {train_tokens:,} tokens: the source of Python {python}'s
 (PSF licence 2.0), tables and undecodable files left out, {held_out} of {modules} modules held out.
 Target: {target_tokens:,} tokens of training in {target_hours:.2f} h. Drafter: starts from the
 target's embeddings, first and last layer; {drafter_tokens:,} tokens of distillation in
-{drafter_hours:.2f} h. On {device} ({cpu}), torch {torch}, {date}.
+{drafter_hours:.2f} h. On cpu ({cpu}), torch {torch}, {date}.
 
 Everything below is over held-out modules, made by `python -m outrider.pocket.build`.
 

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from tqdm import tqdm
 from transformers import LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
@@ -114,7 +113,6 @@ def optimise(
     State is saved in ``checkpoint`` every five minutes; training resumes from there. Returns the
     hours of training, over all runs.
     """
-    device = next(model.parameters()).device
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     muon = torch.optim.Muon(
@@ -124,7 +122,7 @@ def optimise(
     adam = torch.optim.AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
     start, seconds = 0, 0.0
     if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True, map_location=device)
+        state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
         muon.load_state_dict(state["muon"])
         adam.load_state_dict(state["adam"])
@@ -138,32 +136,23 @@ def optimise(
         torch.save(state, checkpoint.with_suffix(".new"))
         checkpoint.with_suffix(".new").replace(checkpoint)
 
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(),
-        console=console, disable=not console.is_terminal,
-    ) as progress:  # fmt: skip
-        bar = progress.add_task(title, total=recipe.steps, completed=start)
-        saved = clock = time.monotonic()
-        for step, batch in enumerate(batches(corpus, recipe, start), start):
-            for optimiser, rate in ((muon, recipe.muon_rate), (adam, recipe.adam_rate)):
-                optimiser.param_groups[0]["lr"] = rate * recipe.rate(step)
-            ids = torch.from_numpy(np.ascontiguousarray(batch)).to(device)
-            value = loss(ids, step, step / recipe.steps)
-            value.backward()
-            muon.step()
-            adam.step()
-            model.zero_grad()
-            seconds, clock = seconds + time.monotonic() - clock, time.monotonic()
-            if step % 20 == 0:
-                progress.update(
-                    bar, completed=step + 1, description=f"{title}  loss {value.item():.3f}"
-                )
-                with checkpoint.with_suffix(".log").open("a") as log:
-                    log.write(f"{step} {seconds:.0f} {value.item():.4f}\n")
-            if clock - saved > 300:
-                save(step + 1)
-                saved = clock
+    saved = clock = time.monotonic()
+    bar = tqdm(batches(corpus, recipe, start), title, recipe.steps, disable=None, initial=start)
+    for step, batch in enumerate(bar, start):
+        for optimiser, rate in ((muon, recipe.muon_rate), (adam, recipe.adam_rate)):
+            optimiser.param_groups[0]["lr"] = rate * recipe.rate(step)
+        value = loss(torch.from_numpy(np.ascontiguousarray(batch)), step, step / recipe.steps)
+        value.backward()
+        muon.step()
+        adam.step()
+        model.zero_grad()
+        seconds, clock = seconds + time.monotonic() - clock, time.monotonic()
+        if step % 20 == 0:
+            with checkpoint.with_suffix(".log").open("a") as log:
+                log.write(f"{step} {seconds:.0f} {value.item():.4f}\n")
+        if clock - saved > 300:
+            save(step + 1)
+            saved = clock
     save(recipe.steps)
     return seconds / 3600
 
