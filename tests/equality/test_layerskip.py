@@ -56,9 +56,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every step be preceded by an evaluation."""
-    monkeypatch.setattr(layerskip, "EVERY", 1)
-    monkeypatch.setattr(layerskip, "SHARE", 1e9)
-    monkeypatch.setattr(layerskip, "UNPAID", 1e9)
+    monkeypatch.setattr(layerskip, "STEPS_BETWEEN", 1)
+    monkeypatch.setattr(layerskip, "SEARCH_SHARE", 1e9)
+    monkeypatch.setattr(layerskip, "UNPAID_SHARE", 1e9)
 
 
 def engine_of(target: Path, case: str, length: int | None = 4, **options: Any) -> Engine:
@@ -206,7 +206,7 @@ def bad_slot(engine: Engine) -> int:
     assert bool(found.isnan().all())
     store = engine.verifier.store
     assert isinstance(store, NativeStore)
-    assert store.any_harmed
+    assert store.library.num_nonfinite(store.handle)
     return page * engine.config.page_size
 
 
@@ -356,8 +356,8 @@ def test_what_a_set_needs_is_where_its_drafts_break_even() -> None:
 def test_a_target_that_cannot_pay_is_soon_decoded_plainly(
     heat: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layerskip, "EVERY", 1)
-    monkeypatch.setattr(layerskip, "UNPAID", 1e9)
+    monkeypatch.setattr(layerskip, "STEPS_BETWEEN", 1)
+    monkeypatch.setattr(layerskip, "UNPAID_SHARE", 1e9)
     llm = LLM(pocket.PATH, drafter="layerskip", max_num_seqs=2, max_model_len=256, memory="64MiB")
     drafter = drafter_of(llm.engine)
     drafter.measured(0.15)  # of this target, on a machine that does nothing else
@@ -435,10 +435,10 @@ def test_searches_belong_to_workloads_and_take_their_share(target: Path) -> None
         run(engine, requests(prompts()[2:4], params))
     assert len(drafter.searches) == 2
     assert (
-        drafter.evaluations * layerskip.EVERY <= 2 * drafter._turn
+        drafter.evaluations * layerskip.STEPS_BETWEEN <= 2 * drafter._turn
     )  # a window's first counts twice
     pays = any(search.sublayers for search in drafter.searches.values())
-    share = layerskip.SHARE if pays else layerskip.UNPAID
+    share = layerskip.SEARCH_SHARE if pays else layerskip.UNPAID_SHARE
     assert drafter.searched <= share * drafter._seconds + 0.1
 
 

@@ -18,7 +18,7 @@ from outrider.checkpoints.files import Files
 from outrider.checkpoints.formats.shared import Tensors
 from outrider.checkpoints.heads import read_head
 from outrider.drafters.eagle import begun
-from outrider.drafters.model import draft_limits
+from outrider.drafters.forward import draft_limits
 from outrider.errors import ModelError
 from outrider.models.decide import DraftInput
 from outrider.models.native_head import NativeHead

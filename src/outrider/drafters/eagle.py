@@ -13,26 +13,24 @@ from dataclasses import dataclass
 import torch
 
 from ..base.config import EngineConfig
-from ..base.types import NO_NODES, Draft, DraftBudget, Scheduled, SequenceState, StepRecord
+from ..base.types import Draft, DraftBudget, Scheduled, SequenceState, StepRecord
 from ..checkpoints.heads import EAGLE3, PEAGLE
-from ..models.decide import DraftInput
 from ..models.native_head import NativeHead
-from ..models.native_store import LASTING, HiddenRoom
+from ..models.native_store import LASTING_ROWS, HiddenRoom
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, Needs
+from .forward import ForwardDrafter, num_nodes
 from .heads import HeadSpec, native_target
-from .model import CATCH_UP, draft_limits, num_nodes
-from .states import PageNotes, PageStates, StateRing, Waiting
+from .states import PageNotes, StateRing, Waiting
 
 UNREAD = 4096
 """States that wait to be read, of all sequences together, or those of a step if they are more; a
 sequence that has more drafts from a shorter context."""
-
-
-LATER, TOGETHER = 1024, 32
-"""Rows of all sequences whose states can wait: of prompts until their first token is out, of others
-until so many are made at once. A state for each step would read a matrix for one row."""
+LATER = 1024
+"""Rows of prompts, of all sequences, whose states can wait until their first token is out."""
+TOGETHER = 32
+"""Other rows whose states are made at once. One in each step would read a matrix for one row."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +59,8 @@ class EagleSpec(HeadSpec):
             weight_bytes=model.added_bytes(target),
         )
 
-    def make(self, context: DrafterContext) -> EagleDrafter:
-        config = context.config
-        return EagleDrafter(
-            context.needs.loaded,
-            context.num_pages,
-            config.page_size,
-            config.max_num_batched_tokens,
-            _room(config, context.needs.max_nodes),
-            config.max_draft_length,
-            context.needs.max_nodes,
-            config.window_of(self.name),
-        )
+    def make(self, context: DrafterContext) -> Drafter:
+        return EagleDrafter(context)
 
 
 def _room(config: EngineConfig, nodes: int) -> int:
@@ -109,97 +97,59 @@ def begun(segment: Segment, depth: int, model: NativeHead) -> Segment:
     )
 
 
-class EagleDrafter(Drafter):
+class EagleDrafter(ForwardDrafter[NativeHead]):
     """Drafts with a head that reads each token beside the target's state of the token before it.
 
     The entry of a token thus depends on the tokens up to it, as in any cache: pages are shared as
     the target's are. The first token has no state before it, and so no entry.
-
-    Args:
-        model: the head.
-        num_pages, page_size: those of the target's pool, whose page ids it uses.
-        max_rows: rows that sequences may catch up with in one step, all together.
-        room: states that wait to be read at most, no fewer than a step's rows.
-        max_length: longest draft.
-        max_nodes: most nodes of a draft; more than ``max_length`` makes trees.
-        window: last tokens that it reads; None for all.
     """
 
     name = "eagle3"
 
-    def __init__(
-        self,
-        model: NativeHead,
-        num_pages: int,
-        page_size: int,
-        max_rows: int,
-        room: int,
-        max_length: int,
-        max_nodes: int,
-        window: int | None = None,
-    ) -> None:
-        self._model = model
-        self.max_length, self.max_nodes = max_length, max_nodes
-        self.target_layers = tuple(sorted({*model.target_layers}))
-        self.rows_at_once = max_length if model.mask_state is not None else 0
-        self._store = model.new_store(num_pages, page_size)
-        self._max_rows = min(max_rows, CATCH_UP)
-        self._page_size, self._window = page_size, window
-        self._usual = max_length + 1
-        self._ring = StateRing(room, model.hidden_size)
-        self._at_ends = PageStates(num_pages, model.hidden_size)
-        self._states: dict[str, _State] = {}
-        self._notes = PageNotes(page_size)
+    def __init__(self, context: DrafterContext) -> None:
+        config, model = context.config, context.needs.loaded
+        super().__init__(context, model, model.new_store(context.num_pages, config.page_size))
+        self.target_layers = context.needs.target_layers
+        self.rows_at_once = self.max_length if model.mask_state is not None else 0
+        self._window = config.window_of(self.name)
+        self._usual = self.max_length + 1
+        self._ring = StateRing(_room(config, self.max_nodes), model.hidden_size)
+        self._end_states = torch.zeros(context.num_pages, model.hidden_size)
+        """Of the last token of each page, so that others may go on behind a shared prefix."""
+        self._notes = PageNotes(self._page_size)
         self._ended: dict[int, bytes] = {}  # those whose last token's state is kept, or waits
         self._waiting: dict[str, list[Waiting]] = {}
         self._prompts: set[str] = set()  # sequences whose first token is not out yet
 
-    @property
-    def model(self) -> NativeHead:
-        return self._model
-
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        found = [NO_NODES] * len(batch)
-        segments: list[Segment] = []
-        inputs: list[DraftInput | None] = []
-        drafting: list[int] = []
-        room, self.catching_up = self._max_rows, False
-        wanted = {
-            item.sequence.id
-            for item, budget in zip(batch, budgets, strict=True)
-            if budget.depth and item.start + item.count >= 2
-        }
-        if wanted and self._waiting:
-            self._make([n for n in self._waiting if n in wanted or n not in self._prompts])
-        for i, (item, budget) in enumerate(zip(batch, budgets, strict=True)):
-            sequence, stop = item.sequence, item.start + item.count
-            if not budget.depth or stop < 2:
-                continue
-            state = self._state(sequence, stop)
-            start = state.num_computed
-            if start >= stop:
-                continue  # the state behind the token before the last one is not known
-            end = min(stop, start + max(room, self._usual))
-            if stop - start > self._usual:
-                room -= end - start
-                self.catching_up = True
-            segment = self._segment(sequence, state, end)
-            state.num_computed = end
-            self._notes.overwrite(sequence, start)
-            draws = end == stop
-            if draws:
-                drafting.append(i)
-                segment = begun(segment, budget.depth, self._model)
-            segments.append(segment)
-            inputs.append(DraftInput(sequence, draft_limits(budget)) if draws else None)
-        if segments:
-            drafts = self._model.draft(segments, self._store, inputs, noise)
-            made = [nodes for nodes, asked in zip(drafts, inputs, strict=True) if asked]
-            for i, nodes in zip(drafting, made, strict=True):
-                found[i] = nodes
-        return Draft(found)
+        if self._waiting:
+            wanted = {
+                item.sequence.id
+                for item, budget in zip(batch, budgets, strict=True)
+                if budget.depth and item.start + item.count >= 2
+            }
+            if wanted:
+                self._make([n for n in self._waiting if n in wanted or n not in self._prompts])
+        return super().propose(batch, budgets, noise)
+
+    def _rows(self, item: Scheduled, budget: DraftBudget) -> Segment | None:
+        sequence, stop = item.sequence, item.start + item.count
+        if stop < 2:
+            return None
+        state = self._state(sequence, stop)
+        start = state.num_computed
+        if start >= stop:
+            return None  # the state behind the token before the last one is not known
+        end = min(stop, start + max(self._room, self._usual))
+        if stop - start > self._usual:
+            self._room -= end - start
+            self.catching_up = True
+        segment = self._segment(sequence, state, end)
+        state.num_computed = end
+        self._notes.overwrite(sequence, start)
+        return begun(segment, budget.depth, self._model) if end == stop else segment
 
     def _segment(self, sequence: SequenceState, state: _State, end: int) -> Segment:
         """Return the rows of a sequence that are to be read next, up to ``end``."""
@@ -210,7 +160,7 @@ class EagleDrafter(Drafter):
             page = sequence.pages[start // self._page_size - 1]
             if any(page in each.ends for parts in self._waiting.values() for each in parts):
                 self._make([*self._waiting])
-            states = torch.cat([self._at_ends.states[page : page + 1], states])
+            states = torch.cat([self._end_states[page : page + 1], states])
         self._ring.forget(sequence.id, end - 1)
         first = state.first if self._window is None else max(state.first, end - self._window)
         return Segment(
@@ -289,7 +239,7 @@ class EagleDrafter(Drafter):
         if sum([len(part.rows) for part in parts]) >= TOGETHER:
             self._make(others)
         elif room.number is not None:
-            oldest = room.number + room.count - LASTING
+            oldest = room.number + room.count - LASTING_ROWS
             if any(part.number is not None and part.number < oldest for part in parts):
                 self._make(others)
 
@@ -329,33 +279,32 @@ class EagleDrafter(Drafter):
 
     def _fuse(self, parts: Sequence[tuple[str, Waiting]]) -> None:
         """Make states, those that lie in one place together, as far as the ring has room."""
+        begin = count = 0
+        for end, (_, part) in enumerate(parts):
+            if (
+                part.hidden is not parts[begin][1].hidden
+                or count + len(part.rows) > self._ring.room
+            ):
+                self._fuse_together(parts[begin:end])
+                begin, count = end, 0
+            count += len(part.rows)
+        self._fuse_together(parts[begin:])
+
+    def _fuse_together(self, parts: Sequence[tuple[str, Waiting]]) -> None:
         ring, pages, at = self._ring, list[int](), list[int]()
-        layers: list[torch.Tensor] = []
-        hidden: torch.Tensor | None = None
         which, to = array("i"), array("i")
         for name, part in parts:
-            if part.hidden is not hidden or len(to) + len(part.rows) > ring.room:
-                self._fuse_all(layers, which, to, pages, at)
-                hidden, which, to, pages, at = part.hidden, array("i"), array("i"), [], []
-                layers = [hidden[i] for i in part.order]
             places = ring.append(name, part.start, len(part.rows))
             which.extend(part.rows)
             to += places
             pages += part.ends
             at += [places[n] for n in part.ends.values()]
-        self._fuse_all(layers, which, to, pages, at)
-
-    def _fuse_all(
-        self,
-        layers: list[torch.Tensor],
-        which: array[int],
-        to: array[int],
-        pages: list[int],
-        at: list[int],
-    ) -> None:
         if which:
-            self._model.fuse(layers, which, self._ring.states, to)
-            self._at_ends.keep(pages, self._ring.states, at)
+            hidden = parts[0][1].hidden
+            layers = [hidden[i] for i in parts[0][1].order]
+            self._model.fuse(layers, which, ring.states, to)
+        if pages:
+            self._end_states[pages] = ring.states[at]
 
     def _known(self, sequence: SequenceState) -> _State:
         """Return the state of a new sequence whose beginning others may have computed."""
@@ -367,6 +316,5 @@ class EagleDrafter(Drafter):
             self._make([seq_id])  # for its pages, which others may go on behind
         self._waiting.pop(seq_id, None)
         self._prompts.discard(seq_id)
-        self._states.pop(seq_id, None)
         self._ring.release(seq_id)
-        self._store.release(seq_id)
+        super().release(seq_id, ended)

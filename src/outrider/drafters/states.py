@@ -24,12 +24,7 @@ class Run(NamedTuple):
 
 @dataclass
 class StateRing:
-    """States by sequence and position; the oldest go when there is no room.
-
-    Args:
-        room: how many there can be.
-        width: of a state.
-    """
+    """Up to ``room`` states by sequence and position; the oldest go when there is no room."""
 
     room: int
     width: int
@@ -123,29 +118,8 @@ class Waiting:
             self.ends[page] = count + at
 
 
-class PageStates:
-    """The state of the last token of each page, so that others may go on behind a shared prefix.
-
-    Args:
-        num_pages: of the cache.
-        width: of a state.
-    """
-
-    def __init__(self, num_pages: int, width: int) -> None:
-        self.states = torch.zeros(num_pages, width)
-
-    def keep(self, pages: Sequence[int], ring: torch.Tensor, rows: Sequence[int]) -> None:
-        """Keep rows of a ring as the states of pages."""
-        if pages:
-            self.states[list(pages)] = ring[list(rows)]
-
-
 class PageNotes:
-    """Which pages of a drafter's cache, under the target's page ids, hold all that keys stand for.
-
-    Args:
-        page_size: tokens of a page.
-    """
+    """The pages of a drafter's cache, under the target's page ids, that are whole, by keys."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size

@@ -167,16 +167,16 @@ def grammar_masks(
     number = -1
     for i, (segment, asked) in enumerate(zip(segments, inputs, strict=True)):
         number += asked is not None
-        found: list[Mask | str | None] = [None] * segment.logits
+        allowed: list[Mask | str | None] = [None] * segment.logits
         if asked is not None and i in grammars:
             try:
-                found = asked.sequence.pipeline.masks(asked.sequence.tokens, asked.paths(segment))
+                allowed = asked.sequence.pipeline.masks(asked.sequence.tokens, asked.paths(segment))
             except Exception as error:
-                found = [str(error)] * segment.logits
-            if any(isinstance(mask, str) for mask in found):
+                allowed = [str(error)] * segment.logits
+            if any(isinstance(mask, str) for mask in allowed):
                 pipelines[number] = 0
                 slow.append(i)
-        masks += [None if isinstance(mask, str) else mask for mask in found]
+        masks += [None if isinstance(mask, str) else mask for mask in allowed]
     return masks
 
 

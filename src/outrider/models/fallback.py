@@ -174,9 +174,9 @@ class Fallback(PythonStep):
         if not self.truncates:
             kept, other = _Kept(), _Kept()
             for row, token in enumerate((1, 2, 3, 1)):
-                found = self._rows(kept, Segment([token], row, (), 1, 4))
+                last = self._rows(kept, Segment([token], row, (), 1, 4))
                 self._rows(other, Segment([4], row, (), 1, 4))
-            if kept.cache is None or not torch.equal(found[-1], some[-1]):
+            if kept.cache is None or not torch.equal(last[-1], some[-1]):
                 self._name = None  # a part of its state stands elsewhere, shared by all
             return
         whole = logits(list(range(1, TILE + 1)))
@@ -213,8 +213,8 @@ class Fallback(PythonStep):
         """See ``base.Model``; nodes must be chains, and there are no hidden states."""
         assert isinstance(store, SequenceStore)
         assert not hidden
-        found = torch.cat([self._rows(store.kept[s.key], s) for s in segments])
-        return Output(found if len(found) else None)
+        logits = torch.cat([self._rows(store.kept[s.key], s) for s in segments])
+        return Output(logits if len(logits) else None)
 
     def _rows(self, kept: _Kept, segment: Segment) -> torch.Tensor:
         """Run a segment's rows; fp32 logits [segment.logits, vocabulary]."""
@@ -225,7 +225,7 @@ class Fallback(PythonStep):
             raise RuntimeError(f"row {start} follows {len(kept.tokens)} rows in the cache")
         kept.tokens = [*kept.tokens[:start], *segment.tokens, *segment.nodes]
         first = len(kept.tokens) - segment.logits
-        found = [torch.empty(0, self.shape.vocab_size, device=self.device)]
+        parts = [torch.empty(0, self.shape.vocab_size, device=self.device)]
         row = start
         while row < len(kept.tokens):
             begin, stop = self._span_at(row, prompt)
@@ -238,8 +238,8 @@ class Fallback(PythonStep):
                 ends = range(begin + 1, row + 1)
                 alone = [self._span(kept, begin, end, stop, True) for end in ends]
                 logits = torch.stack([rows[i] for i, rows in enumerate(alone)])
-            found.append(logits[len(logits) - wanted :])
-        return torch.cat(found)
+            parts.append(logits[len(logits) - wanted :])
+        return torch.cat(parts)
 
     def _span(self, kept: _Kept, begin: int, end: int, stop: int, wanted: bool) -> torch.Tensor:
         """Run the rows from ``begin`` to ``end``, padded to ``stop``.
@@ -275,13 +275,13 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     try:
         config._experts_implementation = "eager"  # expert by expert, see ``FixedProducts``
         load: Any = AutoModelForCausalLM.from_pretrained
-        model, found = load(
+        model, report = load(
             folder, config=config, dtype=dtype, trust_remote_code=False, use_safetensors=True,
             local_files_only=True, output_loading_info=True,
         )  # fmt: skip
     except Exception as error:  # of whatever kind the model's own code raises
         raise ModelError(f"{folder}: transformers cannot load it: {one_line(error)}.") from error
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(report["missing_keys"]):
         raise ModelError(f"{folder} has no tensor {missing[0]!r}; its config.json promises one.")
     logger.info(
         "%s: %r has no native path and runs through transformers, which is slower.",

@@ -42,10 +42,7 @@ def load_model(
     window: int | None = None,
     share_weights_with: Model | None = None,
 ) -> Model:
-    """Return the model of a checkpoint, ready to run.
-
-    The native step runs it if that was built and covers its family and options, else the torch
-    path, else transformers.
+    """Return the model of a checkpoint: by the native step, else by torch, else by transformers.
 
     Args:
         checkpoint, dtype, device, max_length: see ``Transformer`` and ``Fallback``.
@@ -54,11 +51,10 @@ def load_model(
         share_weights_with: a model; weights that two native models have in common are held once.
 
     Raises:
-        ConfigError: ``quantization`` is not a recipe, or see ``check_left``, or
-            ``max_length`` needs rotary tables out of proportion.
-        MemoryBudgetError: there is no memory for the rotary tables.
-        ModelError: the checkpoint cannot be read; or transformers runs the model, which then takes
-            no quantization and no window.
+        ConfigError: ``quantization`` is no recipe, or leaves weights out that it may not.
+        ConfigError, MemoryBudgetError: rotary tables for ``max_length`` take too much.
+        ModelError: the checkpoint cannot be read, or transformers runs it and an option does not
+            fit that.
     """
     folder, config, architecture = checkpoint.folder, checkpoint.config, checkpoint.architecture
     with readable(f"{folder} cannot be loaded", "fetch the checkpoint again."):
@@ -106,12 +102,7 @@ def cannot_go_back(folder: Path, model: Model) -> str:
 
 
 def _check_tables(checkpoint: Checkpoint, architecture: Architecture, max_length: int) -> None:
-    """Refuse a ``max_length`` whose rotary tables are too large.
-
-    Raises:
-        ConfigError: they exceed both the checkpoint's files and ``TABLES``.
-        MemoryBudgetError: they exceed the free memory.
-    """
+    """Refuse rotary tables beyond the checkpoint's files and ``TABLES``, or the free memory."""
     kinds = len(set(architecture.kinds))
     tables = 2 * kinds * max_length * architecture.head_dim * torch.float32.itemsize
     folder, stored, free = checkpoint.folder, checkpoint.tensors.file_bytes, free_memory()

@@ -52,6 +52,10 @@ def covers(config: PretrainedConfig, architecture: Architecture, dtype: torch.dt
     )
 
 
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
 def is_native(checkpoint: Checkpoint) -> bool:
     """Return True if the native step runs a checkpoint in its own dtype."""
     a = checkpoint.architecture
@@ -89,46 +93,27 @@ class NativeTransformer(NativeModel, Model):
         )
         if beside is not None and beside.library is not library:
             beside = None
-        self.shared_bytes = 0
-        """Bytes of embedding and head that the other model holds too."""
         table, embedding = loader.table(), None
         # Tied, the head is the only copy, and tokens are looked up in it. Not beside a packed
         # embedding either, which could not be compared with it.
         plain = beside is None or beside.embedding is not None
         if isinstance(table, torch.Tensor) and not a.tied and plain:
-            embedding = self._held(table, beside)
-        coarse = recipe is not None and recipe.coarse
-        super().__init__(library, a, step_config(a, dtype, max_length, coarse), dtype, embedding)
+            embedding = table.contiguous()
+            theirs = None if beside is None else beside.embedding
+            if theirs is not None and _same_bits(embedding, theirs):
+                embedding = theirs
+        super().__init__(library, a, step_config(a, dtype, max_length, recipe), dtype, embedding)
         near = None if beside is None else beside.handle
         pack(library, self.handle, 0, "head", loader.head(table), None, near)
         if embedding is None and not a.tied:
             pack(library, self.handle, 0, "embedding", table, None, near)
         del table  # before the layers come
-        if near is not None:
-            self.shared_bytes += library.shared(self.handle, near)
         self._layers = NativeLayers(self, checkpoint.config, max_length)
         slow = SLOW_TO_LOAD if recipe is None else SLOW_TO_QUANTISE
         for index in layer_numbers(a, "Packing weights", slow):
             self._layers.load(loader, index)
         library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
         library.check(self.handle)
-
-    def _held(self, embedding: torch.Tensor, beside: NativeTransformer | None) -> torch.Tensor:
-        """``embedding`` [vocabulary, hidden], or that of ``beside`` where it is the same."""
-        theirs = None if beside is None else beside.embedding
-        mine = embedding.contiguous()
-        if theirs is None or theirs.dtype != mine.dtype:
-            return mine
-        if not torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8)):
-            return mine
-        self.shared_bytes = theirs.nbytes
-        return theirs
-
-    def new_store(self, num_pages: int, page_size: int) -> NativeStore:
-        """Return an empty cache for this model."""
-        store = super().new_store(num_pages, page_size)
-        self._layers.turn(store.num_slots)
-        return store
 
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """See ``base.Model``; hidden states are fp32. Raises as ``_forward`` does."""

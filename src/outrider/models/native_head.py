@@ -4,34 +4,25 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
-from ..base.config import NO_RECIPES, Recipe
+from ..base.config import Recipe
 from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids
 from ..checkpoints.heads import PEAGLE, Head, check_target
 from ..checkpoints.weights import Loader
 from ..errors import ModelError
 from ..native.interface import PAIRED
 from .base import Output, Store
-from .head_chains import draft_chains, states_of
+from .head_chains import HeadModel, head_recipe
 from .native import NativeTransformer
-from .native_model import NativeLayers, NativeModel, PythonDraft, pack, step_config
-from .native_store import NativeStore
+from .native_model import NativeLayers, pack, step_config
 from .rows import Segment
 
 EMBEDDING = "model.embed_tokens.weight"
 
 
-def head_recipe(quantization: str | None) -> Recipe | None:
-    """Return the recipe of a head's matrices: int8-a8 for "auto", None to leave them."""
-    if quantization == "auto":
-        return Recipe.parse("int8-a8")
-    return None if quantization in (None, *NO_RECIPES) else Recipe.parse(str(quantization))
-
-
-class NativeHead(NativeModel):
+class NativeHead(HeadModel):
     """An EAGLE-3 head beside its target, whose native step runs it.
 
     The row of a token begins with the state behind the token before it, so there is none of the
@@ -53,7 +44,7 @@ class NativeHead(NativeModel):
         library, dtype = target.library, target.dtype
         loader = Loader(source, a, dtype, self.device, torch.Tensor.contiguous, True, recipe)
         embedding = self._own_embedding(source)
-        config = step_config(a, dtype, max_length, recipe is not None and recipe.coarse)
+        config = step_config(a, dtype, max_length, recipe)
         config.embeddings, config.input = head.vocab_size, PAIRED
         config.fused = len(self.target_layers) * head.hidden_size
         config.fused_norms = len(head.fused_norms)
@@ -136,28 +127,15 @@ class NativeHead(NativeModel):
         logits[:, self.drafted_ids] = output.logits
         return Output(logits, output.hidden)
 
-    def new_store(self, num_pages: int, page_size: int) -> NativeStore:
-        """Return an empty cache for this head."""
-        store = super().new_store(num_pages, page_size)
-        self._layers.turn(store.num_slots)
-        return store
-
     def try_rows(self, count: int, store: Store) -> None:
         state = torch.ones(1, self.hidden_size)
         tables = [array("i", (page,)) for page in range(count)]
         self.run([Segment([1], 0, pages, 1, 1, states=state) for pages in tables], store)
 
-    def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
-        return states_of(segments)
-
-    def _in_python(self, store: Store, needs_logits: bool) -> PythonDraft:
+    def _draft_pass(self, store: Store, segment: Segment) -> tuple[torch.Tensor, Segment | None]:
         behind = self.hidden_layers
-
-        def passes(segment: Segment) -> tuple[torch.Tensor, Segment | None]:
-            output = self.run([segment], store, (behind,))
-            assert output.logits is not None
-            if self.mask_state is not None:
-                return output.logits, None
-            return output.logits, segment._replace(logits=1, states=output.hidden[behind][-1:])
-
-        return partial(draft_chains, passes)
+        output = self.run([segment], store, (behind,))
+        assert output.logits is not None
+        if self.mask_state is not None:
+            return output.logits, None
+        return output.logits, segment._replace(logits=1, states=output.hidden[behind][-1:])

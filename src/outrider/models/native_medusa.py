@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -13,15 +12,14 @@ from ..checkpoints.heads import Head, check_target
 from ..checkpoints.weights import Loader
 from ..native.interface import HEADS
 from .base import Output, Store
-from .head_chains import draft_chains, states_of
+from .head_chains import HeadModel, head_recipe
 from .native import NativeTransformer
-from .native_head import head_recipe
-from .native_model import NativeModel, PythonDraft, pack, step_config
+from .native_model import pack, step_config
 from .native_store import NativeStore
 from .rows import Segment
 
 
-class NativeMedusa(NativeModel):
+class NativeMedusa(HeadModel):
     """Heads that each draft one token from the target's last hidden state, and have no cache.
 
     A segment stands for a sequence; its first row's state is the target's residual stream behind
@@ -37,8 +35,7 @@ class NativeMedusa(NativeModel):
         recipe, source = head_recipe(quantization), Tensors(head.files)
         library, dtype, each = target.library, target.dtype, head.blocks + 1
         loader = Loader(source, target.shape, dtype, self.device, keeps=True, recipe=recipe)
-        coarse = recipe is not None and recipe.coarse
-        config = step_config(target.shape, dtype, target.max_length, coarse)
+        config = step_config(target.shape, dtype, target.max_length, recipe)
         config.layers, config.blocks, config.input = self.num_heads, head.blocks, HEADS
         super().__init__(library, target.shape, config, dtype, None)
         library.borrow(self.handle, target.handle)
@@ -71,13 +68,7 @@ class NativeMedusa(NativeModel):
         nodes = [0] * later
         return Segment([0], 0, pages, 1 + later, 0, nodes, parents, key, states=states)
 
-    def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
-        return states_of(segments)
-
-    def _in_python(self, store: Store, needs_logits: bool) -> PythonDraft:
-        def passes(segment: Segment) -> tuple[torch.Tensor, None]:
-            logits = self.run([segment], store).logits
-            assert logits is not None
-            return logits, None
-
-        return partial(draft_chains, passes)
+    def _draft_pass(self, store: Store, segment: Segment) -> tuple[torch.Tensor, None]:
+        logits = self.run([segment], store).logits
+        assert logits is not None
+        return logits, None

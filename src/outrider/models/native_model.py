@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..base.config import Recipe
 from ..checkpoints.families import Architecture
 from ..checkpoints.quantize import Matrix, Quantized
 from ..checkpoints.rope import Rope
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 PythonDraft = Callable[[Sequence[Segment], Sequence[DraftInput | None], Noise], list[DraftNodes]]
 
 
-def step_config(shape: Architecture, dtype: torch.dtype, max_length: int, coarse: bool) -> Config:
+def step_config(
+    shape: Architecture, dtype: torch.dtype, max_length: int, recipe: Recipe | None = None
+) -> Config:
     """Return what the library asks to know of a model with layers of ``shape``."""
     return Config(
         dtype=DTYPES[dtype],
@@ -53,7 +56,7 @@ def step_config(shape: Architecture, dtype: torch.dtype, max_length: int, coarse
         embedding_scale=shape.embedding_scale,
         residual_scale=shape.residual_scale,
         logits_scale=shape.logits_scale,
-        coarse=coarse,
+        coarse=recipe is not None and recipe.coarse,
     )
 
 
@@ -83,6 +86,7 @@ class NativeModel(RowsModel):
 
     device = torch.device("cpu")
     shape: Architecture
+    _layers: NativeLayers | None = None
 
     def __init__(
         self,
@@ -112,7 +116,10 @@ class NativeModel(RowsModel):
 
     def new_store(self, num_pages: int, page_size: int) -> NativeStore:
         """Return an empty cache for this model."""
-        return NativeStore(self.library, self.handle, self.shape, num_pages, page_size)
+        store = NativeStore(self.library, self.handle, self.shape, num_pages, page_size)
+        if self._layers is not None:
+            self._layers.turn(store.num_slots)
+        return store
 
     def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
         """Return the states that rows begin with, None where they begin with an embedding."""

@@ -11,9 +11,11 @@ from ..checkpoints.families import Architecture
 from ..native.checks import LayerRoom, Room, free_with
 from ..native.library import Library
 
-HIDDEN_ROWS, FEW = 512, 64
-"""Rows of hidden states that have room in turn, and those of a step that does not have its own."""
-LASTING = HIDDEN_ROWS - 2 * FEW
+HIDDEN_ROWS = 512
+"""Rows of hidden states that have room in turn."""
+FEW_ROWS = 64
+"""Rows of a step at most whose states lie there; more have room of their own."""
+LASTING_ROWS = HIDDEN_ROWS - 2 * FEW_ROWS
 """Rows of such steps for which the states of earlier ones stay."""
 
 
@@ -22,7 +24,7 @@ class HiddenRoom(Mapping[int, torch.Tensor]):
 
     They are the rows ``first`` to ``first + count`` of ``room``. ``number`` counts all rows that
     were given room before them; None means that the next call overwrites them. Otherwise they
-    stay until ``LASTING`` more rows have been given room.
+    stay until ``LASTING_ROWS`` more rows have been given room.
     """
 
     def __init__(self, room: LayerRoom, first: int, count: int, number: int | None) -> None:
@@ -51,7 +53,7 @@ class NativeStore(Store):
     def __init__(
         self, library: Library, model: int, shape: Architecture, num_pages: int, page_size: int
     ) -> None:
-        self._library = library
+        self.library = library
         self._shape = shape
         self.page_size = page_size
         self.num_slots = num_pages * page_size
@@ -61,11 +63,6 @@ class NativeStore(Store):
         self.handle = library.new_store(model, num_pages, page_size)
         free_with(self, library.free, "store", self.handle)
 
-    @property
-    def any_harmed(self) -> bool:
-        """True if a slot's row was not finite."""
-        return self._library.num_nonfinite(self.handle) > 0
-
     def room(self, rows: int) -> Room:
         """Return room for the logits of one call, at least ``rows``; the next writes them anew."""
         if self._room.rows < rows:
@@ -74,7 +71,7 @@ class NativeStore(Store):
 
     def hidden_room(self, layers: Sequence[int], rows: int) -> HiddenRoom:
         """Return room for the states of one call behind some layers."""
-        few = rows <= FEW
+        few = rows <= FEW_ROWS
         key = (*layers,), few
         room = self._hidden.get(key)
         if room is None or (room.rows < rows and not few):
@@ -85,11 +82,11 @@ class NativeStore(Store):
         if self._first + rows > HIDDEN_ROWS:
             self._given += HIDDEN_ROWS - self._first
             self._first = 0
-        found = HiddenRoom(room, self._first, rows, self._given)
+        given = HiddenRoom(room, self._first, rows, self._given)
         self._first += rows
         self._given += rows
-        return found
+        return given
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy the entries at ``sources`` to ``targets`` (slots), in every layer."""
-        self._library.move(self.handle, sources, targets)
+        self.library.move(self.handle, sources, targets)

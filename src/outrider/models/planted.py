@@ -13,12 +13,7 @@ from .rows import Segment
 
 @torch.inference_mode()
 def plant(logits: torch.Tensor, segments: Sequence[Segment]) -> None:
-    """Overwrite the rows of a forward's logits that have planted ones, as the native step does.
-
-    Args:
-        logits: fp32 [wanted rows, vocabulary].
-        segments: the forward's.
-    """
+    """Overwrite the rows of logits, fp32 [wanted rows, vocabulary], that have planted ones."""
     end = 0
     for segment in segments:
         start, end = end, end + segment.logits

@@ -117,23 +117,22 @@ class Rows:
             behind = tile.positions[:, None] - np.arange(tile.length)
             seen = (behind >= 0) & (behind < (reach or tile.length))
             parts.append((torch.from_numpy(seen).to(marked.device) & lanes).any(-1))
-        found = torch.cat(parts)
-        return self.home(found)
+        return self.home(torch.cat(parts))
 
-    def home(self, found: torch.Tensor) -> torch.Tensor:
-        """The rows' own of ``found`` [rows of all tiles, ...], in their order."""
+    def home(self, tiled: torch.Tensor) -> torch.Tensor:
+        """Return the rows' own of ``tiled`` [rows of all tiles, ...], in their order."""
         if self.scatter is not None:
-            return found.index_select(0, self.scatter)
-        return found.narrow(0, 0, len(self.lengths))
+            return tiled.index_select(0, self.scatter)
+        return tiled.narrow(0, 0, len(self.lengths))
 
 
 def padded(count: int, multiple: int) -> int:
-    """``count`` rounded up to a multiple."""
+    """Return ``count`` rounded up to a multiple."""
     return -(-count // multiple) * multiple
 
 
 def _paths(parents: Sequence[int]) -> list[list[int]]:
-    """Root-to-leaf paths of a tree of draft nodes, as lists of nodes."""
+    """Return the root-to-leaf paths of a tree of draft nodes, as lists of nodes."""
     inner = set(parents)
     paths: list[list[int]] = []
     for node, parent in enumerate(parents):
@@ -145,10 +144,7 @@ class _Builder:
     """Gathers segments into the lists that ``Rows`` are made of."""
 
     def __init__(self, page_size: int, num_slots: int, device: torch.device, unit: int) -> None:
-        self.unit = unit
-        self.page_size = page_size
-        self.num_slots = num_slots
-        self.device = device
+        self.page_size, self.num_slots, self.device, self.unit = page_size, num_slots, device, unit
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self.slots: list[int] = []
@@ -214,8 +210,7 @@ class _Builder:
                 lanes = run
             else:
                 table = np.zeros(length, dtype=np.int64)
-                used = slots[:length]
-                table[: len(used)] = used
+                table[: len(slots)] = slots[:length]
                 lanes = torch.from_numpy(table).to(self.device)
             far = np.array([*seen, *[last] * spare])
             self.tiles.append(Tile((len(own) + spare) // TILE, length, lanes, far))

@@ -237,7 +237,7 @@ class Transformer(PythonStep):
             rows, place = torch.where(chosen == expert)
             spare = padded(len(rows), TILE) - len(rows)
             tiled = F.pad(x.index_select(0, rows), (0, 0, 0, spare))
-            found = self._mlp(tiled, weights.mlps[expert])[: len(rows)]
+            own = self._mlp(tiled, weights.mlps[expert])[: len(rows)]
             # In the order of experts, whoever else they serve: a row's sum keeps its order.
-            out.index_add_(0, rows, found * best[rows, place, None])
+            out.index_add_(0, rows, own * best[rows, place, None])
         return out
