@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from outrider import pocket
 from outrider.cli import app
-from outrider.drafters.check import DRAFT, losses
+from outrider.drafters.check import DRAFT_TOKENS, losses
 from outrider.text.intersection import Intersection
 from tests.support.heads import Eagle, make_head, save_head
 from tests.support.retokenizing import other_tokenizer
@@ -138,7 +138,7 @@ def test_what_another_tokenizer_shares_and_loses_is_told(other: Path, tmp_path: 
     assert found["expected loss"]["fits"]
     text = " ".join(run(pocket.PATH, "--drafter", f"retokenize:{mine}").stdout.split())
     assert "expected loss" in text
-    assert f"drafts of {DRAFT} tokens" in text
+    assert f"drafts of {DRAFT_TOKENS} tokens" in text
     # As a plain folder it does not fit, and the way out is named.
     found = facts(pocket.PATH, "--drafter", mine)
     assert "retokenize:PATH" in found["tokenizer"]["target"]

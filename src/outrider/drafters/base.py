@@ -34,12 +34,11 @@ class Drafter(ABC):
     target_layers: tuple[int, ...] = ()
     """Layers of the target whose hidden states it wants."""
     rows_at_once: int = 0
-    """Rows of its model for a sequence where one pass makes a whole draft; 0 where each depth is a
-    pass of its own."""
+    """Rows of its model for a sequence where one pass makes a whole draft, else 0."""
     share: float = 1.0
     """Of a drafter that runs the target, the share of a forward's time that a pass takes."""
     catching_up: bool = False
-    """Whether its last drafts waited for, or took time to read, what it had not seen."""
+    """True if its last drafts waited for, or took time to read, what it had not seen."""
 
     @property
     def model(self) -> RowsModel | None:
@@ -58,25 +57,22 @@ class Drafter(ABC):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        """Draft within ``budgets[s]`` after the last token of each sequence.
+        """Draft within ``budgets[s]`` after the last token of each sequence, with target's noise.
 
-        ``batch`` holds the sequences of the step that this drafter drafts for, those in the middle
-        of their prompt with a depth of 0. The noise is the target's own.
+        Sequences in the middle of their prompt have a depth of 0.
         """
 
     def peek(self, sequence: SequenceState, depth: int) -> DraftNodes | None:
         """Return a chain behind one sequence that costs next to nothing; None where it costs more.
 
-        It is scored against what the target says and not verified, so that the engine knows what
-        the drafter would bring. Nothing but the drafter's own state of the sequence changes.
+        It is scored against the target's tokens, not verified, to learn what drafts would bring.
         """
         return None
 
     def prepare(self, sequences: Sequence[SequenceState], noise: Noise) -> bool:
-        """Search for what drafts need in a small share of the time; return whether it took any.
+        """Search for what drafts need, in each step, whoever drafts; return True if it took time.
 
-        It is called in every step, whichever drafter drafts. Of ``sequences`` only the last token
-        is not in the cache.
+        Of ``sequences`` only the last token is not in the cache.
         """
         return False
 
@@ -89,10 +85,9 @@ class Drafter(ABC):
         return 0
 
     def observe(self, record: StepRecord) -> None:
-        """Take in a step that was committed, whoever drafted.
+        """Take in a committed step, whoever drafted: its sequences have their new tokens.
 
-        The sequences of its batch have their new tokens already. Its hidden states are those of the
-        layers that all drafters want.
+        Its hidden states are those of the layers that all drafters want.
         """
         return
 
@@ -130,24 +125,23 @@ class ChainDrafter(Drafter):
 
 @dataclass(frozen=True)
 class Needs:
-    """The needs of a drafter, which the engine sizes memory by.
-
-    ``page_bytes`` are those of its own cache for each page of the target's, whose page ids it then
-    shares, or of its index of as many tokens; ``fixed_bytes`` come once. ``max_nodes`` is the most
-    nodes that its drafts have, 0 for chains; ``target_layers`` are those whose hidden states it
-    wants. ``scratch_pages`` of the target's cache lie behind its pool, for use within a call of the
-    drafter. ``loaded`` goes back to ``make`` as it is; ``weight_bytes`` are those of weights in it
-    that the target does not hold too, and ``note`` is what else is told of the drafter at start.
-    """
+    """The needs of a drafter, which the engine sizes memory by."""
 
     page_bytes: int = 0
+    """Of its cache or index, for each page of the target's."""
     fixed_bytes: int = 0
     max_nodes: int = 0
+    """Most nodes of a draft, 0 for chains."""
     target_layers: tuple[int, ...] = ()
+    """Layers whose hidden states it wants."""
     loaded: Any = None
+    """Goes back to ``make`` as it is."""
     scratch_pages: int = 0
+    """Of the target's cache, behind its pool, for use within a call of the drafter."""
     weight_bytes: int = 0
+    """Of weights that the target does not hold too."""
     note: str = ""
+    """Told of the drafter at start."""
 
 
 def memory_of(needs: Needs) -> str:
@@ -259,11 +253,6 @@ class FolderSpec(DrafterSpec):
 
     by_folder = True
     folder: Path
-
-    @classmethod
-    def recognise(cls, option: str | Path) -> Self | None:
-        files = checkpoint_files(option)
-        return None if files is None else cls.of(files)
 
     @classmethod
     def of(cls, files: Files) -> Self | None:

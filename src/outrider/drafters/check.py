@@ -18,9 +18,9 @@ from ..text.codec import differing_entries
 from ..text.intersection import Intersection, intersection, pieces_of
 from .retokenize import RetokenizeSpec
 
-DRAFT = 4
+DRAFT_TOKENS = 4
 """Tokens of the drafts by which losses are told."""
-SHOWN = 3
+SHOWN_ENTRIES = 3
 """Differences of tokenizers that are named."""
 
 
@@ -36,9 +36,7 @@ class Fact(NamedTuple):
 
 
 def check_retokenized(folder: Path, target: Path, texts: Sequence[str]) -> tuple[str, list[Fact]]:
-    """Return how a checkpoint with another tokenizer fits the target in a folder.
-
-    What is lost to tokens that are not shared is reckoned on ``texts``, as the target writes them.
+    """Return how a checkpoint with another tokenizer fits the target, and loses on ``texts``.
 
     Raises:
         ModelError: one of them cannot be read.
@@ -71,25 +69,20 @@ def _retokenized(own: Files, target: Files, texts: Sequence[str]) -> Iterator[Fa
         return
     shared = intersection(theirs, ours)
     of_target, of_drafter = shared.shares
-    here, there_ = (f"{shared.count} tokens, {s:.0%} of all" for s in (of_drafter, of_target))
-    yield Fact("shared vocabulary", here, there_, shared.count > 0, of_target)
+    counts = [f"{shared.count} tokens, {share:.0%} of all" for share in (of_drafter, of_target)]
+    yield Fact("shared vocabulary", counts[0], counts[1], shared.count > 0, of_target)
     said, lost = losses(shared, [codecs[0].encode(text, special=False) for text in texts])
     told = f"says {said:.1%} of the target's tokens in the bundled texts"
     yield Fact("tokens it can say", told, "the others end a draft", True, said)
-    yield Fact(
-        "expected loss", f"{lost:.1%} of drafts of {DRAFT} tokens", "at the least", True, lost
-    )
+    share = f"{lost:.1%} of drafts of {DRAFT_TOKENS} tokens"
+    yield Fact("expected loss", share, "at the least", True, lost)
 
 
 def losses(shared: Intersection, texts: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Return which share of the tokens of texts a drafter can say, and how much drafts lose.
+    """Return which share of the tokens of texts, ids of the target, a drafter can say.
 
-    A draft of ``DRAFT`` tokens begins at each token and ends at the first that is not shared; what
-    lies behind that is lost, however well the drafter knows it.
-
-    Args:
-        shared: the tokens of both.
-        texts: as ids of the target.
+    And how much drafts lose: one of ``DRAFT_TOKENS`` begins at each token and ends at the first
+    that is not shared; the tokens behind that are lost.
     """
     known = {id for id in shared.targets if id >= 0}
     said = count = reached = asked = 0
@@ -98,8 +91,8 @@ def losses(shared: Intersection, texts: Sequence[Sequence[int]]) -> tuple[float,
         for left, id in enumerate(reversed(ids), 1):
             run = run + 1 if id in known else 0
             said += id in known
-            reached += min(run, DRAFT)
-            asked += min(left, DRAFT)
+            reached += min(run, DRAFT_TOKENS)
+            asked += min(left, DRAFT_TOKENS)
         count += len(ids)
     return said / max(1, count), 1 - reached / max(1, asked)
 
@@ -145,8 +138,8 @@ def _tokenizer(folder: Files, target: Files, needed: str) -> Iterator[Fact]:
     if has_tokenizer(folder) and has_tokenizer(target):
         both = (read_codec(each).backend.get_vocab() for each in (target, folder))
         entries = differing_entries(*both)
-        more = f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else ""
-        said = "; ".join(entries[:SHOWN]) + more if entries else "the same"
+        more = f" and {len(entries) - SHOWN_ENTRIES} more" if len(entries) > SHOWN_ENTRIES else ""
+        said = "; ".join(entries[:SHOWN_ENTRIES]) + more if entries else "the same"
         yield Fact("tokenizer", said, needed, not entries)
 
 
@@ -175,17 +168,12 @@ def _layers(head: Head, target: Architecture) -> Fact:
         return Fact("layers", f"outputs of {[*(head.layers or ())]}", count, False)
 
 
-def _tensors(head: Head) -> Iterator[Fact]:
-    """Yield what is wrong with a head's own tensors; one fact where nothing is."""
-    wrong = False
-    for name, found, needed in misfits(head):
-        yield Fact(f"tensor {name}", found, needed, False)
-        wrong = True
+def _tensors(head: Head) -> list[Fact]:
+    """Return what is wrong with a head's own tensors; one fact where nothing is."""
+    wrong = [Fact(f"tensor {name}", own, needed, False) for name, own, needed in misfits(head)]
     if head.kind != MEDUSA and not wrong:
         try:
             drafted_ids(HeadTensors(head.files), head)
         except ModelError as error:
-            yield Fact("ids", str(error), "", False)
-            wrong = True
-    if not wrong:
-        yield Fact("tensors", "complete", "", True)
+            wrong.append(Fact("ids", str(error), "", False))
+    return wrong or [Fact("tensors", "complete", "", True)]

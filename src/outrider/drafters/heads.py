@@ -55,13 +55,13 @@ def verifier_of(head: Head) -> Files:
     if ".." in path.parts or name.startswith("~") or "\0" in name:
         raise ModelError(f"{said} no folder below it, absolute path or hub name; {remedy}")
     try:
-        found = folder / path if (folder / path).is_dir() else find_folder(name)
-        there = found.exists()
+        target = folder / path if (folder / path).is_dir() else find_folder(name)
+        there = target.exists()
     except (ModelError, OSError):
         there = False
     if not there:
         raise ModelError(f"{said} no folder here, and the hub did not give it; {remedy}")
-    files = Files(found)
+    files = Files(target)
     if read_head(files) is not None:
         raise ModelError(f"{said} the head of a drafter itself; {remedy}")
     return files

@@ -1,8 +1,7 @@
 """Self-speculation: the target drafts for itself, without some of its sublayers.
 
-Which ones is searched for while it writes (Xia et al., "SWIFT: On-the-fly self-speculative
-decoding", 2024), or all behind a layer are left out, for checkpoints that are trained to exit there
-(Elhoushi et al., "LayerSkip: Enabling early exit inference and self-speculative decoding", 2024).
+They are searched for while it writes (see ``skips``), or all behind a layer are left out, for
+checkpoints that are trained to exit there (Elhoushi et al., "LayerSkip", 2024).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
@@ -28,28 +27,31 @@ from ..native.interface import MARGINS
 from ..native.rates import BINS, DEPTHS, RANKS, Rates
 from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
+from .forward import draft_limits, num_nodes
 from .heads import native_target
-from .model import draft_limits, num_nodes
-from .skips import FEWEST_ROWS, REUSED, ROWS, Search, Skips, Space, Window, scratch_pages
+from .skips import FEWEST_ROWS, ROWS, WINDOW_SCORES, Search, Skips, Space, Window, scratch_pages
 
-EVERY = 8
+STEPS_BETWEEN = 8
 """At most one step in so many is preceded by an evaluation."""
-SHARE, UNPAID = 0.08, 0.02
-"""Largest share of the time for evaluations, and the same until a set is known to pay."""
-IDLE = 1.0
+SEARCH_SHARE = 0.08
+"""Largest share of the time for evaluations, once a set is known to pay."""
+UNPAID_SHARE = 0.02
+"""The same until then."""
+IDLE_SECONDS = 1.0
 """Seconds between two steps after which the engine counts as idle."""
 DEEPEST = 16
 """Layers that run at least where nobody said how many, or half of them if those are fewer."""
 WORKLOADS = 64
 """Workloads whose sets are kept."""
-NUMBER, NOTHING_FITS = r"[0-9]{1,6}", r"(?!)"
-FORMS = {
-    "skip_threshold": r"[0-9]*\.?[0-9]+",
-    "min_layers": NUMBER,
-    "adaptive": "true|false",
-    "exit_layer": NUMBER,
+NUMBER = r"[0-9]{1,6}"
+FORMS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "skip_threshold": (r"[0-9]*\.?[0-9]+", float),
+    "min_layers": (NUMBER, int),
+    "adaptive": ("true|false", "true".__eq__),
+    "exit_layer": (NUMBER, int),
 }
-"""The texts of options behind the drafter's name."""
+"""The texts of options behind the drafter's name, and what reads them."""
+UNKNOWN_FORM = r"(?!)", str
 LOGITS = 2
 """Logits of a window's rows that lie in memory at once."""
 
@@ -89,19 +91,15 @@ class LayerskipSpec(DrafterSpec):
         parts = [part.partition("=") for part in rest.split(",")] if colon else []
         values: dict[str, Any] = {}
         for key, _, text in parts:
-            if key in values or not re.fullmatch(FORMS.get(key, NOTHING_FITS), text):
+            form, read = FORMS.get(key, UNKNOWN_FORM)
+            if key in values or not re.fullmatch(form, text):
                 raise ConfigError(
                     f"drafter {shown(option)} is no layerskip; give {cls.name}:N, or of "
                     "skip_threshold=0.8, min_layers=16, adaptive=true or false and exit_layer=8 "
                     f"what differs, with commas, behind {cls.name}:"
                 )
-            values[key] = text == "true" if key == "adaptive" else float(text)
-            if FORMS[key] == NUMBER:
-                values[key] = int(text)
+            values[key] = read(text)
         return cls(**values)
-
-    def _least(self, layers: int) -> int:
-        return min(DEEPEST, layers // 2) if self.min_layers is None else self.min_layers
 
     def _space(self, target: NativeTransformer, longest: int) -> Space:
         """Return the sets to choose from.
@@ -110,7 +108,7 @@ class LayerskipSpec(DrafterSpec):
             ConfigError: an option is out of its range, or nothing can be left out.
         """
         layers, exit_layer = target.shape.num_layers, self.exit_layer
-        least = self._least(layers)
+        least = min(DEEPEST, layers // 2) if self.min_layers is None else self.min_layers
         if not 0 <= self.skip_threshold <= 1:
             raise ConfigError(f"skip_threshold is {self.skip_threshold}; give 0 to 1.")
         if exit_layer is not None and not 1 <= exit_layer < layers:
@@ -131,17 +129,14 @@ class LayerskipSpec(DrafterSpec):
     def needs(self, context: DrafterContext) -> Needs:
         config, target = context.config, native_target(self.name, context)
         space = self._space(target, config.max_draft_length)
-        nodes = num_nodes(config, config.max_draft_length)
         skips = self._skips(space)
-        note = space.told(skips)
-        if skips is not None:
-            return Needs(max_nodes=nodes, loaded=space, note=note)
+        searches = skips is None
         return Needs(
-            fixed_bytes=4 * LOGITS * ROWS * target.shape.vocab_size,
-            max_nodes=nodes,
-            scratch_pages=scratch_pages(config.page_size),
+            fixed_bytes=4 * LOGITS * ROWS * target.shape.vocab_size if searches else 0,
+            max_nodes=num_nodes(config, config.max_draft_length),
+            scratch_pages=scratch_pages(config.page_size) if searches else 0,
             loaded=space,
-            note=note,
+            note=space.told(skips),
         )
 
     def _skips(self, space: Space) -> Skips | None:
@@ -152,16 +147,8 @@ class LayerskipSpec(DrafterSpec):
 
     def make(self, context: DrafterContext) -> LayerskipDrafter:
         assert isinstance(context.model, NativeTransformer)
-        space: Space = context.needs.loaded
-        return LayerskipDrafter(
-            context.model,
-            space,
-            self._skips(space),
-            context.num_pages,
-            self.skip_threshold,
-            context.config.max_draft_length,
-            context.needs.max_nodes,
-        )
+        skips = self._skips(context.needs.loaded)
+        return LayerskipDrafter(context, context.model, skips, self.skip_threshold)
 
 
 class LayerskipDrafter(Drafter):
@@ -169,33 +156,23 @@ class LayerskipDrafter(Drafter):
 
     The rows of a draft are the sequence's last token, which the cache lacks, and the nodes behind
     it. They read what the target has committed, and lie where its verification writes anew.
-
-    Args:
-        target: the model.
-        space: the sets of sublayers that may be skipped.
-        skips: those that are; None to search for them.
-        scratch: the page behind the target's pool at which scratch pages begin.
-        threshold: see ``LayerskipSpec``.
-        max_length: longest draft.
-        max_nodes: most nodes of a draft; more than ``max_length`` makes trees.
+    ``skips`` are the sublayers that are skipped; None to search for them.
     """
 
     name = "layerskip"
 
     def __init__(
         self,
+        context: DrafterContext,
         target: NativeTransformer,
-        space: Space,
-        skips: frozenset[int] | None,
-        scratch: int,
+        skips: Skips | None,
         threshold: float,
-        max_length: int,
-        max_nodes: int,
     ) -> None:
-        self._target, self._space, self._scratch = target, space, scratch
-        self.max_length, self.max_nodes = max_length, max_nodes
-        self.share = space.cost(space.spread() if skips is None else skips)
-        self._fixed = None if skips is None else space.kept(skips)
+        self._target, self._scratch = target, context.num_pages
+        self._space: Space = context.needs.loaded
+        self.max_length, self.max_nodes = context.config.max_draft_length, context.needs.max_nodes
+        self.share = self._space.cost(self._space.spread() if skips is None else skips)
+        self._fixed = None if skips is None else self._space.kept(skips)
         self._sure = sure_rates(threshold)
         self.searches: OrderedDict[str, Search] = OrderedDict()
         """By workload."""
@@ -226,20 +203,19 @@ class LayerskipDrafter(Drafter):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        ready = [
-            i
-            for i, (item, budget) in enumerate(zip(batch, budgets, strict=True))
-            if budget.depth
-            and item.count == 1
-            and item.start == len(item.sequence.tokens) - 1
-            and item.sequence.pipeline.native_handle
-        ]
-        found = [NO_NODES] * len(batch)
+        draft = Draft([NO_NODES] * len(batch))
         groups: dict[tuple[int, ...], list[int]] = {}
-        for i in ready:
-            sublayers = self._sublayers(batch[i].sequence)
-            if sublayers:
-                groups.setdefault(sublayers, []).append(i)
+        for i, (item, budget) in enumerate(zip(batch, budgets, strict=True)):
+            sequence = item.sequence
+            if (
+                budget.depth
+                and item.count == 1
+                and item.start == len(sequence.tokens) - 1
+                and sequence.pipeline.native_handle
+            ):
+                sublayers = self._fixed or self._search_of(sequence.workload).sublayers
+                if sublayers:  # without any no draft would pay
+                    groups.setdefault(sublayers, []).append(i)
         for sublayers, group in groups.items():
             segments, inputs = [], []
             for i in group:
@@ -252,12 +228,8 @@ class LayerskipDrafter(Drafter):
                 inputs.append(DraftInput(sequence, draft_limits(budget)))
             drafts = self._target.draft(segments, self._store, inputs, noise, sublayers=sublayers)
             for i, nodes in zip(group, drafts, strict=True):
-                found[i] = nodes if budgets[i].rates else nodes._replace(survivals=[])
-        return Draft(found)
-
-    def _sublayers(self, sequence: SequenceState) -> tuple[int, ...]:
-        """Return the sublayers that draft for a sequence; none where no draft would pay."""
-        return self._fixed or self._search_of(sequence.workload).sublayers
+                draft[i] = nodes if budgets[i].rates else nodes._replace(survivals=[])
+        return draft
 
     def _search_of(self, workload: str) -> Search:
         """Return the search of a workload; a new one begins where the last one has come to."""
@@ -272,14 +244,14 @@ class LayerskipDrafter(Drafter):
     def _searched(self, sequences: Sequence[SequenceState], noise: Noise) -> bool:
         """Score a set, if it is time to; return whether one was scored."""
         now = time.perf_counter()
-        self._seconds += min(now - self._last, IDLE)
+        self._seconds += min(now - self._last, IDLE_SECONDS)
         self._last = now
         self._turn += 1
-        if self._turn % EVERY:
+        if self._turn % STEPS_BETWEEN:
             return False
         for sequence in sequences:
             search = self._search_of(sequence.workload)
-            share = SHARE if search.pays else UNPAID
+            share = SEARCH_SHARE if search.pays else UNPAID_SHARE
             due = self.searched <= share * self._seconds
             if due and search.wants is not None and sequence.num_output >= FEWEST_ROWS:
                 self._score(search, search.wants, sequence, noise)
@@ -291,7 +263,7 @@ class LayerskipDrafter(Drafter):
         self, search: Search, skips: frozenset[int], sequence: SequenceState, noise: Noise
     ) -> None:
         window = self._window
-        known = window is not None and window.scored < REUSED
+        known = window is not None and window.scored < WINDOW_SCORES
         if window is None or not known or window.sequence.workload != sequence.workload:
             self._window = window = Window(
                 self._target, self._store, self._scratch, sequence, noise

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from ..base.fields import Fields
-from ..base.types import NO_NODES, Draft, DraftBudget, Scheduled, StepRecord
+from ..base.types import DraftBudget, Scheduled, StepRecord
 from ..checkpoints.choices import read_choices
 from ..checkpoints.heads import MEDUSA, Head
-from ..models.decide import DraftInput
 from ..models.native_medusa import NativeMedusa
 from ..models.rows import Segment
 from ..native.interface import Choices
-from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, Needs
+from .forward import ForwardDrafter, num_nodes
 from .heads import HeadSpec, native_target
-from .model import draft_limits, num_nodes
 
 
 class Loaded(NamedTuple):
@@ -59,11 +54,11 @@ class MedusaSpec(HeadSpec):
         Raises:
             ModelError: the tree that was given is none.
         """
-        found = head.choices
+        tree = head.choices
         if self.choices is not None:
             given = {"medusa_choices": self.choices}
-            found = read_choices(Fields(given, f"drafter {self.name!r}"), head.longest or 1)
-        paths = [path for path in found or () if len(path) <= longest]
+            tree = read_choices(Fields(given, f"drafter {self.name!r}"), head.longest or 1)
+        paths = [path for path in tree or () if len(path) <= longest]
         return Choices(paths) if paths else None
 
     def needs(self, context: DrafterContext) -> Needs:
@@ -82,58 +77,31 @@ class MedusaSpec(HeadSpec):
             weight_bytes=model.added_bytes(target),
         )
 
-    def make(self, context: DrafterContext) -> MedusaDrafter:
-        model, longest, choices = context.needs.loaded
-        return MedusaDrafter(model, longest, context.needs.max_nodes, choices)
+    def make(self, context: DrafterContext) -> Drafter:
+        return MedusaDrafter(context)
 
 
-class MedusaDrafter(Drafter):
+class MedusaDrafter(ForwardDrafter[NativeMedusa]):
     """Drafts the token at each depth with a head of its own, from one state of the target.
 
-    Args:
-        model: the heads.
-        max_length: longest draft.
-        max_nodes: most nodes of a draft; more than ``max_length`` makes trees.
-        choices: the only nodes of trees; None for any.
+    Of a sequence it keeps the position of its last row, and that row's state.
     """
 
     name = "medusa"
     rows_at_once = 1
 
-    def __init__(
-        self, model: NativeMedusa, max_length: int, max_nodes: int, choices: Choices | None = None
-    ) -> None:
-        self._model, self._choices = model, choices
-        self.max_length, self.max_nodes = max_length, max_nodes
-        self.target_layers = model.head.target_layers(model.target.hidden_layers)
-        self._store = model.new_store(max_nodes, 1)  # which takes no memory
-        self._last: dict[str, tuple[int, torch.Tensor]] = {}
-        """By sequence the position of its last row, and that row's state."""
+    def __init__(self, context: DrafterContext) -> None:
+        model, longest, self._choices = context.needs.loaded
+        store = model.new_store(context.needs.max_nodes, 1)  # which takes no memory
+        super().__init__(context, model, store)
+        self.max_length, self.target_layers = longest, context.needs.target_layers
 
-    @property
-    def model(self) -> NativeMedusa:
-        return self._model
-
-    def propose(
-        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
-    ) -> Draft:
-        found = [NO_NODES] * len(batch)
-        segments: list[Segment] = []
-        inputs: list[DraftInput] = []
-        drafting: list[int] = []
-        for i, (item, budget) in enumerate(zip(batch, budgets, strict=True)):
-            sequence = item.sequence
-            position, state = self._last.get(sequence.id, (-1, None))
-            known = state is not None and position == len(sequence.tokens) - 2
-            if budget.depth and known and state is not None:
-                drafting.append(i)
-                segments.append(self._model.segment(state, sequence.id))
-                inputs.append(DraftInput(sequence, draft_limits(budget, self._choices)))
-        if segments:
-            drafts = self._model.draft(segments, self._store, inputs, noise)
-            for i, nodes in zip(drafting, drafts, strict=True):
-                found[i] = nodes
-        return Draft(found)
+    def _rows(self, item: Scheduled, budget: DraftBudget) -> Segment | None:
+        sequence = item.sequence
+        position, state = self._states.get(sequence.id, (-1, None))
+        if state is None or position != len(sequence.tokens) - 2:
+            return None
+        return self._model.segment(state, sequence.id)
 
     def observe(self, record: StepRecord) -> None:
         """Keep the state of the last committed row of each sequence."""
@@ -146,7 +114,4 @@ class MedusaDrafter(Drafter):
         last = states.layers[self.target_layers[0]][rows]
         for i, (item, path) in enumerate(zip(batch, paths, strict=True)):
             position = item.start + item.count - 1 + len(path)
-            self._last[item.sequence.id] = position, last[i : i + 1]
-
-    def release(self, seq_id: str, ended: bool) -> None:
-        self._last.pop(seq_id, None)
+            self._states[item.sequence.id] = position, last[i : i + 1]

@@ -13,17 +13,15 @@ from ..errors import ConfigError
 from .base import ChainDrafter, DrafterContext, DrafterSpec, Needs
 from .ngram_index import LOOKUP_WINDOW, NgramIndex
 
-ENTRY_BYTES, ID_BYTES = 180, 8
-"""Bytes of an n-gram in an index at most, and those that each of its ids adds."""
+ENTRY_BYTES = 180
+"""Bytes of an n-gram in an index at most, without its ids."""
+ID_BYTES = 8
+"""Bytes that each of its ids adds."""
 
 
 @dataclass(frozen=True)
 class NgramSpec(DrafterSpec):
-    """Prompt lookup; ``prompt_lookup_min`` and ``_max`` are its shortest and longest n-gram.
-
-    Raises:
-        ConfigError: a size is out of its range.
-    """
+    """Prompt lookup; ``prompt_lookup_min`` and ``_max`` are its shortest and longest n-gram."""
 
     name = "ngram"
     wants = "memory for indices"
@@ -53,11 +51,7 @@ class NgramSpec(DrafterSpec):
 
 
 class NgramDrafter(ChainDrafter):
-    """Prompt lookup over prompt and output: longest match first.
-
-    Args:
-        min_n, max_n: shortest and longest n-gram, 1 or more.
-        window: how many of the last tokens are looked up.
+    """Prompt lookup over the last ``window`` tokens: the longest n-gram that matches counts.
 
     Raises:
         ConfigError: the sizes are out of order.

@@ -10,14 +10,9 @@ LOOKUP_WINDOW = 16384
 
 
 class NgramIndex:
-    """The place where each n-gram of one sequence was last continued.
+    """The place where each n-gram of the last ``window`` tokens was last continued.
 
-    Every token enters once and leaves once, with ``max_n - min_n + 1`` entries each, so the cost
-    of a token is bounded whatever the length of the text.
-
-    Args:
-        min_n, max_n: shortest and longest n-gram.
-        window: only the last so many tokens are looked up.
+    A token enters once and leaves once, with ``max_n - min_n + 1`` entries, in bounded time.
     """
 
     def __init__(self, min_n: int, max_n: int, window: int) -> None:

@@ -79,13 +79,11 @@ def sibling(target: Path) -> Path | None:
 
 
 def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSpec:
-    """Return what ``LLM(drafter=option)`` means.
+    """Return what ``LLM(drafter=option)`` means; ``methods`` has other spellings, as "EAGLE-3".
 
     "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter`` and suffix, and
     what follows it after a "+"; "model", "eagle3" and "medusa" are that checkpoint; None and "none"
-    draft nothing; names joined by "+" draft together; anything else, "retokenize:FOLDER" too, is
-    what the first drafter of the table recognises, a checkpoint last. ``methods`` has other
-    spellings of a method, such as "EAGLE-3".
+    draft nothing; names joined by "+" draft together; for the rest see ``recognised``.
 
     Raises:
         ConfigError: no drafter recognises the option.

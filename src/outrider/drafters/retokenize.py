@@ -18,7 +18,6 @@ from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import find_folder
 from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import ConfigError, ModelError
-from ..models.decide import DraftInput
 from ..models.load import load_model
 from ..models.native import NativeTransformer
 from ..models.rows import Segment
@@ -26,14 +25,8 @@ from ..sampling.shared_noise import Noise
 from ..text.intersection import Intersection, intersection, pieces_of
 from ..text.reencode import Context, Reencoder
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
+from .forward import CachedDrafter, CachedState, num_nodes
 from .heads import native_target
-from .model import (
-    CATCH_UP,
-    CachedState,
-    draft_limits,
-    keep_accepted,
-    num_nodes,
-)
 
 FORM = "retokenize:"
 """Stands before the checkpoint's folder."""
@@ -117,17 +110,8 @@ class RetokenizeSpec(DrafterSpec):
             note=str(shared),
         )
 
-    def make(self, context: DrafterContext) -> RetokenizeDrafter:
-        config, loaded = context.config, context.needs.loaded
-        return RetokenizeDrafter(
-            loaded.model,
-            loaded.reencoder,
-            context.num_pages,
-            config.page_size,
-            config.max_num_batched_tokens,
-            config.max_draft_length,
-            context.needs.max_nodes,
-        )
+    def make(self, context: DrafterContext) -> Drafter:
+        return RetokenizeDrafter(context)
 
 
 @dataclass
@@ -145,80 +129,49 @@ class _State(CachedState):
     waits: bool = False
 
 
-class RetokenizeDrafter(Drafter):
+class RetokenizeDrafter(CachedDrafter[NativeTransformer]):
     """Drafts as a model drafter does, from the text in its own ids, on pages of its own.
 
     It draws from its law over the shared tokens alone, with the noise of the target's position and
     the target's ids, so that the draw is the target's as often as the two laws allow.
-
-    Args:
-        model: the drafter's, which knows the target's ids of its own.
-        reencoder: writes its context.
-        num_pages, page_size: of its cache.
-        max_rows: rows that sequences may catch up with in one step, all together.
-        max_length: longest draft.
-        max_nodes: most nodes of a draft; more than ``max_length`` makes trees.
     """
 
     name = "retokenize"
 
-    def __init__(
-        self,
-        model: NativeTransformer,
-        reencoder: Reencoder,
-        num_pages: int,
-        page_size: int,
-        max_rows: int,
-        max_length: int,
-        max_nodes: int,
-    ) -> None:
-        self._model, self._reencoder = model, reencoder
-        self.max_length, self.max_nodes = max_length, max_nodes
-        self._store = model.new_store(num_pages, page_size)
-        self._pool = PagePool(num_pages, page_size)
-        self._longest = min(model.max_length, self._store.num_slots) - max_length
-        self._max_rows = min(max_rows, CATCH_UP)
-        self._states: dict[str, _State] = {}
-
-    @property
-    def model(self) -> NativeTransformer:
-        return self._model
+    def __init__(self, context: DrafterContext) -> None:
+        (model, _, self._reencoder), size = context.needs.loaded, context.config.page_size
+        store = model.new_store(context.num_pages, size)
+        super().__init__(context, model, store)
+        self._pool = PagePool(context.num_pages, size)
+        self._longest = min(model.max_length, store.num_slots) - self.max_length
+        self._text = 0
+        """Tokens of the target that this step may still encode."""
 
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        found = [NO_NODES] * len(batch)
-        segments: list[Segment] = []
-        inputs: list[DraftInput | None] = []
-        running: list[tuple[int, _State]] = []
-        rows, text, self.catching_up = self._max_rows, TEXT, False
-        for i, (item, budget) in enumerate(zip(batch, budgets, strict=True)):
-            sequence = item.sequence
-            if not budget.depth or not sequence.pipeline.native_handle:
-                continue
-            state = self._states.get(sequence.id)
-            if state is None:
-                state = self._states[sequence.id] = _State(context=Context(len(sequence.tokens)))
-            if state.waits or len(state.context.ids) > self._longest:
-                continue
-            text -= self._reencoder.take(state.context, sequence.tokens, max(text, LEAST_TEXT))
-            behind, draws = self._behind(sequence, state, budget, max(rows, USUAL))
-            if not behind:
-                continue
-            rows -= len(behind) if len(behind) > USUAL else 0
-            end = state.num_computed = state.num_computed + len(behind)
-            state.base, state.nodes, state.told = end, NO_NODES, len(sequence.tokens)
-            state.pages = state.table[end // self._pool.page_size :]
-            segments.append(
-                Segment(behind, end - len(behind), state.table, draws, 0, key=sequence.id)
-            )
-            inputs.append(DraftInput(sequence, draft_limits(budget)) if draws else None)
-            running.append((i, state))
-        if segments:
-            drafts = self._model.draft(segments, self._store, inputs, noise)
-            for (i, state), nodes in zip(running, drafts, strict=True):
-                state.nodes = found[i] = nodes
-        return Draft(found)
+        self._text = TEXT
+        return super().propose(batch, budgets, noise)
+
+    def _rows(self, item: Scheduled, budget: DraftBudget) -> Segment | None:
+        sequence = item.sequence
+        if not sequence.pipeline.native_handle:
+            return None
+        state = self._states.get(sequence.id)
+        if state is None:
+            state = self._states[sequence.id] = _State(context=Context(len(sequence.tokens)))
+        if state.waits or len(state.context.ids) > self._longest:
+            return None
+        most = max(self._text, LEAST_TEXT)
+        self._text -= self._reencoder.take(state.context, sequence.tokens, most)
+        behind, draws = self._behind(sequence, state, budget, max(self._room, USUAL))
+        if not behind:
+            return None
+        self._room -= len(behind) if len(behind) > USUAL else 0
+        end = state.num_computed = state.num_computed + len(behind)
+        state.base, state.nodes, state.told = end, NO_NODES, len(sequence.tokens)
+        state.pages = state.table[end // self._page_size :]
+        return Segment(behind, end - len(behind), state.table, draws, 0, key=sequence.id)
 
     def _behind(
         self, sequence: SequenceState, state: _State, budget: DraftBudget, room: int
@@ -244,32 +197,28 @@ class RetokenizeDrafter(Drafter):
         draws = whole and end == stop
         most = end + (max(budget.depth, budget.nodes) if draws else 0)
         if stop > self._longest or not self._pool.grow(state.table, most):
-            self._give_back(state)
+            self._pool.free(state.table)  # it drafts no more until another sequence ends
+            state.num_computed = state.noted = 0
+            state.nodes, state.waits = NO_NODES, True
             return [], False
         return behind, draws
 
     def _share(self, state: _State, salt: str) -> None:
         """Take the pages that others have computed of a sequence's next ids."""
-        size, done = self._pool.page_size, state.num_computed
+        size, done = self._page_size, state.num_computed
         full = (len(state.context.ids) - 1) // size  # the last id is computed anyway
         if done % size or done // size >= full:
             return
         extend_keys(state.keys, state.context.ids, full, size, salt)
-        found = self._pool.find(state.keys[done // size : full])
-        if found:
+        pages = self._pool.find(state.keys[done // size : full])
+        if pages:
             self._pool.truncate(state.table, done)
-            state.table.extend(self._pool.share(found))
-            state.num_computed += len(found) * size
+            state.table.extend(self._pool.share(pages))
+            state.num_computed += len(pages) * size
             state.noted = state.num_computed // size
 
-    def _give_back(self, state: _State) -> None:
-        """Draft no more for a sequence until another one ends."""
-        self._pool.free(state.table)
-        state.num_computed = state.noted = 0
-        state.nodes, state.waits = NO_NODES, True
-
     def num_unread(self, sequence: SequenceState) -> int:
-        state = self._states.get(sequence.id)
+        state: _State | None = self._states.get(sequence.id)
         if state is None:
             return len(sequence.tokens)
         untaken = len(sequence.tokens) - state.context.taken
@@ -281,19 +230,19 @@ class RetokenizeDrafter(Drafter):
             state = self._states.get(item.sequence.id)
             if state is None or state.nodes is NO_NODES:
                 continue
-            committed = item.sequence.tokens[state.told :]
-            size = self._pool.page_size
-            state.num_computed += keep_accepted(self._store, size, state, committed)
-            self._note(state, item.sequence.request.cache_salt)
-
-    def _note(self, state: _State, salt: str) -> None:
-        """Let others find the full pages."""
-        full = min(state.num_computed, len(state.context.ids)) // self._pool.page_size
-        if full > state.noted:
-            extend_keys(state.keys, state.context.ids, full, self._pool.page_size, salt)
-            for page in range(state.noted, full):
-                self._pool.name(state.table[page], state.keys[page])
-            state.noted = full
+            self._keep_accepted(state, item.sequence.tokens[state.told :])
+            full = min(state.num_computed, len(state.context.ids)) // self._page_size
+            if full > state.noted:
+                extend_keys(
+                    state.keys,
+                    state.context.ids,
+                    full,
+                    self._page_size,
+                    item.sequence.request.cache_salt,
+                )
+                for page in range(state.noted, full):
+                    self._pool.name(state.table[page], state.keys[page])
+                state.noted = full
 
     def release(self, seq_id: str, ended: bool) -> None:
         state = self._states.pop(seq_id, None)

@@ -22,31 +22,35 @@ from ..models.native import NativeTransformer
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
 
-ROWS, FEWEST_ROWS = 32, 16
-"""Rows of a window at most and at least; all decide tokens that were written, not given."""
-REUSED = 8
+ROWS = 32
+"""Rows of a window at most; all decide tokens that were written, not given."""
+FEWEST_ROWS = 16
+"""Rows of a window at least."""
+WINDOW_SCORES = 8
 """Candidates that a window scores."""
-KNOWN = 64
+COMPARED_IDS = 64
 """Likeliest tokens of a row whose chances are compared."""
-WARM = 0.5
+GREEDY_TEMPERATURE = 0.5
 """Temperature at which the chances of greedy rows are compared."""
-ROW = 0.05
+ROW_COST = 0.05
 """Cost of one more row of a verifying forward, in forwards of one row, until it is measured."""
 MOST_SKIPPED = 0.45
 """Share of the sublayers between the first and the last layer that are skipped at most."""
 SIZES = 6
 """Sizes of sets that are compared."""
-ENOUGH = 0.95
+ENOUGH_AGREEMENT = 0.95
 """Agreement of a set of the greatest size at which the search ends."""
-PATIENCE, MOST = 16, 400
-"""Changes without a gain, and evaluations, after which it ends in any case."""
-GAIN = 1.005
+IDLE_CHANGES = 16
+"""Changes without a gain after which it ends."""
+MOST_EVALUATIONS = 400
+"""Evaluations after which it ends in any case."""
+LEAST_GAIN = 1.005
 """Expected speed over that of the best set from which on a changed one takes its place."""
-NEAR = 3
+CHANGE_AMONG = 3
 """Sublayers of which the one that ranks best is changed."""
-DOUBT = 0.05
+AGREEMENT_ERROR = 0.05
 """By how much the true agreement may exceed that of one window."""
-FAR = 0.95
+HOPELESS_SPEED = 0.95
 """Expected speed of the best size below which changing a few sublayers will not make a set pay."""
 
 Skips = frozenset[int]
@@ -54,11 +58,10 @@ Skips = frozenset[int]
 
 @dataclass(frozen=True)
 class Space:
-    """The sets of sublayers that may be skipped, and what drafting without them brings.
+    """The sets of up to ``most`` of the ``candidates`` to skip, and what such drafting brings.
 
-    ``most`` of the ``candidates`` are skipped at most. Times are in forwards: an attention
-    takes ``attention``, an MLP ``mlp``, and one more row adds ``row``. Drafts have up to
-    ``longest`` tokens.
+    Times are in forwards: an attention takes ``attention``, an MLP ``mlp``, and one more row adds
+    ``row``. Drafts have up to ``longest`` tokens.
     """
 
     layers: int
@@ -67,7 +70,7 @@ class Space:
     attention: float
     mlp: float
     longest: int
-    row: float = ROW
+    row: float = ROW_COST
 
     @staticmethod
     def of(shape: Architecture, min_layers: int, longest: int) -> Space:
@@ -101,11 +104,9 @@ class Space:
     def hope(self, alone: Mapping[int, float]) -> float:
         """Return an upper bound on the expected speed of every set.
 
-        Args:
-            alone: agreement with each sublayer left out alone, as far as it was measured. A set
-                agrees at most as often as its worst sublayer alone.
+        A set agrees at most as often as its worst sublayer ``alone``, as far as that was measured.
         """
-        agreement = (min(1.0, alone.get(each, 1.0) + DOUBT) for each in self.candidates)
+        agreement = (min(1.0, alone.get(each, 1.0) + AGREEMENT_ERROR) for each in self.candidates)
         falling = sorted(agreement, reverse=True)
         sizes = range(1, self.most + 1)
         return max(self.speed(self.cheapest(size), falling[size - 1]) for size in sizes)
@@ -142,12 +143,7 @@ class Space:
 
 @dataclass
 class Search:
-    """The search for one workload: ``wants`` is the set to score next, None when it has ended.
-
-    Args:
-        space: the sets.
-        like: another workload's search, whose ranking and choice it begins with.
-    """
+    """The search for one workload, from the ranking and choice of another's, ``like``, on."""
 
     space: Space
     like: Search | None = None
@@ -156,10 +152,11 @@ class Search:
     agreement: float | None = field(init=False, default=None)
     """Its own over all windows, newer ones weighing more; None while nothing is known."""
     pays: bool | None = field(init=False, default=None)
-    """Whether drafts with it left out are expected to save time; None if unknown."""
+    """True if drafts with it left out are expected to save time; None if unknown."""
     sublayers: tuple[int, ...] = field(init=False)
     """The sublayers that run then; empty if it does not pay."""
     wants: Skips | None = field(init=False)
+    """The set to score next, None when the search has ended."""
     evaluations: int = field(init=False, default=0)
     rank: dict[int, int] = field(init=False, default_factory=dict)
     """Places of the candidates by the harm that skipping each does for the time it saves."""
@@ -206,10 +203,10 @@ class Search:
         yield from self._again()
         for size in sorted({-(-self.space.most * n // SIZES) for n in range(1, SIZES + 1)}):
             yield from self._against(frozenset(order[:size]))
-        if self.space.speed(self.chosen, self.agreement or 0.0) < FAR:
+        if self.space.speed(self.chosen, self.agreement or 0.0) < HOPELESS_SPEED:
             return
         idle = 0
-        while idle < PATIENCE and self.evaluations < MOST and not self._done():
+        while idle < IDLE_CHANGES and self.evaluations < MOST_EVALUATIONS and not self._done():
             if self._renewed:
                 yield from self._again()
             won = yield from self._against(self._changed())
@@ -217,7 +214,7 @@ class Search:
 
     def _done(self) -> bool:
         known = self.agreement or 0.0
-        return known >= ENOUGH and len(self.chosen) == self.space.most
+        return known >= ENOUGH_AGREEMENT and len(self.chosen) == self.space.most
 
     def _again(self) -> Generator[Skips, float, None]:
         """Score the best set on the window that the others are scored on."""
@@ -234,7 +231,7 @@ class Search:
         if self._renewed:  # by this very score, which the best one's is not to be compared with
             yield from self._again()
         before = self.space.speed(self.chosen, self._here)
-        if self.space.speed(skips, agreement) < GAIN * before:
+        if self.space.speed(skips, agreement) < LEAST_GAIN * before:
             return False
         self.chosen, self.agreement, self._here = skips, agreement, agreement
         return True
@@ -245,28 +242,21 @@ class Search:
         outside = sorted({*self.space.candidates} - self.chosen)
         adds = len(inside) < self.space.most and self._rng.random() < 0.5
         removes = not adds or self._rng.random() < 0.3
-        found = set(inside)
+        changed = set(inside)
         if removes and len(inside) > 1:
-            some = self._rng.sample(inside, min(NEAR, len(inside)))
-            found.remove(max(some, key=self.rank.__getitem__))
+            some = self._rng.sample(inside, min(CHANGE_AMONG, len(inside)))
+            changed.remove(max(some, key=self.rank.__getitem__))
         if adds or len(inside) == self.space.most or self._rng.random() < 0.5:
-            some = self._rng.sample(outside, min(NEAR, len(outside)))
-            found.add(min(some, key=self.rank.__getitem__))
-        return frozenset(found)
+            some = self._rng.sample(outside, min(CHANGE_AMONG, len(outside)))
+            changed.add(min(some, key=self.rank.__getitem__))
+        return frozenset(changed)
 
 
 class Window:
-    """The last tokens that a sequence wrote, to score candidates on.
+    """The last tokens that a sequence wrote, ``FEWEST_ROWS`` or more, to score candidates on.
 
-    The rows lie on scratch pages behind the sequence's own, which are read only. Reference is what
-    the whole target draws there with the request's temperature and noise: that is what was written,
-    but for what other options had to say.
-
-    Args:
-        target, store: the target and its cache.
-        scratch: the first of its pages that are free to write.
-        sequence: at least ``FEWEST_ROWS`` tokens of it are written.
-        noise: the target's.
+    The rows lie on pages from ``scratch`` on, behind the sequence's own, which are read only. Their
+    reference is what the whole target draws there with the request's temperature and noise.
     """
 
     def __init__(
@@ -289,14 +279,14 @@ class Window:
         self._segment = Segment(tokens[start:stop], start, pages, count, length, key=sequence.id)
         params = request.params
         self._heat = 1.0 if params.greedy else params.temperature
-        warm = (WARM if params.greedy else params.temperature) / self._heat
+        warm = (GREEDY_TEMPERATURE if params.greedy else params.temperature) / self._heat
         self._rows = [
             Row(sequence.id, request.seed, sequence.sample_index, place, params.greedy, place)
             for place in range(start + 1, stop + 1)
         ]
         z = self._logits(range(2 * target.shape.num_layers))
         self._written, _ = noise.draw(z, self._rows)
-        self._ids = z.topk(min(KNOWN, z.shape[1])).indices
+        self._ids = z.topk(min(COMPARED_IDS, z.shape[1])).indices
         self._warm = warm
         self._chances = self._chances_of(z)
 

@@ -18,14 +18,10 @@ NO_MASKS: Mapping[int, AllowedAfter] = MappingProxyType({})
 
 
 class MaskCalls:
-    """Answers the calls of C++ for the masks of one call of ``Library.draft``.
+    """Answers the calls of C++ for masks, of ``size`` bytes or more, of one ``Library.draft``.
 
-    Keeps the masks for as long as it lives, and the first exception, after which no token may
-    follow anything.
-
-    Args:
-        allowed: by the number of a draft.
-        size: bytes of the shortest mask.
+    ``allowed`` is by the number of a draft. Masks live as long as this. After an exception no token
+    may follow anything.
     """
 
     def __init__(self, allowed: Mapping[int, AllowedAfter], size: int) -> None:

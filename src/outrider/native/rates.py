@@ -14,10 +14,7 @@ MARGINS: tuple[float, ...] = RATE_MARGINS
 
 
 class Rates:
-    """P(accepted | parent accepted) of drafted nodes by depth, rank and bin of the margin.
-
-    Args:
-        table: fp32 [``DEPTHS``, ``RANKS``, ``BINS``].
+    """P(accepted | parent accepted) of nodes, fp32 [``DEPTHS``, ``RANKS``, ``BINS``] of margins.
 
     Raises:
         ModelError: it has another shape.

@@ -13,12 +13,9 @@ from ..base.groups import GROUPS, OWN, cpu_quota
 
 
 def allowed_threads(groups: Path = GROUPS, own: Path = OWN) -> int:
-    """Threads for the native step: torch's number (``OMP_NUM_THREADS``, else physical cores), at
-    most the CPUs that affinity and the quota of the control group leave, at least 1.
+    """Return the threads for the native step: torch's number, from ``OMP_NUM_THREADS`` or cores.
 
-    Args:
-        groups: where control groups are mounted.
-        own: which of them this process is in, as Linux says it.
+    At most the CPUs that affinity and the quota of the control group leave, at least 1.
     """
     counts = [torch.get_num_threads(), len(os.sched_getaffinity(0))]
     quota = cpu_quota(groups, own)
@@ -35,10 +32,7 @@ def cpu_name() -> str:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread: with more, its operations on a layer's weights wait for each other.
-
-    They are short, and a kernel may leave both threads on one core.
-    """
+    """Let torch use one thread: more would wait for each other in the short work on weights."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
