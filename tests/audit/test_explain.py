@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -313,7 +314,7 @@ def test_json_is_the_explanation(options: tuple[object, ...], llm: LLM) -> None:
     done = outrider(*options, "--json", "--seed", 3, "--step", 2)
     assert (done.exit_code, done.stderr) == (0, "")
     data = json.loads(done.stdout, parse_constant=pytest.fail)
-    assert data == explain(llm, PROMPT, 0.8, seed=3, step=2).as_dict()
+    assert data == asdict(explain(llm, PROMPT, 0.8, seed=3, step=2))
     assert list(data) == [
         "drafter", "temperature", "seed", "num_speculative_tokens", "step", "chosen", "text_before",
         "positions", "output", "drafted", "accepted", "summary",

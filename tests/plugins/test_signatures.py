@@ -12,8 +12,8 @@ import pytest
 
 import outrider
 from outrider.plugins.common import signatures
-from outrider.plugins.sglang.surface import SURFACE as sglang
-from outrider.plugins.vllm.surface import SURFACE as vllm
+from outrider.plugins.sglang.hooks import SURFACE as sglang
+from outrider.plugins.vllm.hooks import SURFACE as vllm
 from tests.support.record_wheels import Recorded, load, table_of, write
 
 SOURCE = Path(outrider.__file__).parents[1]
@@ -54,8 +54,7 @@ def test_the_table_is_that_of_the_wheels(tmp_path: Path, engine: str) -> None:
     assert signatures.tested(table) == VERSIONS[engine]
     assert table_of(surface, packages) == table
     for function, rows in table.items():  # a table of nothing would let everything pass
-        assert function in surface.functions
-        assert any(row["parameters"] is not None for row in rows)
+        assert any(row["parameters"] is not None for row in rows), function
 
 
 RUNNER, SAMPLER = "gpu_model_runner.py", "gpu/sample/sampler.py"

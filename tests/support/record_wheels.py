@@ -54,7 +54,7 @@ def source_of(file: Path, name: str) -> str | None:
 def callers(package: Path, surface: Surface) -> list[str]:
     """Return the functions of a wheel that call what must be called by its name."""
     found = []
-    for function in surface.functions:
+    for function in surface.load():
         file, _, name = function.partition(":")
         if not name.endswith("()") or not (package / file).is_file():
             continue
@@ -74,12 +74,12 @@ def _calls(function: ast.FunctionDef, name: str) -> bool:
 
 def record(engine: str, folders: list[Path]) -> Recorded:
     """Return the sources of several versions."""
-    surface: Surface = import_module(f"outrider.plugins.{engine}.surface").SURFACE
+    surface: Surface = import_module(f"outrider.plugins.{engine}.hooks").SURFACE
     found: Recorded = {}
     for folder in folders:
         package = folder / engine
         files = found.setdefault(version_of(package), {})
-        for function in (*surface.functions, *MORE.get(engine, ()), *callers(package, surface)):
+        for function in (*surface.load(), *MORE.get(engine, ()), *callers(package, surface)):
             file, _, name = function.partition(":")
             source = None if name.endswith("()") else source_of(package / file, name)
             if source is not None:
@@ -90,7 +90,7 @@ def record(engine: str, folders: list[Path]) -> Recorded:
 def table_of(surface: Surface, packages: list[Path]) -> Table:
     """Return the parameters of the surface's functions, with the versions that have them."""
     table: Table = {}
-    for function in surface.functions:
+    for function in surface.load():
         rows: dict[str | None, list[str]] = {}
         for package in packages:
             rows.setdefault(signature_of(package, function), []).append(version_of(package))
@@ -100,7 +100,7 @@ def table_of(surface: Surface, packages: list[Path]) -> Table:
 
 def write_table(engine: str, folders: list[Path]) -> None:
     """Write an engine's ``signatures.json``."""
-    surface: Surface = import_module(f"outrider.plugins.{engine}.surface").SURFACE
+    surface: Surface = import_module(f"outrider.plugins.{engine}.hooks").SURFACE
     table = table_of(surface, [folder / engine for folder in folders])
     lines = {name: ",\n    ".join(map(json.dumps, rows)) for name, rows in table.items()}
     parts = [f"{json.dumps(name)}: [\n    {rows}\n  ]" for name, rows in lines.items()]

@@ -13,15 +13,11 @@ Answers = Mapping[tuple[int, int], Sequence[int]]
 
 
 class Adversary(Drafter):
-    """Drafts from the answers of plain decoding.
+    """Drafts up to ``length`` tokens from the answers of plain decoding.
 
-    Args:
-        kind: "right" proposes the coming tokens, "wrong" another one at every position, "ragged"
-            proposes trees of random shape that hold the coming tokens down to a random depth.
-        answers: of every request and sample.
-        length: longest draft; a tree has up to three times as many nodes.
-        vocabulary: size of the target's.
-        rng: draws the trees.
+    "right" proposes the coming tokens, "wrong" another one at every position, "ragged" trees of
+    random shape, of three times as many nodes at most, that hold the coming tokens down to a random
+    depth.
     """
 
     def __init__(
@@ -38,8 +34,8 @@ class Adversary(Drafter):
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
         drafts = Draft()
-        for item, length in zip(batch, [budget.depth for budget in budgets], strict=True):
-            sequence = item.sequence
+        for item, budget in zip(batch, budgets, strict=True):
+            sequence, length = item.sequence, budget.depth
             answer = self._answers[sequence.request.seed, sequence.sample_index]
             coming = answer[sequence.num_output : sequence.num_output + length]
             if self.name == "ragged":

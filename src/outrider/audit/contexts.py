@@ -68,20 +68,20 @@ class Contexts:
         each = (max(len(c) for c in contexts) + LONGEST_PATH) // PAGE_SIZE + 1
         self._pages = [range(1 + i * each, 1 + (i + 1) * each) for i in range(len(contexts))]
         self._store = model.new_store(1 + each * len(contexts), PAGE_SIZE)
-        self.root = self._run(contexts, 0)
 
-    def _run(self, tokens: Sequence[Sequence[int]], start: int | None) -> torch.Tensor:
+    def after(self, paths: Sequence[Sequence[int]] | None) -> torch.Tensor:
+        """Return logits after each context and its path: fp32 [contexts, vocabulary].
+
+        It is called first without paths, which reads the contexts.
+        """
+        rows = paths or self._contexts
         segments = [
-            Segment(row, len(c) if start is None else start, pages, 1, len(c), key=f"{pages}")
-            for row, c, pages in zip(tokens, self._contexts, self._pages, strict=True)
+            Segment(row, 0 if paths is None else len(c), pages, 1, len(c), key=f"{pages}")
+            for row, c, pages in zip(rows, self._contexts, self._pages, strict=True)
         ]
         logits = self._model.run(segments, self._store).logits
         assert logits is not None  # every segment asks for logits
         return logits
-
-    def after(self, paths: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return logits after each context and its path: fp32 [contexts, vocabulary]."""
-        return self._run(paths, None)
 
 
 @dataclass
@@ -173,13 +173,13 @@ def record(
         _Request(tokens, OPTIONS[i % len(OPTIONS)], target) for i, tokens in enumerate(contexts)
     ]
     models = [Contexts(m, contexts) for m in (target, drafter) if m is not None]
-    width = models[0].root.shape[1]
 
     def nodes(paths: Sequence[Sequence[int]] | None, drafted: bool = True) -> list[_ContextNode]:
-        raw = [m.root if paths is None else m.after(paths) for m in models[: 1 + drafted]]
+        raw = [model.after(paths) for model in models[: 1 + drafted]]
         q: Sequence[torch.Tensor | None] = [None] * len(contexts)
         if len(raw) > 1:
-            q = F.pad(raw[1], (0, width - raw[1].shape[1]), value=NEVER).unbind()
+            wider = raw[0].shape[1] - raw[1].shape[1]
+            q = F.pad(raw[1], (0, wider), value=NEVER).unbind()
         taken = paths or [[] for _ in contexts]
         return [_node(*row) for row in zip(requests, taken, raw[0], q, strict=True)]
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -33,7 +32,7 @@ class ExplainedToken:
 
 
 @dataclass(frozen=True)
-class ExplainedCandidate:
+class ExplainedCandidate(ExplainedToken):
     """The figures of one token at a position; those of a drafter without logits are None.
 
     ``p`` and ``q`` are its probability by the target's and the drafter's processed logits, at
@@ -42,8 +41,6 @@ class ExplainedCandidate:
     token of probability 0; the highest score of the whole vocabulary is drawn.
     """
 
-    id: int
-    text: str
     p: float
     q: float | None
     noise: float | None
@@ -74,11 +71,9 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Emitted:
+class Emitted(ExplainedToken):
     """A token that the step emitted; ``origin`` as in ``types.Origin``."""
 
-    id: int
-    text: str
     origin: str
 
 
@@ -104,9 +99,6 @@ class Explanation:
     accepted: int
     summary: str
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def _choose(watch: StepWatch, step: int | None) -> tuple[WatchedStep, str]:
     """Return the step to show, and why it is chosen. Raises RequestError: there is no such step."""
@@ -116,11 +108,8 @@ def _choose(watch: StepWatch, step: int | None) -> tuple[WatchedStep, str]:
             "give another prompt or seed."
         )
     if watch.chosen is not None:
-        if step is not None:
-            return watch.chosen, "It is the step that was asked for."
-        return watch.chosen, (
-            "It is the first in which one draft token is accepted and another rejected."
-        )
+        mixed = "It is the first in which one draft token is accepted and another rejected."
+        return watch.chosen, mixed if step is None else "It is the step that was asked for."
     if step is not None:
         raise RequestError(
             f"step is {step}, but the output ended in step {watch.seen}; give 1 to {watch.seen}."
@@ -134,7 +123,7 @@ def _choose(watch: StepWatch, step: int | None) -> tuple[WatchedStep, str]:
     return watch.first, f"It is the first; of {steps} none has a draft."
 
 
-def label(token: ExplainedToken | ExplainedCandidate | Emitted) -> str:
+def label(token: ExplainedToken) -> str:
     """Return a token's text in quotes, control characters escaped, or its id if it has no text."""
     return repr(token.text) if token.text.strip("\ufffd") else f"<token {token.id}>"
 
@@ -144,11 +133,9 @@ def explain(
 ) -> Explanation:
     """Run a request up to one decode step, and return that step's explanation.
 
-    Args:
-        llm: idle, with the coupled rule.
-        prompt, temperature, seed: the request, sampled once and with no other option.
-        step: number of the decode step; None takes the first of ``watch.SEARCHED_STEPS`` with an
-            accepted and a rejected token, else the first with a draft, else the first.
+    ``llm`` is idle, with the coupled rule. ``step`` is the number of the decode step; None takes
+    the first of ``watch.SEARCHED_STEPS`` with an accepted and a rejected token, else the first with
+    a draft, else the first.
 
     Raises ConfigError where temperature or seed are out of range, RequestError where the prompt
     cannot be served, the output ends before the step, or the draft is a tree, and NumericalError.
@@ -187,9 +174,8 @@ def _summary(drafted: int, accepted: int, emitted: int, passes: int) -> str:
     tokens = f"{emitted} token{'s' if emitted > 1 else ''} from one pass of the target"
     if not drafted:
         return f"0 drafted, {tokens}: plain decoding."
-    cost = ""
-    if passes:
-        cost = f", at the price of {passes} pass{'es' if passes > 1 else ''} of the drafter"
+    price = f", at the price of {passes} pass{'es' if passes > 1 else ''} of the drafter"
+    cost = price if passes else ""
     gain = f"instead of {emitted} passes" if emitted > 1 else "as without a draft"
     return f"{drafted} drafted, {accepted} accepted, {tokens}, {gain}{cost}."
 
@@ -220,9 +206,8 @@ class _View:
         z = step.target[path]
         noise = SharedNoise(len(z), z.device)
         target = _Distribution(z, noise.scores(z[None], [row])[0])
-        drafting = None
-        if draft is not None and path in step.drafter:
-            own = step.drafter[path]
+        drafting, own = None, step.drafter.get(path)
+        if draft is not None and own is not None:
             drafting = _Distribution(own, noise.scores(own[None], [row])[0])
         g = None if row.greedy else noise.of([row])[0]
         chosen = [target.drawn] if draft is None else [target.drawn, draft]

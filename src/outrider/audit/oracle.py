@@ -26,10 +26,8 @@ def distribution(
     Temperature (0: the likeliest id, the lowest among equals), then min_p (keep
     p >= min_p * max p), then top_k (keep ties with the k-th; 0 or less: all), then top_p (keep the
     smallest set of likeliest ids whose mass reaches it, the lowest id first among equals, one at
-    least), each on the renormalised result of the one before.
-
-    Args:
-        logits: [vocabulary], -inf where a token is masked, one finite at least.
+    least), each on the renormalised result of the one before. ``logits`` [vocabulary] are -inf
+    where a token is masked, and one is finite at least.
     """
     z = np.asarray(logits, np.float64)
     if temperature == 0:
@@ -65,13 +63,9 @@ def processed(
 ) -> Distribution:
     """Return logits after ``output`` under a request's options, before `distribution`.
 
-    Masks first (allowed ids, if any; the last token of a bad word whose others end the output; ends
-    before min_tokens), then bias, then the penalties: repetition over
-    prompt and output, frequency and presence over the output.
-
-    Args:
-        logits: [vocabulary].
-        ends: ids that end the output.
+    Masks first (allowed ids, if any; the last token of a bad word whose others end the output; the
+    ``ends`` before min_tokens), then bias, then the penalties: repetition over prompt and
+    output, frequency and presence over the output.
     """
     z = np.array(logits, np.float64)
     if allowed:

@@ -29,6 +29,12 @@ class Check:
         """True without violations, if anything was tested."""
         return not self.violations and self.tested > 0
 
+    def as_json(self) -> dict[str, Any]:
+        names = ("mix", "drafted", "accepted")
+        runs = [dict(zip(names, run, strict=True)) for run in self.runs]
+        own = vars(self) | {"passed": self.passed, "runs": runs}
+        return own | {"closest": _closest(own.pop("findings"))}
+
 
 @dataclass(frozen=True)
 class Visible:
@@ -87,34 +93,10 @@ class AuditReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for ``--json``; numbers that are not finite are None."""
-        checks = [
-            {
-                "name": check.name,
-                "claim": check.claim,
-                "passed": check.passed,
-                "tested": check.tested,
-                "contexts": check.contexts,
-                "violations": check.violations,
-                "ties": check.ties,
-                "runs": [dict(zip(("mix", "drafted", "accepted"), r, strict=True))
-                         for r in check.runs],
-                "closest": _closest(check.findings),
-            }
-            for check in self.checks
-        ]  # fmt: skip
-        visible = self.visible
-        return {
-            "verdict": self.verdict,
-            "passed": self.passed,
-            "model": self.model,
-            "drafter": self.drafter,
-            "size": self.size,
-            "seed": self.seed,
-            "fault": self.fault,
-            "draws": self.draws,
-            "checks": checks,
-            "smallest_visible_error": None if visible is None else vars(visible),
-        }
+        own = vars(self) | {"checks": [check.as_json() for check in self.checks]}
+        visible = own.pop("visible")
+        error = {"smallest_visible_error": None if visible is None else vars(visible)}
+        return {"verdict": self.verdict, "passed": self.passed, **own, **error}
 
 
 def _closest(findings: Sequence[CountsFinding]) -> dict[str, Any] | None:

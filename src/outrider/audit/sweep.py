@@ -114,13 +114,9 @@ MORE_MIXES = (
 
 
 def asks(
-    prompts: Sequence[Sequence[int]],
-    tokens: int,
-    seeds: int,
-    vocabulary: int,
-    text: bool,
+    prompts: Sequence[Sequence[int]], tokens: int, seeds: int, vocabulary: int, text: bool,
     rng: random.Random,
-) -> list[Ask]:
+) -> list[Ask]:  # fmt: skip
     """Return every prompt under every option with ``seeds`` seeds, in random order.
 
     Outputs have ``tokens`` tokens; ids of options beyond the ``vocabulary`` are left out. With
@@ -145,14 +141,9 @@ def asks(
 
 
 def open_mix(
-    mix: Mix,
-    options: dict[str, Any],
-    page_bytes: int,
-    answers: Answers,
-    longest: int,
-    rng: random.Random,
-    fault: Fault,
-) -> LLM:
+    mix: Mix, options: dict[str, Any], page_bytes: int, answers: Answers, longest: int,
+    rng: random.Random, fault: Fault,
+) -> LLM:  # fmt: skip
     """Return an engine for one mix, with the options of every engine.
 
     ``page_bytes`` is of a page of its cache, ``answers`` the outputs of plain decoding, for trees

@@ -145,12 +145,9 @@ def comparisons(contexts: list[Recorded], rules: int) -> int:
 
 
 def try_rule(
-    rule: AcceptanceRule,
-    contexts: list[Recorded],
-    draws: int,
-    alpha: float,
+    rule: AcceptanceRule, contexts: list[Recorded], draws: int, alpha: float,
     rng: np.random.Generator,
-) -> Iterator[CountsFinding]:
+) -> Iterator[CountsFinding]:  # fmt: skip
     """Compare what ``rule`` emits in each context, and in all together, with the oracle.
 
     Comparisons are of the first token, the first two and all three, of ``draws`` of each context.

@@ -39,7 +39,7 @@ from .contexts import LAW_ERROR, record
 from .faults import Fault
 from .outcome import AuditReport, Check, visible_error
 from .reference import transformers_model
-from .sweep import MIXES, MORE_MIXES, TEXT_OPTIONS, Ask, Mix, asks, decode, open_mix
+from .sweep import MIXES, MORE_MIXES, TEXT_OPTIONS, Mix, asks, decode, open_mix
 from .ties import Difference, compare
 from .trial import comparisons, try_rule
 
@@ -85,16 +85,9 @@ class Audit:
     """
 
     def __init__(
-        self,
-        model: Folder,
-        drafter: Folder | None,
-        prompts: Sequence[str | Sequence[int]],
-        size: AuditSize,
-        seed: int,
-        fault: Fault,
-        progress: Progress,
-        **options: int | str | None,
-    ) -> None:
+        self, model: Folder, drafter: Folder | None, prompts: Sequence[str | Sequence[int]],
+        size: AuditSize, seed: int, fault: Fault, progress: Progress, **options: int | str | None,
+    ) -> None:  # fmt: skip
         self.folder = find_folder(model)
         self.size = size
         self.fault = fault
@@ -135,7 +128,6 @@ class Audit:
             return list(prompt)
         if has_tokenizer(self.folder):
             return read_codec(self.folder).encode(prompt)
-        # A model without a tokenizer gets the text's bytes as ids.
         return [b % self.plain.engine.model.shape.vocab_size for b in prompt.encode()]
 
     def against_transformers(self) -> Check:
@@ -165,9 +157,8 @@ class Audit:
             "equality", "the same seed gives the same tokens, plain and speculative, fp32"
         )
         size, vocabulary = self.size, self.plain.engine.model.shape.vocab_size
-        queued = asks(
-            self.prompts, size.tokens, size.seeds, vocabulary, self._writes_json, self._python
-        )
+        text = self._writes_json
+        queued = asks(self.prompts, size.tokens, size.seeds, vocabulary, text, self._python)
         self.progress("plain decoding, one request at a time")
         answers = {
             (ask.params.seed or 0, index): ids
@@ -186,23 +177,18 @@ class Audit:
             for ask, samples in decode(llm, queued, mix.batch):
                 for index, ids in enumerate(samples):
                     check.tested += len(ids)
-                    expected = answers[ask.params.seed or 0, index]
-                    self._judge(check, f"{mix}, {ask.option}", ask, index, expected, ids)
+                    seed = ask.params.seed or 0
+                    difference = compare(
+                        self.plain, ask.prompt, ask.params, answers[seed, index], ids, seed=seed,
+                        sample_index=index,
+                    )  # fmt: skip
+                    if difference is not None:
+                        tie = difference.is_tie and difference.measured <= LARGEST_TIE
+                        where = f"{mix}, {ask.option}, seed {seed}, sample {index}"
+                        self._record(check, replace(difference, is_tie=tie), where)
             counts = llm.engine.counts
             check.runs.append((str(mix), counts.drafted, counts.accepted))
         return check
-
-    def _judge(
-        self, check: Check, name: str, ask: Ask, index: int, expected: list[int], got: list[int]
-    ) -> None:
-        seed = ask.params.seed or 0
-        difference = compare(
-            self.plain, ask.prompt, ask.params, expected, got, seed=seed, sample_index=index
-        )
-        if difference is not None:
-            tie = difference.is_tie and difference.measured <= LARGEST_TIE
-            where = f"{name}, seed {seed}, sample {index}"
-            self._record(check, replace(difference, is_tie=tie), where)
 
     @staticmethod
     def _record(check: Check, difference: Difference, where: str) -> None:
@@ -259,9 +245,8 @@ class Audit:
                 f"only {len(recorded)} of {len(contexts)} contexts could be tested"
             )
             return check
-        rules: list[AcceptanceRule] = [make_rule(name) for name in RULES]
-        if self.fault.rule is not None:
-            rules = [self.fault.rule]
+        fault = self.fault.rule
+        rules: list[AcceptanceRule] = [fault] if fault else [make_rule(name) for name in RULES]
         alpha = FALSE_ALARM / comparisons(recorded, len(rules))
         for rule in rules:
             self.progress(f"rule {rule.name}: {len(recorded)} contexts x {size.draws} draws")
@@ -298,15 +283,10 @@ class Audit:
 
 
 def verify(
-    model: Folder,
-    prompts: Sequence[str | Sequence[int]],
-    drafter: Folder | None = "auto",
-    size: AuditSize = QUICK,
-    seed: int | None = None,
-    fault: Fault | None = None,
-    progress: Progress = lambda _: None,
-    **options: int | str | None,
-) -> AuditReport:
+    model: Folder, prompts: Sequence[str | Sequence[int]], drafter: Folder | None = "auto",
+    size: AuditSize = QUICK, seed: int | None = None, fault: Fault | None = None,
+    progress: Progress = lambda _: None, **options: int | str | None,
+) -> AuditReport:  # fmt: skip
     """Return the report of an audit of a pair, see the module's docstring, and ``Audit``.
 
     A text's bytes are the ids for a model without a tokenizer. Without ``seed`` a fresh one is

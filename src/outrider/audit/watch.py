@@ -16,13 +16,12 @@ import torch
 from ..base.types import (
     Draft,
     DraftBudget,
-    DraftNodes,
     LogitsPipeline,
     SamplingParams,
     Scheduled,
     SequenceState,
     StepRecord,
-)  # fmt: skip
+)
 from ..drafters.base import Drafter
 from ..errors import NumericalError, RequestError
 from ..frontend.inputs import Prompt
@@ -111,8 +110,13 @@ class StepWatch(WrappedDrafter):
             self._distribution.rows = self._now.drafter
         draft = super().propose(batch, budgets, noise)
         if self._now is not None:
-            _refuse_tree(draft[0], self.name, self.seen)
-            self._now.draft = draft[0].tokens
+            self._now.draft = nodes = draft[0].tokens
+            if draft[0].parents != list(range(-1, len(nodes) - 1)):
+                raise RequestError(
+                    f"drafter {self.name!r} drafted a tree of {len(nodes)} nodes in step "
+                    f"{self.seen}; explain shows chains only, so give a drafter that drafts one "
+                    "token after the other."
+                )
             self._distribution.rows = self._now.target
         return draft
 
@@ -130,14 +134,6 @@ class StepWatch(WrappedDrafter):
             self.first_drafted = self.first_drafted or step
         if step.number == self._number or (self._number is None and step.mixed):
             self.chosen = step
-
-
-def _refuse_tree(draft: DraftNodes, name: str, step: int) -> None:
-    if draft.parents != list(range(-1, len(draft.tokens) - 1)):
-        raise RequestError(
-            f"drafter {name!r} drafted a tree of {len(draft.tokens)} nodes in step {step}; "
-            "explain shows chains only, so give a drafter that drafts one token after the other."
-        )
 
 
 def watch_step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -183,7 +184,7 @@ def explain(
     with status("decoding up to the step"):
         explanation = take_apart(llm, text, temperature, seed, step)
     if json_:
-        write(json.dumps(explanation.as_dict()) + "\n")
+        write(json.dumps(asdict(explanation)) + "\n")
         return
     console = screen()
     with console.capture() as printed:

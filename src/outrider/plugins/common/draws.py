@@ -48,15 +48,7 @@ def signed(seed: int) -> int:
 
 
 def noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Return Outrider's noise, a row for each seed and position.
-
-    Args:
-        seeds, positions: int64 [rows], on one device.
-        vocab_size: number of columns.
-
-    Returns:
-        fp32 [rows, vocab_size] on that device.
-    """
+    """Return Outrider's noise, fp32 [rows, vocab_size], for int64 seeds and positions [rows]."""
     if seeds.device.type == "cpu":
         unsigned = [seed % 2**64 for seed in seeds.tolist()]
         rows = [0] * len(unsigned)
@@ -67,15 +59,12 @@ def noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torc
 def draw(
     z: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, greedy: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return each row's token, the lowest id on a tie.
+    """Return each row's token, int64 [rows], the lowest id on a tie.
 
     Args:
         z: fp32 processed logits [rows, vocabulary]; not changed.
         seeds, positions: int64 [rows]; a position is the token's index in prompt + output.
         greedy: bool [rows], the rows without noise; None where all have noise.
-
-    Returns:
-        int64 [rows].
     """
     if z.device.type == "cuda":
         from . import kernel  # Triton comes with vLLM for GPUs

@@ -36,11 +36,9 @@ class Drafted(NamedTuple):
 
 
 class Lengths:
-    """Chooses how far the sequences of a step draft.
+    """Chooses how far the sequences of a step draft, up to ``longest`` tokens.
 
-    Args:
-        longest: tokens of the longest draft.
-        method: who drafts, as vLLM calls it.
+    ``method`` is who drafts, as vLLM calls it.
     """
 
     def __init__(self, longest: int, method: str) -> None:
@@ -52,11 +50,9 @@ class Lengths:
         """Seconds of a drafted token, by power of two of the batch."""
 
     def choose(self, contexts: Mapping[str, int], most: int) -> list[int]:
-        """Return the draft length of each sequence that decodes in the next step.
+        """Return the draft length, up to ``most``, of each sequence that decodes in the next step.
 
-        Args:
-            contexts: tokens of each by its id.
-            most: tokens of the longest draft in this step.
+        ``contexts`` are the tokens of each by its id.
         """
         bound = min(most, self._longest)
         if not contexts or not bound:
@@ -68,13 +64,10 @@ class Lengths:
         return [choice.depth for choice in controller.decide(streams)]
 
     def observe(self, drafts: Sequence[Drafted], seconds: float | None, ahead: int = 0) -> None:
-        """Take in a step's drafts.
+        """Take in the drafts of each sequence that decoded in a step.
 
-        Args:
-            drafts: of each sequence that decoded.
-            seconds: what the step took; None where that tells nothing, as beside a prompt.
-            ahead: where a step drafts for the next one, how many tokens more than the step before
-                did.
+        The step took ``seconds``, None where that tells nothing, as beside a prompt. Where it
+        drafts for the next one, that was ``ahead`` tokens more than the step before did.
         """
         for id, asked, _, accepted in drafts:
             self._survival.observe(self._name, "", id, asked, accepted)
@@ -110,11 +103,9 @@ class Lengths:
 
     def _controller(self, batch: int) -> Controller:
         size = batch.bit_length()
-        controller = self._controllers.get(size)
-        if controller is None:
+        if size not in self._controllers:
             costs = Costs(ROWS, {self._name: DraftCosts()}, host=0.0, host_per_sequence=0.0)
             methods = {self._name: Method((self._name,), self._longest)}
             model = CostModel(costs, target=MeasuredCosts(ROWS, SPIKE))
-            controller = Controller(model, self._survival, methods)
-            self._controllers[size] = controller
-        return controller
+            self._controllers[size] = Controller(model, self._survival, methods)
+        return self._controllers[size]

@@ -37,11 +37,7 @@ def install(surface: Surface, patches: Mapping[str, Patch]) -> None:
 
 
 def patch_imports(patches: Mapping[str, Patch]) -> bool:
-    """Change modules now or when they are imported; return False where that is done already.
-
-    Args:
-        patches: by a module's name, what changes it.
-    """
+    """Change modules, by name, now or when they are imported; return False if that was done."""
     if patched(patches):
         return False
     for name, patch in patches.items():
@@ -59,10 +55,8 @@ def patched(patches: Mapping[str, Patch]) -> bool:
 def changing(functions: Mapping[str, str], package: str) -> Patch:
     """Return a patch that changes a module's functions.
 
-    Args:
-        functions: by ``function`` or ``Class.function``, the ``module:function`` of ours that makes
-            the new one of it, or with = in front takes its place.
-        package: of ours.
+    ``functions`` has by ``function`` or ``Class.function`` the ``module:function`` of our package
+    that makes the new one of it, or with = in front takes its place.
     """
 
     def patch(module: ModuleType) -> None:

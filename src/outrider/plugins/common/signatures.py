@@ -1,7 +1,10 @@
 """Checks another engine's version and the functions that Outrider replaces, from its source.
 
 Nothing is imported, so an extracted wheel can be checked like an installed package. The tables,
-``plugins/vllm/signatures.json`` and SGLang's, are written by ``tests/support/record_wheels.py``.
+``plugins/vllm/signatures.json`` and SGLang's, have a key for each function that is replaced, that
+calls one of those, or that we call: ``path/of/module.py:Class.function``, whose parameters are
+checked, or ``path/of/module.py:function()``, which must be called by that name in the module.
+``tests/support/record_wheels.py`` writes them.
 """
 
 import ast
@@ -24,20 +27,15 @@ class SignatureError(Exception):
 
 @dataclass(frozen=True)
 class Surface:
-    """The parts of an engine that a plugin of ours replaces, or relies on.
+    """An engine that a plugin of ours changes.
 
-    Args:
-        engine: its name in sentences.
-        package: its package, and the one of ours that goes into it.
-        variable: turns the plugin on.
-        functions: ``path/of/module.py:Class.function`` each, whose parameters are checked, or
-            ``path/of/module.py:function()``, which must be called by that name in the module.
+    ``engine`` is its name in sentences, ``package`` its package and the one of ours that goes into
+    it, ``variable`` turns the plugin on.
     """
 
     engine: str
     package: str
     variable: str
-    functions: tuple[str, ...]
 
     def load(self) -> Table:
         """Return the recorded table: by function, parameters and the versions that have them."""
@@ -73,17 +71,14 @@ def version_of(package: Path) -> str:
 def signature_of(package: Path, function: str) -> str | None:
     """Return a function's parameters without annotations, or ``CALLED`` where it is called.
 
-    Args:
-        package: the package's folder.
-        function: see ``Surface``. None is returned where it does not exist, or is not called.
+    None is returned where it does not exist in the folder ``package``, or is not called.
     """
     file, _, name = function.partition(":")
     if not (package / file).is_file():
         return None
     if name.endswith("()"):
         return CALLED if name.removesuffix("()") in _called(package / file) else None
-    node = find_function(_parsed(package / file), name)
-    if node is None:
+    if (node := find_function(_parsed(package / file), name)) is None:
         return None
     every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     for argument in (*every, node.args.vararg, node.args.kwarg):

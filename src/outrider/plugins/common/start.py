@@ -7,7 +7,7 @@ process: ``SystemExit`` is no ``Exception``.
 
 import os
 import sys
-from collections.abc import Callable
+from importlib import import_module
 from typing import NoReturn
 
 VLLM_VARIABLE = "OUTRIDER_VLLM"
@@ -32,12 +32,12 @@ def active(variable: str) -> bool:
     return asked == "1"
 
 
-def start(engine: str, variable: str, install: Callable[[], None]) -> None:
-    """Install a plugin where its variable says so, or end the process with a sentence."""
+def start(engine: str, variable: str, hooks: str) -> None:
+    """Run ``install`` of the module ``hooks`` where the variable says so, or end the process."""
     if not active(variable):
         return
     try:
-        install()
+        import_module(hooks).install()
     except Exception as error:
         stop(
             f"Outrider's rule cannot start inside {engine} ({type(error).__name__}: {error}); "

@@ -7,9 +7,10 @@ from typing import Any
 
 from ..common import patching
 from ..common.patching import Patch, changing, wrap
+from ..common.signatures import Surface
 from ..common.start import SGLANG_VARIABLE, stop
-from .surface import SURFACE
 
+SURFACE = Surface("SGLang", "sglang", SGLANG_VARIABLE)
 VERIFIED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 """Algorithms whose drafts SGLang verifies by ``eagle_sample``; others have their own rules."""
 
@@ -65,24 +66,18 @@ def _created(module: ModuleType) -> Callable[[Callable[..., Any]], Callable[...,
     return wrapper
 
 
-PATCHES: dict[str, Patch] = {
-    "sglang.srt.managers.scheduler": changing({"Scheduler.__init__": "hooks:checked"}, __package__),
-    "sglang.srt.managers.tokenizer_manager": changing(
-        {"TokenizerManager.__init__": "hooks:checked"}, __package__
-    ),
-    "sglang.srt.sampling.sampling_params": changing(
-        {"SamplingParams.verify": "requests:verify"}, __package__
-    ),
-    "sglang.srt.sampling.sampling_batch_info": _batch_info,
-    "sglang.srt.layers.sampler": _sampler,
-    "sglang.srt.speculative.eagle_utils": changing(
-        {
-            "eagle_sample": "sampling:eagle_sample",
-            "verify_tree_greedy_func": "sampling:verify_tree_greedy",
-        },
-        __package__,
-    ),
+CHANGES = {
+    "managers.scheduler": {"Scheduler.__init__": "hooks:checked"},
+    "managers.tokenizer_manager": {"TokenizerManager.__init__": "hooks:checked"},
+    "sampling.sampling_params": {"SamplingParams.verify": "requests:verify"},
+    "speculative.eagle_utils": {
+        "eagle_sample": "sampling:eagle_sample",
+        "verify_tree_greedy_func": "sampling:verify_tree_greedy",
+    },
 }
+PATCHES: dict[str, Patch] = {
+    f"sglang.srt.{name}": changing(functions, __package__) for name, functions in CHANGES.items()
+} | {"sglang.srt.sampling.sampling_batch_info": _batch_info, "sglang.srt.layers.sampler": _sampler}
 
 
 def check_arguments(args: Any) -> None:

@@ -8,6 +8,7 @@ tokens. Plain rows, and the first token behind a prompt, come through the sample
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,11 +29,9 @@ def tokens_of(
 
     Args:
         logits: [requests * rows, vocabulary], behind penalties and masks; not changed.
-        info: SGLang's ``SamplingBatchInfo``.
         positions: [requests * rows], the index of the token before the one that is drawn.
         rows: of each request.
     """
-
     if info.sampling_seed is None:
         stop(ELSEWHERE)
 
@@ -54,24 +53,18 @@ def tokens_of(
     return draw(z, seeds, positions.to(torch.int64) + 1, greedy), z
 
 
-class _Plain:
-    """A call of the sampler: the logits that it got, and whether tokens were drawn from them."""
+@dataclass
+class _Call:
+    """A call of the sampler, or of ``eagle_sample``: its logits, and whether it drew from them."""
 
-    def __init__(self) -> None:
-        self.logits: torch.Tensor | None = None
-        self.drew = False
-
-
-class _Verified:
-    """A call of ``eagle_sample``."""
-
-    def __init__(self, tree: Any, info: Any, logits: torch.Tensor) -> None:
-        self.tree, self.info, self.logits = tree, info, logits
-        self.drew = False
+    logits: torch.Tensor | None = None
+    tree: Any = None
+    info: Any = None
+    drew: bool = False
 
 
-_plain: _Plain | None = None
-_verified: _Verified | None = None
+_plain: _Call | None = None
+_verified: _Call | None = None
 
 
 def forward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,7 +74,7 @@ def forward(original: Callable[..., Any]) -> Callable[..., Any]:
         global _plain
         if sampling_info.is_all_greedy or not len(logits_output.next_token_logits):
             return original(self, logits_output, sampling_info, *args, **named)
-        step = _plain = _Plain()
+        step = _plain = _Call()
         try:
             tokens = original(self, logits_output, sampling_info, *args, **named)
         finally:
@@ -108,8 +101,7 @@ def preprocess_logits(original: Callable[..., Any]) -> Callable[..., Any]:
 def sample_from_probs(capture: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return what makes ``Sampler._sample_from_probs`` draw from the logits.
 
-    Args:
-        capture: SGLang's class for the tokens that could have been drawn; None where it has none.
+    ``capture`` is SGLang's class for the tokens that could have been drawn, None if it has none.
     """
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,7 +142,7 @@ def eagle_sample(original: Callable[..., Any]) -> Callable[..., Any]:
         if batch.forward_mode.is_idle():
             return original(verify_input, batch, logits_output, *args, **named)
         info = batch.sampling_info
-        step = _verified = _Verified(verify_input, info, logits_output.next_token_logits)
+        step = _verified = _Call(logits_output.next_token_logits, verify_input, info)
         greedy, info.is_all_greedy = info.is_all_greedy, True  # the walk, for every request
         try:
             result = original(verify_input, batch, logits_output, *args, **named)
@@ -168,7 +160,7 @@ def verify_tree_greedy(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def verify_tree_greedy_func(*args: Any, **named: Any) -> Any:
         step = _verified
-        if step is not None and "target_predict" in named:
+        if step is not None and step.logits is not None and "target_predict" in named:
             nodes = step.tree.draft_token_num
             tokens, _ = tokens_of(step.logits, step.info, step.tree.positions.view(-1), nodes)
             named["target_predict"] = tokens.to(named["target_predict"].dtype).view(-1, nodes)

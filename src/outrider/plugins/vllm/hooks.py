@@ -5,9 +5,10 @@ from typing import Any
 
 from ..common import patching
 from ..common.patching import Patch, changing
-from ..common.start import stop
-from .surface import SURFACE
+from ..common.signatures import Surface
+from ..common.start import VLLM_VARIABLE, stop
 
+SURFACE = Surface("vLLM", "vllm", VLLM_VARIABLE)
 STANDARD = "standard"
 """vLLM's one way to verify that changes no distribution, and that Outrider's rule replaces."""
 
@@ -17,38 +18,30 @@ def install() -> None:
     patching.install(SURFACE, PATCHES)
 
 
-def create_engine_config(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``EngineArgs.create_engine_config`` that checks what it makes."""
+def _then(check: Callable[[Any, Any], None]) -> Callable[..., Any]:
+    """Return a wrapper of methods after which ``check`` sees the object and the result."""
 
-    def create_engine_config(self: Any, *args: Any, **named: Any) -> Any:
-        config = original(self, *args, **named)
-        check_config(config)
-        return config
+    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(self: Any, *args: Any, **named: Any) -> Any:
+            result = original(self, *args, **named)
+            check(self, result)
+            return result
 
-    return create_engine_config
+        return method
 
-
-def init_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``WorkerWrapperBase.init_device`` that checks the runner it makes."""
-
-    def init_device(self: Any) -> Any:
-        result = original(self)
-        check_config(self.vllm_config)
-        check_runner(self.worker)
-        return result
-
-    return init_device
+    return wrapper
 
 
-def load_model(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return V2's ``GPUModelRunner.load_model`` that checks the samplers it makes."""
+create_engine_config = _then(lambda _, config: check_config(config))
+load_model = _then(lambda self, _: check_samplers(self))
 
-    def load_model(self: Any, *args: Any, **named: Any) -> Any:
-        result = original(self, *args, **named)
-        check_samplers(self)
-        return result
 
-    return load_model
+def _check_worker(wrapper: Any, _: Any) -> None:
+    check_config(wrapper.vllm_config)
+    check_runner(wrapper.worker)
+
+
+init_device = _then(_check_worker)
 
 
 V2 = "vllm.v1.worker.gpu"

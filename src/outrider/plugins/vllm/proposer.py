@@ -34,10 +34,8 @@ class _Text:
 
     def draft(self, length: int) -> list[int]:
         """Return up to ``length`` tokens: the suffix index's, else those of the longest n-gram."""
-        if self._suffix is not None:
-            drafted = self._suffix.draft(None, length, length).tokens
-            if drafted:
-                return list(drafted)
+        if self._suffix and (drafted := self._suffix.draft(None, length, length).tokens):
+            return list(drafted)
         if self._ngram is None:
             return []
         self._ngram.extend(self.tokens)
@@ -60,9 +58,6 @@ class Proposer:
     ``speculative_config`` names it: ``{"method": "custom_class", "model":
     "outrider.plugins.vllm.Proposer", "num_speculative_tokens": 8}``, with ``prompt_lookup_min`` and
     ``prompt_lookup_max`` (2 and 4 unless given) where n-grams are looked up.
-
-    Args:
-        vllm_config: vLLM's.
     """
 
     _ngram, _suffix = True, True
@@ -103,11 +98,8 @@ class Proposer:
     ) -> list[list[int]]:
         """Return a draft behind each request's last token.
 
-        Args:
-            sampled_token_ids: by request, what the step added; nothing in the middle of a prompt.
-            num_tokens_no_spec: by request, how many tokens it has.
-            token_ids_cpu: by request, its tokens.
-            named: without meaning here.
+        By request: ``sampled_token_ids`` are what the step added, nothing in the middle of a
+        prompt; the first ``num_tokens_no_spec`` of ``token_ids_cpu`` are its tokens.
         """
         runner: Any = v1.last_runner() if v1.last_runner else None
         assert runner is not None, "vLLM proposes after it has sampled"
@@ -133,11 +125,8 @@ class Proposer:
         return drafts
 
     def _learn(self, texts: dict[str, list[int]], batch: int) -> None:
-        """Tell the controller what came of the last drafts.
-
-        Args:
-            texts: of each request that got tokens.
-            batch: requests of the step.
+        """Tell the controller what came of the last drafts; ``texts`` are of requests that got
+        tokens, of the ``batch`` requests of the step.
         """
         now = time.perf_counter()
         took, self._time = now - self._time, now

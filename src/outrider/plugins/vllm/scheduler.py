@@ -19,10 +19,7 @@ from ..common.start import stop
 class Lookup(Sequence[int]):
     """By the number of requests in a step, how many tokens each drafts for the next.
 
-    Args:
-        most: vLLM's own lookup.
-        lengths: the controller's.
-        running: returns the requests that run.
+    ``most`` is vLLM's own lookup; ``running`` returns the requests that run.
     """
 
     def __init__(
@@ -42,12 +39,7 @@ class Lookup(Sequence[int]):
         return max(self.lengths.choose(contexts, self._most[batch]), default=0)
 
     def observe(self, scheduled: Any, sampled: Any) -> None:
-        """Take in a step that ran.
-
-        Args:
-            scheduled: vLLM's ``SchedulerOutput``.
-            sampled: its ``ModelRunnerOutput``.
-        """
+        """Take in a step that ran: vLLM's ``SchedulerOutput`` and ``ModelRunnerOutput``."""
         now = time.perf_counter()
         took, self._last = now - self._last, now
         # A step verifies what was asked in the one before, and drafts what is asked in it.

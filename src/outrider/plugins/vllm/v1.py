@@ -22,18 +22,17 @@ OTHER_DRAFTS = ("parallel_drafting", "use_heterogeneous_vocab", "use_local_argma
 
 
 class SampledStep:
-    """The rows that one call of ``_sample`` draws for.
-
-    Args:
-        runner: vLLM's.
-        metadata: its ``SpecDecodeMetadata``, None where nothing was drafted.
-    """
+    """The rows that one call of ``_sample`` draws for; nothing was drafted without metadata."""
 
     def __init__(self, runner: Any, metadata: Any) -> None:
         batch = runner.input_batch
         device = runner.positions.device
         self.metadata = metadata
-        seeds = [signed(_seed(runner, request_id)) for request_id in batch.req_ids]
+        engine_seed = runner.vllm_config.model_config.seed
+        seeds = [
+            signed(seed_of(name, runner.requests[name].sampling_params.seed, engine_seed))
+            for name in batch.req_ids
+        ]
         self.seeds = torch.tensor(seeds, dtype=torch.int64).to(device, non_blocking=True)
         if metadata is None:
             last = runner.query_start_loc.gpu[1 : len(seeds) + 1] - 1
@@ -52,11 +51,6 @@ class SampledStep:
     def of_each(self, values: torch.Tensor) -> torch.Tensor:
         """Return values of requests, repeated for each of their verified rows."""
         return values.repeat_interleave(self.counts, output_size=len(self.verified))
-
-
-def _seed(runner: Any, request_id: str) -> int:
-    params = runner.requests[request_id].sampling_params
-    return seed_of(request_id, params.seed, runner.vllm_config.model_config.seed)
 
 
 _step: SampledStep | None = None
@@ -136,11 +130,8 @@ def apply_sampling_constraints(original: Callable[..., Any]) -> Callable[..., An
         temperature = _step.of_each(sampling_metadata.temperature)
         logits.div_(temperature.masked_fill(temperature == 0, 1)[:, None])
         k, p = sampling_metadata.top_k, sampling_metadata.top_p
-        return truncate(
-            logits,
-            None if k is None else _step.of_each(k),
-            None if p is None else _step.of_each(p),
-        )
+        k, p = (None if each is None else _step.of_each(each) for each in (k, p))
+        return truncate(logits, k, p)
 
     return apply_sampling_constraints
 
@@ -162,17 +153,9 @@ def rejection_sample(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if _step is None:
             return original(
-                draft_token_ids,
-                num_draft_tokens,
-                max_spec_len,
-                cu_num_draft_tokens,
-                draft_probs,
-                target_logits,
-                bonus_token_ids,
-                sampling_metadata,
-                *others,
-                **named,
-            )
+                draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs,
+                target_logits, bonus_token_ids, sampling_metadata, *others, **named,
+            )  # fmt: skip
         _step.drew_verified = True
         drawn = _verified_tokens(_step, target_logits, sampling_metadata)
         return _accepted(_step, drawn, draft_token_ids, bonus_token_ids, max_spec_len)

@@ -27,13 +27,11 @@ def gumbel_sample(
     """Return the token of each row, int64 [rows].
 
     Args:
-        logits: [rows, vocabulary].
         expanded_idx_mapping: [rows], each row's request; below 0 for rows that do not count.
         temperature, seed: by request; a temperature of 0 is greedy.
-        pos: [rows].
         apply_temperature: whether the logits are not yet divided by it.
-        is_drafting, named: without meaning here. Logits of drafts are kept for vLLM's own
-            verification (``logits_cache``); ours does not read them.
+        is_drafting, named: without meaning here, such as ``logits_cache``, which vLLM's own
+            verification reads.
     """
     requests = expanded_idx_mapping.to(torch.int64).clamp(min=0)
     z = logits.to(torch.float32)
