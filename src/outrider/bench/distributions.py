@@ -46,7 +46,7 @@ SMALLEST_PEAK = 1e-9
 
 
 def uniforms(answer: Sequence[int], seed: int, stream: int, count: int) -> Floats:
-    """Numbers in (0, 1), [len(answer), count], fixed by seed, index in the answer and token."""
+    """Return numbers in (0, 1), [len(answer), count], fixed by seed, index and token."""
     n = len(answer)
     return (words([seed] * n, answer, range(n), count, stream) + 0.5) / 2**32
 
@@ -59,7 +59,7 @@ def _law(peak: Floats, vocab_size: int) -> tuple[Floats, Floats]:
 
 
 def target_track(answer: Sequence[int], vocab_size: int, seed: int) -> Track:
-    """A replay target's log probabilities along ``answer`` (token ids)."""
+    """Return a replay target's log probabilities along ``answer`` (token ids)."""
     u = uniforms(answer, seed, LAW_STREAM, 2 + OTHER_TOKENS)
     low, high = OPEN_PEAKS
     peak = np.where(u[:, 0] < OPEN_SHARE, low + (high - low) * u[:, 1], CERTAIN_PEAK)
@@ -111,9 +111,7 @@ def _peaks(peak: Floats, v: Floats, sure: npt.NDArray[np.bool_], doubt: float) -
 def coupled(p: Floats, q: Floats, count: Floats) -> Floats:
     """Return how often draws with shared noise are the same, [n].
 
-    Args:
-        p, q: probabilities above 0, [n, kinds].
-        count: how many tokens each kind stands for, [kinds].
+    ``p`` and ``q`` are probabilities above 0, [n, kinds]; a kind stands for ``count`` tokens.
     """
     ratios = np.maximum(p[:, None] / p[:, :, None], q[:, None] / q[:, :, None])
     same: Floats = (count / (ratios * count).sum(-1)).sum(-1)
@@ -144,10 +142,8 @@ def doubt(agreement: float, vocab_size: int) -> float:
     least, most = 0.0, 1.0  # of doubt / (1 + doubt)
     for _ in range(40):
         middle = (least + most) / 2
-        if accepted(middle / (1 - middle)) > agreement:
-            least = middle
-        else:
-            most = middle
+        more = accepted(middle / (1 - middle)) > agreement
+        least, most = (middle, most) if more else (least, middle)
     return least / (1 - least)
 
 

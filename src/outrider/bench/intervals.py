@@ -12,18 +12,14 @@ METHOD = (
 
 
 def ranks(n: int) -> tuple[int, float]:
-    """Return the ranks of n values that bound their median, and the confidence.
+    """Return the rank j of n values that bounds their median from both ends, and the confidence.
 
     The number of n independent values below the true median is binomial (n, 1/2), so the j-th
     from below and the j-th from above hold it between them with probability 1 - 2 P(B <= j - 1),
-    whatever the distribution. It needs no model and no resampling, where a bootstrap of so few
-    values would be too narrow. David and Nagaraja, "Order Statistics" (3rd ed. 2003), section 7.1;
-    Le Boudec, "Performance Evaluation of Computer and Communication Systems" (2010), theorem 2.1.
-
-    Returns:
-        The largest j, counted from 1, with a confidence of 95 % or more, and that confidence: it
-        moves in steps, and 7 values give (1, 0.984), their smallest and largest. (0, 0) for fewer
-        than 6 values, which reach no 95 %.
+    whatever the distribution; a bootstrap of so few values would be too narrow. j is the largest,
+    from 1, with 95 % or more: (1, 0.984) for 7 values, (0, 0) for fewer than 6. David and Nagaraja,
+    "Order Statistics" (3rd ed. 2003), section 7.1; Le Boudec, "Performance Evaluation of Computer
+    and Communication Systems" (2010), theorem 2.1.
     """
     j, confidence, outside = 0, 0.0, 2 / 2**n
     while outside <= 1 - CONFIDENCE:
@@ -33,13 +29,13 @@ def ranks(n: int) -> tuple[int, float]:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """A confidence interval of the values' median, in their unit: see ``ranks``; None for few."""
+    """Return a confidence interval of the values' median, in their unit: None for few."""
     ordered, (j, _) = sorted(values), ranks(len(values))
     return (ordered[j - 1], ordered[-j]) if j else None
 
 
 def shown(bounds: Sequence[float] | None, form: str) -> str:
-    """An interval in figures, nothing where there is none."""
+    """Return an interval in figures, nothing where there is none."""
     return "" if bounds is None else f"[{bounds[0]:{form}} {bounds[1]:{form}}]"
 
 

@@ -21,9 +21,8 @@ from ..engine.setup import set_up
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
 from ..models.base import Model
-from ..params import StructuredOutputsParams
 from ..text.codec import TextCodec
-from .record import Pass, run_all
+from .record import Pass, frozen, params_of, run_all
 from .replay import Replay, parts_of
 from .workload import BUNDLED, Workload
 
@@ -88,7 +87,7 @@ class BenchCell:
 
 
 def drafter_names(options: BenchOptions) -> dict[str, str]:
-    """The drafters to run: their names in the report, and what ``LLM`` is given for them.
+    """Return the drafters to run: their names in the report, and what ``LLM`` is given for them.
 
     Raises ConfigError: there is no such drafter, or not for this target.
     """
@@ -109,7 +108,7 @@ def drafter_names(options: BenchOptions) -> dict[str, str]:
 
 
 def recorded_answers(workload: Workload, codec: TextCodec) -> list[list[int]]:
-    """Token ids of every answer, without special tokens. Raises ConfigError: an item has none."""
+    """Return every answer's ids, without special ones. Raises ConfigError: an item has none."""
     for i, item in enumerate(workload.items, 1):
         if item.answer is None:
             raise ConfigError(
@@ -197,24 +196,14 @@ class Bench:
         return LLM.from_engine(setup, engine)
 
     def params(self, temperature: float) -> list[SamplingParams]:
-        """Each prompt's parameters; its seed is its index."""
-        forms = [
-            None if item.schema is None else StructuredOutputsParams(json=item.schema)
-            for item in self.workload.items
-        ]
-        return [
-            SamplingParams(
-                temperature=temperature, seed=i, max_tokens=limit, ignore_eos=form is None,
-                structured_outputs=form,
-            )
-            for i, (form, limit) in enumerate(zip(forms, self.limits, strict=True))
-        ]  # fmt: skip
+        """Return each prompt's parameters; its seed is its index."""
+        pairs = zip(self.workload.items, self.limits, strict=True)
+        return [params_of(item, temperature, i, most) for i, (item, most) in enumerate(pairs)]
 
     def order(self, number: int) -> Iterator[BenchCell]:
-        """The cells in the order of round ``number``: turned on by one place a round.
+        """Yield the cells in the order of round ``number``, turned on by one place a round.
 
-        Cells of one temperature and batch size stay together, so that what is compared ran close
-        by.
+        Cells of one temperature and batch size, which are compared, stay together.
         """
         for conditions in turned(self.conditions, number):
             yield from turned([c for c in self.cells if c.conditions == conditions], number)
@@ -224,9 +213,7 @@ class Bench:
         timings: dict[BenchCell, list[Pass]] = {cell: [] for cell in self.cells}
         rounds = map(self.order, range(self.options.rounds))
         schedule = [*self.cells, *chain.from_iterable(rounds)]
-        gc.collect()
-        gc.freeze()  # what is loaded need not be searched before every measurement
-        try:
+        with frozen():
             for done, cell in enumerate(schedule, 1):
                 llm = self._open(cell.drafter) if self.options.fresh else self.engines[cell.drafter]
                 length = cell.length or max(self.options.lengths)
@@ -236,6 +223,4 @@ class Bench:
                 timings[cell].append(run_all(llm, self.prompts, params, cell.batch_size))
                 self.beliefs[cell] = llm.engine.beliefs
                 progress(done, len(schedule))
-        finally:
-            gc.unfreeze()
         return {cell: runs[1:] for cell, runs in timings.items()}

@@ -36,7 +36,7 @@ METHOD = "mean over windows, normal approximation; of the perplexity's loss, ove
 
 
 def cut(texts: Sequence[str], codec: TextCodec, length: int, most: int) -> list[list[int]]:
-    """At most ``most`` windows of ``length`` tokens, evenly spread over the texts.
+    """Return at most ``most`` windows of ``length`` tokens, evenly spread over the texts.
 
     Each begins with what the tokenizer puts before a text. A text's end that fills no window is
     left out.
@@ -59,7 +59,7 @@ def cut(texts: Sequence[str], codec: TextCodec, length: int, most: int) -> list[
 
 
 def distribution(model: Model, window: Sequence[int]) -> torch.Tensor:
-    """Log probabilities of what follows each token but the last: fp32 [tokens - 1, vocabulary]."""
+    """Return log probabilities behind each token but the last: fp32 [tokens - 1, vocabulary]."""
     pages = range(1, 1 + -(-len(window) // PAGE_SIZE))
     store = model.new_store(1 + len(pages), PAGE_SIZE)
     rows = len(window) - 1
@@ -81,13 +81,13 @@ def compare(
 
 
 def loss(own: torch.Tensor, window: Sequence[int]) -> float:
-    """Mean nats of the tokens that really follow."""
+    """Return the mean nats of the tokens that really follow."""
     after = torch.tensor(window[1:])
     return -float(own.gather(-1, after[:, None]).mean())
 
 
 def interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """The mean of the values, and its interval of ``CONFIDENCE``."""
+    """Return the mean of the values, and its interval of ``CONFIDENCE``."""
     mean = fmean(values)
     wide = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * stdev(values) / len(values) ** 0.5
     return mean, (mean - wide, mean + wide)
@@ -118,12 +118,9 @@ def figures(
 
 
 def quality(
-    model: Folder,
-    texts: Sequence[str],
-    recipes: Sequence[str],
-    windows: int,
+    model: Folder, texts: Sequence[str], recipes: Sequence[str], windows: int,
     dtype: str = "bfloat16",
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Return a report on quantised weights beside the checkpoint's own in ``dtype``.
 
     ``recipes`` are what ``LLM(quantization=...)`` takes, or checkpoints with the same tokenizer; at

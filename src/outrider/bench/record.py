@@ -1,7 +1,9 @@
 """The record of a run: its requests, their events, and the time and memory that it took."""
 
+import gc
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..base.types import Counts, Event, SamplingParams
@@ -9,7 +11,29 @@ from ..errors import NumericalError
 from ..frontend.inputs import Prompt
 from ..frontend.outputs import RequestState, SampleState
 from ..llm import LLM
+from ..params import StructuredOutputsParams
 from .machine import available_cores, peak_memory, reset_peak_memory
+from .workload import Item
+
+
+def params_of(item: Item, temperature: float, seed: int, most: int) -> SamplingParams:
+    """Return the parameters of an item with ``most`` output tokens; its schema ends it, not EOS."""
+    form = None if item.schema is None else StructuredOutputsParams(json=item.schema)
+    return SamplingParams(
+        temperature=temperature, seed=seed, max_tokens=most, ignore_eos=form is None,
+        structured_outputs=form,
+    )  # fmt: skip
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Keep what is loaded out of the garbage collector's searches before each run."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class DecodeStep:
 
 
 def steps(origins: Sequence[Origin]) -> list[DecodeStep]:
-    """The steps behind an output: each ends with a bonus or plain token, or with the output."""
+    """Return the steps of an output: each ends with a bonus or plain token, or the output."""
     listed: list[DecodeStep] = []
     first = 0
     for i, origin in enumerate(origins):
@@ -36,7 +36,7 @@ def steps(origins: Sequence[Origin]) -> list[DecodeStep]:
 
 
 def repeats(prompt: Sequence[int], output: Sequence[int]) -> list[bool]:
-    """For each output token, whether it continues the 4 tokens before it as they were before."""
+    """Return for each output token if it continues the 4 tokens before it as they were before."""
     tokens = [*prompt, *output]
     seen: set[tuple[int, ...]] = set()
     again = []
@@ -51,10 +51,9 @@ def repeats(prompt: Sequence[int], output: Sequence[int]) -> list[bool]:
 def fresh_acceptance_length(
     samples: Iterable[tuple[Sequence[int], Sequence[int], Sequence[Origin]]],
 ) -> float | None:
-    """1 + accepted / drafts over the steps with a draft that do not repeat; None without any.
+    """Return 1 + accepted / drafts over steps with a draft that do not repeat; None without any.
 
-    Args:
-        samples: prompt ids, output ids and origins of each.
+    ``samples`` have prompt ids, output ids and origins each.
     """
     accepted = drafts = 0
     for prompt, output, origins in samples:

@@ -26,17 +26,15 @@ def setting(bench: Bench) -> dict[str, Any]:
     return {
         **machine(),
         "dtype": str(bench.plain.engine.model.dtype).removeprefix("torch."),
-        "quantization": engine.get("quantization"),
+        **{name: engine.get(name) for name in ("quantization", "drafter_window", "preset")},
         "drafter_quantization": engine.get("drafter_quantization") or "auto",
-        "drafter_window": engine.get("drafter_window"),
-        "preset": engine.get("preset"),
     }
 
 
 def differences(
     bench: Bench, cell: BenchCell, runs: list[Pass], plain: list[Pass]
 ) -> list[tuple[int, Difference]]:
-    """Every difference to plain decoding's first outputs: (prompt, what it is)."""
+    """Return every difference to plain decoding's first outputs: (prompt, what it is)."""
     params = bench.params(cell.temperature)
     parted = []
     for i, expected in enumerate(plain[0].outputs):
@@ -48,22 +46,18 @@ def differences(
 
 
 def figures(bench: Bench, cell: BenchCell, runs: list[Pass], plain: list[Pass]) -> dict[str, Any]:
-    """One entry of ``runs``.
+    """Return one entry of ``runs``.
 
-    ``tokens_per_second`` is decode speed, (N-1)/(T(N)-T(1)) over all prompts of a round, and
-    ``latency_per_token_ms`` what a sequence waits for a token: (T(N)-T(1))/(N-1), in ms.
-    ``end_to_end_*`` count from the call on. ``sequence_length`` is the mean of prompt + output, in
-    tokens; ``num_samples`` how many sequences a round has. ``acceptance_*`` are defined at
-    ``Counts`` and null without a drafter. ``utilisation`` is CPU time over wall time x cores.
-    ``peak_memory_bytes`` is the process's, all engines of the benchmark loaded.
+    ``tokens_per_second`` is decode speed, (N-1)/(T(N)-T(1)) over all prompts of a round,
+    ``latency_per_token_ms`` what a sequence waits for a token: (T(N)-T(1))/(N-1). ``end_to_end_*``
+    count from the call on. ``sequence_length`` is the mean of prompt + output, in tokens;
+    ``num_samples`` how many sequences a round has. ``acceptance_*`` are defined at ``Counts`` and
+    null without a drafter. ``peak_memory_bytes`` is the process's, all engines loaded.
     ``numerical_ties`` counts sequences that part from plain decoding at a tie, where their
     comparison ends; ``outputs_identical`` is false only for a difference that is none.
-    ``structured_outputs`` is true where outputs were held to JSON schemas, and ``replay`` says what
-    a replay target is, null for a real one.
-    ``controller`` is what the engine believed at the end of the last round, null where it was told
-    how to draft: see ``engine/control/summary.py``.
-    ``acceptance_length_without_repeats`` and ``repeated_share`` (of output tokens): see
-    ``bench/repeats.py``.
+    ``replay`` says what a replay target is, null for a real one. ``controller`` is what the engine
+    believed at the end of the last round, null where it was told how to draft. Of
+    ``acceptance_length_without_repeats`` and ``repeated_share`` (of tokens): ``bench/repeats.py``.
     """
     drafts = cell.drafter != PLAIN
     samples, counts = runs[0].samples, total(run.counts for run in runs)
@@ -113,16 +107,15 @@ def figures(bench: Bench, cell: BenchCell, runs: list[Pass], plain: list[Pass]) 
 
 
 def report(bench: Bench, timings: dict[BenchCell, list[Pass]]) -> dict[str, Any]:
-    """The whole report: ``machine``, and ``runs`` in the order of the cells."""
+    """Return the report: ``machine``, and ``runs`` in the order of the cells."""
     plain = {cell.conditions: each for cell, each in timings.items() if cell.drafter == PLAIN}
     runs = [figures(bench, cell, each, plain[cell.conditions]) for cell, each in timings.items()]
     rounds = bench.options.rounds
-    intervals = {"confidence": ranks(rounds)[1], "method": METHOD}
     return {
         "machine": setting(bench),
         "rounds": rounds,
         "fresh": bench.options.fresh,
-        "intervals": intervals,
+        "intervals": {"confidence": ranks(rounds)[1], "method": METHOD},
         "runs": runs,
     }
 
@@ -143,6 +136,6 @@ def heading(report: dict[str, Any]) -> list[str]:
 
 
 def best(runs: Sequence[dict[str, Any]], run: dict[str, Any]) -> dict[str, Any]:
-    """The run with the largest speedup among those of ``run``'s temperature and batch size."""
+    """Return the run with the largest speedup of ``run``'s temperature and batch size."""
     same = (r for r in runs if all(r[key] == run[key] for key in ("temperature", "batch_size")))
     return max(same, key=lambda r: r["speedup"])

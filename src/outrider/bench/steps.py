@@ -115,22 +115,13 @@ def timed_steps(record: StepRecord | None, size: int) -> list[Timed]:
 
 
 def profile(
-    llm: LLM,
-    prompts: Sequence[str],
-    longest: int,
-    sizes: Sequence[int] = SIZES,
-    rounds: int = ROUNDS,
-    tokens: int = TOKENS,
-) -> Costs:
+    llm: LLM, prompts: Sequence[str], longest: int, sizes: Sequence[int] = SIZES,
+    rounds: int = ROUNDS, tokens: int = TOKENS,
+) -> Costs:  # fmt: skip
     """Return what steps cost by rows, sequences and draft length, with the engine's drafter.
 
-    Args:
-        llm: drafts up to ``longest`` tokens, and holds ``sizes`` sequences.
-        prompts: texts of the kind that planning is about.
-        longest: draft length, 2 or more.
-        sizes: at least two, from 1 on.
-        rounds: each batch size and length is measured so often.
-        tokens: of each output.
+    ``llm`` drafts up to ``longest`` tokens, 2 or more, and holds ``sizes`` sequences, at least two
+    sizes from 1 on; each size and length is measured in all ``rounds``, with so many output tokens.
 
     Raises ConfigError: the outputs are too short.
     """
@@ -139,9 +130,9 @@ def profile(
     steps: dict[tuple[int, int], list[Timed]] = {cell: [] for cell in cells}
     for number in range(-1, rounds):
         for size, k in turned(cells, number):
-            found, _ = timed(llm, prompts[:FEWEST], size, k, tokens)
+            own, _ = timed(llm, prompts[:FEWEST], size, k, tokens)
             if number >= 0:  # the first round warms up
-                steps[size, k] += found
+                steps[size, k] += own
     texts = [len(llm.inputs.encode(text)) for text in prompts]
     return fitted(llm.engine.drafter, steps, sum(texts) / len(texts) + tokens / 2)
 
@@ -183,8 +174,8 @@ def usual(steps: Iterable[Timed], what: Callable[[Timed], float]) -> float:
 
     Over all of them, the quick ones would be those that verify least.
     """
-    found = [(len(alike), quick(map(what, alike))) for alike in by_rows(steps)]
-    return sum(count * each for count, each in found) / sum(count for count, _ in found)
+    parts = [(len(alike), quick(map(what, alike))) for alike in by_rows(steps)]
+    return sum(count * each for count, each in parts) / sum(count for count, _ in parts)
 
 
 def groups(items: Iterable[T], size: Callable[[T], float], within: float) -> Iterator[list[T]]:
@@ -216,8 +207,7 @@ def fitted(drafter: Drafter, steps: dict[tuple[int, int], list[Timed]], context:
         return step.draft + step.host
 
     draft = {
-        (size, k): usual(found, beside) - host[0] - host[1] * size
-        for (size, k), found in steps.items()
+        (size, k): usual(own, beside) - host[0] - host[1] * size for (size, k), own in steps.items()
     }
     longest = max(k for _, k in steps)
     if drafter.model is None:
@@ -241,18 +231,18 @@ def curve(forwards: Sequence[ForwardTimes], per_sequence: float) -> Curve:
 
 
 def sequence_cost(forwards: Sequence[ForwardTimes]) -> float:
-    """Return what a sequence adds to a forward of about as many rows: the median over pairs.
+    """Return what a sequence adds to a forward: the median over pairs with about as many rows.
 
     It is half of any forward at most.
     """
-    found = [
+    added = [
         (a.seconds - b.seconds) / (a.size - b.size)
         for a in forwards
         for b in forwards
         if a.size > b.size and 1 / ALIKE <= a.rows / b.rows <= ALIKE
     ]
     most = min(each.seconds / each.size for each in forwards) / 2
-    return min(max(median(found), 0.0), most) if found else 0.0
+    return min(max(median(added), 0.0), most) if added else 0.0
 
 
 def line(across: Sequence[float], up: Sequence[float]) -> tuple[float, float]:

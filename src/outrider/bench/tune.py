@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle, islice
 from math import ceil
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 from ..base.limits import LARGEST_DRAFT
 from ..base.methods import AUTO
-from ..base.types import SamplingParams
 from ..checkpoints.families import find_folder
 from ..checkpoints.tokenizers import read_codec
 from ..drafters.base import NoSpec
@@ -22,12 +20,11 @@ from ..drafters.registry import find_drafter
 from ..engine.control.switch import SpeculationState
 from ..errors import ConfigError, OutriderError
 from ..llm import LLM
-from ..params import StructuredOutputsParams
 from .machine import machine
 from .race import FEWEST_ROUNDS, MOST_ROUNDS, RaceRun, Setting, race
-from .record import Pass, run_all
+from .record import Pass, frozen, params_of, run_all
 from .tuned import Tuned, Tuning
-from .workload import Item, Workload
+from .workload import Workload
 
 
 def tune(
@@ -44,7 +41,6 @@ def tune(
 
     Args:
         model: a folder, file or hub name.
-        workload: what is asked.
         batch_sizes: how many sequences run together.
         max_tpot: seconds that a sequence may wait for a token; bounds ``max_num_seqs``.
         rounds: of a race, at most.
@@ -62,13 +58,10 @@ def tune(
     cells = []
     with frozen():
         for size in sizes:
-            measure = TunedCell(bench, size)
-
-            def tell(done: int, most: int, size: int = size) -> None:
-                told(size, done, most)
-
+            passes: dict[Setting, list[Pass]] = {}
+            measure, tell = partial(_measured, bench, size, passes), partial(told, size)
             result = race(measure, bench.families, bench.others, rounds, tell)
-            cells.append(Tuned(size, result, measure.passes))
+            cells.append(Tuned(size, result, passes))
     setting = {
         "machine": machine(), "workload": workload.name, "temperature": bench.temperature,
         "max_tokens": bench.max_tokens, "max_tpot": max_tpot,
@@ -77,6 +70,16 @@ def tune(
         str(model), bench.names, bench.folders, bench.drafter, cells, max_tpot, setting,
         bench.options,
     )  # fmt: skip
+
+
+def _measured(
+    bench: Workbench, size: int, passes: dict[Setting, list[Pass]], setting: Setting, _: int
+) -> RaceRun:
+    """Return a run of the setting, which is kept in ``passes``."""
+    result = bench.run(setting, size)
+    passes.setdefault(setting, []).append(result)
+    seconds = sum(batch.decode_seconds for batch in result.batches)
+    return RaceRun(result.decode_tokens, seconds, result.counts)
 
 
 class Workbench:
@@ -155,9 +158,16 @@ class Workbench:
         """
         count = size * ceil(self._num_prompts / size)
         asked = list(islice(cycle(self._prompts), count))
-        params = list(map(self._params, range(count), cycle(self._items)))
+        params = [
+            params_of(item, self.temperature, seed, self.max_tokens)
+            for seed, item in zip(range(count), cycle(self._items))
+        ]
         llm = self._engines[setting.nodes]
-        llm.set_speculation(state_of(setting, llm.speculation))
+        usual = llm.speculation
+        state = SpeculationState(False, usual.drafter, usual.num_speculative_tokens)
+        if setting.length:
+            state = SpeculationState(True, setting.drafter, setting.length)
+        llm.set_speculation(state)
         gc.collect()
         result = run_all(llm, asked, params, size)
         if not result.decode_tokens or not result.counts.steps:
@@ -165,47 +175,6 @@ class Workbench:
                 "all outputs end at their first token; give prompts that have longer ones."
             )
         return result
-
-    def _params(self, seed: int, item: Item) -> SamplingParams:
-        form = None if item.schema is None else StructuredOutputsParams(json=item.schema)
-        return SamplingParams(
-            temperature=self.temperature, seed=seed, max_tokens=self.max_tokens,
-            ignore_eos=form is None, structured_outputs=form,
-        )  # fmt: skip
-
-
-@dataclass
-class TunedCell:
-    """Measures settings at one batch size; ``passes`` are what it has measured."""
-
-    bench: Workbench
-    batch_size: int
-    passes: dict[Setting, list[Pass]] = field(default_factory=dict)
-
-    def __call__(self, setting: Setting, _: int) -> RaceRun:
-        """Return a run of the setting, of any round."""
-        result = self.bench.run(setting, self.batch_size)
-        self.passes.setdefault(setting, []).append(result)
-        seconds = sum(batch.decode_seconds for batch in result.batches)
-        return RaceRun(result.decode_tokens, seconds, result.counts)
-
-
-@contextmanager
-def frozen() -> Iterator[None]:
-    """Keep what is loaded out of the garbage collector's searches before each run."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def state_of(setting: Setting, usual: SpeculationState) -> SpeculationState:
-    """Return the switch at a setting."""
-    if not setting.length:
-        return SpeculationState(False, usual.drafter, usual.num_speculative_tokens)
-    return SpeculationState(True, setting.drafter, setting.length)
 
 
 def _check(name: str, values: Sequence[int], least: int, most: int | None = None) -> None:

@@ -45,10 +45,7 @@ class Item:
     schema: dict[str, Any] | None = None
 
     def encode(self, codec: TextCodec) -> list[int]:
-        """Token ids of the prompt.
-
-        Raises RequestError: the checkpoint has no chat template, or it refuses the messages.
-        """
+        """Return the prompt's ids. Raises RequestError: there is no chat template, or it refuses."""
         return codec.chat(list(self.messages)) if self.messages else codec.encode(self.prompt)
 
 
@@ -61,11 +58,11 @@ class Workload:
 
     @staticmethod
     def of_prompts(name: str, prompts: Sequence[str]) -> Workload:
-        """Prompts without answers."""
+        """Return prompts without answers as a workload."""
         return Workload(name, tuple(Item(prompt) for prompt in prompts))
 
     def first(self, count: int | None) -> Workload:
-        """The first ``count`` items; None takes 8, or all if there are fewer.
+        """Return the first ``count`` items; None takes 8, or all if there are fewer.
 
         Raises ConfigError: there are not so many, or none is wanted.
         """
@@ -79,10 +76,9 @@ class Workload:
 
 
 def load_workload(which: str) -> Workload:
-    """The bundled workload of that name, or the file.
+    """Return the bundled workload of that name, or the file.
 
-    Raises:
-        ConfigError: it is neither, or an item is not as it should be; the sentence names the line.
+    Raises ConfigError: it is neither, or an item is not as it should be.
     """
     path = Path(which)
     if which in BUNDLED:
@@ -125,7 +121,7 @@ def load_workload(which: str) -> Workload:
 
 
 def _item(entry: Any, where: str) -> Item:
-    """One item, checked."""
+    """Return an item, checked."""
     if isinstance(entry, str):
         entry = {"prompt": entry}
     if not isinstance(entry, dict):
@@ -153,14 +149,9 @@ def _item(entry: Any, where: str) -> Item:
 
 
 def _are_messages(value: Any) -> bool:
-    """True for a list of roles and texts, one at least."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(
-            isinstance(m, dict)
-            and set(m) == {"role", "content"}
-            and all(isinstance(text, str) for text in m.values())
-            for m in value
-        )
-    )
+    """Return True for a list of roles and texts, one at least."""
+    form = ["content", "role"]
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(m, dict) and sorted(m) == form and all(isinstance(t, str) for t in m.values())
+        for m in value
+    )  # fmt: skip

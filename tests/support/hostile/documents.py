@@ -386,8 +386,7 @@ def stream(folder: Path) -> Made:
 
 @reader("models of a load test")
 def listed_models(folder: Path) -> Made:
-    from outrider.base.outside.stamped import StampedAnswer
-    from outrider.bench.load.measure import LoadedServer
+    from outrider.base.outside.stamped import Client, StampedAnswer
 
     def call(case: tuple[bytes, int]) -> None:
         body, status = case
@@ -395,8 +394,8 @@ def listed_models(folder: Path) -> Made:
         async def ask(*_: Any) -> StampedAnswer:
             return StampedAnswer(status, [(0.0, body)])
 
-        own: Any = SimpleNamespace(client=SimpleNamespace(ask=ask, url="http://s:1"))
-        name = asyncio.run(LoadedServer._find_model(own))
+        own: Any = SimpleNamespace(ask=ask, url="http://s:1")
+        name = asyncio.run(Client.model(own))
         json.dumps({"model": name}).encode()  # as it is asked
         check_said(printable(name))  # as a report names it
 

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from ...base.outside.text import well_formed
@@ -34,12 +35,12 @@ class Token:
 
     @property
     def partial(self) -> bool:
-        """Whether the token is part of a character, so that its text does not identify it."""
+        """True if the token is part of a character, so that its text does not identify it."""
         return PARTIAL_TEXT.fullmatch(self.text) is not None
 
     @property
     def clear(self) -> bool:
-        """Whether the token can be identified: it has text, and an id or a text of its own."""
+        """True if the token can be identified: it has text, and an id or a text of its own."""
         if SPECIAL_TEXT.fullmatch(self.text) or self.text == "":
             return False
         return self.id is not None or not self.partial
@@ -90,11 +91,7 @@ def law_of(pairs: list[tuple[Token, Any]]) -> Law:
     """Return the law of tokens and their log probabilities. Raises ValueError: they are none."""
     named = []
     for token, value in pairs:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not value <= SUM_ROUNDING
-        ):
+        if type(value) not in (int, float) or not value <= SUM_ROUNDING:
             raise ValueError(f"a log probability is {shown(value)}")
         named.append((token, math.exp(min(value, 0.0))))
     named = sorted(named, key=lambda pair: -pair[1])[:NAMED_TOKENS]
@@ -129,16 +126,13 @@ def completions(body: bytes, where: str) -> list[EndpointCompletion]:
         usage = usage if isinstance(usage, dict) else {}
         members = [_dict(choice, "a choice") for choice in choices]
         if len(members) > 1:
-            members.sort(key=lambda choice: _index(choice.get("index")))
+            for place in (choice.get("index") for choice in members):
+                if type(place) is not int:
+                    raise ValueError(f"a choice's index is {shown(place)}")
+            members.sort(key=itemgetter("index"))
         return [_choice(choice, usage) for choice in members]
     except (ValueError, OverflowError) as error:  # also a number beyond float64
         raise EndpointError(NOT_OPENAI.format(where, error)) from None
-
-
-def _index(value: Any) -> int:
-    if type(value) is not int:
-        raise ValueError(f"a choice's index is {shown(value)}")
-    return value
 
 
 def _choice(choice: dict[str, Any], usage: dict[str, Any]) -> EndpointCompletion:

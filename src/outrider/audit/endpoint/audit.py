@@ -20,7 +20,7 @@ from ...ops.metrics.acceptance import acceptance, scrape
 from ...sampling.seeds import fresh_seed
 from . import behaviour
 from .answers import EndpointCompletion
-from .distributions import Biased, Laws, Prompt, same_reading
+from .distributions import Biased, Laws, Prompt
 from .greedy import greedy, told
 from .outcome import EndpointReport, Result, Status
 from .prompts import TEXTS
@@ -72,34 +72,28 @@ class _Audit:
         answers: list[EndpointCompletion] = []
         eight = prompts[: len(prompts) // 2]
 
+        server, rng = self.server, self.rng
+
         async def tokens() -> list[Result]:
-            result, said = await greedy(self.server, laws, eight, GREEDY_TOKENS)
+            result, said = await greedy(server, laws, eight, GREEDY_TOKENS)
             answers.extend(said)
             return [result, told(laws, eight, said)]
 
-        async def alike() -> list[Result]:
-            return await behaviour.seeds(self.server, behaviour.spread(laws, eight)[0], self.rng)
-
-        server = self.server
-        checks: tuple[tuple[str, Callable[[], Awaitable[Result | list[Result]]]], ...] = (
-            ("greedy", tokens),
-            ("max_tokens", lambda: behaviour.limits(server, eight)),
-            (
-                "stop",
-                lambda: behaviour.stops(server, eight[: len(answers)], answers, GREEDY_TOKENS),
-            ),
-            ("n", lambda: behaviour.samples(server, laws, prompts, FALSE_ALARM)),
-            ("seed", alike),
-            ("json_schema", lambda: behaviour.schema(server, FORMED_ANSWERS)),
-            ("regex", lambda: behaviour.regex(server, FORMED_ANSWERS)),
-        )
-        for name, check in checks:
+        checks: dict[str, Callable[[], Awaitable[Result | list[Result]]]] = {
+            "greedy": tokens,
+            "max_tokens": lambda: behaviour.limits(server, eight),
+            "stop": lambda: behaviour.stops(server, eight[: len(answers)], answers, GREEDY_TOKENS),
+            "n": lambda: behaviour.samples(server, laws, prompts, FALSE_ALARM),
+            "seed": lambda: behaviour.seeds(server, behaviour.spread(laws, eight)[0], rng),
+            "json_schema": lambda: behaviour.schema(server, FORMED_ANSWERS),
+            "regex": lambda: behaviour.regex(server, FORMED_ANSWERS),
+        }
+        for name, check in checks.items():
             results += await self._check(name, check)
         seeded = any(r.name.startswith("seed") and r.status is Status.PASSED for r in results)
         sampled = Sampled(
-            self.server, laws, prompts, biased, self.samplings, self.samples, seeded, self.rng,
-            FALSE_ALARM,
-        )  # fmt: skip
+            server, laws, prompts, biased, self.samplings, self.samples, seeded, rng, FALSE_ALARM
+        )
         return results + await self._check("law", sampled.run)
 
     async def _check(
@@ -129,13 +123,19 @@ class _Audit:
         )
         theirs = mine
         if not isinstance(self.reference, WithoutSpeculation):
-            theirs = await together(
-                self.reference.complete(text, 1, temperature=0.0) for text in TEXTS
-            )
+            ask = self.reference.complete
+            theirs = await together(ask(text, 1, temperature=0.0) for text in TEXTS)
         prompts: list[Prompt] = []
         biased: Biased = {}
         for text, own, other in zip(TEXTS, mine, theirs, strict=True):
-            same_reading(own, other, self.reference.name, self.server.name)
+            for one, two in (
+                (own.prompt_ids, other.prompt_ids), (own.prompt_tokens, other.prompt_tokens),
+            ):  # fmt: skip
+                if one is not None and two is not None and one != two:
+                    raise EndpointError(
+                        f"{self.reference.name} reads a prompt as other tokens than {server.name}; "
+                        "give a reference with the same model."
+                    )
             ids = own.prompt_ids if own.prompt_ids == other.prompt_ids else None
             prompt = Prompt(text, ids, other.prompt_tokens)
             prompts.append(prompt)
@@ -154,10 +154,10 @@ async def _audit(
         await server.open()
         if reference is not None:
             progress("asking the reference")
-            is_url = URL.fullmatch(reference)
-            other = (
-                AuditedServer(reference, None, key, server.clock) if is_url else Local(reference)
-            )
+            if URL.fullmatch(reference):
+                other = AuditedServer(reference, None, key, server.clock)
+            else:
+                other = Local(reference)
             await other.open()
         before = await scrape(server.client)
         rng = np.random.default_rng(seed)
@@ -190,15 +190,15 @@ def verify_endpoint(
     """Return the audit of a server with OpenAI's API at ``endpoint``, with or without ``/v1``.
 
     Args:
-        reference: what it is compared with: the address of another server with the same model, or a
-            checkpoint (folder, GGUF file or hub name) to be run plainly here. None is the server
-            itself: with speculation off if it is Outrider's, else asked for one token at a time.
+        reference: the address of another server with the same model, or a checkpoint (folder, GGUF
+            file or hub name) to be run plainly here. None is the server itself: with speculation
+            off if it is Outrider's, else asked for one token at a time.
         model: its name at the endpoint; None takes the first that is listed.
         key: sent to both servers as a bearer token.
         laws: names of the sets of sampling options whose law is tested; all unless given.
         samples: answers to each set of sampling options, 64 to 1,000,000; more show smaller errors.
         seconds: begin no request after so long; what was not done is inconclusive.
-        seed: of prompts' seeds, 0 and up; None takes a fresh one, which the report shows.
+        seed: 0 and up; None takes a fresh one, which the report shows.
         progress: called with each new activity.
 
     Raises ConfigError: an argument is wrong; EndpointError: a server cannot be reached, refuses the

@@ -46,7 +46,7 @@ PROBES = 3
 
 
 async def limits(server: AuditedServer, prompts: Sequence[Prompt]) -> Result:
-    """Return whether answers have as many tokens as asked for."""
+    """Check that answers have as many tokens as asked for."""
     asked = [(prompt, limit) for prompt in prompts for limit in LIMITS]
     answers = await together(server.complete(p.text, limit) for p, limit in asked)
     wrong, trials = [], 0
@@ -61,12 +61,10 @@ async def limits(server: AuditedServer, prompts: Sequence[Prompt]) -> Result:
 
 
 async def stops(
-    server: AuditedServer,
-    prompts: Sequence[Prompt],
-    greedy: Sequence[EndpointCompletion],
+    server: AuditedServer, prompts: Sequence[Prompt], greedy: Sequence[EndpointCompletion],
     length: int,
-) -> Result:
-    """Return whether answers end before a stop string.
+) -> Result:  # fmt: skip
+    """Check that answers end before a stop string.
 
     The strings stand in the middle of the ``greedy`` answers of ``length`` tokens to the prompts.
     """
@@ -95,7 +93,7 @@ async def stops(
 async def samples(
     server: AuditedServer, laws: Laws, prompts: Sequence[Prompt], alpha: float
 ) -> Result:  # fmt: skip
-    """Return whether ``n`` gives so many answers, not copies of one."""
+    """Check that ``n`` gives so many answers, not copies of one."""
     name = "n"
     answers = await together(
         server.choices(prompt.text, 4, n=SAMPLES, temperature=1.0) for prompt in prompts
@@ -110,25 +108,20 @@ async def samples(
         law = laws.get(AnswerContext(prompt, ()))
         chance *= 1.0 if law is None else float((plain(law) ** SAMPLES).sum())
     copies = f"the {SAMPLES} choices of each answer are the same (chance {chance:.1g})"
-    if chance <= alpha:
-        return Result(name, Status.FAILED, copies, len(answers))
-    return Result(name, Status.INCONCLUSIVE, copies, len(answers))
+    status = Status.FAILED if chance <= alpha else Status.INCONCLUSIVE
+    return Result(name, status, copies, len(answers))
 
 
 async def seeds(server: AuditedServer, prompt: Prompt, rng: np.random.Generator) -> list[Result]:
-    """Return whether a seed repeats an answer, alone and among others, and whether it matters."""
+    """Check that a seed repeats an answer, alone and among others, and that it matters."""
     numbers = [int(one) for one in rng.integers(1, 2**31, SEEDS)]
 
-    async def ask(seed: int) -> str:
-        answer = await server.complete(prompt.text, SEEDED, temperature=1.0, seed=seed)
-        return answer.text
+    async def ask(**seed: int) -> str:
+        return (await server.complete(prompt.text, SEEDED, temperature=1.0, **seed)).text
 
-    async def others() -> str:
-        return (await server.complete(prompt.text, SEEDED, temperature=1.0)).text
-
-    once = [await ask(seed) for seed in numbers]
-    again = [await ask(seed) for seed in numbers]
-    calls = [call for seed in numbers for call in (ask(seed), others())]
+    once = [await ask(seed=seed) for seed in numbers]
+    again = [await ask(seed=seed) for seed in numbers]
+    calls = [call for seed in numbers for call in (ask(seed=seed), ask())]
     crowd = (await together(calls))[::2]
     results = []
     for name, second in (("seed, alone", again), ("seed, among others", crowd)):
@@ -157,17 +150,14 @@ def valid(text: str) -> bool:
 
 
 async def schema(server: AuditedServer, count: int) -> Result:
-    """Return whether answers follow a JSON schema; chats are tried first."""
-    form = {
-        "type": "json_schema",
-        "json_schema": {"name": "colour", "strict": True, "schema": SCHEMA},
-    }
+    """Check that answers follow a JSON schema; chats are tried first."""
+    named = {"name": "colour", "strict": True, "schema": SCHEMA}
+    fields = {"temperature": 1.0, "response_format": {"type": "json_schema", "json_schema": named}}
 
     async def chat() -> tuple[str, str | None]:
-        return await server.chat(QUESTION, FORMED, temperature=1.0, response_format=form)
+        return await server.chat(QUESTION, FORMED, **fields)
 
     async def complete() -> tuple[str, str | None]:
-        fields = {"temperature": 1.0, "response_format": form}
         answer = await server.complete(QUESTION, FORMED, **fields)
         return answer.text, answer.finish_reason
 
@@ -182,7 +172,7 @@ async def schema(server: AuditedServer, count: int) -> Result:
 
 
 async def regex(server: AuditedServer, count: int) -> Result:
-    """Return whether answers match a regular expression, by the field that has an effect."""
+    """Check that answers match a regular expression, by the field that has an effect."""
 
     async def ask(fields: dict[str, Any]) -> tuple[str, str | None]:
         answer = await server.complete("My number is ", FORMED, temperature=1.0, **fields)

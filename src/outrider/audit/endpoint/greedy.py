@@ -70,7 +70,7 @@ def _result(judged: list[tuple[AnswerContext, Token, Law]]) -> Result:
 
 
 def told(laws: Laws, prompts: Sequence[Prompt], answers: Sequence[EndpointCompletion]) -> Result:
-    """Return whether the log probabilities within greedy answers are the reference's."""
+    """Check that the log probabilities within greedy answers are the reference's."""
     wrong, trials = [], 0
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = answer.tokens or ()
@@ -109,13 +109,11 @@ async def _by_text(
         return said
 
     theirs = await together(text(prompt) for prompt in prompts)
-    pairs = list(zip((answer.text for answer in answers), theirs, strict=True))
-    parted = [(mine, other) for mine, other in pairs if mine != other]
-    result = counted(NAME, [], len(pairs), "answers", "every answer is the reference's")
+    parted = sum(mine.text != other for mine, other in zip(answers, theirs, strict=True))
     if not parted:
-        return result
+        return counted(NAME, [], len(theirs), "answers", "every answer is the reference's")
     seen = (
-        f"{len(parted)} of {len(pairs)} answers part from the reference's; without log "
+        f"{parted} of {len(theirs)} answers part from the reference's; without log "
         "probabilities an error cannot be told from a tie"
     )
-    return Result(NAME, Status.INCONCLUSIVE, seen, len(pairs))
+    return Result(NAME, Status.INCONCLUSIVE, seen, len(theirs))

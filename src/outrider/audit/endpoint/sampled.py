@@ -81,20 +81,17 @@ class Sampled:
         trials = [self._trial(sampling, texts) for sampling in self.samplings]
         await self._draw(trials)
         draws = [draw for trial in trials for draw in trial.draws]
-        await fetch_along(
-            self.laws, draws, ANSWER_TOKENS, max(1, self.answers // ANSWERS_FOR_A_LAW)
-        )
+        most = max(1, self.answers // ANSWERS_FOR_A_LAW)
+        await fetch_along(self.laws, draws, ANSWER_TOKENS, most)
         return [result for trial in trials for result in self._results(trial)]
 
     def _trial(self, sampling: Sampling, prompts: list[Prompt]) -> SamplingTrial:
         if sampling.bias:
             prompts = [prompt for prompt in prompts if prompt in self.biased]
             if not prompts:
-                return SamplingTrial(
-                    sampling, refused="the server tells no token ids, which it takes"
-                )
-        picked = chosen(self.laws, prompts, sampling, self.biased, PROMPTS)
-        return SamplingTrial(sampling, picked)
+                why = "the server tells no token ids, which it takes"
+                return SamplingTrial(sampling, refused=why)
+        return SamplingTrial(sampling, chosen(self.laws, prompts, sampling, self.biased, PROMPTS))
 
     async def _draw(self, trials: list[SamplingTrial]) -> None:
         """Take answers in turns, so that a limit of time leaves some to each set of options."""

@@ -49,12 +49,12 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """Whether tokens are excluded."""
+        """True if tokens are excluded."""
         return bool(self.top_k or self.min_p or self.top_p < 1)
 
     @property
     def reweighs(self) -> bool:
-        """Whether only the proportions of named tokens are known."""
+        """True if only the proportions of named tokens are known."""
         penalties = self.presence_penalty or self.frequency_penalty
         return bool(self.temperature != 1 or penalties or self.bias)
 

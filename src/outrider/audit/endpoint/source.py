@@ -60,10 +60,7 @@ class Breakdown(EndpointError):
 
 
 class PromptSource(Protocol):
-    """Completes prompts; ``fields`` are those of ``/v1/completions``.
-
-    As a reference it drafts nothing. ``name`` says who it is.
-    """
+    """Completes prompts, with fields of ``/v1/completions``; as a reference it drafts nothing."""
 
     @property
     def name(self) -> str: ...
@@ -85,10 +82,7 @@ async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class AuditedServer:
-    """A server with OpenAI's API at a URL, with or without ``/v1``.
-
-    Without a ``model`` the server is asked for one; ``key`` is sent as a bearer token.
-    """
+    """A server with OpenAI's API at a URL; without a ``model`` it is asked for one."""
 
     def __init__(
         self, url: str, model: str | None, key: str | None, clock: TimeLimit | None = None
@@ -113,7 +107,7 @@ class AuditedServer:
 
         Raises EndpointError: the server is down, or does not complete prompts.
         """
-        self.model = self.model or await self._find_model()
+        self.model = self.model or await self.client.model()
         for fields in (PLAIN | PLAINER, PLAIN):
             self.fields = dict(fields)
             try:
@@ -134,44 +128,20 @@ class AuditedServer:
         """
         path = "/v1/speculation"
         answer = await self._patiently(path)
-        if not answer.ok:
-            failed = answer.status >= 500 and answer.status not in REFUSAL_CODES
-            if not failed and answer.status not in BUSY_CODES:
-                return False
+        failed = answer.status >= 500 and answer.status not in REFUSAL_CODES
+        if failed or answer.status in BUSY_CODES:
             raise Breakdown(f"{self.name}{path} says HTTP {answer.status}: {_reason(answer.body)}")
-        try:
+        with suppress(ValueError):
             switch = parsed(answer.body)
-        except ValueError:
-            return False
-        return isinstance(switch, dict) and "enabled" in switch
-
-    async def _find_model(self) -> str:
-        answer = await self.client.ask("/v1/models")
-        if answer.status in (401, 403):
-            raise EndpointError(
-                f"{self.name} wants an API key (HTTP {answer.status}); give --api-key."
-            )
-        try:
-            if not answer.ok:
-                raise ValueError(f"HTTP {answer.status}")
-            name = parsed(answer.body)["data"][0]["id"]
-            if not isinstance(name, str):
-                raise ValueError("a model's id is no text")
-            return name
-        except (ValueError, LookupError, TypeError) as error:
-            why = str(error) if isinstance(error, ValueError) else "it lists no model"
-            raise EndpointError(
-                f"{self.name}/v1/models is not OpenAI's ({why}); correct the address."
-            ) from None
+            return answer.ok and isinstance(switch, dict) and "enabled" in switch
+        return False
 
     async def complete(self, prompt: Given, tokens: int, **fields: Any) -> EndpointCompletion:
         """Return the first choice of an answer of ``/v1/completions``; raises as ``choices``."""
         return (await self.choices(prompt, tokens, **fields))[0]
 
     async def choices(self, prompt: Given, tokens: int, **fields: Any) -> list[EndpointCompletion]:
-        """Return an answer of ``/v1/completions``; raises as ``post``, and where it is not
-        OpenAI's.
-        """
+        """Return an answer of ``/v1/completions``; raises as ``post``, or if it is not OpenAI's."""
         body = {"prompt": prompt, "max_tokens": tokens, **fields}
         return completions(*await self.post("/v1/completions", body))
 
@@ -191,9 +161,8 @@ class AuditedServer:
         where = self.name + path
         if not answer.ok:
             refuses = answer.status in REFUSAL_CODES
-            kind = (
-                RefusedRequest if refuses else Breakdown if answer.status >= 500 else EndpointError
-            )
+            breaks = Breakdown if answer.status >= 500 else EndpointError
+            kind = RefusedRequest if refuses else breaks
             raise kind(f"{where} says HTTP {answer.status}: {_reason(answer.body)}")
         return answer.body, where
 

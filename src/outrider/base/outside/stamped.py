@@ -205,6 +205,22 @@ class Client:
                 f"{self.url}{path} gave no answer ({error}); is an HTTP server there?"
             ) from None
 
+    async def model(self) -> str:
+        """Return the name of the first model. Raises EndpointError: the server lists none."""
+        answer = await self.ask("/v1/models")
+        if answer.status in (401, 403):
+            raise EndpointError(
+                f"{self.url} wants an API key (HTTP {answer.status}); give --api-key."
+            )
+        why = "it lists no model" if answer.ok else f"HTTP {answer.status}"
+        with suppress(ValueError, LookupError, TypeError, RecursionError, MemoryError):
+            name = json.loads(answer.body)["data"][0]["id"]
+            if answer.ok and isinstance(name, str):
+                return name
+        raise EndpointError(
+            f"{self.url}/v1/models is not OpenAI's ({why}); correct the address, or name the model."
+        )
+
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         try:

@@ -57,13 +57,10 @@ class Open:
         for i in range(count):
             rate = self._rate(i / max(count - 1, 1))
             yield now
-            if not math.isinf(rate):
-                even = math.isinf(self.burstiness)
-                now += (
-                    1 / rate
-                    if even
-                    else float(random.gamma(self.burstiness, 1 / (rate * self.burstiness)))
-                )
+            if math.isinf(self.burstiness):
+                now += 1 / rate
+            elif not math.isinf(rate):
+                now += float(random.gamma(self.burstiness, 1 / (rate * self.burstiness)))
 
     def _rate(self, share: float) -> float:
         if self.end is None:
@@ -100,9 +97,8 @@ def check(shape: Shape) -> Shape:
         )
     if isinstance(shape, Open):
         if not (shape.rate > 0 and (shape.end is None or 0 < shape.end < math.inf > shape.rate)):
-            raise ConfigError(
-                f"{shape.label}: a rate must be above 0, and finite where it changes."
-            )
+            why = "a rate must be above 0, and finite where it changes."
+            raise ConfigError(f"{shape.label}: {why}")
         if not shape.burstiness > 0:
             raise ConfigError(f"burstiness is {shape.burstiness:g}; give more than 0, 1 = Poisson.")
     return shape
@@ -119,9 +115,8 @@ def load_trace(file: str) -> Trace:
     try:
         lines = Path(file).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"trace {file} cannot be read ({error}); give a JSON-lines file."
-        ) from None
+        why = f"trace {file} cannot be read ({error}); give a JSON-lines file."
+        raise ConfigError(why) from None
     due = [_due(file, i, line) for i, line in enumerate(lines, 1) if line.strip()]
     if not due:
         raise ConfigError(f"trace {file} is empty; give it one time at least.")

@@ -13,6 +13,7 @@ from ...errors import ConfigError
 from ..workload import BUNDLED, Item, Workload, load_workload
 
 SYNTHETIC = "synthetic"
+SYNTHETIC_PROMPTS = 1000
 WARNING = (
     "SYNTHETIC PROMPTS: random words measure load only. Acceptance and speedup on them mean "
     "NOTHING; use prompts like your users' for those."
@@ -34,23 +35,17 @@ def load_prompts(which: str, seed: int = 0) -> Workload:
     kind, _, length = which.partition(":")
     if kind == SYNTHETIC:
         return synthetic(length or "128", seed)
-    if which not in BUNDLED and which.endswith(".json"):
-        turns = _sharegpt(which)
-        if turns is not None:
-            return turns
-    return load_workload(which)
+    turns = _sharegpt(which) if which not in BUNDLED and which.endswith(".json") else None
+    return load_workload(which) if turns is None else turns
 
 
-def synthetic(words: str, seed: int, count: int = 1000) -> Workload:
-    """Return ``count`` prompts of random words.
-
-    Raises ConfigError: ``words`` is no number from 1 to 1,000,000.
-    """
+def synthetic(words: str, seed: int) -> Workload:
+    """Return prompts of random words. Raises ConfigError: it is no number from 1 to 1,000,000."""
     if not words.isascii() or not words.isdigit() or not 1 <= int(words[:8]) <= 1_000_000:
         raise ConfigError(f"synthetic:{words}: give 1 to 1,000,000 words, as in synthetic:256.")
     draw = random.Random(seed)
-    # 1,000 long prompts would fill the memory.
-    number = min(count, max(1, 4_000_000 // int(words)))
+    # So many long prompts would fill the memory.
+    number = min(SYNTHETIC_PROMPTS, max(1, 4_000_000 // int(words)))
     made = (" ".join(draw.choices(WORDS, k=int(words))) for _ in range(number))
     return Workload.of_prompts(SYNTHETIC, list(made))
 
@@ -61,9 +56,8 @@ def _sharegpt(file: str) -> Workload | None:
         entries: Any = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None  # load_workload says what is wrong
-    if not isinstance(entries, list) or not entries:
-        return None
-    if not all(isinstance(entry, dict) and "conversations" in entry for entry in entries):
+    whole = isinstance(entries, list) and bool(entries)
+    if not whole or not all(isinstance(e, dict) and "conversations" in e for e in entries):
         return None
     prompts = [_first_turn(entry["conversations"]) for entry in entries]
     kept = [prompt for prompt in prompts if prompt]
@@ -83,12 +77,9 @@ def _first_turn(turns: Any) -> str:
 
 def body_of(item: Item, chat: bool, base: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a request for one item."""
-    asked: dict[str, Any]
+    asked: dict[str, Any] = {"prompt": item.prompt}
     if chat:
-        messages = list(item.messages) or [{"role": "user", "content": item.prompt}]
-        asked = {"messages": messages}
-    else:
-        asked = {"prompt": item.prompt}
+        asked = {"messages": list(item.messages) or [{"role": "user", "content": item.prompt}]}
     if item.schema is not None:
         form = {"name": "output", "schema": item.schema}
         asked["response_format"] = {"type": "json_schema", "json_schema": form}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
 from ...base.outside.stamped import Client
 from ...errors import EndpointError
-from .arrivals import Closed, Shape
+from .arrivals import Closed, Open, Shape, Trace
 from .stream import Record, read
 
 Progress = Callable[[int, int], None]
@@ -67,10 +68,9 @@ class Driver:
         load = self.load = Load(time.perf_counter())
         work = self._closed(shape) if isinstance(shape, Closed) else self._open(shape, seed)
         try:
-            async with asyncio.timeout(self.limits.seconds):
-                await work
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.limits.seconds):
+                    await work
         except asyncio.CancelledError:
             load.interrupted = True
             if (task := asyncio.current_task()) is not None:
@@ -93,8 +93,7 @@ class Driver:
         for number in numbers:
             await self._send(number, time.perf_counter())
 
-    async def _open(self, shape: Shape, seed: int) -> None:
-        assert not isinstance(shape, Closed)
+    async def _open(self, shape: Open | Trace, seed: int) -> None:
         places = asyncio.Semaphore(self.limits.concurrency or self.limits.requests)
         async with asyncio.TaskGroup() as group:
             for number, offset in zip(count(), shape.times(seed, self.limits.requests)):
@@ -138,10 +137,7 @@ class Driver:
 
 
 async def warm_up(driver: Driver, requests: int, concurrency: int) -> None:
-    """Send unmeasured requests.
-
-    Raises CancelledError: Ctrl-C ended them, so that there is nothing to measure.
-    """
+    """Send unmeasured requests. Raises CancelledError: Ctrl-C ended them."""
     if requests:
         limits = LoadLimits(requests, None, None, driver.limits.timeout)
         unmeasured = Driver(driver.client, driver.requests, limits, lambda *_: None)

@@ -51,7 +51,7 @@ def parse_slos(texts: Iterable[str]) -> dict[str, float]:
     limits: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition(":")
-        name = {"e2e": "e2el"}.get(name, name)
+        name = "e2el" if name == "e2e" else name
         try:
             limits[name] = float(value)
         except ValueError:
@@ -141,10 +141,9 @@ def _goodput(good: Sequence[Record], slos: Mapping[str, float]) -> int:
     """Return how many requests met all limits; a request's ITL is its tokens' mean."""
 
     def met(record: Record) -> bool:
+        count = sum(n for _, n in record.itls)
+        itl = sum(gap * n for gap, n in record.itls) / count if count else 0.0
         tpot = record.tpot or 0.0
-        itls = record.itls
-        count = sum(n for _, n in itls)
-        itl = sum(gap * n for gap, n in itls) / count if count else 0.0
         seconds = {"ttft": record.ttft, "tpot": tpot, "itl": itl, "e2el": record.e2e}
         return all(1000 * seconds[name] <= limit for name, limit in slos.items())
 

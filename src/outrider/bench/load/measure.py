@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from .arrivals import Closed, Open, Shape, check
 from .datasets import SYNTHETIC, WARNING, body_of, shuffled
 from .drive import Driver, Load, LoadLimits, warm_up
 from .figures import DEFINITIONS, figures
-from .stream import Record, message, read
+from .stream import Record, read
 from .watch import MachineWatch, bottleneck
 
 BYTES_OF_TOKEN = 4096
@@ -37,13 +36,13 @@ class LoadOptions:
         workload: what is asked; the seed decides the order, the same for every load.
         shapes: one load each, one after the other.
         requests: of each load; prompts come again where there are fewer.
-        seconds: ends a load early; None does not.
+        seconds: ends a load early.
         warm_up: unmeasured requests before each load.
         max_concurrency: holds an open loop's requests back.
-        chat: whether to use chat completions; None decides by the workload.
+        chat: true for chat completions; None decides by the workload.
         body: further fields of each request.
         slos: limits for goodput, in milliseconds by latency.
-        detailed: whether a run lists every request, too.
+        detailed: a run lists every request, too.
     """
 
     url: str
@@ -66,26 +65,21 @@ class LoadOptions:
     def __post_init__(self) -> None:
         for shape in self.shapes:
             check(shape)
-        for name in ("requests", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give 1 or more.")
-        for name in ("seconds", "timeout"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
+        least = {"requests": 1, "max_tokens": 1, "max_concurrency": 1, "warm_up": 0}
+        for name in (*least, "seconds", "timeout"):
+            if (value := getattr(self, name)) is None:
+                continue
+            if name in least and value < least[name]:
+                raise ConfigError(f"{name} is {value}; give {least[name]} or more.")
+            if name not in least and not 0 < value < math.inf:
                 raise ConfigError(f"{name} is {value:g}; give more than 0.")
-        if self.max_concurrency is not None and self.max_concurrency < 1:
-            raise ConfigError(f"max_concurrency is {self.max_concurrency}; give 1 or more.")
-        if self.warm_up < 0:
-            raise ConfigError(f"warm_up is {self.warm_up}; give 0 or more.")
         if self.uses_chat is False and any(item.messages for item in self.workload.items):
             raise ConfigError(f"workload {self.workload.name!r} has messages; they need chat.")
 
     @property
     def uses_chat(self) -> bool:
-        """Return whether requests go to chat completions."""
-        if self.chat is None:
-            return any(item.messages for item in self.workload.items)
-        return self.chat
+        """True if requests go to chat completions."""
+        return any(i.messages for i in self.workload.items) if self.chat is None else self.chat
 
     @property
     def path(self) -> str:
@@ -107,7 +101,7 @@ class LoadedServer:
         Raises EndpointError: the server is down, or does not speak OpenAI's API.
         """
         options = self.options
-        self.model = self.model or await self._find_model()
+        self.model = self.model or await self.client.model()
         base = {
             "model": self.model, "max_tokens": options.max_tokens, "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
@@ -130,20 +124,6 @@ class LoadedServer:
         read(await self.client.ask(self.options.path, small, self.options.timeout), record)
         return record.error
 
-    async def _find_model(self) -> str:
-        answer = await self.client.ask("/v1/models")
-        try:
-            if not answer.ok:
-                raise ValueError(f"HTTP {answer.status}: {message(answer.body)}")
-            listed = json.loads(answer.body)["data"]
-            return str(listed[0]["id"])
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            why = str(error) if str(error).startswith("HTTP") else "its answer lists no model"
-            raise EndpointError(
-                f"{self.client.url}/v1/models is not OpenAI's ({why}); correct the address, or "
-                "name the model."
-            ) from None
-
     async def run(self, shape: Shape, progress: Progress) -> dict[str, Any]:
         """Return one load's figures; ``interrupted`` says whether it ran to its end."""
         options = self.options
@@ -159,14 +139,13 @@ class LoadedServer:
         wide = shape.concurrency if isinstance(shape, Closed) else options.warm_up or 1
         await warm_up(driver, options.warm_up, wide)
         before = await scrape(self.client)
-        watch = MachineWatch(self.client)
-        async with watch:
+        async with MachineWatch(self.client) as watch:
             load = await driver.run(shape, options.seed)
         after = await scrape(self.client)
         return {
             **self._head(shape), **figures(load, options.slos), **acceptance(before, after),
             "machine": watch.report(), **(detail(load) if options.detailed else {}),
-            "error_kinds": kinds(load.records),
+            "error_kinds": dict(Counter(r.error for r in load.records if r.error).most_common(10)),
         }  # fmt: skip
 
     def _head(self, shape: Shape) -> dict[str, Any]:
@@ -174,10 +153,11 @@ class LoadedServer:
         options = self.options
         rate = shape.rate if isinstance(shape, Open) else math.inf
         limit = shape.concurrency if isinstance(shape, Closed) else options.max_concurrency
+        backend = "openai-chat" if options.uses_chat else "openai"
         return {
             "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
-            "backend": "openai-chat" if options.uses_chat else "openai",
-            "endpoint_type": "openai-chat" if options.uses_chat else "openai",
+            "backend": backend,
+            "endpoint_type": backend,
             "label": shape.label,
             "endpoint": self.client.url,
             "model_id": printable(self.model),
@@ -202,11 +182,6 @@ def detail(load: Load) -> dict[str, Any]:
         "start_times": [r.sent for r in load.records],
         "errors": [r.error for r in load.records],
     }
-
-
-def kinds(records: Sequence[Record]) -> dict[str, int]:
-    """Return how often each error came, the most frequent ten."""
-    return dict(Counter(record.error for record in records if record.error).most_common(10))
 
 
 async def _measure(options: LoadOptions, progress: Progress) -> list[dict[str, Any]]:

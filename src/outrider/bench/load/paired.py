@@ -41,26 +41,24 @@ async def _pair(
     options: LoadOptions, other: str | None, rounds: int, progress: Progress
 ) -> list[dict[str, Any]]:
     """Return the runs of both sides, in the order in which they ran."""
-    first = LoadedServer(options)
-    second = first if other is None else LoadedServer(replace(options, url=other, model=None))
-    if other is None:
-        sides = [LoadSide("off", first, False), LoadSide("on", first, True)]
-    else:
+    first = second = LoadedServer(options)
+    sides = [LoadSide("off", first, False), LoadSide("on", first, True)]
+    if other is not None:
+        second = LoadedServer(replace(options, url=other, model=None))
         sides = [LoadSide("A", first), LoadSide("B", second)]
     runs: list[dict[str, Any]] = []
     try:
-        await first.open()
-        if second is not first:
-            await second.open()
+        for server in dict.fromkeys((first, second)):
+            await server.open()
         for number in range(rounds):
             # Each side goes first in every other round, so that a drift favours neither.
             for side in sides if number % 2 == 0 else sides[::-1]:
                 if side.enabled is not None:
                     await switch(first, side.enabled)
+                side.server.options = replace(options, seed=options.seed + number)
                 for shape in options.shapes:
-                    test = replace(options, seed=options.seed + number)
-                    side.server.options = test
-                    run = await side.server.run(shape, _named(progress, side.name, number))
+                    title = f"round {number + 1}, {side.name}"
+                    run = await side.server.run(shape, _titled(progress, title))
                     runs.append(run | {"side": side.name, "round": number})
                     if run["interrupted"]:
                         return runs
@@ -72,9 +70,8 @@ async def _pair(
         await second.client.close()
 
 
-def _named(progress: Progress, side: str, number: int) -> Progress:
-    """Return the progress with the side and the round before the load's name."""
-    return lambda label, *more: progress(f"round {number + 1}, {side}: {label}", *more)
+def _titled(progress: Progress, title: str) -> Progress:
+    return lambda label, *more: progress(f"{title}: {label}", *more)
 
 
 def compare(
@@ -83,10 +80,9 @@ def compare(
     """Load two sides in interleaved rounds, 6 at least, and return the report.
 
     It is that of ``measure_load`` with ``comparison``: for each load the medians over rounds of
-    both sides, and of the ratio of the second to the first within a round with its confidence
-    interval (``bench/intervals.py``). Rounds that an interrupt cut are left out. Without the
-    address of an ``other`` server, the first one's speculation is turned off and on; it is on
-    afterwards.
+    both sides, and of the ratio of the second to the first within a round, with its confidence
+    interval. Rounds that an interrupt cut are left out. Without the address of an ``other`` server,
+    the first one's speculation is turned off and on; it is on afterwards.
     """
     if rounds < LEAST_ROUNDS:
         raise ConfigError(f"rounds is {rounds}; give {LEAST_ROUNDS} or more for an interval.")

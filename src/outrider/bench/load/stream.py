@@ -174,8 +174,5 @@ def message(body: bytes) -> str:
 def _cut(data: bytes) -> str:
     text = " ".join(data.decode("utf-8", "replace").split())
     text = "".join(c if c.isprintable() else "?" for c in text)
-    return (
-        repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…")
-        if text
-        else "nothing"
-    )
+    rest = "…" if len(text) > SHOWN_CHARACTERS else ""
+    return repr(text[:SHOWN_CHARACTERS] + rest) if text else "nothing"

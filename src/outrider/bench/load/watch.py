@@ -45,14 +45,14 @@ class MachineWatch:
         self._busy: list[float] = []
         self._resident: list[float] = []
         self._gpus: list[list[float]] = []
-        self._cores = len(os.sched_getaffinity(0))
+        self._cores = 1
         self._tasks: list[asyncio.Task[None]] = []
         self._pids: list[int] = []
 
     async def __aenter__(self) -> Self:
         if self._local:
             self._pids = listeners(self._port)
-            self._cores = cores_of(self._pids) or self._cores
+            self._cores = cores_of(self._pids) or len(os.sched_getaffinity(0))
             self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._smi())]
         return self
 
@@ -119,12 +119,9 @@ def _number(text: str) -> float:
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Return mean, deviation, its share of the mean, and the peak."""
-    middle = mean(values)
-    deviation = pstdev(values)
-    return {
-        "mean": middle, "std": deviation, "variation": deviation / middle if middle else 0.0,
-        "peak": max(values),
-    }  # fmt: skip
+    middle, deviation = mean(values), pstdev(values)
+    share = deviation / middle if middle else 0.0
+    return {"mean": middle, "std": deviation, "variation": share, "peak": max(values)}
 
 
 def listeners(port: int) -> list[int]:
@@ -200,11 +197,8 @@ def bottleneck(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
     cpu = machine.get("cpu_percent", {}).get("mean")
     where = f"at {run['label']}"
     if cpu is not None and cpu < IDLE_PERCENT:
-        return _limit(
-            "host",
-            f"the server kept only {cpu:.0f} % of the cores busy {where}: it waited for one "
-            "thread, for its network, or for more load",
-        )
+        evidence = f"the server kept only {cpu:.0f} % of the cores busy {where}: it waited for one "
+        return _limit("host", f"{evidence}thread, for its network, or for more load")
     return _by_growth(measured, where, cpu)
 
 
@@ -219,14 +213,12 @@ def _gpu_limit(machine: dict[str, Any]) -> dict[str, str]:
     evidence = f"GPU busy {gpu:.0f} % of the time, its memory interface {memory:.0f} %"
     if gpu < IDLE_PERCENT:
         return _limit("host", f"{evidence}: it waits for the host")
-    if gpu >= BUSY_PERCENT and memory >= IDLE_PERCENT:
+    if gpu < BUSY_PERCENT:
+        return _limit("unclear", evidence)
+    if memory >= IDLE_PERCENT:
         return _limit("memory bandwidth", evidence)
-    if gpu >= BUSY_PERCENT:
-        return _limit(
-            "compute or, with several GPUs, communication",
-            f"{evidence}; a kernel that waits for other GPUs counts as busy",
-        )
-    return _limit("unclear", evidence)
+    evidence += "; a kernel that waits for other GPUs counts as busy"
+    return _limit("compute or, with several GPUs, communication", evidence)
 
 
 def _by_growth(runs: Sequence[dict[str, Any]], where: str, cpu: float | None) -> dict[str, str]:
@@ -235,9 +227,8 @@ def _by_growth(runs: Sequence[dict[str, Any]], where: str, cpu: float | None) ->
     low, high = min(by_size), max(by_size)
     busy = "" if cpu is None else f"the server kept {cpu:.0f} % of the cores busy {where}; "
     if high < 2 * low or not by_size[low]:
-        return _limit(
-            "unclear", f"{busy}a sweep over two sizes of batch, one twice the other, would tell"
-        )
+        told = "a sweep over two sizes of batch, one twice the other, would tell"
+        return _limit("unclear", busy + told)
     growth = math.log(by_size[high] / by_size[low]) / math.log(high / low)
     evidence = (
         f"{busy}from {low} to {high} requests at once the time per token grew "
