@@ -48,9 +48,9 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 class Recorded:
     """One context in local ids, and the oracle's distribution of its next three tokens.
 
-    ``target`` and ``drafter`` hold z after no, one and two tokens: fp32 [W], [W, W], [W, W, W]
-    (the drafter's without the last). ``joint`` float64 [W, W, W] is the distribution, computed from
-    raw logits. ``certain`` is a draft of two tokens that was not drawn.
+    ``target`` and ``drafter`` hold z after no, one and two tokens: fp32 [W], [W, W], [W, W, W] (the
+    drafter's without the last). ``joint`` is float64 [W, W, W]; ``certain`` a draft of two tokens
+    that was not drawn.
     """
 
     target: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -70,10 +70,7 @@ class Contexts:
         self._store = model.new_store(1 + each * len(contexts), PAGE_SIZE)
 
     def after(self, paths: Sequence[Sequence[int]] | None) -> torch.Tensor:
-        """Return logits after each context and its path: fp32 [contexts, vocabulary].
-
-        It is called first without paths, which reads the contexts.
-        """
+        """Return logits [contexts, vocabulary] behind contexts and paths, first behind none."""
         rows = paths or self._contexts
         segments = [
             Segment(row, 0 if paths is None else len(c), pages, 1, len(c), key=f"{pages}")
@@ -163,11 +160,11 @@ def record(
     contexts: Sequence[Sequence[int]],
     rng: np.random.Generator,
 ) -> tuple[list[Recorded], float]:
-    """Record contexts, each with the next of ``OPTIONS``.
+    """Return contexts, each with the next of ``OPTIONS``, and the largest error.
 
     Target and drafter have one vocabulary; without a drafter only certain drafts, which ``rng``
-    chooses, are tested. Returns the contexts, without those on the edge of a truncation, and the
-    largest total variation between the engine's processed logits and the oracle.
+    chooses, are tested. Contexts on the edge of a truncation are left out. The error is the total
+    variation between the engine's processed logits and the oracle.
     """
     requests = [
         _Request(tokens, OPTIONS[i % len(OPTIONS)], target) for i, tokens in enumerate(contexts)

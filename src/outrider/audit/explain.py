@@ -1,7 +1,7 @@
 """Explains one decode step of a request: what was drafted, drawn and accepted, and why.
 
-All figures are those the step computed (see ``audit.watch``) except the noise, a function of (seed,
-position, sample, id), which is computed again. The acceptance rule is "coupled".
+All figures are those the step computed, under the rule "coupled", except the noise, a function of
+(seed, position, sample, id), which is computed again.
 """
 
 from __future__ import annotations
@@ -81,9 +81,8 @@ class Emitted(ExplainedToken):
 class Explanation:
     """One step as data; ``step`` is its number, 1 for the first after the prompt's pass.
 
-    ``drafter`` is "model", "ngram" or "none"; ``chosen`` says why this step is shown;
-    ``text_before`` is prompt and output before it. Counts leave out tokens beyond the end of the
-    output.
+    ``chosen`` says why this step is shown; ``text_before`` is prompt and output before it. Counts
+    leave out tokens beyond the end of the output.
     """
 
     drafter: str
@@ -278,10 +277,7 @@ class _View:
 
 
 class _Distribution:
-    """Processed logits with their scores as log probabilities, float64 [vocabulary].
-
-    Scores are the step's own fp32 z + g minus log(sum of exp z), so their order is the draw's.
-    """
+    """Processed logits, and scores z + g as log probabilities, so their order is the draw's."""
 
     def __init__(self, z: torch.Tensor, score: torch.Tensor) -> None:
         whole = z.double().logsumexp(-1)

@@ -1,7 +1,6 @@
 """Errors that ``verify`` must catch: each was, or could be, somebody's speculative decoding.
 
-An audit that cannot fail proves nothing. Six are wrong acceptance rules, tested in place of the
-ratio rules. The seventh spoils the engines that draft, which the equality check compares.
+Six are wrong acceptance rules; the seventh spoils the engines that draft.
 """
 
 from collections.abc import Callable, Sequence
@@ -95,10 +94,7 @@ class SharedDraws(Rejection):
 
 @dataclass(frozen=True)
 class Fault:
-    """An error put in on purpose: a rule in place of the ratio rules, or wrong logits pipelines.
-
-    ``pipeline`` returns the pipeline of a sequence that is decoded speculatively.
-    """
+    """An error put in on purpose: a rule in place of the ratio rules, or wrong logits pipelines."""
 
     name: str
     rule: Ratio | None = None

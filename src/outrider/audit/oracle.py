@@ -1,7 +1,6 @@
-"""The float64 reference of processed logits and distributions.
+"""The float64 reference of processed logits and distributions, slow and straight.
 
-Slow, straight and for small vocabularies: the fast code is compared with it. A distribution here is
-float64 [vocabulary], normalised; p is the target's and q the drafter's.
+A distribution is float64 [vocabulary], normalised; p is the target's and q the drafter's.
 """
 
 from collections.abc import Mapping, Sequence

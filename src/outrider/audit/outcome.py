@@ -10,10 +10,7 @@ from .trial import CountsFinding
 
 @dataclass
 class Check:
-    """One tested claim: ``tested`` counts tokens, or comparisons of distributions.
-
-    ``runs`` holds (mix, draft tokens verified, draft tokens accepted).
-    """
+    """One tested claim: ``tested`` counts tokens, or comparisons; ``runs`` are of a mix each."""
 
     name: str
     claim: str

@@ -76,10 +76,9 @@ class Ask:
 
 @dataclass(frozen=True)
 class Mix:
-    """One way to run the requests.
+    """One way to run the requests: ``batch`` at once, prompts in chunks, drafts of ``length``.
 
-    ``batch`` at once, prompts in chunks of ``chunk`` tokens, drafts of ``length``; ``tight`` leaves
-    so little memory that sequences are preempted.
+    ``tight`` leaves so little memory that sequences are preempted.
     """
 
     drafter: str
@@ -119,8 +118,7 @@ def asks(
 ) -> list[Ask]:  # fmt: skip
     """Return every prompt under every option with ``seeds`` seeds, in random order.
 
-    Outputs have ``tokens`` tokens; ids of options beyond the ``vocabulary`` are left out. With
-    ``text`` the model has a tokenizer, for ``TEXT_OPTIONS``; ``rng`` draws seeds and order.
+    Outputs have ``tokens`` tokens; with ``text`` the model has a tokenizer, for ``TEXT_OPTIONS``.
     """
     options = OPTIONS | (TEXT_OPTIONS if text else {})
     numbers = rng.sample(range(2**53), len(prompts) * len(options) * seeds)
@@ -146,8 +144,7 @@ def open_mix(
 ) -> LLM:  # fmt: skip
     """Return an engine for one mix, with the options of every engine.
 
-    ``page_bytes`` is of a page of its cache, ``answers`` the outputs of plain decoding, for trees
-    that ``rng`` draws; ``longest`` the longest request, prompt and output, in tokens.
+    ``page_bytes`` is of a page of its cache, ``longest`` the longest request in tokens.
     """
     values = dict(options)
     if mix.drafter == "tree":
@@ -168,10 +165,7 @@ def open_mix(
 
 
 def decode(llm: LLM, queued: Sequence[Ask], batch: int) -> Iterator[tuple[Ask, list[list[int]]]]:
-    """Yield each request with the ids of its samples; ``4 * batch`` requests are queued at a time.
-
-    Raises NumericalError: a request failed.
-    """
+    """Yield each request with the ids of its samples, or raise NumericalError: one failed."""
     for start in range(0, len(queued), 4 * batch):
         part = queued[start : start + 4 * batch]
         ids: list[list[list[int]]] = [[[] for _ in range(ask.params.n)] for ask in part]

@@ -30,8 +30,8 @@ class Difference:
     """The first ``position`` in prompt + output where two outputs differ, and why.
 
     ``tokens`` are the two there, None for an output that has ended. ``gap`` is that between their
-    scores z + g, infinite if one of them can never be drawn; ``measured`` the spread of z between
-    row counts, summed over the two. A tie has a gap of at most that.
+    scores z + g, infinite if one can never be drawn; ``measured`` the spread of z between row
+    counts, summed over the two.
     """
 
     position: int
@@ -50,10 +50,7 @@ class _Way:
 
 
 def _ways(prompt: int, length: int, chunk: int, draft: int) -> list[_Way]:
-    """Return ways to compute ``length`` tokens, plain decoding first; 1 <= prompt <= length.
-
-    ``chunk`` is the rows of a prefill step, ``draft`` the longest draft.
-    """
+    """Return ways to compute ``length`` tokens, plain decoding first; 1 <= prompt <= length."""
     chunks = (*range(chunk, prompt, chunk), prompt)
     ways = [
         _Way((*chunks, *range(prompt + rows, length, rows), length) if length > prompt else chunks)
@@ -88,10 +85,9 @@ def _logits(
 def classify(
     llm: LLM, request: Request, sample_index: int, output: Sequence[int], tokens: tuple[int, int]
 ) -> Difference:
-    """Return the difference of two next tokens after the same prompt and output, as a tie or not.
+    """Return the difference of two next tokens behind the same prompt and output.
 
-    ``llm`` has the target, its K is the longest draft, and its cache stays as it is; ``output`` are
-    the common tokens after the prompt.
+    ``llm`` has the target, its K is the longest draft, and its cache stays as it is.
     """
     model, config = llm.engine.model, llm.engine.config
     prompt, draft = len(request.prompt_token_ids), config.max_draft_length

@@ -39,7 +39,7 @@ Counts = NDArray[np.float64]
 class CountsFinding:
     """One comparison of counts with a distribution: ``statistic`` above ``threshold`` is an error.
 
-    ``visible`` is the total variation that is detected with probability 1 - alpha.
+    A total variation of ``visible`` is detected with probability 1 - alpha.
     """
 
     what: str
@@ -57,8 +57,7 @@ class CountsFinding:
 def hold(what: str, counts: Counts, distribution: Distribution, alpha: float) -> CountsFinding:
     """Return the comparison ``what`` of counts with the distribution they should have.
 
-    Both are of one shape; the distribution sums to 1, and ``alpha`` bounds the probability of a
-    false alarm.
+    ``alpha`` bounds the probability of a false alarm.
     """
     seen, p = counts.ravel(), distribution.ravel()
     n = int(seen.sum())
@@ -119,10 +118,7 @@ def emitted(
 
 
 def continued(tokens: NDArray[np.int64], joint: Distribution, rng: np.random.Generator) -> Counts:
-    """Return counts of the next three tokens, of the shape of ``joint``.
-
-    Missing tokens are drawn from the oracle; after a token of probability 0 they count as token 0.
-    """
+    """Return counts of the next three tokens; missing ones are drawn from the oracle."""
     for i in (1, 2):
         distribution = joint.sum(tuple(range(i + 1, 3)))  # of the first i + 1 tokens
         missing = tokens[:, i] < 0

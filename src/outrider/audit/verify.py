@@ -55,11 +55,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class AuditSize:
-    """The size of an audit.
-
-    Prompts and their longest length, output tokens, seeds of each prompt and option, mixes to run,
-    recorded contexts, and draws of each context, kind of draft and rule.
-    """
+    """The size of an audit; ``seeds`` are of each prompt and option, ``draws`` of each context."""
 
     name: str
     prompts: int
@@ -79,9 +75,8 @@ class Audit:
     """One audit of the target ``model``, a folder or hub name, with a drafter as for ``LLM``.
 
     ``prompts``, texts or token ids, are cut to ``size.prompt_tokens``; ``seed`` is of everything
-    that is drawn, ``fault`` an error put in on purpose; ``progress`` is called with the current
-    activity. Options are ``quantization``, ``drafter_quantization``, ``drafter_window`` and
-    ``preset``, as for ``LLM``.
+    that is drawn. Options are ``quantization``, ``drafter_quantization``, ``drafter_window`` and
+    ``preset``.
     """
 
     def __init__(
@@ -289,8 +284,7 @@ def verify(
 ) -> AuditReport:  # fmt: skip
     """Return the report of an audit of a pair, see the module's docstring, and ``Audit``.
 
-    A text's bytes are the ids for a model without a tokenizer. Without ``seed`` a fresh one is
-    taken, which the report shows. Raises OutriderError: a checkpoint or an option cannot be used.
+    Without ``seed`` a fresh one is taken. Raises OutriderError: a checkpoint or an option is wrong.
     """
     seed = fresh_seed() if seed is None else seed
     audit = Audit(model, drafter, prompts, size, seed, fault or Fault("none"), progress, **options)

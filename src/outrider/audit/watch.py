@@ -1,8 +1,7 @@
 """Records the decode steps of one request while the engine runs it as always.
 
-The engine needs no hook. A wrapper around its drafter sees what each step drafts and commits.
-Target and drafter both send their logits through the sequence's pipeline, so a wrapper around that
-sees the processed logits.
+A wrapper around the engine's drafter sees what each step drafts and commits, one around the
+sequence's pipeline the processed logits of target and drafter.
 """
 
 from collections.abc import Sequence
@@ -76,10 +75,7 @@ class _WatchedPipeline(WrappedPipeline):
 
 
 class StepWatch(WrappedDrafter):
-    """A drafter around the engine's that records the steps of the only sequence.
-
-    ``number`` is that of the step to find; None for the first that is ``mixed``.
-    """
+    """A drafter around the engine's that finds step ``number``, or the first that is ``mixed``."""
 
     def __init__(self, inner: Drafter, number: int | None) -> None:
         super().__init__(inner)
@@ -139,11 +135,9 @@ class StepWatch(WrappedDrafter):
 def watch_step(
     llm: LLM, prompt: Prompt, temperature: float, seed: int, step: int | None = None
 ) -> StepWatch:
-    """Run a request until the step is found or the search is over; return what was recorded.
+    """Run a request until the step is there or the search is over; return what was recorded.
 
-    ``llm`` is idle; ``step`` is a number from 1, None searches, see ``StepWatch``. Raises
-    RequestError where the prompt cannot be served or the drafter drafts trees, NumericalError where
-    logits are not finite.
+    Raises RequestError: the prompt cannot be served, or the drafter drafts trees; NumericalError.
     """
     last, engine = step or SEARCHED_STEPS, llm.engine
     steps = (last + 1) * (llm.config.max_draft_length + 1)

@@ -75,15 +75,13 @@ def planted_track(target: Track, vocab_size: int, seed: int, agreement: float) -
     """Return the distributions q of a drafter that agrees with those of ``target``, p, so often.
 
     ``agreement`` is two things at once. With greedy sampling it is the share of positions at which
-    q and p have the same most likely token; where they do, a drafter that agrees more often agrees
-    as well. At temperature 1 it is the probability that both draw the same token under shared
-    noise, sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), in expectation over positions. Below 0.15 or
-    so only the first holds: what disagrees everywhere still has tokens in common.
+    q and p have the same most likely token. At temperature 1 it is the probability that both draw
+    the same token under shared noise, sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), in expectation;
+    below 0.15 or so only the first holds.
 
     Where q agrees it is p, at some positions with a lower peak; where it errs the peak is so low
-    that another token is the likeliest: a drafter that errs is unsure, and its margin tells. At a
-    share ``SURE_ERRORS`` of its errors it is not: its tokens are shifted by one, so that it is as
-    sure of another. How often it is unsure where it agrees (``doubt``) follows from the agreement.
+    that another token is the likeliest, and its margin tells. At a share ``SURE_ERRORS`` of its
+    errors its tokens are shifted by one, so that it is as sure of another.
     """
     peak = target.z[:, 0].double().exp().numpy()
     u, v = uniforms(target.ids[:, 0].tolist(), seed, AGREEMENT_STREAM, 2).T
@@ -100,8 +98,7 @@ def _peaks(peak: Floats, v: Floats, sure: npt.NDArray[np.bool_], doubt: float) -
     """Return the peaks [n] of a planted drafter from those of its target and from v in (0, 1).
 
     Where it is ``sure`` they are the target's, but between that and ``EVEN_PEAK`` at a share
-    ``doubt`` of the positions; elsewhere they lie between ``EVEN_PEAK`` and 0. With a doubt above 1
-    all are lower.
+    ``doubt`` of the positions; elsewhere they lie below ``EVEN_PEAK``. A doubt above 1 lowers all.
     """
     low, high = EVEN_PEAK + PEAK_DISTANCE, EVEN_PEAK - PEAK_DISTANCE
     near = low + (peak - low) * np.minimum(1, v / max(doubt, SMALLEST_PEAK))
@@ -109,10 +106,7 @@ def _peaks(peak: Floats, v: Floats, sure: npt.NDArray[np.bool_], doubt: float) -
 
 
 def coupled(p: Floats, q: Floats, count: Floats) -> Floats:
-    """Return how often draws with shared noise are the same, [n].
-
-    ``p`` and ``q`` are probabilities above 0, [n, kinds]; a kind stands for ``count`` tokens.
-    """
+    """Return how often draws from p and q [n, kinds] are the same; a kind has ``count`` tokens."""
     ratios = np.maximum(p[:, None] / p[:, :, None], q[:, None] / q[:, :, None])
     same: Floats = (count / (ratios * count).sum(-1)).sum(-1)
     return same

@@ -42,8 +42,8 @@ def shown(bounds: Sequence[float] | None, form: str) -> str:
 def student(freedom: int, claims: int = 1) -> float:
     """Return the bound on |t| of Student's t that ``claims`` draws keep with 95 % probability.
 
-    Bonferroni's bound, so draws need not be independent. By the expansion of Abramowitz and Stegun,
-    "Handbook of Mathematical Functions", 26.7.5; for one claim and 2 or more degrees of freedom
+    By Bonferroni, so draws need not be independent, and the expansion of Abramowitz and Stegun,
+    "Handbook of Mathematical Functions", 26.7.5: for one claim and 2 or more degrees of freedom
     within 2 % of the true value, lower than it for many claims and few degrees.
     """
     x = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / claims)

@@ -87,10 +87,7 @@ class BenchCell:
 
 
 def drafter_names(options: BenchOptions) -> dict[str, str]:
-    """Return the drafters to run: their names in the report, and what ``LLM`` is given for them.
-
-    Raises ConfigError: there is no such drafter, or not for this target.
-    """
+    """Return the drafters by their names in the report, or raise ConfigError: one is not known."""
     if options.replay is not None:
         chosen = [d for d in options.drafters or ("planted:0.8", "ngram") if d != PLAIN]
         for drafter in chosen:
@@ -130,8 +127,7 @@ def turned(items: Sequence[T], by: int) -> list[T]:
 class Bench:
     """The engines of a benchmark, one a drafter, its prompts, and a replay target's answers.
 
-    Raises OutriderError: a model cannot be loaded, a prompt leaves no room for the output, batches
-    would not be full, a schema cannot be used, or a replay target lacks an answer.
+    Raises OutriderError: a model cannot be loaded, or the prompts do not fit model and batches.
     """
 
     def __init__(self, options: BenchOptions, workload: Workload) -> None:
@@ -201,10 +197,7 @@ class Bench:
         return [params_of(item, temperature, i, most) for i, (item, most) in enumerate(pairs)]
 
     def order(self, number: int) -> Iterator[BenchCell]:
-        """Yield the cells in the order of round ``number``, turned on by one place a round.
-
-        Cells of one temperature and batch size, which are compared, stay together.
-        """
+        """Yield the cells of a round, turned on by one a round; what is compared stays together."""
         for conditions in turned(self.conditions, number):
             yield from turned([c for c in self.cells if c.conditions == conditions], number)
 

@@ -24,11 +24,9 @@ def whiskers(runs: Sequence[Run], name: str) -> tuple[list[float], list[list[flo
 def draw(report: dict[str, Any], file: Path) -> None:
     """Write the figure of a report with at least one drafter to ``file``, a PNG.
 
-    A panel a batch size shows the speedup by K, with the confidence interval of its median, and the
-    last panel acceptance by position at the largest K: the share of drafts accepted up to each
-    position. A colour is a drafter, and a line's style a temperature.
-
-    Raises ConfigError: the file cannot be written.
+    A panel a batch size shows the speedup by K, the last one acceptance by position at the largest
+    K. A colour is a drafter, and a line's style a temperature. Raises ConfigError: the file cannot
+    be written.
     """
     runs = [run for run in report["runs"] if run["num_speculative_tokens"]]
     sizes = list(dict.fromkeys(run["batch_size"] for run in runs))

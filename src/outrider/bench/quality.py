@@ -1,9 +1,7 @@
 """The cost of quantisation: quantised weights against the checkpoint's own, over text.
 
-Both models read the same windows of text, and every position is compared: the loss of what stands
-there, the most likely next token, and the distributions. Windows are independent of each other as
-far as the text is, so that means over windows have intervals: paired, since each window is read by
-both.
+Both models read the same windows of text, and every position is compared. Windows are independent
+as far as the text is, so that means over windows have intervals.
 """
 
 import math
@@ -38,9 +36,7 @@ METHOD = "mean over windows, normal approximation; of the perplexity's loss, ove
 def cut(texts: Sequence[str], codec: TextCodec, length: int, most: int) -> list[list[int]]:
     """Return at most ``most`` windows of ``length`` tokens, evenly spread over the texts.
 
-    Each begins with what the tokenizer puts before a text. A text's end that fills no window is
-    left out.
-
+    Each begins with what the tokenizer puts before a text; an end that fills no window is left out.
     Raises ConfigError: there are fewer than ``LEAST_WINDOWS``.
     """
     before = codec.encode("")
@@ -71,10 +67,7 @@ def distribution(model: Model, window: Sequence[int]) -> torch.Tensor:
 def compare(
     exact: torch.Tensor, own: torch.Tensor, window: Sequence[int]
 ) -> tuple[float, float, float]:
-    """Return nats, nats of divergence and agreement of a quantised model's window.
-
-    ``exact`` and ``own`` are the ``distribution``s of the reference and of the model.
-    """
+    """Return nats, nats of divergence, and agreement with the ``exact`` model in a window."""
     divergence = float((exact.exp() * (exact - own)).sum(-1).mean())
     same = exact.argmax(-1) == own.argmax(-1)
     return loss(own, window), divergence, float(same.float().mean())
@@ -96,10 +89,7 @@ def interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
 def figures(
     name: str, bits: float, rows: Sequence[tuple[float, float, float]], exact: Sequence[float]
 ) -> dict[str, Any]:
-    """Return one row of the report, from what ``compare`` returned by window.
-
-    ``exact`` are the reference's losses by window.
-    """
+    """Return one row of the report, from what ``compare`` and ``loss`` returned by window."""
     losses, divergences, agreements = zip(*rows, strict=True)
     nats, bounds = interval([a - b for a, b in zip(losses, exact, strict=True)])
     divergence, divergence_bounds = interval(divergences)
@@ -123,10 +113,9 @@ def quality(
 ) -> dict[str, Any]:  # fmt: skip
     """Return a report on quantised weights beside the checkpoint's own in ``dtype``.
 
-    ``recipes`` are what ``LLM(quantization=...)`` takes, or checkpoints with the same tokenizer; at
-    most ``windows`` windows of ``WINDOW_TOKENS`` tokens are read. ``perplexity_loss`` is the ratio
-    to the reference's perplexity, less 1; ``agreement`` the share of positions with the same most
-    likely next token; ``divergence`` the mean KL divergence from the reference's distribution, in
+    ``recipes`` are what ``LLM(quantization=...)`` takes, or checkpoints with the same tokenizer.
+    ``perplexity_loss`` is the ratio to the reference's perplexity, less 1; ``agreement`` the share
+    of positions with the same most likely next token; ``divergence`` the mean KL divergence, in
     nats. All models stay in memory. Raises OutriderError: a model cannot be loaded, a recipe is
     none, or there is too little text.
     """

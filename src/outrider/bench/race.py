@@ -1,9 +1,8 @@
-"""A race of settings: which is fastest, found with fewer runs than trying each of them often.
+"""A race of settings: the fastest, with fewer runs than trying each of them often.
 
-A drafter is run with short and with long drafts. Under the coupled rule the long drafts tell what
-shorter ones would have brought, and a step's time lies on a line between lengths that were run; so
-a few lengths promise the speed of every length. Settings that promise enough are then run in
-turns, and leave the race when the others are surely faster.
+Under the coupled rule long drafts tell what shorter ones would have brought, and a step's time lies
+on a line between lengths that were run; so a few lengths promise the speed of every length.
+Settings that promise enough are run in turns, and leave when the others are surely faster.
 """
 
 from __future__ import annotations
@@ -67,9 +66,8 @@ PLAIN_SETTING = Setting()
 def promises(screened: Mapping[int, RaceRun], lengths: Sequence[int]) -> dict[int, float]:
     """Return the speed that drafts of each length promise, tokens per second.
 
-    ``screened`` are runs of one drafter by draft length. The longest drafts say how far shorter
-    ones reach and how many of their tokens stand; the time of a step lies on a line between the
-    lengths that were run.
+    The longest of the ``screened`` runs, by draft length, says how far shorter drafts reach and how
+    many of their tokens stand.
     """
     known = sorted(screened)
     counts = screened[known[-1]].counts
@@ -146,9 +144,8 @@ class Race:
     def margin(self) -> float:
         """Return how far the winner's and a rival's level may lie apart by chance.
 
-        The confidence is 95 % for all rivals together (Bonferroni), since the winner is whoever
-        chance favoured most. All contenders run in each round, so what slows a round slows all of
-        it: the variance is that of the residuals once settings and rounds have their own means.
+        The confidence is 95 % for all rivals together (Bonferroni). All contenders run in each
+        round: the variance is that of the residuals once settings and rounds have their own means.
         """
         rows = [[log(run.speed) for run in self.runs[each]] for each in self.contenders]
         rounds, means = len(rows[0]), [fmean(row) for row in rows]
@@ -184,9 +181,8 @@ def race(
     """Return the race of plain decoding, drafters with several lengths, and other settings.
 
     ``measure`` runs a setting in a round: those of the race are numbered from 1, those of the
-    screening end with 0. ``families`` are lengths by drafter, rising; ``others`` settings that no
-    other run tells of, such as trees and ``auto``; ``rounds`` the most of a race. ``told`` hears
-    how many runs are done, of how many at most.
+    screening end with 0. ``families`` are rising lengths by drafter; ``others`` settings that no
+    other run tells of; ``told`` hears how many runs are done, of how many at most.
     """
     result = Race()
     samples = [Setting(d, k) for d, lengths in families.items() for k in sample(lengths)]

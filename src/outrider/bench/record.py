@@ -38,10 +38,7 @@ def frozen() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Requests that ran together, of one sample each, their events, and when they were made.
-
-    Times are seconds on ``time.perf_counter``.
-    """
+    """Requests that ran together, one sample each; times are of ``time.perf_counter``."""
 
     start: float
     states: list[RequestState]
@@ -81,10 +78,7 @@ def run(llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -
 
 @dataclass(frozen=True)
 class Pass:
-    """All prompts once, in batches one after the other.
-
-    ``utilisation`` is CPU time over wall time and cores; ``peak_memory`` the most bytes resident.
-    """
+    """All prompts once, in batches; ``utilisation`` is CPU time over wall time and cores."""
 
     batches: list[Batch]
     utilisation: float

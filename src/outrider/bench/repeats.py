@@ -1,9 +1,8 @@
 """The share of a figure that comes from text that repeats itself.
 
-A small model decodes in loops when it is greedy, and any drafter continues a loop. So acceptance is
-also told without the steps that repeat earlier output: a step repeats when the last 4 tokens of
-prompt + output before it occurred earlier in them, and were followed there by the very token that
-the step emits first.
+A small greedy model decodes in loops, which any drafter continues. A step repeats when the last 4
+tokens of prompt + output before it occurred earlier in them, and were followed there by the very
+token that the step emits first.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,19 +1,15 @@
 """Replay targets: recorded answers at the cost of a real model.
 
 A small model that writes code cannot write prose or edit a file, so what speculation does there is
-measured on a target that is told what to say. It is a real Transformer with random weights, whose
-forwards and cache cost what a model of that size costs, and whose logits are then replaced by a
-planted distribution: peaked on the next token of a recorded answer, nearly certain at most
-positions and open at some, as seeded noise decides. Planted drafters agree with it as often as
-chosen (``bench/distributions.py`` has both). So speeds on a replay target are those of its size,
-answers and agreement; they say nothing of what any trained model would have said, and whoever shows
-them says so.
+measured on a target that is told what to say: a real Transformer with random weights, whose logits
+are replaced by a planted distribution, peaked on the next token of a recorded answer. Planted
+drafters agree with it as often as chosen (``bench/distributions.py`` has both). Speeds on a replay
+target are those of its size, answers and agreement, of no trained model.
 
 Where that differs from trained models: a planted drafter errs at each position independently. One
-that costs nothing has no model to draw with and says its most likely token for certain, so that
-above temperature 0 it is accepted less often than it agrees. A JSON schema masks the planted
-distributions and cuts or mends drafts, so that under one more is accepted than agrees, and what
-follows a sampled token that left the record may have to be drawn evenly.
+that costs nothing says its most likely token for certain, so that above temperature 0 it is
+accepted less often than it agrees. Under a JSON schema, which masks the planted distributions and
+cuts or mends drafts, more is accepted.
 
 A distribution is a function of (workload seed, index in the output, the recorded token there)
 alone: after a sampled token that differs, the recording goes on at the next index, and past its end
@@ -117,11 +113,10 @@ LOOKUPS = ("ngram", "suffix")
 
 
 def parse_planted(drafter: str) -> tuple[float, str | None]:
-    """Return how often a planted drafter agrees, and the size that it costs (None: nothing).
+    """Return how often a planted drafter agrees, and the size that it costs, None for nothing.
 
-    "planted:0.8" costs nothing, and "planted:0.8:3m" a model of 3M parameters.
-
-    Raises ConfigError: it is neither.
+    "planted:0.8" costs nothing, "planted:0.8:3m" a model of 3M parameters. Raises ConfigError: it
+    is neither.
     """
     parts = re.fullmatch(r"planted:(\d*\.?\d+)(?::(\w+))?", drafter)
     if not parts or not 0 <= float(parts[1]) <= 1:
@@ -136,10 +131,7 @@ def parse_planted(drafter: str) -> tuple[float, str | None]:
 
 
 def parts_of(drafter: str) -> tuple[list[str], bool]:
-    """Return the drafters of a replay target that ``drafter`` joins, and whether auto chooses.
-
-    Raises ConfigError: one is not known, or comes twice.
-    """
+    """Return the drafters that ``drafter`` joins, and if auto chooses; or raise ConfigError."""
     parts = drafter.split(TOGETHER)
     auto = AUTO in parts and len(parts) > 1
     parts = [part for part in parts if not (auto and part == AUTO)]
@@ -168,8 +160,7 @@ COPIED = ("dtype", "device", "trees", "truncates", "paged", "hidden_layers", "hi
 class ReplayModel(Model):
     """Runs another model, and says what ``tracks`` have, by ``prompt_key``, for the prompt.
 
-    Whatever the other computes, a row's logits depend on its prompt and position alone. After a
-    prompt without a track they are the other's own.
+    A row's logits depend on its prompt and position alone; without a track they are the other's.
     """
 
     def __init__(self, model: Model, tracks: Tracks) -> None:
@@ -288,11 +279,11 @@ class ReplayedSpec(ModelSpec):
 
 
 class Replay:
-    """A replay target: what it says, and engines that run it; ``about`` is what reports say of it.
+    """A replay target: what it says, and engines that run it; ``about`` is what reports say.
 
-    It takes tokenizer, vocabulary, EOS and context of the checkpoint ``source``; ``prompts`` and
-    ``answers`` are token ids. Raises ConfigError: the size is not known, an answer is shorter than
-    2 tokens, or one prompt has two answers.
+    It takes tokenizer, vocabulary, EOS and context of the checkpoint ``source``. Raises
+    ConfigError: the size is not known, an answer is shorter than 2 tokens, or one prompt has two
+    answers.
     """
 
     def __init__(
@@ -331,8 +322,7 @@ class Replay:
         """Return an ``LLM`` of this target with a drafter: "none", a lookup or a planted one.
 
         Names joined by "+" draft together. Behind "auto+" they are what it chooses among, beside
-        suffix and predictions. There is no prefix cache unless ``options`` say so. Targets of the
-        same options share their weights.
+        suffix and predictions. Targets of the same options share their weights.
         """
         spec = find_drafter(None, self._source) if drafter == "none" else self._spec(drafter)
         target = self._folder(self._size)

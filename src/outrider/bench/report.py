@@ -1,9 +1,8 @@
 """From runs to figures: the JSON contract of ``outrider bench``.
 
-Every figure that is a rate or a time is the median over rounds; ``speedup`` is the median over
-rounds of the ratio to plain decoding in the same round at the same temperature and batch size.
-``*_interval`` beside a figure is a confidence interval of that median, [low, high], null with fewer
-than 6 rounds: see ``bench/intervals.py``, and ``intervals`` in the report for its confidence.
+Rates and times are medians over rounds; ``speedup`` is that of the ratio to plain decoding in the
+same round, temperature and batch size. ``*_interval`` is a confidence interval of the median, [low,
+high], null with fewer than 6 rounds.
 """
 
 import math

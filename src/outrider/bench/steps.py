@@ -1,8 +1,7 @@
-"""What an engine's steps cost on this machine, measured while it decodes: a profile for planning.
+"""A profile for planning: what an engine's steps cost on this machine while it decodes.
 
 Steps are timed in which all sequences of a batch decode and nothing else runs. Batch sizes and
-draft lengths take turns, so that none has a quiet machine for itself, and the quicker steps count,
-since others may use the machine for a while.
+draft lengths take turns, and the quicker steps count, since others may use the machine.
 """
 
 from __future__ import annotations
@@ -69,9 +68,8 @@ def timed(
 ) -> tuple[list[Timed], Counts]:
     """Return the steps of ``size`` sequences that decode, each with a draft of ``k`` tokens.
 
-    A sequence that ends makes room for the next one, as it does in a server: sequences of all ages
-    decode together, whether drafts make some faster or not. Prompts begin again until there were
-    ``PASSES`` times as many as run together. The counts are those of all steps.
+    A sequence that ends makes room for the next one, as in a server, until there were ``PASSES``
+    times as many as run together. The counts are those of all steps.
     """
     engine = llm.engine
     how = Speculation(enabled=k > 0, num_speculative_tokens=k or None)
@@ -152,10 +150,7 @@ class ForwardTimes(NamedTuple):
 
 
 def points(steps: dict[tuple[int, int], list[Timed]]) -> list[ForwardTimes]:
-    """Return what forwards take, by sequences and by the rows that there were.
-
-    A lookup drafts less than it may, so that one draft length has steps of many rows.
-    """
+    """Return what forwards take, by sequences and by the rows that there were."""
     return [
         ForwardTimes(size, fmean(each.rows for each in alike), quick(each.verify for each in alike))
         for size in sorted({size for size, _ in steps})
@@ -170,10 +165,7 @@ def by_rows(steps: Iterable[Timed]) -> Iterator[list[Timed]]:
 
 
 def usual(steps: Iterable[Timed], what: Callable[[Timed], float]) -> float:
-    """Return the mean of what steps take, of the quick ones among those with as many rows.
-
-    Over all of them, the quick ones would be those that verify least.
-    """
+    """Return the mean of what the quick steps take among those with about as many rows."""
     parts = [(len(alike), quick(map(what, alike))) for alike in by_rows(steps)]
     return sum(count * each for count, each in parts) / sum(count for count, _ in parts)
 
@@ -191,8 +183,7 @@ def groups(items: Iterable[T], size: Callable[[T], float], within: float) -> Ite
 def fitted(drafter: Drafter, steps: dict[tuple[int, int], list[Timed]], context: float) -> Costs:
     """Return the costs that steps by batch size and draft length make.
 
-    ``context`` is the mean number of tokens of a sequence. Raises ConfigError: there are too few
-    steps.
+    Sequences have ``context`` tokens on average. Raises ConfigError: there are too few steps.
     """
     sizes = sorted({size for size, _ in steps})
     forwards = points(steps)
@@ -257,8 +248,7 @@ def line(across: Sequence[float], up: Sequence[float]) -> tuple[float, float]:
 def tokens_per_second(steps: Iterable[Timed]) -> float:
     """Return the tokens of steps over their seconds.
 
-    Each step counts the median of those that verify about as many rows, so that a moment in which
-    the machine stood still does not count.
+    Each step counts the median of those with about as many rows, so that no standstill counts.
     """
     tokens, seconds = 0, 0.0
     for alike in by_rows(steps):

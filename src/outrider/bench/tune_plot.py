@@ -7,12 +7,10 @@ from ..base.plots import Axes, colour, paneled, save
 
 
 def draw(report: dict[str, Any], file: Path) -> None:
-    """Write the figure of ``Tuning.report`` to ``file``, a PNG.
+    """Write the figure of ``Tuning.report`` to ``file``, a PNG, or raise ConfigError.
 
     A panel a batch size shows tokens per second by K: points were raced, lines are promises. The
     last panel has throughput against what a sequence waits for a token.
-
-    Raises ConfigError: the file cannot be written.
     """
     cells = report["batch_sizes"]
     machine = report["machine"]

@@ -82,10 +82,9 @@ class Tuned:
 class Tuning:
     """The result of ``tune`` for a target, as it was given: ``cells`` by rising batch size.
 
-    ``names`` are what ``serve --drafter`` calls each drafter that is a checkpoint, ``folders``
-    their checkpoints, ``auto`` the choice among all of them. ``max_tpot`` is the seconds that a
-    sequence may wait for a token, ``setting`` what it was measured with, ``engine`` options of the
-    engine, such as the quantization of weights.
+    ``names`` are what ``serve --drafter`` calls drafters that are checkpoints, ``folders`` their
+    checkpoints, ``auto`` the choice among all. ``max_tpot`` is the seconds that a sequence may wait
+    for a token, ``setting`` what it was measured with, ``engine`` options of the engine.
     """
 
     model: str
@@ -99,10 +98,7 @@ class Tuning:
 
     @property
     def best(self) -> Setting:
-        """The setting for all batch sizes: the one that keeps most of each one's best speed.
-
-        It is a winner of a batch size, ``auto``, or plain decoding.
-        """
+        """The winner of a size, ``auto`` or plain that keeps most of each size's best speed."""
         winners = [cell.best for cell in self.cells]
         others = [each for each in self.cells[0].race.promised if each.drafter == AUTO]
         return max(dict.fromkeys([*winners, *others, PLAIN_SETTING]), key=self._kept_on_average)
@@ -213,10 +209,7 @@ class Tuning:
         }
 
     def pareto(self) -> list[dict[str, Any]]:
-        """Return raced settings and batch sizes that none beats in throughput and latency both.
-
-        They come by rising latency.
-        """
+        """Return what none beats in throughput and latency both, by rising latency."""
         points = [
             (1e3 * cell.latency(each), -cell.speed(each), cell.batch_size, str(each))
             for cell in self.cells

@@ -1,15 +1,10 @@
 """Workloads: what a benchmark asks, and where it is recorded, what the answer was.
 
-A workload file is .jsonl, one item a line, or .json, one list of items. An item is
-
-    "a prompt"                                                      or
-    {"prompt": "a prompt", "answer": "the recorded answer"}         or
-    {"messages": [{"role": "user", "content": "..."}, ...], "answer": "the recorded answer"}
-
-where the answer may be left out: only replay targets (``bench/replay.py``) need it. Messages go
-through the target's chat template. Either kind may have a "schema", a JSON schema that the output
-is then held to. Other keys are passed over, so that data sets can be used as they are. What is
-bundled, and where it comes from, is told in ``workloads/README.md``.
+A workload file is .jsonl, one item a line, or .json, one list of items: a prompt, or an object with
+"prompt" or "messages", which go through the target's chat template. It may have an "answer", which
+replay targets need, and a "schema", a JSON schema that the output is held to. Other keys are passed
+over, so that data sets can be used as they are. ``workloads/README.md`` says where what is bundled
+comes from.
 """
 
 from __future__ import annotations
@@ -34,10 +29,7 @@ NAMES = (CODE, *BUNDLED)
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to ask: a text, or ``messages``; ``answer`` is what was recorded, if anything.
-
-    ``schema`` is the JSON schema of the output, None where it is free.
-    """
+    """One thing to ask: a text, or ``messages``; ``answer`` and ``schema`` are of the output."""
 
     prompt: str = ""
     messages: tuple[Message, ...] = ()
@@ -45,7 +37,7 @@ class Item:
     schema: dict[str, Any] | None = None
 
     def encode(self, codec: TextCodec) -> list[int]:
-        """Return the prompt's ids. Raises RequestError: there is no chat template, or it refuses."""
+        """Return the prompt's ids. Raises RequestError: no chat template, or it refuses."""
         return codec.chat(list(self.messages)) if self.messages else codec.encode(self.prompt)
 
 
@@ -62,10 +54,7 @@ class Workload:
         return Workload(name, tuple(Item(prompt) for prompt in prompts))
 
     def first(self, count: int | None) -> Workload:
-        """Return the first ``count`` items; None takes 8, or all if there are fewer.
-
-        Raises ConfigError: there are not so many, or none is wanted.
-        """
+        """Return the first ``count`` items, 8 or all unless given. Raises ConfigError: too few."""
         most = len(self.items)
         wanted = min(8, most) if count is None else count
         if not 1 <= wanted <= most:

@@ -72,10 +72,7 @@ class Law:
 
 @dataclass(frozen=True)
 class EndpointCompletion:
-    """An answer. What the server does not tell is None.
-
-    ``logprobs`` are those of ``tokens``, ``law`` is that of the first one.
-    """
+    """An answer; what is not told is None. ``law`` is that of the first of ``tokens``."""
 
     text: str
     finish_reason: str | None = None
@@ -115,7 +112,7 @@ def parsed(body: bytes) -> Any:
 def completions(body: bytes, where: str) -> list[EndpointCompletion]:
     """Return the choices of an answer of ``/v1/completions``, in the order of their indices.
 
-    Raises EndpointError: it is not OpenAI's; ``where`` is the address for the message.
+    Raises EndpointError: it is not OpenAI's; the message names the address ``where``.
     """
     try:
         answer = _dict(parsed(body), "the answer")
@@ -150,10 +147,7 @@ def _choice(choice: dict[str, Any], usage: dict[str, Any]) -> EndpointCompletion
 
 
 def message(body: bytes, where: str) -> tuple[str, str | None]:
-    """Return text and finish reason of an answer of ``/v1/chat/completions``.
-
-    Raises EndpointError: it is not OpenAI's.
-    """
+    """Return text and finish reason of an answer of a chat, or raise as ``completions``."""
     try:
         choice = parsed(body)["choices"][0]
         text, reason = choice["message"]["content"], choice.get("finish_reason")
@@ -182,10 +176,7 @@ def _ids(value: Any) -> tuple[int, ...] | None:
 def _logprobs(
     logprobs: Any, ids: tuple[int, ...] | None
 ) -> tuple[tuple[Token, ...] | None, Law | None, tuple[float | None, ...]]:
-    """Return the tokens, the law of the first one, and log probabilities of all.
-
-    None stands for what is not told. Raises ValueError: what is told is none of these.
-    """
+    """Return the tokens, the law of the first, and log probabilities; None if not told."""
     if logprobs is None:
         return None, None, ()
     logprobs = _dict(logprobs, "logprobs")

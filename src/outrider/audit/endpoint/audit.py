@@ -1,9 +1,9 @@
 """Audits a server with OpenAI's API: does it say what its model says?
 
 Greedy tokens and the frequencies of sampled ones are compared with what a reference says about the
-same contexts: another server, a model on this machine, or the server itself where it does not
-draft. A server drafts from an answer's second token on, so first and later tokens have tests of
-their own. Limits, stop strings, samples, seeds and structured output are tried as they are meant.
+same contexts. A server drafts from an answer's second token on, so first and later tokens have
+tests of their own. Limits, stop strings, samples, seeds and structured output are tried as they are
+meant.
 """
 
 from __future__ import annotations
@@ -113,10 +113,7 @@ class _Audit:
         return outcome if isinstance(outcome, list) else [outcome]
 
     async def _prompts(self) -> tuple[list[Prompt], Biased]:
-        """Return the prompts as both sides read them, and tokens for logit_bias.
-
-        Raises EndpointError: the sides read a prompt as different tokens.
-        """
+        """Return the prompts as both sides read them, and tokens for logit_bias, or raise."""
         server = self.server
         mine = await together(
             server.complete(text, 1, temperature=0.0, **server.telling) for text in TEXTS

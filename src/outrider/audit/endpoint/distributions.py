@@ -108,8 +108,7 @@ def draw_of(prompt: Prompt, answer: EndpointCompletion) -> SampledAnswer:
 async def fetch_along(laws: Laws, draws: Sequence[SampledAnswer], length: int, most: int) -> None:
     """Fetch the laws of the contexts that were drawn from, the frequent ones first.
 
-    At most ``most`` at each depth, whose choice depends on what was drawn before it alone, as the
-    statistic needs.
+    They are at most ``most`` at each depth; the choice depends on what was drawn before alone.
     """
     for depth in range(1, length):
         counts: Counter[AnswerContext] = Counter(
@@ -127,11 +126,7 @@ Biased = dict[Prompt, Token]
 
 @dataclass(frozen=True)
 class ObservedDraws:
-    """Draws beside their laws, a row for each context in which something was drawn.
-
-    ``laws``, ``ignored`` (the laws if the options had no effect) and ``counts`` are [contexts,
-    CELLS].
-    """
+    """Draws beside their laws, [contexts, CELLS]; ``ignored`` if the options had no effect."""
 
     contexts: list[AnswerContext]
     laws: Cells

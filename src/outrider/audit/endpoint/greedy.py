@@ -21,8 +21,7 @@ async def greedy(
 ) -> tuple[Result, list[EndpointCompletion]]:
     """Return the check, and the answers of ``length`` tokens to the prompts.
 
-    Each token is compared with what the reference says behind the server's own tokens, so that one
-    error does not end the comparison.
+    Each token is compared with the reference's behind the server's own tokens before it.
     """
     answers = await together(
         server.complete(prompt.given, length, temperature=0.0, **server.telling)

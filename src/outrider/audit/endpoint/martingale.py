@@ -57,14 +57,12 @@ HALVINGS = 7
 
 @dataclass(frozen=True)
 class Comparison:
-    """Draws against their laws. ``alike`` or ``apart`` above 0 is an error.
+    """Draws against their laws; ``alike`` or ``apart`` above 0 is an error.
 
-    Both are exponents over their thresholds, see the module's docstring. ``ranks`` is the set of
-    ranks that deviates most, ``seen`` and ``due`` are its shares; ``worst`` is the context that
-    deviates most, and the cell there that came too often. A draw that is ``excluded`` had no
-    probability, an error at once. ``visible_alike`` and ``visible_apart`` are the smallest total
-    variation that would have been seen with 90 % probability, if an error has the same ranks
-    everywhere, or if it prefers another token in each context.
+    Both are exponents over their thresholds. ``ranks`` is the set of ranks that deviates most,
+    ``seen`` and ``due`` its shares; ``worst`` the context that deviates most, and the cell that
+    came too often there. A draw that is ``excluded`` had no probability, an error at once. The
+    visible total variations would have been seen with 90 % probability.
     """
 
     draws: int
@@ -86,8 +84,8 @@ class Comparison:
 def compare(laws: Cells, ignored: Cells, counts: Counts, alpha: float) -> Comparison:
     """Return the comparison of draws with their laws.
 
-    ``laws``, the laws ``ignored`` if the options had no effect, and the ``counts`` of outcomes, one
-    draw at least, are [contexts, CELLS]; ``alpha`` bounds the probability of a false alarm.
+    ``laws``, the laws ``ignored`` if the options had no effect, and ``counts``, one draw at least,
+    are [contexts, CELLS]; ``alpha`` bounds the probability of a false alarm.
     """
     n = counts.sum(1)
     members = _members(laws, ignored)
@@ -117,21 +115,19 @@ def compare(laws: Cells, ignored: Cells, counts: Counts, alpha: float) -> Compar
 
 
 def visible_alike(draws: int, alpha: float) -> float:
-    """Return the total variation that ``draws`` show as a rule, at most 1.
+    """Return the total variation, at most 1, that shows with 1 - ``MISSED_PROBABILITY``.
 
-    They show with probability 1 - ``MISSED_PROBABILITY``. The error has the same ranks in all
-    contexts; by Hoeffding's inequality, for share and exponent.
+    The error has the same ranks in all contexts; by Hoeffding's inequality.
     """
     share = math.sqrt(_threshold(alpha) / (2 * GRID_SHARE * draws))
     return min(1.0, ROUNDING + share + math.sqrt(math.log(1 / MISSED_PROBABILITY) / (2 * draws)))
 
 
 def visible_apart(laws: Cells, draws: Counts, alpha: float) -> float:
-    """Return the mean total variation that shows as a rule, at most 1.
+    """Return the mean total variation, at most 1, that shows with 1 - ``MISSED_PROBABILITY``.
 
-    It shows with probability 1 - ``MISSED_PROBABILITY``. The error prefers a likely token of its
-    own in each context. By simulation with a fixed seed: shares of the draws, halved again and
-    again, go to that token.
+    The error prefers a likely token of its own in each context. By simulation with a fixed seed:
+    shares of the draws, halved again and again, go to that token.
     """
     rng = np.random.default_rng(0)
     scaled = laws / laws.sum(1, keepdims=True)

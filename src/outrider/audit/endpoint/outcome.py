@@ -21,9 +21,8 @@ class Status(StrEnum):
 class Result:
     """One check: its name, its status, and what was seen, or why nothing was.
 
-    ``samples`` says how many tokens, answers or pairs of answers were compared; ``detects`` the
-    smallest error that so many would have shown with 90 % probability, ``visible`` the same from 0
-    to 1.
+    ``samples`` counts the tokens, answers or pairs that were compared; ``detects`` is the smallest
+    error that so many would have shown with 90 % probability, ``visible`` the same from 0 to 1.
     """
 
     name: str
@@ -50,8 +49,7 @@ def share(trials: int) -> float:
 def counted(name: str, wrong: Sequence[str], trials: int, unit: str, right: str) -> Result:
     """Return the result of a check in which each trial is right or wrong.
 
-    ``wrong`` says what each wrong trial showed, ``right`` what is said where none is wrong;
-    ``unit`` is that of the trials, in the plural.
+    ``wrong`` says what each wrong trial showed, ``right`` what is said where none is.
     """
     if not trials:
         return Result(name, Status.INCONCLUSIVE, f"no {unit} could be judged")
@@ -67,8 +65,7 @@ def counted(name: str, wrong: Sequence[str], trials: int, unit: str, right: str)
 class EndpointReport:
     """The outcome of an audit of ``model`` at ``endpoint`` against ``reference``.
 
-    ``seed`` repeats it, as far as the server repeats itself. ``speculation`` is what the server's
-    ``/metrics`` say about drafts during the audit, under the keys of ``bench serve``.
+    ``speculation`` is what the server's ``/metrics`` say, under the keys of ``bench serve``.
     """
 
     endpoint: str

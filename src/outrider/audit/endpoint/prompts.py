@@ -35,10 +35,7 @@ LEAST_EFFECT = 0.05
 def effect(
     laws: Laws, prompt: Prompt, before: tuple[Token, ...], sampling: Sampling, biased: Biased
 ) -> float:
-    """Return how far options move a law, as total variation; 0 where the law is not known.
-
-    Options that do nothing are worth as much as the law is spread: errors move what is not sure.
-    """
+    """Return how far options move a law, or how far it is spread; 0 where it is not known."""
     law = laws.get(AnswerContext(prompt, before))
     if law is None:
         return 0.0

@@ -53,8 +53,7 @@ class SamplingTrial:
 class Sampled:
     """The law tests of one audit, of so many ``answers`` to each of its ``samplings``.
 
-    ``biased`` holds by prompt the token that logit_bias is tried on; ``seeds`` says whether
-    requests carry seeds, from ``rng``; ``alpha`` bounds the probability of any false alarm.
+    Requests carry ``seeds`` from ``rng``; ``alpha`` bounds the probability of any false alarm.
     """
 
     server: AuditedServer

@@ -37,10 +37,7 @@ class Sampling:
     bias: float = 0.0
 
     def fields(self, biased: Token | None) -> dict[str, Any]:
-        """Return the fields that are not at their default; ``biased`` is the token with the bias.
-
-        Temperature is always there: 1 is not every server's default.
-        """
+        """Return temperature, which has no common default, and what is not at its default."""
         default, own = Sampling(""), ("name", "bias")
         fields = {k: v for k, v in vars(self).items() if k not in own and v != getattr(default, k)}
         if self.bias and biased is not None:
@@ -82,11 +79,10 @@ def plain(law: Law) -> Cells:
 def expected(
     law: Law, sampling: Sampling, before: Sequence[Token], biased: Token | None = None
 ) -> Cells | None:
-    """Return the probabilities of the cells under the options: [CELLS], summing to 1.
+    """Return the cells' probabilities under the options, [CELLS]; None where they are not known.
 
-    They depend on what stands before only, which the statistic needs. None where they are not
-    known: a token stands so near a threshold that rounding decides, or tokens that are not named
-    may count. Where an option only reweighs, the law is that given one of the named tokens.
+    That is where a token stands so near a threshold that rounding decides, or tokens that are not
+    named may count. Where an option only reweighs, the law is that given one of the named tokens.
     """
     p = np.array(law.p)
     clear = np.array([token.clear for token in law.tokens])

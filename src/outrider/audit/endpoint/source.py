@@ -103,10 +103,7 @@ class AuditedServer:
         return {"logprobs": 1} if self.tells_tokens else {}
 
     async def open(self) -> None:
-        """Find the model, which fields are known, what is told, whether there is a switch.
-
-        Raises EndpointError: the server is down, or does not complete prompts.
-        """
+        """Learn the model, which fields are known, what is told, if there is a switch; or raise."""
         self.model = self.model or await self.client.model()
         for fields in (PLAIN | PLAINER, PLAIN):
             self.fields = dict(fields)
@@ -121,10 +118,9 @@ class AuditedServer:
         self.has_switch = await self._find_switch()
 
     async def _find_switch(self) -> bool:
-        """Return whether there is Outrider's switch of speculation.
+        """Return True if there is Outrider's switch of speculation. Raises Breakdown: it fails.
 
-        Servers of others refuse the path, or have a page for every path. Where the server fails or
-        does not answer, nobody knows, which raises ``EndpointError``.
+        Servers of others refuse the path, or have a page for every path.
         """
         path = "/v1/speculation"
         answer = await self._patiently(path)
@@ -154,8 +150,8 @@ class AuditedServer:
     async def post(self, path: str, body: dict[str, Any]) -> tuple[bytes, str]:
         """Return an answer's body, and the address that gave it.
 
-        Raises ``RefusedRequest`` where the server takes no such request, ``Breakdown`` where it
-        fails at it, ``EndpointError`` where nobody answers or the key is refused, and ``TimeUp``.
+        Raises RefusedRequest: the server takes no such request; Breakdown: it fails at it;
+        EndpointError: nobody answers, or the key is refused; TimeUp.
         """
         answer = await self._patiently(path, {"model": self.model, **self.fields, **body})
         where = self.name + path
@@ -186,8 +182,7 @@ class AuditedServer:
 class WithoutSpeculation:
     """The server under audit, asked not to draft, with Outrider's switch where it has that.
 
-    Without it, answers of one token come from the prompt's forward alone, where nothing can have
-    been drafted.
+    Otherwise nothing can be drafted in answers of one token.
     """
 
     def __init__(self, server: AuditedServer) -> None:

@@ -18,10 +18,7 @@ EXPONENTIAL = "exponential"
 
 @dataclass(frozen=True)
 class Closed:
-    """So many requests at once: each that ends lets the next one start.
-
-    ``ramp`` is the seconds over which the first ones start, evenly spread.
-    """
+    """So many requests at once; the first ones start evenly spread over ``ramp`` seconds."""
 
     concurrency: int
     ramp: float = 0.0
@@ -36,9 +33,8 @@ class Open:
     """Requests are sent when they are due, whatever became of those before.
 
     Gaps are gamma-distributed with mean 1 / rate and shape ``burstiness``: 1 is a Poisson process,
-    below 1 is burstier, and infinity sends at even intervals. An infinite rate sends all at once.
-    ``end`` is the rate at the last request, reached along a line, or by a constant factor where
-    ``exponential``.
+    below 1 is burstier, infinity even. An infinite rate sends all at once. ``end`` is the rate at
+    the last request, reached along a line, or by a constant factor where ``exponential``.
     """
 
     rate: float
@@ -105,12 +101,11 @@ def check(shape: Shape) -> Shape:
 
 
 def load_trace(file: str) -> Trace:
-    """Return the trace in a JSON-lines file.
+    """Return the trace in a JSON-lines file, whose first request is due at once.
 
     A line is a number of seconds, or an object whose ``timestamp`` is in milliseconds, as in the
-    traces that Mooncake published. The first request is due at once.
-
-    Raises ConfigError: the file cannot be read, or a line is neither.
+    traces that Mooncake published. Raises ConfigError: the file cannot be read, or a line is
+    neither.
     """
     try:
         lines = Path(file).read_text(encoding="utf-8").split("\n")

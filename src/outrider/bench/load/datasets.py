@@ -23,14 +23,11 @@ WORDS = tuple(map("".join, product(SYLLABLES, repeat=3)))
 
 
 def load_prompts(which: str, seed: int = 0) -> Workload:
-    """Return the data set of that name, or of that file.
+    """Return the data set of that name, or of that file. Raises ConfigError: it is none.
 
-    ``synthetic`` or ``synthetic:WORDS`` makes up 1,000 prompts of so many random words (128). A
-    .json file in ShareGPT's layout gives the first turn of each conversation. Other .jsonl and
-    .json files, and names of bundled workloads, are read as ``outrider bench --prompts`` reads
-    them.
-
-    Raises ConfigError: it is none of these.
+    ``synthetic`` or ``synthetic:WORDS`` makes up prompts of so many random words (128). A .json
+    file in ShareGPT's layout gives the first turn of each conversation; the rest is read as
+    ``outrider bench --prompts`` reads it.
     """
     kind, _, length = which.partition(":")
     if kind == SYNTHETIC:

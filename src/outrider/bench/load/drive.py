@@ -22,9 +22,9 @@ Progress = Callable[[int, int], None]
 class Load:
     """The outcome of one load: ``records`` of requests that ended, in order of their ends.
 
-    It lasted from ``start``, when the first request was due, to ``end``, when the last one ended.
-    ``peak`` is the most requests under way at once; ``cut`` those that were given up at an
-    interrupt or at the end of the duration; ``interrupted`` is true after Ctrl-C.
+    It lasted from ``start``, when the first request was due, to the ``end`` of the last one.
+    ``peak`` is the most requests at once; ``cut`` counts those that an interrupt or the end of the
+    duration cut.
     """
 
     start: float
@@ -41,10 +41,7 @@ class Load:
 
 @dataclass(frozen=True)
 class LoadLimits:
-    """The end of a load: after so many requests, or seconds; None is no limit of time.
-
-    ``concurrency`` holds an open loop's requests back; ``timeout`` is a request's longest time.
-    """
+    """The end of a load; ``concurrency`` holds an open loop back, ``timeout`` is of a request."""
 
     requests: int
     seconds: float | None = None

@@ -44,10 +44,7 @@ DEFINITIONS = {
 
 
 def parse_slos(texts: Iterable[str]) -> dict[str, float]:
-    """Return limits in milliseconds by latency, from texts such as ``ttft:200``.
-
-    Raises ConfigError: a text is none.
-    """
+    """Return limits in milliseconds by latency, from texts such as ``ttft:200``, or raise."""
     limits: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition(":")
@@ -65,10 +62,7 @@ def parse_slos(texts: Iterable[str]) -> dict[str, float]:
 
 
 def figures(load: Load, slos: Mapping[str, float]) -> dict[str, Any]:
-    """Return the figures of one load, under the keys of ``vllm bench serve``.
-
-    Latencies are in milliseconds, throughput a second. None stands where nothing was measured.
-    """
+    """Return a load's figures by ``vllm bench serve``'s keys, in ms and a second; None: unknown."""
     good = [record for record in load.records if not record.error]
     prompts = sum(record.prompt_tokens for record in good)
     outputs = sum(record.output_tokens for record in good)
@@ -123,10 +117,7 @@ def _summary(name: str, values: Any, weights: Any) -> dict[str, Any]:
 
 
 def percentile(values: Any, weights: Any, percent: float) -> float:
-    """Return a percentile of values that stand for ``weights`` equal ones each.
-
-    With whole weights it is numpy's percentile, linearly interpolated, of the values so repeated.
-    """
+    """Return numpy's percentile of values that stand for ``weights`` equal ones each."""
     order = np.argsort(values)
     ordered, ends = values[order], np.cumsum(weights[order])
     place = percent / 100 * max(ends[-1] - 1, 0.0)

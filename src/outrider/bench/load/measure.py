@@ -96,10 +96,7 @@ class LoadedServer:
         self.requests: list[bytes] = []
 
     async def open(self) -> None:
-        """Find the model, and see that one request is answered.
-
-        Raises EndpointError: the server is down, or does not speak OpenAI's API.
-        """
+        """Find the model, and see that one request is answered, or raise EndpointError."""
         options = self.options
         self.model = self.model or await self.client.model()
         base = {
@@ -206,11 +203,9 @@ async def _measure(options: LoadOptions, progress: Progress) -> list[dict[str, A
 def measure_load(options: LoadOptions, progress: Progress = lambda *_: None) -> dict[str, Any]:
     """Load a server and return the report: ``runs``, a dict of figures each, and ``definitions``.
 
-    A run has the keys of ``vllm bench serve --save-result`` and further ones; latencies are in
-    milliseconds. Ctrl-C ends the load, and what was measured is reported with ``interrupted``.
-
-    Raises ConfigError: an option is wrong; EndpointError: the server is down, or does not speak
-    OpenAI's API.
+    A run has the keys of ``vllm bench serve --save-result`` and further ones. Ctrl-C ends the load,
+    and what was measured is reported. Raises ConfigError: an option is wrong; EndpointError: the
+    server is down, or does not speak OpenAI's API.
     """
     runs = asyncio.run(_measure(options, progress))
     return report_of(runs, [options])

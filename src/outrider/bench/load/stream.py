@@ -22,11 +22,11 @@ SHOWN_CHARACTERS = 200
 
 @dataclass
 class Record:
-    """One request as the client saw it. Times are seconds on ``time.perf_counter``.
+    """One request as the client saw it, in seconds on ``time.perf_counter``.
 
-    ``due`` is when the load shape wanted it sent, ``sent`` when it was; ``times`` are those of
-    chunks with output, ``tokens`` what each of them held, estimated from the lengths of texts where
-    ``counted`` is false; ``error`` says why it failed.
+    ``due`` is when it was to be sent, ``sent`` when it was; ``times`` are those of chunks with
+    output, ``tokens`` what each held, estimated where ``counted`` is false; ``error`` says why it
+    failed.
     """
 
     due: float

@@ -1,7 +1,6 @@
 """What the server's machine did during a load: CPU, memory, GPUs, and what that points to.
 
-It is measured where the server runs on this machine: from /proc, and from nvidia-smi if there is
-one. Of a server elsewhere nothing is known, and nothing is said.
+Where the server runs on this machine: from /proc, and from nvidia-smi if there is one.
 """
 
 from __future__ import annotations
@@ -182,10 +181,9 @@ def usage(pids: Iterable[int]) -> tuple[float, float]:
 def bottleneck(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return what the figures point to, and the evidence: a hint, no proof.
 
-    On GPUs the device's own utilisation speaks. On CPUs, where no counter tells memory from
-    compute, the time per token does: weights are read once for a whole batch, so as long as memory
-    is the limit a larger batch takes hardly longer, and where compute is, it takes as much longer
-    as it is larger.
+    On GPUs the device's own utilisation speaks. On CPUs the time per token does: weights are read
+    once for a whole batch, so as long as memory is the limit a larger batch takes hardly longer,
+    and where compute is, it takes as much longer as it is larger.
     """
     measured = [run for run in runs if run["median_tpot_ms"] is not None]
     if not measured:

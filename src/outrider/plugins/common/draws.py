@@ -25,11 +25,10 @@ PLACEHOLDER = -1
 
 
 def seed_of(request_id: str, seed: int | None, engine_seed: int) -> int:
-    """Return the seed of a request in [0, 2^64).
+    """Return the seed of a request in [0, 2^64), a negative one counted from 2^64 downwards.
 
-    A request without one gets the seed that Outrider's engine gives to the request of that number
-    (``request_seed``), the number being the first 64 bits of SHA-256 of its id: the same on every
-    rank. A negative seed, which vLLM allows, counts from 2^64 downwards.
+    A request without one gets the seed that Outrider's engine gives to the request of that number,
+    the first 64 bits of SHA-256 of its id: the same on every rank.
     """
     if seed is not None:
         return seed % 2**64
@@ -109,15 +108,11 @@ def _drawn_natively(
 def truncate(
     z: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
 ) -> torch.Tensor:
-    """Mask what top_k and top_p leave out, in place, and return it.
+    """Mask what top_k and top_p leave out of z, fp32 [rows, vocabulary], in place; return it.
 
-    Ties are Outrider's: top_k keeps those with the k-th, top_p takes the lowest id first among
-    equals. A row's mask does not depend on how many rows there are.
-
-    Args:
-        z: fp32 [rows, vocabulary].
-        top_k: ints [rows] of 1 or more; the vocabulary's size keeps all. None for no row.
-        top_p: fp32 [rows] in (0, 1]; 1 keeps all. None for no row.
+    Ties are Outrider's: top_k keeps those with the k-th, top_p takes the lowest id first. A row's
+    mask does not depend on how many rows there are. ``top_k``, 1 or more, and ``top_p`` in (0, 1]
+    are [rows]; None for no row.
     """
     if not len(z) or (top_k is None and top_p is None):
         return z
@@ -146,13 +141,9 @@ def follow(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the target's tokens as far as the drafts are those tokens, and one more.
 
-    Args:
-        drawn: [requests, most + 1], the target's token behind each number of drafted tokens.
-        drafts: [requests, most]; -1 never stands.
-        counts: [requests], how many drafted tokens each has; what lies behind them is ignored.
-
-    Returns:
-        Tokens [requests, most + 1], -1 behind the last, and their number [requests].
+    ``drawn`` [requests, most + 1] are the target's tokens behind each number of drafted ones;
+    ``drafts`` [requests, most], of which -1 never stands; ``counts`` [requests] says how many each
+    has. Returns tokens [requests, most + 1], -1 behind the last, and their number.
     """
     column = torch.arange(drawn.shape[1], device=drawn.device)
     stands = (drafts == drawn[:, :-1]) & (column[:-1] < counts[:, None])

@@ -1,8 +1,7 @@
 """Draft lengths for the steps of another engine, from Outrider's controller.
 
-The other engine tells what a step took in all, not what drafting took of it. So a controller counts
-drafting as part of its rows, and each power of two of the batch has a controller of its own; what
-is learned of acceptance they share.
+The other engine tells what a step took in all. So a controller counts drafting as part of its rows,
+and each power of two of the batch has its own; what is learned of acceptance they share.
 """
 
 from __future__ import annotations
@@ -87,10 +86,7 @@ class Lengths:
     def _aligned(
         self, controller: Controller, batch: int, rows: int, seconds: float, ahead: int
     ) -> float:
-        """Return the seconds of a step with the drafting of its own rows, not of the next one's.
-
-        What a drafted token takes is seen where the length changes.
-        """
+        """Return the seconds of a step with the drafting of its own rows, not of the next one's."""
         token = self._drafting.setdefault(batch.bit_length(), Mean(SPIKE))
         if ahead and controller.costs.measured(rows):
             token.take(max(0.0, (seconds - controller.costs.verify(rows, 0)) / ahead))

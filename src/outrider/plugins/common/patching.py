@@ -1,7 +1,7 @@
-"""Changes another engine's modules as they are imported.
+"""Changes another engine's modules as they are imported, and not before.
 
-A module is changed when it is imported and not before: the modules that run models must not be
-imported in the process that starts the engine. One that cannot be changed cannot be imported.
+The modules that run models must not be imported in the process that starts the engine. One that
+cannot be changed cannot be imported.
 """
 
 import logging
@@ -20,10 +20,7 @@ Patch = Callable[[ModuleType], None]
 
 
 def install(surface: Surface, patches: Mapping[str, Patch]) -> None:
-    """Check an engine, and change its modules now or when they are imported.
-
-    Ends the process with a sentence where this engine is not one that was tested.
-    """
+    """Check an engine, and change its modules now or when they are imported, or end the process."""
     try:
         version = surface.check_installed()
     except SignatureError as error:

@@ -54,10 +54,7 @@ class Surface:
 
 
 def version_of(package: Path) -> str:
-    """Return the version of the engine in a package's folder, without its local part.
-
-    Raises SignatureError: the folder does not say.
-    """
+    """Return the version of the engine in a package's folder, without its local part, or raise."""
     file = package / "_version.py"
     if file.is_file():
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -69,10 +66,7 @@ def version_of(package: Path) -> str:
 
 
 def signature_of(package: Path, function: str) -> str | None:
-    """Return a function's parameters without annotations, or ``CALLED`` where it is called.
-
-    None is returned where it does not exist in the folder ``package``, or is not called.
-    """
+    """Return a function's parameters, or ``CALLED``; None where it is missing, or not called."""
     file, _, name = function.partition(":")
     if not (package / file).is_file():
         return None

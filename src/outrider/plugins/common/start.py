@@ -22,10 +22,7 @@ def stop(sentence: str) -> NoReturn:
 
 
 def active(variable: str) -> bool:
-    """Return whether a plugin is turned on; end the process where that is unclear.
-
-    1 in the environment variable turns it on; unset, empty or 0 leaves the engine as it is.
-    """
+    """Return if 1 turns a plugin on, not 0 or nothing; end the process at any other value."""
     asked = os.environ.get(variable, "")
     if asked not in ("", "0", "1"):
         stop(f"{variable} is {asked!r}; give 1 for Outrider's rule, or 0 for the engine's own.")

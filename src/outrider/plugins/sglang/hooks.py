@@ -81,10 +81,7 @@ PATCHES: dict[str, Patch] = {
 
 
 def check_arguments(args: Any) -> None:
-    """End the process where the server's arguments would draw or accept by another rule.
-
-    Keeps whether the server speculates.
-    """
+    """Keep if the server speculates; end the process where another rule would draw or accept."""
     from . import requests
 
     asked = getattr(args, "speculative_algorithm", None)

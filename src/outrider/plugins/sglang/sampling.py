@@ -99,10 +99,7 @@ def preprocess_logits(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sample_from_probs(capture: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what makes ``Sampler._sample_from_probs`` draw from the logits.
-
-    ``capture`` is SGLang's class for the tokens that could have been drawn, None if it has none.
-    """
+    """Return what makes ``Sampler._sample_from_probs`` draw; ``capture`` is SGLang's of masks."""
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
         def _sample_from_probs(

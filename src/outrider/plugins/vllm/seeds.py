@@ -25,8 +25,7 @@ def processor_init(original: Callable[..., Any]) -> Callable[..., Any]:
 def assign_request_id(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``InputProcessor.assign_request_id`` that gives a seed to a request without one.
 
-    It comes from the engine's seed and the id that the client knows, so the same id has the same
-    tokens again. Every process of the engine gets it with the request.
+    It comes from the engine's seed and the id that the client knows.
     """
 
     def assign_request_id(request: Any) -> None:

@@ -194,9 +194,8 @@ def _accepted(
 def sample_draft_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a proposer's ``_sample_draft_tokens`` that draws with the target's noise.
 
-    A drafter then guesses the token that the noise favours, not the likeliest one, and is right
-    more often. vLLM calls it for one token of each request after another; where it does not, and
-    where the drafter has other tokens than the target, it stays vLLM's.
+    vLLM calls it for one token of each request after another; where it does not, and where the
+    drafter has other tokens than the target, it stays vLLM's.
     """
 
     def _sample_draft_tokens(self: Any, hidden_states: torch.Tensor, metadata: Any) -> Any:

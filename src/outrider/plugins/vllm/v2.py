@@ -26,12 +26,9 @@ def gumbel_sample(
 ) -> torch.Tensor:
     """Return the token of each row, int64 [rows].
 
-    Args:
-        expanded_idx_mapping: [rows], each row's request; below 0 for rows that do not count.
-        temperature, seed: by request; a temperature of 0 is greedy.
-        apply_temperature: whether the logits are not yet divided by it.
-        is_drafting, named: without meaning here, such as ``logits_cache``, which vLLM's own
-            verification reads.
+    ``expanded_idx_mapping`` is each row's request, below 0 for rows that do not count; a
+    temperature of 0 is greedy. ``is_drafting`` and ``named``, such as ``logits_cache``, are without
+    meaning here.
     """
     requests = expanded_idx_mapping.to(torch.int64).clamp(min=0)
     z = logits.to(torch.float32)
@@ -56,21 +53,11 @@ def rejection_sample(
     *others: Any,
     **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens of each request, and how many of them count.
+    """Return the tokens of each request, -1 behind its last, and how many of them count.
 
-    Args:
-        target_logits: processed, [rows, vocabulary]; a request has a row for each drafted token
-            and one more.
-        draft_sampled: [rows], the token that a row follows; -1 for a draft that is void.
-        cu_num_logits: [requests + 1], where each request's rows begin.
-        pos, expanded_idx_mapping: [rows].
-        temperature, seed: by request.
-        num_speculative_steps: most drafted tokens of a request.
-        draft_logits, idx_mapping, expanded_local_pos, others, named: without meaning here.
-
-    Returns:
-        int64 [requests, num_speculative_steps + 1], -1 behind a request's last token, and int32
-        [requests].
+    A request has a row for each drafted token and one more; ``draft_sampled`` is the token that a
+    row follows, -1 for a draft that is void, ``cu_num_logits`` where each request's rows begin.
+    Drafts' logits, ``idx_mapping`` and ``expanded_local_pos`` are without meaning here.
     """
     drawn = gumbel_sample(
         target_logits, expanded_idx_mapping, temperature, seed, pos, apply_temperature=False
