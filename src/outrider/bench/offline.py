@@ -62,12 +62,11 @@ class BenchOptions:
         for name in ("lengths", "temperatures", "drafters", "batch_sizes"):
             if getattr(self, name) == ():
                 raise ConfigError(f"{name} is empty; give one or more.")
-        for name, value, least in (
-            ("max_tokens", self.max_tokens, 2),
-            ("batch_size", min(self.batch_sizes), 1),
-            ("rounds", self.rounds, 1),
-            ("num_speculative_tokens", min(self.lengths), 1),
-        ):
+        least_value = {
+            "max_tokens": (self.max_tokens, 2), "batch_size": (min(self.batch_sizes), 1),
+            "rounds": (self.rounds, 1), "num_speculative_tokens": (min(self.lengths), 1),
+        }  # fmt: skip
+        for name, (value, least) in least_value.items():
             if value < least:
                 raise ConfigError(f"{name} is {value}; give {least} or more.")
 
@@ -86,21 +85,21 @@ class BenchCell:
         return self.temperature, self.batch_size
 
 
-def drafter_names(options: BenchOptions) -> dict[str, str]:
-    """Return the drafters by their names in the report, or raise ConfigError: one is not known."""
+def drafter_names(options: BenchOptions) -> list[str]:
+    """Return the drafters to run. Raises ConfigError: one is not known, or not for this target."""
     if options.replay is not None:
         chosen = [d for d in options.drafters or ("planted:0.8", "ngram") if d != PLAIN]
         for drafter in chosen:
             parts_of(drafter)
-        return dict(zip(chosen, chosen, strict=True))
-    names: dict[str, str] = {}
+        return chosen
+    names = []
     folder = find_folder(options.model)
     near = (ModelSpec.name,) if sibling(folder) is not None else ()
     for drafter in options.drafters or (*near, NgramSpec.name, AUTO):
         if drafter.startswith("planted:"):
             raise ConfigError(f"drafter {drafter!r} needs a replay target; give --replay as well.")
         if find_drafter(drafter, folder).name != PLAIN:
-            names[drafter] = drafter
+            names.append(drafter)
     return names
 
 
@@ -132,7 +131,7 @@ class Bench:
 
     def __init__(self, options: BenchOptions, workload: Workload) -> None:
         self.options, self.workload = options, workload
-        names, count = {PLAIN: PLAIN, **drafter_names(options)}, len(workload.items)
+        names, count = [PLAIN, *dict.fromkeys(drafter_names(options))], len(workload.items)
         for size in options.batch_sizes:
             if count % size:
                 raise ConfigError(
@@ -150,7 +149,6 @@ class Bench:
             answers = recorded_answers(workload, codec)
             self.limits = [min(options.max_tokens, len(answer)) for answer in answers]
             self.replay = Replay(options.replay, folder, self.prompts, answers)
-        self._names = names
         self._target: Model | None = None
         self.engines = {name: self._open(name) for name in names}
         self.plain = self.engines[PLAIN]
@@ -176,8 +174,7 @@ class Bench:
                 name = self.workload.name
                 raise ConfigError(f"prompt {i + 1} of workload {name!r}: {error}") from None
 
-    def _open(self, name: str) -> LLM:
-        drafter = self._names[name]
+    def _open(self, drafter: str) -> LLM:
         options: dict[str, Any] = {
             **self.options.engine,
             "num_speculative_tokens": max(self.options.lengths),

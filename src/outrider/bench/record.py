@@ -45,11 +45,6 @@ class Batch:
     events: list[Event]
 
     @property
-    def firsts(self) -> list[float]:
-        """The times of the requests' first tokens."""
-        return [state.started + (state.ttft or 0.0) for state in self.states]
-
-    @property
     def end(self) -> float:
         """The time of the last token."""
         return max(state.ended for state in self.states)
@@ -62,7 +57,7 @@ class Batch:
     @property
     def decode_seconds(self) -> float:
         """T(N) - T(1): from the batch's first token to its last."""
-        return self.end - min(self.firsts)
+        return self.end - min(state.started + (state.ttft or 0.0) for state in self.states)
 
 
 def run(llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> Batch:
@@ -120,11 +115,6 @@ class Pass:
         """Seconds that a sequence waits for a token."""
         waits = [state.ended - state.started - (state.ttft or 0.0) for state in self.states]
         return sum(waits) / self.decode_tokens
-
-    @property
-    def ttft(self) -> float:
-        """Seconds from the first batch's call to its first token."""
-        return min(self.batches[0].firsts) - self.batches[0].start
 
     @property
     def counts(self) -> Counts:

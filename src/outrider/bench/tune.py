@@ -152,7 +152,7 @@ class Workbench:
         self.max_tokens, self.temperature = max_tokens, temperature
 
     def run(self, setting: Setting, size: int) -> Pass:
-        """Continue the prompts, ``size`` at a time, or raise OutriderError: there is nothing to time."""
+        """Continue the prompts, ``size`` at a time, or raise: there is nothing to time."""
         count = size * ceil(self._num_prompts / size)
         asked = list(islice(cycle(self._prompts), count))
         params = [

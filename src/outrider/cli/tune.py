@@ -159,7 +159,7 @@ def tune(flags: TuneFlags, model: Model = None, **engine: Any) -> None:
         from ..bench import tune as tuning
 
         if flags.plot:
-            from ..bench.tune_plot import draw
+            from ..bench.plot import draw_tuning
         items = named_workload(flags.prompts)
     with counted("loading the models") as told:
         options = {name: value for name, value in engine.items() if value is not None}
@@ -180,7 +180,7 @@ def tune(flags: TuneFlags, model: Model = None, **engine: Any) -> None:
         else:
             file.write_text(config(tuned), encoding="utf-8")
     if flags.plot:
-        draw(report, Path(flags.plot))
+        draw_tuning(report, Path(flags.plot))
     console = report_console(flags.json_)
     for cell in report["batch_sizes"]:
         console.print(table(cell))

@@ -23,7 +23,6 @@ from .answers import EndpointCompletion
 from .distributions import Biased, Laws, Prompt
 from .greedy import greedy, told
 from .outcome import EndpointReport, Result, Status
-from .prompts import TEXTS
 from .sampled import Sampled
 from .sampling import SAMPLINGS, Sampling
 from .source import (
@@ -51,6 +50,25 @@ FEWEST_SAMPLES = 64
 MOST_SAMPLES = 1_000_000
 
 Progress = Callable[[str], None]
+TEXTS = (
+    "red, green, blue, red, blue, green, red,",
+    "heads tails tails heads tails heads heads tails",
+    "1 2 2 1 1 2 1 2 2 2 1 1 2",
+    "The quick brown fox jumps over the",
+    "Once upon a time there was a",
+    "A B B A A B A B B B A A",
+    "yes no no yes yes no yes no no yes",
+    "def add(a, b):\n    return",
+    "import os\nimport sys\nimport",
+    "The weather today is",
+    "She said that she would",
+    "My favourite colour is",
+    "x = 1\ny = 2\nz =",
+    "one two three one two four one two",
+    '{"name": "Alice", "age":',
+    "Dear Sir or Madam, I am writing to",
+)
+"""The prompts of an audit."""
 
 
 @dataclass

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .answers import Token
 from .distributions import (
     AnswerContext,
     Biased,
@@ -20,8 +21,7 @@ from .distributions import (
 )
 from .martingale import Comparison, compare
 from .outcome import Result, Status
-from .prompts import chosen
-from .sampling import Sampling
+from .sampling import Sampling, expected, plain
 from .source import AuditedServer, RefusedRequest, TimeUp, together
 
 ANSWERS_A_TURN = 32
@@ -37,6 +37,8 @@ PROMPTS = 2
 ANSWERS_FOR_A_LAW = 2
 """Answers for each law that may be asked for, by depth."""
 SEEDS = 2**31
+LEAST_EFFECT = 0.05
+"""Least effect, as total variation, that makes a prompt worth its draws."""
 
 
 @dataclass
@@ -171,6 +173,39 @@ class Sampled:
             f"{token} behind {text!r} in {data.counts[row, cell] / total:.0%} of {total} draws, "
             f"due {data.laws[row, cell]:.0%}"
         )
+
+
+def effect(
+    laws: Laws, prompt: Prompt, before: tuple[Token, ...], sampling: Sampling, biased: Biased
+) -> float:
+    """Return how far options move a law, or how far it is spread; 0 where it is not known."""
+    law = laws.get(AnswerContext(prompt, before))
+    if law is None:
+        return 0.0
+    cells = expected(law, sampling, before, biased.get(prompt))
+    if cells is None:
+        return 0.0
+    if not sampling.truncates and not sampling.reweighs:
+        return float(plain(law)[:-1].sum() * (1 - max(law.p)))
+    named = np.array([*plain(law)[:-1], 0.0 if sampling.reweighs else plain(law)[-1]])
+    share = named.sum() if sampling.reweighs else 1.0
+    return float(share * np.abs(cells - named / named.sum()).sum() / 2)
+
+
+def chosen(
+    laws: Laws, prompts: Sequence[Prompt], sampling: Sampling, biased: Biased, most: int
+) -> list[Prompt]:
+    """Return the prompts on which an error would show best."""
+    scores = {}
+    for prompt in prompts:
+        law = laws.get(AnswerContext(prompt, ()))
+        after = () if law is None else (law.tokens[0],)
+        first = effect(laws, prompt, (), sampling, biased)
+        second = effect(laws, prompt, after, sampling, biased)
+        # Draws behind the likeliest token are as many as the token is likely.
+        scores[prompt] = first + 2 * second * (0 if law is None else law.p[0])
+    ranked = sorted(prompts, key=lambda prompt: -scores[prompt])
+    return [prompt for prompt in ranked[:most] if scores[prompt] > LEAST_EFFECT] or ranked[:1]
 
 
 def ranks(got: Comparison) -> str:
