@@ -61,15 +61,10 @@ class AsyncLLM:
 
     A worker that dies or hangs takes its requests with it (``WorkerError``) and is started again,
     until it has died three times in a minute without a request, or before it was ready. A request
-    that ran alone at two deaths is refused.
+    that ran alone at two deaths is refused. The worker's process imports the program's main module:
+    a script starts the engine under ``if __name__ == "__main__":``.
 
-    The worker's process imports the program's main module, as multiprocessing does: a script starts
-    the engine under ``if __name__ == "__main__":``.
-
-    Args:
-        model, drafter, options: as ``LLM`` takes them.
-
-    Raises ConfigError, ModelError: see ``LLM``. ``start`` raises errors that only the engine finds.
+    Arguments and errors are those of ``LLM``; ``start`` raises errors that only the engine meets.
     """
 
     def __init__(
@@ -115,8 +110,7 @@ class AsyncLLM:
     def from_engine_args(cls, engine_args: Any = None, **options: Any) -> AsyncLLM:
         """Return an ``AsyncLLM`` from vLLM's ``AsyncEngineArgs``, or an object or mapping like it.
 
-        Of an object the attributes that are set and that ``LLM`` knows are taken; a mapping's and
-        ``options`` must all be options of ``LLM``.
+        Attributes that ``LLM`` does not know are left out; keys of a mapping are not.
         """
         args = engine_args or {}
         return cls(**{**(args if isinstance(args, dict) else of_engine_args(args)), **options})
@@ -157,11 +151,9 @@ class AsyncLLM:
 
         Args:
             prompt: a text, token ids, or ``{"prompt_token_ids": ids}``.
-            sampling_params: None takes the defaults.
+            sampling_params, speculation: None takes the defaults.
             request_id: unique among those under way; made up unless given.
-            speculation: drafter and draft length; None takes the engine's.
-            priority: of waiting requests the lowest go first; needs
-                ``scheduling_policy="priority"`` unless it is 0.
+            priority: the lowest go first; 0 unless ``scheduling_policy="priority"``.
 
         Raises RequestError, ConfigError: the request cannot be served. WorkerError: the engine died
         under it. GenerationError: the request failed on the way; the error holds its output.
@@ -201,16 +193,10 @@ class AsyncLLM:
     async def run(
         self, state: RequestState, body: str | None = None
     ) -> AsyncGenerator[list[Event], None]:
-        """Run a request; yield the events of each step together, once ``state`` has taken them.
+        """Run a request of ``inputs.request``; yield each step's events once ``state`` has them.
 
-        Leaving the iterator aborts the request.
-
-        Args:
-            state: of the request, from ``inputs.request``.
-            body: the fingerprint of the call that the request belongs to; its own unless given.
-
-        Raises RequestError, ConfigError: the request cannot be served. WorkerError: the engine died
-        under it, or does not run.
+        Leaving the iterator aborts the request. ``body`` is the fingerprint of the call that it
+        belongs to, its own unless given. Raises the errors of ``generate``, but no GenerationError.
         """
         request = state.request
         await self._free(request.id)
@@ -240,10 +226,7 @@ class AsyncLLM:
                 self._abort(request.id)
 
     async def _free(self, id: str) -> None:
-        """Wait until the engine runs, and until an earlier request of this id has left it.
-
-        Raises RequestError: the id is in use. WorkerError: the engine does not run.
-        """
+        """Wait until the engine runs, and until an earlier request of this id has left it."""
         while True:
             await self.start()
             if id in self._queues:
@@ -253,16 +236,14 @@ class AsyncLLM:
             await self._changed.wait()
 
     async def set_speculation(self, state: SpeculationState) -> None:
-        """Set the default drafter and draft length from the next step on.
-
-        A length of None lets the engine choose it.
+        """Set the default drafter and draft length (None: the engine's) from the next step on.
 
         Raises ConfigError: there is no such drafter, or the length is out of range.
         """
         ready = await self.start()
         check_choice(state, ready.names, ready.max_draft)
         self.speculation = state
-        self._send_speculation(state)
+        self._send_speculation()
 
     @property
     def live(self) -> int:
@@ -288,7 +269,6 @@ class AsyncLLM:
         self._notify()
 
     def _new_worker(self) -> WorkerProcess:
-        """Start a worker. Raises OSError, WorkerError: it cannot be started."""
         return WorkerProcess(self.spec, self.restarts, self._post.message, self._post.end)
 
     def _spawn(self) -> None:
@@ -332,9 +312,9 @@ class AsyncLLM:
         else:
             self._worker.send(Abort(id), ("abort", id))
 
-    def _send_speculation(self, state: SpeculationState) -> None:
-        if self._worker is not None:
-            self._worker.send(state, "speculation")
+    def _send_speculation(self) -> None:
+        if self._worker is not None and self.speculation is not None:
+            self._worker.send(self.speculation, "speculation")
 
     def _take(self, worker: WorkerProcess, message: Message) -> None:
         """Act on a message of the worker."""
@@ -366,11 +346,10 @@ class AsyncLLM:
                 if self.speculation is None:
                     self.speculation = message.speculation
                 elif self.speculation != message.speculation:
-                    self._send_speculation(self.speculation)  # the setting outlives a worker
+                    self._send_speculation()  # the setting outlives a worker
                 self._notify()
             case OutriderError():
-                self.failure = message
-                self._notify()
+                self._fail(message)
 
     def _observe(self, step: Stepped, events: Mapping[str, list[Event]]) -> None:
         """Call the observers with a step; log the first failure of each."""
@@ -402,17 +381,14 @@ class AsyncLLM:
         self._deaths.died(running=bool(bodies), ready=ready)
         often = self._deaths.hopeless
         if often is not None:
-            self._fail(
-                WorkerError(
-                    f"the engine died {often}, the last time it {how}; see the log for the reason."
-                )
-            )
+            why = f"the engine died {often}, the last time it {how}; see the log for the reason."
+            self._fail(WorkerError(why))
             return
         self.restarts += 1
         assert self._loop is not None
         self._loop.call_later(self._deaths.pause, self._spawn)
 
-    def _fail(self, why: WorkerError) -> None:
+    def _fail(self, why: OutriderError) -> None:
         """Give up for good, with the reason."""
         self.failure = why
         self._notify()

@@ -61,12 +61,7 @@ class NumericalError(RequestError):
 
 
 class GenerationError(NumericalError):
-    """Some requests of a call failed.
-
-    Args:
-        message: which, and why.
-        outputs: the ``RequestOutput`` of every request; those that did not fail are complete.
-    """
+    """Some requests of a call failed; ``outputs`` has all, those that did not fail complete."""
 
     def __init__(self, message: str, outputs: list[Any]) -> None:
         super().__init__(message)
@@ -84,10 +79,7 @@ def no_option(
     aliases: Sequence[str] = (),
     where: str = "docs/server.md lists the known ones.",
 ) -> ConfigError:
-    """Return the error for an option that ``owner`` does not have.
-
-    Its hint may be an alias; where many options are known, and none is near, it is ``where``.
-    """
+    """Return the error for an option that ``owner`` lacks; ``where`` is the hint if many exist."""
     near = difflib.get_close_matches(name, [*options, *aliases], 1)
     if near:
         hint = f"did you mean {near[0]!r}?"

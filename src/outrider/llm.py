@@ -34,9 +34,7 @@ class LLM:
     Args:
         model: a checkpoint's folder or .gguf file, or its name on the Hugging Face hub; the
             bundled "pocket" unless given.
-        drafter: what --drafter takes: "auto" (chooses at each step among the checkpoint in the
-            sub-folder or sibling ``drafter``, suffix, both together, the request's prediction and
-            nothing; nothing for a model whose state cannot be rolled back), "ngram", "suffix", None
+        drafter: "auto" (chooses at each step among all that are at hand), "ngram", "suffix", None
             or "none", a checkpoint's folder or .gguf file, several joined by "+"; or a
             ``DrafterSpec``.
         options: see ``EngineOptions``; docs/server.md explains each. With ``seed`` the i-th
@@ -75,9 +73,7 @@ class LLM:
         return self.engine.menu.state
 
     def set_speculation(self, state: SpeculationState) -> None:
-        """Set the default drafter and draft length from the next step on.
-
-        A length of None lets the engine choose it.
+        """Set the default drafter and draft length (None: the engine's) from the next step on.
 
         Raises ConfigError: there is no such drafter, or the length is out of range.
         """
@@ -94,9 +90,7 @@ class LLM:
 
         Args:
             prompts: a text, token ids, ``{"prompt_token_ids": ids}``, or a list of these.
-            sampling_params: one for all, or one each; None takes the defaults.
-            speculation: drafter and draft length, one for all, or one each; None takes
-                the engine's.
+            sampling_params, speculation: one for all, or one each; None takes the defaults.
 
         Raises RequestError: a prompt cannot be served; nothing has been started then.
         GenerationError: a request failed on the way; the error holds all outputs.
@@ -125,9 +119,7 @@ class LLM:
     ) -> Iterator[Event]:
         """Continue prompts as ``generate`` does, and yield one ``Event`` for each token.
 
-        An event has the token, its text, its origin (accepted, bonus or plain), and the index of
-        its prompt; ``error`` of an event says why a request failed. Leaving the iterator aborts
-        what is not finished.
+        ``error`` of an event says why a request failed. Leaving the iterator aborts the rest.
         """
         yield from self.run(self.start(prompts, sampling_params, speculation=speculation))
 
@@ -136,11 +128,7 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several, by the checkpoint's chat template.
-
-        Args:
-            messages: [{"role": ..., "content": ...}, ...], or a list of such lists.
-            sampling_params: one for all, or one each; None takes the defaults.
+        """Answer a conversation ([{"role": ..., "content": ...}, ...]), or a list of them.
 
         Raises RequestError: the checkpoint has no template, or the template refuses the messages.
         """
@@ -166,8 +154,6 @@ class LLM:
         """Queue every prompt, or none of them; return their states for ``run``.
 
         Nobody reads the output of ``offline`` requests before all are done.
-
-        Raises RequestError: a prompt cannot be served.
         """
         listed = as_list(prompts)
         params = _one_each(sampling_params, SamplingParams, len(listed), "sampling_params")
@@ -203,10 +189,7 @@ class LLM:
     def _steps(
         self, states: Sequence[RequestState]
     ) -> Generator[tuple[RequestState, list[Event]], None, None]:
-        """Step until all requests are done; yield each sample's events of a step.
-
-        They come with the state that must take them before the next ones come.
-        """
+        """Step until all are done; yield each sample's events, which its state must take first."""
         left = {state.request.id: state for state in states}
         try:
             while left:
@@ -217,8 +200,7 @@ class LLM:
                     yield state, [*events]
                     if state.broken:
                         self.engine.abort(id)
-                        del left[id]
-                    elif state.done:
+                    if state.broken or state.done:
                         del left[id]
         finally:
             for id in left:
@@ -227,14 +209,9 @@ class LLM:
 
 
 def _one_each(values: T | Sequence[T] | None, kind: type[T], count: int, name: str) -> list[T]:
-    """Return a value for each of ``count`` prompts; None stands for the defaults.
-
-    Raises RequestError: there are more or fewer than prompts.
-    """
-    if values is None:
-        return [kind()] * count
-    if isinstance(values, kind):
-        return [values] * count
+    """Return a value for each of ``count`` prompts; None stands for the defaults."""
+    if values is None or isinstance(values, kind):
+        return [values or kind()] * count
     listed: list[T] = list(cast(Sequence[T], values))
     if len(listed) != count:
         raise RequestError(f"{count} prompts came with {len(listed)} {name}; give one each.")

@@ -336,11 +336,11 @@ def test_calls_alone_are_written_where_only_they_are_lost(codec: TextCodec) -> N
 
 
 def test_calls_take_the_form_that_the_server_reads(codec: TextCodec) -> None:
-    codec.call_form = "llama3"
+    codec.set_form = "llama3"
     try:
         text = said(codec, CHATML, CALLED, tools=TOOLS)
     finally:
-        codec.call_form = None
+        codec.set_form = None
     written = '{"name": "add", "parameters": {"a": 1}}'
     assert f"<|assistant|>{written}<|end|>" in text
     assert "<tool_call>" not in text

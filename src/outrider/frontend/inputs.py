@@ -39,18 +39,16 @@ class InputProcessor:
         index: int = 0,
         offline: bool = False,
     ) -> RequestState:
-        """Return the state of the request for a prompt, which starts now.
+        """Return the state of the request for a prompt, which starts now; see ``Request``.
 
         Args:
             prompt: a text, token ids, or ``{"prompt_token_ids": ids}``.
-            params: sampling options.
+            params, speculation, priority, cache_salt, offline: of the request.
             id: unique among those under way; made up unless given.
-            speculation: drafter and draft length; None takes the engine's.
-            priority: of waiting requests the lowest go first.
-            cache_salt: only requests with the same one share cached prefixes.
             text: the prompt's, where ``prompt`` is token ids and the text is known.
             index: the place of the prompt among those of the call.
-            offline: nobody reads the output before that of the whole call is done.
+
+        Raises RequestError: it cannot be served.
         """
         ids: Any = prompt
         if isinstance(prompt, Mapping):

@@ -91,13 +91,6 @@ class SampleState:
     stop_reason: int | str | None = None
     drafts: list[Drafted] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, events: Sequence[Event]) -> SampleState:
-        """Return the part of a sample that the events of one step make."""
-        part = cls()
-        part.take(events)
-        return part
-
     def take(self, events: Sequence[Event]) -> None:
         """Add the events of a step, or some of them, in order."""
         first, last = events[0], events[-1]
@@ -127,11 +120,7 @@ class SampleState:
 
 
 class OutputProcessor:
-    """Writes the text of tokens, for every request of a model.
-
-    Args:
-        codec: None for a model without text.
-    """
+    """Writes the text of tokens, for every request of a model; ``codec`` is None without text."""
 
     def __init__(self, codec: TextCodec | None) -> None:
         self.tokenizer = codec.backend if codec else None
@@ -163,21 +152,23 @@ class OutputProcessor:
         return self._spelling.bytes_of(self.piece(id))
 
     def places(self, request: Request, start: int) -> Callable[[int], int]:
-        """Return a function that takes tokens one by one and returns where each begins in the text.
+        """Return a function that takes an output's tokens and returns where each begins in the text.
 
-        Args:
-            request: whose output it is.
-            start: where the output begins in the text.
+        The output begins at ``start``.
         """
         skip = request.params.skip_special_tokens
-        writer = Detokenizer(self.tokenizer, request.prompt_token_ids, (), skip_special=skip)
-        places = Places(writer, start)
+        places = Places(self.writer(request), start)
 
         def place(id: int) -> int:
             hidden = skip and id in self._added and self._added[id].special
             return places.add(id, b"" if hidden else self.bytes_of(id))
 
         return place
+
+    def writer(self, request: Request) -> Detokenizer:
+        """Return what writes the text of a sample of a request, stop strings included."""
+        ids, skip = request.prompt_token_ids, request.params.skip_special_tokens
+        return Detokenizer(self.tokenizer, ids, (), skip_special=skip)
 
     @cached_property
     def _spelling(self) -> Spelling | None:
@@ -200,8 +191,8 @@ class OutputProcessor:
 class RequestState:
     """A request under way: writes the text of its events and collects them.
 
-    ``started`` and ``ended`` are seconds on ``time.perf_counter``, ``queued`` how many seconds the
-    last of its samples waited, ``cached_tokens`` how many of the prompt's the prefix cache held.
+    ``started`` and ``ended`` are on ``time.perf_counter``, ``queued`` the seconds that the last of
+    its samples waited, ``cached_tokens`` those of the prompt that the prefix cache held.
     """
 
     def __init__(
@@ -222,16 +213,10 @@ class RequestState:
         self._outputs = outputs
         self._texts: list[Detokenizer] | None = None
         if outputs.tokenizer is not None and not params.stop:  # else the engine writes the text
-            ids, skip = request.prompt_token_ids, params.skip_special_tokens
-            self._texts = [
-                Detokenizer(outputs.tokenizer, ids, (), skip_special=skip) for _ in self.samples
-            ]
+            self._texts = [outputs.writer(request) for _ in self.samples]
 
     def take(self, event: Event) -> Event:
-        """Add one event; return it with its text and the prompt's index.
-
-        A text that cannot be written ends the request, see ``broken``.
-        """
+        """Add one event; return it with its text, which may be ``broken``, and the prompt's index."""
         try:
             text, reason, error = self._text(event), event.finish_reason, event.error
         except Exception as problem:  # of its text: the other requests go on
@@ -243,10 +228,7 @@ class RequestState:
         return self.collect([Event._make(whole)])[0]
 
     def collect(self, events: Sequence[Event]) -> Sequence[Event]:
-        """Add events of one sample and step; return them with the texts of log probabilities.
-
-        Their own texts are written, or will be by ``write``.
-        """
+        """Add events of one sample and step; return them with the texts of log probabilities."""
         if events[0].logprobs or events[0].prompt_logprobs:
             events = [self._with_words(event) for event in events]
         first, last = events[0], events[-1]
@@ -272,16 +254,12 @@ class RequestState:
         writer out of the processor's caches.
         """
         for writer, sample in zip(self._texts or (), self.samples, strict=False):
+            ids = sample.token_ids
+            shown = ids[:-1] if self._hides(sample.finish_reason) else ids
             try:
-                sample.text = self._whole(writer, sample)
+                sample.text = "".join([writer.push(id)[0] for id in shown]) + writer.flush()
             except Exception as problem:  # the other requests have theirs
                 sample.finish_reason, self.error = "error", unexpected(problem)
-
-    def _whole(self, writer: Detokenizer, sample: SampleState) -> str:
-        """Return the text of a sample."""
-        ids, reason = sample.token_ids, sample.finish_reason
-        shown = ids[:-1] if self._hides(reason) else ids
-        return "".join([writer.push(token)[0] for token in shown]) + writer.flush()
 
     def _text(self, event: Event) -> str:
         """Return the text that an event adds."""
@@ -301,9 +279,8 @@ class RequestState:
             return event
         words = self._outputs.words
         prompt = event.prompt_logprobs and [p and words(p) for p in event.prompt_logprobs]
-        return event._replace(
-            logprobs=event.logprobs and words(event.logprobs), prompt_logprobs=prompt
-        )
+        own = event.logprobs and words(event.logprobs)
+        return event._replace(logprobs=own, prompt_logprobs=prompt)
 
     @property
     def done(self) -> bool:
@@ -317,18 +294,12 @@ class RequestState:
 
     def output(self) -> RequestOutput:
         """Return the request as the caller sees it, as far as it has come."""
-        request, counts, seconds = self.request, self.counts, self.ended - self.started
+        request, c, seconds = self.request, self.counts, self.ended - self.started
         tokens = sum(len(s.token_ids) for s in self.samples)
         metrics = RequestMetrics(
-            tokens_per_second=tokens / seconds if seconds else 0.0,
-            ttft=self.ttft or 0.0,
-            steps=counts.steps,
-            drafted=counts.drafted,
-            accepted=counts.accepted,
-            acceptance_rate=counts.acceptance_rate,
-            acceptance_length=counts.acceptance_length,
-            acceptance_by_position=counts.acceptance_by_position,
-        )
+            tokens / seconds if seconds else 0.0, self.ttft or 0.0, c.steps, c.drafted, c.accepted,
+            c.acceptance_rate, c.acceptance_length, c.acceptance_by_position,
+        )  # fmt: skip
         outputs = [s.output(i, request) for i, s in enumerate(self.samples)]
         return RequestOutput(
             request.id, self.prompt, list(request.prompt_token_ids), outputs, self.done,

@@ -31,13 +31,8 @@ class Access:
 
     In ``scope["state"]`` it reads ``call``, an ``ApiCall`` whose ``facts`` go into the log and the
     span, and ``refused``, the status and message with which the connection answered in the call's
-    place. If the client goes away before its answer is complete, the status is ``GONE``; a stream
-    keeps its status, and ``GONE`` is its error.
-
-    Args:
-        app: the next layer.
-        failed: gets the status of every call that ends with an error.
-        tracer: makes spans; None for none.
+    place. A call whose client went away has the status ``GONE``, a stream that began the error
+    ``GONE``. ``failed`` gets the status of every call that ends with an error.
     """
 
     def __init__(

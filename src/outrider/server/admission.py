@@ -1,4 +1,4 @@
-"""Bounds on what calls may take before any work on them begins: places in a queue, and memory."""
+"""Bounds on calls before any work on them begins: places in a queue, and memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ LOOK_SECONDS = 0.02
 
 @dataclass
 class Queue:
-    """Sequences and prompt tokens that wait for a first token.
-
-    Args:
-        most_sequences, most_tokens: that may wait; a queue that is not full takes a whole call.
-    """
+    """Sequences and tokens that wait for a first token; while it is not full it takes any call."""
 
     most_sequences: int
     most_tokens: int
@@ -28,10 +24,7 @@ class Queue:
     tokens: int = 0
 
     def enter(self, sequences: int) -> Lease:
-        """Return the lease of ``sequences``, which wait from now on.
-
-        Raises Refusal: 429, too many wait already.
-        """
+        """Return the lease of ``sequences``, which wait from now on. Raises Refusal: 429."""
         if self.sequences >= self.most_sequences:
             raise Refusal(
                 f"{self.sequences} sequences wait already, and the queue holds "
@@ -49,10 +42,7 @@ class Lease:
         self._take(sequences, 0)
 
     def add_tokens(self, tokens: int) -> None:
-        """Add the tokens of the call's prompts, once their length is known.
-
-        Raises Refusal: 429, too many tokens wait already.
-        """
+        """Add the tokens of the call's prompts, once they are known. Raises Refusal: 429."""
         queue = self._queue
         if queue.tokens >= queue.most_tokens:
             raise Refusal(

@@ -37,7 +37,11 @@ def speculative_decoding(sample: SampleState, longest: int, detail: Detail) -> d
     by_length: dict[str, list[int]] = {}
     for depth, stood in zip(depths, standing, strict=True):
         by_length.setdefault(str(depth), [0] * (depth + 1))[stood] += 1
-    figures: dict[str, Any] = {
+    details = {
+        "per_step_accepted": standing, "per_step_drafted": depths,
+        "per_step_draft_token_ids": [draft.tokens for draft in sample.drafts],
+    }  # fmt: skip
+    return {
         "mean_acceptance_length": 1 + accepted / steps if steps else None,
         "draft_acceptance_rate": accepted / drafted if drafted else None,
         "acceptance_histogram": [counted[i] for i in range(longest + 1)],
@@ -46,12 +50,8 @@ def speculative_decoding(sample: SampleState, longest: int, detail: Detail) -> d
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafted,
         "num_spec_tokens": longest,
+        **(details if detail == "detailed" else {}),
     }
-    if detail == "detailed":
-        figures["per_step_accepted"] = standing
-        figures["per_step_drafted"] = depths
-        figures["per_step_draft_token_ids"] = [draft.tokens for draft in sample.drafts]
-    return figures
 
 
 def step_of(events: Sequence[Event], decode: Callable[[list[int]], str]) -> dict[str, Any]:
@@ -70,13 +70,8 @@ class CompletionLogprobs:
     """The log probabilities of one choice of ``/v1/completions``, listed part by part.
 
     A token is listed when its position in the text is certain: a stop string may still cut off
-    text that is held back.
-
-    Args:
-        outputs: gives the texts of tokens.
-        request: the request of the choice.
-        echoed: the prompt with which the choice's text begins, or None.
-        prompt: the log probabilities of the prompt's tokens, None for the first.
+    text that is held back. ``echoed`` is the prompt, if the choice's text begins with it, and
+    ``prompt`` has the log probabilities of its tokens.
     """
 
     def __init__(
@@ -101,32 +96,28 @@ class CompletionLogprobs:
     def listed(self, end: int, whole: bool) -> dict[str, Any]:
         """Return the tokens whose position is certain and that were not listed before.
 
-        Args:
-            end: characters of the choice's text so far.
-            whole: whether the text is complete.
+        The choice's text has ``end`` characters so far, or it is ``whole``.
         """
-        tokens, values, tops, offsets = [], [], [], []
+        shown = []
         while self._waiting and (whole or self._waiting[0][0] <= end):
-            place, id, one = self._waiting.popleft()
-            tokens.append(self._outputs.word(id))
-            values.append(one[id].logprob if one else None)
-            tops.append(self._by_word(one) if one else None)
-            offsets.append(min(place, end))
+            shown.append(self._waiting.popleft())
         return {
-            "tokens": tokens, "token_logprobs": values, "top_logprobs": tops,
-            "text_offset": offsets,
-        }  # fmt: skip
+            "tokens": [self._outputs.word(id) for _, id, _ in shown],
+            "token_logprobs": [one[id].logprob if one else None for _, id, one in shown],
+            "top_logprobs": [self._by_word(one) if one else None for _, _, one in shown],
+            "text_offset": [min(place, end) for place, _, _ in shown],
+        }
 
     def _by_word(self, logprobs: Logprobs) -> dict[str, float]:
         """Return log probabilities by token text; of equal texts, later ones by their bytes."""
-        found: dict[str, float] = {}
+        by_word: dict[str, float] = {}
         for id, entry in logprobs.items():
             word = self._outputs.word(id)
-            if word in found:
+            if word in by_word:
                 escaped = "".join(f"\\x{byte:02x}" for byte in self._outputs.bytes_of(id))
                 word = f"bytes:{escaped}"
-            found.setdefault(word, entry.logprob)
-        return found
+            by_word.setdefault(word, entry.logprob)
+        return by_word
 
 
 def chat_logprobs(

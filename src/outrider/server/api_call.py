@@ -14,7 +14,7 @@ from ..base.limits import BIAS, wrong_biases
 from ..base.types import DEFAULT_SPECULATION, Counts, Event, SamplingParams, Speculation
 from ..engine.worker.suspects import fingerprint
 from ..errors import shown
-from ..frontend.outputs import RequestState
+from ..frontend.outputs import RequestState, SampleState
 from ..sampling.acceptance import NOT_FINITE
 from .admission import Lease
 from .answer import LARGEST_NUMBER, speculative_decoding
@@ -45,12 +45,10 @@ class ApiCall(Generic[Body]):
     yields what its stream shows, and ``build``, which returns the whole answer in the end.
 
     Attributes:
-        prefix: the beginning of its id.
-        chunk_kind: the "object" of its chunks.
-        error: what ended its stream.
+        prefix, chunk_kind: the beginning of its id, and the "object" of its chunks.
+        error: the reason why its stream ended early.
         salt: separates its cached prefix from others.
         more: values for ``SamplingParams`` besides the body's.
-        speculation: drafter and draft length.
         params: sampling options by the most tokens that may follow a prompt.
         listed: tokens that the answer lists besides its text so far.
     """
@@ -83,18 +81,20 @@ class ApiCall(Generic[Body]):
         self.lease = Lease(service.queue, 0)
 
     @property
+    def samples(self) -> list[SampleState]:
+        """The samples of all prompts."""
+        return [sample for state in self.states for sample in state.samples]
+
+    @property
     def lists_much(self) -> bool:
         """True when the answer lists so much besides its text that it takes long to make."""
-        listed = sum(len(s.logprobs) for r in self.states for s in r.samples)
+        listed = sum(len(sample.logprobs) for sample in self.samples)
         return listed + sum(len(r.prompt_logprobs or ()) for r in self.states) > LONG_LIST
 
     def runs(self) -> list[AsyncGenerator[list[Event], None]]:
         """Return the runs of the call's requests, each of which yields the events of a step.
 
         The engine knows a call that kills it by the fingerprint of all its requests.
-
-        Raises OutriderError: a request cannot be served, or failed. Refusal: 408, it took longer
-        than allowed.
         """
         body = fingerprint(state.request for state in self.states)
         limits = (self.body.timeout, self.service.settings.request_timeout)
@@ -104,7 +104,10 @@ class ApiCall(Generic[Body]):
     async def _run(
         self, state: RequestState, body: str, timeout: float | None
     ) -> AsyncGenerator[list[Event], None]:
-        """Run one request; its sequences leave the queue with their first tokens."""
+        """Run one request; its sequences leave the queue with their first tokens.
+
+        Raises OutriderError: it cannot be served, or failed. Refusal: 408, it took too long.
+        """
         service, request = self.service, state.request
         tokens, count = len(request.prompt_token_ids), request.params.n
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -137,14 +140,9 @@ class ApiCall(Generic[Body]):
             service.metrics.end(request.id)
 
     async def read_options(self, prompts: int, **more: Any) -> None:
-        """Read the options that the call's ``prompts`` prompts share.
+        """Read the options that the call's ``prompts`` prompts share; ``more`` are not the body's.
 
-        Args:
-            prompts: how many there are.
-            more: values for ``SamplingParams`` besides the body's.
-
-        Raises RequestError: an option does not fit the engine, or all are too large to be repeated
-        for each prompt.
+        Raises RequestError: an option does not fit the engine, or they are too large to repeat.
         """
         body, inputs = self.body, self.service.llm.inputs
         chats = body.max_completion_tokens is not None
@@ -182,10 +180,7 @@ class ApiCall(Generic[Body]):
         )
 
     def start(self, ids: list[int], text: str | None = None) -> RequestState:
-        """Return the state of the request for one prompt, whose text is None where it is not known.
-
-        Raises OutriderError: it cannot be served.
-        """
+        """Return the state of the request for one prompt, whose text may be known."""
         llm, body = self.service.llm, self.body
         room = llm.inputs.room_after(ids)
         if body.limit is None and llm.ready is not None:
@@ -223,10 +218,7 @@ class ApiCall(Generic[Body]):
         return params
 
     def truncated(self, ids: list[int]) -> list[int]:
-        """Return the end of a prompt, or its beginning, as ``truncate_prompt_tokens`` asks.
-
-        Raises Refusal: the number is out of its range.
-        """
+        """Return the end of a prompt, or its beginning, as ``truncate_prompt_tokens`` asks."""
         most, context = self.body.truncate_prompt_tokens, self.service.llm.inputs.max_model_len
         if most is None:
             return ids
@@ -249,19 +241,22 @@ class ApiCall(Generic[Body]):
             "system_fingerprint": self.service.settings.fingerprint,
         }  # fmt: skip
 
+    @property
+    def ttft(self) -> float | None:
+        """Seconds to the first token of any prompt; None before it."""
+        return min((s.ttft for s in self.states if s.ttft is not None), default=None)
+
     def figures(self) -> dict[str, Any]:
         """Return the seed, TTFT, and speculation in vLLM's names, null unless it has one sample."""
         settings, seed = self.service.settings, self.states[0].request.seed
-        firsts = [state.ttft for state in self.states if state.ttft is not None]
-        samples = [sample for state in self.states for sample in state.samples]
-        shown = None
+        first, samples, figures = self.ttft, self.samples, None
         if len(samples) == 1 and settings.detail != "none":
-            shown = speculative_decoding(samples[0], settings.longest, settings.detail)
+            figures = speculative_decoding(samples[0], settings.longest, settings.detail)
         return {
             "seed": seed if seed <= LARGEST_NUMBER else str(seed),
             "metrics": {
-                "time_to_first_token_ms": 1000 * min(firsts) if firsts else None,
-                "speculative_decoding": shown,
+                "time_to_first_token_ms": None if first is None else 1000 * first,
+                "speculative_decoding": figures,
             },
         }
 
@@ -269,7 +264,7 @@ class ApiCall(Generic[Body]):
         """Return OpenAI's ``usage`` of the call, with ``output`` or else all output tokens."""
         prompt = sum(len(state.request.prompt_token_ids) for state in self.states)
         if output is None:
-            output = sum(len(sample.token_ids) for state in self.states for sample in state.samples)
+            output = sum(len(sample.token_ids) for sample in self.samples)
         how = self.speculation
         drafts_prediction = how.enabled and how.prediction and how.drafter in (None, "prediction")
         predicted = [state.counts for state in self.states if drafts_prediction]
@@ -298,7 +293,7 @@ class ApiCall(Generic[Body]):
             chunk["usage"] = self.usage(self.emitted) if continuous else None
         if choice["finish_reason"]:
             self.shown_to_end += 1
-            if self.shown_to_end == sum(len(r.samples) for r in self.states):
+            if self.shown_to_end == len(self.samples):
                 chunk |= self.figures()
         return chunk
 
@@ -310,16 +305,11 @@ class ApiCall(Generic[Body]):
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of the call's line in the log and of its span; None where unknown."""
-        body, samples = self.body, [s for r in self.states for s in r.samples]
+        body, samples, used = self.body, self.samples, self.usage()
         drafts = [draft for s in samples for draft in s.drafts]
-        counts = Counts(
-            drafts=len(drafts),
-            drafted=sum(draft.depth for draft in drafts),
-            accepted=sum(draft.accepted for draft in drafts),
-        )
-        firsts = [r.ttft for r in self.states if r.ttft is not None]
+        drafted, accepted = sum(d.depth for d in drafts), sum(d.accepted for d in drafts)
+        counts = Counts(drafts=len(drafts), drafted=drafted, accepted=accepted)
         queued = [r.queued for r in self.states if r.queued is not None]
-        used = self.usage()
         return {
             "id": self.id, "model": body.model, "served_model": self.service.name,
             "prompt_tokens": used["prompt_tokens"], "completion_tokens": used["completion_tokens"],
@@ -327,8 +317,8 @@ class ApiCall(Generic[Body]):
             "stream": body.stream, "n": body.n, "max_tokens": body.limit,
             "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k,
             "frequency_penalty": body.frequency_penalty, "presence_penalty": body.presence_penalty,
-            "queue_seconds": min(queued, default=None), "ttft_seconds": min(firsts, default=None),
-            "drafted": counts.drafted, "accepted": counts.accepted,
+            "queue_seconds": min(queued, default=None), "ttft_seconds": self.ttft,
+            "drafted": drafted, "accepted": accepted,
             "acceptance_length": counts.acceptance_length, "error": self.error,
         }  # fmt: skip
 

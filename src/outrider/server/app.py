@@ -61,10 +61,7 @@ PAGE_HEADERS = {
 
 
 def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
-    """Return the server over an engine, which the app starts and ends with itself.
-
-    Raises ConfigError: spans are asked for, and OpenTelemetry is not installed.
-    """
+    """Return the server over an engine, which the app starts and ends with itself."""
     endpoint = settings.otlp_traces_endpoint
     tracer = Tracer(endpoint) if endpoint is not None else None
 
@@ -151,10 +148,7 @@ async def answered(call: Chat | Completion, http: Request) -> Response:
 
 
 async def unless_gone(http: Request, work: Awaitable[T]) -> T:
-    """Return the result of ``work``, which is cancelled as soon as the client is gone.
-
-    Raises Refusal: the client is gone.
-    """
+    """Return the result of ``work``, which is cancelled as soon as the client is gone."""
     task = asyncio.ensure_future(work)
 
     async def watch() -> None:
@@ -228,14 +222,13 @@ def _texts(app: FastAPI, service: Service) -> None:
                 else service.texts.ids(body.prompt, body.add_special_tokens)
             )
             ids = await unless_gone(http, encoding)
-        content: dict[str, Any] = {
-            "count": len(ids), "max_model_len": service.llm.inputs.max_model_len, "tokens": ids,
-            "token_strs": None,
-        }  # fmt: skip
+        inputs, words = service.llm.inputs, None
         if body.return_token_strs:
-            piece = service.llm.inputs.outputs.piece
-            content["token_strs"] = await service.texts.slow(lambda: [*map(piece, ids)])
-        return JSONResponse(content)
+            words = await service.texts.slow(lambda: [*map(inputs.outputs.piece, ids)])
+        most = inputs.max_model_len
+        return JSONResponse(
+            {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": words}
+        )
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:

@@ -7,13 +7,10 @@ Beliefs = Mapping[str, Any]
 
 
 def in_use(beliefs: Beliefs) -> list[Mapping[str, Any]]:
-    """Return the choices that draft now, those for most sequences first.
-
-    While drafting pauses there are those of requests only.
-    """
+    """Return the choices that draft now, in a pause those of requests; most sequences first."""
     paused = beliefs["paused"]
-    found = [c for c in beliefs["choices"] if c["depth"] and (c["fixed"] or not paused)]
-    return sorted(found, key=lambda choice: -choice["sequences"])
+    drafting = [c for c in beliefs["choices"] if c["depth"] and (c["fixed"] or not paused)]
+    return sorted(drafting, key=lambda choice: -choice["sequences"])
 
 
 def longest(beliefs: Beliefs, drafter: str | None = None) -> int:
@@ -24,20 +21,20 @@ def longest(beliefs: Beliefs, drafter: str | None = None) -> int:
 
 def depths(beliefs: Beliefs) -> dict[str, float]:
     """Return by method the mean depth over the sequences that draft by it, 0 without any."""
-    found = dict.fromkeys(beliefs["draft_ms"], 0.0)
+    means = dict.fromkeys(beliefs["draft_ms"], 0.0)
     for name in {choice["method"] for choice in in_use(beliefs)}:
         mine = [c for c in in_use(beliefs) if c["method"] == name]
         total = sum(c["sequences"] for c in mine)
-        found[name] = sum(c["depth"] * c["sequences"] for c in mine) / max(1, total)
-    return found
+        means[name] = sum(c["depth"] * c["sequences"] for c in mine) / max(1, total)
+    return means
 
 
 def survival(beliefs: Beliefs) -> dict[tuple[str, ...], float]:
     """Return by method and position the expected share of drafts that are accepted up to there."""
     return {
         (name, str(position)): share
-        for name, found in beliefs["survival"].items()
-        for position, share in enumerate(found["survival"])
+        for name, method in beliefs["survival"].items()
+        for position, share in enumerate(method["survival"])
     }
 
 

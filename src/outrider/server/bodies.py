@@ -12,8 +12,6 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope
 
 from ..errors import shown
 from .errors import Refusal
@@ -36,7 +34,7 @@ REASONS = {
 }
 """By a word of the parser's message: a clearer reason."""
 
-Model = TypeVar("Model", bound=BaseModel)
+BodyModel = TypeVar("BodyModel", bound=BaseModel)
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -79,11 +77,8 @@ def _fits(brackets: int, fields: int) -> bool:
     return brackets <= MOST_BRACKETS and fields <= MOST_FIELDS
 
 
-def read(model: type[Model], raw: bytes) -> Model:
-    """Return the fields of a body.
-
-    Raises Refusal: the body is no JSON object. RequestValidationError: a field is wrong.
-    """
+def read(model: type[BodyModel], raw: bytes) -> BodyModel:
+    """Return the fields of a body. Raises Refusal, RequestValidationError: it is wrong."""
     fields = parse(raw)
     if not isinstance(fields, dict):
         raise Refusal("the body is no JSON object; send one.")
@@ -107,15 +102,13 @@ def check_type(header: str | None) -> None:
 class _ReadRequest(Request):
     """A request whose body has been read."""
 
-    def __init__(self, scope: Scope, receive: Receive, model: BaseModel) -> None:
-        super().__init__(scope, receive)
-        self._model = model
+    model: BaseModel
 
     async def body(self) -> bytes:
         return b"{}"
 
     async def json(self) -> Any:
-        return self._model
+        return self.model
 
 
 class BodyRoute(APIRoute):
@@ -128,20 +121,17 @@ class BodyRoute(APIRoute):
         model: Any = self.body_field.field_info.annotation
 
         async def handle(call: Request) -> Response:
-            return await handler(
-                _ReadRequest(call.scope, call.receive, await _read_body(model, call))
-            )
+            read = _ReadRequest(call.scope, call.receive)
+            read.model = await _read_body(model, call)
+            return await handler(read)
 
         return handle
 
 
-async def _read_body(model: type[Model], call: Request) -> Model:
-    """Return the fields of a call's body; the bytes are let go."""
+async def _read_body(model: type[BodyModel], call: Request) -> BodyModel:
+    """Return the fields of a call's body, whose bytes the gate has read; they are let go."""
     check_type(call.headers.get("content-type"))
-    try:
-        raw = b"".join([part async for part in call.stream()])
-    except ClientDisconnect:
-        raise Refusal("the body is not complete; send it again.") from None
+    raw: bytes = call.scope["state"].pop("body", b"")
     call.state.body_bytes = len(raw)
     if len(raw) < LONG_BODY:
         return read(model, raw)

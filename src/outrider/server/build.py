@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
 
     Args:
         model: the checkpoint.
-        name: what clients call it unless an option says.
-        chosen: what is in force.
+        name: its name for clients unless an option says.
+        chosen: the options in force.
 
     Raises OutriderError: an option is wrong, or the checkpoint cannot be used.
     """
@@ -39,47 +39,38 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
     if template is not None:
         template = read_text(Path(template), "chat_template")
     form = PARSERS.get(choice(values, "tool_call_parser", ("auto", *PARSERS)))
-    same = {each.name: values[each.name] for each in fields(Settings) if each.name in values}
-    own: dict[str, Any] = {
+    details = ("none", "summary", "detailed")
+    own: dict[str, Any] = {each.name: values.get(each.name) for each in fields(Settings)}
+    own |= {
         "names": tuple(filter(None, (values["served_model_name"] or name).split(","))) or (name,),
-        "detail": choice(
-            values, "per_request_spec_decode_metrics", ("none", "summary", "detailed")
-        ),
+        "detail": choice(values, "per_request_spec_decode_metrics", details),
         "api_keys": read_keys(values["api_key"], values["api_key_file"]),
         "allowed_hosts": read_hosts(values["allowed_hosts"]),
         "max_body": values["max_body_bytes"],
         "otlp_traces_endpoint": read_endpoint(values["otlp_traces_endpoint"]),
         "slo": read_slo(values["slo"]),
     }
-    settings = Settings(**{**same, **own})
     llm = AsyncLLM(model, **options)
     try:
         codec = llm.inputs.codec
-        if template is not None:
-            if codec is None:
-                raise ConfigError(
-                    "chat_template is given, but the model has no tokenizer; drop it."
-                )
-            codec.chat_template = template
+        if codec is None and template is not None:
+            raise ConfigError("chat_template is given, but the model has no tokenizer; drop it.")
         if codec is not None:
-            codec.call_form = form
-        return llm, replace(
-            settings,
-            longest=llm.config.max_draft_length,
-            tool_form=codec.call_form if codec else "hermes",
-            defaults=read_defaults(values["generation_config"], llm.inputs.folder),
-            fingerprint=fingerprint(llm),
-        )
+            codec.chat_template = codec.chat_template if template is None else template
+            codec.set_form = form
+            own["tool_form"] = codec.call_form
+        own |= {
+            "longest": llm.config.max_draft_length, "fingerprint": fingerprint(llm),
+            "defaults": read_defaults(values["generation_config"], llm.inputs.folder),
+        }  # fmt: skip
+        return llm, Settings(**{name: value for name, value in own.items() if value is not None})
     except BaseException:
         llm.shutdown()
         raise
 
 
 def choice(values: Mapping[str, Any], name: str, words: Sequence[str]) -> Any:
-    """Return the option ``name``, which must be one of ``words``.
-
-    Raises ConfigError: it is none of them.
-    """
+    """Return the option ``name``. Raises ConfigError: it is none of ``words``."""
     value = values[name]
     if value not in words:
         raise ConfigError(
@@ -98,10 +89,7 @@ def read_text(file: Path, name: str) -> str:
 
 
 def read_keys(listed: str | None, file: str | None) -> tuple[str, ...]:
-    """Return the keys in an option and a file.
-
-    Raises ConfigError: the file cannot be read, or there is no key where some were asked for.
-    """
+    """Return the keys in an option and a file. Raises ConfigError: there is none, or a wrong one."""
     parts = [key.strip() for key in (listed or "").split(",")]
     if file is not None:
         parts += read_text(Path(file), "api_key_file").split()
@@ -114,18 +102,17 @@ def read_keys(listed: str | None, file: str | None) -> tuple[str, ...]:
 
 
 def read_hosts(listed: str | None) -> tuple[str, ...]:
-    """Return the names that clients may call the server by.
-
-    Raises ConfigError: one of them is no name.
-    """
-    names = [name.strip() for name in (listed or "").split(",")]
-    for name in filter(None, names):
-        if bare(name) is None:
+    """Return the names that clients may call the server by. Raises ConfigError: one is no name."""
+    hosts = []
+    for name in filter(None, map(str.strip, (listed or "").split(","))):
+        host = bare(name)
+        if host is None:
             raise ConfigError(
                 f"allowed_hosts has {short(repr(name))}; give names as in llm.example.com, "
                 "or * for all."
             )
-    return tuple(str(bare(name)) for name in names if name)
+        hosts.append(host)
+    return tuple(hosts)
 
 
 def read_endpoint(url: str | None) -> str | None:
@@ -139,14 +126,9 @@ def read_endpoint(url: str | None) -> str | None:
 
 
 def read_defaults(source: str, folder: Path) -> dict[str, Any]:
-    """Return the sampling defaults of a generation_config.json, with vLLM's meaning.
+    """Return the sampling defaults of a generation_config.json, by the names of ``SamplingParams``.
 
-    Args:
-        source: auto for the one of the model's ``folder``, vllm for none, or a folder with one.
-
-    Returns:
-        Values by the names of ``SamplingParams``.
-
+    ``source`` is auto for the one of the model's ``folder``, vllm for none, or a folder with one.
     Raises ConfigError: the file is missing or damaged, or a value out of range.
     """
     file = (folder if source == "auto" else Path(source)) / "generation_config.json"
@@ -167,10 +149,7 @@ def read_defaults(source: str, folder: Path) -> dict[str, Any]:
 
 
 def read_slo(text: str | None) -> dict[str, float]:
-    """Return the limits in a text such as ``ttft=200ms,tpot=50ms``.
-
-    Raises ConfigError: it reads otherwise.
-    """
+    """Return the limits in a text such as ``ttft=200ms,tpot=50ms``; refuse another."""
     limits: dict[str, float] = {}
     for part in filter(None, (text or "").split(",")):
         match = re.fullmatch(r"\s*(ttft|tpot)=(\d{1,9}(?:\.\d{1,9})?)(ms|s)\s*", part)

@@ -65,7 +65,8 @@ class Completion(ApiCall[CompletionRequest]):
                 number = i * self.body.n + j
                 if number not in choices:
                     choices[number] = _Choice(self, number, self.states[i])
-                part = SampleState.of(new)
+                part = SampleState()
+                part.take(new)
                 shown = choices[number].part(part)
                 if self.body.return_speculation:
                     shown["speculation"] = step_of(new, self.service.llm.inputs.outputs.decode)

@@ -73,14 +73,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 class Refusal(RequestError):
-    """A call that the server refuses or gives up.
-
-    Args:
-        message: one sentence: what is wrong and what to do.
-        param: the field at fault.
-        status: of HTTP.
-        code: OpenAI's word for it, such as model_not_found.
-    """
+    """A call that the server refuses or gives up; ``code`` is OpenAI's word, if it has one."""
 
     def __init__(
         self, message: str, param: str | None = None, status: int = 400, code: str | None = None
@@ -114,13 +107,7 @@ def error_body(error: OutriderError) -> dict[str, Any]:
 def response(
     error: OutriderError, headers: Mapping[str, str] | None = None, status: int | None = None
 ) -> JSONResponse:
-    """Return an error response, with Retry-After (seconds) where trying again helps.
-
-    Args:
-        error: of the engine or the server.
-        headers: more of them.
-        status: of HTTP; the error's unless given.
-    """
+    """Return an error response, with Retry-After (seconds) where trying again helps."""
     status = status or status_of(error)
     retry = {"Retry-After": "1"} if status in (429, 503) else {}
     return JSONResponse(error_body(error), status, {**retry, **(headers or {})})
@@ -128,24 +115,21 @@ def response(
 
 def _depth(problem: Mapping[str, Any]) -> tuple[int, int]:
     """Return how deep in a body a problem lies, and at which index."""
-    place = problem.get("loc", ())
-    last = place[-1] if place else 0
-    return len(place), last if isinstance(last, int) else 0
+    place = problem["loc"]
+    return len(place), next((last for last in place[-1:] if isinstance(last, int)), 0)
 
 
 def sentence(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
     """Return one sentence on the first wrong field of a body, and that field."""
     # Every member of a union has a problem; the user meant the one that was read furthest.
-    field_of = [problem.get("loc", ())[:1] for problem in problems]
-    same = [p for p, name in zip(problems, field_of, strict=True) if name == field_of[0]]
-    first = max(same, key=_depth)
-    place = [str(part) for part in first.get("loc", ()) if part != "body"]
+    first = max((p for p in problems if p["loc"][:1] == problems[0]["loc"][:1]), key=_depth)
+    place = [str(part) for part in first["loc"] if part != "body"]
     # For a union pydantic adds every branch to the field's name; users need the field only.
-    field = place[0] if place else None
     where = ".".join(part for part in place if part.isidentifier() or part.isdecimal())
-    problem = str(first.get("msg", "it is wrong")).removeprefix("Value error, ")
+    problem = first["msg"].removeprefix("Value error, ")
     problem = problem[:1].lower() + problem[1:]
-    return (f"{where}: {problem}." if where else f"the body is wrong: {problem}."), field
+    told = f"{where}: {problem}." if where else f"the body is wrong: {problem}."
+    return told, place[0] if place else None
 
 
 def install(app: FastAPI) -> None:

@@ -107,8 +107,7 @@ class Bounded(HttpToolsProtocol):
 
     Attributes:
         owing: connections without a whole request, the longest waiting first.
-        late: runs until a request's headers are there.
-        unread: runs while the client does not read.
+        late, unread: clocks that run until the headers are there, and while nobody reads.
         in_head: the next byte belongs to a request line or a header.
         whole: every byte of the last request has come in.
         deaf: bytes that may still come in unread; None while they are read.
@@ -158,8 +157,7 @@ class Bounded(HttpToolsProtocol):
     def eof_received(self) -> None:
         """Take the end of the client's side for the end of the connection."""
         if not self.idle:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+            self.drop_call()
             self.wire.abort()
         elif self.wire.get_write_buffer_size():
             self.unread.start(self.settings.write_timeout)
@@ -263,10 +261,7 @@ class Bounded(HttpToolsProtocol):
     # Limits
 
     def check_head(self, version: str) -> None:
-        """Refuse a head that proxies and servers might read in different ways.
-
-        Raises Stop: the head is refused.
-        """
+        """Refuse a head that proxies and servers might read in different ways."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         encodings = [value for name, value in self.headers if name == b"transfer-encoding"]
         hosts = sum(name == b"host" for name, _ in self.headers)
@@ -298,13 +293,17 @@ class Bounded(HttpToolsProtocol):
             state = self.cycle.scope["state"]
             id = state.setdefault("request_id", id)
             state["refused"] = status, message
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+            self.drop_call()
         answer = response(Refusal(message, status=status), {"Connection": "close", HEADER: id})
         fields = [*self.server_state.default_headers, *answer.raw_headers]
         self.transport.write(STATUS_LINE[status] + head_of(fields) + bytes(answer.body))
         self.whole = False
         self.part()
+
+    def drop_call(self) -> None:
+        """Tell the call that its client is gone."""
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
 
     def without_upgrade(self, rest: bytes) -> None:
         """Read a request once more as if it asked for no other protocol, which HTTP allows."""
@@ -321,11 +320,7 @@ class Bounded(HttpToolsProtocol):
     # The end
 
     def part(self) -> None:
-        """End the connection in order.
-
-        Closing the socket would lose the answer of a client that still sends: its bytes are dropped
-        for a short time.
-        """
+        """End the connection; drop what comes for a short time, else the answer would be lost."""
         if self.transport.is_closing():
             return
         self.owing[self] = None
@@ -366,10 +361,7 @@ def bounded(settings: Settings) -> type[Bounded]:
 
 
 def files(most_connections: int) -> int:
-    """Return how many connections the process may hold, ``most_connections`` at most.
-
-    Raises the soft limit on open files as far as it needs to and may.
-    """
+    """Return how many connections the process may hold; lift its limit on open files for them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = most_connections + SPARE + RESERVED_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import time
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..base.methods import TOGETHER
 from ..base.types import Counts
@@ -16,7 +16,7 @@ from .shown import plain, short
 logger = logging.getLogger("outrider")
 
 LogFormat = Literal["text", "json"]
-FORMATS = ("text", "json")
+FORMATS = get_args(LogFormat)
 PLAIN = re.compile(r"[!#-~]*")
 """Values that a line shows without quotes: others could pretend to be another line."""
 LEVELS = ("debug", "info", "warning", "error")
@@ -83,29 +83,22 @@ def words(fields: dict[str, Any]) -> str:
         f"{fields['tokens_per_second']:.0f} tokens/s",
         f"cache {fields['cache_usage']:.0%}",
     ]
+    drafter, chosen, length = fields["drafter"], fields["chosen"], fields["acceptance_length"]
     if fields["reason"]:
         parts.append(f"SPECULATION IS OFF: {fields['reason'].replace('_', ' ')}")
-    elif fields["chosen"] == [] and fields["acceptance_length"] is None:
-        parts.append(f"{fields['drafter']} chose plain decoding")
-    elif fields["acceptance_length"] is None and not fields.get("draftable", True):
-        parts.append("no request wanted drafts")
-    elif fields["acceptance_length"] is None:
-        parts.append(f"NOTHING WAS DRAFTED by {fields['drafter']}")
+    elif length is not None:
+        # Where the engine chooses, it is what it has chosen by now.
+        who = f"K={fields['draft_length']} {drafter}"
+        who = who if chosen is None else f"{drafter} ({', '.join(chosen) or 'now plain'})"
+        gain = f", {fields['speedup']:.2f}x" if fields["speedup"] else ""
+        parts.append(f"{who}, acceptance {fields['acceptance_rate']:.2f}, length {length:.2f}{gain}")
+    elif chosen == []:
+        parts.append(f"{drafter} chose plain decoding")
+    elif fields.get("draftable", True):
+        parts.append(f"NOTHING WAS DRAFTED by {drafter}")
     else:
-        gain = fields["speedup"]
-        parts.append(
-            f"{_choice(fields)}, acceptance "
-            f"{fields['acceptance_rate']:.2f}, length {fields['acceptance_length']:.2f}"
-            + (f", {gain:.2f}x" if gain else "")
-        )
+        parts.append("no request wanted drafts")
     return " · ".join(parts)
-
-
-def _choice(fields: dict[str, Any]) -> str:
-    """Return who drafts, and how far; where the engine chooses, what it has chosen by now."""
-    if fields["chosen"] is None:
-        return f"K={fields['draft_length']} {fields['drafter']}"
-    return f"{fields['drafter']} ({', '.join(fields['chosen']) or 'now plain'})"
 
 
 def _chosen(metrics: Metrics, drafter: str) -> dict[str, Any]:

@@ -35,7 +35,6 @@ Family = tuple[
 ]
 COUNTS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
-
 COUNTERS = {
     "prompt": ("vllm:prompt_tokens", "Prompt tokens computed or found."),
     "output": ("vllm:generation_tokens", "Output tokens."),
@@ -81,10 +80,7 @@ class _Life:
 class Metrics(Collector):
     """Counts the engine's steps, times its requests, and reads gauges when they are collected.
 
-    Args:
-        llm: the engine.
-        model: the label ``model_name``.
-        slo: the limits of a good request, in seconds, by ttft and tpot.
+    ``model`` is the label ``model_name``, ``slo`` the limits of a good request as in ``Settings``.
     """
 
     def __init__(self, llm: AsyncLLM, model: str, slo: Mapping[str, float]) -> None:
@@ -209,14 +205,11 @@ class Metrics(Collector):
         tpot = decode / (life.tokens - 1) if life.tokens > 1 else 0.0
         if life.tokens > 1:
             self._time("tpot", tpot)
-        for key, value in (
-            ("e2e", now - life.arrival),
-            ("decode", decode),
-            ("inference", max(0.0, now - (life.scheduled or life.arrival))),
-            ("prompts", life.prompt_tokens),
-            ("outputs", life.tokens),
-        ):
-            self._time(key, value)
+        self._time("e2e", now - life.arrival)
+        self._time("decode", decode)
+        self._time("inference", max(0.0, now - (life.scheduled or life.arrival)))
+        self._time("prompts", life.prompt_tokens)
+        self._time("outputs", life.tokens)
         if ttft <= self.slo.get("ttft", inf) and tpot <= self.slo.get("tpot", inf):
             self._count_up("good")
             self._count_up("good_tokens", life.tokens)
@@ -250,12 +243,11 @@ class Metrics(Collector):
     @property
     def draft_length(self) -> int:
         """The longest draft K in use, 0 while nothing is drafted."""
-        now = self.llm.speculation
-        ready = self.llm.ready
+        now, ready, chosen = self.llm.speculation, self.llm.ready, self.chosen
         if now is None or ready is None or self.off:
             return 0
-        if self.chosen is not None:
-            return beliefs.longest(self.chosen)
+        if chosen is not None:
+            return beliefs.longest(chosen)
         return now.num_speculative_tokens or ready.max_draft
 
     def collect(self) -> Iterator[Metric]:

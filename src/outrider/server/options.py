@@ -21,9 +21,9 @@ SECRET = frozenset({"api_key"})
 """Options whose value is not shown."""
 
 DAY = 86400.0
+"""Seconds."""
 RELAXED = ("memory", "api_key", "served_model_name", "allowed_hosts", "speculative_config")
 """Texts that a file may give as a number, a list or a table."""
-
 
 SERVER_OPTIONS = (
     Option("host", str, "127.0.0.1", "Address to listen on."),
@@ -73,12 +73,7 @@ def resolve(
 ) -> dict[str, Chosen]:
     """Return the options in force, by name: defaults, then the file, the environment, the flags.
 
-    Args:
-        flags: None where a flag was not given.
-        environment: variables; those without the prefix are passed over.
-        file: a TOML file, None for none.
-
-    Raises ConfigError: an unknown name, a value of the wrong kind, or a file that cannot be read.
+    A flag that was not given is None. Raises ConfigError: a name, a value or the file is wrong.
     """
     options = {option.name: Chosen(option.default, "default") for option in OPTIONS}
     if file is not None:
@@ -109,8 +104,6 @@ def read_file(file: Path) -> dict[str, Any]:
     """Return the options in a TOML file, whose keys have underscores or hyphens.
 
     A table ``deploy`` is left to ``outrider ops deploy render``.
-
-    Raises ConfigError: it cannot be read, or has an unknown key.
     """
     from ..base.outside.documents import read_toml  # imports a reader of YAML
 
@@ -127,10 +120,7 @@ def read_file(file: Path) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any, where: str) -> Any:
-    """Return a value from a file, checked for the option's kind and range.
-
-    Raises ConfigError: it is not.
-    """
+    """Return a value from a file, checked for the option's kind and range."""
     option = BY_NAME.get(name, MODEL)
     if name in RELAXED:
         value = ",".join(map(str, value)) if isinstance(value, list) else value
@@ -143,10 +133,7 @@ def _checked(name: str, value: Any, where: str) -> Any:
 
 
 def _parsed(option: Option, text: str, where: str) -> Any:
-    """Return a value from the environment, checked for the option's range.
-
-    Raises ConfigError: it is not of the option's kind, or out of its range.
-    """
+    """Return a value from the environment, checked for the option's kind and range."""
     if option.type is bool:
         if text.lower() not in ("1", "true", "yes", "0", "false", "no", ""):
             raise _wrong(option, text, where)

@@ -43,10 +43,7 @@ REQUEST_ID = r"^[\x21-\x7e]{1,128}$"
 def ranged(
     least: float, most: float | None = None, *, above: bool = False, default: int | None = None
 ) -> Any:
-    """Return a field whose range is published; ``SamplingParams`` checks it.
-
-    With ``above`` the least value itself is out.
-    """
+    """Return a field whose range is published; ``SamplingParams`` checks it."""
     bounds: dict[str, Any] = {"exclusiveMinimum" if above else "minimum": least}
     if most is not None:
         bounds["maximum"] = most
@@ -246,14 +243,10 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
     def sampling(
         self, context_left: int, defaults: Mapping[str, Any], **more: Any
     ) -> SamplingParams:
-        """Return the sampling options of a request.
+        """Return the sampling options of a request with ``more`` that are not the body's.
 
-        Args:
-            context_left: the most that may follow the prompt, in tokens.
-            defaults: for fields that the call leaves out; ``max_tokens`` bounds the call's.
-            more: further options of ``SamplingParams``.
-
-        Raises ConfigError: a value is out of its range. Refusal: forms contradict each other.
+        ``context_left`` tokens may follow the prompt; ``max_tokens`` of ``defaults`` bounds the
+        call's. Raises ConfigError: a value is out of its range. Refusal: forms contradict.
         """
         limits = (context_left, self.limit, defaults.get("max_tokens"))
         most = min(limit for limit in limits if limit is not None)
@@ -271,20 +264,14 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
 
 def _read(form: dict[str, Any]) -> dict[str, Any]:
     """Return a form with its schema parsed, if it was given as text."""
-    if not isinstance(form.get("json"), str):
-        return form
     with suppress(ValueError):
-        return {**form, "json": from_json(form["json"])}
+        if isinstance(form.get("json"), str):
+            return {**form, "json": from_json(form["json"])}
     return form
 
 
 def read_seed(seed: int | str | None) -> int | None:
-    """Return the seed as a number, None for -1, which vLLM takes for no seed.
-
-    JSON's readers can hold a seed above 2^53 only as a string.
-
-    Raises Refusal: it is no whole number.
-    """
+    """Return the seed, which JSON holds above 2^53 as a string, as a number; None for vLLM's -1."""
     if seed is None or seed in (-1, "-1"):
         return None
     if isinstance(seed, str) and not (

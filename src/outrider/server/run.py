@@ -32,10 +32,7 @@ END_SECONDS = 10.0
 
 
 def listener(host: str, port: int, flag: str) -> socket.socket:
-    """Return a socket that listens on an address.
-
-    Raises ConfigError: the address cannot be listened on.
-    """
+    """Return a socket that listens on an address. Raises ConfigError: it cannot."""
     # Named, the protocol lets asyncio turn Nagle's algorithm off: with it a first token waits
     # for the acknowledgement of the headers, 40 ms on Linux.
     listening = socket.socket(
@@ -57,12 +54,7 @@ def listener(host: str, port: int, flag: str) -> socket.socket:
 class Server:
     """One server, until a signal or an engine that cannot be kept alive ends it.
 
-    Args:
-        llm: not started yet.
-        settings: the server's options.
-        host, port: where it listens; port 0 takes a free one.
-        say: shows a line of the greeting.
-
+    Port 0 takes a free one; ``say`` shows a line of the greeting.
     Raises ConfigError: the address cannot be listened on.
     """
 
@@ -129,11 +121,11 @@ class Server:
         """Wait: greet when the engine is ready, end the server after a signal or a failure."""
         llm = self.llm
         try:
-            while not (llm.ready or llm.failure or self.signals):
-                await asyncio.sleep(LOOK_SECONDS)
-            if llm.ready and not self.signals:
-                self._greet()
+            greeted = False
             while not (llm.failure or self.signals):
+                if llm.ready and not greeted:
+                    greeted = True
+                    self._greet()
                 await asyncio.sleep(LOOK_SECONDS)
             if llm.failure is None:
                 await self._drain()
@@ -144,7 +136,7 @@ class Server:
             self.uvicorn.should_exit = True
 
     def _greet(self) -> None:
-        """Print the greeting; a failure is logged and does not stop the server."""
+        """Show the greeting; a failure is logged and does not stop the server."""
         try:
             for line in self.greeting():
                 self.say(line)

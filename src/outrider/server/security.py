@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .admission import Held, Room
 from .errors import EARLY_HEADERS, METHODS, Refusal, response
@@ -15,7 +15,6 @@ from .settings import Settings
 from .shown import short
 
 OPEN = frozenset({"/health", "/ready", "/metrics", "/", "/favicon.ico"})
-OPEN_BELOW = "/playground/"
 
 
 def key_of(keys: Sequence[str], header: str | None) -> int | None:
@@ -28,18 +27,14 @@ def key_of(keys: Sequence[str], header: str | None) -> int | None:
 
 def is_open(path: str) -> bool:
     """Return whether a path needs no key."""
-    return path in OPEN or path.startswith(OPEN_BELOW)
+    return path in OPEN or path.startswith("/playground/")
 
 
 class Gate:
     """Refuses calls without a key, from foreign pages, and bodies that are too large or too slow.
 
-    It leaves in the call's state: ``key``, the number of its key, None without one; ``trusted``,
-    False for a call that has no key where there are keys.
-
-    Args:
-        app: the next layer.
-        settings: keys, hosts and limits.
+    It leaves in the call's state: ``body``, the bytes, if there is one; ``key``, the number of its
+    key, None without one; ``trusted``, False for a call that has no key where there are keys.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -57,20 +52,16 @@ class Gate:
                 self.admit(scope, headers)
                 scope["state"]["held"] = held
                 if self.has_body(scope, headers):
-                    whole = await self.read(receive, held)
-                    if whole is None:
+                    scope["state"]["body"] = await self.read(receive, held)
+                    if scope["state"]["body"] is None:
                         return
-                    receive = once(whole, receive)
             except Refusal as error:
                 await response(error, EARLY_HEADERS.get(error.status))(scope, receive, send)
             else:
                 await self.app(scope, receive, send)
 
     def admit(self, scope: Scope, headers: Headers) -> None:
-        """Check the key, the origin, the method and the port of a call.
-
-        Raises Refusal: 401, 403, 404 or 405.
-        """
+        """Check the key, the origin, the method and the port. Raises Refusal: 401, 403, 404, 405."""
         settings, path, method = self.settings, scope["path"], scope["method"]
         state = scope.setdefault("state", {})
         key = state["key"] = key_of(settings.api_keys, headers.get("authorization"))
@@ -121,8 +112,7 @@ class Gate:
 
     async def read(self, receive: Receive, held: Held) -> bytes | None:
         """Return a call's body, None where the client has gone. Raises Refusal: 408 or 413."""
-        parts: list[bytes] = []
-        more = True
+        parts, more = [], True
         try:
             async with asyncio.timeout(self.settings.body_timeout):
                 while more and held.size <= self.settings.max_body:
@@ -137,15 +127,3 @@ class Gate:
         if held.size > self.settings.max_body:
             raise Refusal(f"the body has more than {self.settings.max_body} bytes.", status=413)
         return b"".join(parts)
-
-
-def once(whole: bytes, receive: Receive) -> Receive:
-    """Return a ``receive`` that gives the whole body first."""
-    left = [whole]
-
-    async def receive_again() -> Message:
-        if not left:
-            return await receive()
-        return {"type": "http.request", "body": left.pop(), "more_body": False}
-
-    return receive_again

@@ -11,10 +11,7 @@ from .texts import Texts
 
 
 class Service:
-    """The engine, the limits, the counters, and the queue of waiting calls.
-
-    ``name`` is the model's first one.
-    """
+    """The engine, the limits, the counters, and the queue of waiting calls."""
 
     def __init__(self, llm: AsyncLLM, settings: Settings) -> None:
         self.llm = llm
@@ -35,10 +32,7 @@ class Service:
             )  # fmt: skip
 
     def admit(self, sequences: int) -> Lease:
-        """Return the lease of a call's sequences, which wait in the queue from now on.
-
-        Raises Refusal: 429 for a full queue, 503 while the server drains or the engine starts.
-        """
+        """Return the lease of a call's sequences in the queue. Raises Refusal: 429 or 503."""
         if self.draining:
             raise Refusal("the server is shutting down; send the call elsewhere.", status=503)
         if self.llm.ready is None:

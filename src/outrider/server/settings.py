@@ -16,12 +16,10 @@ class Settings:
         names: of the model; responses have the first.
         longest: the longest draft, up to which figures are listed.
         detail: speculation figures in every response: none, summary or detailed.
-        tool_form: how the model writes calls of tools.
         defaults: of sampling, by the names of ``SamplingParams``; ``max_tokens`` bounds every call.
         fingerprint: tells clients that the same seed gives the same text.
-        header_timeout, body_timeout: seconds that headers and a body may take to come in.
         write_timeout: seconds that a client may leave an answer unread.
-        slo: what a good request keeps, in seconds, by ttft and tpot.
+        slo: the latencies that a good request keeps, in seconds, by ttft and tpot.
     """
 
     names: tuple[str, ...]

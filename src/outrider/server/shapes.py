@@ -26,13 +26,7 @@ LONGEST_TIMEOUT = 10**7
 
 
 def check_schema(schema: str | dict[str, Any] | None, name: str) -> int:
-    """Refuse a JSON schema that is too large or too deep.
-
-    Returns:
-        Characters of its text.
-
-    Raises Refusal: it is.
-    """
+    """Return the characters of a JSON schema. Raises Refusal: it is too large or too deep."""
     text = schema if isinstance(schema, str) else json.dumps(schema)
     if len(text) > LARGEST_SCHEMA:
         raise Refusal(
@@ -60,10 +54,7 @@ def _nests_below(value: Any, most: int) -> bool:
 
 
 def no_switch(value: Any) -> Any:
-    """Return the value; refuse true and false, which pydantic takes for 1 and 0.
-
-    Raises ValueError: it is one of them.
-    """
+    """Return the value; refuse true and false, which pydantic takes for 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("give a number, not true or false")
     return value

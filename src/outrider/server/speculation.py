@@ -22,18 +22,15 @@ def state(service: Service) -> dict[str, Any]:
     """
     llm, metrics = service.llm, service.metrics
     now, ready = llm.speculation, llm.ready
+    names, drafts, chosen = ready.drafters if ready else (), metrics.draft_length, metrics.chosen
     return {
         "enabled": now.enabled if now else None,
         "drafter": now.drafter if now else None,
         "num_speculative_tokens": now.num_speculative_tokens if now else None,
         "max_num_speculative_tokens": ready.max_draft if ready else None,
-        "draft_length": metrics.draft_length,
-        "reason": metrics.off or _why_not(metrics.draft_length, metrics.chosen),
-        "drafters": {
-            name: _drafter(service, name)
-            for name in (ready.drafters if ready else ())
-            if name != "none"
-        },
+        "draft_length": drafts,
+        "reason": metrics.off or (None if drafts or chosen is None else beliefs.why_not(chosen)),
+        "drafters": {name: _drafter(service, name) for name in names if name != "none"},
         "controller": llm.beliefs,
     }
 
@@ -60,10 +57,6 @@ def _drafter(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-def _why_not(length: int, chosen: beliefs.Beliefs | None) -> str | None:
-    return None if length or chosen is None else beliefs.why_not(chosen)
-
-
 async def change(service: Service, body: SpeculationChange) -> None:
     """Set drafter and draft length from the next step on; missing fields keep their value.
 
@@ -75,13 +68,12 @@ async def change(service: Service, body: SpeculationChange) -> None:
     if now is None or service.llm.ready is None:
         raise Refusal("the engine is starting; try again.", status=503)
     given = "num_speculative_tokens" in body.model_fields_set
+    wanted = SpeculationState(
+        now.enabled if body.enabled is None else body.enabled,
+        body.drafter or now.drafter,
+        body.num_speculative_tokens if given else now.num_speculative_tokens,
+    )
     try:
-        await service.llm.set_speculation(
-            SpeculationState(
-                now.enabled if body.enabled is None else body.enabled,
-                body.drafter or now.drafter,
-                body.num_speculative_tokens if given else now.num_speculative_tokens,
-            )
-        )
+        await service.llm.set_speculation(wanted)
     except ConfigError as error:
         raise to_refusal(error) from None

@@ -1,6 +1,7 @@
 """Encodes and decodes texts at a bounded cost, long ones outside the event loop."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,7 +11,6 @@ from ..base.types import check_vocabulary
 from ..frontend.inputs import InputProcessor
 from ..text.codec import has_lone_surrogates
 from .errors import Refusal
-from .messages import template_options, wants_generation_prompt
 from .protocol import Templated, Tool
 
 T = TypeVar("T")
@@ -20,6 +20,15 @@ SURE_TEXT = 1 << 18
 """Bytes from which on a text's tokens are counted before it is tokenised as a whole."""
 SLOW_THREADS = 2
 """Threads for long texts; more of them would take more memory at a time."""
+TEMPLATE_OWN = frozenset(
+    {
+        "add_generation_prompt", "chat_template", "continue_final_message", "conversation",
+        "documents", "kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask",
+        "return_dict", "return_tensors", "sanitize_control_tokens", "self", "tokenize",
+        "tokenizer_kwargs", "tools", "truncation",
+    }
+)  # fmt: skip
+"""Not for ``chat_template_kwargs``: messages and parameters of transformers' own renderer."""
 
 
 class Texts:
@@ -34,11 +43,7 @@ class Texts:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def ids(self, prompt: str | list[int], special: bool = True) -> list[int]:
-        """Return a prompt's token ids.
-
-        Raises RequestError: the prompt is a text, and the model has no tokenizer or too small a
-        context.
-        """
+        """Return a prompt's token ids."""
         if not isinstance(prompt, str):
             return prompt
         if len(prompt) < LONG_TEXT:
@@ -46,10 +51,7 @@ class Texts:
         return await self.slow(partial(self._encode, prompt, special))
 
     def _encode(self, text: str, special: bool, rendered: bool = False) -> list[int]:
-        """Return the token ids of a text, which may be long; see ``TextCodec.encode``.
-
-        Raises Refusal: it has more than the context holds.
-        """
+        """Return the token ids of a text; refuse one that is longer than the context at once."""
         codec, most = self._inputs.codec, self._inputs.max_model_len
         long = not has_lone_surrogates(text) and len(text.encode()) > SURE_TEXT
         if long and codec is not None and codec.exceeds(text, most):
@@ -62,10 +64,7 @@ class Texts:
     async def chat_ids(
         self, messages: list[dict[str, Any]], tools: list[Tool], body: Templated, long: bool
     ) -> list[int]:
-        """Return a conversation's token ids, made in a thread where it is ``long``.
-
-        Raises RequestError: there is no template, or it refuses the messages.
-        """
+        """Return a conversation's token ids, made in a thread where it is ``long``."""
         codec = self._inputs.codec
         templates = "".join(codec.templates.values()) if codec else ""
         options = template_options(body, templates)
@@ -79,13 +78,48 @@ class Texts:
         return await self.slow(work) if long else work()
 
     async def decode(self, ids: list[int]) -> str:
-        """Return the text of token ids.
-
-        Raises RequestError: one of them is not in the vocabulary, or there are more than the
-        context holds.
-        """
+        """Return the text of token ids of the vocabulary, as many as the context holds."""
         most = self._inputs.max_model_len
         if len(ids) > most:
             raise Refusal(f"there are {len(ids)} tokens; give at most {most}.", "tokens")
         check_vocabulary("tokens", ids, self._inputs.vocab_size, "tokens")
         return await self.slow(partial(self._inputs.outputs.decode, ids))
+
+
+def template_options(body: Templated, template: str) -> dict[str, Any]:
+    """Return the options for the chat template; refuse one that it does not read."""
+    options = dict(body.chat_template_kwargs or {})
+    wrong = TEMPLATE_OWN.intersection(options)
+    if wrong:
+        raise Refusal(f"{min(wrong)} is not for the template.", "chat_template_kwargs")
+    reads_none = "the chat template of this model reads no"
+    if body.documents:
+        if not _reads(template, "documents"):
+            raise Refusal(f"{reads_none} documents; put them into a message.", "documents")
+        options["documents"] = body.documents
+    effort = body.reasoning_effort
+    if effort is not None:
+        values = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        supported = {n: v for n, v in values.items() if _reads(template, n)}
+        if not supported and effort != "none":
+            raise Refusal(f"{reads_none} reasoning_effort; leave it out.", "reasoning_effort")
+        options = supported | options
+    if body.continue_final_message:
+        options["continue_final_message"] = True
+    return options
+
+
+def wants_generation_prompt(body: Templated) -> bool:
+    """Return whether the prompt ends with the beginning of a new message."""
+    if not body.continue_final_message:
+        return body.add_generation_prompt
+    if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
+        raise Refusal(
+            "add_generation_prompt and continue_final_message exclude each other; give one.",
+            "continue_final_message",
+        )
+    return False
+
+
+def _reads(template: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", template) is not None

@@ -1,9 +1,7 @@
 """Tools: their check, the grammar of calls, and the calls that the model wrote.
 
-There are two forms: Hermes' (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, Qwen's
-as well) and Llama 3's (``{"name": ..., "parameters": {...}}``, several parted by semicolons). A
-grammar holds calls to their form and arguments to their schemas, so that they can be read while
-they come.
+A grammar holds calls to their form (see ``text/calls.py``) and arguments to their schemas, so that
+they can be read while they come.
 """
 
 import json
@@ -64,10 +62,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
 
 
 def choice_of(body: ChatRequest) -> str:
-    """Return none, auto, required, or the name of the one tool behind a "=".
-
-    Raises Refusal: a choice without tools, an unknown name, or a schema that is too large.
-    """
+    """Return none, auto, required, or the name of the one tool behind a "="."""
     tools, choice = body.tools or [], body.tool_choice
     check_tools(tools)
     if isinstance(choice, NamedTool):
@@ -88,12 +83,8 @@ def constraint(
     """Return the form of the output for ``StructuredOutputsParams``, None for any.
 
     With a named tool the output is its arguments, with "required" a list of calls, and with "auto"
-    calls in the model's form and free text that may contain every token.
-
-    Args:
-        body, choice, form: the call, its ``choice_of`` and the model's ``form_of``.
-        special: texts of the model's special tokens.
-        others: ids of special tokens that neither mark calls nor end a text.
+    calls in the model's form and free text that may contain every token. ``special`` has the texts
+    of special tokens, ``others`` the ids of those that neither mark calls nor end a text.
     """
     tools = body.tools or []
     if choice.startswith("="):

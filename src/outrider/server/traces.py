@@ -1,7 +1,7 @@
 """OpenTelemetry spans, one a call, with the attributes of its GenAI conventions.
 
-They are what https://github.com/open-telemetry/semantic-conventions-genai calls inference spans
-(status: development); those of latency are vLLM's; what has no name there is ``outrider.``'s.
+See https://github.com/open-telemetry/semantic-conventions-genai (inference spans, development);
+attributes of latency are vLLM's.
 """
 
 from collections.abc import Mapping
@@ -32,9 +32,6 @@ ATTRIBUTES = {
 class Tracer:
     """Sends spans to a collector by OTLP over HTTP, in the background.
 
-    Args:
-        endpoint: as in http://localhost:4318/v1/traces.
-
     Raises ConfigError: OpenTelemetry is not installed.
     """
 
@@ -64,12 +61,8 @@ class Tracer:
     ) -> None:
         """Export a call's span, below the caller's where its headers name one (W3C traceparent).
 
-        Args:
-            route: the path as the server knows it, None for one that it does not know.
-            headers: of the call.
-            begin: of the call, ns since 1970.
-            status: of the answer.
-            facts: of the call, see ``ApiCall.facts``.
+        ``route`` is None for an unknown path, ``begin`` in ns since 1970, ``facts`` as of
+        ``ApiCall.facts``.
         """
         from opentelemetry.trace import SpanKind, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

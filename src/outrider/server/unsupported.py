@@ -26,10 +26,7 @@ class Unless:
     remedy: str = "leave it out"
 
     def check(self, value: Any) -> None:
-        """Refuse a value that asks for something.
-
-        Raises ValueError: the value asks for something.
-        """
+        """Refuse a value that asks for something."""
         if value is not None and not any(value == one for one in self.neutral):
             raise ValueError(f"this server does not support it; {self.remedy}")
 
@@ -49,73 +46,52 @@ TOOLS = "give tools and tool_choice"
 BLANKS = "set it in the schema's x-guidance"
 
 
-def _model(name: str, fields: dict[str, Unless]) -> Any:
-    """Return a pydantic model with these fields."""
-    return create_model(name, **{n: (Annotated[Any, mark], None) for n, mark in fields.items()})  # type: ignore[call-overload]
+def _model(name: str, *rows: tuple[str, Unless]) -> Any:
+    """Return a pydantic model with the fields that are named in each row."""
+    marks = {field: mark for names, mark in rows for field in names.split()}
+    return create_model(name, **{n: (Annotated[Any, mark], None) for n, mark in marks.items()})  # type: ignore[call-overload]
 
 
 Unsupported = _model(
     "Unsupported",
-    {
-        "use_beam_search": Unless((False,)),
-        "early_stopping": Unless((False,)),
-        "length_penalty": Unless((1,)),
-        "suffix": Unless(("",)),
-        "watermarking": Unless((False,)),
-        "repetition_detection": Unless(),
-        "thinking_token_budget": Unless((-1,)),
-        "include_reasoning": Unless((True,)),
-        "thinking": Unless((), TEMPLATE),
-        "reasoning": Unless((), TEMPLATE),
-        "enable_thinking": Unless((), TEMPLATE),
-        "thinking_budget": Unless((), TEMPLATE),
-        "verbosity": Unless(("medium",)),
-        "functions": Unless(([],), TOOLS),
-        "function_call": Unless(("none",), TOOLS),
-        "modalities": Unless((["text"],)),
-        "audio": Unless(),
-        "web_search_options": Unless(),
-        "mm_processor_kwargs": Unless(({},)),
-        "prompt_embeds": Unless(([],)),
-        "logits_processors": Unless(([],), "pass them to LLM.generate in Python"),
-        "logprob_token_ids": Unless(([],)),
-        "return_tokens_as_token_ids": Unless((False,), "give return_token_ids"),
-        "return_prompt_text": Unless((False,)),
-        "routed_experts_prompt_start": Unless((0,)),
-        "detokenize": Unless((True,), "give return_token_ids"),
-        "spaces_between_special_tokens": Unless((True,)),
-        "structural_tag": Unless(),
-        "guided_whitespace_pattern": Unless((), BLANKS),
-        "kv_transfer_params": Unless(({},)),
-        "ec_transfer_params": Unless(({},)),
-        "vllm_xargs": Unless(({},)),
-        "chat_template": Unless((), "the operator chooses the template"),
-    },
+    ("use_beam_search early_stopping watermarking return_prompt_text", Unless((False,))),
+    ("include_reasoning spaces_between_special_tokens", Unless((True,))),
+    ("repetition_detection audio web_search_options structural_tag", Unless()),
+    ("mm_processor_kwargs kv_transfer_params ec_transfer_params vllm_xargs", Unless(({},))),
+    ("prompt_embeds logprob_token_ids", Unless(([],))),
+    ("length_penalty", Unless((1,))),
+    ("suffix", Unless(("",))),
+    ("thinking_token_budget", Unless((-1,))),
+    ("routed_experts_prompt_start", Unless((0,))),
+    ("verbosity", Unless(("medium",))),
+    ("modalities", Unless((["text"],))),
+    ("thinking reasoning enable_thinking thinking_budget", Unless((), TEMPLATE)),
+    ("functions", Unless(([],), TOOLS)),
+    ("function_call", Unless(("none",), TOOLS)),
+    ("logits_processors", Unless(([],), "pass them to LLM.generate in Python")),
+    ("return_tokens_as_token_ids", Unless((False,), "give return_token_ids")),
+    ("detokenize", Unless((True,), "give return_token_ids")),
+    ("guided_whitespace_pattern", Unless((), BLANKS)),
+    ("chat_template", Unless((), "the operator chooses the template")),
 )
 """Fields that neither endpoint honours."""
 NotInChats = _model(
     "NotInChats",
-    {
-        "prompt": Unless((), COMPLETIONS),
-        "echo": Unless((False,), COMPLETIONS),
-        "best_of": Unless((1,), "give n"),
-        "add_special_tokens": Unless((False,), "the chat template adds them"),
-    },
+    ("prompt", Unless((), COMPLETIONS)),
+    ("echo", Unless((False,), COMPLETIONS)),
+    ("best_of", Unless((1,), "give n")),
+    ("add_special_tokens", Unless((False,), "the chat template adds them")),
 )
 """Fields that only completions honour."""
 NotInCompletions = _model(
     "NotInCompletions",
-    {
-        "messages": Unless((), CHATS),
-        "tools": Unless(([],), CHATS),
-        "tool_choice": Unless(("none", "auto"), CHATS),
-        "parallel_tool_calls": Unless((True, False), CHATS),
-        "top_logprobs": Unless((0,), "give logprobs"),
-        "add_generation_prompt": Unless((True, False), CHATS),
-        "continue_final_message": Unless((False,), CHATS),
-        "documents": Unless(([],), CHATS),
-        "reasoning_effort": Unless(("none",), CHATS),
-        "chat_template_kwargs": Unless(({},), CHATS),
-    },
+    ("messages", Unless((), CHATS)),
+    ("tools documents", Unless(([],), CHATS)),
+    ("tool_choice", Unless(("none", "auto"), CHATS)),
+    ("parallel_tool_calls add_generation_prompt", Unless((True, False), CHATS)),
+    ("top_logprobs", Unless((0,), "give logprobs")),
+    ("continue_final_message", Unless((False,), CHATS)),
+    ("reasoning_effort", Unless(("none",), CHATS)),
+    ("chat_template_kwargs", Unless(({},), CHATS)),
 )
 """Fields that only chats honour."""

@@ -1,4 +1,1 @@
-"""Text: from messages and tokens, and back.
-
-What a user's text or messages cannot be is a ``RequestError`` of one sentence.
-"""
+"""Text: from messages and tokens, and back."""

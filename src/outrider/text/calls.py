@@ -2,7 +2,6 @@
 
 There are two forms: Hermes' (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, Qwen's
 as well) and Llama 3's (``{"name": ..., "parameters": {...}}``, several parted by semicolons).
-``server/tools.py`` reads both of them.
 """
 
 import json
@@ -11,8 +10,6 @@ from typing import Any, Literal
 Form = Literal["hermes", "llama3"]
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
-RESULT, END_OF_RESULT = "<tool_response>", "</tool_response>"
-TOOLS, END_OF_TOOLS = "<tools>", "</tools>"
 HOW: dict[Form, str] = {
     "hermes": (
         "To call a function, answer with a JSON object of its name and its arguments between "
@@ -35,8 +32,8 @@ def tool_prompt(tools: list[Any], form: Form) -> str:
     """Return a prompt that describes ``tools`` and how to call them."""
     listed = "\n".join(_json(tool) for tool in tools)
     return (
-        f"You can call functions to help the user. Here they are, between {TOOLS} tags:\n{TOOLS}\n"
-        f"{listed}\n{END_OF_TOOLS}\n\n{HOW[form]}"
+        "You can call functions to help the user. Here they are, between <tools> tags:\n<tools>\n"
+        f"{listed}\n</tools>\n\n{HOW[form]}"
     )
 
 
@@ -48,17 +45,13 @@ def written_calls(calls: list[Any], form: Form) -> str:
 
 
 def _written(call: Any, key: str) -> str:
-    function = call["function"]
-    return f'{{"name": {_json(function["name"])}, "{key}": {_arguments(function["arguments"])}}}'
-
-
-def _arguments(value: Any) -> str:
-    return value if isinstance(value, str) else _json(value)
+    name, value = _json(call["function"]["name"]), call["function"]["arguments"]
+    return f'{{"name": {name}, "{key}": {value if isinstance(value, str) else _json(value)}}}'
 
 
 def written_result(content: str) -> str:
     """Return the text of a call's result."""
-    return f"{RESULT}\n{content}\n{END_OF_RESULT}"
+    return f"<tool_response>\n{content}\n</tool_response>"
 
 
 def _json(value: Any) -> str:

@@ -52,26 +52,21 @@ class TextCodec:
         self.special_tokens = special_tokens
         self.source = source
         self._specials = specials
-        self._call_form: Form | None = None
+        self.set_form: Form | None = None
 
     def encode(self, text: str, special: bool = True, rendered: bool = False) -> list[int]:
         """Return the ids of a text, with the tokenizer's ``special`` tokens around it.
 
         ``rendered`` is for a text that ``render`` made: its control tokens come from the template.
         """
-        if not self._specials:
-            text = text if rendered else self._broken(text)
-            if BREAK in text:
-                return self._without_breaks(text, special)
+        if not (self._specials or rendered):
+            text = self._broken(text)
         with no_panic():
-            ids: list[int] = self.backend.encode(text, add_special_tokens=special).ids
-        return ids
-
-    def _without_breaks(self, text: str, special: bool) -> list[int]:
-        """Return the ids of a text without its breaks; no token crosses one."""
-        with no_panic():
-            found = self.backend.encode(text, add_special_tokens=special)
-        pairs = zip(found.ids, found.offsets, strict=True)
+            encoding = self.backend.encode(text, add_special_tokens=special)
+        ids: list[int] = encoding.ids
+        if self._specials or BREAK not in text:
+            return ids
+        pairs = zip(ids, encoding.offsets, strict=True)  # no token crosses a break
         return [id for id, (start, end) in pairs if text[start:end] != BREAK]
 
     @cached_property
@@ -94,10 +89,7 @@ class TextCodec:
         return value
 
     def exceeds(self, text: str, limit: int) -> bool:
-        """Return whether a text has more than ``limit`` tokens, in the memory of a short text.
-
-        A text that has only a few more may pass.
-        """
+        """Return True if a text has more than ``limit`` tokens, or some more than that."""
         count = 0
         for start in range(0, len(text), PIECE):
             piece = text[start : start + PIECE]
@@ -117,21 +109,15 @@ class TextCodec:
         """The checkpoint's chat templates by name: "default", "tool_use", both or none."""
         known = self.chat_template
         named = known if isinstance(known, dict) else {"default": known} if known else {}
-        found: dict[str, str] = {
-            name: named[name] for name in ("default", "tool_use") if name in named
-        }
-        if not all(isinstance(template, str) for template in found.values()):
+        used = {name: named[name] for name in ("default", "tool_use") if name in named}
+        if not all(isinstance(template, str) for template in used.values()):
             raise RequestError(f"{self.source} has a chat template that is not text; correct it.")
-        return found
+        return used
 
     @property
     def call_form(self) -> Form:
-        """The form of calls if no template prints them, chosen by the templates."""
-        return self._call_form or form_of("".join(self.templates.values()))
-
-    @call_form.setter
-    def call_form(self, form: Form | None) -> None:
-        self._call_form = form
+        """The form of calls if no template prints them: the set one, else the templates'."""
+        return self.set_form or form_of("".join(self.templates.values()))
 
     def render(
         self,
@@ -142,8 +128,8 @@ class TextCodec:
     ) -> str:
         """Return the text of a conversation by the checkpoint's chat template.
 
-        ``tools`` are what the model may call; ``variables`` are the template's. If there is a
-        template "tool_use", it is used with tools.
+        With ``tools`` the template "tool_use" is used if there is one; ``variables`` are the
+        template's.
         """
         named = self.templates
         if not named:
@@ -158,16 +144,9 @@ class TextCodec:
         templates = [named[n] for n in (names if listed or called else names[:1]) if n in named]
         if not self._specials:
             said, listed, variables = map(self._broken, (said, listed, variables))
-        text = write(
-            templates or list(named.values()),
-            said,
-            listed,
-            self.call_form,
-            {
-                "documents": None, **self.special_tokens, **variables,
-                "add_generation_prompt": add_generation_prompt,
-            },
-        )  # fmt: skip
+        own = {"documents": None, **self.special_tokens}
+        values = {**own, **variables, "add_generation_prompt": add_generation_prompt}
+        text = write(templates or list(named.values()), said, listed, self.call_form, values)
         if has_lone_surrogates(text):
             raise RequestError("the messages have lone surrogates; send UTF-8.")
         return text

@@ -1,8 +1,7 @@
 """Writes conversations with chat templates, and refuses what a template would leave out.
 
-A template is a program that may skip a role, a call or a tool. So it is first run with marks in
-place of contents, which shows what it leaves out. Tools, calls and results that it does not print
-are written as text (``calls.py``); anything else that it leaves out is refused.
+A template is first run with marks in place of contents, which shows what it leaves out. Tools,
+calls and results that it does not print are written as text; anything else is refused.
 """
 
 import re
@@ -30,10 +29,11 @@ def write(
 ) -> str:
     """Return the text of a conversation by the first template that leaves nothing out.
 
-    ``messages`` are as ``messages.readable`` returns them, calls that no template prints take
-    ``form``, and ``variables`` are further ones of the templates, see ``template.render``.
+    ``messages`` are as of ``messages.readable``, ``variables`` as of ``template.render``.
     """
-    messages = [_known(message, templates) for message in messages]
+    if not any(map(DEVELOPER.search, templates)):
+        roles = {"developer": "system"}
+        messages = [{**m, "role": roles.get(m["role"], m["role"])} for m in messages]
     marked, marked_tools, places = _marked(messages, tools)
     trial = {name: v for name, v in variables.items() if name != "continue_final_message"}
     failures: list[tuple[int, RequestError]] = []
@@ -45,8 +45,8 @@ def write(
                 except RequestError as error:
                     failures.append((len(places) + 1, error))
                     continue
-                found = {int(number) for number in MARKS.findall(text)}
-                lost = [place for number, place in enumerate(places) if number not in found]
+                kept = {int(number) for number in MARKS.findall(text)}
+                lost = [place for number, place in enumerate(places) if number not in kept]
                 if not lost:
                     said, listed = next(islice(_ways(messages, tools, form), i, None))
                     return render(template, said, tools=listed or None, **variables)
@@ -61,17 +61,11 @@ def write(
 def _left_out(place: str, messages: Messages) -> RequestError:
     """Return the error for a part that the chat template leaves out."""
     owner, _, rest = place.partition("[")
-    what, remedy = place, "leave it out"
+    remedy = "leave it out"
     if owner == "messages" and rest.removesuffix("]").isdecimal():
-        what += f" (role {shown(messages[int(rest[:-1])]['role'])})"
+        place += f" (role {shown(messages[int(rest[:-1])]['role'])})"
         remedy = "give system, user or assistant, or leave it out"
-    return RequestError(f"this model's chat template leaves out {what}; {remedy}.", owner)
-
-
-def _known(message: dict[str, Any], templates: Sequence[str]) -> dict[str, Any]:
-    """Return the message; role developer becomes system if no template knows developers."""
-    known = message["role"] != "developer" or any(map(DEVELOPER.search, templates))
-    return message if known else {**message, "role": "system"}
+    return RequestError(f"this model's chat template leaves out {place}; {remedy}.", owner)
 
 
 def _marked(messages: Messages, tools: list[Any]) -> tuple[Messages, list[Any], list[str]]:
@@ -135,15 +129,15 @@ def _with_calls_written(message: dict[str, Any], form: Form) -> dict[str, Any]:
 def _with_results_said(messages: Messages) -> Messages:
     """Return messages with results of calls as user messages, consecutive ones joined."""
     said: Messages = []
-    open_ = False
+    after_result = False
     for message in messages:
         is_result = message["role"] == "tool"
         content = written_result(message["content"]) if is_result else message["content"]
-        if open_ and (is_result or message["role"] == "user"):
+        if after_result and (is_result or message["role"] == "user"):
             said[-1]["content"] += f"\n{content}"
         else:
             said.append({"role": "user", "content": content} if is_result else message)
-        open_ = is_result
+        after_result = is_result
     return said
 
 
@@ -158,10 +152,9 @@ def _with_prompt(messages: Messages, prompt: str) -> Messages:
 def _with_first_said(messages: Messages, prompt: str) -> Messages:
     """Return messages whose first user message begins with ``prompt``."""
     said = list(messages)
-    for i, message in enumerate(said):
-        if message["role"] == "user":
-            said[i] = {**message, "content": _joined(prompt, message["content"])}
-            break
+    first = next((i for i, message in enumerate(said) if message["role"] == "user"), None)
+    if first is not None:
+        said[first] = {**said[first], "content": _joined(prompt, said[first]["content"])}
     return said
 
 

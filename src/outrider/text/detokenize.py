@@ -31,9 +31,8 @@ def _added(before: str, after: str) -> str:
 class Detokenizer:
     """The text of one sequence's output behind ``prompt``, token by token, up to a ``stop``.
 
-    Each token is decoded after those that were shown last. tokenizers' own ``DecodeStream`` raises
-    where a byte makes earlier ones invalid; here text that was shown stays, and the text goes on.
-    Without a tokenizer the text is empty.
+    Each token is decoded after those that were shown last. Where a byte makes earlier ones invalid,
+    tokenizers' own ``DecodeStream`` raises; here the text goes on. Without a tokenizer it is empty.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class Detokenizer:
         skip_special: bool = True,
     ) -> None:
         self.writes = tokenizer is not None
-        """Whether it gives any text."""
+        """It gives any text."""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._stop = StopFinder(stop, include_stop)
@@ -89,10 +88,7 @@ class Detokenizer:
         return self._stop.push(new) if may_stop else (new, False)
 
     def _cut(self, text: str) -> str:
-        """Keep the last few tokens and return the text of the others; all decode to ``text``.
-
-        The last character may be unfinished, so its tokens stay.
-        """
+        """Keep the last tokens, whose character may be unfinished; return the text of the others."""
         waiting = self._ids[self._num_shown :]
         visible = [*self._ids[: self._num_shown], *(i for i in waiting if self._decoded([i]))]
         if self._decoded(visible) == text:

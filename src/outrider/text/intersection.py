@@ -1,11 +1,12 @@
 """The bytes that tokens stand for, and the tokens that two vocabularies share.
 
-Drafting with a model that has another tokenizer rests on them: Timor et al., "Accelerating LLM
-inference with lossless speculative decoding algorithms for heterogeneous vocabularies", 2025.
+They serve drafters that have another tokenizer (Timor et al., "Accelerating LLM inference with
+lossless speculative decoding algorithms for heterogeneous vocabularies", 2025).
 """
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,21 +64,24 @@ class Spelling:
 
     def bytes_of(self, token: str) -> bytes:
         """Return the bytes that a token of the vocabulary stands for."""
-        if self.byte_level:
-            return _level(token)
-        if found := self.single(token):
-            return found
-        return token.replace(self.space or " ", " ").encode(errors="replace")
+        if not self.byte_level:
+            spaced = token.replace(self.space or " ", " ")
+            return self.single(token) or spaced.encode(errors="replace")
+        try:
+            return bytes([LEVEL[letter] for letter in token])
+        except KeyError:  # an added token, which stands for its own text
+            return token.encode(errors="replace")
 
     def single(self, token: str) -> bytes:
         """Return the byte of a SentencePiece token for a single byte; empty for other tokens."""
-        found = BYTE.fullmatch(token) if self.falls_back else None
-        return bytes([int(found[1], 16)]) if found else b""
+        digits = BYTE.fullmatch(token) if self.falls_back else None
+        return bytes.fromhex(digits[1]) if digits else b""
 
 
 def spelling_of(tokenizer: Tokenizer) -> Spelling | None:
     """Return a tokenizer's spelling of bytes; None unless it is byte-level or SentencePiece."""
-    steps = _decoder(tokenizer)
+    decoder = tokenizer.decoder
+    steps = [*_steps(json.loads(decoder.__getstate__()))] if decoder is not None else []
     kinds = {step["type"] for step in steps}
     space = next(filter(None, map(_space, steps)), None)
     if "ByteLevel" not in kinds and space is None:
@@ -88,8 +92,7 @@ def spelling_of(tokenizer: Tokenizer) -> Spelling | None:
 def pieces_of(tokenizer: Tokenizer, size: int, owner: str) -> Pieces:
     """Return the bytes of the ids below ``size`` of a byte-level or SentencePiece tokenizer.
 
-    Raises:
-        ModelError: it is of another kind; ``owner`` says whose it is.
+    Raises ModelError: it is of another kind; ``owner`` says whose it is.
     """
     spelling = spelling_of(tokenizer)
     if spelling is None:
@@ -109,47 +112,31 @@ def pieces_of(tokenizer: Tokenizer, size: int, owner: str) -> Pieces:
     return Pieces(known, frozenset(special), frozenset(single))
 
 
-def _decoder(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Return the steps of a tokenizer's decoder."""
-    if tokenizer.decoder is None:
-        return []
-    steps, found = [json.loads(tokenizer.decoder.__getstate__())], []
-    while steps:
-        step = steps.pop(0)
-        if step["type"] == "Sequence":
-            steps[:0] = step["decoders"]
-        else:
-            found.append(step)
-    return found
+def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a decoder; the library that wrote it bounds how deep they nest."""
+    if decoder["type"] != "Sequence":
+        yield decoder
+    for each in decoder.get("decoders", ()):
+        yield from _steps(each)
 
 
 def _space(step: dict[str, Any]) -> str | None:
     """Return what stands for a space in tokens, if a step of a decoder says it."""
-    if step["type"] == "Metaspace":
-        return str(step["replacement"])
-    if step["type"] == "Replace" and step["content"] == " ":
-        mark: str | None = step["pattern"].get("String")
-        return mark
+    match step:
+        case {"type": "Metaspace", "replacement": str(space)}:
+            return space
+        case {"type": "Replace", "content": " ", "pattern": {"String": str(space)}}:
+            return space
     return None
-
-
-def _level(token: str) -> bytes:
-    """Return the bytes of a byte-level token; what is none is taken as it stands."""
-    try:
-        return bytes([LEVEL[letter] for letter in token])
-    except KeyError:
-        return token.encode(errors="replace")
 
 
 @dataclass(frozen=True)
 class Intersection:
     """The tokens that a target and a drafter share.
 
-    Args:
-        targets: by the drafter's id, the target's id of the same bytes, or -1.
-        inputs: by the target's id, the drafter's id of the same bytes, or -1; all ids of the target
-            with these bytes have it.
-        shares: of the target's tokens, and of the drafter's, that are shared.
+    ``targets`` has by the drafter's id the target's id of the same bytes, or -1; ``inputs`` the
+    reverse, for all ids of the target with these bytes. ``shares`` are those of the target's
+    tokens, and of the drafter's, that are shared.
     """
 
     targets: list[int]

@@ -28,16 +28,13 @@ def _message(message: Any, where: str) -> dict[str, Any]:
             raise _wrong(f"{where}.{name} is not supported; {remedy}.")
     refusal = message.get("refusal")
     content = _text(message.get("content"), where) or (refusal if isinstance(refusal, str) else "")
-    calls = message.get("tool_calls") or None
-    if calls is not None and not isinstance(calls, list):
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
         raise _wrong(f"{where}.tool_calls is {shown(calls)}; give a list of calls.")
-    own = {name: value for name, value in message.items() if value is not None}
-    own.pop("tool_calls", None)
+    own = {n: value for n, value in message.items() if value is not None and n != "tool_calls"}
     own["content"] = content
     if calls:
-        own["tool_calls"] = [
-            _call(call, f"{where}.tool_calls[{j}]") for j, call in enumerate(calls)
-        ]
+        own["tool_calls"] = [_call(c, f"{where}.tool_calls[{j}]") for j, c in enumerate(calls)]
     return own
 
 

@@ -1,8 +1,7 @@
-"""Handles panics of the tokenizers library.
+"""Handles panics of the tokenizers library, which is written in Rust.
 
-The library is written in Rust. Errors that it does not expect, such as a regular expression that
-takes too many steps on some text, are panics: a ``BaseException``, which ``except Exception`` does
-not catch.
+An error that it does not expect, such as a regular expression that takes too many steps on some
+text, is a ``BaseException``, which ``except Exception`` does not catch.
 """
 
 from collections.abc import Iterator

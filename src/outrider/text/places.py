@@ -15,9 +15,7 @@ SLACK = 8
 class Places:
     """Finds the positions of an output's tokens, one after the other.
 
-    Args:
-        writer: writes the text of the output, ignoring stop strings.
-        start: where the output begins.
+    ``writer`` writes the output's text with its stop strings; it begins at ``start``.
     """
 
     def __init__(self, writer: Detokenizer, start: int) -> None:

@@ -8,10 +8,9 @@ from tokenizers import Tokenizer
 
 from .intersection import Intersection, Pieces
 
-BEFORE = ("", "\n", ".")
-"""Stands before a text that goes on, since some tokenizers put a space before its first
-word."""
-LONGEST = 16
+TRIED_BEFORE = ("", "\n", ".")
+"""Texts before one that goes on, since some tokenizers put a space before its first word."""
+LONGEST_LOOKUP = 16
 """Bytes of a token that is looked up by its bytes, at most."""
 
 
@@ -73,9 +72,8 @@ class Reencoder:
     def take(self, context: Context, tokens: Sequence[int], most: int) -> int:
         """Take in up to ``most`` more of a sequence's tokens; return how many they were.
 
-        What there was when the context was made is encoded as a text, so that it reads as the
-        drafter's tokenizer writes it. Later tokens that are in both vocabularies become their own
-        ids, so that what was drafted and accepted stands as it was drafted.
+        The first ones are encoded as a text, as the drafter's tokenizer writes it. Later tokens of
+        both vocabularies become their own ids, so that accepted drafts stand as they were drafted.
         """
         start = context.taken
         if start < context.at_once:
@@ -126,7 +124,7 @@ class Reencoder:
     def _exact(self, text: str) -> list[int] | None:
         """Return ids that say just this text behind another, None where there are none."""
         data, known = text.encode(), self._ours.tokens
-        for before in BEFORE:
+        for before in TRIED_BEFORE:
             ids = self._encoded(before + text)
             place, size = len(ids), 0
             while place and size < len(data):
@@ -148,12 +146,12 @@ class Reencoder:
 
     def _spelled(self, data: bytes) -> list[int]:
         """Return the longest tokens that make up a few bytes, which need be no whole characters."""
-        found, ids, start = self._ours.ids, [], 0
+        known, ids, start = self._ours.ids, [], 0
         while start < len(data):
-            ends = range(min(len(data), start + LONGEST), start, -1)
-            end = next((end for end in ends if data[start:end] in found), None)
+            ends = range(min(len(data), start + LONGEST_LOOKUP), start, -1)
+            end = next((end for end in ends if data[start:end] in known), None)
             if end is None:
                 return self._encoded(data.decode(errors="replace"))
-            ids.append(found[data[start:end]])
+            ids.append(known[data[start:end]])
             start = end
         return ids

@@ -1,8 +1,7 @@
 """Chat templates: Jinja as transformers runs it, in a sandbox with a budget.
 
 A template is a program that comes with a checkpoint. Loops, calls and texts are counted, so
-rendering takes bounded time and gives a text of bounded size. Each rendering has its own budget,
-in whichever thread it runs.
+each rendering takes bounded time and gives a text of bounded size.
 """
 
 import json
@@ -64,21 +63,20 @@ def _sized(value: Any) -> Any:
     """Return ``value``; refuse texts, lists and numbers beyond the limits."""
     if _length(value) > LONGEST_TEXT:
         raise _too_long()
-    _weigh(value)
     if isinstance(value, int) and value.bit_length() > 256:
         raise TemplateError("it makes a number of more than 256 bits")
-    return value
+    return _weighed(value)
 
 
-def _weigh(value: object) -> None:
-    """Spend the steps that writing or comparing ``value`` takes; refuse what has no bounded text.
+def _weighed(value: Any) -> Any:
+    """Return ``value``; spend the steps that writing or comparing it takes.
 
     What lists share counts each time: a list that holds another twice, and so on, is short but
     its text is not.
     """
     if not isinstance(value, CONTAINERS):
         _spend(len(value) // 256 if isinstance(value, str | bytes) else 0)
-        return
+        return value
     left, size, seen = [value], 0, 0
     while left:
         each = left.pop()
@@ -96,11 +94,6 @@ def _weigh(value: object) -> None:
         if size > LONGEST_TEXT:
             raise _too_long()
     _spend(seen // 4 + size // 4096)
-
-
-def _weighed(value: Any) -> Any:
-    """Return ``value``, which a template has put together or compares."""
-    _weigh(value)
     return value
 
 
@@ -242,7 +235,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "a function")
         _check_call(owner, name, [*args, *options.values()])
         for each in (*args, *options.values()):
-            _weigh(each)
+            _weighed(each)
         return _sized(super().call(context, called, *args, **options))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -318,18 +311,20 @@ def _compiled(template: str) -> Template:
     return environment.from_string(template)
 
 
-def render(template: str, messages: Iterable[object], **variables: Any) -> str:
+def render(template: str, messages: Iterable[Mapping[str, Any]], **variables: Any) -> str:
     """Return the text of a conversation by a chat template.
 
     Like transformers' ``apply_chat_template``, it leaves out values of messages that are None and
     gives the reasoning under each of its names. With the variable ``continue_final_message`` the
-    text ends where the content of the last message ends.
+    text ends where the content of the last message, a text, ends.
     """
-    chat = [_plain(message) for message in messages]
-    continued = variables.pop("continue_final_message", False)
-    ending = _tag(chat) if continued else ""
+    continued, ending = variables.pop("continue_final_message", False), ""
     token = _left.set(STEPS)
     try:
+        chat = [_plain(message) for message in messages]
+        if continued:
+            ending = chat[-1]["content"]
+            chat[-1]["content"] += TAG
         text = _compiled(template).render(messages=chat, **variables)
     except RecursionError:
         raise RequestError("the messages nest too deeply; flatten them.") from None
@@ -337,40 +332,20 @@ def render(template: str, messages: Iterable[object], **variables: Any) -> str:
         raise RequestError(f"the chat template refused the messages: {one_line(error)}.") from None
     finally:
         _left.reset(token)
-    return _until_tag(text, ending) if continued else text
-
-
-def _plain(message: object) -> dict[str, Any]:
-    """Return a copy of ``message`` without None values, its reasoning under every name."""
-    if not isinstance(message, Mapping):
-        raise RequestError("the chat template refused the messages: one of them is no object.")
-    values = {name: value for name, value in message.items() if value is not None}
-    reasoning = next((values[name] for name in REASONING if name in values), None)
-    if reasoning is not None:
-        values = {"thinking": reasoning, **values, "reasoning_content": reasoning}
-    return values
-
-
-def _tag(chat: list[dict[str, Any]]) -> str:
-    """Append ``TAG`` to the content of the last message; return the content without it."""
-    holder, name = chat[-1] if chat else {}, "content"
-    if isinstance(holder.get(name), list):
-        parts = [dict(part) if isinstance(part, dict) else part for part in holder[name]]
-        holder[name] = parts
-        texts = (part for part in reversed(parts) if isinstance(part, dict) and "text" in part)
-        holder, name = next(texts, {}), "text"
-    text = holder.get(name)
-    if not isinstance(text, str):
-        raise RequestError("continue_final_message needs a last message whose content is text.")
-    holder[name] += TAG
-    return text
-
-
-def _until_tag(text: str, ending: str) -> str:
-    """Return ``text`` up to the tag after ``ending``."""
+    if not continued:
+        return text
     at = text.rfind(TAG.strip())
     if at < 0 or ending.strip() not in text:
         raise RequestError(
             "continue_final_message is set, but the chat template leaves the last message out."
         )
     return text[:at] if text.startswith(TAG, at) else text[:at].rstrip()
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of ``message`` without None values, its reasoning under every name."""
+    values = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((values[name] for name in REASONING if name in values), None)
+    if reasoning is not None:
+        values = {"thinking": reasoning, **values, "reasoning_content": reasoning}
+    return values

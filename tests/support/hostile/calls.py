@@ -89,7 +89,7 @@ def completions(folder: Path) -> Made:
 
 @reader("server: chats")
 def chats(folder: Path) -> Made:
-    from outrider.server import messages, tools
+    from outrider.server import texts, tools
     from outrider.server.protocol import ChatRequest
     from outrider.text.messages import readable
 
@@ -98,7 +98,7 @@ def chats(folder: Path) -> Made:
         choice = tools.choice_of(body)
         for form in ("hermes", "llama3"):
             tools.constraint(body, choice, form, frozenset())  # type: ignore[arg-type]
-        messages.template_options(body, "{{ reasoning_effort }} {{ documents }}")
+        texts.template_options(body, "{{ reasoning_effort }} {{ documents }}")
         readable(body.messages)
         sampled(body)
 
