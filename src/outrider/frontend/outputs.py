@@ -152,7 +152,7 @@ class OutputProcessor:
         return self._spelling.bytes_of(self.piece(id))
 
     def places(self, request: Request, start: int) -> Callable[[int], int]:
-        """Return a function that takes an output's tokens and returns where each begins in the text.
+        """Return a function that takes an output's tokens and returns their places in the text.
 
         The output begins at ``start``.
         """
@@ -216,7 +216,7 @@ class RequestState:
             self._texts = [outputs.writer(request) for _ in self.samples]
 
     def take(self, event: Event) -> Event:
-        """Add one event; return it with its text, which may be ``broken``, and the prompt's index."""
+        """Add one event; return it with its text, if that can be written, and the index."""
         try:
             text, reason, error = self._text(event), event.finish_reason, event.error
         except Exception as problem:  # of its text: the other requests go on

@@ -89,7 +89,7 @@ def read_text(file: Path, name: str) -> str:
 
 
 def read_keys(listed: str | None, file: str | None) -> tuple[str, ...]:
-    """Return the keys in an option and a file. Raises ConfigError: there is none, or a wrong one."""
+    """Return the keys in an option and a file. Raises ConfigError: none, or a wrong one."""
     parts = [key.strip() for key in (listed or "").split(",")]
     if file is not None:
         parts += read_text(Path(file), "api_key_file").split()

@@ -90,8 +90,9 @@ def words(fields: dict[str, Any]) -> str:
         # Where the engine chooses, it is what it has chosen by now.
         who = f"K={fields['draft_length']} {drafter}"
         who = who if chosen is None else f"{drafter} ({', '.join(chosen) or 'now plain'})"
-        gain = f", {fields['speedup']:.2f}x" if fields["speedup"] else ""
-        parts.append(f"{who}, acceptance {fields['acceptance_rate']:.2f}, length {length:.2f}{gain}")
+        rate, gain = fields["acceptance_rate"], fields["speedup"]
+        gained = f", {gain:.2f}x" if gain else ""
+        parts.append(f"{who}, acceptance {rate:.2f}, length {length:.2f}{gained}")
     elif chosen == []:
         parts.append(f"{drafter} chose plain decoding")
     elif fields.get("draftable", True):

@@ -61,7 +61,7 @@ class Gate:
                 await self.app(scope, receive, send)
 
     def admit(self, scope: Scope, headers: Headers) -> None:
-        """Check the key, the origin, the method and the port. Raises Refusal: 401, 403, 404, 405."""
+        """Check key, origin, method and port. Raises Refusal: 401, 403, 404 or 405."""
         settings, path, method = self.settings, scope["path"], scope["method"]
         state = scope.setdefault("state", {})
         key = state["key"] = key_of(settings.api_keys, headers.get("authorization"))

@@ -88,7 +88,7 @@ class Detokenizer:
         return self._stop.push(new) if may_stop else (new, False)
 
     def _cut(self, text: str) -> str:
-        """Keep the last tokens, whose character may be unfinished; return the text of the others."""
+        """Keep the last tokens, whose character may be unfinished; return the others' text."""
         waiting = self._ids[self._num_shown :]
         visible = [*self._ids[: self._num_shown], *(i for i in waiting if self._decoded([i]))]
         if self._decoded(visible) == text:
