@@ -1,15 +1,5 @@
 """All errors that Outrider raises.
 
-    OutriderError
-    ├── ConfigError (ValueError)      an option or a combination of options is wrong
-    ├── ModelError                    a checkpoint, tokenizer or drafter cannot be used
-    ├── MemoryBudgetError             the memory budget is too small
-    ├── WorkerError                   the engine's process died
-    ├── EndpointError                 a server under test cannot be reached, or is none
-    └── RequestError (ValueError)     one request is wrong; the others are unharmed
-        └── NumericalError            a request failed while it ran: its logits are not finite
-            └── GenerationError       some requests of a call failed; holds all outputs
-
 Each message is one or two sentences: what is wrong, where, and what to do.
 """
 

@@ -90,38 +90,36 @@ class StructuredOutputsParams(_Named):
                 f"StructuredOutputsParams has {', '.join(forms) or 'nothing'}; "
                 "give exactly one of json, regex, choice, grammar."
             )
-        schema = self.json
-        if isinstance(schema, str):
+        (name,) = forms
+        value: Any = getattr(self, name)
+        if name == "json":
             try:
-                schema = json.loads(schema)
+                schema = json.loads(value) if isinstance(value, str) else value
             except (ValueError, RecursionError) as error:
-                refuse(self, "json", self.json, f"it is no JSON ({error}); give a JSON schema")
-        if self.json is not None and not isinstance(schema, Mapping):
-            refuse(self, "json", self.json, "give a JSON schema: an object")
-        for name in ("regex", "grammar"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, str) and value):
-                refuse(self, name, value, "give a text that is not empty")
-        if self.choice is not None:
-            choice = _listed(self.choice)
-            if not choice or not all(isinstance(c, str) and c for c in choice):
-                refuse(self, "choice", self.choice, "give one text or more, none of them empty")
-            object.__setattr__(self, "choice", choice)
-        if schema is not None:
+                refuse(self, name, value, f"it is no JSON ({error}); give a JSON schema")
+            if not isinstance(schema, Mapping):
+                refuse(self, name, value, "give a JSON schema: an object")
             try:
-                object.__setattr__(self, "json", json.dumps(schema))
+                value = json.dumps(schema)
             except (TypeError, ValueError, RecursionError) as error:
-                refuse(self, "json", schema, f"it cannot be written as JSON ({error})")
+                refuse(self, name, value, f"it cannot be written as JSON ({error})")
+        elif name == "choice":
+            value = _listed(value)
+            if not value or not all(isinstance(c, str) and c for c in value):
+                refuse(self, name, self.choice, "give one text or more, none of them empty")
+        elif not (isinstance(value, str) and value):
+            refuse(self, name, value, "give a text that is not empty")
         try:
-            "".join([self.regex or "", self.grammar or "", *(self.choice or ())]).encode()
+            "".join(value).encode()
         except UnicodeEncodeError:
-            refuse(self, forms[0], getattr(self, forms[0]), "give a text without lone surrogates")
-        size = max(len(str(getattr(self, name))) for name in forms)
+            refuse(self, name, value, "give a text without lone surrogates")
+        size = len(str(value))
         if size > LARGEST_GRAMMAR:
             raise ConfigError(
-                f"StructuredOutputsParams: {forms[0]} has {size} characters; "
+                f"StructuredOutputsParams: {name} has {size} characters; "
                 f"give at most {LARGEST_GRAMMAR}."
             )
+        object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)

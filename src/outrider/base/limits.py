@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ..errors import ConfigError, shown
 
@@ -77,7 +77,7 @@ LOOKUP = {
 """The numbers of drafter ngram."""
 
 
-def refuse(owner: object, name: str, value: object, remedy: str) -> None:
+def refuse(owner: object, name: str, value: object, remedy: str) -> NoReturn:
     """Refuse the value of a field in a sentence."""
     raise ConfigError(f"{type(owner).__name__}: {name} is {shown(value)}; {remedy}.")
 
