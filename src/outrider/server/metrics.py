@@ -98,36 +98,29 @@ class Metrics(Collector):
         self._lives: dict[str, _Life] = {}
         self._before = Gauges()
         self.registry.register(self)
-        labels = list(self._labels)
         self._counters = {
-            key: Counter(name, text, labels, registry=self.registry)
+            key: Counter(name, text, LABELS, registry=self.registry).labels(**self._labels)
             for key, (name, text) in COUNTERS.items()
         }
-        self._histograms = {
-            key: Histogram(name, text, labels, registry=self.registry, buckets=buckets)
+        self._times = {
+            key: Histogram(name, text, LABELS, registry=self.registry, buckets=buckets).labels(
+                **self._labels
+            )
             for key, (name, text, buckets) in HISTOGRAMS.items()
         }
         self.success = Counter(
-            "vllm:request_success", "Requests done.", [*labels, "finished_reason"],
+            "vllm:request_success", "Requests done.", [*LABELS, "finished_reason"],
             registry=self.registry,
         )  # fmt: skip
         self.errors = Counter(
-            "outrider_request_errors", "Requests that failed.", [*labels, "code"],
+            "outrider_request_errors", "Requests that failed.", [*LABELS, "code"],
             registry=self.registry,
         )  # fmt: skip
         # A rate sees the first event only where there was a zero before it.
-        for family in (*self._counters.values(), *self._histograms.values()):
-            family.labels(**self._labels)
         for reason in ("stop", "length"):
             self.success.labels(**self._labels, finished_reason=reason)
         for code in ("500", "503"):
             self.errors.labels(**self._labels, code=code)
-
-    def _count_up(self, key: str, count: float = 1) -> None:
-        self._counters[key].labels(**self._labels).inc(count)
-
-    def _time(self, key: str, value: float) -> None:
-        self._histograms[key].labels(**self._labels).observe(value)
 
     def begin(self, request: Request) -> None:
         """Begin to time a request."""
@@ -151,8 +144,8 @@ class Metrics(Collector):
         if gauges.generation != before.generation:  # another process, whose counts begin at 0
             before = Gauges()
         for key, count in gauges.counts.items():
-            self._count_up(key, max(0, count - before.counts.get(key, 0)))
-        self._time("iteration", gauges.rows - before.rows)
+            self._counters[key].inc(max(0, count - before.counts.get(key, 0)))
+        self._times["iteration"].observe(gauges.rows - before.rows)
         self._before = gauges
         for id, mine in events.items():
             life = self._lives.get(id)
@@ -178,18 +171,18 @@ class Metrics(Collector):
     def _count(self, life: _Life, events: Sequence[Event], now: float) -> None:
         """Count one step of one request."""
         emitted = sum(event.token_id is not None for event in events)
-        self._count_up("output", emitted)
+        self._counters["output"].inc(emitted)
         life.tokens += emitted
         if life.first is None and emitted:
             life.first = now
             starts = [e.start for e in events if e.start is not None]
             life.scheduled = starts[0].scheduled if starts else life.arrival
-            self._count_up("prompt", life.prompt_tokens)
-            self._time("ttft", now - life.arrival)
-            self._time("queue", max(0.0, life.scheduled - life.arrival))
-            self._time("prefill", max(0.0, now - life.scheduled))
+            self._counters["prompt"].inc(life.prompt_tokens)
+            self._times["ttft"].observe(now - life.arrival)
+            self._times["queue"].observe(max(0.0, life.scheduled - life.arrival))
+            self._times["prefill"].observe(max(0.0, now - life.scheduled))
         elif emitted:
-            self._time("itl", now - life.last)
+            self._times["itl"].observe(now - life.last)
         life.last = now
         for event in events:
             if event.finish_reason is not None:
@@ -204,15 +197,15 @@ class Metrics(Collector):
         ttft, decode = first - life.arrival, now - first
         tpot = decode / (life.tokens - 1) if life.tokens > 1 else 0.0
         if life.tokens > 1:
-            self._time("tpot", tpot)
-        self._time("e2e", now - life.arrival)
-        self._time("decode", decode)
-        self._time("inference", max(0.0, now - (life.scheduled or life.arrival)))
-        self._time("prompts", life.prompt_tokens)
-        self._time("outputs", life.tokens)
+            self._times["tpot"].observe(tpot)
+        self._times["e2e"].observe(now - life.arrival)
+        self._times["decode"].observe(decode)
+        self._times["inference"].observe(max(0.0, now - (life.scheduled or life.arrival)))
+        self._times["prompts"].observe(life.prompt_tokens)
+        self._times["outputs"].observe(life.tokens)
         if ttft <= self.slo.get("ttft", inf) and tpot <= self.slo.get("tpot", inf):
-            self._count_up("good")
-            self._count_up("good_tokens", life.tokens)
+            self._counters["good"].inc()
+            self._counters["good_tokens"].inc(life.tokens)
             self.good_rate.add(1)
 
     @property

@@ -109,7 +109,7 @@ class TextCodec:
         """The checkpoint's chat templates by name: "default", "tool_use", both or none."""
         known = self.chat_template
         named = known if isinstance(known, dict) else {"default": known} if known else {}
-        used = {name: named[name] for name in ("default", "tool_use") if name in named}
+        used: dict[str, str] = {n: named[n] for n in ("default", "tool_use") if n in named}
         if not all(isinstance(template, str) for template in used.values()):
             raise RequestError(f"{self.source} has a chat template that is not text; correct it.")
         return used
