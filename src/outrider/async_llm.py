@@ -13,19 +13,9 @@ from .base.config import POCKET, EngineOptions
 from .base.types import Event, Folder, SamplingParams, Speculation, grouped_by
 from .base.vllm_names import of_engine_args
 from .engine.control.switch import SpeculationState, check_choice
+from .engine.worker import messages
 from .engine.worker.given import given
 from .engine.worker.heartbeat import Watch
-from .engine.worker.messages import (
-    Abort,
-    Beat,
-    Beliefs,
-    Gauges,
-    Left,
-    Message,
-    Ready,
-    Stepped,
-    WorkerSpec,
-)  # fmt: skip
 from .engine.worker.post import Post, end_of
 from .engine.worker.process import UNGUARDED, WorkerProcess, unguarded
 from .engine.worker.restarts import Deaths
@@ -41,7 +31,7 @@ logger = logging.getLogger("outrider")
 
 TICK_SECONDS = 1.0
 
-Observer = Callable[[Stepped, Mapping[str, Sequence[Event]]], None]
+Observer = Callable[[messages.Stepped, Mapping[str, Sequence[Event]]], None]
 """Called with every step and its events by request."""
 
 
@@ -75,9 +65,9 @@ class AsyncLLM:
     ) -> None:
         wanted = given(drafter, options)
         wanted.config()  # refuses wrong options before a worker starts
-        self.spec = WorkerSpec(model, wanted.drafter, wanted.options)
-        self.ready: Ready | None = None
-        self.gauges = Gauges()
+        self.spec = messages.WorkerSpec(model, wanted.drafter, wanted.options)
+        self.ready: messages.Ready | None = None
+        self.gauges = messages.Gauges()
         self.beliefs: dict[str, Any] | None = None
         """The beliefs of the engine's controller, see ``control/summary.py``; None without one."""
         self.speculation: SpeculationState | None = None
@@ -122,7 +112,7 @@ class AsyncLLM:
             self._post.begin(self._loop)
             self._loop.call_later(TICK_SECONDS, self._tick)
 
-    async def start(self) -> Ready:
+    async def start(self) -> messages.Ready:
         """Wait until the worker has loaded the model and decoded a token.
 
         Raises OutriderError: it cannot be loaded, died too often, or was shut down.
@@ -310,18 +300,18 @@ class AsyncLLM:
         if self._worker is None or self._worker.withdraw(("add", id)):
             self._engaged.pop(id, None)
         else:
-            self._worker.send(Abort(id), ("abort", id))
+            self._worker.send(messages.Abort(id), ("abort", id))
 
     def _send_speculation(self) -> None:
         if self._worker is not None and self.speculation is not None:
             self._worker.send(self.speculation, "speculation")
 
-    def _take(self, worker: WorkerProcess, message: Message) -> None:
+    def _take(self, worker: WorkerProcess, message: messages.Message) -> None:
         """Act on a message of the worker."""
         if worker is not self._worker:
             return
         match message:
-            case Stepped(events, gauges):
+            case messages.Stepped(events, gauges):
                 self.gauges = gauges
                 grouped = grouped_by(events, lambda event: event.request_id)
                 for id in grouped.keys() & self._queues.keys():
@@ -331,17 +321,17 @@ class AsyncLLM:
                     if not queue.running:
                         self._engaged.pop(id, None)
                 self._observe(message, grouped)
-            case Beliefs(summary):
+            case messages.Beliefs(summary):
                 self.beliefs = summary
-            case Beat():
+            case messages.Beat():
                 self._watch.hear(message)
-            case Left(id, gauges, error):
+            case messages.Left(id, gauges, error):
                 self.gauges = gauges
                 self._engaged.pop(id, None)
                 self._notify()
                 if error is not None and id in self._queues:
                     self._queues[id].items.put_nowait(error)
-            case Ready():
+            case messages.Ready():
                 self.ready = message
                 if self.speculation is None:
                     self.speculation = message.speculation
@@ -351,7 +341,7 @@ class AsyncLLM:
             case OutriderError():
                 self._fail(message)
 
-    def _observe(self, step: Stepped, events: Mapping[str, list[Event]]) -> None:
+    def _observe(self, step: messages.Stepped, events: Mapping[str, list[Event]]) -> None:
         """Call the observers with a step; log the first failure of each."""
         for observe in self.observers:
             try:
@@ -367,7 +357,7 @@ class AsyncLLM:
             return
         bodies = {b for i, b in self._engaged.items() if not worker.withdraw(("add", i))}
         ready, hung = self.ready is not None, self._watch.hung
-        self.ready, self.gauges, self.beliefs, self._worker = None, Gauges(), None, None
+        self.ready, self.gauges, self.beliefs, self._worker = None, messages.Gauges(), None, None
         self._engaged.clear()
         if self._closing or self.failure is not None:
             return

@@ -7,20 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .base.limits import (
-    BIAS,
-    LARGEST_INT,
-    LARGEST_SEED,
-    LONGEST_WORD,
-    MOST_IDS,
-    MOST_WORDS,
-    Number,
-    bias_of,
-    check_ids,
-    check_numbers,
-    refuse,
-    wrong_biases,
-)  # fmt: skip
+from .base import limits
+from .base.limits import LARGEST_SEED, LONGEST_WORD, MOST_WORDS, Number, refuse
 from .base.options import option
 from .errors import ConfigError, no_option
 
@@ -153,7 +141,7 @@ class SamplingParams(_Named):
     top_k: int = option(
         0,
         "Keep the k most likely tokens; 0, -1 or more than the vocabulary keeps all.",
-        Number(-1, LARGEST_INT, "give 1 to {most}, or 0 to keep every token"),
+        Number(-1, limits.LARGEST_INT, "give 1 to {most}, or 0 to keep every token"),
     )
     top_p: float = option(
         1.0,
@@ -196,12 +184,12 @@ class SamplingParams(_Named):
     max_tokens: int | None = option(
         DEFAULT_MAX_TOKENS,
         "Tokens to generate at most, or what the context holds.",
-        Number(1, LARGEST_INT, "give 1 to {most}, or None", optional=True),
+        Number(1, limits.LARGEST_INT, "give 1 to {most}, or None", optional=True),
     )
     min_tokens: int = option(
         0,
         "Tokens before EOS, stop tokens or stop strings may end the output.",
-        Number(0, LARGEST_INT, "give 0 to {most}"),
+        Number(0, limits.LARGEST_INT, "give 0 to {most}"),
     )
     stop: str | list[str] | tuple[str, ...] | None = None
     stop_token_ids: list[int] | tuple[int, ...] | None = None
@@ -221,7 +209,7 @@ class SamplingParams(_Named):
     logits_processors: list[LogitsProcessor] | tuple[LogitsProcessor, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_numbers(self, SAMPLING)
+        limits.check_numbers(self, SAMPLING)
         # As good as one token, and still more than 0 in fp32.
         object.__setattr__(self, "top_p", max(self.top_p, SMALLEST_TOP_P))
         most = self.max_tokens
@@ -238,12 +226,12 @@ class SamplingParams(_Named):
     def _check_bias(self) -> None:
         bias: Any = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(bias, Mapping):
-            refuse(self, "logit_bias", bias, BIAS.remedy)
-        if len(bias) > MOST_IDS:
-            raise ConfigError(f"logit_bias has {len(bias)} ids; give at most {MOST_IDS}.")
-        if wrong := wrong_biases(bias):
-            raise ConfigError(f"{type(self).__name__}: logit_bias has {wrong}; {BIAS.remedy}.")
-        biases = dict(filter(None, (bias_of(*pair) for pair in bias.items())))
+            refuse(self, "logit_bias", bias, limits.BIAS.remedy)
+        if len(bias) > limits.MOST_IDS:
+            raise ConfigError(f"logit_bias has {len(bias)} ids; give at most {limits.MOST_IDS}.")
+        if wrong := limits.wrong_biases(bias):
+            raise ConfigError(f"SamplingParams: logit_bias has {wrong}; {limits.BIAS.remedy}.")
+        biases = dict(filter(None, (limits.bias_of(*pair) for pair in bias.items())))
         object.__setattr__(self, "logit_bias", biases)
 
     def _check_words(self) -> None:
@@ -258,9 +246,9 @@ class SamplingParams(_Named):
     def _check_ids(self) -> None:
         for name in ("stop_token_ids", "allowed_token_ids"):
             ids = _listed(getattr(self, name))
-            if len(ids) > MOST_IDS:
-                raise ConfigError(f"{name} has {len(ids)} ids; give at most {MOST_IDS}.")
-            check_ids(self, name, ids)
+            if len(ids) > limits.MOST_IDS:
+                raise ConfigError(f"{name} has {len(ids)} ids; give at most {limits.MOST_IDS}.")
+            limits.check_ids(self, name, ids)
             if name == "allowed_token_ids" and not ids:
                 if self.allowed_token_ids is not None:
                     refuse(self, name, [], "give one id or more, or None for all")

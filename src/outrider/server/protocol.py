@@ -12,25 +12,9 @@ from pydantic_core import from_json
 from ..base.limits import LARGEST_INT, LONGEST_NUMBER, REQUEST
 from ..errors import ConfigError, shown
 from ..params import DEFAULT_MAX_TOKENS, FORMS, SAMPLING, SamplingParams
+from . import shapes
 from .errors import Refusal
-from .shapes import (
-    MOST_PROMPTS,
-    MOST_TOOLS,
-    Biases,
-    Choices,
-    DraftLength,
-    Ids,
-    Messages,
-    OptionIds,
-    Parts,
-    Prompts,
-    Real,
-    Samples,
-    Timeout,
-    Whole,
-    Words,
-    check_schema,
-)  # fmt: skip
+from .shapes import MOST_PROMPTS, Ids, Messages, Parts, Real, Samples, Whole, Words, check_schema
 from .unsupported import BLANKS, NotInChats, NotInCompletions, Unless, Unsupported
 
 MOST_SAMPLES = 256
@@ -84,7 +68,7 @@ class SpeculationChange(Wire):
 
     enabled: bool | None = None
     drafter: str | None = None
-    num_speculative_tokens: DraftLength | None = None
+    num_speculative_tokens: shapes.DraftLength | None = None
 
 
 class SpeculationOptions(SpeculationChange):
@@ -105,7 +89,7 @@ class StructuredOutputs(Wire):
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
-    choice: Choices | None = None
+    choice: shapes.Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: Annotated[Any, Unless((False,), BLANKS)] = None
@@ -175,20 +159,20 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
     n: Samples = 1
     seed: Whole | str | None = sampled("seed")
     stop: str | Words | None = None
-    stop_token_ids: OptionIds | None = None
+    stop_token_ids: shapes.OptionIds | None = None
     max_completion_tokens: Whole | None = sampled("max_tokens")
     truncate_prompt_tokens: Whole | None = ranged(-1, LARGEST_INT)
     truncation_side: Literal["left", "right"] = "left"
-    logit_bias: Biases | None = None
+    logit_bias: shapes.Biases | None = None
     bad_words: Words | None = None
-    allowed_token_ids: OptionIds | None = None
+    allowed_token_ids: shapes.OptionIds | None = None
     return_token_ids: bool = False
     return_speculation: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
-    guided_choice: Choices | None = None
+    guided_choice: shapes.Choices | None = None
     guided_grammar: str | None = None
     grammar: str | None = None
     json_schema: str | dict[str, Any] | None = None
@@ -197,7 +181,7 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
     priority: Whole = Field(0, ge=REQUEST["priority"].least, le=REQUEST["priority"].most)
     request_id: str | None = Field(None, pattern=REQUEST_ID)
     cache_salt: str | None = Field(None, max_length=256)
-    timeout: Timeout | None = None
+    timeout: shapes.Timeout | None = None
 
     def form(self) -> dict[str, Any] | None:
         """Return the form of the output for ``StructuredOutputsParams``; None for any.
@@ -284,7 +268,7 @@ def read_seed(seed: int | str | None) -> int | None:
 class CompletionRequest(Generation, NotInCompletions):  # type: ignore[misc]
     """The body of ``POST /v1/completions``."""
 
-    prompt: Prompts
+    prompt: shapes.Prompts
     max_tokens: Whole | None = ranged(0, LARGEST_INT, default=DEFAULT_MAX_TOKENS)
     logprobs: Whole | None = sampled("logprobs")
     echo: bool = False
@@ -324,7 +308,7 @@ class Tool(Wire):
     function: Function
 
 
-Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)]
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=shapes.MOST_TOOLS)]
 
 
 class NamedFunction(Wire):
