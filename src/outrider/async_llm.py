@@ -100,7 +100,7 @@ class AsyncLLM:
     def from_engine_args(cls, engine_args: Any = None, **options: Any) -> AsyncLLM:
         """Return an ``AsyncLLM`` from vLLM's ``AsyncEngineArgs``, or an object or mapping like it.
 
-        Attributes that ``LLM`` does not know are left out; keys of a mapping are not.
+        Unknown attributes of an object are left out; unknown keys of a mapping are errors.
         """
         args = engine_args or {}
         return cls(**{**(args if isinstance(args, dict) else of_engine_args(args)), **options})

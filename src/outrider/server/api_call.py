@@ -92,11 +92,8 @@ class ApiCall(Generic[Body]):
         return listed + sum(len(r.prompt_logprobs or ()) for r in self.states) > LONG_LIST
 
     def runs(self) -> list[AsyncGenerator[list[Event], None]]:
-        """Return the runs of the call's requests, each of which yields the events of a step.
-
-        The engine knows a call that kills it by the fingerprint of all its requests.
-        """
-        body = fingerprint(state.request for state in self.states)
+        """Return the runs of the call's requests, each of which yields the events of a step."""
+        body = fingerprint(state.request for state in self.states)  # of one that kills the engine
         limits = (self.body.timeout, self.service.settings.request_timeout)
         timeout = min((t for t in limits if t is not None), default=None)
         return [self._run(state, body, timeout) for state in self.states]
@@ -282,10 +279,7 @@ class ApiCall(Generic[Body]):
         }
 
     def chunk(self, choice: dict[str, Any], emitted: int) -> dict[str, Any]:
-        """Return a chunk of a stream; the one that ends the last choice has the call's figures.
-
-        It carries ``emitted`` tokens; the engine may be ahead of the stream.
-        """
+        """Return a chunk with ``emitted`` tokens; the one that ends the last choice has figures."""
         chunk = {**self.head(self.chunk_kind), "choices": [choice]}
         self.emitted += emitted
         if self.stream_options.include_usage:
@@ -329,10 +323,7 @@ def _entries(logprobs: int | None) -> int:
 
 
 async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yield the items of streams as they come, each with its stream's number.
-
-    The streams run ahead of the consumer.
-    """
+    """Yield items of streams, which run ahead, as they come, each with its stream's number."""
     queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue()
 
     async def pump(number: int, stream: AsyncGenerator[T, None]) -> None:

@@ -24,14 +24,9 @@ SECONDS = {"ms": 0.001, "s": 1.0}
 
 
 def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[AsyncLLM, Settings]:
-    """Return the engine, which loads in the background, and the server's settings.
+    """Return the engine of a checkpoint, which loads in the background, and the server's settings.
 
-    Args:
-        model: the checkpoint.
-        name: its name for clients unless an option says.
-        chosen: the options in force.
-
-    Raises OutriderError: an option is wrong, or the checkpoint cannot be used.
+    Clients call it ``name`` unless an option says. Raises OutriderError: it cannot be used.
     """
     values = {name: one.value for name, one in chosen.items()}
     options = {o.name: values[o.name] for o in ENGINE_OPTIONS if chosen[o.name].source != "default"}

@@ -102,16 +102,6 @@ def words(fields: dict[str, Any]) -> str:
     return " · ".join(parts)
 
 
-def _chosen(metrics: Metrics, drafter: str) -> dict[str, Any]:
-    """Return what the engine has chosen, null where it does not choose, and the speedup so far."""
-    chosen = None
-    if metrics.chosen is not None:
-        choices = beliefs.in_use(metrics.chosen)
-        chosen = list(dict.fromkeys(f"K={c['depth']} {c['method']}" for c in choices))
-        drafter = TOGETHER.join(choices[0]["drafters"]) if choices else drafter
-    return {"chosen": chosen, "speedup": metrics.llm.gauges.speedups.get(drafter)}
-
-
 async def log_intervals(metrics: Metrics, seconds: float) -> None:
     """Write a line on the tokens and drafts of every ``seconds``, unless there are none."""
     llm = metrics.llm
@@ -129,6 +119,11 @@ async def log_intervals(metrics: Metrics, seconds: float) -> None:
         start, tokens, draftable, counts = now, metrics.tokens, metrics.draftable, total
         if not speed or state is None:
             continue
+        chosen, drafts = None, state.drafter
+        if metrics.chosen is not None:
+            choices = beliefs.in_use(metrics.chosen)
+            chosen = list(dict.fromkeys(f"K={c['depth']} {c['method']}" for c in choices))
+            drafts = TOGETHER.join(choices[0]["drafters"]) if choices else drafts
         fields = {
             "running": gauges.running,
             "waiting": gauges.waiting,
@@ -140,7 +135,8 @@ async def log_intervals(metrics: Metrics, seconds: float) -> None:
             "reason": metrics.off,
             "acceptance_rate": new.acceptance_rate,
             "acceptance_length": new.acceptance_length,
-            **_chosen(metrics, state.drafter),
+            "chosen": chosen,
+            "speedup": gauges.speedups.get(drafts),
         }
         level = logging.WARNING if fields["reason"] else logging.INFO
         logger.log(level, words(fields), extra={"fields": fields})

@@ -20,6 +20,8 @@ OTHERS = frozenset({"OUTRIDER_NATIVE_ISA", "OUTRIDER_PEERS", "OUTRIDER_CONFIG"})
 SECRET = frozenset({"api_key"})
 """Options whose value is not shown."""
 
+SWITCHES = dict.fromkeys(("1", "true", "yes"), True) | dict.fromkeys(("0", "false", "no", ""), False)
+"""Texts of a switch in the environment."""
 DAY = 86400.0
 """Seconds."""
 RELAXED = ("memory", "api_key", "served_model_name", "allowed_hosts", "speculative_config")
@@ -134,13 +136,9 @@ def _checked(name: str, value: Any, where: str) -> Any:
 
 def _parsed(option: Option, text: str, where: str) -> Any:
     """Return a value from the environment, checked for the option's kind and range."""
-    if option.type is bool:
-        if text.lower() not in ("1", "true", "yes", "0", "false", "no", ""):
-            raise _wrong(option, text, where)
-        return text.lower() in ("1", "true", "yes")
     try:
-        value = option.type(text)
-    except ValueError:
+        value = SWITCHES[text.lower()] if option.type is bool else option.type(text)
+    except (KeyError, ValueError):
         raise _wrong(option, text, where) from None
     return _in_range(option, value, where)
 

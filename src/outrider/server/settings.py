@@ -12,14 +12,10 @@ from .answer import Detail
 class Settings:
     """A server's options; those of ``server/options.py`` have its names and meanings.
 
-    Args:
-        names: of the model; responses have the first.
-        longest: the longest draft, up to which figures are listed.
-        detail: speculation figures in every response: none, summary or detailed.
-        defaults: of sampling, by the names of ``SamplingParams``; ``max_tokens`` bounds every call.
-        fingerprint: tells clients that the same seed gives the same text.
-        write_timeout: seconds that a client may leave an answer unread.
-        slo: the latencies that a good request keeps, in seconds, by ttft and tpot.
+    Responses have the first of ``names``. Figures are listed up to the ``longest`` draft.
+    ``max_tokens`` of ``defaults`` bounds every call. Servers of one ``fingerprint`` give the same
+    text for a seed. ``write_timeout`` is for clients that do not read. ``slo`` has the latencies of
+    a good request in seconds, by ttft and tpot.
     """
 
     names: tuple[str, ...]

@@ -19,12 +19,7 @@ def short(text: str, most: int = LONGEST_VALUE) -> str:
 
 
 def plain(value: Any, depth: int = 2) -> Any:
-    """Return a value as short JSON: a client may send any size.
-
-    Args:
-        value: of any kind.
-        depth: of lists and dicts; what is deeper becomes a text.
-    """
+    """Return a value of any size as short JSON; lists and dicts below ``depth`` become texts."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if value is None or isinstance(value, bool):

@@ -33,10 +33,7 @@ SAY_NOTHING = ("type", "$schema", "$defs", "definitions", "title", "description"
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the model writes; ``arguments`` is the JSON so far.
-
-    ``whole`` is False until the arguments are complete.
-    """
+    """A call that the model writes; ``arguments`` is the JSON so far, until it is ``whole``."""
 
     name: str
     arguments: str

@@ -1,7 +1,6 @@
-"""OpenTelemetry spans, one a call, with the attributes of its GenAI conventions.
+"""OpenTelemetry spans, one a call, with attributes of its GenAI conventions and vLLM's latencies.
 
-See https://github.com/open-telemetry/semantic-conventions-genai (inference spans, development);
-attributes of latency are vLLM's.
+See https://github.com/open-telemetry/semantic-conventions-genai (inference spans, development).
 """
 
 from collections.abc import Mapping
@@ -30,10 +29,7 @@ ATTRIBUTES = {
 
 
 class Tracer:
-    """Sends spans to a collector by OTLP over HTTP, in the background.
-
-    Raises ConfigError: OpenTelemetry is not installed.
-    """
+    """Sends spans to a collector by OTLP over HTTP, in the background."""
 
     def __init__(self, endpoint: str) -> None:
         try:

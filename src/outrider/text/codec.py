@@ -26,15 +26,9 @@ BREAK = "\ufdd1"
 class TextCodec:
     """Encodes prompts and chats with the checkpoint's tokenizer; ``read_codec`` makes it.
 
-    It can be pickled, and needs neither torch nor transformers.
-
-    Args:
-        backend: the tokenizer, without truncation and padding.
-        chat_template: the only one, or all by name; None if there is none.
-        special_tokens: the tokenizer's, by their names in templates.
-        end: the id of the tokenizer's EOS, if it has one.
-        source: the checkpoint, for messages.
-        specials: whether control tokens in texts of clients count; otherwise they are plain text.
+    It can be pickled, and needs neither torch nor transformers. ``backend`` neither truncates nor
+    pads. ``chat_template`` is the only one, or all by name. ``special_tokens`` have their names in
+    templates. Without ``specials`` control tokens in texts of clients are plain text.
     """
 
     def __init__(

@@ -68,10 +68,7 @@ class Detokenizer:
             return UNFINISHED
 
     def push(self, token: int, may_stop: bool = True) -> tuple[str, bool]:
-        """Add a token; return (the text that may be shown now, whether a stop string ended it).
-
-        Stop strings are searched only in text that is added with ``may_stop``.
-        """
+        """Add a token; return (the text that may be shown now, True if a stop string ended it)."""
         if self._tokenizer is None:
             return "", False
         self._ids.append(token)

@@ -67,16 +67,12 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _arguments(value: Any) -> Any:
-    """Return the arguments of a call as an object, or as text if they are not JSON.
-
-    For a function without parameters models write nothing, blanks or null.
-    """
+    """Return the arguments of a call as an object, as text if they are not JSON, {} for none."""
     if isinstance(value, str):
         if value.count("{") + value.count("[") > MOST_BRACKETS:
             return value
         try:
-            read = json.loads(value) if value.strip() else {}
+            value = json.loads(value) if value.strip() else {}
         except (ValueError, RecursionError):
             return value
-        return {} if read is None else read
     return {} if value is None else value

@@ -1,8 +1,4 @@
-"""Handles panics of the tokenizers library, which is written in Rust.
-
-An error that it does not expect, such as a regular expression that takes too many steps on some
-text, is a ``BaseException``, which ``except Exception`` does not catch.
-"""
+"""Handles panics of the tokenizers library (Rust), which ``except Exception`` does not catch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,4 @@
-"""Finds where tokens begin in a text, in characters.
-
-A token that continues a character begins where the character begins.
-"""
+"""Finds where tokens, or the characters that they continue, begin in a text, in characters."""
 
 import codecs
 from collections.abc import Iterable, Sequence
@@ -13,10 +10,7 @@ SLACK = 8
 
 
 class Places:
-    """Finds the positions of an output's tokens, one after the other.
-
-    ``writer`` writes the output's text with its stop strings; it begins at ``start``.
-    """
+    """Finds the positions of an output's tokens; ``writer`` writes its text, from ``start`` on."""
 
     def __init__(self, writer: Detokenizer, start: int) -> None:
         self._writer = writer
@@ -39,10 +33,7 @@ def _begins(token: bytes) -> bool:
 
 
 def places_in(text: str, tokens: Iterable[bytes]) -> list[int]:
-    """Return where tokens begin in a given text, such as a prompt.
-
-    The text may lack some tokens, such as BOS, and differ from the tokens by normalisation.
-    """
+    """Return where tokens begin in a given text, which may lack or normalise some of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     begins, parts, end = [], [], 0
     for token in tokens:
