@@ -20,7 +20,7 @@ OTHERS = frozenset({"OUTRIDER_NATIVE_ISA", "OUTRIDER_PEERS", "OUTRIDER_CONFIG"})
 SECRET = frozenset({"api_key"})
 """Options whose value is not shown."""
 
-SWITCHES = dict.fromkeys(("1", "true", "yes"), True) | dict.fromkeys(("0", "false", "no", ""), False)
+SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 """Texts of a switch in the environment."""
 DAY = 86400.0
 """Seconds."""
@@ -137,7 +137,7 @@ def _checked(name: str, value: Any, where: str) -> Any:
 def _parsed(option: Option, text: str, where: str) -> Any:
     """Return a value from the environment, checked for the option's kind and range."""
     try:
-        value = SWITCHES[text.lower()] if option.type is bool else option.type(text)
+        value = SWITCH[text.lower()] if option.type is bool else option.type(text)
     except (KeyError, ValueError):
         raise _wrong(option, text, where) from None
     return _in_range(option, value, where)
