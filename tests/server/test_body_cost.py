@@ -19,7 +19,7 @@ from httpx import ASGITransport
 
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.params import SAMPLING
-from outrider.server.admission import ALWAYS, Held, Queue, Room
+from outrider.server.admission import ALWAYS, BodyRoom, Held, Queue
 from outrider.server.app import create_app
 from outrider.server.bodies import MOST_BRACKETS, parse, read
 from outrider.server.build import build
@@ -231,7 +231,7 @@ def test_texts_have_a_place_in_the_queue(tiny_llama: Path) -> None:
 
 def test_bodies_wait_for_room() -> None:
     async def work() -> None:
-        room = Room(10)
+        room = BodyRoom(10)
         first, second, short = Held(room), Held(room), Held(room)
         await first.add(12 + ALWAYS)  # alone a body may have more
         await short.add(ALWAYS)  # and a short one never waits

@@ -15,7 +15,7 @@ from ..server.options import (
     OPTIONS,
     SECRET,
     SERVER_OPTIONS,
-    Chosen,
+    Setting,
     config_file,
     resolve,
     toml,
@@ -64,7 +64,7 @@ File = Annotated[
 
 def resolved(
     model: str | None, config: str | None, flags: dict[str, Any]
-) -> tuple[str | None, dict[str, Chosen]]:
+) -> tuple[str | None, dict[str, Setting]]:
     """Return the model and the options in force."""
     options = resolve(flags, os.environ, config_file(config))
     named = options.pop("model", None)
@@ -109,7 +109,7 @@ def serve(model: Target = None, config: File = None, **flags: Any) -> None:
 def config(model: Target = None, config: File = None, json_: AsJson = False, **flags: Any) -> None:
     """Show the options that a server would have, and where each comes from."""
     name, options = resolved(model, config, flags)
-    rows = {"model": Chosen(name, "argument" if model else "default"), **options}
+    rows = {"model": Setting(name, "argument" if model else "default"), **options}
     shown = {n: "***" if n in SECRET and c.value else c.value for n, c in rows.items()}
     if json_:
         write_json({n: {"value": shown[n], "source": c.source} for n, c in rows.items()}, "-")

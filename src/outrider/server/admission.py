@@ -67,7 +67,7 @@ class Lease:
 
 
 @dataclass
-class Room:
+class BodyRoom:
     """Room for ``most`` bytes of bodies."""
 
     most: int = MOST_HELD
@@ -78,7 +78,7 @@ class Room:
 class Held:
     """The bytes that one body holds of a room; ``close`` gives them back."""
 
-    room: Room
+    room: BodyRoom
     size: int = 0
 
     async def add(self, size: int) -> None:

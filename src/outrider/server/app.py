@@ -290,7 +290,7 @@ def _speculation(app: FastAPI, service: Service) -> None:
         return state(service)
 
 
-class _Pages(StaticFiles):
+class _PlaygroundPages(StaticFiles):
     """Serves the files of the playground with the headers of a page."""
 
     def file_response(self, *args: Any, **more: Any) -> Response:
@@ -306,4 +306,4 @@ def _playground(app: FastAPI) -> None:
     async def page() -> Response:
         return FileResponse(PLAYGROUND / "index.html", headers=PAGE_HEADERS)
 
-    app.mount("/playground", _Pages(directory=PLAYGROUND))
+    app.mount("/playground", _PlaygroundPages(directory=PLAYGROUND))

@@ -15,7 +15,7 @@ from ..errors import ConfigError, ModelError
 from ..params import DISTRIBUTION, SAMPLING, SamplingParams
 from ..text.calls import Form
 from .hosts import bare
-from .options import Chosen
+from .options import Setting
 from .settings import Settings
 from .shown import short
 
@@ -23,7 +23,7 @@ PARSERS: dict[str, Form] = {"hermes": "hermes", "llama3": "llama3", "llama3_json
 SECONDS = {"ms": 0.001, "s": 1.0}
 
 
-def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[AsyncLLM, Settings]:
+def build(model: str | Path, name: str, chosen: Mapping[str, Setting]) -> tuple[AsyncLLM, Settings]:
     """Return the engine of a checkpoint, which loads in the background, and the server's settings.
 
     Clients call it ``name`` unless an option says. Raises OutriderError: it cannot be used.

@@ -38,7 +38,7 @@ LINGER_BYTES = 1 << 24
 BUSY = "the server has as many connections as it takes; try again later."
 
 
-class Stop(Exception):
+class Halt(Exception):
     """Ends the parsing of a request that is refused, with a status and a message."""
 
 
@@ -178,7 +178,7 @@ class Bounded(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             if self.deaf is None:
                 wrong = error.__context__  # of an error in a callback
-                known = wrong.args if isinstance(wrong, Stop) else ()
+                known = wrong.args if isinstance(wrong, Halt) else ()
                 self.refuse(*(known or (400, f"this is no HTTP/1.1: {error}.")))
         else:
             self.check_size()
@@ -203,7 +203,7 @@ class Bounded(HttpToolsProtocol):
         if not self.idle:
             self.cycle.keep_alive = self.whole = False
             self.deaf = LINGER_BYTES
-            raise Stop
+            raise Halt
         self.in_head, self.whole = True, False
         self.fields = self.pieces = self.size = 0
         super().on_message_begin()
@@ -212,7 +212,7 @@ class Bounded(HttpToolsProtocol):
         """Keep a header; a trailer is dropped."""
         self.fields += 1
         if self.fields > MOST_FIELDS:
-            raise Stop(431, f"the request has more than {MOST_FIELDS} headers.")
+            raise Halt(431, f"the request has more than {MOST_FIELDS} headers.")
         if self.in_head:
             super().on_header(name, value)
 
@@ -236,7 +236,7 @@ class Bounded(HttpToolsProtocol):
         self.pieces += 1
         self.size += len(body)
         if self.pieces > MOST_PIECES + self.size // LEAST_PIECE:
-            raise Stop(
+            raise Halt(
                 400, f"the body comes in {self.pieces} pieces of a few bytes; send it whole."
             )
         super().on_body(body)
@@ -266,13 +266,13 @@ class Bounded(HttpToolsProtocol):
         encodings = [value for name, value in self.headers if name == b"transfer-encoding"]
         hosts = sum(name == b"host" for name, _ in self.headers)
         if size > LARGEST_HEAD:
-            raise Stop(431, f"the headers have more than {LARGEST_HEAD} bytes.")
+            raise Halt(431, f"the headers have more than {LARGEST_HEAD} bytes.")
         if version not in ("1.0", "1.1"):
-            raise Stop(400, f"HTTP/{version} is not understood here; use HTTP/1.1.")
+            raise Halt(400, f"HTTP/{version} is not understood here; use HTTP/1.1.")
         if encodings and (version == "1.0" or [v.lower() for v in encodings] != [b"chunked"]):
-            raise Stop(400, "the only Transfer-Encoding is chunked, in HTTP/1.1.")
+            raise Halt(400, "the only Transfer-Encoding is chunked, in HTTP/1.1.")
         if hosts > 1 or (version == "1.1" and not hosts):
-            raise Stop(400, f"the request has {hosts} Host headers; send one.")
+            raise Halt(400, f"the request has {hosts} Host headers; send one.")
 
     def check_size(self) -> None:
         """Refuse a head that is too large, and a body that is mostly something else."""

@@ -63,7 +63,7 @@ MODEL = Option("model", str, None, "The target.")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Setting:
     """A value and where it comes from: default, environment, flag, or a file's path."""
 
     value: Any
@@ -72,15 +72,15 @@ class Chosen:
 
 def resolve(
     flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None
-) -> dict[str, Chosen]:
+) -> dict[str, Setting]:
     """Return the options in force, by name: defaults, then the file, the environment, the flags.
 
     A flag that was not given is None. Raises ConfigError: a name, a value or the file is wrong.
     """
-    options = {option.name: Chosen(option.default, "default") for option in OPTIONS}
+    options = {option.name: Setting(option.default, "default") for option in OPTIONS}
     if file is not None:
         for name, value in read_file(file).items():
-            options[name] = Chosen(_checked(name, value, str(file)), str(file))
+            options[name] = Setting(_checked(name, value, str(file)), str(file))
     names = {option.variable: option for option in OPTIONS}
     for variable, text in sorted(environment.items()):
         if not variable.startswith(PREFIX) or variable in OTHERS or _of_kubernetes(variable, text):
@@ -88,11 +88,11 @@ def resolve(
         if variable not in names:
             raise no_option("the environment", variable, list(names))
         option = names[variable]
-        options[option.name] = Chosen(_parsed(option, text, variable), "environment")
+        options[option.name] = Setting(_parsed(option, text, variable), "environment")
     for name, value in flags.items():
         if value is not None:
             name, value = translate_deprecated(name, value)
-            options[name] = Chosen(_in_range(BY_NAME[name], value, BY_NAME[name].flag), "flag")
+            options[name] = Setting(_in_range(BY_NAME[name], value, BY_NAME[name].flag), "flag")
     return options
 
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .admission import Held, Room
+from .admission import BodyRoom, Held
 from .errors import EARLY_HEADERS, METHODS, Refusal, response
 from .hosts import host_is_ours, origin_is_ours
 from .settings import Settings
@@ -40,7 +40,7 @@ class Gate:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         self.settings = settings
-        self.room = Room()
+        self.room = BodyRoom()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

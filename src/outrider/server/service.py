@@ -4,9 +4,8 @@ from ..async_llm import AsyncLLM
 from ..errors import shown
 from .admission import Lease, Queue
 from .errors import Refusal
-from .metrics import Metrics
+from .metrics import Metrics, Stats
 from .settings import Settings
-from .tally import Stats
 from .texts import Texts
 
 

@@ -8,6 +8,7 @@ from ..engine.control.switch import SpeculationState
 from ..errors import ConfigError
 from . import beliefs
 from .errors import Refusal
+from .metrics import RATES
 from .protocol import SpeculationChange, to_refusal
 from .service import Service
 
@@ -48,12 +49,7 @@ def _drafter(service: Service, name: str) -> dict[str, Any]:
         "draft_length": length,
         "reason": metrics.off or (None if length else NOT_CHOSEN),
         "speedup": llm.gauges.speedups.get(name),
-        "drafts": counts.drafts,
-        "drafted": counts.drafted,
-        "accepted": counts.accepted,
-        "acceptance_rate": counts.acceptance_rate,
-        "acceptance_length": counts.acceptance_length,
-        "acceptance_by_position": counts.acceptance_by_position,
+        **{figure: getattr(counts, figure) for figure in ("drafts", "drafted", "accepted", *RATES)},
     }
 
 

@@ -148,12 +148,7 @@ def _bounded(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
 
 def _comparing(test: Callable[..., Any]) -> Callable[..., Any]:
     """Return the test with what it compares weighed."""
-
-    @wraps(test)
-    def run(*args: Any) -> Any:
-        return test(*map(_weighed, args))
-
-    return run
+    return wraps(test)(lambda *args: test(*map(_weighed, args)))
 
 
 def _counted(items: Iterable[Any]) -> Iterator[Any]:
