@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +120,7 @@ def test_the_same_seed_repeats_an_output_and_the_seed_used_is_returned(llm: LLM)
     free = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
     one = llm.generate("lazy", free)[0].outputs[0]
     assert 0 <= one.seed < 2**53
-    again = llm.generate(
-        "lazy", SamplingParams(temperature=1.0, max_tokens=12, seed=one.seed, ignore_eos=True)
-    )
+    again = llm.generate("lazy", replace(free, seed=one.seed))
     assert again[0].outputs[0].token_ids == one.token_ids
     other = llm.generate("lazy", free)[0].outputs[0]
     assert other.seed != one.seed
@@ -150,9 +149,7 @@ def test_samples_of_one_prompt_come_in_order(llm: LLM) -> None:
 def test_stop_strings_end_the_text_and_are_left_out(llm: LLM) -> None:
     whole = llm.generate("the quick", GREEDY)[0].outputs[0]
     stop = whole.text[3:5]
-    cut = llm.generate(
-        "the quick", SamplingParams(temperature=0, max_tokens=12, stop=[stop], ignore_eos=True)
-    )[0].outputs[0]
+    cut = llm.generate("the quick", replace(GREEDY, stop=[stop]))[0].outputs[0]
     assert cut.finish_reason == "stop"
     assert (cut.stop_reason, whole.stop_reason) == (stop, None)
     assert cut.text == whole.text[: whole.text.index(stop)]
@@ -162,8 +159,7 @@ def test_stop_strings_end_the_text_and_are_left_out(llm: LLM) -> None:
 def test_stop_token_ids_end_the_output(llm: LLM) -> None:
     whole = llm.generate("the quick", GREEDY)[0].outputs[0]
     last = whole.token_ids[4]
-    params = SamplingParams(temperature=0, max_tokens=12, stop_token_ids=[last], ignore_eos=True)
-    cut = llm.generate("the quick", params)[0].outputs[0]
+    cut = llm.generate("the quick", replace(GREEDY, stop_token_ids=[last]))[0].outputs[0]
     assert cut.finish_reason == "stop"
     assert cut.stop_reason == last
     assert cut.token_ids == whole.token_ids[: whole.token_ids.index(last) + 1]
@@ -171,17 +167,13 @@ def test_stop_token_ids_end_the_output(llm: LLM) -> None:
 
 def test_eos_is_no_stop_reason(llm: LLM) -> None:
     params = SamplingParams(temperature=0, logit_bias={0: 100}, stop_token_ids=[0])
-    found = llm.generate("the quick", params)[0].outputs[0]
-    assert (found.finish_reason, found.stop_reason) == ("stop", None)
-    ignored = SamplingParams(
-        temperature=0, logit_bias={0: 100}, stop_token_ids=[0], ignore_eos=True
-    )
-    found = llm.generate("the quick", ignored)[0].outputs[0]
-    assert (found.finish_reason, found.stop_reason) == ("stop", 0)
+    for ignored, reason in ((False, None), (True, 0)):
+        output = llm.generate("the quick", replace(params, ignore_eos=ignored))[0].outputs[0]
+        assert (output.finish_reason, output.stop_reason) == ("stop", reason)
 
 
 def test_params_may_come_one_each(llm: LLM) -> None:
-    short = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    short = replace(GREEDY, max_tokens=2)
     outputs = llm.generate(["fox", "fox"], [short, GREEDY])
     assert [len(o.outputs[0].token_ids) for o in outputs] == [2, 12]
     with pytest.raises(RequestError, match="2 prompts came with 1 sampling_params"):

@@ -1,7 +1,6 @@
 """The server over loopback: by OpenAI's own client, and by raw HTTP."""
 
 import json
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from transformers import AutoConfig, AutoTokenizer
 
-from benchmarks.served import Served
+from benchmarks.served import Served, metrics
 from outrider import LLM, SamplingParams
 from outrider.native import choice as native
 from tests.support.heads import Eagle, make_head, save_head
@@ -307,22 +306,16 @@ def test_a_client_that_leaves_frees_the_pages(server: Served) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert finished(server) < before + 128
-    usage = re.findall(r"^vllm:kv_cache_usage_perc\S* (\S+)", metrics(server), re.M)
-    assert [float(one) for one in usage] == [0.0]
-
-
-def metrics(server: Served) -> str:
-    return httpx.get(f"{server.url}/metrics").text
+    assert metrics(server.url).get("vllm:kv_cache_usage_perc") == 0
 
 
 def finished(server: Served) -> float:
-    found = re.findall(r"^vllm:request_success_total\S* (\S+)", metrics(server), re.M)
-    return sum(map(float, found))
+    return metrics(server.url)["vllm:request_success_total"]
 
 
 def running(server: Served) -> float:
-    found = re.findall(r"^vllm:num_requests_(?:running|waiting)\S* (\S+)", metrics(server), re.M)
-    return sum(map(float, found))
+    values = metrics(server.url)
+    return values["vllm:num_requests_running"] + values["vllm:num_requests_waiting"]
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.served import metrics
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError
 from tests.support.forked import Served
@@ -34,16 +34,6 @@ def locked(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
 def post(server: Served, body: dict[str, Any], **more: Any) -> httpx.Response:
     more = {"headers": KEY, "timeout": 60, **more}
     return httpx.post(f"{server.url}/v1/completions", json=body, **more)
-
-
-def metrics(server: Served) -> dict[str, float]:
-    """Sums over all labels, by the samples' names."""
-    text = httpx.get(f"{server.url}/metrics").text
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found[sample.name] = found.get(sample.name, 0) + sample.value
-    return found
 
 
 def test_every_path_wants_a_key_but_a_few(locked: Served) -> None:
@@ -87,10 +77,10 @@ def test_a_request_may_have_a_deadline(locked: Served) -> None:
 
 
 def test_metrics_are_vllms_and_add_up(locked: Served) -> None:
-    before = metrics(locked)
+    before = metrics(locked.url)
     bodies = [{"prompt": "the lazy dog", "max_tokens": 40, "seed": i} for i in range(3)]
     answers = [post(locked, body).json() for body in bodies]
-    after = metrics(locked)
+    after = metrics(locked.url)
     grown = {name: value - before.get(name, 0) for name, value in after.items()}
     shown = [a["metrics"]["speculative_decoding"] for a in answers]
     tokens = sum(a["usage"]["completion_tokens"] for a in answers)
@@ -140,10 +130,10 @@ def test_keys_share_no_cached_prefix(locked: Served) -> None:
 
     assert cached(KEY) == 0
     assert cached(KEY) >= 16
-    hits = metrics(locked)["vllm:prefix_cache_hits_total"]
+    hits = metrics(locked.url)["vllm:prefix_cache_hits_total"]
     for salt in (None, "1", "1\0"):
         assert cached(OTHER, salt) == 0
-    assert metrics(locked)["vllm:prefix_cache_hits_total"] == hits
+    assert metrics(locked.url)["vllm:prefix_cache_hits_total"] == hits
     assert cached(OTHER | {"Authorization": "bearer  first"}) >= 16
 
 
@@ -229,7 +219,7 @@ def test_a_killed_engine_comes_back(tiny_llama: Path) -> None:
             assert refused.status_code == 200 or refused.headers["Retry-After"] == "1"
             time.sleep(0.05)
         assert codes == {200, 503}
-        assert metrics(server)["outrider_request_errors_total"] == failures
+        assert metrics(server.url)["outrider_request_errors_total"] == failures
         found = httpx.post(
             f"{server.url}/v1/completions",
             json={"prompt": "ab", "max_tokens": 8, "temperature": 0},
