@@ -165,9 +165,9 @@ def _wrong(option: Option, value: Any, where: str) -> ConfigError:
     return ConfigError(f"{where} is {shown}; give {option.expected}.")
 
 
-def config_file(flag: str | None, environment: Mapping[str, str] = os.environ) -> Path | None:
+def config_file(flag: str | None) -> Path | None:
     """Return the file to read: the flag's, else that of ``OUTRIDER_CONFIG``, else None."""
-    file = flag or environment.get("OUTRIDER_CONFIG")
+    file = flag or os.environ.get("OUTRIDER_CONFIG")
     return Path(file) if file else None
 
 
