@@ -186,7 +186,7 @@ def _decided(fleet: Fleet, since: float) -> bool:
 
 def _weights(fleet: Fleet) -> tuple[int, int]:
     from outrider.ops.guard.policy import Traffic
-    from outrider.ops.guard.switches.haproxy import HAProxy
+    from outrider.ops.guard.switches import HAProxy
 
     return HAProxy(
         Traffic(

@@ -141,7 +141,7 @@ def advise(
     from ..ops.planning import Situation
     from ..ops.planning import advise as judge
     from ..ops.planning.acceptance import parse_acceptance
-    from ..ops.planning.report import advice_markdown, advice_plot, advice_summary
+    from ..ops.planning.advice import advice_markdown, advice_plot, advice_summary
     from .reports import deliver
 
     known, costs, longest = None, None, flags.num_speculative_tokens

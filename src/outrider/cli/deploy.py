@@ -147,8 +147,8 @@ def plan(
     Spares and a plain standby are counted. The exit code is 1 where no number of replicas keeps
     the service levels. docs/production.md has an example of a file.
     """
+    from ..ops.deploy.capacity import capacity_markdown
     from ..ops.deploy.capacity import plan as planned
-    from ..ops.deploy.capacity_report import capacity_markdown
     from ..ops.deploy.demand import parse_demand
     from .reports import deliver
 

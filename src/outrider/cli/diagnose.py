@@ -80,9 +80,8 @@ def diagnose(
     out: Out = None,
 ) -> None:
     """Say what is wrong with speculation: symptoms, causes, remedies; exit with 1 if any is."""
-    from ..ops.diagnose.diagnose import judge, look
+    from ..ops.diagnose.diagnose import judge, look, markdown
     from ..ops.diagnose.facts import check_thresholds
-    from ..ops.diagnose.problems import markdown
     from .reports import deliver
 
     limits = check_thresholds(read_thresholds(thresholds) | pairs(threshold or [], "--threshold"))

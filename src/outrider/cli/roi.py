@@ -66,8 +66,7 @@ def roi(flags: RoiFlags) -> None:
     """Say what speculation costs to bring in, what it saves, and when it has paid for itself."""
     from ..ops.planning import Plan, load_advice
     from ..ops.planning import roi as judge
-    from ..ops.planning.roi import speedups_of
-    from ..ops.planning.roi_report import roi_html, roi_markdown
+    from ..ops.planning.roi import roi_html, roi_markdown, speedups_of
     from .reports import deliver
 
     if (flags.speedup is None) == (flags.advice is None):

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from outrider.cli import app
 from outrider.engine.control.costs import Costs, Curve, DraftCosts
 from outrider.errors import ConfigError, OutriderError
-from outrider.ops.deploy.capacity import LARGEST_LOAD, Capacity, plan
-from outrider.ops.deploy.capacity_report import capacity_markdown
+from outrider.ops.deploy.capacity import LARGEST_LOAD, Capacity, capacity_markdown, plan
 from outrider.ops.deploy.demand import Demand, parse_demand
 from outrider.ops.deploy.queueing import Replica, Run, percentile, simulate
 from outrider.ops.planning import Situation, of_positions

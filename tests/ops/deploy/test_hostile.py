@@ -14,11 +14,9 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.ops.deploy import capabilities
-from outrider.ops.deploy.engines import LAUNCHES
-from outrider.ops.deploy.facts import filled
-from outrider.ops.deploy.launch import Launch
+from outrider.ops.deploy.engines import LAUNCHES, Launch
 from outrider.ops.deploy.render import FORMATS, Rendered, render
-from outrider.ops.deploy.spec import Spec, parse
+from outrider.ops.deploy.spec import Spec, filled, parse
 from outrider.ops.deploy.translate import translate
 from outrider.ops.deploy.yamls import dump
 from tests.support.hostile import specs as hostile_specs

@@ -15,12 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError, EndpointError, OutriderError
-from outrider.ops.diagnose.diagnose import diagnose, look, symptoms
+from outrider.ops.diagnose.diagnose import diagnose, look, markdown, symptoms
 from outrider.ops.diagnose.endpoint import Endpoint
 from outrider.ops.diagnose.facts import ORDER, check_thresholds, data, holds, names
-from outrider.ops.diagnose.metrics import facts_of
-from outrider.ops.diagnose.observation import observe
-from outrider.ops.diagnose.problems import markdown
+from outrider.ops.diagnose.observation import facts_of, observe
 from outrider.ops.metrics import engine_of, of_mapping, parse
 from tests.support import DATA, REPOSITORY
 

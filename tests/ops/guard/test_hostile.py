@@ -22,10 +22,9 @@ from outrider.ops.guard.policy import Traffic, parse
 from outrider.ops.guard.sources import Prometheus, Scrapes, side
 from outrider.ops.guard.states import Level, Place, State, Track, carried_over
 from outrider.ops.guard.store import GuardStore, StoreError
-from outrider.ops.guard.switches.base import SwitchError
-from outrider.ops.guard.switches.httproute import HTTPRoute
-from outrider.ops.guard.switches.webhook import Webhook
-from outrider.ops.metrics import Reader, figures, page
+from outrider.ops.guard.switches import HTTPRoute, SwitchError, Webhook
+from outrider.ops.metrics import figures, page
+from outrider.ops.metrics.page import Reader
 from tests.support.guarding import Cluster, Fleet, http, start, until
 from tests.support.peering import drips, peer
 

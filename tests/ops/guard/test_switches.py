@@ -15,14 +15,11 @@ from outrider.base.outside.http import call
 from outrider.errors import ConfigError, EndpointError
 from outrider.ops.guard import kubernetes
 from outrider.ops.guard.lease import FileLease, KubernetesLease
+from outrider.ops.guard.loop import is_warm
 from outrider.ops.guard.policy import GuardedServer, Policy, Traffic, parse
 from outrider.ops.guard.sources import Prometheus, figures_of, queries, side
-from outrider.ops.guard.switches.base import SwitchError
-from outrider.ops.guard.switches.haproxy import HAProxy as Switch
-from outrider.ops.guard.switches.httproute import HTTPRoute
-from outrider.ops.guard.switches.speculation import Speculation
-from outrider.ops.guard.switches.webhook import Webhook
-from outrider.ops.guard.watch import is_warm
+from outrider.ops.guard.switches import HAProxy as Switch
+from outrider.ops.guard.switches import HTTPRoute, Speculation, SwitchError, Webhook
 from outrider.ops.metrics import Figures
 from outrider.ops.metrics import parse as page
 from tests.support.guarding import Cluster, Engine, HAProxy, http

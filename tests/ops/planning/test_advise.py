@@ -14,8 +14,8 @@ from outrider.engine.control.costs import Costs, Curve, DraftCosts
 from outrider.engine.control.kept_costs import write_costs
 from outrider.errors import ConfigError, OutriderError
 from outrider.ops.planning import Advice, Situation, advise, of_positions, of_rate
+from outrider.ops.planning.advice import advice_markdown, advice_plot, advice_summary
 from outrider.ops.planning.catalogue import data, eagle1_head, find_shape
-from outrider.ops.planning.report import advice_markdown, advice_plot, advice_summary
 
 COUNTS = {"batch", "first", "last", "k", "schedule"}
 """What says where a figure stands; batch sizes and draft lengths are no figures."""

@@ -13,8 +13,7 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.ops.planning import Plan, Roi, Situation, advise, read_advice, roi
-from outrider.ops.planning.roi import CASES, speedups_of
-from outrider.ops.planning.roi_report import roi_html, roi_markdown
+from outrider.ops.planning.roi import CASES, roi_html, roi_markdown, speedups_of
 
 ADVICE = advise(Situation("llama-3.1-8b", hardware="h100"))
 

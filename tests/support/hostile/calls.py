@@ -342,7 +342,7 @@ def endpoint_answers(folder: Path) -> Made:
 @reader("switch: HAProxy")
 def switch_haproxy(folder: Path) -> Made:
     from outrider.ops.guard.policy import Traffic
-    from outrider.ops.guard.switches.haproxy import HAProxy
+    from outrider.ops.guard.switches import HAProxy
 
     def ask(peer: Peer) -> None:
         place = f"tcp:127.0.0.1:{peer.port}"

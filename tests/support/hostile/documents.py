@@ -132,8 +132,8 @@ TUNED = "[deploy]\n" + re.sub(r"^\[(\w+)\]$", r"[deploy.\1]", SPEC, flags=re.M) 
 @reader("deploy spec")
 def spec(folder: Path) -> Made:
     from outrider.ops.deploy import spec as specs
-    from outrider.ops.deploy.facts import filled
     from outrider.ops.deploy.render import FORMATS, render
+    from outrider.ops.deploy.spec import filled
 
     def read(file: Path) -> None:
         found = filled(specs.parse(specs.read(file), str(file)))

@@ -168,14 +168,14 @@ SWITCH = {"enabled": True, "num_speculative_tokens": 4, "draft_length": 3}
 
 @reader("switch: speculation")
 def switch_speculation(folder: Path) -> Made:
+    from outrider.ops.guard import switches
     from outrider.ops.guard.policy import GuardedServer
-    from outrider.ops.guard.switches import speculation
 
-    own = speculation.Speculation(GuardedServer("http://e:8000"))
+    own = switches.Speculation(GuardedServer("http://e:8000"))
     error = {"error": {"message": "no", "code": 400}}
 
     def call(case: tuple[bytes, int]) -> None:
-        with answering([speculation], *case):
+        with answering([switches], *case):
             own.read()
             own.set({"enabled": False})
 
@@ -191,13 +191,13 @@ def check_weights(weights: tuple[int, int]) -> None:
 
 @reader("switch: webhook")
 def switch_webhook(folder: Path) -> Made:
+    from outrider.ops.guard import switches
     from outrider.ops.guard.policy import Traffic
-    from outrider.ops.guard.switches import webhook
 
-    own = webhook.Webhook(Traffic("webhook", url="http://w:1/x"))
+    own = switches.Webhook(Traffic("webhook", url="http://w:1/x"))
 
     def call(case: tuple[bytes, int]) -> None:
-        with answering([webhook], *case):
+        with answering([switches], *case):
             check_weights(own.read())
             own.set((100, 0))
 
@@ -220,7 +220,7 @@ ROUTE: dict[str, Any] = {
 def switch_route(folder: Path) -> Made:
     from outrider.ops.guard import kubernetes
     from outrider.ops.guard.policy import Traffic
-    from outrider.ops.guard.switches.httproute import HTTPRoute
+    from outrider.ops.guard.switches import HTTPRoute
 
     names = {"engine": "e", "standby": "s", "namespace": "n", "route": "r"}
     own = HTTPRoute(Traffic("httproute", url="http://k:1", **names))
@@ -295,6 +295,7 @@ def guard_prometheus(folder: Path) -> Made:
 @reader("guard: pages")
 def guard_pages(folder: Path) -> Made:
     from outrider.ops.guard import sources
+    from outrider.ops.metrics import page
 
     own = [
         sources.Scrapes(policy_of(engine={"url": "http://e:1", "kind": kind}))
@@ -303,7 +304,7 @@ def guard_pages(folder: Path) -> Made:
     clock = iter(range(10**9))
 
     def call(case: tuple[bytes, int]) -> None:
-        with answering([sources], *case):
+        with answering([page], *case):
             for each in own:
                 for side in each.read(float(next(clock))):
                     assert side.errors is None or 0 <= side.errors <= 1
@@ -316,12 +317,12 @@ ANSWER = {"data": [{"id": "m"}], "choices": [{"text": "x"}]}
 
 @reader("guard: probe")
 def guard_probe(folder: Path) -> Made:
-    from outrider.ops.guard import watch
+    from outrider.ops.guard import loop
     from outrider.ops.guard.policy import GuardedServer
 
     def call(case: tuple[bytes, int]) -> None:
-        with answering([watch], *case):
-            watch.is_warm(GuardedServer("http://e:1"), 1.0)
+        with answering([loop], *case):
+            loop.is_warm(GuardedServer("http://e:1"), 1.0)
 
     return st.tuples(jsons(ANSWER), STATUSES), call
 
@@ -360,11 +361,11 @@ Step = tuple[float, bytes | None, float | None]
 def guard_whole(folder: Path) -> Made:
     """Turns of guards whose every answer is hostile, over deaths and clocks that are set."""
     from outrider.base.outside.http import Answer
-    from outrider.ops.guard import events, sources, watch
+    from outrider.ops.guard import events, loop, switches
     from outrider.ops.guard.loop import Guard
     from outrider.ops.guard.policy import parse
     from outrider.ops.guard.store import AUDIT, COMMAND
-    from outrider.ops.guard.switches import speculation, webhook
+    from outrider.ops.metrics import page as pages
 
     folder.mkdir(parents=True)
     answer = st.tuples(
@@ -394,7 +395,7 @@ def guard_whole(folder: Path) -> Made:
         own = parse(tomllib.loads(GUARDED) | {"folder": tempfile.mkdtemp(dir=folder)})
         now = [1e9]
         with ExitStack() as stack:
-            for module in (webhook, watch, speculation, sources, events):
+            for module in (loop, switches, pages, events):
                 stack.enter_context(patch.object(module, "call", answered))
             guard = Guard(own, clock=partial(now.__getitem__, 0))
             for seconds, command, death in steps:

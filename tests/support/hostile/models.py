@@ -250,9 +250,8 @@ def pairs(folder: Path) -> Made:
 
 @reader("deploy: facts of a folder")
 def facts(folder: Path) -> Made:
-    from outrider.ops.deploy.facts import filled
     from outrider.ops.deploy.render import render
-    from outrider.ops.deploy.spec import parse
+    from outrider.ops.deploy.spec import filled, parse
 
     sample = sample_of(folder, "config.json")
 

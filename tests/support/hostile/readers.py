@@ -89,8 +89,8 @@ def answering(modules: list[Any], body: bytes, status: int = 200) -> Iterator[No
 
 @reader("metrics page")
 def metrics_page(folder: Path) -> Made:
-    from outrider.ops.diagnose.metrics import facts_of
-    from outrider.ops.metrics import Reader, parse
+    from outrider.ops.diagnose.observation import facts_of
+    from outrider.ops.metrics.page import Reader, parse
 
     before: list[Any] = [parse(PAGES[-1].decode())]
 
@@ -116,8 +116,8 @@ def exporter(folder: Path) -> Made:
 
     from outrider.base.outside.http import Answer
     from outrider.ops.alerts.exporter import Exporter, Watcher
-    from outrider.ops.diagnose import endpoint as planning
     from outrider.ops.diagnose.endpoint import Endpoint
+    from outrider.ops.metrics import page as pages
 
     models = trees({"data": [{"id": "m"}]}).map(made.as_json)
 
@@ -125,7 +125,7 @@ def exporter(folder: Path) -> Made:
         page, model = case
         endpoint = Endpoint("http://e:1")
         endpoint.ask = lambda path, body=None: Answer(200, model)  # type: ignore[method-assign]
-        with answering([planning], page):
+        with answering([pages], page):
             shown(endpoint)
 
     def shown(endpoint: Endpoint) -> None:
@@ -172,9 +172,8 @@ def addresses(folder: Path) -> Made:
 
 def diagnosed(source: Any) -> None:
     """Diagnose a source as the command does."""
-    from outrider.ops.diagnose.diagnose import judge, look
+    from outrider.ops.diagnose.diagnose import judge, look, markdown
     from outrider.ops.diagnose.facts import check_thresholds
-    from outrider.ops.diagnose.problems import markdown
 
     seen = look(source)
     limits = check_thresholds({})

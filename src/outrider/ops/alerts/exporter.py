@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -39,16 +41,10 @@ LABELS = ("engine", "model_name")
 
 
 class Watcher:
-    """An engine that is read again and again.
+    """An engine that is read every ``interval`` seconds; ``say`` gets a line on each new state.
 
-    Args:
-        interval: seconds between two looks.
-        say: gets a line when the engine's state changes.
-
-    Attributes:
-        model: its name as the metrics or the API tell, "" if nobody does.
-        totals, lately: figures since the engine's start and of the window, as of the last look;
-            None if it failed.
+    ``totals`` are figures since the engine's start, ``lately`` those of the window; None if the
+    last look failed. ``model`` is the name that metrics or API tell, "" if nobody does.
     """
 
     def __init__(self, endpoint: Endpoint, interval: float, say: Callable[[str], None]) -> None:
@@ -94,16 +90,10 @@ class Watcher:
             self._window.clear()  # counts of before say nothing about those of now
         self._last = page
         before, seconds = self._window.take(page, now)
-        self.model = totals.model or self.model or self._asked()
+        with suppress(EndpointError):
+            self.model = totals.model or self.model or self.endpoint.model()
         self.totals, self.lately = totals, Figures.of(page, before, seconds)
         self._tell(f"{self.endpoint.url} answers: {totals.engine}, model {self.model or 'unknown'}")
-
-    def _asked(self) -> str:
-        """Return the model's name as the API tells, "" if it does not."""
-        try:
-            return self.endpoint.model()
-        except EndpointError:
-            return ""
 
     def _lose(self, why: str) -> None:
         self._window.clear()
@@ -118,13 +108,10 @@ class Watcher:
 
 
 def read_baseline(file: Path) -> float:
-    """Return the seconds of an output token of a recording without speculation.
+    """Return the seconds of an output token in a recording without speculation.
 
-    Args:
-        file: what ``outrider ops diagnose --save`` kept of a plain server, or a report of
-            ``outrider bench serve`` or ``vllm bench serve``.
-
-    Raises ConfigError: it cannot be read, has several runs, or no time of a token.
+    It is what ``outrider ops diagnose --save`` kept, or a report of ``outrider bench serve`` or
+    ``vllm bench serve``. Raises ConfigError: it has several runs, or no time of a token.
     """
     runs = [run for run in read_file(file) if isinstance(run.facts.get("tpot"), float)]
     if len(runs) != 1:
@@ -138,125 +125,106 @@ def read_baseline(file: Path) -> float:
 class Exporter(Collector):
     """Collects the figures of an engine, and its speedup where there is something to compare.
 
-    Args:
-        watched: the engine.
-        standby: the same model without speculation, under traffic.
-        baseline: seconds of an output token in a recording of it.
-        gpus: returns those of the engine's machine; None where that is another machine.
-        compatible: whether to add gauges by the names that older guides use.
+    The ``standby`` is the same model without speculation, under traffic, ``baseline`` the seconds
+    of an output token in a recording of it. ``gpus`` returns those of the engine's machine, unless
+    that is another one. ``compatible`` adds gauges by the names that older guides use.
     """
 
     def __init__(
-        self,
-        watched: Watcher,
-        standby: Watcher | None = None,
-        baseline: float | None = None,
-        gpus: Callable[[], Sequence[Gpu]] | None = None,
-        compatible: bool = False,
-    ) -> None:
-        self._watched = watched
-        self._standby = standby
-        self._baseline = baseline
-        self._gpus = gpus
-        self._compatible = compatible
+        self, watched: Watcher, standby: Watcher | None = None, baseline: float | None = None,
+        gpus: Callable[[], Sequence[Gpu]] | None = None, compatible: bool = False,
+    ) -> None:  # fmt: skip
+        self._watched, self._standby, self._baseline = watched, standby, baseline
+        self._gpus, self._compatible = gpus, compatible
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family that is known now."""
         totals, lately = self._watched.totals, self._watched.lately
-        up = float(totals is not None)
-        yield GaugeMetricFamily(f"{PREFIX}up", "1 if the engine's metrics could be read.", up)
-        if self._standby is not None:
-            up, text = float(self._standby.totals is not None), "1 if the standby's could be read."
-            yield GaugeMetricFamily(f"{PREFIX}standby_up", text, up)
+        for name, text, each in (
+            ("up", "1 if the engine's metrics could be read.", self._watched),
+            ("standby_up", "1 if the standby's could be read.", self._standby),
+        ):
+            if each is not None:
+                yield from _family(name, text, (), [((), float(each.totals is not None))])
         if self._gpus is not None:
-            yield from _gpu_families(self._gpus())
+            yield from _of_gpus(self._gpus())
         if totals is not None and lately is not None:
             labels = [totals.engine, totals.model or self._watched.model]
-            yield from _families(totals, lately, labels)
+            yield from _of_engine(totals, lately, labels)
             yield from self._speedups(lately, labels)
             if self._compatible:
                 yield from _compatible(lately, labels)
 
     def _speedups(self, lately: Figures, labels: list[str]) -> Iterator[Metric]:
         """Yield the ratio of the times of an output token, by what it is compared with."""
-        standby = self._standby.lately if self._standby is not None else None
+        own, standby = lately.token_seconds, self._standby.lately if self._standby else None
         times = {
             "standby": standby.token_seconds if standby is not None else None,
             "baseline": self._baseline,
         }
-        family = GaugeMetricFamily(
-            f"{PREFIX}speedup", "Time of an output token without speculation / with it.",
-            labels=(*LABELS, "against"),
+        yield from _family(
+            "speedup", "Time of an output token without speculation / with it.",
+            (*LABELS, "against"),
+            (([*labels, against], seconds / own if seconds is not None and own else None)
+             for against, seconds in times.items()),
         )  # fmt: skip
-        for against, seconds in times.items():
-            if seconds is not None and lately.token_seconds is not None:
-                family.add_metric([*labels, against], seconds / lately.token_seconds)
-        if family.samples:
-            yield family
 
 
-def _families(totals: Figures, lately: Figures, labels: list[str]) -> Iterator[Metric]:
+Kind = type[CounterMetricFamily | GaugeMetricFamily]
+
+
+def _of_engine(totals: Figures, lately: Figures, labels: list[str]) -> Iterator[Metric]:
     """Yield an engine's figures, those of them that are known."""
-    for figure, (name, text) in COUNTERS.items():
-        yield from _family(CounterMetricFamily, name, text, labels, totals.total(figure))
-    counter = CounterMetricFamily(PREFIX + POSITIONS[0], POSITIONS[1], labels=(*LABELS, "position"))
-    for position, value in totals.positions().items():
-        counter.add_metric([*labels, str(position)], value)
-    if counter.samples:
-        yield counter
-    for figure, (name, text) in NOW.items():
-        yield from _family(GaugeMetricFamily, name, text, labels, totals.total(figure))
-    for figure, (name, text) in RATIOS.items():
-        yield from _family(GaugeMetricFamily, name, text, labels, getattr(lately, figure))
-    for figure, (name, text) in RATES.items():
-        yield from _family(GaugeMetricFamily, name, text, labels, lately.rate(figure))
+    tables: tuple[tuple[Kind, dict[str, tuple[str, str]], Callable[[str], float | None]], ...] = (
+        (CounterMetricFamily, COUNTERS, totals.total), (GaugeMetricFamily, NOW, totals.total),
+        (GaugeMetricFamily, RATIOS, partial(getattr, lately)),
+        (GaugeMetricFamily, RATES, lately.rate),
+    )  # fmt: skip
+    for kind, figures, value_of in tables:
+        for figure, (name, text) in figures.items():
+            yield from _family(name, text, LABELS, [(labels, value_of(figure))], kind)
+    counts = (([*labels, str(place)], value) for place, value in totals.positions().items())
+    yield from _family(*POSITIONS, (*LABELS, "position"), counts, CounterMetricFamily)
     for latency, text in LATENCIES.items():
-        gauge = GaugeMetricFamily(
-            f"{PREFIX}{latency}_seconds", f"{text} Over the last minute.",
-            labels=(*LABELS, "percentile"),
-        )  # fmt: skip
-        for share in SHARES:
-            quantile = lately.quantile(latency, share)
-            if quantile is not None:
-                gauge.add_metric([*labels, percentile(share)], quantile)
-        if gauge.samples:
-            yield gauge
-
-
-def _family(
-    kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, labels: list[str],
-    value: float | None, prefix: str = PREFIX,
-) -> Iterator[Metric]:  # fmt: skip
-    """Yield a family of one sample, if its value is known."""
-    if value is not None:
-        family = kind(prefix + name, text, labels=LABELS)
-        family.add_metric(labels, value)
-        yield family
+        quantiles = (
+            ([*labels, percentile(share)], lately.quantile(latency, share)) for share in SHARES
+        )
+        name, text = f"{latency}_seconds", f"{text} Over the last minute."
+        yield from _family(name, text, (*LABELS, "percentile"), quantiles)
 
 
 def _compatible(lately: Figures, labels: list[str]) -> Iterator[Metric]:
     """Yield the gauges that older guides name, those of them that are known."""
-    values = {
-        "vllm_speculative_acceptance_rate": lately.acceptance,
-        "spec_decode_acceptance_rate": lately.acceptance,
-        "vllm_goodput_tokens_per_second": lately.rate("good_tokens"),
-        "vllm_latency_p50_seconds": lately.quantile("e2e", 0.5),
-    }
-    for name, value in values.items():
+    for name, value in (
+        ("vllm_speculative_acceptance_rate", lately.acceptance),
+        ("spec_decode_acceptance_rate", lately.acceptance),
+        ("vllm_goodput_tokens_per_second", lately.rate("good_tokens")),
+        ("vllm_latency_p50_seconds", lately.quantile("e2e", 0.5)),
+    ):
         text = "As the exporter's own figure."
-        yield from _family(GaugeMetricFamily, name, text, labels, value, "")
+        yield from _family(name, text, LABELS, [(labels, value)], prefix="")
 
 
-def _gpu_families(gpus: Sequence[Gpu]) -> Iterator[Metric]:
+def _of_gpus(gpus: Sequence[Gpu]) -> Iterator[Metric]:
     for name, text, field, unit in (
         ("gpu_memory_used_bytes", "Memory taken.", "used", MIB),
         ("gpu_memory_total_bytes", "Memory.", "total", MIB),
         ("gpu_utilisation", "Share of the last moment with a kernel, 0 to 1.", "busy", 1),
     ):
-        family = GaugeMetricFamily(PREFIX + name, text, labels=("gpu", "gpu_name"))
-        for number, gpu in enumerate(gpus):
-            value = getattr(gpu, field)
-            if value is not None:
-                family.add_metric([str(number), gpu.name], value * unit)
-        if gpus:
-            yield family
+        values = ((str(i), gpu.name, getattr(gpu, field)) for i, gpu in enumerate(gpus))
+        samples = (([i, of], None if x is None else x * unit) for i, of, x in values)
+        yield from _family(name, text, ("gpu", "gpu_name"), samples)
+
+
+def _family(
+    name: str, text: str, labels: Sequence[str],
+    samples: Iterable[tuple[Sequence[str], float | None]], kind: Kind = GaugeMetricFamily,
+    prefix: str = PREFIX,
+) -> Iterator[Metric]:  # fmt: skip
+    """Yield a family with the samples whose values are known, if there are any."""
+    family = kind(prefix + name, text, labels=labels)
+    for own, value in samples:
+        if value is not None:
+            family.add_metric(own, value)
+    if family.samples:
+        yield family

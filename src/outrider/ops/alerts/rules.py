@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +12,7 @@ import yaml
 
 from ...base.tables import table
 from ...errors import ConfigError, shown
-from ..diagnose.facts import number
+from ..diagnose.facts import check_thresholds
 from ..metrics import names_of
 from ..planning.advice import load_advice
 from .observed import BY
@@ -49,27 +48,13 @@ def source() -> dict[str, Any]:
 
 
 def thresholds(others: Mapping[str, object] | None = None) -> dict[str, float]:
-    """Return all thresholds: the defaults, and those given instead.
-
-    Raises ConfigError: there is no such threshold, or its value is no number from 0 on.
-    """
-    limits = {name: float(each["value"]) for name, each in source()["threshold"].items()}
-    for name, value in (others or {}).items():
-        if name not in limits:
-            near = difflib.get_close_matches(name, limits, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(limits)}."
-            raise ConfigError(f"there is no threshold {shown(name)}; {hint}")
-        limits[name] = number(f"threshold {name}", value)
-        if "share" in source()["threshold"][name] and limits[name] > 1:
-            raise ConfigError(f"threshold {name} is {shown(value)}; give a share from 0 to 1.")
-    return limits
+    """Return all thresholds: the defaults, and those given instead, which may be wrong."""
+    known = source()["threshold"]
+    return check_thresholds(others or {}, known, f"known are {', '.join(known)}.")
 
 
 def break_even_of(file: Path) -> float:
-    """Return the break-even acceptance from a file of ``outrider ops advise --out``.
-
-    Raises ConfigError: the file cannot be read, or has none.
-    """
+    """Return the break-even acceptance in a file of ``outrider ops advise --out``."""
     even = load_advice(file).break_even
     if even is None:
         raise ConfigError(
@@ -80,19 +65,13 @@ def break_even_of(file: Path) -> float:
 
 
 def groups(
-    latency: str = "e2e",
-    break_even: float | None = None,
+    latency: str = "e2e", break_even: float | None = None,
     others: Mapping[str, object] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Return the groups of rules as a rules file has them.
 
-    Args:
-        latency: whose P99 alerts, e2e or ttft.
-        break_even: acceptance below which speculation loses time; it adds an alert beside the
-            plain thresholds of acceptance.
-        others: thresholds instead of the defaults.
-
-    Raises ConfigError: latency or a threshold is none.
+    The P99 of ``latency`` (e2e or ttft) alerts, and acceptance below ``break_even`` beside its
+    plain thresholds; ``others`` are thresholds instead of the defaults.
     """
     if latency not in LATENCIES:
         raise ConfigError(f"latency {shown(latency)} is not known; give e2e or ttft.")
@@ -104,19 +83,14 @@ def groups(
         {"record": each["name"], "expr": _filled(each["expr"], values)}
         for each in source()["record"]
     ]
-    alerts = [rule for each in wanted(break_even) for rule in _alerts(each, values)]
+    alerts = [
+        rule for each in source()["alert"] for rule in _alerts(each, values)
+        if break_even is not None or each["name"] != ONLY_ADVISED
+    ]  # fmt: skip
     return [
         {"name": GROUP, "rules": [*records, *alerts]},
         {"name": f"{GROUP}-observed", "rules": observed_records()},
     ]
-
-
-def wanted(break_even: float | None) -> list[dict[str, Any]]:
-    """Return the alerts of the source that hold with or without a known break-even."""
-    return [
-        each for each in source()["alert"]
-        if break_even is not None or each["name"] != ONLY_ADVISED
-    ]  # fmt: skip
 
 
 def _alerts(alert: Mapping[str, Any], values: Mapping[str, object]) -> Iterator[dict[str, Any]]:
@@ -138,15 +112,10 @@ def _filled(text: str, values: Mapping[str, object]) -> str:
 
 
 def render(
-    form: str,
-    latency: str = "e2e",
-    break_even: float | None = None,
+    form: str, latency: str = "e2e", break_even: float | None = None,
     others: Mapping[str, object] | None = None,
-) -> str:
-    """Return the rules as YAML: form prometheus or kubernetes; see ``groups`` for the others.
-
-    Raises ConfigError: the form is neither.
-    """
+) -> str:  # fmt: skip
+    """Return the rules as YAML: form prometheus or kubernetes; see ``groups`` for the others."""
     spec: dict[str, Any] = {"groups": groups(latency, break_even, others)}
     if form == "kubernetes":
         spec = {

@@ -74,11 +74,6 @@ class Engine(DataPart):
     notes: tuple[Note, ...]
 
 
-def document(engine: str) -> dict[str, Any]:
-    """Return the tables of an engine's file: what it can do, and its options."""
-    return data(f"engines/{engine}")
-
-
 @cache
 def schema(engine: str) -> dict[str, Any]:
     """Return the recorded options of an engine: names, types, and of which version."""
@@ -88,7 +83,7 @@ def schema(engine: str) -> dict[str, Any]:
 
 def versions(engine: str) -> list[str]:
     """Return the recorded versions of an engine, the newest first."""
-    return [each["version"] for each in document(engine)["versions"]]
+    return [each["version"] for each in data(f"engines/{engine}")["versions"]]
 
 
 def find(engine: str | None, version: str | None = None) -> Engine:
@@ -100,7 +95,7 @@ def find(engine: str | None, version: str | None = None) -> Engine:
         said = "No engine is named" if engine is None else f"There is no engine {shown(engine)}"
         hint = f"did you mean {near[0]}?" if near else f"give --engine {', '.join(ENGINES)}."
         raise ConfigError(f"{said}; {hint}")
-    known = document(engine)
+    known = data(f"engines/{engine}")
     wanted = version or versions(engine)[0]
     for each in known["versions"]:
         if each["version"] == wanted.removeprefix("v"):

@@ -82,10 +82,7 @@ class Demand:
 
 
 def parse_demand(text: str, source: str) -> Demand:
-    """Return the demand in a TOML or JSON text; docs/production.md has an example.
-
-    Raises ConfigError: it is neither, has keys that are not known, or values out of range.
-    """
+    """Return the demand in a TOML or JSON text; docs/production.md has an example."""
     json = text.lstrip().startswith("{")  # which TOML never begins with
     document = parse_json(text, source, unique=True) if json else parse_toml(text, source)
     for name, section in document.items():

@@ -11,15 +11,15 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...base.outside.models import Part
 from ...engine.control.schedules import tensorrt
 from ...errors import ConfigError, shown
-from .capabilities import DATA, Engine, document, schema
+from .capabilities import DATA, Engine, data, schema
 from .checks import other_vocabulary
-from .launch import Launch, Value, present, text
 from .spec import Spec
 from .yamls import dump
 
@@ -35,6 +35,50 @@ OF_A_SERVER = ("host", "port", "shutdown-timeout", "served-model-name")
 """Options of vLLM that Triton's backend has not: Triton names a model by its folder."""
 PLAIN = re.compile(r"[\w./:@,+=%-]+")
 """Values that docker, compose, systemd and a shell read alike from an env file."""
+
+
+Value = str | int | float | bool | dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A start of an engine.
+
+    An option's value True is a flag alone. The command reads ``files``, texts by their paths;
+    ``config_file`` is name and text of the engine's own config, with the same contents.
+    """
+
+    program: tuple[str, ...]
+    options: Mapping[str, Value]
+    config_file: tuple[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def arguments(self) -> list[str]:
+        """Return the command as a list."""
+        words = list(self.program)
+        for flag, value in self.options.items():
+            words.append(flag)
+            if value is not True:
+                words.append(text(value))
+        return words
+
+    def command(self, quote: Callable[[str], str] = shlex.quote) -> str:
+        """Return the command for a shell, one option a line; ``quote`` quotes a word."""
+        lines = [" ".join(map(quote, self.program))]
+        for flag, value in self.options.items():
+            lines.append(flag if value is True else f"{flag} {quote(text(value))}")
+        return " \\\n    ".join(lines) + "\n"
+
+
+def text(value: Value) -> str:
+    """Return an option's value on the command line; a table becomes JSON."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+
+
+def present(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are set: neither None nor False nor an empty table."""
+    unset = (None, False)
+    return {n: v for n, v in options.items() if not (any(v is each for each in unset) or v == {})}
 
 
 def _values(spec: Spec, engine: Engine) -> dict[str, Any]:
@@ -90,13 +134,13 @@ def speculation(spec: Spec, engine: Engine, of: str) -> dict[str, Any]:
     """Return the options of the drafter as the table of engine ``of`` says."""
     if not spec.drafts:
         return {}
-    table = document(of)["speculation"]
+    table = data(f"engines/{of}")["speculation"]
     return _filled(table.get(spec.drafter.method, table["usual"]), _values(spec, engine))
 
 
 def options_of(spec: Spec, engine: Engine, of: str | None = None) -> dict[str, Any]:
     """Return all options but those of the drafter as the table of engine ``of`` says."""
-    return _filled(document(of or engine.engine)["options"], _values(spec, engine))
+    return _filled(data(f"engines/{of or engine.engine}")["options"], _values(spec, engine))
 
 
 def _flags(options: Mapping[str, Value]) -> dict[str, Value]:

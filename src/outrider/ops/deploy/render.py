@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
 
 from ...errors import ConfigError, shown
-from . import capabilities, checks, containers, facts
-from .capabilities import Engine
-from .engines import LAUNCHES
-from .launch import Launch
-from .spec import Spec, Target
+from . import capabilities, checks
+from .capabilities import DATA, Engine
+from .engines import LAUNCHES, Launch
+from .spec import Spec, Target, filled
+
+LABEL = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
+KUBERNETES = ("kustomization", "deployment", "service", "pdb", "pvc", "network")
+TOKEN_FROM_VARIABLE = ("llamacpp",)
+"""Engines that do not read the hub's token from a file."""
+PING = "import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=4)"
 
 
 @dataclass(frozen=True)
@@ -29,14 +39,11 @@ class Rendered:
 
 
 def render(spec: Spec, form: str = "command", more: Sequence[str] = ()) -> Rendered:
-    """Return the files of a deployment in a format; ``more`` are further notes.
-
-    Raises ConfigError: the spec cannot work on this engine, or there is no such format.
-    """
+    """Return the files of a deployment in a format, with ``more`` notes; or raise ConfigError."""
     if form not in FORMATS:
         raise ConfigError(f"There is no format {shown(form)}; give {', '.join(FORMATS)}.")
     engine = capabilities.find(spec.engine, spec.engine_version)
-    spec = facts.filled(spec)
+    spec = filled(spec)
     checks.check(spec, engine)
     if checks.other_vocabulary(spec, engine):
         drafter = spec.drafter.model_copy(update={"other_vocabulary": True})
@@ -73,10 +80,85 @@ def _with_notes(files: dict[str, str], notes: list[str]) -> dict[str, str]:
     return files
 
 
+def compose(spec: Spec, engine: Engine, launch: Launch) -> dict[str, str]:
+    """Return ``compose.yaml``, and the files that it mounts."""
+    text = _template("compose.yaml.j2").render(_values(spec, engine, launch))
+    return {"compose.yaml": text + "\n", **launch.files}
+
+
+def kustomize(spec: Spec, engine: Engine, launch: Launch) -> dict[str, str]:
+    """Return a kustomize base: Deployment and what belongs to it, and the engine's config."""
+    values = _values(spec, engine, launch)
+    names = {f"{name}.yaml": f"kubernetes/{name}.yaml.j2" for name in KUBERNETES}
+    texts = {name: _template(path).render(values) + "\n" for name, path in names.items()}
+    return texts | dict(launch.files)
+
+
+def _values(spec: Spec, engine: Engine, launch: Launch) -> dict[str, Any]:
+    service = spec.service
+    for where, name in (("name", service.name), ("namespace", service.namespace)):
+        if not LABEL.fullmatch(name):
+            raise ConfigError(
+                f"service.{where} is {shown(name)}; give small letters, digits and hyphens, at "
+                "most 52, beginning with a letter."
+            )
+    models = [name for name in (spec.target.model, spec.drafter.model) if name is not None]
+    for model in models:
+        outside = model.startswith((".", "~", "/")) and not model.startswith("/models/")
+        if outside or ".." in model.split("/"):
+            raise ConfigError(
+                f"The model {shown(model)} cannot be seen in a container; put it below /models, "
+                "which is mounted, or name it as the hub does."
+            )
+    address = f"http://127.0.0.1:{service.port}{engine.alive}"
+    python = ["CMD", "python3", "-c", PING, address]
+    return {
+        "name": service.name,
+        "namespace": service.namespace,
+        "image": service.image or engine.image,
+        "command": launch.arguments(),
+        "environment": _names(spec, engine),
+        "files": launch.files,
+        "port": service.port,
+        "replicas": service.replicas,
+        "gpus": spec.parallel.gpus if engine.gpu else 0,
+        "alive": engine.alive,
+        "ready": engine.ready,
+        "token_in_file": engine.engine not in TOKEN_FROM_VARIABLE,
+        "local": any(model.startswith("/models/") for model in models),
+        "healthcheck": ["CMD", "curl", "-fs", address] if engine.engine == "llamacpp" else python,
+    }
+
+
+def _names(spec: Spec, engine: Engine) -> dict[str, str]:
+    """Return the names that clients in a cluster call our server by; others ask for none."""
+    short = f"{spec.service.name}.{spec.service.namespace}"
+    hosts = f"{short},{short}.svc,{short}.svc.cluster.local"
+    return {"OUTRIDER_ALLOWED_HOSTS": hosts} if engine.engine == "outrider" else {}
+
+
+def _template(name: str) -> Any:
+    environment = Environment(undefined=StrictUndefined, autoescape=False)
+    environment.filters |= {
+        "value": lambda value: json.dumps(value, ensure_ascii=False),  # no text leaves its quotes
+        "escaped": _for_compose,
+        "literal": lambda text: text.replace("$", "$$"),
+        "key": lambda path: path.replace("/", "."),
+    }
+    return environment.from_string((DATA / "templates" / name).read_text("utf-8"))
+
+
+def _for_compose(value: Any) -> Any:
+    """Return texts with the dollars doubled, which compose would else take for variables."""
+    if isinstance(value, list):
+        return [_for_compose(each) for each in value]
+    return str(value).replace("$", "$$")
+
+
 FORMATS: dict[str, Callable[[Spec, Engine, Launch], dict[str, str]]] = {
     "command": lambda spec, engine, launch: {"run.sh": launch.command(), **launch.files},
     "config": lambda spec, engine, launch: dict([launch.config_file]) | dict(launch.files),
-    "compose": containers.compose,
-    "kustomize": containers.kustomize,
+    "compose": compose,
+    "kustomize": kustomize,
 }
 """The formats, and what makes each."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...errors import ConfigError
-from .launch import Launch
+from .engines import Launch
 from .translation import llamacpp, manifest, python, trtllm, vllm
 from .translation.rules import Change, Changes, Translated
 from .translation.shell import ASSIGNMENT, assignment, commands, known, plain, quoted, starts
@@ -26,7 +26,7 @@ MANIFEST = re.compile(r"""^[^\S\n]*(?:\{\s*)?["']?(apiVersion|kind)["']?\s*:""",
 
 
 def translate(text: str) -> Translated:
-    """Return today's form of an old one: a command, Python that calls vLLM, or manifests.
+    """Return today's form of an old command, of Python that calls vLLM, or of manifests.
 
     Raises ConfigError: the form is unknown, or cannot be had any more.
     """

@@ -34,10 +34,7 @@ _WideDumper.add_representer(str, _text)
 
 
 def dump(value: Any, wide: bool = False) -> str:
-    """Return a value as YAML, keys in their own order, lists in blocks.
-
-    ``wide`` writes the dashes of lists right of their key, not below it.
-    """
+    """Return a value as YAML in blocks; ``wide`` writes the dashes of lists right of their key."""
     text: str = yaml.dump(
         value, Dumper=_WideDumper if wide else _Dumper, sort_keys=False, allow_unicode=True,
         width=100, default_flow_style=False,

@@ -62,10 +62,7 @@ def checklist(
     no: Iterable[str] = (),
     thresholds: Mapping[str, object] | None = None,
 ) -> State:
-    """Return the answers to all points: by facts, else as somebody says, else as in ``state``.
-
-    Raises ConfigError: an id, a fact or a threshold is unknown, or a point is answered both ways.
-    """
+    """Return the answers to all points: by facts, else as somebody says, else as in ``state``."""
     said = _said(list(yes), list(no))
     known, limits = check_facts(facts or {}), check_thresholds(thresholds or {})
     today = datetime.now(UTC).date().isoformat()

@@ -53,9 +53,7 @@ def doctor(
 ) -> list[Finding]:
     """Return what this machine has for serving, each with a remedy where something is amiss.
 
-    A name of the hub is downloaded; port 0 is any.
-
-    Raises ConfigError: the port is none, or a drafter has no model.
+    A name of the hub is downloaded; port 0 is any. Raises ConfigError: the port is none.
     """
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= PORTS:
         raise ConfigError(f"port is {shown(port)}; give a whole number from 0 to {PORTS}.")

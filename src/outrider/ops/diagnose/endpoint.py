@@ -7,11 +7,11 @@ from typing import Any
 from ...base.outside.documents import MIB
 from ...base.outside.http import Answer, address, call, check_key
 from ...errors import EndpointError
-from ..metrics import Page, Reader
+from ..metrics import Page, ask_page
 
 SECONDS = 30.0
 """Time in which a whole answer must arrive."""
-LARGEST_PAGE, LARGEST_ANSWER = 16 * MIB, 4 * MIB
+LARGEST_ANSWER = 4 * MIB
 PROMPTS = (
     "The quick brown fox", "def fibonacci(n):", "Once upon a time", "1, 2, 3, 4,",
     '{"name": "Alice", "age":', "The capital of France is", "SELECT name FROM", "Dear Sir or Madam",
@@ -51,10 +51,7 @@ class Endpoint:
 
     def metrics(self) -> Page | None:
         """Return the page of ``/metrics``; None if the server has none."""
-        reader = Reader()
-        url = f"{self.url}/metrics"
-        answer = call(url, key=self._key, seconds=SECONDS, limit=LARGEST_PAGE, take=reader.feed)
-        return reader.page() if answer.status == 200 else None
+        return ask_page(self.url, self._key, SECONDS)
 
     def answers(self) -> list[str]:
         """Return the greedy answers to a few short prompts."""

@@ -19,6 +19,7 @@ Value = float | str
 Facts = Mapping[str, Value]
 ORDER: dict[str, Callable[[float, float], bool]] = {"<": lt, "<=": le, ">": gt, ">=": ge}
 LARGEST = 1e15
+LISTED = "docs/diagnose.md lists the known ones."
 LONGEST = 60
 """Characters of a name that are compared with known names."""
 
@@ -118,11 +119,7 @@ def check_facts(facts: Mapping[str, object]) -> dict[str, Value]:
 
 def check_fact(name: str, known: Named, value: object) -> Value:
     """Return the value of a fact that was given as ``name``, in the fact's own unit."""
-    entry, what, scale = (
-        data("symptoms")["fact"][known.fact],
-        f"fact {name}",
-        known.scale,
-    )
+    entry, what, scale = data("symptoms")["fact"][known.fact], f"fact {name}", known.scale
     if not entry["unit"] and known.fact != "temperature":
         return _word(what, value, entry)
     if entry["unit"] != "share":
@@ -145,14 +142,20 @@ def _word(what: str, value: object, entry: Mapping[str, Any]) -> str:
     raise ConfigError(f"{what} is {shown(value)}; give {entry['help']}.")
 
 
-def check_thresholds(thresholds: Mapping[str, object]) -> dict[str, float]:
-    """Return all thresholds: the defaults, and those given instead."""
-    known = data("symptoms")["threshold"]
-    for name in thresholds:
+def check_thresholds(
+    given: Mapping[str, object], known: Mapping[str, Any] | None = None, listed: str = LISTED
+) -> dict[str, float]:
+    """Return all thresholds of a table: its defaults, and those given instead."""
+    known = data("symptoms")["threshold"] if known is None else known
+    limits = {name: float(each["value"]) for name, each in known.items()}
+    for name, value in given.items():
         if name not in known:
-            raise ConfigError(f"there is no threshold {shown(name)}; {_hint(_close(name, known))}")
-    given = {name: number(f"threshold {name}", value) for name, value in thresholds.items()}
-    return {name: float(each["value"]) for name, each in known.items()} | given
+            hint = _hint(_close(name, known), listed)
+            raise ConfigError(f"there is no threshold {shown(name)}; {hint}")
+        limits[name] = number(f"threshold {name}", value)
+        if "share" in known[name] and limits[name] > 1:
+            raise ConfigError(f"threshold {name} is {shown(value)}; give a share from 0 to 1.")
+    return limits
 
 
 def number(what: str, value: object) -> float:
@@ -174,5 +177,5 @@ def _close(name: object, known: Iterable[str], likeness: float = 0.6) -> str | N
     return close[0] if close else None
 
 
-def _hint(near: str | None) -> str:
-    return f"did you mean {near!r}?" if near else "docs/diagnose.md lists the known ones."
+def _hint(near: str | None, listed: str = LISTED) -> str:
+    return f"did you mean {near!r}?" if near else listed

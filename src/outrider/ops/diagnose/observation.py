@@ -15,11 +15,10 @@ from ...base.outside.documents import parse_json, read
 from ...base.outside.sockets import is_local
 from ...base.outside.text import printable
 from ...errors import ConfigError, shown
-from ..metrics import Page, of_mapping, parse
+from ..metrics import Figures, Page, of_mapping, parse
 from .endpoint import Endpoint
 from .facts import Value, check_facts, data, named, names, near, plain_name
 from .host import load_facts
-from .metrics import add_survival, facts_of
 
 POSITIONS = ("spec_decode_per_position_acceptance_rates", "acceptance_by_position")
 HEAD = ("label", "workload", "dataset", "drafter", "batch_size", "num_speculative_tokens")
@@ -56,9 +55,7 @@ def observe(source: Source, key: str | None = None, seconds: float = 0.0) -> lis
     It is an address; a file with a page of ``/metrics``, or with JSON: facts or metrics by name,
     a saved diagnosis, a report of ``outrider bench`` or ``vllm bench serve``; or such an object.
 
-    Raises:
-        ConfigError: the source is none, or has another shape.
-        EndpointError: the server is down, or does not speak OpenAI's API.
+    Raises ConfigError: the source is none, or has another shape; EndpointError: the server is down.
     """
     if isinstance(source, Mapping):
         return of_json(source, "what was given")
@@ -285,3 +282,85 @@ def _take_all(seen: Observation, run: Mapping[str, Any]) -> None:
 def _number(value: object) -> float | None:
     """Return a finite number from 0 on; None where it is something else."""
     return float(value) if is_number(value) and value >= 0 else None
+
+
+PLAIN = ("running", "waiting", "kv_usage", "requests", "prefix_hits", "acceptance_length")
+"""Facts that are metrics as they are."""
+SHARES = ("kv_usage", "prefix_hits", "acceptance")
+
+
+def facts_of(page: Page) -> dict[str, Value]:
+    """Return the facts that a page tells; none of an engine that is unknown."""
+    seen = Figures.of(page)
+    if seen is None:
+        return {}
+    facts: dict[str, Value] = {"engine": seen.engine, "metrics": "yes"}
+    for fact in PLAIN:
+        value = seen.total(fact)
+        if value is not None and value >= 0:
+            facts[fact] = min(value, 1.0) if fact in SHARES else value
+    for fact in ("ttft", "tpot"):
+        value = seen.mean(fact)
+        if value is not None and value > 0:
+            facts[fact] = value
+    _share(facts, "queue_share", seen.mean("queue"), facts.get("ttft"))
+    _share(facts, "prefix_hits", seen.total("hits"), seen.total("queries"))
+    preempted = seen.total("preemptions")
+    requests = facts.get("requests")
+    if preempted is not None and isinstance(requests, float) and requests > 0:
+        facts["preemptions_per_request"] = max(0.0, preempted) / requests
+    ends = page.by_label(seen.names.get("requests", ""), "finished_reason")
+    _share(facts, "answers_cut", ends.get("length", 0.0), sum(ends.values()))
+    _speculation(facts, seen)
+    if seen.engine == "outrider":
+        _ours(facts, seen)
+    return facts
+
+
+def _share(facts: dict[str, Value], name: str, part: float | None, whole: Any) -> None:
+    if part is not None and isinstance(whole, int | float) and whole > 0 and part >= 0:
+        facts[name] = min(1.0, part / whole)
+
+
+def _speculation(facts: dict[str, Value], seen: Figures) -> None:
+    """Add acceptance, from counters where there are some, else from gauges."""
+    drafted, accepted = seen.total("drafted"), seen.total("accepted")
+    length = facts.get("acceptance_length")
+    if drafted is None or accepted is None:
+        rate = seen.mean("acceptance")
+        counted = rate is not None and isinstance(length, float) and length > 0
+        facts["speculation_counters"] = "yes" if counted else "no"
+        if counted and rate is not None:
+            facts["acceptance"] = min(max(rate, 0.0), 1.0)
+        return
+    facts["speculation_counters"] = "yes"
+    facts["drafted"] = drafted
+    _share(facts, "acceptance", accepted, drafted)
+    drafts = seen.total("drafts") or 0.0
+    if drafts > 0:
+        facts["acceptance_length"] = 1 + accepted / drafts
+        add_survival(facts, seen.survival())
+
+
+def add_survival(facts: dict[str, Value], survival: list[float]) -> None:
+    """Add what survival by position tells."""
+    if survival:
+        facts["draft_length"] = float(len(survival))
+        facts["first_survival"] = min(1.0, survival[0])
+        facts["last_survival"] = min(1.0, survival[-1])
+
+
+def _ours(facts: dict[str, Value], seen: Figures) -> None:
+    """Add what Outrider tells beside vLLM's names."""
+    drafting, verifying = seen.total("drafting"), seen.total("verifying")
+    if drafting is not None and verifying is not None:
+        _share(facts, "draft_share", drafting, drafting + verifying)
+    length = seen.total("draft_length")
+    if length:
+        facts["draft_length"] = length
+    speedup = seen.mean("speedup")
+    if speedup is not None and speedup > 0:
+        facts["speedup"] = speedup
+    reasons = seen.page.by_label("outrider_speculation_off", "reason")
+    if reasons:
+        facts["speculation_off"] = printable(next(iter(reasons)))

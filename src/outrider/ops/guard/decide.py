@@ -17,11 +17,7 @@ NO_TRAFFIC: Weights = (0, 100)
 
 
 def decide(state: State, seen: Observation, policy: Policy, now: float) -> Decision:
-    """Return what to do, and why.
-
-    Args:
-        now: seconds since the epoch; a state outlives the process.
-    """
+    """Return what to do, and why; ``now`` are seconds since the epoch: a state outlives us."""
     turn = _Turn(state, seen, policy, now)
     if state.forced is not None:
         if seen.trouble is None:
@@ -38,10 +34,7 @@ def decide(state: State, seen: Observation, policy: Policy, now: float) -> Decis
 
 
 def wanted(state: State, policy: Policy) -> tuple[dict[str, Any] | None, Weights | None]:
-    """Return what drafting and weights must be; None where the guard has no say.
-
-    Drafting is a body for ``/v1/speculation``.
-    """
+    """Return a body for ``/v1/speculation``, and weights; None where the guard has no say."""
     drafting: dict[str, Any] | None = None
     if state.drafting.level == Level.REDUCED:
         drafting = {"enabled": True, "num_speculative_tokens": state.reduced_to}
@@ -150,12 +143,11 @@ class _Turn:
         errors = 1.0 if cause == DOWN else verdict.values.get("errors", 0.0)
         if not self._standby_fits(cause, errors, verdict):
             return False
-        track, probing = self.state.traffic, self.state.traffic.level == Place.PROBING
-        wait = self._longer(track)
-        self._move(Place.STANDBY, cause, wait=wait, errors=errors)
-        action = "abort" if probing else "shift"
+        wait = self._longer(self.state.traffic)
+        action = "abort" if self.state.traffic.level == Place.PROBING else "shift"
         text = f"{verdict.reasons.get(cause, cause)}: traffic goes to the standby"
-        self._say(action, cause, f"{text}; the engine is tried again in {wait:.0f} s")
+        text += f"; the engine is tried again in {wait:.0f} s"
+        self._go(Place.STANDBY, cause, action, text, wait=wait, errors=errors)
         return True
 
     def _standby_fits(self, cause: str, errors: float, verdict: Verdict) -> bool:
@@ -213,12 +205,12 @@ class _Turn:
             # are out of the window would be judged by them.
             self.reasons["return"] = f"{unclear} of the engine is not clear over a whole window yet"
         elif own_share(self.state) == 0:
-            self._move(Place.OWN, track.cause)
-            self._say("return", track.cause, "the engine answers; it had no traffic before")
+            text = "the engine answers; it had no traffic before"
+            self._go(Place.OWN, track.cause, "return", text)
         else:
-            self._move(Place.PROBING, track.cause, errors=track.errors)
             share = stages(self.state, self.policy)[0]
-            self._say("probe", track.cause, f"the engine answers: it gets {share:.0%} of traffic")
+            text = f"the engine answers: it gets {share:.0%} of traffic"
+            self._go(Place.PROBING, track.cause, "probe", text, errors=track.errors)
 
     def _unclear(self, values: Mapping[str, float]) -> str:
         """Return the first figure that is not clear, "" for none."""
@@ -227,15 +219,14 @@ class _Turn:
 
     def _leave_standby(self, errors: float, dead: bool) -> None:
         """Go back to the engine if fewer requests fail there."""
-        track = self.state.traffic
-        better = track.errors < errors or dead
+        better = self.state.traffic.errors < errors or dead
         if self.seen.answers is not True or not better or self.seen.weights is None:
             self.alerts["both_bad"] = "The standby fails, and the engine is no better."
         elif not dead and not self.settled:
             self.alerts["both_bad"] = "The standby fails; the last change was a moment ago."
         else:
-            self._move(Place.OWN, "standby", wait=track.wait)
-            self._say("return", "standby", "the standby fails and the engine answers: back to it")
+            text = "the standby fails and the engine answers: back to it"
+            self._go(Place.OWN, "standby", "return", text)
 
     def _advance(self, verdict: Verdict) -> None:
         """Give the engine more traffic after a good stage."""
@@ -251,11 +242,12 @@ class _Turn:
             self.reasons["return"] = f"stage {track.stage + 1} waits: {unclear} is not clear"
         elif track.stage + 1 < len(steps):
             share = steps[track.stage + 1]
-            self._move(Place.PROBING, track.cause, stage=track.stage + 1, errors=track.errors)
-            self._say("advance", track.cause, f"a good stage: the engine gets {share:.0%}")
+            text = f"a good stage: the engine gets {share:.0%}"
+            self._go(Place.PROBING, track.cause, "advance", text, stage=track.stage + 1,
+                     errors=track.errors)  # fmt: skip
         else:
-            self._move(Place.OWN, track.cause)
-            self._say("return", track.cause, "all stages were good: the engine has its traffic")
+            text = "all stages were good: the engine has its traffic"
+            self._go(Place.OWN, track.cause, "return", text)
 
     # Drafting
 
@@ -285,21 +277,20 @@ class _Turn:
         noted = stopped or self._weak(verdict)
         if noted and not self.state.noted:
             what = "it drafts nothing now" if stopped else verdict.reasons["acceptance"]
-            self._say("record", "acceptance", f"the engine chooses K itself: {what}", "")
+            text = f"the engine chooses K itself: {what}"
+            self.events.append(GuardEvent("record", "acceptance", text, ""))
             self.state = replace(self.state, noted=True)
         elif not noted and self._drafts_well(verdict):
             self.state = replace(self.state, noted=False)
 
     def _draft_less(self, level: Level, cause: str, verdict: Verdict) -> None:
-        drafting, track = self.seen.drafting, self.state.drafting
-        assert drafting is not None
-        self._note_own(drafting)
-        self._draft(level, cause, wait=self._longer(track))
+        assert self.seen.drafting is not None
+        self._note_own(self.seen.drafting)
         action = "reduce" if level == Level.REDUCED else "plain"
         what = f"K goes to {self.state.reduced_to}" if action == "reduce" else "it decodes plainly"
         speedup = verdict.reasons.get("speedup", "") if "speedup" in verdict.values else ""
         why = f"{verdict.reasons[cause]}{'; ' if speedup else ''}{speedup}"
-        self._say(action, cause, f"{why}: {what}", "drafting")
+        self._go(level, cause, action, f"{why}: {what}", wait=self._longer(self.state.drafting))
 
     def _note_own(self, drafting: Drafting) -> None:
         """Keep the switch as its operator set it, before it is changed."""
@@ -320,9 +311,9 @@ class _Turn:
             self._draft_less(level, "memory", verdict)
             changed = True
         if self.state.traffic.level == Place.OWN and self._standby_fits("memory", 0.0, verdict):
-            self._move(Place.RELIEVED, "memory", wait=self._longer(self.state.traffic))
             kept = f"the engine keeps {self.policy.recovery.relief:.0%} of its traffic"
-            self._say("relieve", "memory", f"{verdict.reasons['memory']}: {kept}")
+            self._go(Place.RELIEVED, "memory", "relieve", f"{verdict.reasons['memory']}: {kept}",
+                     wait=self._longer(self.state.traffic))  # fmt: skip
             changed = True
         return changed
 
@@ -330,18 +321,16 @@ class _Turn:
         """Undo what is no longer needed, once the wait is over."""
         traffic, drafting = self.state.traffic, self.state.drafting
         if traffic.level == Place.RELIEVED and self._due(traffic) and self._memory_clear(verdict):
-            self._move(Place.OWN, "memory", wait=traffic.wait)
-            self._say("return", "memory", "memory is clear: the engine has its traffic")
+            text = "memory is clear: the engine has its traffic"
+            self._go(Place.OWN, "memory", "return", text)
         if drafting.level == Level.OWN or not self._due(drafting) or self.seen.drafting is None:
             return
         if drafting.level == Level.PLAIN:
-            self._draft(Level.REDUCED, drafting.cause, wait=drafting.wait, trial=True)
             text = f"drafting is tried again with K of {self.state.reduced_to}"
-            self._say("probe", drafting.cause, text, "drafting")
+            self._go(Level.REDUCED, drafting.cause, "probe", text, stage=1)
         elif self._drafts_well(verdict):
-            self._draft(Level.OWN, drafting.cause, wait=drafting.wait)
             text = "the engine drafts as its operator set it"
-            self._say("restore", drafting.cause, text, "drafting")
+            self._go(Level.OWN, drafting.cause, "restore", text)
 
     def _drafts_well(self, verdict: Verdict) -> bool:
         if self.state.drafting.cause == "memory":
@@ -358,12 +347,10 @@ class _Turn:
         state = self.state
         if mode == "standby":
             if state.traffic.level != Place.STANDBY and self._standby_answers():
-                self._move(Place.STANDBY, "forced")
-                self._say("shift", "forced", "a person moved traffic to the standby")
+                self._go(Place.STANDBY, "forced", "shift", "a person moved traffic to the standby")
             return
         if state.traffic.level != Place.OWN:
-            self._move(Place.OWN, "forced")
-            self._say("return", "forced", "a person moved traffic to the engine")
+            self._go(Place.OWN, "forced", "return", "a person moved traffic to the engine")
         level = Level.OWN if mode == "normal" else Level(mode)
         if state.drafting.level == level:
             return
@@ -372,9 +359,8 @@ class _Turn:
             return
         if self.seen.drafting is not None:
             self._note_own(self.seen.drafting)
-        self._draft(level, "forced")
         actions = {Level.OWN: "restore", Level.REDUCED: "reduce", Level.PLAIN: "plain"}
-        self._say(actions[level], "forced", f"a person set drafting to {level}", "drafting")
+        self._go(level, "forced", actions[level], f"a person set drafting to {level}")
 
     def _standby_answers(self) -> bool:
         if self.policy.can_shift and self.seen.weights is not None and self.seen.warm:
@@ -385,9 +371,6 @@ class _Turn:
         return False
 
     # Small parts
-
-    def _say(self, action: str, signal: str, text: str, track: str = "traffic") -> None:
-        self.events.append(GuardEvent(action, signal, text, track))
 
     def _due(self, track: Track) -> bool:
         return self.now >= track.retry_at
@@ -405,20 +388,15 @@ class _Turn:
             return min(2 * track.wait, recovery.longest_wait)
         return track.wait if track.level == Level.REDUCED else recovery.wait
 
-    def _move(
-        self, place: Place, cause: str, *, wait: float | None = None, stage: int = 0,
-        errors: float = 0.0,
+    def _go(
+        self, to: Level | Place, cause: str, action: str, text: str, *, wait: float | None = None,
+        stage: int = 0, errors: float = 0.0,
     ) -> None:  # fmt: skip
-        own = self.state.own_weights
-        if place != Place.OWN and own is None:
+        """Bring drafting to a level, or traffic to a place, and put that on record."""
+        name, own = "drafting" if isinstance(to, Level) else "traffic", self.state.own_weights
+        if isinstance(to, Place) and to != Place.OWN and own is None:
             own = self.seen.weights
-        old = self.state.traffic.wait if wait is None else wait
-        track = Track(place, self.now, cause, old, self.now + old, stage, errors)
-        self.state = replace(self.state, traffic=track, own_weights=own)
-
-    def _draft(
-        self, level: Level, cause: str, wait: float | None = None, *, trial: bool = False
-    ) -> None:
-        old = self.state.drafting.wait if wait is None else wait
-        track = Track(level, self.now, cause, old, self.now + old, int(trial))
-        self.state = replace(self.state, drafting=track)
+        wait = getattr(self.state, name).wait if wait is None else wait
+        track: Any = Track(to, self.now, cause, wait, self.now + wait, stage, errors)
+        self.state = replace(self.state, own_weights=own, **{name: track})
+        self.events.append(GuardEvent(action, cause, text, name))

@@ -28,8 +28,7 @@ WEBHOOK_SECONDS = 2.0
 class Events:
     """Tells each event once: a step when it is made, an alert when it begins and when it ends.
 
-    Args:
-        webhook: an address that gets each event as JSON; a failure is only logged.
+    ``webhook`` is an address that gets each as JSON; a failure is only logged.
     """
 
     def __init__(

@@ -16,13 +16,9 @@ STANDBY_DOWN = "standby_down"
 
 @dataclass(frozen=True)
 class Verdict:
-    """One evaluation's reading of the signals.
+    """The signals in an evaluation: ``bad`` for as long as the policy says, ``pending`` since when.
 
-    Attributes:
-        bad: those that are bad for as long as the policy says.
-        pending: by signal, since when it is bad.
-        reasons: a sentence on each.
-        values: the figures that count.
+    ``reasons`` has a sentence on each, ``values`` the figures that count.
     """
 
     bad: frozenset[str]
@@ -33,7 +29,9 @@ class Verdict:
 
 def judge(state: State, seen: Observation, policy: Policy, now: float) -> Verdict:
     """Return the verdict on the engine; a figure without enough traffic behind it is no figure."""
-    values = figures(seen.engine, policy, _least(state, policy))
+    # A probation has few requests, and must be judged by them.
+    least = policy.recovery if state.traffic.level == Place.PROBING else policy.minimum
+    values = figures(seen.engine, policy, least.requests)
     pending: dict[str, float] = {}
     bad: set[str] = set()
     reasons: dict[str, str] = {}
@@ -80,9 +78,3 @@ def figures(side: Side, policy: Policy, requests: float) -> dict[str, float]:
     if (side.drafted or 0.0) >= policy.minimum.drafted and side.draft_length != 0:
         values |= {"acceptance": side.acceptance, "speedup": side.speedup}
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _least(state: State, policy: Policy) -> float:
-    """Return the requests that a figure needs: a probation has few, and must be judged by them."""
-    probing = state.traffic.level == Place.PROBING
-    return policy.recovery.requests if probing else policy.minimum.requests

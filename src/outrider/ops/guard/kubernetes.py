@@ -18,11 +18,9 @@ INVALID = 422
 
 
 class Cluster:
-    """One API server.
+    """One API server, by the address that ``kubectl proxy`` prints, or the pod's own cluster.
 
-    Args:
-        url: its address, as ``kubectl proxy`` prints it; the pod's own cluster unless given.
-        key_env: a variable with a token; the account's token unless given.
+    ``key_env`` is a variable with a token; the account's is used unless it is given.
 
     Raises ConfigError: there is no address, and this is no pod.
     """
@@ -46,15 +44,13 @@ class Cluster:
 
     def ask(self, path: str, body: Any = None, *, method: str | None = None,
             kind: str = "application/json", seconds: float = SECONDS) -> Answer:  # fmt: skip
-        """Return the answer to a request; the token is read anew, since it is renewed.
-
-        Raises EndpointError: nobody answers.
-        """
+        """Return the answer to a request, or raise EndpointError: nobody answers."""
         return call(self.url + path, body, method=method, key=self._key(), seconds=seconds,
                     tls=self._tls,
                     headers={"Content-Type": kind} if body is not None else None)  # fmt: skip
 
     def _key(self) -> str | None:
+        """Return the token, which is read anew, since the account's is renewed."""
         if self._key_env:
             return os.environ.get(self._key_env)
         try:

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any
 
 from ...base.limits import LARGEST_INT
 from ...base.outside.text import printable
@@ -23,28 +23,6 @@ LONGEST = 86400.0
 """Longest duration of a lease, in seconds; guards write no longer ones."""
 
 
-class GuardLease(Protocol):
-    """A right that one guard has at a time."""
-
-    def hold(self, now: float) -> str | None:
-        """Take or renew the lease; return None if this guard has it, else a sentence on who does.
-
-        ``now`` are seconds of a monotonic clock.
-        """
-        ...
-
-    def release(self) -> None:
-        """Give it back."""
-        ...
-
-
-def lease(policy: Policy) -> GuardLease:
-    """Return the lease that a policy names."""
-    if policy.lease.kind == "kubernetes":
-        return KubernetesLease(policy)
-    return FileLease(Path(policy.folder) / "lease")
-
-
 class FileLease:
     """A lock of the kernel's on a file: it ends with its process, however that ends."""
 
@@ -53,7 +31,7 @@ class FileLease:
         self._file: int | None = None
 
     def hold(self, now: float) -> str | None:
-        """Take the lock unless this guard has it, on the file that has the name at present."""
+        """Take the lock on the file that has the name at present; see ``GuardLease``."""
         if self._is_there():
             return None
         self.release()
@@ -104,7 +82,7 @@ class KubernetesLease:
         self._since = 0.0
 
     def hold(self, now: float) -> str | None:
-        """Take or renew the Lease; a conflict means that somebody else was faster."""
+        """Take or renew the Lease at ``now``, in seconds of a monotonic clock."""
         try:
             return self._hold(now)
         except EndpointError as error:
@@ -148,19 +126,28 @@ class KubernetesLease:
     def _spec(self, before: dict[str, Any]) -> dict[str, Any]:
         text = datetime.fromtimestamp(time.time(), UTC).strftime(FORMAT)
         mine = before.get("holderIdentity") == self._me
-        changes = before.get("leaseTransitions")
+        changes = before.get("leaseTransitions", 0)
+        counts = type(changes) is int and 0 <= changes < LARGEST_INT
         return {
             **before,
             "holderIdentity": self._me,
             "leaseDurationSeconds": max(1, round(self._seconds)),
             "renewTime": text,
             "acquireTime": before.get("acquireTime", text) if mine else text,
-            "leaseTransitions": (changes if _counts(changes) else 0) + (not mine),
+            "leaseTransitions": (changes if counts else 0) + (not mine),
         }
 
     def release(self) -> None:
         """Let it run out."""
 
 
-def _counts(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value < LARGEST_INT
+GuardLease = FileLease | KubernetesLease
+"""A right that one guard has at a time: ``hold`` takes or renews it, and returns None if this guard
+has it, else a sentence on who does."""
+
+
+def lease(policy: Policy) -> GuardLease:
+    """Return the lease that a policy names."""
+    if policy.lease.kind == "kubernetes":
+        return KubernetesLease(policy)
+    return FileLease(Path(policy.folder) / "lease")

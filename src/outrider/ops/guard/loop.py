@@ -6,20 +6,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from ...errors import ConfigError
+from ...base.outside.http import call
+from ...base.outside.sockets import Deadline
+from ...errors import ConfigError, EndpointError
 from .decide import FORCIBLE, decide, wanted
 from .events import Events, logger
 from .lease import GuardLease, lease
-from .policy import Policy
+from .policy import GuardedServer, Policy
 from .sources import FigureSource, source
-from .states import Decision, Level, Observation, Place, State, carried_over
+from .states import Decision, Level, Observation, Place, Side, State, carried_over
 from .store import GuardStore, StoreError
-from .switches import traffic_switch
-from .switches.base import SwitchError, TrafficSwitch
-from .switches.speculation import Speculation
-from .watch import look
+from .switches import Speculation, SwitchError, TrafficSwitch, traffic_switch
+
+T = TypeVar("T")
 
 
 class StoppedError(Exception):
@@ -78,7 +79,7 @@ class Guard:
         self.events = Events(self.store, policy.webhook, dry_run=policy.dry_run)
         self.source = figures or source(policy)
         self.lease = right or lease(policy)
-        self.traffic: TrafficSwitch | None = traffic_switch(policy)
+        self.traffic = traffic_switch(policy)
         self.drafting = Speculation(policy.engine) if policy.engine.has_switch else None
         self.state = self._load()  # reports damage at the start
         self._leads = False
@@ -271,3 +272,46 @@ class Guard:
                 "traffic": asdict(self.state.traffic),
             }
         )
+
+
+def look(
+    state: State, policy: Policy, source: FigureSource, drafting: Speculation | None,
+    traffic: TrafficSwitch | None, now: float,
+) -> Observation:  # fmt: skip
+    """Return what is true now; whatever does not answer leaves a sentence on why."""
+    answers = None
+    sides, trouble = _asked(lambda: source.read(now))
+    drafts, drafting_trouble = _asked(drafting.read) if drafting else (None, None)
+    weights, traffic_trouble = _asked(traffic.read) if traffic else (None, None)
+    engine, standby = sides or (Side(), Side())
+    warm = policy.standby is not None and is_warm(policy.standby, policy.probe_timeout)
+    due = state.traffic.level == Place.STANDBY and (
+        now >= state.traffic.retry_at or not warm or (standby.errors or 0) > 0
+    )
+    if due or (trouble is None and engine.up is not True):
+        answers = is_warm(policy.engine, policy.probe_timeout)
+    return Observation(
+        engine, standby, trouble, drafts, drafting_trouble, weights, traffic_trouble, warm, answers
+    )
+
+
+def _asked(ask: Callable[[], T]) -> tuple[T | None, str | None]:
+    """Return an answer, or why there is none."""
+    try:
+        return ask(), None
+    except (EndpointError, SwitchError) as error:
+        return None, str(error)
+
+
+def is_warm(server: GuardedServer, seconds: float) -> bool:
+    """Return whether a server's model writes a token within ``seconds``; first ask for its name."""
+    deadline = Deadline(seconds)
+    try:
+        models = call(f"{server.root}/v1/models", key=server.key, seconds=seconds).json()
+        name = models["data"][0]["id"]
+        body = {"model": name, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+        left = deadline.left()
+        answer = call(f"{server.root}/v1/completions", body, key=server.key, seconds=left)
+        return answer.ok and bool(answer.json()["choices"])
+    except (EndpointError, LookupError, TypeError, TimeoutError):
+        return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,8 +17,6 @@ from ...base.outside.http import address
 from ...base.outside.models import DataPart, checked
 from ...errors import ConfigError, no_option, shown
 
-WITH_SWITCH = ("outrider",)
-"""Engines whose drafting can be changed while they run."""
 ENGINES = ("outrider", "vllm", "sglang", "trtllm", "llamacpp")
 FIGURES = (
     "up", "done", "failed", "running", "tokens", "p99", "memory", "drafted", "accepted", "speedup",
@@ -62,10 +60,6 @@ def _rise(stages: tuple[float, ...]) -> bool:
     return bool(stages) and sorted(set(stages)) == list(stages) and 0 < stages[0] <= stages[-1] < 1
 
 
-def _engine(name: str) -> str:
-    return named_engine(name, "", ENGINES)
-
-
 def _queries(queries: Mapping[str, str]) -> Mapping[str, str]:
     for name, text in queries.items():
         if name not in FIGURES:
@@ -95,7 +89,7 @@ def key_in(variable: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Signal:
-    """The limits of a figure: bad, good again, and for how long it must be bad.
+    """The limits of a figure: bad, good again, and for how many seconds it must be bad.
 
     Of a figure that must not fall, ``bad`` lies below ``clear``; of one that must not rise, above.
     """
@@ -138,7 +132,7 @@ class GuardedServer(DataPart):
     """The engine, or its standby. ``key_env`` names a variable that holds its API key."""
 
     url: Url
-    kind: Annotated[str, AfterValidator(_engine)] = "outrider"
+    kind: Annotated[str, AfterValidator(lambda name: named_engine(name, "", ENGINES))] = "outrider"
     key_env: Text | None = None
 
     @property
@@ -147,18 +141,22 @@ class GuardedServer(DataPart):
         return key_in(self.key_env)
 
     @property
+    def root(self) -> str:
+        """Its address without ``/v1``."""
+        return self.url.rstrip("/").removesuffix("/v1")
+
+    @property
     def has_switch(self) -> bool:
-        """Return whether its drafting can be changed while it runs."""
-        return self.kind in WITH_SWITCH
+        """Return whether its drafting can be changed while it runs: Outrider's alone can."""
+        return self.kind == "outrider"
 
 
 @dataclass(frozen=True)
 class PolicySource(DataPart):
     """The source of figures.
 
-    ``engine`` and ``standby`` are label matchers of their series, as ``instance="host:8000"``;
-    ``queries`` are expressions in place of the usual ones, where $MATCHER and $WINDOW are filled
-    in.
+    ``engine`` and ``standby`` are label matchers of their series, as ``instance="host:8000"``.
+    ``queries`` replace the usual expressions; $MATCHER and $WINDOW are filled in.
     """
 
     kind: Literal["prometheus", "scrape"] = "scrape"
@@ -196,13 +194,10 @@ class Minimum(DataPart):
 class Recovery(DataPart):
     """The way back.
 
-    Args:
-        cooldown: least seconds between two changes that are not urgent.
-        wait: seconds until the first try; it doubles up to ``longest_wait`` where tries fail.
-        stages: the engine's shares of traffic in a probation; those above its own are left out.
-        hold: seconds of a stage.
-        requests: that a stage must have seen.
-        relief: what the engine keeps of its share of traffic while memory is short.
+    Two changes that are not urgent lie ``cooldown`` seconds apart. The first try comes after
+    ``wait`` seconds, which double up to ``longest_wait`` where tries fail. ``stages`` are the
+    engine's shares of traffic in a probation; each lasts ``hold`` seconds and sees ``requests``.
+    While memory is short the engine keeps ``relief`` of its share.
     """
 
     cooldown: Amount = 60.0
@@ -235,15 +230,11 @@ class PolicyLease(DataPart):
 class Policy(DataPart):
     """A whole policy.
 
-    Args:
-        folder: of state, audit and lease.
-        interval: seconds between evaluations.
-        window: seconds that figures cover.
-        probe_timeout: seconds in which a model must answer one token.
-        listen: host:port of the guard's own metrics; None for none.
-        webhook: an address that gets each event; None for none.
-        advice: a file of ``outrider ops advise --out``, relative to the policy; its break-even is
-            the threshold of acceptance unless ``signals`` has one.
+    The ``folder`` holds state, audit and lease. Evaluations come every ``interval`` seconds, and
+    figures cover ``window`` seconds; a model must answer one token within ``probe_timeout``. The
+    guard's own metrics are at ``listen``, and ``webhook`` gets each event. The break-even of
+    ``advice``, a file of ``outrider ops advise --out`` beside the policy, is the threshold of
+    acceptance unless ``signals`` has one.
     """
 
     engine: GuardedServer
@@ -282,15 +273,15 @@ def parse(document: Mapping[str, Any], where: str = "The policy", beside: Path =
     """
     if "engine" not in document:
         raise ConfigError(f"{where} names no engine; add [engine] with its url.")
-    given = document.get("signals", {})
-    others = {name: value for name, value in document.items() if name != "signals"}
+    others = dict(document)
+    given = others.pop("signals", {})
     policy = checked(Policy, others, where)
     signals = _signals(given, where)
     if policy.advice is not None and "acceptance" not in given:
         signals["acceptance"] = _advised(beside / policy.advice, where)
-    policy = replace(policy, signals=signals)
-    _check(policy, where)
-    return policy
+    for problem in _contradictions(policy):
+        raise ConfigError(f"{where}{problem}")
+    return replace(policy, signals=signals)
 
 
 # Signals
@@ -346,45 +337,6 @@ def _advised(file: Path, where: str) -> Signal:
 
 # Options that contradict each other
 
-
-def _check(policy: Policy, where: str) -> None:
-    for name in ("interval", "window", "probe_timeout"):
-        if getattr(policy, name) < SHORTEST:
-            raise ConfigError(
-                f"{where}: {name} is {getattr(policy, name):g} s; give {SHORTEST:g} or more."
-            )
-    if policy.window < policy.interval:
-        raise ConfigError(
-            f"{where}: the window of {policy.window:g} s is shorter than the interval of "
-            f"{policy.interval:g} s; what lies between is never seen."
-        )
-    for name in ("cooldown", "wait", "hold"):
-        seconds = getattr(policy.recovery, name)
-        if seconds < policy.window:
-            raise ConfigError(
-                f"{where}, [recovery]: {name} is {seconds:g} s, less than the window of "
-                f"{policy.window:g} s; the guard would judge by figures from before its change."
-            )
-    if policy.recovery.longest_wait < policy.recovery.wait:
-        raise ConfigError(f"{where}, [recovery]: longest_wait is shorter than wait; correct one.")
-    standby, source, lease = policy.standby, policy.source, policy.lease
-    if standby is not None and standby.url.rstrip("/") == policy.engine.url.rstrip("/"):
-        raise ConfigError(f"{where}: engine and standby are the same server; name two.")
-    if source.kind == "prometheus":
-        names = ("url", "engine", "standby") if standby else ("url", "engine")
-        _needs(source, names, f"{where}, [source]")
-    elif source.queries:
-        raise ConfigError(f'{where}, [source]: queries need kind = "prometheus".')
-    _check_traffic(policy, f"{where}, [traffic]")
-    if lease.kind == "kubernetes":
-        _needs(lease, ("namespace",), f"{where}, [lease]")
-        if lease.seconds < 2 * policy.interval:
-            raise ConfigError(
-                f"{where}, [lease]: {lease.seconds:g} s would run out between two "
-                f"evaluations; give {2 * policy.interval:g} or more."
-            )
-
-
 TRAFFIC_NEEDS = {
     "haproxy": ("address", "backend", "engine", "standby"),
     "httproute": ("namespace", "route", "engine", "standby"),
@@ -392,27 +344,55 @@ TRAFFIC_NEEDS = {
 }
 
 
-def _check_traffic(policy: Policy, where: str) -> None:
-    traffic = policy.traffic
-    if traffic.kind == "none":
-        return
-    if policy.standby is None:
-        raise ConfigError(f"{where} moves traffic, but there is no [standby]; add one.")
-    _needs(traffic, TRAFFIC_NEEDS[traffic.kind], where)
+def _contradictions(policy: Policy) -> Iterator[str]:
+    """Yield what contradicts itself, as the ends of sentences that begin with the policy's name."""
+    for name in ("interval", "window", "probe_timeout"):
+        if (seconds := getattr(policy, name)) < SHORTEST:
+            yield f": {name} is {seconds:g} s; give {SHORTEST:g} or more."
+    window, interval, recovery = policy.window, policy.interval, policy.recovery
+    if window < interval:
+        yield (f": the window of {window:g} s is shorter than the interval of {interval:g} s; "
+               "what lies between is never seen.")  # fmt: skip
+    for name in ("cooldown", "wait", "hold"):
+        if (seconds := getattr(recovery, name)) < window:
+            yield (f", [recovery]: {name} is {seconds:g} s, less than the window of {window:g} s; "
+                   "the guard would judge by figures from before its change.")  # fmt: skip
+    if recovery.longest_wait < recovery.wait:
+        yield ", [recovery]: longest_wait is shorter than wait; correct one."
+    standby, source, lease = policy.standby, policy.source, policy.lease
+    if standby is not None and standby.url.rstrip("/") == policy.engine.url.rstrip("/"):
+        yield ": engine and standby are the same server; name two."
+    if source.kind == "prometheus":
+        names = ("url", "engine", "standby") if standby else ("url", "engine")
+        yield from _lacking("source", source, names)
+    elif source.queries:
+        yield ', [source]: queries need kind = "prometheus".'
+    if policy.traffic.kind != "none":
+        if standby is None:
+            yield ", [traffic] moves traffic, but there is no [standby]; add one."
+        yield from _of_traffic(policy.traffic)
+    if lease.kind == "kubernetes":
+        yield from _lacking("lease", lease, ("namespace",))
+        if lease.seconds < 2 * interval:
+            yield (f", [lease]: {lease.seconds:g} s would run out between two evaluations; give "
+                   f"{2 * interval:g} or more.")  # fmt: skip
+
+
+def _of_traffic(traffic: Traffic) -> Iterator[str]:
+    yield from _lacking("traffic", traffic, TRAFFIC_NEEDS[traffic.kind])
     if traffic.engine is not None and traffic.engine == traffic.standby:
-        raise ConfigError(f"{where}: engine and standby have the same name; name two.")
+        yield ", [traffic]: engine and standby have the same name; name two."
     if traffic.kind == "haproxy":
         for name in ("backend", "engine", "standby"):
             if not HAPROXY_NAME.fullmatch(getattr(traffic, name)):
-                raise ConfigError(f"{where}: {name} is no name of HAProxy's; correct it.")
+                yield f", [traffic]: {name} is no name of HAProxy's; correct it."
         kind, _, rest = (traffic.address or "").partition(":")
         if not rest or not (kind == "unix" or (kind == "tcp" and _is_port(rest))):
-            raise ConfigError(
-                f"{where}: address is {shown(traffic.address)}; give unix:PATH or tcp:HOST:PORT."
-            )
+            said = shown(traffic.address)
+            yield f", [traffic]: address is {said}; give unix:PATH or tcp:HOST:PORT."
 
 
-def _needs(part: Any, names: tuple[str, ...], where: str) -> None:
-    for name in names:
-        if getattr(part, name) is None:
-            raise ConfigError(f"{where} of kind {part.kind!r} needs {name}; add it.")
+def _lacking(name: str, part: Any, needs: Iterable[str]) -> Iterator[str]:
+    for each in needs:
+        if getattr(part, each) is None:
+            yield f", [{name}] of kind {part.kind!r} needs {each}; add it."

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf, isfinite
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlencode
 
-from ...base.outside.documents import MIB
 from ...base.outside.http import call
 from ...base.outside.sockets import Deadline
 from ...base.outside.text import printable
 from ...errors import EndpointError
-from ..metrics import Figures, Reader, Window, names_of
+from ..metrics import Figures, Window, ask_page, names_of
 from .policy import GuardedServer, Policy, key_in
 from .states import Side
 
 QUANTILE = 0.99
 SECONDS = 5.0
 """Time in which a source must answer all queries."""
-LARGEST_PAGE = 16 * MIB
-
-
-class FigureSource(Protocol):
-    """Gives the figures of engine and standby over the policy's window."""
-
-    def read(self, now: float) -> tuple[Side, Side]:
-        """Return the sides. Raises EndpointError: the source itself does not answer."""
-        ...
-
-
-def source(policy: Policy) -> FigureSource:
-    """Return the source that a policy names."""
-    return Prometheus(policy) if policy.source.kind == "prometheus" else Scrapes(policy)
 
 
 COUNTERS = {
@@ -93,23 +78,22 @@ class Prometheus:
     """Asks Prometheus' HTTP API; a figure without a series is None."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy, own = policy, policy.source
-        self._url = (own.url or "").rstrip("/")
-        self._engine = self._texts(policy.engine, own.engine)
-        self._standby = self._texts(policy.standby, own.standby)
+        self._source, self._window = policy.source, policy.window
+        self._url = (self._source.url or "").rstrip("/")
+        self._engine = self._texts(policy.engine, self._source.engine)
+        self._standby = self._texts(policy.standby, self._source.standby)
 
     def _texts(self, server: GuardedServer | None, matcher: str | None) -> dict[str, str]:
         if server is None or matcher is None:
             return {}
-        span = _span(self._policy.window)
         own = {
-            name: text.replace("$MATCHER", matcher).replace("$WINDOW", span)
-            for name, text in self._policy.source.queries.items()
+            name: text.replace("$MATCHER", matcher).replace("$WINDOW", _span(self._window))
+            for name, text in self._source.queries.items()
         }
-        return queries(server.kind, matcher, self._policy.window) | own
+        return queries(server.kind, matcher, self._window) | own
 
     def read(self, now: float) -> tuple[Side, Side]:
-        """Return the sides; ``now`` is Prometheus' own."""
+        """Return the sides; ``now`` is Prometheus' own. Raises EndpointError: it is silent."""
         deadline = Deadline(SECONDS)
         return self._side(self._engine, deadline), self._side(self._standby, deadline)
 
@@ -126,7 +110,7 @@ class Prometheus:
                 f"Prometheus at {self._url} does not answer all queries within {SECONDS:g} s."
             ) from None
         url = f"{self._url}/api/v1/query?{urlencode({'query': text})}"
-        answer = call(url, key=key_in(self._policy.source.key_env), seconds=left)
+        answer = call(url, key=key_in(self._source.key_env), seconds=left)
         document = answer.json()
         if not answer.ok or not isinstance(document, dict) or document.get("status") != "success":
             told = printable(document.get("error") or "") if isinstance(document, dict) else ""
@@ -156,8 +140,8 @@ class Scrapes:
     """Reads the servers' pages itself, and keeps those of the window."""
 
     def __init__(self, policy: Policy) -> None:
-        self._engine = _Pages(policy.engine, policy.window)
-        self._standby = _Pages(policy.standby, policy.window) if policy.standby else None
+        self._engine = _ServerPages(policy.engine, policy.window)
+        self._standby = _ServerPages(policy.standby, policy.window) if policy.standby else None
 
     def read(self, now: float) -> tuple[Side, Side]:
         """Return the sides; a server that does not answer is down, and the source never is."""
@@ -165,7 +149,16 @@ class Scrapes:
         return engine, self._standby.read(now) if self._standby else Side()
 
 
-class _Pages:
+FigureSource = Prometheus | Scrapes
+"""Gives the figures of engine and standby over the policy's window."""
+
+
+def source(policy: Policy) -> FigureSource:
+    """Return the source that a policy names."""
+    return Prometheus(policy) if policy.source.kind == "prometheus" else Scrapes(policy)
+
+
+class _ServerPages:
     """The pages of one server over a window."""
 
     def __init__(self, server: GuardedServer, window: float) -> None:
@@ -174,16 +167,12 @@ class _Pages:
         self._window = Window(window)
 
     def read(self, now: float) -> Side:
-        reader = Reader(self._names)
         try:
-            url = self._server.url.rstrip("/").removesuffix("/v1")
-            answer = call(f"{url}/metrics", key=self._server.key, seconds=SECONDS,
-                          limit=LARGEST_PAGE, take=reader.feed)  # fmt: skip
+            page = ask_page(self._server.root, self._server.key, SECONDS, self._names)
         except EndpointError:
+            page = None
+        if page is None:
             return Side(up=False)
-        if not answer.ok:
-            return Side(up=False)
-        page = reader.page()
         before, span = self._window.take(page, now)
         seen = Figures.of(page, before, span, self._server.kind)
         assert seen is not None
@@ -195,11 +184,9 @@ class _Pages:
 
 def figures_of(seen: Figures) -> dict[str, float | None]:
     """Return the figures of a server in a window, by the names of ``[source.queries]``."""
-    counted = {figure: seen.total(name) for figure, name in COUNTERS.items()}
-    gauges = {
-        figure: seen.total(name) if how == "sum" else seen.mean(name)
-        for figure, (name, how) in GAUGES.items()
-    }
     return {
-        **counted, **gauges, "failed": seen.failed, "p99": seen.quantile("e2e", QUANTILE)
+        **{figure: seen.total(name) for figure, name in COUNTERS.items()},
+        **{figure: seen.total(name) if how == "sum" else seen.mean(name)
+           for figure, (name, how) in GAUGES.items()},
+        "failed": seen.failed, "p99": seen.quantile("e2e", QUANTILE),
     }  # fmt: skip

@@ -53,16 +53,10 @@ def _printable(text: str) -> str:
 class Side:
     """Figures of one server over the window; None where the source has none.
 
-    Attributes:
-        up: False where the source cannot reach it.
-        requests: that ended, failed ones among them.
-        errors: the share of them that failed.
-        p99: seconds of a request from arrival to end; infinite where requests run and nothing comes
-            out.
-        memory: the share of the cache's pages in use.
-        acceptance: accepted / drafted, and ``drafted`` the tokens drafted.
-        speedup: the engine's own figure beside plain decoding.
-        draft_length: K in use; 0 while nothing is drafted.
+    ``up`` is False where the source cannot reach it. ``errors`` is the share of the ``requests``
+    that ended which failed; ``p99`` are seconds from arrival to end, infinite where requests run
+    and nothing comes out. ``memory`` is the share of the cache's pages in use, ``acceptance``
+    accepted / drafted tokens. ``draft_length`` is 0 while nothing is drafted.
     """
 
     up: bool | None = None
@@ -94,14 +88,10 @@ Weights = tuple[Weight, Weight]
 class Observation:
     """All that one evaluation looks at.
 
-    Attributes:
-        trouble: why the source tells nothing; None where it does.
-        drafting: the engine's switch; None where it has none or does not answer.
-        drafting_trouble: why an engine that has a switch does not answer.
-        weights: of traffic now; None without a switch, or where that does not answer.
-        traffic_trouble: why it does not.
-        warm: whether the standby's model answered just now.
-        answers: whether the engine's model answered just now; None where nobody asked.
+    ``trouble`` says why the source tells nothing. ``drafting`` and ``weights`` are what the
+    switches show, None where there is none or it does not answer; their troubles say why. ``warm``
+    and ``answers`` tell whether the models of standby and engine answered just now; None where
+    nobody asked.
     """
 
     engine: Side = Side()
@@ -119,12 +109,10 @@ class Observation:
 class Track:
     """One thing that the guard changes: drafting, or traffic.
 
-    Attributes:
-        level: a ``Level`` or a ``Place``.
-        since: when it came there, and ``cause`` the signal that led there.
-        wait: seconds until the next try to go back, and ``retry_at`` when that is.
-        stage: of a probation; of drafting 1 while it is tried again.
-        errors: the share of failed requests when traffic left.
+    It came to its ``level``, a ``Level`` or a ``Place``, at the time ``since``, by the signal
+    ``cause``. The next try to go back is at ``retry_at``, after ``wait`` seconds. ``stage`` is that
+    of a probation, or 1 while drafting is tried again; ``errors`` the share of failed requests when
+    traffic left.
     """
 
     level: str = Level.OWN
@@ -140,15 +128,11 @@ class Track:
 class State:
     """The guard's memory between evaluations, and over its own death.
 
-    Attributes:
-        engine: the address that it belongs to.
-        pending: by signal, since when it is beyond its threshold.
-        forced: the mode that a person holds it in; None for none.
-        own_drafting: the engine's switch as it was before the guard touched it.
-        own_weights: of traffic, likewise.
-        reduced_to: K while drafting is reduced.
-        noted: True while weak drafting that the engine handles itself is on record.
-        seen: the time of the last evaluation.
+    It belongs to the address ``engine``. ``pending`` says since when each signal is beyond its
+    threshold, ``forced`` the mode that a person holds it in. ``own_drafting`` and ``own_weights``
+    are the switches as they were before the guard touched them, ``reduced_to`` is K while drafting
+    is reduced. While ``noted``, weak drafting that the engine handles itself is on record. ``seen``
+    is the time of the last evaluation.
     """
 
     engine: str = ""

@@ -63,7 +63,7 @@ class GuardStore:
         self._write(STATE, state.to_json())
 
     def show(self, status: dict[str, Any]) -> None:
-        """Write what ``outrider ops guard status`` shows."""
+        """Write the status for ``outrider ops guard status``."""
         self._write(STATUS, status)
 
     def status(self) -> dict[str, Any] | None:

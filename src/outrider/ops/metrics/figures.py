@@ -6,8 +6,9 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
-from .engines import engine_of, names_of
+from ...base.tables import table
 from .page import Page
 
 POSITION = ("position", "token_position")
@@ -20,10 +21,8 @@ MOST_PAGES = 64
 class Figures:
     """The figures of an engine over a span of time. What it does not tell is None, never guessed.
 
-    Attributes:
-        page: what was counted within the span, and gauges at its end.
-        names: the engine's names by figure, as in ``data/engines.toml``.
-        seconds: the span's length; 0 where it began with the engine.
+    ``page`` has what was counted within the span, of ``seconds`` or since the engine's start (0),
+    and gauges at its end. ``names`` are the engine's by figure, as in ``data/engines.toml``.
     """
 
     engine: str
@@ -36,12 +35,9 @@ class Figures:
         cls, page: Page, before: Page | None = None, seconds: float = 0.0,
         engine: str | None = None,
     ) -> Figures | None:  # fmt: skip
-        """Return the figures since an earlier page; None where the page is of no known engine.
+        """Return the figures since a page ``seconds`` before, or the start; None if of no engine.
 
-        Args:
-            before: None takes all since the engine's start.
-            seconds: time between the two pages.
-            engine: whose names are read; the page tells unless given.
+        ``engine`` says whose names are read; the page tells unless it is given.
         """
         engine = engine or engine_of(page)
         if engine is None:
@@ -127,21 +123,14 @@ def _order(label: str) -> tuple[int, str]:
 
 
 class Window:
-    """The pages of an engine that rates and quantiles look back on.
-
-    Args:
-        seconds: how far.
-    """
+    """The pages of an engine that rates and quantiles look back on, for so many seconds."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.pages: deque[tuple[float, Page]] = deque()
 
     def take(self, page: Page, now: float) -> tuple[Page, float]:
-        """Keep a page; return the one at the window's start, and how long ago that was.
-
-        ``now`` are seconds of any clock. The first page is its own start.
-        """
+        """Keep a page; return the one at the window's start, and how long ago that was."""
         pages, seconds = self.pages, self.seconds
         while pages and (pages[0][0] < now - 1.5 * seconds or pages[0][0] > now):
             pages.popleft()
@@ -156,3 +145,29 @@ class Window:
     def clear(self) -> None:
         """Forget all pages."""
         self.pages.clear()
+
+
+OURS = "outrider_draft_length"
+"""A metric that only Outrider has; its other names are vLLM's."""
+
+
+@cache
+def tables() -> dict[str, dict[str, str]]:
+    """Return the names of metrics by engine; do not change what it holds."""
+    loaded = table("outrider.ops.metrics", "engines")
+    return {name: each for name, each in loaded.items() if isinstance(each, dict)}
+
+
+def names_of(engine: str) -> Mapping[str, str]:
+    """Return an engine's names by figure. Outrider has vLLM's, and some of its own."""
+    return tables()["vllm"] | tables()["outrider"] if engine == "outrider" else tables()[engine]
+
+
+def engine_of(page: Page) -> str | None:
+    """Return whose names a page has; None where it is nobody's."""
+    if OURS in page.samples:
+        return "outrider"
+    for engine, names in tables().items():
+        if "at" in names and any(each.startswith(names["at"]) for each in page.samples):
+            return engine
+    return None

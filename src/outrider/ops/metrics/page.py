@@ -11,6 +11,10 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from ...base.outside.documents import MIB
+from ...base.outside.http import call
+
+LARGEST_PAGE = 16 * MIB
 COUNTED = re.compile(r"_(total|sum|count|bucket)$")
 NAME = re.compile(rb"[A-Za-z_:][A-Za-z0-9_:]*")
 MOST_SAMPLES = 20_000
@@ -22,11 +26,7 @@ UNUSED = re.compile(r"_(bucket|created)$")
 
 
 class Page:
-    """The samples of one page; what no engine means (NaN, infinities) is left out.
-
-    Attributes:
-        broken: lines that are not in Prometheus' format.
-    """
+    """The finite samples of one page, and how many lines of it are ``broken``."""
 
     def __init__(self, samples: Iterable[Sample], broken: int = 0) -> None:
         self.samples: dict[str, list[Sample]] = {}
@@ -37,10 +37,7 @@ class Page:
                 self.samples.setdefault(name, []).append(sample)
 
     def since(self, before: Page) -> Page:
-        """Return what was counted since an earlier page; gauges as they are now.
-
-        A counter that went back, at a restart, counts from zero.
-        """
+        """Return what was counted since a page, from zero after a restart; gauges as of now."""
         counted = {
             _key(sample): sample.value for sample in before.all() if COUNTED.search(sample.name)
         }
@@ -110,8 +107,7 @@ class Page:
     def quantile(self, name: str, share: float) -> float | None:
         """Return a histogram's quantile as Prometheus' ``histogram_quantile`` does; None if empty.
 
-        Within a bucket observations count as spread evenly. Beyond the last finite bound that
-        bound is returned: the quantile is that much at least.
+        Beyond the last finite bound it is that bound: the quantile is that much at least.
         """
         counts = self.buckets(name)
         finite = [bound for bound in counts if isfinite(bound)]
@@ -139,11 +135,7 @@ def _line(sample: Sample) -> str:
 
 
 class Reader:
-    """Reads a page part by part as it comes, and keeps only its samples.
-
-    Args:
-        names: of the metrics to keep, without ``_total``; None keeps all.
-    """
+    """Reads a page part by part as it comes; it keeps the samples of ``names``, None keeps all."""
 
     def __init__(self, names: Collection[str] | None = None) -> None:
         self._names = names
@@ -189,6 +181,18 @@ class Reader:
             return False
         name = match[0].decode("ascii")
         return name in self._names or COUNTED.sub("", name) in self._names
+
+
+def ask_page(
+    url: str, key: str | None, seconds: float, names: Collection[str] | None = None
+) -> Page | None:
+    """Return the page of a server's ``/metrics``, or of some ``names``; None if it has none.
+
+    Raises EndpointError: nobody answers within ``seconds``, or too much.
+    """
+    reader = Reader(names)
+    answer = call(f"{url}/metrics", key=key, seconds=seconds, limit=LARGEST_PAGE, take=reader.feed)
+    return reader.page() if answer.ok else None
 
 
 def parse(text: str) -> Page:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import exp, log
 from operator import mul
 from pathlib import Path
@@ -67,10 +67,7 @@ class Drafts(NamedTuple):
     reached: tuple[float, ...] = ()
 
     def survival(self, k: int, shift: float = 0.0) -> list[float]:
-        """Return P(drafted and accepted with all before) at positions 1 to ``k``.
-
-        ``shift`` moves the chances' log-odds.
-        """
+        """Return P(accepted with all before) at positions 1 to ``k``; ``shift`` is of log-odds."""
         chances = _long(self.chances, k)
         if shift:
             chances = [1 / (1 + exp(-_odds(each) - shift)) for each in chances]
@@ -169,12 +166,11 @@ def of_positions(
     shares = [_checked(each, f"acceptance at position {i}") for i, each in enumerate(survival, 1)]
     if evidence == MEASURED:  # of ragged drafts, so that a later share may be a little higher
         shares = [*accumulate(shares, min)]
-    before = [1.0, *shares]
-    if any(later > earlier + 1e-9 for earlier, later in zip(before, shares, strict=False)):
+    pairs = [*pairwise([1.0, *shares])]
+    if any(later > earlier + 1e-9 for earlier, later in pairs):
         raise ConfigError(
             "acceptance by position rises; give shares of drafts accepted up to each."
         )
-    pairs = zip(before, shares, strict=False)
     chances = tuple(share / above if above else 0.0 for above, share in pairs)
     spread = _spread(fmean(shares), drafts * len(shares)) if drafts else GIVEN_SPREAD
     return Acceptance((Drafts(chances),), spread, evidence, source)
@@ -255,10 +251,7 @@ def prior(method: str, tasks: Mapping[str, float], temperature: float = 0.0) -> 
 
 
 def read_acceptance(file: Path, drafter: str | None = None) -> Acceptance:
-    """Return the acceptance in a report of ``outrider bench`` or ``vllm bench serve``, or the like.
-
-    Raises ConfigError: it cannot be read, has none, or that of several drafters but not this one.
-    """
+    """Return a drafter's acceptance in a report of ``outrider bench`` or ``vllm bench serve``."""
     report = read_json(file, f"The acceptance {printable(file)}")
     runs = report.get("runs", [report]) if isinstance(report, dict) else []
     runs = [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
@@ -271,12 +264,11 @@ def read_acceptance(file: Path, drafter: str | None = None) -> Acceptance:
                 f"{file} has the acceptance of {printable(', '.join(sorted(names)))}; name one as "
                 "drafter."
             )
-    positions = [run for run in runs if _positions(run)]
-    if positions:
-        run = max(positions, key=lambda run: len(_positions(run)))
+    run: Mapping[str, Any] = max(runs, key=lambda each: len(_positions(each)), default={})
+    if positions := _positions(run):
         drafts = run.get("drafts") or run.get("spec_decode_num_drafts") or 0
         drafts = drafts if isinstance(drafts, int | float) and drafts > 0 else 0
-        return of_positions(_positions(run), source, MEASURED, drafts)
+        return of_positions(positions, source, MEASURED, drafts)
     for run in runs:
         rate, k = run.get("acceptance_rate"), run.get("num_speculative_tokens")
         if rate is not None and k:
@@ -295,10 +287,7 @@ def _positions(run: Mapping[str, Any]) -> list[float]:
 
 
 def parse_acceptance(text: str, drafter: str | None = None) -> Acceptance:
-    """Return the acceptance that a text gives: ``0.73@5``, ``0.92,0.81,0.71``, or a file's name.
-
-    Raises ConfigError: it is none of these.
-    """
+    """Return the acceptance of a text: ``0.73@5``, ``0.92,0.81,0.71``, or a file's name."""
     if os.path.isfile(text):
         return read_acceptance(Path(text), drafter)
     rate, at, k = text.partition("@")

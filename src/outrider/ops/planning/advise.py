@@ -47,11 +47,7 @@ def advise(situation: Situation) -> Advice:
     """Return whether speculation is worth it, with what, how far, and why.
 
     With priority throughput, the batch that fills the machine is judged. Without a drafter the
-    advice is for the best one of the catalogue.
-
-    Raises:
-        ConfigError: the situation does not fit together.
-        ModelError: a config.json cannot be used.
+    advice is for the best one of the catalogue. Raises ConfigError, ModelError: see ``Situation``.
     """
     target = situation.target_shape()
     if situation.drafter is None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ...base.methods import LOOKUPS
 from ...base.outside.documents import read_json
 from ...base.outside.text import printable
 from ...base.tables import table
@@ -32,9 +34,9 @@ data = partial(table, "outrider.ops.planning")
 class Shape:
     """The sizes of a model that decide what a forward costs.
 
-    Every ``expert_step``-th layer is sparse. Attention reads ``inputs`` hidden states side
-    by side; ``fused`` are projected into one before (EAGLE-3). Without ``embeds`` the embedding is
-    the target's, with ``lends`` the output matrix.
+    Every ``expert_step``-th layer is sparse. Attention reads ``inputs`` hidden states side by side;
+    ``fused`` are projected into one before. Without ``embeds`` the embedding is the target's, with
+    ``lends`` the output matrix.
     """
 
     name: str
@@ -94,10 +96,7 @@ class Shape:
         return self._always + self._sparse_layers * self.active_experts * self._expert
 
     def read(self, rows: int) -> float:
-        """Return the parameters that a forward of ``rows`` rows reads.
-
-        Of the experts it reads those that some row is routed to, each row to each alike.
-        """
+        """Return the parameters that a forward reads, of experts those that a row is routed to."""
         share = 1 - (1 - self.active_experts / self.experts) ** rows if self.experts else 0.0
         return self._always + self._sparse_layers * self.experts * share * self._expert
 
@@ -128,10 +127,6 @@ class Device:
     step: float
     per_sequence: float
     draft_pass: float
-
-    def flops_of(self, dtype: str) -> float:
-        """Return the FLOP/s of products of weights in ``dtype``; bf16's where it has no others."""
-        return self.flops.get(dtype, self.flops["bf16"])
 
 
 def _unknown(kind: str, name: str, known: Mapping[str, Any], more: str) -> ConfigError:
@@ -265,3 +260,89 @@ def eagle_head(target: Shape, config: Mapping[str, Any] | None = None) -> Shape:
         name, own.layers, own.hidden, own.inner, own.heads, own.kv_heads, own.head_dim, vocabulary,
         inputs=2, fused=FUSED_STATES, embeds=False,
     )  # fmt: skip
+
+
+LARGEST_RATIO = 0.3
+"""Largest ratio of a drafter's parameters to the target's, of all and of those that a row uses."""
+
+
+class Fitting(NamedTuple):
+    """A drafter that fits: its name for ``--drafter``, its method, and its name on the hub."""
+
+    drafter: str
+    method: str
+    checkpoint: str | None
+
+
+def entry_of(asked: str, target: Shape) -> str | None:
+    """Return the catalogue's name of a model; None if it has none.
+
+    A folder or hub name matches the entry with that checkpoint, else with the same sizes: of
+    several (Qwen2 and Qwen2.5) the one whose name it contains, else the newest.
+    """
+    models, name = data("models")["model"], asked.lower()
+    if name in models:
+        return name
+    for entry, config in models.items():
+        if config.get("checkpoint", "").lower() == name:
+            return str(entry)
+    alike = [each for each in models if shape_of(each, models[each]).sizes == target.sizes]
+    # Nobody serves a shape that was not published.
+    served = [each for each in alike if "checkpoint" in models[each]]
+    return max(served, key=lambda each: (each in name, _version(each)), default=None)
+
+
+def _version(entry: str) -> float:
+    """Return the first number in a name, such as 3.1 for ``llama-3.1-8b``."""
+    number = re.search(r"\d+(\.\d+)?", entry)
+    return float(number[0]) if number else 0.0
+
+
+def checkpoint_of(asked: str) -> str | None:
+    """Return what an engine loads: the folder itself, or a name of the hub; None if unknown."""
+    config = data("models")["model"].get(asked.lower())
+    if config is not None:
+        return str(config["checkpoint"]) if "checkpoint" in config else None
+    return asked if "/" in asked or os.path.exists(asked) else None
+
+
+def head_of(asked: str, target: Shape, method: str) -> str | None:
+    """Return the name on the hub of a target's published head; None if none is known."""
+    entry = entry_of(asked, target)
+    heads = (head for head in data("models")["head"] if head["target"] == entry)
+    return next((str(head["checkpoint"]) for head in heads if head["method"] == method), None)
+
+
+def method_of_head(checkpoint: str) -> str | None:
+    """Return the method of a published head; None if the catalogue does not have it."""
+    heads = data("models")["head"]
+    return next((str(h["method"]) for h in heads if h["checkpoint"] == checkpoint), None)
+
+
+def fitting(asked: str, target: Shape) -> list[Fitting]:
+    """Return the drafters that fit a target: its heads, models of its tokenizer, lookups."""
+    entry, models = entry_of(asked, target), data("models")["model"]
+    fits = [
+        Fitting(head["method"], head["method"], head["checkpoint"])
+        for head in data("models")["head"]
+        if head["target"] == entry
+    ]
+    tokenizer = models[entry]["tokenizer"] if entry else _tokenizer(target)
+    for name, config in models.items():
+        same = config["tokenizer"] == tokenizer and "checkpoint" in config and name != entry
+        if same and _small(shape_of(name, config), target):
+            fits.append(Fitting(name, "draft_model", config["checkpoint"]))
+    return fits + [Fitting(name, name, None) for name in LOOKUPS]
+
+
+def _small(shape: Shape, target: Shape) -> bool:
+    """Return whether a model is small enough to draft, in memory and in the cost of a row."""
+    pairs = ((shape.parameters, target.parameters), (shape.active, target.active))
+    return all(own <= LARGEST_RATIO * whole for own, whole in pairs)
+
+
+def _tokenizer(target: Shape) -> str | None:
+    """Return the tokenizer of a model outside the catalogue, guessed from its vocabulary's size."""
+    models = data("models")["model"].values()
+    known = {each["tokenizer"] for each in models if each["vocab_size"] == target.vocabulary}
+    return known.pop() if len(known) == 1 else None

@@ -9,9 +9,8 @@ from pydantic import Field
 
 from ...base.methods import NAMES
 from ...base.outside.models import DataPart
-from .catalogue import Shape, find_device
+from .catalogue import Shape, checkpoint_of, find_device, head_of
 from .checks import MOST_TOKENS, Batch, Devices, Gibibytes, OneLine, Tokens, one_of
-from .drafters import checkpoint_of, head_of
 from .forecast import Forecast
 from .roofline import BYTES, Dtype
 from .situation import Drafter, Placement, Situation
@@ -23,10 +22,7 @@ MOST_SEQUENCES = 256
 
 @dataclass(frozen=True)
 class Model(DataPart):
-    """A model as it was named, and as it is served.
-
-    ``checkpoint`` is what an engine loads; None if it is not known.
-    """
+    """A model as it was named, and as it is served; an engine loads ``checkpoint``, if known."""
 
     name: OneLine
     checkpoint: OneLine | None

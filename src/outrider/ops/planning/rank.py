@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from ...base.outside.models import DataPart
 from ...errors import ConfigError
-from .catalogue import Shape, data, find_shape
-from .drafters import Fitting, fitting
+from .catalogue import Fitting, Shape, data, find_shape, fitting
 from .figure import Figure, modelled, ranged
 from .forecast import forecast, judged, median_size
 from .situation import Situation

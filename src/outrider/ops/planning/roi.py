@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
+from html import escape
 from math import ceil, floor
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from pydantic import Field
 from ...base.outside.models import check_fields
 from ...base.tables import told
 from ...errors import ConfigError
+from ..markdown import html, listed, section, table
 from .advice import Advice
 from .catalogue import data
 from .checks import Amount, Share, one_of
@@ -26,15 +28,13 @@ MOST_SPEEDUP = 100.0
 
 @dataclass(frozen=True)
 class Plan:
-    """A question to ``roi``; it is checked when it is made.
+    """A question to ``roi``; it is checked when it is made, and may raise ConfigError.
 
     ``speedup`` is low, base and high, of the same devices on the same traffic, such as the P10, P50
     and P90 of ``advise``; ``option`` a way to bring speculation in, whose range of working ``days``
     and ``training_hours`` counts unless these are given. ``price`` is that of a device's hour,
     ``day`` that of an engineer's, in dollars; ``requests`` are those of a month; ``users`` and
     seconds (``p50``, ``p95``) are today's. The work begins today unless ``start`` is given.
-
-    Raises ConfigError: an input is out of its range.
     """
 
     devices: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -203,3 +203,52 @@ def speedups_of(advice: Advice) -> tuple[float, float, float]:
             "the advice has no speedup; ask outrider ops advise with --hardware or --profile."
         ) from None
     return low, base, high
+
+
+ROWS = (
+    ("speedup", "speedup"), ("cost", "cost of the work"),
+    ("device_hours_saved", "device hours freed a month"), ("saved_a_month", "saved a month"),
+    ("latency_value_a_month", "value of latency a month"),
+    ("break_even_days", "break-even, days after the work"), ("break_even_date", "break-even on"),
+    ("roi", "return of 12 months"), ("net_first_year", "net of 12 months"),
+)  # fmt: skip
+
+
+def roi_markdown(answer: Roi) -> str:
+    """Return the figures as Markdown; every number has its evidence beside it."""
+    rows = [
+        (label, *(getattr(answer.cases[case], name) or "never" for case in CASES))
+        for name, label in ROWS
+    ]
+    least, most = answer.days
+    effort: dict[str, object] = {
+        "work": f"{f'{least:g} to ' * (least < most)}{most:g} days (assumed)"
+    }
+    if answer.memory:
+        effort["memory"] = f"{answer.memory[0]:+.0%} to {answer.memory[1]:+.0%} (assumed)"
+    effort["spent a month today"] = answer.spent_a_month
+    lines = [f"# Return on speculation: {answer.option}", "", *table(("", *CASES), rows)]
+    for title, figures in (
+        ("Effort", effort), ("Capacity, base case", answer.capacity),
+        ("Seconds of a request", answer.latency),
+    ):  # fmt: skip
+        lines += section(title, listed(figures) if figures else [])
+    return "\n".join([*lines, *(f"- {note}" for note in answer.notes)]) + "\n"
+
+
+def roi_plot(answer: Roi) -> str:
+    """Return the plot of the balance by month as an SVG element."""
+    from ...base.plots import Series, line_chart
+
+    months = list(range(13))
+    series = [Series(name, months, [f.value for f in answer.balance[name]]) for name in CASES]
+    return line_chart("Gained so far, less the cost", "months", "$ (modelled)", series, 0.0)
+
+
+def roi_html(answer: Roi) -> str:
+    """Return the figures and the plot as one HTML page that loads nothing."""
+    try:
+        picture = roi_plot(answer)
+    except ConfigError as error:
+        picture = f"<p>{escape(str(error))}</p>"
+    return html(f"Return on speculation: {answer.option}", roi_markdown(answer), picture)

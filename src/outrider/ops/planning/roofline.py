@@ -56,7 +56,8 @@ class Machine:
     @property
     def flops(self) -> float:
         """FLOP/s that are reached by all devices together."""
-        return self.count * self.device.flops_of(self.dtype) * self.device.compute_efficiency
+        each = self.device.flops.get(self.dtype, self.device.flops["bf16"])
+        return self.count * each * self.device.compute_efficiency
 
     @property
     def memory(self) -> float:
@@ -107,8 +108,7 @@ def draft_costs(
 ) -> DraftCosts:
     """Return the seconds of a drafter on its machine, over sequences of ``context`` tokens.
 
-    ``method`` is model, eagle3, medusa, layerskip or lookup. For Medusa and layerskip heads or
-    layers of the target draft.
+    With Medusa and layerskip heads or layers of the target draft.
     """
     if method == "lookup":
         return DraftCosts(None, USUAL.call, USUAL.per_sequence)
@@ -165,21 +165,15 @@ class Steps:
 
 
 def roofline(
-    target: Shape,
-    machine: Machine,
-    method: str,
-    drafter: Shape | None,
-    drafting: Machine,
+    target: Shape, machine: Machine, method: str, drafter: Shape | None, drafting: Machine,
     context: float,
-) -> Steps:
+) -> Steps:  # fmt: skip
     """Return the steps of a target on a machine, and a drafter on the same or another one."""
     elsewhere = drafting.device != machine.device or drafting.count != machine.count
     costs = Costs(
         curve_of(lambda rows: machine.forward(target, rows)),
         {method: draft_costs(method, drafter, target, drafting, context)},
-        machine.context(target),
-        machine.device.step,
-        machine.device.per_sequence,
-    )
+        machine.context(target), machine.device.step, machine.device.per_sequence,
+    )  # fmt: skip
     link = 2 * machine.device.link_latency if elsewhere else 0.0
     return Steps(costs, method, context, link)

@@ -83,7 +83,7 @@ def judge(
 ) -> list[Rule]:
     """Return every rule that applies, beside the model's verdict on the traffic, if there is one.
 
-    Reasons speak of ``batch``, the median size; those of rules on the batch of the largest.
+    Reasons speak of ``batch``, the median size, or of the ``largest`` for rules on the batch.
     """
 
     def rule(name: str, fact: str, value: float, says: str) -> Rule:

@@ -22,11 +22,11 @@ from .catalogue import (
     eagle_head,
     find_device,
     find_shape,
+    method_of_head,
     read_config,
     shape_of,
 )
 from .checks import Amount, Batch, Devices, Share, Tokens, one_of
-from .drafters import method_of_head
 from .figure import MEASURED
 from .roofline import BYTES, Dtype, Machine, Steps, roofline
 
@@ -58,9 +58,7 @@ class Situation:
     ``concurrency`` are the shares of time by number of sequences, ``tasks`` those of the traffic.
     Times are in seconds, the price in dollars for an hour of a device, ``longest`` in tokens.
 
-    Raises:
-        ConfigError: an input is out of its range, or names nothing that is known.
-        ModelError: a config.json cannot be used.
+    Raises ConfigError: an input is wrong; ModelError: a config.json cannot be used.
     """
 
     target: str | Path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..capabilities import schema
-from ..launch import Launch, Value
+from ..engines import Launch, Value
 from .rules import Changes, rules_of
 from .shell import options
 

@@ -41,10 +41,7 @@ USUAL_VALUES = 10_000
 
 
 def translate(text: str) -> Translated:
-    """Return the manifests of today, with every deviation explained; unknown kinds stay.
-
-    Raises ConfigError: it is no YAML, or no container runs vLLM.
-    """
+    """Return the manifests of today, with every deviation explained; unknown kinds stay."""
     try:
         old = parse_yaml(text, "The manifest")
     except ConfigError as error:
@@ -232,10 +229,7 @@ def _probes(container: Table, engine: Engine, changes: Changes) -> None:
 
 
 def _resources(container: Table, needed: int | None, changes: Changes) -> None:
-    """Keep the GPUs, and note it if the command splits the model over another number of them.
-
-    ``needed`` is None if a variable holds the number.
-    """
+    """Keep the GPUs; note it if the command needs another number, None if a variable holds it."""
     resources = _table(container, "resources")
     limits = _table(resources, "limits")
     gpus = limits.get(GPU)

@@ -111,10 +111,7 @@ def json_of(table: Mapping[str, Any]) -> str:
 
 
 def commands(text: str) -> list[Line]:
-    """Return the commands of a shell text, without comments, and lines that only set variables.
-
-    Raises ConfigError: it is not a plain list of commands.
-    """
+    """Return the commands of a text, which must be a plain list, and what only sets variables."""
     lines: list[list[str]] = []
     for line in re.sub(r"\\\r?\n", " ", text).splitlines():
         lines.append([])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ....errors import ConfigError, shown
 from ..capabilities import find
-from ..engines import trtllm, trtllm_config
-from ..launch import Launch
+from ..engines import Launch, trtllm, trtllm_config
 from ..spec import Drafter, Spec, Target
 from .rules import Changes, rules_of
 from .shell import Command, count, options

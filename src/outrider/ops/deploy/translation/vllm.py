@@ -8,7 +8,7 @@ from typing import Any
 from ....base.methods import find_method, suggested_method
 from ....errors import ConfigError, shown
 from ..capabilities import find, schema, versions
-from ..launch import Launch, Value
+from ..engines import Launch, Value
 from .rules import Changes, Rule, rules_of
 from .shell import NUMBER, Command, count, json_of, known, number, options, plain
 
