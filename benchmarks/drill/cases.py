@@ -185,11 +185,11 @@ def _decided(fleet: Fleet, since: float) -> bool:
 
 
 def _weights(fleet: Fleet) -> tuple[int, int]:
-    from outrider.ops.guard.policy import Traffic
+    from outrider.ops.guard.policy import PolicyTraffic
     from outrider.ops.guard.switches import HAProxy
 
     return HAProxy(
-        Traffic(
+        PolicyTraffic(
             kind="haproxy", address=f"unix:{fleet.values['socket']}", backend="llm",
             engine="engine", standby="standby",
         )

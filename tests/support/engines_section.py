@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from outrider.base.methods import NAMES
 from outrider.ops import markdown
-from outrider.ops.deploy.capabilities import ENGINES, Engine, data, find, versions
+from outrider.ops.deploy.capabilities import ENGINES, EngineVersion, data, find, versions
 from outrider.ops.deploy.translation.rules import rules_of
 
 BEGIN = "<!-- Made from the data files: python -m tests.support.engines_section -->"
@@ -27,7 +27,7 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(markdown.table(names, rows)).rstrip()
 
 
-def _versions(engines: Sequence[Engine]) -> str:
+def _versions(engines: Sequence[EngineVersion]) -> str:
     names = ("engine", "versions", "recorded", "draft lengths by batch size",
              "chosen by the engine", "drafter with another vocabulary",
              "over pipeline stages")  # fmt: skip
@@ -42,7 +42,7 @@ def _versions(engines: Sequence[Engine]) -> str:
     return _table(names, rows)
 
 
-def _methods(engines: Sequence[Engine]) -> str:
+def _methods(engines: Sequence[EngineVersion]) -> str:
     methods = [name for name in NAMES if any(name in each.methods for each in engines)]
     return _table(
         ["method", *(each.engine for each in engines)],
@@ -60,7 +60,7 @@ def _translation(source: str) -> str:
     return heading + _table(("old", "new", "why"), rows)
 
 
-def _notes(engine: Engine) -> str:
+def _notes(engine: EngineVersion) -> str:
     lines = [f"### {engine.title}", ""]
     for note in engine.notes:
         where = [*note.methods, *note.features]

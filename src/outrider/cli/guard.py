@@ -39,7 +39,7 @@ def run(
     json_: AsJson = False,
 ) -> None:
     """Run the guard until it is interrupted; what it changed stays as it is."""
-    from ..ops.guard.loop import Guard, Stop
+    from ..ops.guard.loop import Guard, GuardStop
 
     chosen = read(policy)
     if dry_run:
@@ -51,7 +51,7 @@ def run(
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    stop = Stop()
+    stop = GuardStop()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop.ask)
     logger.info("watching %s every %g s", chosen.engine.url, chosen.interval)

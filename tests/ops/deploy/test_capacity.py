@@ -19,7 +19,7 @@ from outrider.engine.control.costs import Costs, Curve, DraftCosts
 from outrider.errors import ConfigError, OutriderError
 from outrider.ops.deploy.capacity import LARGEST_LOAD, Capacity, capacity_markdown, plan
 from outrider.ops.deploy.demand import Demand, parse_demand
-from outrider.ops.deploy.queueing import Replica, Run, percentile, simulate
+from outrider.ops.deploy.queueing import QueueRun, Replica, percentile, simulate
 from outrider.ops.planning import Situation, of_positions
 from tests.support import REPOSITORY
 
@@ -44,7 +44,7 @@ def exponential(mean: float) -> Any:
     return lambda source: source.expovariate(1 / mean)
 
 
-def mean(run: Run, level: str) -> float:
+def mean(run: QueueRun, level: str) -> float:
     return fmean(getattr(each, level) for each in run.done)
 
 

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from outrider.ops.guard.decide import URGENT, decide, wanted
 from outrider.ops.guard.policy import Policy, parse
-from outrider.ops.guard.states import Decision, Drafting, Observation, Side, State, of_json
+from outrider.ops.guard.states import (
+    Decision,
+    DraftingState,
+    GuardObservation,
+    Side,
+    State,
+    of_json,
+)
 
 POLICY = parse(
     {
@@ -28,19 +35,19 @@ HEALTHY = Side(
     up=True, requests=100, errors=0.0, p99=1.0, memory=0.3, acceptance=0.8, drafted=5000,
     speedup=1.6, draft_length=4,
 )  # fmt: skip
-PINNED = Drafting(True, 4, 4)
+PINNED = DraftingState(True, 4, 4)
 NOW = 1000.0
 
 
-def sight(drafting: Drafting | None = PINNED, **engine: Any) -> Observation:
-    return Observation(
+def sight(drafting: DraftingState | None = PINNED, **engine: Any) -> GuardObservation:
+    return GuardObservation(
         engine=replace(HEALTHY, **engine), standby=replace(HEALTHY, drafted=None, acceptance=None),
         drafting=drafting, weights=(100, 1), warm=True,
     )  # fmt: skip
 
 
 def hold(
-    seen: Observation, policy: Policy = POLICY, state: State | None = None, seconds: float = 60,
+    seen: GuardObservation, policy: Policy = POLICY, state: State | None = None, seconds: float = 60,
     now: float = NOW,
 ) -> tuple[State, list[Decision]]:  # fmt: skip
     """Show one thing for so long; the state, and the decisions that did something."""
@@ -64,19 +71,19 @@ CASES = {
     "healthy": (sight(), POLICY, []),
     "weak": (sight(**WEAK), POLICY, [("reduce", "acceptance")]),
     "weak with K of 1": (
-        sight(Drafting(True, 1, 1), **WEAK), POLICY, [("plain", "acceptance")],
+        sight(DraftingState(True, 1, 1), **WEAK), POLICY, [("plain", "acceptance")],
     ),
     "low acceptance that still pays": (sight(acceptance=0.2, speedup=1.3), POLICY, []),
     "unknown speedup of a pinned K": (
         sight(acceptance=0.2, speedup=None), POLICY, [("reduce", "acceptance")],
     ),
     "weak where the engine chooses K": (
-        sight(Drafting(True, None, 4), **WEAK), POLICY, [("record", "acceptance")],
+        sight(DraftingState(True, None, 4), **WEAK), POLICY, [("record", "acceptance")],
     ),
     "the engine's controller stopped drafting": (
-        sight(Drafting(True, None, 0), draft_length=0, **WEAK), POLICY, [("record", "acceptance")],
+        sight(DraftingState(True, None, 0), draft_length=0, **WEAK), POLICY, [("record", "acceptance")],
     ),
-    "switched off by its operator": (sight(Drafting(False, 4, 0), draft_length=0), POLICY, []),
+    "switched off by its operator": (sight(DraftingState(False, 4, 0), draft_length=0), POLICY, []),
     "weak without a switch": (sight(None, **WEAK), VLLM, [("shift", "acceptance")]),
     "weak with too few drafts": (sight(drafted=100, **WEAK), POLICY, []),
     "slow": (sight(p99=6.0), POLICY, [("shift", "p99")]),
@@ -177,12 +184,12 @@ def test_weak_drafting_goes_down_step_by_step_and_comes_back_by_a_trial() -> Non
     assert actions(done) == [("reduce", "acceptance"), ("plain", "acceptance")]
     assert state.mode == "plain"
     assert wanted(state, POLICY)[0] == {"enabled": False}
-    plain = sight(Drafting(False, 2, 0), draft_length=0, drafted=0)
+    plain = sight(DraftingState(False, 2, 0), draft_length=0, drafted=0)
     now = NOW + 110
     state, done = hold(plain, state=state, now=now, seconds=90)
     assert actions(done) == [("probe", "acceptance")]
     assert wanted(state, POLICY)[0] == {"enabled": True, "num_speculative_tokens": 2}
-    state, done = hold(sight(Drafting(True, 2, 2)), state=state, now=now + 100, seconds=300)
+    state, done = hold(sight(DraftingState(True, 2, 2)), state=state, now=now + 100, seconds=300)
     assert actions(done) == [("restore", "acceptance")]
     assert state.mode == "normal"
     assert wanted(state, POLICY)[0] == {"enabled": True, "num_speculative_tokens": 4}
@@ -193,10 +200,12 @@ def test_a_trial_that_fails_doubles_the_wait() -> None:
     waits, now = [state.drafting.wait], NOW + 110
     for _ in range(6):
         now = max(now, state.drafting.retry_at)
-        state, done = hold(sight(Drafting(False, 2, 0), drafted=0), state=state, now=now, seconds=0)
+        state, done = hold(
+            sight(DraftingState(False, 2, 0), drafted=0), state=state, now=now, seconds=0
+        )
         assert actions(done) == [("probe", "acceptance")]
         state, done = hold(
-            sight(Drafting(True, 2, 2), **WEAK), state=state, now=now + 10, seconds=80
+            sight(DraftingState(True, 2, 2), **WEAK), state=state, now=now + 10, seconds=80
         )
         assert actions(done) == [("plain", "acceptance")]
         waits.append(state.drafting.wait)
@@ -371,9 +380,9 @@ class World:
         if ill == "down":
             engine = Side(up=False)
         standby = replace(HEALTHY, requests=200 * (1 - share), drafted=None)
-        seen = Observation(
+        seen = GuardObservation(
             engine, standby, "gone" if ill == "blind" else None,
-            Drafting(enabled, length, length if enabled else 0), None, weights or (100, 1), None,
+            DraftingState(enabled, length, length if enabled else 0), None, weights or (100, 1), None,
             ill != "cold", ill != "down",
         )  # fmt: skip
         decision = decide(self.state, seen, POLICY, self.now)

@@ -17,10 +17,10 @@ from outrider.cli import app
 from outrider.errors import ConfigError, EndpointError
 from outrider.ops.guard import sources, states
 from outrider.ops.guard.lease import FileLease
-from outrider.ops.guard.loop import Stop, StoppedError, steady
-from outrider.ops.guard.policy import Traffic, parse
+from outrider.ops.guard.loop import GuardStop, StoppedError, steady
+from outrider.ops.guard.policy import PolicyTraffic, parse
 from outrider.ops.guard.sources import Prometheus, Scrapes, side
-from outrider.ops.guard.states import Level, Place, State, Track, carried_over
+from outrider.ops.guard.states import GuardTrack, Level, Place, State, carried_over
 from outrider.ops.guard.store import GuardStore, StoreError
 from outrider.ops.guard.switches import HTTPRoute, SwitchError, Webhook
 from outrider.ops.metrics import figures, page
@@ -94,7 +94,7 @@ def test_a_guard_that_waits_for_a_head_ends_when_asked(fleet: Fleet, place: str)
 
 
 def test_a_stop_ends_only_what_changes_nothing() -> None:
-    stop = Stop()
+    stop = GuardStop()
     with pytest.raises(StoppedError), stop.at_once():
         stop.ask()
     stop.ask()  # while something is changed it only takes note
@@ -114,7 +114,7 @@ WEIGHTS = [
 @pytest.mark.parametrize("said", WEIGHTS, ids=range(len(WEIGHTS)))
 def test_weights_that_are_none_are_one_sentence(said: str) -> None:
     with http(lambda *_: (200, said)) as url, pytest.raises(SwitchError, match="tells no weights"):
-        Webhook(Traffic(kind="webhook", url=url)).read()
+        Webhook(PolicyTraffic(kind="webhook", url=url)).read()
 
 
 PATH = "/apis/gateway.networking.k8s.io/v1/namespaces/n/httproutes/r"
@@ -140,7 +140,9 @@ ROUTES: list[Any] = [
 def test_a_route_that_is_none_is_one_sentence(route: Any) -> None:
     with http(lambda *_: (200, route)) as url:
         switch = HTTPRoute(
-            Traffic(kind="httproute", url=url, namespace="n", route="r", engine="a", standby="b")
+            PolicyTraffic(
+                kind="httproute", url=url, namespace="n", route="r", engine="a", standby="b"
+            )
         )
         with pytest.raises(SwitchError) as caught:
             switch.set((1, 99))
@@ -151,7 +153,9 @@ def test_a_null_weight_is_one_as_kubernetes_has_it() -> None:
     cluster = Cluster((PATH, rules({"name": "a", "weight": None}, {"name": "b", "weight": 3})))
     with http(cluster.answer) as url:
         switch = HTTPRoute(
-            Traffic(kind="httproute", url=url, namespace="n", route="r", engine="a", standby="b")
+            PolicyTraffic(
+                kind="httproute", url=url, namespace="n", route="r", engine="a", standby="b"
+            )
         )
         assert switch.read() == (1, 3)
         switch.set((5, 95))
@@ -383,14 +387,14 @@ def test_within_a_process_the_walls_clock_does_not_count(monkeypatch: pytest.Mon
 
 
 def test_times_of_a_state_fit_the_clock_it_meets() -> None:
-    track = Track(Place.STANDBY, since=1000.0, cause="errors", wait=120.0, retry_at=1120.0)
+    track = GuardTrack(Place.STANDBY, since=1000.0, cause="errors", wait=120.0, retry_at=1120.0)
     state = State(traffic=track, pending={"p99": 990.0}, seen=1050.0)
     assert carried_over(state, 1060.0, 3600.0) == state
     back = carried_over(state, 100.0, 3600.0)
     assert (back.seen, back.pending["p99"]) == (100.0, 40.0)
     assert (back.traffic.since, back.traffic.retry_at) == (50.0, 170.0)
     assert back.drafting == state.drafting, "no time lies before all clocks began"
-    damaged = replace(state, drafting=Track(Level.PLAIN, 9e9, "", 9e9, 9e10), seen=10.0)
+    damaged = replace(state, drafting=GuardTrack(Level.PLAIN, 9e9, "", 9e9, 9e10), seen=10.0)
     found = carried_over(damaged, 1000.0, 3600.0).drafting
     assert (found.since, found.wait, found.retry_at) == (1000.0, 3600.0, 4600.0)
 
@@ -503,6 +507,6 @@ def test_a_key_goes_only_where_the_policy_says(monkeypatch: pytest.MonkeyPatch) 
             engine = parse({"engine": {"url": url, "key_env": "GUARDS_KEY"}})
             assert Scrapes(engine).read(0.0)[0].up is False
             with pytest.raises(SwitchError, match="redirects to"):
-                Webhook(Traffic(kind="webhook", url=url, key_env="GUARDS_KEY")).read()
+                Webhook(PolicyTraffic(kind="webhook", url=url, key_env="GUARDS_KEY")).read()
     assert any(b"Bearer secret" in each for each in asked)
     assert not stolen

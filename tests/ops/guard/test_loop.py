@@ -12,7 +12,7 @@ from outrider.cli import app
 from outrider.errors import ConfigError
 from outrider.ops.guard.loop import Guard
 from outrider.ops.guard.policy import SIGNALS
-from outrider.ops.guard.states import Drafting
+from outrider.ops.guard.states import DraftingState
 from outrider.ops.guard.store import GuardStore
 from tests.support.guarding import Fleet, start, until
 
@@ -273,4 +273,4 @@ def test_the_audit_survives_a_torn_line(tmp_path: Path) -> None:
 def test_a_drafting_switch_shows_what_it_has(fleet: Fleet) -> None:
     guard = fleet.guard()
     fleet.turn(guard)
-    assert guard.drafting.read() == Drafting(True, 4, 4)
+    assert guard.drafting.read() == DraftingState(True, 4, 4)

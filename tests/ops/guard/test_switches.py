@@ -16,10 +16,10 @@ from outrider.errors import ConfigError, EndpointError
 from outrider.ops.guard import kubernetes
 from outrider.ops.guard.lease import FileLease, KubernetesLease
 from outrider.ops.guard.loop import is_warm
-from outrider.ops.guard.policy import GuardedServer, Policy, Traffic, parse
+from outrider.ops.guard.policy import GuardedServer, Policy, PolicyTraffic, parse
 from outrider.ops.guard.sources import Prometheus, figures_of, queries, side
 from outrider.ops.guard.switches import HAProxy as Switch
-from outrider.ops.guard.switches import HTTPRoute, Speculation, SwitchError, Webhook
+from outrider.ops.guard.switches import HTTPRoute, SpeculationSwitch, SwitchError, Webhook
 from outrider.ops.metrics import Figures
 from outrider.ops.metrics import parse as page
 from tests.support.guarding import Cluster, Engine, HAProxy, http
@@ -48,7 +48,7 @@ LEASE = "/apis/coordination.k8s.io/v1/namespaces/llm/leases/outrider-guard"
 
 def route_switch(url: str) -> HTTPRoute:
     return HTTPRoute(
-        Traffic(
+        PolicyTraffic(
             kind="httproute", url=url, namespace="llm", route="chat", engine="speculative",
             standby="plain",
         )
@@ -114,7 +114,7 @@ def test_endless_conflicts_and_foreign_routes_are_errors() -> None:
             route_switch(url).set((0, 100))
         assert without_version(cluster.objects[PATH]) == ROUTE
         for name, reason in (("chat-x", "no rule has the backends"), ("none", "not found")):
-            traffic = Traffic(
+            traffic = PolicyTraffic(
                 kind="httproute", url=url, namespace="llm", route=name, engine="a", standby="b"
             )
             with pytest.raises(SwitchError, match=reason):
@@ -135,7 +135,7 @@ def test_outside_of_a_pod_the_api_server_must_be_named(monkeypatch: pytest.Monke
 def test_haproxy_gets_weights_the_gainer_first(tmp_path: Path) -> None:
     proxy = HAProxy(tmp_path / "admin.sock")
     try:
-        traffic = Traffic(
+        traffic = PolicyTraffic(
             kind="haproxy", address=proxy.address, backend="llm", engine="engine",
             standby="standby",
         )  # fmt: skip
@@ -145,7 +145,7 @@ def test_haproxy_gets_weights_the_gainer_first(tmp_path: Path) -> None:
         assert switch.read() == (0, 100)
         sets = [command for command in proxy.commands if command.startswith("set")]
         assert sets == ["set weight llm/standby 100", "set weight llm/engine 0"]
-        other = Switch(Traffic(kind="haproxy", address=proxy.address, backend="x", engine="e",
+        other = Switch(PolicyTraffic(kind="haproxy", address=proxy.address, backend="x", engine="e",
                                standby="s"))  # fmt: skip
         with pytest.raises(SwitchError, match="No such server"):
             other.read()
@@ -165,19 +165,19 @@ def test_a_webhook_tells_and_takes_weights() -> None:
         return 200, weights
 
     with http(answer) as url:
-        switch = Webhook(Traffic(kind="webhook", url=url))
+        switch = Webhook(PolicyTraffic(kind="webhook", url=url))
         switch.set((5, 95))
         assert switch.read() == (5, 95)
     with pytest.raises(SwitchError):
         switch.read()
     with http(lambda *_: (200, "ok")) as url, pytest.raises(SwitchError, match="no weights"):
-        Webhook(Traffic(kind="webhook", url=url)).read()
+        Webhook(PolicyTraffic(kind="webhook", url=url)).read()
 
 
 def test_outriders_switch_is_read_and_set() -> None:
     engine = Engine()
     with http(engine.answer) as url:
-        switch = Speculation(GuardedServer(url + "/v1"))
+        switch = SpeculationSwitch(GuardedServer(url + "/v1"))
         assert switch.read().length == 4
         switch.set({"enabled": False})
         assert switch.read().enabled is False
@@ -189,7 +189,7 @@ def test_outriders_switch_is_read_and_set() -> None:
 @pytest.mark.parametrize("said", ["", "[]", "null", '"x"', "{}", '{"enabled": 1}', "[" * 9999])
 def test_nonsense_of_an_engine_is_one_sentence(said: str) -> None:
     with http(lambda *_: (200, said)) as url, pytest.raises(SwitchError):
-        Speculation(GuardedServer(url)).read()
+        SpeculationSwitch(GuardedServer(url)).read()
     with http(lambda *_: (200, said)) as url:
         assert is_warm(GuardedServer(url), 1.0) is False
 

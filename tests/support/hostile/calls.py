@@ -341,12 +341,12 @@ def endpoint_answers(folder: Path) -> Made:
 
 @reader("switch: HAProxy")
 def switch_haproxy(folder: Path) -> Made:
-    from outrider.ops.guard.policy import Traffic
+    from outrider.ops.guard.policy import PolicyTraffic
     from outrider.ops.guard.switches import HAProxy
 
     def ask(peer: Peer) -> None:
         place = f"tcp:127.0.0.1:{peer.port}"
-        own = HAProxy(Traffic("haproxy", place, backend="b", engine="e", standby="s"))
+        own = HAProxy(PolicyTraffic("haproxy", place, backend="b", engine="e", standby="s"))
         for act in (own.read, partial(own.set, (1, 2))):  # no answer suits both
             try:
                 act()

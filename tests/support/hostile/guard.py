@@ -171,7 +171,7 @@ def switch_speculation(folder: Path) -> Made:
     from outrider.ops.guard import switches
     from outrider.ops.guard.policy import GuardedServer
 
-    own = switches.Speculation(GuardedServer("http://e:8000"))
+    own = switches.SpeculationSwitch(GuardedServer("http://e:8000"))
     error = {"error": {"message": "no", "code": 400}}
 
     def call(case: tuple[bytes, int]) -> None:
@@ -192,9 +192,9 @@ def check_weights(weights: tuple[int, int]) -> None:
 @reader("switch: webhook")
 def switch_webhook(folder: Path) -> Made:
     from outrider.ops.guard import switches
-    from outrider.ops.guard.policy import Traffic
+    from outrider.ops.guard.policy import PolicyTraffic
 
-    own = switches.Webhook(Traffic("webhook", url="http://w:1/x"))
+    own = switches.Webhook(PolicyTraffic("webhook", url="http://w:1/x"))
 
     def call(case: tuple[bytes, int]) -> None:
         with answering([switches], *case):
@@ -219,11 +219,11 @@ ROUTE: dict[str, Any] = {
 @reader("switch: HTTPRoute")
 def switch_route(folder: Path) -> Made:
     from outrider.ops.guard import kubernetes
-    from outrider.ops.guard.policy import Traffic
+    from outrider.ops.guard.policy import PolicyTraffic
     from outrider.ops.guard.switches import HTTPRoute
 
     names = {"engine": "e", "standby": "s", "namespace": "n", "route": "r"}
-    own = HTTPRoute(Traffic("httproute", url="http://k:1", **names))
+    own = HTTPRoute(PolicyTraffic("httproute", url="http://k:1", **names))
 
     def call(case: tuple[bytes, int]) -> None:
         with answering([kubernetes], *case):

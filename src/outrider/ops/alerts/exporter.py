@@ -19,7 +19,7 @@ from ...errors import ConfigError, EndpointError
 from ..diagnose.endpoint import Endpoint
 from ..diagnose.host import Gpu
 from ..diagnose.observation import read_file
-from ..metrics import Figures, Page, Window
+from ..metrics import Figures, Page, PageWindow
 from .observed import (
     COUNTERS,
     ENGINES,
@@ -54,7 +54,7 @@ class Watcher:
         self.lately: Figures | None = None
         self._interval = interval
         self._say = say
-        self._window = Window(max(WINDOW, interval))
+        self._window = PageWindow(max(WINDOW, interval))
         self._last: Page | None = None
         self._state = ""
 

@@ -25,7 +25,7 @@ ONLY_ADVISED = "OutriderAcceptanceBelowBreakEven"
 GROUP = "outrider"
 
 
-class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # yaml has no types
+class _BlockDumper(yaml.SafeDumper):  # type: ignore[misc]  # yaml has no types
     """Writes texts of several lines as blocks."""
 
 
@@ -34,7 +34,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> Any:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(str, _text)
+_BlockDumper.add_representer(str, _text)
 
 
 def read_data(name: str) -> str:
@@ -125,5 +125,7 @@ def render(
         }  # fmt: skip
     elif form != "prometheus":
         raise ConfigError(f"--format {shown(form)} is not known; give prometheus or kubernetes.")
-    text: str = yaml.dump(spec, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    text: str = yaml.dump(
+        spec, Dumper=_BlockDumper, sort_keys=False, allow_unicode=True, width=1000
+    )
     return text

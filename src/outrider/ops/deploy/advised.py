@@ -10,9 +10,9 @@ from ...base.tables import told
 from ...errors import ConfigError, shown
 from ..planning.advice import Advice
 from ..planning.catalogue import data
-from ..planning.deployment import Model
+from ..planning.deployment import ServedModel
 from ..planning.rules import LEAVE
-from .capabilities import Engine, find
+from .capabilities import EngineVersion, find
 from .capabilities import data as texts
 
 GGUF = "llamacpp"
@@ -46,13 +46,13 @@ def document_of(advice: Advice, engine: str | None, version: str | None) -> dict
     return {**document, "drafter": drafter}
 
 
-def _elsewhere(advice: Advice, known: Engine) -> bool:
+def _elsewhere(advice: Advice, known: EngineVersion) -> bool:
     """Return whether the advice is about another kind of device than the engine runs on."""
     device = data("hardware")["device"].get(advice.deployment.hardware)
     return device is not None and (device["kind"] == "gpu") is not known.gpu
 
 
-def _drafter(advice: Advice, known: Engine) -> dict[str, Any]:
+def _drafter(advice: Advice, known: EngineVersion) -> dict[str, Any]:
     served, schedule = advice.deployment, advice.schedule
     if served.placement != "same":
         raise ConfigError(
@@ -79,7 +79,7 @@ def _drafter(advice: Advice, known: Engine) -> dict[str, Any]:
     return drafter
 
 
-def _checkpoint(model: Model) -> dict[str, Any]:
+def _checkpoint(model: ServedModel) -> dict[str, Any]:
     return {
         "model": model.checkpoint or model.name,
         "attention_heads": model.attention_heads,
@@ -101,7 +101,7 @@ def _weights(
 
 def _parts(
     document: Mapping[str, Any], advice: Advice
-) -> Iterator[tuple[str, Model, Mapping[str, Any]]]:
+) -> Iterator[tuple[str, ServedModel, Mapping[str, Any]]]:
     """Yield target and drafter, with the advice's model and the document's part, that has one."""
     for part, model in (
         ("target", advice.deployment.target),
@@ -112,7 +112,7 @@ def _parts(
             yield part, model, own
 
 
-def check_names(document: Mapping[str, Any], advice: Advice, known: Engine) -> None:
+def check_names(document: Mapping[str, Any], advice: Advice, known: EngineVersion) -> None:
     """Refuse unknown checkpoints, and those that do not hold the weights of the advice."""
     for part, model, own in _parts(document, advice):
         name = own["model"]
@@ -127,7 +127,7 @@ def check_names(document: Mapping[str, Any], advice: Advice, known: Engine) -> N
             raise ConfigError(problem)
 
 
-def notes_of(document: Mapping[str, Any], advice: Advice, known: Engine) -> list[str]:
+def notes_of(document: Mapping[str, Any], advice: Advice, known: EngineVersion) -> list[str]:
     """Return notes that say where the values of the rendered files come from."""
     served, sentences = advice.deployment, texts("advised")["notes"]
     where = f"{served.tensor_parallel} x {served.hardware}" if served.hardware else "measured costs"

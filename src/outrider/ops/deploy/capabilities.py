@@ -40,7 +40,7 @@ class Note(DataPart):
 
 
 @dataclass(frozen=True)
-class Engine(DataPart):
+class EngineVersion(DataPart):
     """One version of one engine.
 
     ``methods`` has its name of each method of a spec. Tuples are the methods whose drafter may have
@@ -86,7 +86,7 @@ def versions(engine: str) -> list[str]:
     return [each["version"] for each in data(f"engines/{engine}")["versions"]]
 
 
-def find(engine: str | None, version: str | None = None) -> Engine:
+def find(engine: str | None, version: str | None = None) -> EngineVersion:
     """Return an engine's capabilities, of the newest recorded version unless one is given."""
     named = find_engine(engine)
     engine = named.name if named else engine
@@ -101,14 +101,14 @@ def find(engine: str | None, version: str | None = None) -> Engine:
         if each["version"] == wanted.removeprefix("v"):
             values = {"engine": engine, "title": known["title"], "notes": known.get("notes", [])}
             ours = {"methods": OURS, "adaptive": list(OURS)} if engine == "outrider" else {}
-            return checked(Engine, values | ours | each, f"engines/{engine}.toml")
+            return checked(EngineVersion, values | ours | each, f"engines/{engine}.toml")
     raise ConfigError(
         f"{known['title']} {shown(wanted)} is no version that is recorded here, so its options are "
         f"not known; give --engine-version {' or '.join(versions(engine))}."
     )
 
 
-def notes(engine: Engine, spec: Spec) -> list[Note]:
+def notes(engine: EngineVersion, spec: Spec) -> list[Note]:
     """Return the losses and traps that concern a spec on this engine."""
     used = {
         "speculation": spec.drafts,

@@ -17,7 +17,7 @@ from ..planning.figure import ASSUMED, Figure, Report, modelled
 from ..planning.forecast import EXPECTED, Draw, Forecast, forecast
 from ..planning.rank import rank
 from .demand import Demand
-from .queueing import Replica, Run, simulate
+from .queueing import QueueRun, Replica, simulate
 
 LARGEST_LOAD = 0.9
 """Share of what a replica sustains that it is given at most, whatever the service levels."""
@@ -118,7 +118,7 @@ def _replica(demand: Demand, outlook: Forecast, drafts: bool, draw: Draw = EXPEC
     return Replica(outlook.ttft(int(drafts)), tuple(token))
 
 
-def _run(demand: Demand, replica: Replica, rate: float) -> Run:
+def _run(demand: Demand, replica: Replica, rate: float) -> QueueRun:
     """Return a simulation in which the tokens after the first are exponential around the mean."""
     tokens = demand.situation.output_tokens - 1
 
@@ -128,7 +128,7 @@ def _run(demand: Demand, replica: Replica, rate: float) -> Run:
     return simulate(replica, rate, work, REQUESTS)
 
 
-def _broken(demand: Demand, run: Run) -> list[str]:
+def _broken(demand: Demand, run: QueueRun) -> list[str]:
     """Return the service levels that a run does not keep."""
     return [name for name, most in demand.slo.items() if run.at(name, demand.percentile) > most]
 

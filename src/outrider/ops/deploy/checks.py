@@ -8,14 +8,14 @@ from typing import Any
 from ...base.methods import WITH_CHECKPOINT
 from ...base.tables import told
 from ...errors import ConfigError, shown
-from .capabilities import Engine, data
+from .capabilities import EngineVersion, data
 from .spec import Spec
 
 USUAL_SHARE = 0.9
 """Share of a GPU's memory that engines take by default."""
 
 
-def check(spec: Spec, engine: Engine) -> None:
+def check(spec: Spec, engine: EngineVersion) -> None:
     """Refuse a spec that contradicts itself or that this engine cannot serve."""
     values = _values(spec, engine)
     for problem in told(data("problems")["of_spec"], _problems(spec, engine), values):
@@ -34,7 +34,7 @@ def unchecked(spec: Spec) -> list[str]:
     return told(data("problems")["unchecked"], lacking)
 
 
-def other_vocabulary(spec: Spec, engine: Engine) -> bool:
+def other_vocabulary(spec: Spec, engine: EngineVersion) -> bool:
     """Return whether an engine sees another vocabulary in the drafter: as stated, else by size.
 
     Padding makes sizes of the same vocabulary differ; engines accept some difference or none.
@@ -51,7 +51,7 @@ def _longest(spec: Spec) -> int:
     return max((length for _, _, length in spec.drafter.schedule), default=0)
 
 
-def _problems(spec: Spec, engine: Engine) -> dict[str, Any]:
+def _problems(spec: Spec, engine: EngineVersion) -> dict[str, Any]:
     """Return whether each problem of ``data/problems.toml`` holds."""
     target, drafter, method = spec.target, spec.drafter, spec.drafter.method
     given, length, tensor = drafter.num_speculative_tokens, spec.draft_length, spec.parallel.tensor
@@ -97,7 +97,7 @@ def _weights(spec: Spec) -> tuple[float, float]:
     return needed, spec.memory.gpu_share or USUAL_SHARE
 
 
-def _values(spec: Spec, engine: Engine) -> Mapping[str, Any]:
+def _values(spec: Spec, engine: EngineVersion) -> Mapping[str, Any]:
     target, drafter = spec.target, spec.drafter
     heads, (needed, share) = target.attention_heads or 1, _weights(spec)
     sizes, other = "", ", ".join(engine.other_vocabulary)

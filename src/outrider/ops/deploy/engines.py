@@ -18,7 +18,7 @@ from typing import Any
 from ...base.outside.models import Part
 from ...engine.control.schedules import tensorrt
 from ...errors import ConfigError, shown
-from .capabilities import DATA, Engine, data, schema
+from .capabilities import DATA, EngineVersion, data, schema
 from .checks import other_vocabulary
 from .spec import Spec
 from .yamls import dump
@@ -81,7 +81,7 @@ def present(options: Mapping[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in options.items() if not (any(v is each for each in unset) or v == {})}
 
 
-def _values(spec: Spec, engine: Engine) -> dict[str, Any]:
+def _values(spec: Spec, engine: EngineVersion) -> dict[str, Any]:
     """Return what options may hold, by name: the spec's values, and what follows from them."""
     target, drafter, limits, k = spec.target, spec.drafter, spec.limits, spec.draft_length
     tensor, stages = spec.parallel.tensor, spec.parallel.pipeline
@@ -115,7 +115,7 @@ def _files(name: str, model: str | None) -> dict[str, str | None]:
     return {f"{name} file": model if is_file else None, f"{name} hub": None if is_file else model}
 
 
-def _our_drafter(spec: Spec, engine: Engine) -> str:
+def _our_drafter(spec: Spec, engine: EngineVersion) -> str:
     name = spec.drafter.model or spec.drafter.method
     if other_vocabulary(spec, engine):
         return f"retokenize:{name}"
@@ -130,7 +130,7 @@ def _filled(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     return present({n: values[v] if isinstance(v, str) else v for n, v in table.items()})
 
 
-def speculation(spec: Spec, engine: Engine, of: str) -> dict[str, Any]:
+def speculation(spec: Spec, engine: EngineVersion, of: str) -> dict[str, Any]:
     """Return the options of the drafter as the table of engine ``of`` says."""
     if not spec.drafts:
         return {}
@@ -138,7 +138,7 @@ def speculation(spec: Spec, engine: Engine, of: str) -> dict[str, Any]:
     return _filled(table.get(spec.drafter.method, table["usual"]), _values(spec, engine))
 
 
-def options_of(spec: Spec, engine: Engine, of: str | None = None) -> dict[str, Any]:
+def options_of(spec: Spec, engine: EngineVersion, of: str | None = None) -> dict[str, Any]:
     """Return all options but those of the drafter as the table of engine ``of`` says."""
     return _filled(data(f"engines/{of or engine.engine}")["options"], _values(spec, engine))
 
@@ -147,7 +147,7 @@ def _flags(options: Mapping[str, Value]) -> dict[str, Value]:
     return {f"--{name}": value for name, value in options.items()}
 
 
-def _outrider(spec: Spec, engine: Engine) -> Launch:
+def _outrider(spec: Spec, engine: EngineVersion) -> Launch:
     drafting = speculation(spec, engine, "outrider") or {"drafter": "none"}
     options = options_of(spec, engine) | drafting
     rows = {"model": spec.target.model, **{n.replace("-", "_"): v for n, v in options.items()}}
@@ -157,7 +157,7 @@ def _outrider(spec: Spec, engine: Engine) -> Launch:
     return Launch(program, _flags(options), ("outrider.toml", config))
 
 
-def _vllm(spec: Spec, engine: Engine) -> Launch:
+def _vllm(spec: Spec, engine: EngineVersion) -> Launch:
     config = {"speculative-config": speculation(spec, engine, "vllm")}
     options = options_of(spec, engine) | present(config)
     model = spec.target.model
@@ -166,7 +166,7 @@ def _vllm(spec: Spec, engine: Engine) -> Launch:
     )
 
 
-def _triton(spec: Spec, engine: Engine) -> Launch:
+def _triton(spec: Spec, engine: EngineVersion) -> Launch:
     """Return ``tritonserver`` on a repository: ``config.pbtxt``, and ``model.json`` of vLLM."""
     name = spec.service.model_name or spec.service.name
     if not FOLDER.fullmatch(name):
@@ -187,13 +187,13 @@ def _triton(spec: Spec, engine: Engine) -> Launch:
     return Launch(("tritonserver",), options, (first, files[first]), files)
 
 
-def _sglang(spec: Spec, engine: Engine) -> Launch:
+def _sglang(spec: Spec, engine: EngineVersion) -> Launch:
     options = options_of(spec, engine) | speculation(spec, engine, "sglang")
     program = ("python3", "-m", "sglang.launch_server")
     return Launch(program, _flags(options), ("sglang.yaml", dump(options)))
 
 
-def trtllm_config(spec: Spec, engine: Engine) -> dict[str, Any]:
+def trtllm_config(spec: Spec, engine: EngineVersion) -> dict[str, Any]:
     """Return the contents of TensorRT-LLM's YAML config, which hold all but the address."""
     config = speculation(spec, engine, "trtllm")
     if config and (ranges := spec.drafter.schedule):
@@ -217,7 +217,7 @@ def trtllm(spec: Spec, config: Mapping[str, Any]) -> Launch:
     return Launch(program, present(options), next(iter(file.items())), file)
 
 
-def _llamacpp(spec: Spec, engine: Engine) -> Launch:
+def _llamacpp(spec: Spec, engine: EngineVersion) -> Launch:
     options = options_of(spec, engine) | speculation(spec, engine, "llamacpp")
     return Launch(("llama-server",), options, ("llamacpp.env", _environment(options)))
 
@@ -236,7 +236,7 @@ def _environment(options: Mapping[str, Value]) -> str:
     return "\n".join([*lines, *head, *flags]) + "\n"
 
 
-LAUNCHES: dict[str, Callable[[Spec, Engine], Launch]] = {
+LAUNCHES: dict[str, Callable[[Spec, EngineVersion], Launch]] = {
     "outrider": _outrider,
     "vllm": _vllm,
     "sglang": _sglang,

@@ -47,7 +47,7 @@ class Done(NamedTuple):
     e2e: float
 
 
-class Run(NamedTuple):
+class QueueRun(NamedTuple):
     """The requests that count, and the mean number of sequences that ran."""
 
     done: list[Done]
@@ -63,7 +63,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(ceil(share * len(values)), 1) - 1]
 
 
-def simulate(replica: Replica, rate: float, work: Work, requests: int, seed: int = 0) -> Run:
+def simulate(replica: Replica, rate: float, work: Work, requests: int, seed: int = 0) -> QueueRun:
     """Return what happens until so many requests are done, which come at ``rate`` a second.
 
     Arrivals and work are the same for all replicas at a rate.
@@ -99,4 +99,4 @@ def simulate(replica: Replica, rate: float, work: Work, requests: int, seed: int
             else:
                 given += (coming - now) / each
                 now = coming
-    return Run(done[int(WARM_UP * requests) :], occupied / now if now else 0.0)
+    return QueueRun(done[int(WARM_UP * requests) :], occupied / now if now else 0.0)

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 
 from ...errors import ConfigError, shown
 from . import capabilities, checks
-from .capabilities import DATA, Engine
+from .capabilities import DATA, EngineVersion
 from .engines import LAUNCHES, Launch
 from .spec import Spec, Target, filled
 
@@ -54,7 +54,7 @@ def render(spec: Spec, form: str = "command", more: Sequence[str] = ()) -> Rende
     return Rendered(_with_notes(files, notes), notes)
 
 
-def _notes(spec: Spec, engine: Engine) -> list[str]:
+def _notes(spec: Spec, engine: EngineVersion) -> list[str]:
     lines = [f"{engine.title} {engine.version}, options as recorded on {engine.recorded}."]
     if not spec.drafts:
         lines.append("Speculation is off: nothing drafts with this config.")
@@ -65,7 +65,7 @@ def _notes(spec: Spec, engine: Engine) -> list[str]:
     return lines
 
 
-def _unused(spec: Spec, engine: Engine) -> list[str]:
+def _unused(spec: Spec, engine: EngineVersion) -> list[str]:
     """Return the values that are set in the spec but that this engine has no option for."""
     plain = Spec(target=Target(model=spec.target.model))
     return [each for each in engine.unused if attrgetter(each)(spec) != attrgetter(each)(plain)]
@@ -80,13 +80,13 @@ def _with_notes(files: dict[str, str], notes: list[str]) -> dict[str, str]:
     return files
 
 
-def compose(spec: Spec, engine: Engine, launch: Launch) -> dict[str, str]:
+def compose(spec: Spec, engine: EngineVersion, launch: Launch) -> dict[str, str]:
     """Return ``compose.yaml``, and the files that it mounts."""
     text = _template("compose.yaml.j2").render(_values(spec, engine, launch))
     return {"compose.yaml": text + "\n", **launch.files}
 
 
-def kustomize(spec: Spec, engine: Engine, launch: Launch) -> dict[str, str]:
+def kustomize(spec: Spec, engine: EngineVersion, launch: Launch) -> dict[str, str]:
     """Return a kustomize base: Deployment and what belongs to it, and the engine's config."""
     values = _values(spec, engine, launch)
     names = {f"{name}.yaml": f"kubernetes/{name}.yaml.j2" for name in KUBERNETES}
@@ -94,7 +94,7 @@ def kustomize(spec: Spec, engine: Engine, launch: Launch) -> dict[str, str]:
     return texts | dict(launch.files)
 
 
-def _values(spec: Spec, engine: Engine, launch: Launch) -> dict[str, Any]:
+def _values(spec: Spec, engine: EngineVersion, launch: Launch) -> dict[str, Any]:
     service = spec.service
     for where, name in (("name", service.name), ("namespace", service.namespace)):
         if not LABEL.fullmatch(name):
@@ -130,7 +130,7 @@ def _values(spec: Spec, engine: Engine, launch: Launch) -> dict[str, Any]:
     }
 
 
-def _names(spec: Spec, engine: Engine) -> dict[str, str]:
+def _names(spec: Spec, engine: EngineVersion) -> dict[str, str]:
     """Return the names that clients in a cluster call our server by; others ask for none."""
     short = f"{spec.service.name}.{spec.service.namespace}"
     hosts = f"{short},{short}.svc,{short}.svc.cluster.local"
@@ -155,7 +155,7 @@ def _for_compose(value: Any) -> Any:
     return str(value).replace("$", "$$")
 
 
-FORMATS: dict[str, Callable[[Spec, Engine, Launch], dict[str, str]]] = {
+FORMATS: dict[str, Callable[[Spec, EngineVersion, Launch], dict[str, str]]] = {
     "command": lambda spec, engine, launch: {"run.sh": launch.command(), **launch.files},
     "config": lambda spec, engine, launch: dict([launch.config_file]) | dict(launch.files),
     "compose": compose,

@@ -57,7 +57,7 @@ class Target(Part):
     weights_gib: Size | None = None
 
 
-class Drafter(Part):
+class SpecDrafter(Part):
     """The drafter; ``other_vocabulary`` tells whether it has another tokenizer than the target.
 
     With ``required`` a config that never drafts is an error; with ``adaptive`` the engine sets K.
@@ -99,14 +99,14 @@ class Limits(Part):
     max_num_batched_tokens: Count | None = None
 
 
-class Memory(Part):
+class SpecMemory(Part):
     """The share of a GPU's memory that the engine may take, and that memory in GiB."""
 
     gpu_share: Annotated[float, Field(ge=0.01, le=1)] | None = None
     gpu_gib: Size | None = None
 
 
-class Service(Part):
+class SpecService(Part):
     """The address and the names that clients use, and the number of replicas."""
 
     name: Line = "model"
@@ -123,11 +123,11 @@ class Spec(Part):
     target: Target
     engine: Line | None = None
     engine_version: Line | None = None
-    drafter: Drafter = Drafter()
+    drafter: SpecDrafter = SpecDrafter()
     parallel: Parallel = Parallel()
     limits: Limits = Limits()
-    memory: Memory = Memory()
-    service: Service = Service()
+    memory: SpecMemory = SpecMemory()
+    service: SpecService = SpecService()
 
     @property
     def drafts(self) -> bool:
@@ -165,7 +165,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 GIB = 2**30
-Model = TypeVar("Model", Target, Drafter)
+Model = TypeVar("Model", Target, SpecDrafter)
 
 
 def filled(spec: Spec) -> Spec:

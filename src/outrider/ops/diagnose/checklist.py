@@ -101,7 +101,7 @@ def _verified(
     return PointAnswer(YES if all(held) else NO, "verified", evidence, date)
 
 
-class _Kept(Part):
+class _KeptChecklist(Part):
     checklist: Literal[1]
     points: State
 
@@ -112,7 +112,7 @@ def read_state(file: Path) -> State:
         return {}
     text = read(file, str(file))
     try:
-        return checked(_Kept, parse_json(text, str(file)), str(file)).points
+        return checked(_KeptChecklist, parse_json(text, str(file)), str(file)).points
     except ConfigError:
         raise ConfigError(
             f"{file} is not a checklist's state; move it away, or name another file."

@@ -8,7 +8,17 @@ from typing import Any
 
 from ...errors import ConfigError
 from .endpoint import differing
-from .facts import Facts, Figure, Value, check_facts, check_thresholds, data, figure, holds, number
+from .facts import (
+    FactFigure,
+    Facts,
+    Value,
+    check_facts,
+    check_thresholds,
+    data,
+    figure,
+    holds,
+    number,
+)
 from .observation import Observation, Source, observe
 
 
@@ -18,7 +28,7 @@ class Cause:
 
     title: str
     likely: bool
-    because: tuple[Figure, ...]
+    because: tuple[FactFigure, ...]
     remedies: tuple[str, ...]
 
 
@@ -29,7 +39,7 @@ class Problem:
     symptom: str
     title: str
     where: str
-    evidence: tuple[Figure, ...]
+    evidence: tuple[FactFigure, ...]
     causes: tuple[Cause, ...]
 
     @property

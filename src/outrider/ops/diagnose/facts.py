@@ -24,7 +24,7 @@ LONGEST = 60
 """Characters of a name that are compared with known names."""
 
 
-class Figure(NamedTuple):
+class FactFigure(NamedTuple):
     """A fact with its unit; ``unit`` is empty where it is a word."""
 
     name: str
@@ -45,9 +45,9 @@ class Figure(NamedTuple):
         return f"{name}: {self.value:,.6g} {self.unit}".rstrip()
 
 
-def figure(name: str, facts: Facts) -> Figure:
+def figure(name: str, facts: Facts) -> FactFigure:
     """Return a fact that is known, with its unit."""
-    return Figure(name, facts[name], data("symptoms")["fact"][name]["unit"])
+    return FactFigure(name, facts[name], data("symptoms")["fact"][name]["unit"])
 
 
 def holds(condition: str, facts: Facts, thresholds: Mapping[str, float]) -> bool | None:

@@ -300,8 +300,7 @@ def facts_of(page: Page) -> dict[str, Value]:
         if value is not None and value >= 0:
             facts[fact] = min(value, 1.0) if fact in SHARES else value
     for fact in ("ttft", "tpot"):
-        value = seen.mean(fact)
-        if value is not None and value > 0:
+        if (value := seen.mean(fact) or 0.0) > 0:
             facts[fact] = value
     _share(facts, "queue_share", seen.mean("queue"), facts.get("ttft"))
     _share(facts, "prefix_hits", seen.total("hits"), seen.total("queries"))
@@ -312,8 +311,16 @@ def facts_of(page: Page) -> dict[str, Value]:
     ends = page.by_label(seen.names.get("requests", ""), "finished_reason")
     _share(facts, "answers_cut", ends.get("length", 0.0), sum(ends.values()))
     _speculation(facts, seen)
-    if seen.engine == "outrider":
-        _ours(facts, seen)
+    # Only Outrider tells what follows.
+    drafting, verifying = seen.total("drafting"), seen.total("verifying")
+    if drafting is not None and verifying is not None:
+        _share(facts, "draft_share", drafting, drafting + verifying)
+    if length := seen.total("draft_length"):
+        facts["draft_length"] = length
+    if (speedup := seen.mean("speedup") or 0.0) > 0:
+        facts["speedup"] = speedup
+    if reasons := seen.page.by_label("outrider_speculation_off", "reason"):
+        facts["speculation_off"] = printable(next(iter(reasons)))
     return facts
 
 
@@ -336,8 +343,7 @@ def _speculation(facts: dict[str, Value], seen: Figures) -> None:
     facts["speculation_counters"] = "yes"
     facts["drafted"] = drafted
     _share(facts, "acceptance", accepted, drafted)
-    drafts = seen.total("drafts") or 0.0
-    if drafts > 0:
+    if (drafts := seen.total("drafts") or 0.0) > 0:
         facts["acceptance_length"] = 1 + accepted / drafts
         add_survival(facts, seen.survival())
 
@@ -348,19 +354,3 @@ def add_survival(facts: dict[str, Value], survival: list[float]) -> None:
         facts["draft_length"] = float(len(survival))
         facts["first_survival"] = min(1.0, survival[0])
         facts["last_survival"] = min(1.0, survival[-1])
-
-
-def _ours(facts: dict[str, Value], seen: Figures) -> None:
-    """Add what Outrider tells beside vLLM's names."""
-    drafting, verifying = seen.total("drafting"), seen.total("verifying")
-    if drafting is not None and verifying is not None:
-        _share(facts, "draft_share", drafting, drafting + verifying)
-    length = seen.total("draft_length")
-    if length:
-        facts["draft_length"] = length
-    speedup = seen.mean("speedup")
-    if speedup is not None and speedup > 0:
-        facts["speedup"] = speedup
-    reasons = seen.page.by_label("outrider_speculation_off", "reason")
-    if reasons:
-        facts["speculation_off"] = printable(next(iter(reasons)))

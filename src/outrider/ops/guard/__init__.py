@@ -3,9 +3,3 @@
 It runs in a process of its own and imports no torch. ``decide`` holds the rules, without any I/O;
 ``sources`` read figures, ``switches`` change things, ``loop`` joins them.
 """
-
-from .decide import decide
-from .policy import Policy, parse, read
-from .states import Decision, Observation, Side, State
-
-__all__ = ["Decision", "Observation", "Policy", "Side", "State", "decide", "parse", "read"]

@@ -6,9 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from .judge import DOWN, STANDBY_DOWN, Verdict, figures, judge
+from .judge import DOWN, STANDBY_DOWN, Judgement, figures, judge
 from .policy import Policy
-from .states import Decision, Drafting, GuardEvent, Level, Observation, Place, State, Track, Weights
+from .states import (
+    Decision,
+    DraftingState,
+    GuardEvent,
+    GuardObservation,
+    GuardTrack,
+    Level,
+    Place,
+    State,
+    Weights,
+)
 
 URGENT = (DOWN, "errors", "memory_critical")
 """Signals that move traffic at once, whatever was changed a moment ago."""
@@ -16,7 +26,7 @@ FORCIBLE = ("normal", "reduced", "plain", "standby")
 NO_TRAFFIC: Weights = (0, 100)
 
 
-def decide(state: State, seen: Observation, policy: Policy, now: float) -> Decision:
+def decide(state: State, seen: GuardObservation, policy: Policy, now: float) -> Decision:
     """Return what to do, and why; ``now`` are seconds since the epoch: a state outlives us."""
     turn = _Turn(state, seen, policy, now)
     if state.forced is not None:
@@ -72,7 +82,7 @@ def stages(state: State, policy: Policy) -> tuple[float, ...]:
 class _Turn:
     """One evaluation: the new state grows here."""
 
-    def __init__(self, state: State, seen: Observation, policy: Policy, now: float) -> None:
+    def __init__(self, state: State, seen: GuardObservation, policy: Policy, now: float) -> None:
         self.state, self.seen, self.policy, self.now = state, seen, policy, now
         self.events: list[GuardEvent] = []
         self.alerts: dict[str, str] = {}
@@ -99,7 +109,7 @@ class _Turn:
         last = max(self.state.drafting.since, self.state.traffic.since)
         return not 0 <= self.now - last < self.policy.recovery.cooldown
 
-    def run(self, verdict: Verdict) -> None:
+    def run(self, verdict: Judgement) -> None:
         """Make at most one change; the most urgent reason comes first."""
         place = self.state.traffic.level
         if place == Place.STANDBY:
@@ -119,7 +129,7 @@ class _Turn:
 
     # Traffic to the standby
 
-    def _reason_to_leave(self, verdict: Verdict, place: str) -> str | None:
+    def _reason_to_leave(self, verdict: Judgement, place: str) -> str | None:
         """Return the signal that asks for the standby; None for none."""
         for name in URGENT:
             if name in verdict.bad:
@@ -138,7 +148,7 @@ class _Turn:
             return "acceptance"
         return None
 
-    def _leave(self, cause: str, verdict: Verdict) -> bool:
+    def _leave(self, cause: str, verdict: Judgement) -> bool:
         """Move traffic to the standby, unless that would be blind or worse."""
         errors = 1.0 if cause == DOWN else verdict.values.get("errors", 0.0)
         if not self._standby_fits(cause, errors, verdict):
@@ -150,7 +160,7 @@ class _Turn:
         self._go(Place.STANDBY, cause, action, text, wait=wait, errors=errors)
         return True
 
-    def _standby_fits(self, cause: str, errors: float, verdict: Verdict) -> bool:
+    def _standby_fits(self, cause: str, errors: float, verdict: Judgement) -> bool:
         """Return whether traffic may move; if not, an alert says why."""
         seen, policy = self.seen, self.policy
         if not policy.can_shift:
@@ -171,7 +181,7 @@ class _Turn:
             return True
         return False
 
-    def _standby_worse(self, cause: str, errors: float, verdict: Verdict) -> bool:
+    def _standby_worse(self, cause: str, errors: float, verdict: Judgement) -> bool:
         other = figures(self.seen.standby, self.policy, self.policy.recovery.requests)
         theirs = other.get("errors", 0.0)
         if cause in (DOWN, "errors"):
@@ -228,7 +238,7 @@ class _Turn:
             text = "the standby fails and the engine answers: back to it"
             self._go(Place.OWN, "standby", "return", text)
 
-    def _advance(self, verdict: Verdict) -> None:
+    def _advance(self, verdict: Judgement) -> None:
         """Give the engine more traffic after a good stage."""
         track, recovery = self.state.traffic, self.policy.recovery
         steps = stages(self.state, self.policy)
@@ -251,13 +261,13 @@ class _Turn:
 
     # Drafting
 
-    def _weak(self, verdict: Verdict) -> bool:
+    def _weak(self, verdict: Judgement) -> bool:
         """Return whether speculation loses time; without a known speedup acceptance decides."""
         if "speedup" in verdict.values and "speedup" not in verdict.bad:
             return False
         return "acceptance" in verdict.bad
 
-    def _reduce(self, verdict: Verdict) -> bool:
+    def _reduce(self, verdict: Judgement) -> bool:
         """Draft less where speculation loses time; only note it where the engine chooses K."""
         drafting, policy = self.seen.drafting, self.policy
         if not policy.engine.has_switch or drafting is None or not drafting.enabled:
@@ -271,7 +281,7 @@ class _Turn:
         self._draft_less(Level.REDUCED if shorter else Level.PLAIN, "acceptance", verdict)
         return True
 
-    def _note(self, in_use: int, verdict: Verdict) -> None:
+    def _note(self, in_use: int, verdict: Judgement) -> None:
         """Put on record, once, what the engine's own controller is there to handle."""
         stopped = in_use == 0
         noted = stopped or self._weak(verdict)
@@ -283,7 +293,7 @@ class _Turn:
         elif not noted and self._drafts_well(verdict):
             self.state = replace(self.state, noted=False)
 
-    def _draft_less(self, level: Level, cause: str, verdict: Verdict) -> None:
+    def _draft_less(self, level: Level, cause: str, verdict: Judgement) -> None:
         assert self.seen.drafting is not None
         self._note_own(self.seen.drafting)
         action = "reduce" if level == Level.REDUCED else "plain"
@@ -292,13 +302,13 @@ class _Turn:
         why = f"{verdict.reasons[cause]}{'; ' if speedup else ''}{speedup}"
         self._go(level, cause, action, f"{why}: {what}", wait=self._longer(self.state.drafting))
 
-    def _note_own(self, drafting: Drafting) -> None:
+    def _note_own(self, drafting: DraftingState) -> None:
         """Keep the switch as its operator set it, before it is changed."""
         if self.state.drafting.level == Level.OWN:
             own, reduced = self.state.own_drafting or drafting, max(1, drafting.in_use // 2)
             self.state = replace(self.state, own_drafting=own, reduced_to=reduced)
 
-    def _relieve(self, verdict: Verdict) -> bool:
+    def _relieve(self, verdict: Judgement) -> bool:
         """Draft less and let fewer requests in while memory is short."""
         if "memory" not in verdict.bad:
             return False
@@ -317,7 +327,7 @@ class _Turn:
             changed = True
         return changed
 
-    def _go_back(self, verdict: Verdict) -> None:
+    def _go_back(self, verdict: Judgement) -> None:
         """Undo what is no longer needed, once the wait is over."""
         traffic, drafting = self.state.traffic, self.state.drafting
         if traffic.level == Place.RELIEVED and self._due(traffic) and self._memory_clear(verdict):
@@ -332,7 +342,7 @@ class _Turn:
             text = "the engine drafts as its operator set it"
             self._go(Level.OWN, drafting.cause, "restore", text)
 
-    def _drafts_well(self, verdict: Verdict) -> bool:
+    def _drafts_well(self, verdict: Judgement) -> bool:
         if self.state.drafting.cause == "memory":
             return self._memory_clear(verdict)
         return any(
@@ -372,14 +382,14 @@ class _Turn:
 
     # Small parts
 
-    def _due(self, track: Track) -> bool:
+    def _due(self, track: GuardTrack) -> bool:
         return self.now >= track.retry_at
 
-    def _memory_clear(self, verdict: Verdict) -> bool:
+    def _memory_clear(self, verdict: Judgement) -> bool:
         value = verdict.values.get("memory")
         return value is None or self.policy.signals["memory"].is_clear(value)
 
-    def _longer(self, track: Track) -> float:
+    def _longer(self, track: GuardTrack) -> float:
         """Return the wait for the next try: the usual one, doubled if the last try failed soon."""
         recovery = self.policy.recovery
         soon = track.level == Level.OWN and self.now - track.since <= 2 * track.wait
@@ -397,6 +407,6 @@ class _Turn:
         if isinstance(to, Place) and to != Place.OWN and own is None:
             own = self.seen.weights
         wait = getattr(self.state, name).wait if wait is None else wait
-        track: Any = Track(to, self.now, cause, wait, self.now + wait, stage, errors)
+        track: Any = GuardTrack(to, self.now, cause, wait, self.now + wait, stage, errors)
         self.state = replace(self.state, own_weights=own, **{name: track})
         self.events.append(GuardEvent(action, cause, text, name))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .policy import Policy
-from .states import Observation, Place, Side, State
+from .states import GuardObservation, Place, Side, State
 
 DOWN = "down"
 """The signal of an engine that neither its metrics nor its model answer for."""
@@ -15,7 +15,7 @@ STANDBY_DOWN = "standby_down"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """The signals in an evaluation: ``bad`` for as long as the policy says, ``pending`` since when.
 
     ``reasons`` has a sentence on each, ``values`` the figures that count.
@@ -27,7 +27,7 @@ class Verdict:
     values: Mapping[str, float]
 
 
-def judge(state: State, seen: Observation, policy: Policy, now: float) -> Verdict:
+def judge(state: State, seen: GuardObservation, policy: Policy, now: float) -> Judgement:
     """Return the verdict on the engine; a figure without enough traffic behind it is no figure."""
     # A probation has few requests, and must be judged by them.
     least = policy.recovery if state.traffic.level == Place.PROBING else policy.minimum
@@ -65,7 +65,7 @@ def judge(state: State, seen: Observation, policy: Policy, now: float) -> Verdic
         of = f" of {signal.seconds:.0f}" if name not in bad else ""
         limit = signal.clear if name in before else signal.bad
         reasons[name] = f"{text}, {way} {limit:g} for {now - since:.0f}{of} s"
-    return Verdict(frozenset(bad), pending, reasons, values)
+    return Judgement(frozenset(bad), pending, reasons, values)
 
 
 def figures(side: Side, policy: Policy, requests: float) -> dict[str, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -124,7 +123,7 @@ class KubernetesLease:
         return now - self._since >= lasts
 
     def _spec(self, before: dict[str, Any]) -> dict[str, Any]:
-        text = datetime.fromtimestamp(time.time(), UTC).strftime(FORMAT)
+        text = datetime.now(UTC).strftime(FORMAT)
         mine = before.get("holderIdentity") == self._me
         changes = before.get("leaseTransitions", 0)
         counts = type(changes) is int and 0 <= changes < LARGEST_INT

@@ -16,9 +16,9 @@ from .events import Events, logger
 from .lease import GuardLease, lease
 from .policy import GuardedServer, Policy
 from .sources import FigureSource, source
-from .states import Decision, Level, Observation, Place, Side, State, carried_over
+from .states import Decision, GuardObservation, Level, Place, Side, State, carried_over
 from .store import GuardStore, StoreError
-from .switches import Speculation, SwitchError, TrafficSwitch, traffic_switch
+from .switches import SpeculationSwitch, SwitchError, TrafficSwitch, traffic_switch
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class StoppedError(Exception):
     """A signal came while the guard waited for something."""
 
 
-class Stop:
+class GuardStop:
     """Asks a guard to end: between two evaluations, or at once while it waits."""
 
     def __init__(self) -> None:
@@ -72,15 +72,15 @@ class Guard:
     def __init__(
         self, policy: Policy, *, figures: FigureSource | None = None,
         right: GuardLease | None = None, clock: Callable[[], float] | None = None,
-        stop: Stop | None = None,
+        stop: GuardStop | None = None,
     ) -> None:  # fmt: skip
-        self.policy, self.clock, self.stop = policy, clock or steady(), stop or Stop()
+        self.policy, self.clock, self.stop = policy, clock or steady(), stop or GuardStop()
         self.store = GuardStore(policy.folder)
         self.events = Events(self.store, policy.webhook, dry_run=policy.dry_run)
         self.source = figures or source(policy)
         self.lease = right or lease(policy)
         self.traffic = traffic_switch(policy)
-        self.drafting = Speculation(policy.engine) if policy.engine.has_switch else None
+        self.drafting = SpeculationSwitch(policy.engine) if policy.engine.has_switch else None
         self.state = self._load()  # reports damage at the start
         self._leads = False
         self._told: tuple[str, ...] = ()
@@ -185,7 +185,7 @@ class Guard:
         self._told = told
         self.state = replace(self.state, pending=decision.state.pending, seen=decision.state.seen)
 
-    def _carry_out(self, decision: Decision, seen: Observation) -> dict[str, str]:
+    def _carry_out(self, decision: Decision, seen: GuardObservation) -> dict[str, str]:
         """Write the decision down, put it into force, and return what failed."""
         before = self.state
         self.store.save(decision.state)
@@ -213,7 +213,7 @@ class Guard:
         self._failing = tuple(event.action for event in decision.events if event.track in failed)
         return {"failed": " ".join(failed.values())} if failed else {}
 
-    def _enforce(self, seen: Observation) -> tuple[list[str], dict[str, str]]:
+    def _enforce(self, seen: GuardObservation) -> tuple[list[str], dict[str, str]]:
         """Put the state into force; return the tracks that changed, and by track why not."""
         changed: list[str] = []
         failed: dict[str, str] = {}
@@ -225,7 +225,7 @@ class Guard:
                 failed[track] = str(error)
         return changed, failed
 
-    def _set_traffic(self, seen: Observation) -> bool:
+    def _set_traffic(self, seen: GuardObservation) -> bool:
         """Set the weights that the state wants; whether they were others."""
         weights = wanted(self.state, self.policy)[1]
         if weights is None or self.traffic is None or seen.weights is None:
@@ -238,7 +238,7 @@ class Guard:
             self._remember(own_weights=None)
         return weights != seen.weights
 
-    def _set_drafting(self, seen: Observation) -> bool:
+    def _set_drafting(self, seen: GuardObservation) -> bool:
         """Set the drafting that the state wants; whether it was another."""
         drafting = wanted(self.state, self.policy)[0]
         if drafting is None or self.drafting is None or seen.drafting is None:
@@ -256,7 +256,7 @@ class Guard:
         self.store.save(state)
         self.state = state
 
-    def _show(self, seen: Observation, decision: Decision) -> None:
+    def _show(self, seen: GuardObservation, decision: Decision) -> None:
         self.store.show(
             {
                 "time": time.time(),
@@ -275,9 +275,9 @@ class Guard:
 
 
 def look(
-    state: State, policy: Policy, source: FigureSource, drafting: Speculation | None,
+    state: State, policy: Policy, source: FigureSource, drafting: SpeculationSwitch | None,
     traffic: TrafficSwitch | None, now: float,
-) -> Observation:  # fmt: skip
+) -> GuardObservation:  # fmt: skip
     """Return what is true now; whatever does not answer leaves a sentence on why."""
     answers = None
     sides, trouble = _asked(lambda: source.read(now))
@@ -290,7 +290,7 @@ def look(
     )
     if due or (trouble is None and engine.up is not True):
         answers = is_warm(policy.engine, policy.probe_timeout)
-    return Observation(
+    return GuardObservation(
         engine, standby, trouble, drafts, drafting_trouble, weights, traffic_trouble, warm, answers
     )
 

@@ -168,7 +168,7 @@ class PolicySource(DataPart):
 
 
 @dataclass(frozen=True)
-class Traffic(DataPart):
+class PolicyTraffic(DataPart):
     """The switch that divides traffic between the two, and their names there."""
 
     kind: Literal["none", "haproxy", "httproute", "webhook"] = "none"
@@ -240,7 +240,7 @@ class Policy(DataPart):
     engine: GuardedServer
     standby: GuardedServer | None = None
     source: PolicySource = PolicySource()
-    traffic: Traffic = Traffic()
+    traffic: PolicyTraffic = PolicyTraffic()
     signals: Mapping[str, Signal] = field(default_factory=lambda: dict(SIGNALS))
     minimum: Minimum = Minimum()
     recovery: Recovery = Recovery()
@@ -378,7 +378,7 @@ def _contradictions(policy: Policy) -> Iterator[str]:
                    f"{2 * interval:g} or more.")  # fmt: skip
 
 
-def _of_traffic(traffic: Traffic) -> Iterator[str]:
+def _of_traffic(traffic: PolicyTraffic) -> Iterator[str]:
     yield from _lacking("traffic", traffic, TRAFFIC_NEEDS[traffic.kind])
     if traffic.engine is not None and traffic.engine == traffic.standby:
         yield ", [traffic]: engine and standby have the same name; name two."

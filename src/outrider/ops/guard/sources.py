@@ -11,7 +11,7 @@ from ...base.outside.http import call
 from ...base.outside.sockets import Deadline
 from ...base.outside.text import printable
 from ...errors import EndpointError
-from ..metrics import Figures, Window, ask_page, names_of
+from ..metrics import Figures, PageWindow, ask_page, names_of
 from .policy import GuardedServer, Policy, key_in
 from .states import Side
 
@@ -164,7 +164,7 @@ class _ServerPages:
     def __init__(self, server: GuardedServer, window: float) -> None:
         self._server = server
         self._names = frozenset(names_of(server.kind).values())
-        self._window = Window(window)
+        self._window = PageWindow(window)
 
     def read(self, now: float) -> Side:
         try:

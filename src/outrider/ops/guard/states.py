@@ -71,7 +71,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Drafting:
+class DraftingState:
     """The run-time switch as an engine shows it; ``length`` is None where the engine chooses K."""
 
     enabled: bool
@@ -85,7 +85,7 @@ Weights = tuple[Weight, Weight]
 
 
 @dataclass(frozen=True)
-class Observation:
+class GuardObservation:
     """All that one evaluation looks at.
 
     ``trouble`` says why the source tells nothing. ``drafting`` and ``weights`` are what the
@@ -97,7 +97,7 @@ class Observation:
     engine: Side = Side()
     standby: Side = Side()
     trouble: str | None = None
-    drafting: Drafting | None = None
+    drafting: DraftingState | None = None
     drafting_trouble: str | None = None
     weights: Weights | None = None
     traffic_trouble: str | None = None
@@ -106,7 +106,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Track:
+class GuardTrack:
     """One thing that the guard changes: drafting, or traffic.
 
     It came to its ``level``, a ``Level`` or a ``Place``, at the time ``since``, by the signal
@@ -136,11 +136,11 @@ class State:
     """
 
     engine: str = ""
-    drafting: Track = Track()
-    traffic: Track = Track()
+    drafting: GuardTrack = GuardTrack()
+    traffic: GuardTrack = GuardTrack()
     pending: Mapping[str, Time] = field(default_factory=dict)
     forced: Mode | None = None
-    own_drafting: Drafting | None = None
+    own_drafting: DraftingState | None = None
     own_weights: Weights | None = None
     reduced_to: Annotated[int, Field(ge=1, le=LARGEST_DRAFT)] = 1
     noted: bool = False
@@ -192,7 +192,7 @@ def carried_over(state: State, now: float, longest: float) -> State:
     def at(time: float, latest: float) -> float:
         return max(0.0, min(time - ahead, latest))
 
-    def moved(track: Track) -> Track:
+    def moved(track: GuardTrack) -> GuardTrack:
         wait = min(track.wait, longest)
         return replace(
             track, since=at(track.since, now), wait=wait, retry_at=at(track.retry_at, now + wait)

@@ -11,8 +11,8 @@ from ...base.outside.sockets import CHUNK, Deadline, connect, connect_unix, rece
 from ...base.outside.text import printable
 from ...errors import EndpointError, OutriderError
 from .kubernetes import CONFLICT, INVALID, Cluster, reason
-from .policy import GuardedServer, Policy, Traffic, key_in
-from .states import Drafting, Weights
+from .policy import GuardedServer, Policy, PolicyTraffic, key_in
+from .states import DraftingState, Weights
 
 LARGEST_WEIGHT = 1_000_000
 """The largest weight that Kubernetes accepts."""
@@ -44,7 +44,7 @@ def weight(value: Any) -> int:
 class HAProxy:
     """HAProxy's stats socket, which needs ``level admin``: weights of two servers of a backend."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: PolicyTraffic) -> None:
         self._address = traffic.address or ""
         self._servers = [f"{traffic.backend}/{name}" for name in (traffic.engine, traffic.standby)]
 
@@ -95,7 +95,7 @@ class HTTPRoute:
     between is a conflict; it is then read and tried again.
     """
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: PolicyTraffic) -> None:
         self._cluster = Cluster(traffic.url, traffic.key_env)
         self._names = (traffic.engine, traffic.standby)
         self._path = (
@@ -181,7 +181,7 @@ class HTTPRoute:
 class Webhook:
     """A switch of one's own that speaks JSON, ``{"engine": 100, "standby": 0}``, both ways."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: PolicyTraffic) -> None:
         self._url = traffic.url or ""
         self._key = key_in(traffic.key_env)
 
@@ -222,14 +222,14 @@ def traffic_switch(policy: Policy) -> TrafficSwitch | None:
     return None if kind is None else kind(policy.traffic)
 
 
-class Speculation:
+class SpeculationSwitch:
     """Outrider's own switch of drafting, ``/v1/speculation``."""
 
     def __init__(self, server: GuardedServer) -> None:
         self._server = server
         self._url = server.root + SPECULATION
 
-    def read(self) -> Drafting:
+    def read(self) -> DraftingState:
         """Return how it drafts now. Raises SwitchError: it does not answer, or is starting."""
         state = self._ask(None)
         length, in_use = (
@@ -238,7 +238,7 @@ class Speculation:
         )
         if not isinstance(state.get("enabled"), bool):
             raise SwitchError(f"{self._url}: the engine is starting.")
-        return Drafting(state["enabled"], length, in_use or 0)
+        return DraftingState(state["enabled"], length, in_use or 0)
 
     def set(self, body: dict[str, Any]) -> None:
         """Set the fields of ``body``; what is left out stays. Raises SwitchError: it refuses."""

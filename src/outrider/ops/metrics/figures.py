@@ -122,7 +122,7 @@ def _order(label: str) -> tuple[int, str]:
     return len(label), label
 
 
-class Window:
+class PageWindow:
     """The pages of an engine that rates and quantiles look back on, for so many seconds."""
 
     def __init__(self, seconds: float) -> None:

@@ -38,16 +38,14 @@ class Page:
 
     def since(self, before: Page) -> Page:
         """Return what was counted since a page, from zero after a restart; gauges as of now."""
-        counted = {
-            _key(sample): sample.value for sample in before.all() if COUNTED.search(sample.name)
-        }
-        grown = []
-        for sample in self.all():
-            growth = sample.value - counted.get(_key(sample), 0.0)
-            grown.append(
-                sample._replace(value=growth) if growth >= 0 and _key(sample) in counted else sample
-            )
-        return Page(grown, self.broken)
+        counted = before.counted()
+        grown = ((each, each.value - counted.get(_key(each), inf)) for each in self.all())
+        samples = [each._replace(value=more) if more >= 0 else each for each, more in grown]
+        return Page(samples, self.broken)
+
+    def counted(self) -> dict[tuple[object, ...], float]:
+        """Return the values of counters and histograms by their name and labels."""
+        return {_key(each): each.value for each in self.all() if COUNTED.search(each.name)}
 
     def all(self) -> Iterator[Sample]:
         """Yield every sample."""
@@ -60,12 +58,8 @@ class Page:
 
     def restarted(self, before: Page) -> bool:
         """Return whether a counter is lower than on an earlier page, as after a restart."""
-        counted = {_key(sample): sample.value for sample in self.all()}
-        return any(
-            counted.get(_key(sample), inf) < sample.value
-            for sample in before.all()
-            if COUNTED.search(sample.name)
-        )
+        counted = self.counted()
+        return any(counted.get(key, inf) < value for key, value in before.counted().items())
 
     def total(self, name: str) -> float | None:
         """Return a metric's sum over its labels; None if it is missing or infinite."""
@@ -86,11 +80,9 @@ class Page:
         """Return a metric's sums by the value of the first of ``labels`` that it has."""
         sums: dict[str, float] = {}
         for sample in self.samples.get(name, ()):
-            for label in labels:
-                if label in sample.labels:
-                    key = sample.labels[label]
-                    sums[key] = sums.get(key, 0.0) + sample.value
-                    break
+            if label := next((each for each in labels if each in sample.labels), None):
+                key = sample.labels[label]
+                sums[key] = sums.get(key, 0.0) + sample.value
         return sums
 
     def buckets(self, name: str) -> dict[float, float]:

@@ -20,7 +20,7 @@ from .checks import OneLine
 from .deployment import Deployment
 from .figure import Figure, Report
 from .rank import Candidate
-from .rules import LEAVE, Rule
+from .rules import LEAVE, RuleOfThumb
 
 VERSION = 1
 """Version of the document that an advice is saved as."""
@@ -58,7 +58,7 @@ class BatchRange(DataPart):
 
 
 @dataclass(frozen=True)
-class Line(DataPart):
+class Sensitivity(DataPart):
     """The speedup at one batch size, by acceptance."""
 
     batch: int
@@ -95,7 +95,7 @@ class Advice(DataPart, Report):
     acceptance: dict[str, Figure]
     acceptance_source: str
     k: int
-    rules: list[Rule]
+    rules: list[RuleOfThumb]
     stack: dict[str, Any]
     notes: list[str]
     limiting: str = ""
@@ -114,7 +114,7 @@ class Advice(DataPart, Report):
     break_even: Figure | None = None
     """Acceptance at ``k`` at which speculation neither wins nor loses; None where none would."""
     trips: list[Trip] = field(default_factory=list)
-    sensitivity: list[Line] = field(default_factory=list)
+    sensitivity: list[Sensitivity] = field(default_factory=list)
     tuned: dict[str, Figure] = field(default_factory=dict)
     """The speedup with a drafter tuned on the traffic, where that was asked."""
     candidates: list[Candidate] = field(default_factory=list)

@@ -7,14 +7,14 @@ from dataclasses import replace
 from ...base.methods import BY_NAME, LOOKUPS
 from ...base.tables import told
 from .acceptance import P90
-from .advice import Advice, At, BatchRange, Line, Trip
+from .advice import Advice, At, BatchRange, Sensitivity, Trip
 from .catalogue import Shape, data
 from .deployment import deployment_of
 from .figure import ASSUMED, MODELLED, Figure, modelled, ranged
 from .forecast import Forecast, forecast, judged, median_size
 from .rank import rank
 from .rules import LEAVE, USE, decide, facts, judge, stack
-from .situation import Drafter, Situation
+from .situation import PlannedDrafter, Situation
 
 SENSITIVITY = tuple(i / 20 for i in range(21))
 """Chances per token of the sensitivity's points."""
@@ -109,7 +109,7 @@ def _best(situation: Situation, target: Shape) -> Advice:
 
 
 def _by_rules(
-    situation: Situation, target: Shape, drafter: Drafter, known: dict[str, float]
+    situation: Situation, target: Shape, drafter: PlannedDrafter, known: dict[str, float]
 ) -> Advice:
     """Return what the rules of thumb say where nothing says what steps cost."""
     rules = judge(known, None, None, 1, 1)
@@ -124,7 +124,7 @@ def _by_rules(
     )  # fmt: skip
 
 
-def drafter_name(situation: Situation, drafter: Drafter) -> str:
+def drafter_name(situation: Situation, drafter: PlannedDrafter) -> str:
     """Return a drafter's name: that of its model, its head, or its method."""
     return drafter.shape.name if drafter.shape else drafter.name
 
@@ -226,12 +226,12 @@ def _trips(outlook: Forecast, batch: int, k: int, even: float | None) -> list[Tr
     return trips
 
 
-def _sensitivity(outlook: Forecast, batches: list[int]) -> list[Line]:
+def _sensitivity(outlook: Forecast, batches: list[int]) -> list[Sensitivity]:
     lines = []
     for batch in batches:
         k = outlook.chosen(batch) or outlook.best(batch)[0]
         points = [outlook.with_chance(chance) for chance in SENSITIVITY]
-        lines.append(Line(
+        lines.append(Sensitivity(
             batch, k,
             [Figure(each.acceptance.rate(k), _unit(k), ASSUMED) for each in points],
             [modelled(each.speedup(batch, k), "times") for each in points],

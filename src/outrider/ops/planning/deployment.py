@@ -13,7 +13,7 @@ from .catalogue import Shape, checkpoint_of, find_device, head_of
 from .checks import MOST_TOKENS, Batch, Devices, Gibibytes, OneLine, Tokens, one_of
 from .forecast import Forecast
 from .roofline import BYTES, Dtype
-from .situation import Drafter, Placement, Situation
+from .situation import Placement, PlannedDrafter, Situation
 
 GIB = 2**30
 MOST_SEQUENCES = 256
@@ -21,7 +21,7 @@ MOST_SEQUENCES = 256
 
 
 @dataclass(frozen=True)
-class Model(DataPart):
+class ServedModel(DataPart):
     """A model as it was named, and as it is served; an engine loads ``checkpoint``, if known."""
 
     name: OneLine
@@ -33,7 +33,7 @@ class Model(DataPart):
 
 
 @dataclass(frozen=True)
-class Traffic(DataPart):
+class ServedTraffic(DataPart):
     """Sequences at once with the share of time of each number, and tokens of a request."""
 
     concurrency: dict[Batch, float]
@@ -54,9 +54,9 @@ class Deployment(DataPart):
     is the tokens of a request, ``max_num_seqs`` the sequences of that length that fit.
     """
 
-    target: Model
+    target: ServedModel
     method: Annotated[str, one_of(NAMES)]
-    drafter: Model | None
+    drafter: ServedModel | None
     other_vocabulary: bool
     placement: Placement
     hardware: OneLine | None
@@ -64,12 +64,16 @@ class Deployment(DataPart):
     tensor_parallel: Devices
     max_model_len: Annotated[int, Field(ge=1, le=2 * MOST_TOKENS)]
     max_num_seqs: Batch | None
-    traffic: Traffic
+    traffic: ServedTraffic
     replicas: Annotated[int, Field(ge=1, le=2**20)] = 1
 
 
 def deployment_of(
-    situation: Situation, target: Shape, drafter: Drafter, outlook: Forecast | None, drafts: bool
+    situation: Situation,
+    target: Shape,
+    drafter: PlannedDrafter,
+    outlook: Forecast | None,
+    drafts: bool,
 ) -> Deployment:
     """Return the deployment that a situation describes; ``drafts`` says whether it speculates."""
     memory = outlook.memory if outlook is not None else None
@@ -85,19 +89,19 @@ def deployment_of(
         situation.placement, None if device is None else device.name,
         None if device is None else device.memory / GIB,
         situation.tensor_parallel, situation.input_tokens + situation.output_tokens, fit,
-        Traffic(
+        ServedTraffic(
             dict(situation.concurrency), situation.input_tokens, situation.output_tokens,
             dict(situation.tasks), situation.temperature, situation.max_ttft, situation.max_tpot,
         ),
     )  # fmt: skip
 
 
-def _model(name: str, dtype: str, shape: Shape, checkpoint: str | None) -> Model:
+def _model(name: str, dtype: str, shape: Shape, checkpoint: str | None) -> ServedModel:
     weights = shape.parameters * BYTES[dtype] / GIB
-    return Model(name, checkpoint, dtype, shape.heads, shape.vocabulary, weights)
+    return ServedModel(name, checkpoint, dtype, shape.heads, shape.vocabulary, weights)
 
 
-def _drafter(situation: Situation, target: Shape, drafter: Drafter) -> Model | None:
+def _drafter(situation: Situation, target: Shape, drafter: PlannedDrafter) -> ServedModel | None:
     """Return the drafter's model. A head that is given by its method comes from the catalogue."""
     if drafter.shape is None:
         return None

@@ -16,7 +16,7 @@ from .acceptance import Acceptance
 from .catalogue import Shape
 from .figure import MEASURED, MODELLED
 from .roofline import ACTIVATION, BYTES, MEDUSA_HEADS, Steps
-from .situation import Drafter, Situation
+from .situation import PlannedDrafter, Situation
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Batch sizes that are compared; those of the traffic beside them."""
@@ -36,7 +36,7 @@ SPREADS = {MODELLED: Spread(0.15, 0.15, 0.2), MEASURED: Spread(0.05, 0.05, 0.05)
 distance from their predictions (docs/planning.md); the others are assumed."""
 
 
-class Memory(NamedTuple):
+class MemoryUse(NamedTuple):
     """Bytes beside the target, and the sequences that fit with and without them."""
 
     drafter: float
@@ -85,7 +85,7 @@ class Forecast:
     output_tokens: int
     prefill: float
     draft_prefill: float
-    memory: Memory | None
+    memory: MemoryUse | None
     longest: int
 
     def batch(self, batch: int, k: int) -> int:
@@ -219,7 +219,7 @@ def median_size(shares: Mapping[int, float]) -> int:
     return next(size for size, below in zip(sizes, sums, strict=True) if below >= half)
 
 
-def memory_of(situation: Situation, target: Shape, drafter: Drafter) -> Memory | None:
+def memory_of(situation: Situation, target: Shape, drafter: PlannedDrafter) -> MemoryUse | None:
     """Return the memory of a situation; None where the hardware is not known."""
     machines = situation.machines(drafter)
     if machines is None:
@@ -246,11 +246,11 @@ def memory_of(situation: Situation, target: Shape, drafter: Drafter) -> Memory |
             weights = values * BYTES[drafting.dtype]
     buffers = row * (1 + situation.longest)
     more = max(0.0, free - weights) / (own + cache + buffers)
-    return Memory(weights, cache, buffers, free / (own + row), more)
+    return MemoryUse(weights, cache, buffers, free / (own + row), more)
 
 
 def prefills(
-    situation: Situation, target: Shape, drafter: Drafter, steps: Steps
+    situation: Situation, target: Shape, drafter: PlannedDrafter, steps: Steps
 ) -> tuple[float, float]:
     """Return the seconds of a prompt, of the target and what the drafter adds."""
     tokens = situation.input_tokens
@@ -266,7 +266,7 @@ def prefills(
     return own, more if situation.placement == "same" else max(0.0, more - own)
 
 
-def forecast(situation: Situation, target: Shape, drafter: Drafter) -> Forecast | None:
+def forecast(situation: Situation, target: Shape, drafter: PlannedDrafter) -> Forecast | None:
     """Return the forecast of a situation; None where nothing says what steps cost."""
     memory = memory_of(situation, target, drafter)
     steps = situation.steps(target, drafter)

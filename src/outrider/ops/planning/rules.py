@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from .catalogue import Shape, data
 from .forecast import Forecast
-from .situation import Drafter, Situation
+from .situation import PlannedDrafter, Situation
 
 USE, LEAVE = "use", "do not"
 RULES_K = 5
 """Draft length of the acceptance that rules speak of: assumed."""
 
 
-class Rule(NamedTuple):
+class RuleOfThumb(NamedTuple):
     """A rule of thumb beside the model's verdict; ``reason`` is empty where they agree."""
 
     name: str
@@ -25,7 +25,7 @@ class Rule(NamedTuple):
     reason: str
 
 
-def facts(situation: Situation, target: Shape, drafter: Drafter) -> dict[str, float]:
+def facts(situation: Situation, target: Shape, drafter: PlannedDrafter) -> dict[str, float]:
     """Return what the rules ask of a situation, as far as it was given; a prior is not."""
     acceptance = situation.acceptance.rate(RULES_K) if situation.acceptance else None
     billions = target.parameters / 1e9
@@ -80,17 +80,17 @@ def _reason(fact: str, forecast: Forecast, batch: int) -> str:
 
 def judge(
     known: dict[str, float], model: str | None, forecast: Forecast | None, batch: int, largest: int
-) -> list[Rule]:
+) -> list[RuleOfThumb]:
     """Return every rule that applies, beside the model's verdict on the traffic, if there is one.
 
     Reasons speak of ``batch``, the median size, or of the ``largest`` for rules on the batch.
     """
 
-    def rule(name: str, fact: str, value: float, says: str) -> Rule:
+    def rule(name: str, fact: str, value: float, says: str) -> RuleOfThumb:
         agrees = model is None or forecast is None or model.startswith(says)
         size = largest if fact == "batch" else batch
         reason = "" if agrees else _reason(fact, forecast, size)  # type: ignore[arg-type]
-        return Rule(name, fact, value, says, model or "", reason)
+        return RuleOfThumb(name, fact, value, says, model or "", reason)
 
     table = data("rules")
     rules = [
@@ -101,7 +101,7 @@ def judge(
     return rules or [rule(table["default_name"], "", 0.0, table["default"])]
 
 
-def decide(rules: list[Rule]) -> tuple[str, str]:
+def decide(rules: list[RuleOfThumb]) -> tuple[str, str]:
     """Return the rules' own verdict and its reason: one rule against speculation decides."""
     against = [rule for rule in rules if rule.says == LEAVE]
     reason = "rules of thumb: " + "; ".join(rule.name for rule in against or rules)

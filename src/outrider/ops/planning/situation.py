@@ -39,7 +39,7 @@ SAME_VOCABULARY = 0.01
 """Vocabularies that differ by less are the same one, padded."""
 
 
-class Drafter(NamedTuple):
+class PlannedDrafter(NamedTuple):
     """A drafter: what decides its costs, its model if any, its prior of acceptance, its method."""
 
     method: str
@@ -107,7 +107,7 @@ class Situation:
             )
         return shape
 
-    def find_drafter(self, target: Shape) -> Drafter:
+    def find_drafter(self, target: Shape) -> PlannedDrafter:
         """Return the drafter of a target."""
         name = str(self.drafter)
         method = None if os.path.exists(name) else find_method(method_of_head(name) or name)
@@ -120,22 +120,22 @@ class Situation:
                 )
             heads = {"eagle": eagle1_head, "eagle3": eagle_head}
             shape = heads[method.name](target) if method.name in heads else None
-            return Drafter(str(method.costs), shape, str(method.costs), method.name)
+            return PlannedDrafter(str(method.costs), shape, str(method.costs), method.name)
         config = read_config(name)
         words = f"{config.get('architectures')} {config.get('speculators_model_type')}"
         if "eagle" in words.lower():
-            return Drafter("eagle3", eagle_head(target, config), "eagle3", "eagle3")
+            return PlannedDrafter("eagle3", eagle_head(target, config), "eagle3", "eagle3")
         shape = shape_of(name, config)
         apart = abs(shape.vocabulary - target.vocabulary) > SAME_VOCABULARY * target.vocabulary
-        return Drafter("model", shape, "retokenize" if apart else "model", "draft_model")
+        return PlannedDrafter("model", shape, "retokenize" if apart else "model", "draft_model")
 
-    def dtype_of(self, drafter: Drafter) -> str:
+    def dtype_of(self, drafter: PlannedDrafter) -> str:
         """Return the dtype of a drafter's weights: by default the target's, or that of heads."""
         head = BY_NAME[drafter.name].head and BYTES[self.dtype] < BYTES["bf16"]
         # Heads are published in bf16, whatever the target's dtype is.
         return self.drafter_dtype or ("bf16" if head else self.dtype)
 
-    def machines(self, drafter: Drafter) -> tuple[Machine, Machine] | None:
+    def machines(self, drafter: PlannedDrafter) -> tuple[Machine, Machine] | None:
         """Return the target's machine and the drafter's; None where no hardware was named."""
         if self.hardware is None:
             return None
@@ -152,7 +152,7 @@ class Situation:
         known = self.profile
         return known if isinstance(known, Costs) else read_profile(Path(known or ""))
 
-    def steps(self, target: Shape, drafter: Drafter) -> Steps | None:
+    def steps(self, target: Shape, drafter: PlannedDrafter) -> Steps | None:
         """Return what steps cost: measured, else modelled; None where neither can be."""
         if self.profile is not None:
             costs = self.costs()
@@ -164,7 +164,7 @@ class Situation:
         machine, own = machines
         return roofline(target, machine, drafter.method, drafter.shape, own, self.context)
 
-    def expected(self, drafter: Drafter) -> Acceptance:
+    def expected(self, drafter: PlannedDrafter) -> Acceptance:
         """Return the acceptance that was given, else the prior."""
         return self.acceptance or prior(drafter.prior, self.tasks, self.temperature)
 
@@ -179,7 +179,7 @@ def read_profile(file: Path) -> Costs:
     return costs
 
 
-def drafter_in(costs: Costs, asked: str, drafter: Drafter) -> str:
+def drafter_in(costs: Costs, asked: str, drafter: PlannedDrafter) -> str:
     """Return the name that costs have for a drafter: its own, its method's, or the only one."""
     names = [n for n in (asked, drafter.name, drafter.method) if n in costs.drafters]
     models = [name for name, each in costs.drafters.items() if each.passes is not None]

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....base.outside.documents import parse_yaml
 from ....errors import ConfigError, shown
-from ..capabilities import Engine, find
+from ..capabilities import EngineVersion, find
 from ..engines import DRAIN_SECONDS
 from . import vllm
 from .rules import Changes, Translated
@@ -121,7 +121,7 @@ def _tables(owner: Table, name: str) -> list[Table]:
     return value
 
 
-def _workload(document: Table, engine: Engine, changes: Changes) -> int:
+def _workload(document: Table, engine: EngineVersion, changes: Changes) -> int:
     """Bring a Deployment up to date in place; return how many containers run vLLM."""
     pod = _table(document, "spec", "template", "spec")
     drains = []
@@ -143,7 +143,7 @@ def _workload(document: Table, engine: Engine, changes: Changes) -> int:
     return len(drains)
 
 
-def _container(container: Table, engine: Engine, changes: Changes) -> int:
+def _container(container: Table, engine: EngineVersion, changes: Changes) -> int:
     """Bring a container up to date in place; return the seconds that streams get to end."""
     _image(container, engine, changes)
     shell, words = _words(container)
@@ -171,7 +171,7 @@ def _container(container: Table, engine: Engine, changes: Changes) -> int:
     return number(options[DRAIN], DRAIN) or DRAIN_SECONDS
 
 
-def _image(container: Table, engine: Engine, changes: Changes) -> None:
+def _image(container: Table, engine: EngineVersion, changes: Changes) -> None:
     old = str(container["image"])
     if old == engine.image or not old.startswith("vllm/vllm-openai"):
         return
@@ -206,7 +206,7 @@ def _words(container: Table) -> tuple[list[str], list[str]]:
     return [], words
 
 
-def _probes(container: Table, engine: Engine, changes: Changes) -> None:
+def _probes(container: Table, engine: EngineVersion, changes: Changes) -> None:
     """Let a startup probe do what fixed delays did; readiness asks for a model."""
     ports = [each.get("name") or each.get("containerPort") for each in _tables(container, "ports")]
     port = ports[0] if ports else 8000

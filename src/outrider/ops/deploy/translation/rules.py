@@ -9,7 +9,7 @@ from ..capabilities import data
 
 
 @dataclass(frozen=True)
-class Rule:
+class OptionRule:
     """The successor of one old option: a key of ``speculative_config``, an option, or nothing.
 
     ``switch`` says that the old one had no value; then the new one may have ``value``.
@@ -72,6 +72,6 @@ class Translated:
         return (head or "# Nothing in it is old.\n") + self.text
 
 
-def rules_of(source: str) -> dict[str, Rule]:
+def rules_of(source: str) -> dict[str, OptionRule]:
     """Return the rules of vllm, llamacpp, tgi, trtllm or python by old option."""
-    return {rule["old"]: Rule(**rule) for rule in data("translations")[source]["rules"]}
+    return {rule["old"]: OptionRule(**rule) for rule in data("translations")[source]["rules"]}

@@ -36,7 +36,7 @@ MOST_DIGITS = 12
 
 
 @dataclass
-class Command:
+class ShellCommand:
     """A command: words before the options, then options with their values; True is none."""
 
     program: list[str]
@@ -52,7 +52,7 @@ class Command:
         return any(name in names for name, _ in self.options)
 
 
-class Line(NamedTuple):
+class ShellLine(NamedTuple):
     """The words of a command, and the variables that are set before it, as NAME=VALUE."""
 
     words: list[str]
@@ -110,7 +110,7 @@ def json_of(table: Mapping[str, Any]) -> str:
     return VARIABLE.sub(lambda match: f"{QUOTED}{sources[int(match[2])]}{END}", text)
 
 
-def commands(text: str) -> list[Line]:
+def commands(text: str) -> list[ShellLine]:
     """Return the commands of a text, which must be a plain list, and what only sets variables."""
     lines: list[list[str]] = []
     for line in re.sub(r"\\\r?\n", " ", text).splitlines():
@@ -202,18 +202,18 @@ def end_of(text: str, at: int) -> int | None:
     raise ValueError("its end is missing")
 
 
-def _unwrapped(words: list[str]) -> Line:
+def _unwrapped(words: list[str]) -> ShellLine:
     start = 0
     while start < len(words) and (words[start] in WRAPPERS or ASSIGNMENT.match(words[start])):
         start += 1
-    return Line(words[start:], [word for word in words[:start] if "=" in word])
+    return ShellLine(words[start:], [word for word in words[:start] if "=" in word])
 
 
 def options(
     words: list[str], switches: Collection[str], canonical: Callable[[str], str] = str
-) -> Command:
+) -> ShellCommand:
     """Return the command of its words; ``switches`` are canonical names of flags without value."""
-    command = Command([])
+    command = ShellCommand([])
     rest = iter([*words, None])
     word = next(rest)
     while word is not None:

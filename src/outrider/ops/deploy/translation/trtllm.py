@@ -5,9 +5,9 @@ from __future__ import annotations
 from ....errors import ConfigError, shown
 from ..capabilities import find
 from ..engines import Launch, trtllm, trtllm_config
-from ..spec import Drafter, Spec, Target
+from ..spec import Spec, SpecDrafter, Target
 from .rules import Changes, rules_of
-from .shell import Command, count, options
+from .shell import ShellCommand, count, options
 
 MODE = "--speculative_decoding_mode"
 MODES = {"draft_tokens_external": "draft_model", "eagle": "eagle3"}
@@ -27,7 +27,7 @@ def serve(builds: list[list[str]]) -> tuple[Launch, Changes]:
             "--speculative_decoding_mode and at most one without."
         )
     changes = Changes()
-    drafter = _drafter(targets[0]) if targets else Drafter()
+    drafter = _drafter(targets[0]) if targets else SpecDrafter()
     spec = Spec(target=Target(model=TARGET), drafter=drafter)
     main = (targets or others)[0]
     sizes = {name: _number(main, name) for name in NUMBERS}
@@ -42,7 +42,7 @@ def serve(builds: list[list[str]]) -> tuple[Launch, Changes]:
     return trtllm(spec, config), changes
 
 
-def _drafter(build: Command) -> Drafter:
+def _drafter(build: ShellCommand) -> SpecDrafter:
     mode = build.get(MODE) or ""
     if mode not in MODES:
         raise ConfigError(
@@ -52,15 +52,15 @@ def _drafter(build: Command) -> Drafter:
     length = _number(build, "max_draft_len")
     if length is None:
         raise ConfigError("The build has no --max_draft_len; add the draft length K.")
-    return Drafter(method=MODES[mode], model=DRAFTER, num_speculative_tokens=length)
+    return SpecDrafter(method=MODES[mode], model=DRAFTER, num_speculative_tokens=length)
 
 
-def _number(build: Command, name: str) -> int | None:
+def _number(build: ShellCommand, name: str) -> int | None:
     value = build.get(f"--{name}")
     return None if value is None else count(value, f"--{name}")
 
 
-def _explain(build: Command, changes: Changes, placeholder: str) -> None:
+def _explain(build: ShellCommand, changes: Changes, placeholder: str) -> None:
     """Add what became of each option of a build; ``placeholder`` names its checkpoint."""
     rules = rules_of("trtllm")
     for flag, value in build.options:

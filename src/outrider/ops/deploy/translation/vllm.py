@@ -9,8 +9,8 @@ from ....base.methods import find_method, suggested_method
 from ....errors import ConfigError, shown
 from ..capabilities import find, schema, versions
 from ..engines import Launch, Value
-from .rules import Changes, Rule, rules_of
-from .shell import NUMBER, Command, count, json_of, known, number, options, plain
+from .rules import Changes, OptionRule, rules_of
+from .shell import NUMBER, ShellCommand, count, json_of, known, number, options, plain
 
 LARGEST_BATCH = 1024
 """Where a schedule ends unless --max-num-seqs says it; vLLM carries its last range on."""
@@ -86,12 +86,12 @@ class _Today:
         self.config: dict[str, Any] = {}
         self.changes = Changes()
 
-    def command(self, words: list[str], switches: Collection[str] = ()) -> Command:
+    def command(self, words: list[str], switches: Collection[str] = ()) -> ShellCommand:
         """Return a command; what takes no value are ``switches`` and the rules' own."""
         own = {name for name, rule in self.rules.items() if rule.switch}
         return options(words, own.union(switches), lambda f: ALIASES.get(f, f.replace("_", "-")))
 
-    def apply(self, rule: Rule, value: str | bool) -> None:
+    def apply(self, rule: OptionRule, value: str | bool) -> None:
         """Take an old option as its rule says."""
         if rule.key is not None:
             self.config[rule.key] = typed(rule.key, value)
