@@ -47,8 +47,8 @@ def sight(drafting: DraftingState | None = PINNED, **engine: Any) -> GuardObserv
 
 
 def hold(
-    seen: GuardObservation, policy: Policy = POLICY, state: State | None = None, seconds: float = 60,
-    now: float = NOW,
+    seen: GuardObservation, policy: Policy = POLICY, state: State | None = None,
+    seconds: float = 60, now: float = NOW,
 ) -> tuple[State, list[Decision]]:  # fmt: skip
     """Show one thing for so long; the state, and the decisions that did something."""
     state = state or State()
@@ -81,7 +81,8 @@ CASES = {
         sight(DraftingState(True, None, 4), **WEAK), POLICY, [("record", "acceptance")],
     ),
     "the engine's controller stopped drafting": (
-        sight(DraftingState(True, None, 0), draft_length=0, **WEAK), POLICY, [("record", "acceptance")],
+        sight(DraftingState(True, None, 0), draft_length=0, **WEAK), POLICY,
+        [("record", "acceptance")],
     ),
     "switched off by its operator": (sight(DraftingState(False, 4, 0), draft_length=0), POLICY, []),
     "weak without a switch": (sight(None, **WEAK), VLLM, [("shift", "acceptance")]),
@@ -382,8 +383,8 @@ class World:
         standby = replace(HEALTHY, requests=200 * (1 - share), drafted=None)
         seen = GuardObservation(
             engine, standby, "gone" if ill == "blind" else None,
-            DraftingState(enabled, length, length if enabled else 0), None, weights or (100, 1), None,
-            ill != "cold", ill != "down",
+            DraftingState(enabled, length, length if enabled else 0), None, weights or (100, 1),
+            None, ill != "cold", ill != "down",
         )  # fmt: skip
         decision = decide(self.state, seen, POLICY, self.now)
         again = decide(of_json(json.loads(json.dumps(self.state.to_json())), "x"), seen, POLICY,

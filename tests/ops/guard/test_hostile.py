@@ -136,27 +136,22 @@ ROUTES: list[Any] = [
 ]  # fmt: skip
 
 
+def route_switch(url: str) -> HTTPRoute:
+    names = {"engine": "a", "standby": "b"}
+    return HTTPRoute(PolicyTraffic("httproute", url=url, namespace="n", route="r", **names))
+
+
 @pytest.mark.parametrize("route", ROUTES, ids=range(len(ROUTES)))
 def test_a_route_that_is_none_is_one_sentence(route: Any) -> None:
-    with http(lambda *_: (200, route)) as url:
-        switch = HTTPRoute(
-            PolicyTraffic(
-                kind="httproute", url=url, namespace="n", route="r", engine="a", standby="b"
-            )
-        )
-        with pytest.raises(SwitchError) as caught:
-            switch.set((1, 99))
+    with http(lambda *_: (200, route)) as url, pytest.raises(SwitchError) as caught:
+        route_switch(url).set((1, 99))
     assert str(caught.value).isprintable()
 
 
 def test_a_null_weight_is_one_as_kubernetes_has_it() -> None:
     cluster = Cluster((PATH, rules({"name": "a", "weight": None}, {"name": "b", "weight": 3})))
     with http(cluster.answer) as url:
-        switch = HTTPRoute(
-            PolicyTraffic(
-                kind="httproute", url=url, namespace="n", route="r", engine="a", standby="b"
-            )
-        )
+        switch = route_switch(url)
         assert switch.read() == (1, 3)
         switch.set((5, 95))
         assert switch.read() == (5, 95)

@@ -69,12 +69,9 @@ class Deployment(DataPart):
 
 
 def deployment_of(
-    situation: Situation,
-    target: Shape,
-    drafter: PlannedDrafter,
-    outlook: Forecast | None,
+    situation: Situation, target: Shape, drafter: PlannedDrafter, outlook: Forecast | None,
     drafts: bool,
-) -> Deployment:
+) -> Deployment:  # fmt: skip
     """Return the deployment that a situation describes; ``drafts`` says whether it speculates."""
     memory = outlook.memory if outlook is not None else None
     fit = None
