@@ -60,10 +60,8 @@ def found(target: str = "llama-3.1-8b", drafter: str = "eagle3", **options: obje
 
 def test_planning_costs_and_simulator_need_no_torch() -> None:
     code = (
-        "from outrider.engine.control import controller, costs, kept_costs
-"
-        "import outrider.ops.planning.roi
-"
+        "from outrider.engine.control import controller, costs, kept_costs\n"
+        "import outrider.ops.planning.roi\n"
         "from outrider.ops.planning import Situation, advise\n"
         "assert advise(Situation('llama-3.1-8b', hardware='h100')).verdict == 'use'\n"
         "assert 'torch' not in sys.modules\n"
