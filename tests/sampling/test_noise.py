@@ -7,6 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from outrider.base.types import Row
 from outrider.sampling import noise, shared_noise
 from outrider.sampling.noise import gumbel, gumbel_of_words, gumbel_on
 from outrider.sampling.philox import philox
@@ -246,8 +247,13 @@ def test_numbers_out_of_range(
 def test_unequal_lengths() -> None:
     with pytest.raises(ValueError, match=r"came with|zip"):
         gumbel([1, 2], [0, 0], [5], 8)
-    with pytest.raises(ValueError, match=r"came with|zip"):
-        SharedNoise(8, CPU).rows([("a", 1, 0)], [1, 2])
+
+
+def rows_of(
+    shared: SharedNoise, keys: list[tuple[str, int, int]], positions: list[int]
+) -> torch.Tensor:
+    places = zip(keys, positions, strict=True)
+    return shared.of([Row(*key, position, False, 0) for key, position in places])
 
 
 def expected_rows(
@@ -269,7 +275,7 @@ def test_shared_noise_is_the_noise_for_any_access() -> None:
         positions = [start + int(rng.integers(0, 40)) for _ in range(n)]
         if rng.random() < 0.5:  # a chain of one sequence
             keys, positions = [("s1", 1, 0)] * n, list(range(start, start + n))
-        assert same_bits(expected_rows(keys, positions, 101), shared.rows(keys, positions))
+        assert same_bits(expected_rows(keys, positions, 101), rows_of(shared, keys, positions))
         if rng.random() < 0.1:
             shared.release("s1")
 
@@ -290,24 +296,24 @@ def test_blocks_are_drawn_once_together_and_bounded(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(shared_noise, "gumbel_on", counting)
     shared = SharedNoise(64, CPU)
     a, b = ("a", 1, 0), ("b", 2, 0)
-    shared.rows([a, b, b], [3, 40, 40])
+    rows_of(shared, [a, b, b], [3, 40, 40])
     assert drawn == [[*range(16), *range(32, 48)]]  # both sequences in one call
-    first = shared.rows([a, a], [3, 4])
-    again = shared.rows([a], [4])
+    first = rows_of(shared, [a, a], [3, 4])
+    again = rows_of(shared, [a], [4])
     assert first[1].data_ptr() == again.data_ptr()  # views of one block
-    shared.rows([a, b, a, a], [15, 47, 0, 0])
+    rows_of(shared, [a, b, a, a], [15, 47, 0, 0])
     assert len(drawn) == 1
-    shared.rows([a] * 40, list(range(40)))  # more blocks than are kept: 0 is there, 1 and 2 not
+    rows_of(shared, [a] * 40, list(range(40)))  # more blocks than are kept: 0 is there, 1 and 2 not
     assert drawn[1:] == [list(range(16, 48))]
     assert sum(len(kept) for kept in shared._kept.values()) == 3
-    shared.rows([a, a], [16, 47])
+    rows_of(shared, [a, a], [16, 47])
     assert len(drawn) == 2  # 1 and 2 were used last
-    shared.rows([a], [0])
+    rows_of(shared, [a], [0])
     assert drawn[2:] == [list(range(16))]
     shared.release("a")
     shared.release("never seen")
     assert list(shared._kept) == ["b"]
-    shared.rows([a], [0])
+    rows_of(shared, [a], [0])
     assert len(drawn) == 4
 
 
@@ -318,13 +324,13 @@ def test_blocks_at_the_ends() -> None:
     shared = SharedNoise(13_000, CPU)  # 10 positions: the last block of all is cut short
     last = [ONES - 1, ONES]
     key = ("a", 2**64 - 1, ONES)
-    assert same_bits(expected_rows([key] * 2, last, 13_000), shared.rows([key] * 2, last))
-    assert shared.rows([], []).shape == (0, 13_000)
+    assert same_bits(expected_rows([key] * 2, last, 13_000), rows_of(shared, [key] * 2, last))
+    assert rows_of(shared, [], []).shape == (0, 13_000)
     for position in (-1, 2**32):
         with pytest.raises(ValueError, match="position"):
-            shared.rows([key], [position])
+            rows_of(shared, [key], [position])
     with pytest.raises(ValueError, match="seed"):
-        shared.rows([("b", -1, 0)], [0])
+        rows_of(shared, [("b", -1, 0)], [0])
 
 
 def test_request_seeds() -> None:

@@ -135,10 +135,7 @@ class PagePool:
 
 
 def extend_keys(keys: list[bytes], tokens: Sequence[int], pages: int, size: int, salt: str) -> None:
-    """Extend ``keys`` in place to the first ``pages`` pages of ``tokens``, ``size`` tokens each.
-
-    Requests with different salts share no page.
-    """
+    """Extend ``keys`` to the first ``pages`` of ``tokens``; different salts share no page."""
     for page in range(len(keys), pages):
         before = keys[-1] if keys else _digest(salt.encode())
         held = array("q", tokens[page * size : (page + 1) * size])

@@ -110,10 +110,7 @@ def build_engine(
 def _together(
     spec: DrafterSpec, specs: Mapping[str, DrafterSpec], trees: bool
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the drafters whose drafts are merged: those of ``spec``, or pairs to choose from.
-
-    Raises ConfigError where they were asked for, and rule or model knows chains only.
-    """
+    """Return the drafters whose drafts are merged: those of ``spec``, or pairs to choose from."""
     if not spec.members:
         return ()
     if not spec.auto:

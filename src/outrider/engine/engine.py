@@ -133,11 +133,9 @@ class Engine:
         self.enqueue(self.prepare(request))
 
     def enqueue(self, sequences: list[SequenceState]) -> None:
-        """Queue what ``prepare`` made of a request.
+        """Queue the sequences of a request that ``prepare`` made.
 
-        Raises:
-            RequestError: the id is in use.
-            MemoryBudgetError: the cache could never hold it.
+        Raises RequestError if the id is in use, MemoryBudgetError if the cache cannot hold it.
         """
         request = sequences[0].request
         if request.id in self._live:

@@ -63,10 +63,7 @@ def measure(
 
 
 def plausible(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return seconds by rows without what other users of the machine have added.
-
-    Fewer rows do not cost more, and twice the rows cost twice as much at most.
-    """
+    """Return seconds by rows that do not fall, and no more than double with twice the rows."""
     likely = [*accumulate(reversed(seconds), min)][::-1]
     for i in range(1, len(likely)):
         likely[i] = min(likely[i], likely[i - 1] * rows[i] / rows[i - 1])
@@ -111,16 +108,10 @@ def find_costs(
     key: Mapping[str, Any],
     thorough: bool = False,
 ) -> Costs:
-    """Return what steps cost: as it is kept, else measured.
+    """Return what steps cost: as it is kept under ``key``, else measured.
 
-    Args:
-        model: the target.
-        drafters: by name.
-        merging: names of drafters whose drafts are merged.
-        page_size: tokens of a page.
-        most_rows: of a step.
-        key: tells what was measured apart.
-        thorough: take seconds to measure, and keep the result.
+    ``merging`` are the names of drafters whose drafts are merged. If ``thorough``, measuring takes
+    seconds, and the result is kept.
     """
     file = _file({**key, "rows": most_rows, "names": [*drafters, *merging]})
     kept = read_costs(file)

@@ -54,10 +54,9 @@ def most_nodes(config: EngineConfig, needs: Collection[Needs], together: int = 1
 def usual_pages(
     config: EngineConfig, max_length: int, needs: Collection[Needs], together: int = 1
 ) -> int:
-    """Return the pages of a cache of default size.
+    """Return the pages of a cache of default size, with room for drafts.
 
-    It has room for ``USUAL_LENGTH`` tokens of each of ``max_num_seqs`` sequences, or for one
-    sequence of full length if that is more, each with its draft.
+    It holds ``max_num_seqs`` sequences of ``USUAL_LENGTH``, or one of full length if that is more.
     """
     nodes, size = most_nodes(config, needs, together), config.page_size
     usual = -(-(min(max_length, USUAL_LENGTH) + nodes) // size)

@@ -132,10 +132,9 @@ class Scheduler:
         return Plan(batch, preempted, rows, decoding, seconds or StepSeconds())
 
     def _findable(self, sequence: SequenceState) -> list[bytes] | None:
-        """Return the keys of pages that another sequence may have computed; None if none count.
+        """Return the keys of pages that others may have computed; None if none count.
 
-        The last token is computed in any case, as its row says what comes next, and a scored prompt
-        is computed whole.
+        The last token is computed in any case, and so is the whole of a scored prompt.
         """
         scored = sequence.request.params.prompt_logprobs is not None and not sequence.sample_index
         if scored or not self._caches:
@@ -143,10 +142,7 @@ class Scheduler:
         return sequence.keys[: (len(sequence.tokens) - 1) // self.pool.page_size]
 
     def _comes_soon(self, sequence: SequenceState, coming: set[bytes]) -> bool:
-        """Return True if a running sequence computes the next page of a waiting one.
-
-        So samples of one request, and requests that begin alike, compute their beginning once.
-        """
+        """Return True if a running sequence computes the next page of a waiting one."""
         if coming.isdisjoint(sequence.keys) or (keys := self._findable(sequence)) is None:
             return False
         known = len(self.pool.find(keys))

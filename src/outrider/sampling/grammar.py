@@ -47,19 +47,12 @@ TOO_SLOW = "a step of the grammar takes too long"
 
 
 def _limits(items: int) -> LLParserLimits:
-    """Return the limits on a parser's work within one mask.
-
-    Errors are terse because they are logged, and the parser's state contains output.
-    """
+    """Return the limits on a parser's work in one mask; errors hide its state, which has output."""
     return LLParserLimits(step_max_items=items, max_items_in_row=2_000, verbose_errors=False)
 
 
 class _Words(TokenizerWrapper):
-    """A tokenizer as llguidance reads it.
-
-    llguidance's own reader takes added tokens such as ``<think>`` for special ones, which text may
-    not contain.
-    """
+    """A tokenizer for llguidance, whose own reader takes added tokens for special ones."""
 
     def __init__(self, tokenizer: Tokenizer, size: int, ends: list[int]) -> None:
         pieces = pieces_of(tokenizer, size, "the model")
@@ -156,10 +149,7 @@ class Grammars:
 
 
 def _source(form: StructuredOutputsParams) -> tuple[str, str]:
-    """Return the name of the option that a request sets, and llguidance's text for it.
-
-    Raises RequestError where the grammar is neither in Lark's notation nor GBNF.
-    """
+    """Return the name of the option that a request sets, and llguidance's text for it."""
     if form.json is not None:
         schema = json.loads(str(form.json))
         if not form.disable_additional_properties:

@@ -4,10 +4,10 @@ The Philox words of ``noise``, each use in a stream of its own:
 
     stream = kind + 4 * (base + 1)      kind 0 the drafter, 1 acceptance, 2 the token after a draft
 
-``base`` is how many tokens were committed when the step began. It is in the stream since a position
-whose draft was rejected is drafted again in the next step: block verification decides on what was
-drawn behind a token as well, so that a draw met twice would bias the second decision. Every step
-commits a token, so no base comes twice. Stream 0 (shared) lies below, the seeds' 2^32 - 1 above.
+``base`` is how many tokens were committed when the step began; no base comes twice. A position
+whose draft was rejected is drafted again in the next step, and block verification decides on what
+was drawn behind a token as well: a draw met twice would bias the second decision. Stream 0 (shared)
+lies below, the seeds' 2^32 - 1 above.
 """
 
 from collections.abc import Sequence

@@ -130,10 +130,7 @@ class _Closer:
         """Open copies of definitions, for references within intersections."""
 
     def close(self, schema: Schema, beside: _Keys = NO_KEYS) -> Schema:
-        """Return the schema with its objects closed; RequestError if it is too large.
-
-        ``beside`` are the keys that other schemas for the same value know.
-        """
+        """Return the closed schema; other schemas for the same value know the keys ``beside``."""
         if not isinstance(schema, dict):
             return schema
         if "discriminator" in schema and "anyOf" not in schema:

@@ -28,10 +28,7 @@ class Noise(ABC):
         return
 
     def scores(self, z: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-        """Return z + g where a row is sampled, z where it is greedy: fp32 [rows, vocabulary].
-
-        The argmax of a row is its token (Gumbel-max). ``z`` may be narrower than the noise.
-        """
+        """Return z + g where a row is sampled, z where it is greedy; z may be narrower than g."""
         drawn = [i for i, row in enumerate(rows) if not row.greedy]
         if not drawn:
             return z
@@ -62,19 +59,14 @@ class SharedNoise(Noise):
         self._kept: dict[str, dict[tuple[_Key, int], torch.Tensor]] = {}  # last used comes last
 
     def of(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Return the noise of every row, by sequence, seed, sample and position."""
-        keys = [(row.sequence_id, row.seed, row.sample_index) for row in rows]
-        return self.rows(keys, [row.position for row in rows])
-
-    def rows(self, keys: Sequence[_Key], positions: Sequence[int]) -> torch.Tensor:
-        """Return the noise of row i: sequence, seed and sample `keys[i]` at `positions[i]`.
-
-        It is float32 [n, vocab_size]. Consecutive rows of one block are a view of it, so do not
-        write into the result. Raises ValueError for a number out of range.
-        """
+        """Return the noise of every row; consecutive rows of one block are a view of it."""
+        size = self.block_size
         places = [
-            (key, *divmod(check("position", position, 32), self.block_size))
-            for key, position in zip(keys, positions, strict=True)
+            (
+                (r.sequence_id, r.seed, r.sample_index),
+                *divmod(check("position", r.position, 32), size),
+            )
+            for r in rows
         ]
         blocks = self._blocks(list(dict.fromkeys((key, index) for key, index, _ in places)))
         pieces = []

@@ -93,10 +93,7 @@ class Freedom(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """A decoding sequence as choices see it, with its freedom.
-
-    ``context`` are its tokens, ``left`` those that it may still emit.
-    """
+    """A decoding sequence of ``context`` tokens that may emit ``left`` more, with its freedom."""
 
     id: str
     workload: str

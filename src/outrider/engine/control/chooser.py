@@ -206,10 +206,6 @@ class AdaptiveChooser(Chooser):
         return budget
 
     def cut(self, plan: Plan, draft: Draft) -> Draft:
-        """Return ``draft`` without the nodes that are not worth their rows.
-
-        In steps that are looked at drafts are whole, and the price of a row is found anew.
-        """
         self._whole, learner = draft, self.learner
         if not self._peeks or self.controller.tries or not any(nodes.margins for nodes in draft):
             return draft  # a trial is to show what all its rows take

@@ -49,10 +49,7 @@ class DraftCosts:
     per_sequence: float = 0.0
 
     def at(self, counts: Sequence[float]) -> float:
-        """Return the seconds where ``counts[i]`` sequences draft a token at depth i + 1.
-
-        Of less than one, expected, a pass happens as seldom.
-        """
+        """Return the seconds where ``counts[i]`` sequences, expected, draft at depth i + 1."""
         if not counts or not counts[0]:
             return 0.0
         seconds, passes = self.call + self.per_sequence * counts[0], self.passes

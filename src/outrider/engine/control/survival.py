@@ -160,10 +160,7 @@ class Survival:
         return 0.0 if beliefs is None else beliefs.overall.judged
 
     def curve(self, method: str, workload: str, depth: int, odds: float = 1.0) -> list[float]:
-        """Return P(drafted and accepted with all before) at depths 1 to ``depth``.
-
-        ``odds`` are those of ``odds``: the factor by which a sequence differs from its workload.
-        """
+        """Return P(drafted and accepted with all before) at depths 1 to ``depth``, see ``odds``."""
         rates = self._rates(method, workload)[:depth]
         rates += rates[-1:] * (depth - len(rates))
         if odds != 1.0:
@@ -171,10 +168,7 @@ class Survival:
         return [*accumulate(rates, mul)]
 
     def fill(self, method: str, workload: str, depth: int) -> list[float]:
-        """Return the expected share of the nodes at depths 1 to ``depth`` that are drafted.
-
-        Drafts end early where nothing is known to follow, or where it would not pay.
-        """
+        """Return the expected share of the nodes at depths 1 to ``depth`` that are drafted."""
         key = method, workload
         shares = self._filled.get(key)
         if shares is None:

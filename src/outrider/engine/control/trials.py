@@ -37,10 +37,7 @@ class Trial(NamedTuple):
 
 
 class Trials:
-    """Plans trials of plain steps where drafts are used, and of what nobody uses.
-
-    Methods that are ``shadowed`` need no trials.
-    """
+    """Plans trials of plain steps where drafts are used, and of methods that nobody uses."""
 
     def __init__(self, known: Knowledge, shadowed: frozenset[str]) -> None:
         self._costs, self._survival, self._methods, self._tuning = known
@@ -177,10 +174,7 @@ class Trials:
             yield places, sum(missed.values())
 
     def _unused(self, stream: Stream, choices: Sequence[Choice]) -> list[Choice]:
-        """Return methods that nobody uses, or a longer draft of the others.
-
-        Longer drafts that promise more are tried until it was measured what so many rows take.
-        """
+        """Return methods that nobody uses, or a longer draft, until its rows were measured."""
         methods, tuning = self._methods, self._tuning
         most = {name: min(methods[name].max_depth, stream.max_depth) for name in stream.methods}
         unused = {*stream.methods} - self._shadowed - {choice.method for choice in choices}

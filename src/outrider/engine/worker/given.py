@@ -9,10 +9,7 @@ from ...base.vllm_names import translate
 
 
 class Given(NamedTuple):
-    """The given options of ``LLM``.
-
-    ``engine`` are options of ``EngineConfig``, ``lookup`` those of the drafter ngram.
-    """
+    """The given options of ``LLM``: of ``EngineConfig``, and of the drafter ngram (``lookup``)."""
 
     drafter: Any
     tokenizer: Any

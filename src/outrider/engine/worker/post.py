@@ -35,10 +35,7 @@ class Post:
         self._waiting: list[Callable[[], object]] = []
 
     def facts(self) -> Facts:
-        """Wait until a worker has read the checkpoint, and return its facts.
-
-        Raises OutriderError where the checkpoint cannot be used, or the worker is gone.
-        """
+        """Wait for the facts of a checkpoint; OutriderError if there are none, or no worker."""
         return self._facts.result()
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -11,10 +11,7 @@ LONGEST_PAUSE = 30.0
 
 
 class Deaths:
-    """Counts deaths of workers, and starts that failed.
-
-    A death under a request never ends the engine: a client must not be able to.
-    """
+    """Counts deaths of workers; one under a request never ends the engine: a client must not."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
