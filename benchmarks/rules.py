@@ -22,7 +22,7 @@ from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.sampling.acceptance import AcceptanceRule
 from outrider.sampling.pipeline import StepLogits
-from outrider.sampling.ratio import RULES, make_rule
+from outrider.sampling.ratio import RULES
 from outrider.sampling.shared_noise import Noise, SharedNoise
 
 from .common import POCKET, PROMPTS, Length, Model, Prompts, Seed, Tokens, read_prompts, table
@@ -116,7 +116,7 @@ def main(
     texts, rows = read_prompts(prompts), []
     for temperature in numbers(temperatures, float, "--temperatures"):
         for name in RULES:
-            llm, bounds = measure(setup, make_rule(name), texts, temperature, tokens, seed)
+            llm, bounds = measure(setup, RULES[name](), texts, temperature, tokens, seed)
             counts = llm.engine.counts
             rows.append([
                 f"{temperature:g}", name, f"{counts.acceptance_rate or 0.0:.3f}",

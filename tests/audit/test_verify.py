@@ -24,7 +24,7 @@ from outrider.audit.wrapped import WrappedPipeline
 from outrider.cli import app
 from outrider.cli import verify as cli_verify
 from outrider.engine.setup import set_up
-from outrider.sampling.ratio import RULES, make_rule
+from outrider.sampling.ratio import RULES
 from tests.support import enumeration
 from tests.support.exactness import VOCABULARY, planted_pair
 
@@ -174,7 +174,7 @@ def test_the_rules_are_compared_beside_the_bounds(pair: Path) -> None:
     """Measured acceptance of the first position is the theory's; 5 sigma: a false alarm of 1e-6."""
     intake = set_up(pair, "model", {"num_speculative_tokens": 2, "memory": 2**24})
     for name in ("coupled", "rejection"):
-        llm, bounds = measure(intake, make_rule(name), prompts() * 8, 1.0, 40, 3)
+        llm, bounds = measure(intake, RULES[name](), prompts() * 8, 1.0, 40, 3)
         mean = float(bounds[:, int(name == "coupled")].mean())
         sigma = math.sqrt(mean * (1 - mean) / len(bounds))
         assert abs(llm.engine.counts.acceptance_by_position[0] - mean) < 5 * sigma

@@ -25,7 +25,7 @@ from outrider.sampling import ratio_noise
 from outrider.sampling.acceptance import NOT_FINITE
 from outrider.sampling.noise import SHARED_STREAM
 from outrider.sampling.pipeline import RequestPipeline, SequencePipeline, StepLogits
-from outrider.sampling.ratio import RULES, Block, Chains, Ratio, Rejection, _chains, make_rule
+from outrider.sampling.ratio import RULES, Block, Chains, Ratio, Rejection, _chains
 from outrider.sampling.seeds import SEED_STREAM
 from outrider.sampling.shared_noise import SharedNoise
 from tests.support import enumeration
@@ -350,7 +350,7 @@ def test_the_end_cuts_inside_a_draft(pair: Path, rule: str) -> None:
 
 def test_a_rule_is_chosen_by_name(pair: Path) -> None:
     assert tuple(RULES) == ACCEPTANCE_RULES
-    assert [make_rule(name).name for name in RULES] == list(RULES)
+    assert [make().name for make in RULES.values()] == list(RULES)
     with pytest.raises(ConfigError, match="acceptance_rule is 'typical'; give one of coupled, "):
         make_engine(pair, "none", acceptance_rule="typical")
 

@@ -33,7 +33,7 @@ from ..errors import ConfigError, RequestError
 from ..llm import LLM
 from ..models.base import Model
 from ..sampling.acceptance import AcceptanceRule
-from ..sampling.ratio import RULES, make_rule
+from ..sampling.ratio import RULES
 from ..sampling.seeds import fresh_seed
 from .contexts import LAW_ERROR, record
 from .faults import Fault
@@ -241,7 +241,7 @@ class Audit:
             )
             return check
         fault = self.fault.rule
-        rules: list[AcceptanceRule] = [fault] if fault else [make_rule(name) for name in RULES]
+        rules: list[AcceptanceRule] = [fault] if fault else [make() for make in RULES.values()]
         alpha = FALSE_ALARM / comparisons(recorded, len(rules))
         for rule in rules:
             self.progress(f"rule {rule.name}: {len(recorded)} contexts x {size.draws} draws")

@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from ..models.base import Model
 from ..models.load import cannot_go_back, load_model
 from ..sampling.acceptance import AcceptanceRule
-from ..sampling.ratio import make_rule
+from ..sampling.ratio import RULES
 from .control.choices import methods_of
 from .control.controller import Controller
 from .control.costs import CostModel
@@ -73,7 +73,7 @@ def build_engine(
     """
     config, tokenizer, folder = setup.config, setup.tokenizer, setup.checkpoint.folder
     target = model or load_target(setup.checkpoint, config)
-    rule = make_rule(config.acceptance_rule) if rule is None else rule
+    rule = RULES[config.acceptance_rule]() if rule is None else rule
     length = config.model_length(target.shape.context)
     spec = fitting_spec(setup.spec, folder, target)
     lookups = (NgramSpec(), SuffixSpec(), PredictionSpec()) if target.truncates else ()

@@ -12,15 +12,61 @@ from typing import Any
 
 import torch
 
-from ..checkpoints.checkpoint import open_checkpoint
-from ..checkpoints.families import find_folder
+from ..base.config import EngineConfig
+from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
+from ..checkpoints.dtypes import choose_dtype, native_dtype
+from ..checkpoints.families import Architecture, find_folder
 from ..checkpoints.files import Files
 from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import OutriderError
 from ..models.native import is_native
 from ..native.choice import available, library
 from ..native.threads import allowed_threads
-from .footprint import footprint
+from .memory import usual_pages, working_bytes
+
+LANES = 16
+"""The native step's cache pads slots of a block and elements of a head to a multiple of this."""
+
+
+def footprint(checkpoint: Checkpoint, native: bool, drafts: bool) -> dict[str, int]:
+    """Return the bytes that a loaded checkpoint takes with the default options of a server.
+
+    ``weights`` are as they are held (of a drafter, the native step's have 8 bits), ``working`` are
+    of a step, ``page`` of each of the cache's ``usual`` pages: 0 if transformers runs the model,
+    whose cache is as large as its sequences.
+    """
+    config, shape, architecture = EngineConfig(), checkpoint.shape, checkpoint.architecture
+    step = library() if native else None
+    if step is None:
+        size = choose_dtype("auto", shape.dtype).itemsize
+    else:
+        size = native_dtype("auto", shape.dtype, step.isa).itemsize
+    few = drafts and step is not None and not checkpoint.quantised
+    held = checkpoint.tensors.held(1 if few else size, step is not None)
+    if architecture is not None and architecture.tied:
+        held.pop("lm_head.weight", None)  # a stored head is not loaded
+    weights = sum(held.values())
+    hidden = page = usual = 0
+    if architecture is not None:
+        if step is None:  # torch dequantises all weights
+            weights = max(weights, size * num_weights(architecture))
+        hidden, heads = architecture.hidden_size, architecture.num_kv_heads
+        pads = LANES if step is not None else 1
+        slots, width = (-(-n // pads) * pads for n in (config.page_size, architecture.head_dim))
+        page = 2 * architecture.num_layers * heads * slots * width * size
+        usual = usual_pages(config, config.model_length(shape.context), ())
+    working = working_bytes(config, shape.vocab_size, hidden, ())
+    return {"weights": weights, "working": working, "page": page, "usual": usual}
+
+
+def num_weights(architecture: Architecture) -> int:
+    """Return the elements of a model's matrices."""
+    a = architecture
+    heads = a.hidden_size * a.head_dim * 2 * (a.num_heads + a.num_kv_heads)
+    dense = 3 * a.hidden_size * a.intermediate_size
+    experts = a.num_experts * (3 * a.expert_size + 1) * a.hidden_size
+    layers = sum(heads + (experts if sparse else dense) for sparse in a.sparse)
+    return layers + a.vocab_size * a.hidden_size * (1 if a.tied else 2)
 
 
 def machine() -> dict[str, Any]:
@@ -73,7 +119,7 @@ def checkpoint(model: str, drafts: bool = False) -> dict[str, Any]:
         "vocabulary": shape.vocab_size,
         "largest_id": largest,
         "bytes": opened.tensors.file_bytes,
-        **takes._asdict(),
+        **takes,
     }
 
 

@@ -20,6 +20,7 @@ agree, and in fp32 their rounding would decide where the drafter is good.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -193,14 +194,9 @@ class Block(Ratio):
         return F.pad(passed * places, (1, 0)).amax(-1)
 
 
-RULES: dict[str, type[Coupled] | type[Ratio]] = {
-    rule.name: rule for rule in (Coupled, Rejection, Block)
-}
-
-
-def make_rule(name: str) -> AcceptanceRule:
-    """Return the rule of that name; ``EngineConfig`` refuses unknown names."""
-    return RULES[name]()
+RULES: dict[str, Callable[[], AcceptanceRule]] = {
+    "coupled": Coupled, "rejection": Rejection, "block": Block,
+}  # fmt: skip
 
 
 def _only(ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
