@@ -99,11 +99,7 @@ def _smaller_choice(
 
 
 def plan_budget(
-    config: EngineConfig,
-    max_length: int,
-    model: Model,
-    needs: Collection[Needs],
-    together: int = 1,
+    config: EngineConfig, max_length: int, model: Model, needs: Collection[Needs], together: int = 1
 ) -> Budget:
     """Return how many pages ``config.memory`` pays for; target and drafters share page ids.
 

@@ -12,13 +12,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from llguidance import (
-    LLMatcher,
-    LLParserLimits,
-    LLTokenizer,
-    TokenizerWrapper,
-    grammar_from,
-)
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
@@ -204,10 +198,7 @@ class Grammar:
     """
 
     def __init__(
-        self,
-        matcher: LLMatcher,
-        sparing: Callable[[], LLMatcher],
-        ends: list[int],
+        self, matcher: LLMatcher, sparing: Callable[[], LLMatcher], ends: list[int]
     ) -> None:
         self._begin, self._matcher = matcher, matcher.deep_copy()
         self._sparing, self._ends = sparing, ends

@@ -10,14 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ...base.methods import NONE
-from ...base.types import (
-    NO_DRAFT,
-    Draft,
-    DraftBudget,
-    Plan,
-    SequenceState,
-    StepRecord,
-)
+from ...base.types import NO_DRAFT, Draft, DraftBudget, Plan, SequenceState, StepRecord
 from .choices import PLAIN, Choice, DrafterView, Freedom, Stream
 from .controller import Controller
 from .costs import CostModel
