@@ -93,7 +93,7 @@ def build_engine(
         for name, each in specs.items()
     }
     for name, each in drafters.items():
-        _check_needs(each, needs[name])
+        check_drafter(each, needs[name], rule, target)
     controller = None
     if target.truncates and (spec.auto or config.num_speculative_tokens is None):
         key = {"model": folder, "dtype": target.dtype, "quantization": config.quantization}
@@ -157,15 +157,33 @@ def _controller(
     return Controller(CostModel(costs), Survival(priors, wider), methods, shadowed)
 
 
-def _check_needs(drafter: Drafter, needs: Needs) -> None:
-    """Raise ConfigError where a drafter takes more than its specification said."""
-    if drafter.max_nodes > max(drafter.max_length, needs.max_nodes):
+def check_drafter(drafter: Drafter, needs: Needs, rule: AcceptanceRule, model: Model) -> None:
+    """Raise ConfigError for a drafter that takes more than its needs say, or than there is."""
+    name, family = f"drafter {drafter.name!r}", repr(model.shape.family)
+    nodes, layers = drafter.max_nodes, drafter.target_layers
+    absent = [layer for layer in layers if not -1 <= layer < model.hidden_layers]
+    if nodes > max(drafter.max_length, needs.max_nodes):
         raise ConfigError(
-            f"drafter {drafter.name!r} drafts {drafter.max_nodes} nodes, but its needs say "
-            f"max_nodes = {needs.max_nodes}; correct its needs()."
+            f"{name} drafts {nodes} nodes, but its needs say max_nodes = {needs.max_nodes}; "
+            "correct its needs()."
         )
-    if not set(drafter.target_layers) <= set(needs.target_layers):
+    if not set(layers) <= set(needs.target_layers):
         raise ConfigError(
-            f"drafter {drafter.name!r} wants hidden states of layers {drafter.target_layers}, but "
-            f"its needs say {needs.target_layers}; correct its needs()."
+            f"{name} wants hidden states of layers {layers}, but its needs say "
+            f"{needs.target_layers}; correct its needs()."
+        )
+    if absent:
+        raise ConfigError(
+            f"{name} wants the hidden states of layer {absent[0]}, which this {family} model does not "
+            "give; use another drafter."
+        )
+    if nodes > drafter.max_length and not rule.trees:
+        raise ConfigError(
+            f"acceptance_rule {rule.name!r} cannot verify the trees of {name}; use 'coupled', or "
+            "a drafter of chains."
+        )
+    if nodes > drafter.max_length and not model.trees:
+        raise ConfigError(
+            f"a {family} model has no native path, and without one cannot verify the trees of {name}; use "
+            "a drafter of chains."
         )

@@ -14,7 +14,7 @@ from ..base.methods import NONE
 from ..base.types import Counts, Event, Request, SequenceState, StepRecord, StepSeconds
 from ..cache.pages import PagePool, extend_keys
 from ..drafters.base import Drafter
-from ..errors import ConfigError, RequestError
+from ..errors import RequestError
 from ..models.base import Model
 from ..native.native_sampling import measurer, sequence_pipeline, shared_noise
 from ..sampling.acceptance import AcceptanceRule
@@ -37,34 +37,12 @@ D = TypeVar("D", bound=Drafter)
 KNOWN_WORD_LISTS = 4  # lists of bad words whose ids are kept
 
 
-def check_drafter(drafter: Drafter, rule: AcceptanceRule, model: Model) -> None:
-    """Raise ConfigError where trees cannot be verified, or hidden states are not to be had."""
-    layers, branches = model.hidden_layers, drafter.max_nodes > drafter.max_length
-    wrong = [layer for layer in drafter.target_layers if not -1 <= layer < layers]
-    if wrong:
-        raise ConfigError(
-            f"drafter {drafter.name!r} wants the hidden states of layer {wrong[0]}, which this "
-            f"{model.shape.family!r} model does not give; use another drafter."
-        )
-    if branches and not rule.trees:
-        raise ConfigError(
-            f"acceptance_rule {rule.name!r} cannot verify the trees of drafter "
-            f"{drafter.name!r}; use 'coupled', or a drafter of chains."
-        )
-    if branches and not model.trees:
-        raise ConfigError(
-            f"a {model.shape.family!r} model has no native path, and without one cannot "
-            f"verify the trees of drafter {drafter.name!r}; use a drafter of chains."
-        )
-
-
 class Engine:
     """One target, its drafters, one cache; made of its parts, see ``build.build_engine``.
 
     Of the ``drafters`` (``none`` is among them) the one named ``drafter`` drafts unless a request
     names another. ``together`` and ``portfolio`` are those of ``Menu``. The ``controller`` chooses
-    drafters and draft lengths that nobody else chose; None if all are. Raises ConfigError, see
-    ``check_drafter``.
+    drafters and draft lengths that nobody else chose; None if all are.
     """
 
     def __init__(
@@ -86,8 +64,6 @@ class Engine:
         self.config = config
         self.budget = budget
         self.max_model_len = max_model_len
-        for each in drafters.values():
-            check_drafter(each, rule, model)
         self.noise = shared_noise(shape.vocab_size, device)
         self.scheduler = Scheduler(
             PagePool(budget.pages, config.page_size),
