@@ -174,8 +174,8 @@ def check_drafter(drafter: Drafter, needs: Needs, rule: AcceptanceRule, model: M
         )
     if absent:
         raise ConfigError(
-            f"{name} wants the hidden states of layer {absent[0]}, which this {family} model does not "
-            "give; use another drafter."
+            f"{name} wants the hidden states of layer {absent[0]}, which this {family} model does "
+            "not give; use another drafter."
         )
     if nodes > drafter.max_length and not rule.trees:
         raise ConfigError(
@@ -184,6 +184,6 @@ def check_drafter(drafter: Drafter, needs: Needs, rule: AcceptanceRule, model: M
         )
     if nodes > drafter.max_length and not model.trees:
         raise ConfigError(
-            f"a {family} model has no native path, and without one cannot verify the trees of {name}; use "
-            "a drafter of chains."
+            f"a {family} model has no native path, and without one cannot verify the trees of "
+            f"{name}; use a drafter of chains."
         )
