@@ -60,19 +60,16 @@ class PagePool:
         for _ in range(missing):
             page = table[-1] + 1 if table else self._widest_start()
             if page >= self.num_pages or self._used[page]:
-                page = self._used.find(0) if self._num_blank else self._evict()
+                if not self._num_blank:  # what was freed longest ago becomes blank
+                    oldest, _ = self._idle.popitem(last=False)
+                    del self._pages[self._keys.pop(oldest)]
+                    self._make_blank(oldest)
+                page = self._used.find(0)
             self._used[page] = 1
             self._num_blank -= 1
             self._references[page] = 1
             table.append(page)
         return True
-
-    def _evict(self) -> int:
-        """Make the page that was freed longest ago blank, and return it."""
-        page, _ = self._idle.popitem(last=False)
-        del self._pages[self._keys.pop(page)]
-        self._make_blank(page)
-        return page
 
     def _make_blank(self, page: int) -> None:
         self._used[page] = 0

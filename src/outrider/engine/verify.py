@@ -81,7 +81,10 @@ class Verifier:
             self._score(plan, verdict, samples)
         if any(verdict.path):
             self._compact_tree_cache(plan, verdict)
-        states = _states(segments, samples) if layers else None
+        states = None
+        if layers:
+            rows = [len(segment.tokens) + len(segment.nodes) for segment in segments]
+            states = HiddenStates(samples.hidden, [*accumulate(rows, initial=0)][:-1])
         plan.seconds.verify = time.perf_counter() - begin
         return verdict, states
 
@@ -144,9 +147,3 @@ def _score_prompt(item: Scheduled, logits: torch.Tensor, measure: Measure) -> No
     ids = sequence.tokens[start + 1 : stop + 1]
     count = sequence.request.params.prompt_logprobs or 0
     sequence.prompt_logprobs += logprobs(logits, rows, ids, count, measure)
-
-
-def _states(segments: list[Segment], samples: Samples) -> HiddenStates:
-    """Return the hidden states of a step, and where each sequence's rows begin."""
-    rows = [len(segment.tokens) + len(segment.nodes) for segment in segments]
-    return HiddenStates(samples.hidden, [*accumulate(rows, initial=0)][:-1])
