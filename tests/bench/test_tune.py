@@ -28,7 +28,7 @@ from outrider.bench.race import (
     sample,
 )
 from outrider.bench.tune import tune
-from outrider.bench.tuned import Tuned, Tuning
+from outrider.bench.tuned import Tuned, TuningResult
 from outrider.bench.workload import Workload
 from outrider.engine.control.schedules import limit, sglang, tensorrt, vllm
 from outrider.errors import ConfigError, OutriderError
@@ -303,12 +303,12 @@ def cell(
     return Tuned(size, found, passes)  # type: ignore[arg-type]
 
 
-def tuning(cells: Sequence[Tuned], **changes: Any) -> Tuning:
+def tuning(cells: Sequence[Tuned], **changes: Any) -> TuningResult:
     options: dict[str, Any] = {
         "model": "org/target", "names": {}, "folders": {"model": "org/drafter"}, "auto": "auto",
         "cells": cells, "max_tpot": None, "setting": {"workload": "code"},
     }  # fmt: skip
-    return Tuning(**{**options, **changes})
+    return TuningResult(**{**options, **changes})
 
 
 AUTO = Setting("auto", 10)

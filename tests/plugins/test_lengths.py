@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.plugins.common.lengths import Drafted, Lengths
+from outrider.plugins.common.lengths import StepDraft, Lengths
 from outrider.plugins.vllm import scheduler
 
 Seconds = Callable[[int, int], float]
@@ -28,7 +28,7 @@ def run(lengths: Lengths, batch: int, rate: float, seconds: Seconds, steps: int)
             accepted = 0
             while accepted < length and rng.random() < rate:
                 accepted += 1
-            drafts.append(Drafted(id, length, length, accepted))
+            drafts.append(StepDraft(id, length, length, accepted))
         found.append(max(asked))
         lengths.observe(drafts, seconds(batch, found[-1]) * rng.uniform(0.95, 1.05))
     return found
@@ -81,7 +81,7 @@ def test_a_step_that_drafts_for_the_next_one_is_not_dear_itself(
     for _ in range(400):
         asked = max(lengths.choose(contexts, 8))
         kept = [next((i for i in range(before) if rng.random() > rate), before) for _ in contexts]
-        drafts = [Drafted(id, before, before, n) for id, n in zip(contexts, kept, strict=True)]
+        drafts = [StepDraft(id, before, before, n) for id, n in zip(contexts, kept, strict=True)]
         seconds = 0.008 + 0.0001 * batch * (1 + before) + pass_seconds * asked
         lengths.observe(drafts, seconds * rng.uniform(0.95, 1.05), asked - before)
         before = asked
@@ -108,7 +108,7 @@ def test_nothing_to_choose() -> None:
     assert lengths.choose({}, 8) == []
     assert lengths.choose({"a": 1, "b": 2}, 0) == [0, 0]
     lengths.observe([], 0.1)
-    lengths.observe([Drafted("a", 2, 2, 1)], None)
+    lengths.observe([StepDraft("a", 2, 2, 1)], None)
     lengths.release("never seen")
 
 

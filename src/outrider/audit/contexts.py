@@ -23,14 +23,11 @@ from . import oracle
 from .oracle import Distribution
 
 SUPPORT_IDS = 4
-LOCAL_IDS = 2 * SUPPORT_IDS
-"""Local ids of a node: the target's and the drafter's."""
+LOCAL_IDS = 2 * SUPPORT_IDS  # local ids of a node: the target's and the drafter's
 LONGEST_PATH = 2
 PAGE_SIZE = 16
-EDGE_SHARE = 1e-5
-"""Contexts whose support changes when top_p or min_p moves by this share are left out."""
-LAW_ERROR = 1e-4
-"""Total variation between processed logits and the oracle that fp32 does not explain."""
+EDGE_SHARE = 1e-5  # contexts whose support changes if top_p or min_p moves so far are left out
+LAW_ERROR = 1e-4  # total variation from the oracle that fp32 does not explain
 PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": 0.3}
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0},
@@ -109,12 +106,6 @@ class _Request:
         """Return raw logits after ``path`` as the engine processes them: fp32 [vocabulary]."""
         return self.pipeline.apply(raw[None].clone(), self.tokens, [list(path)])[0]
 
-    def logits(self, raw: Distribution, path: Sequence[int]) -> Distribution:
-        """Return raw logits after ``path`` as `oracle.distribution` needs them."""
-        penalties = {name: getattr(self.params, name) for name in PENALTIES}
-        output = [*self.tokens[len(self.prompt) :], *path]
-        return oracle.processed(raw, self.prompt, output, **penalties)
-
 
 def _node(
     request: _Request, path: Sequence[int], raw: torch.Tensor, drafted: torch.Tensor | None
@@ -123,7 +114,9 @@ def _node(
     params = request.params
     options = {name: getattr(params, name) for name in ("temperature", *oracle.TRUNCATIONS)}
     shares = [name for name, value in oracle.TRUNCATIONS.items() if isinstance(value, float)]
-    precise = request.logits(raw.double().cpu().numpy(), path)
+    penalties = {name: getattr(params, name) for name in PENALTIES}
+    output = [*request.tokens[len(request.prompt) :], *path]
+    precise = oracle.processed(raw.double().cpu().numpy(), request.prompt, output, **penalties)
     exact = oracle.distribution(precise, **options)
     usable = True
     for share in (1 - EDGE_SHARE, 1 + EDGE_SHARE):

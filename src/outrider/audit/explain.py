@@ -19,8 +19,7 @@ from ..llm import LLM
 from ..sampling.shared_noise import SharedNoise
 from .watch import StepWatch, WatchedStep, watch_step
 
-LISTED_TOKENS = 5
-"""Likeliest tokens that are listed, of target and drafter each."""
+LISTED_TOKENS = 5  # likeliest tokens that are listed, of target and drafter each
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from ..native.native_sampling import sequence_pipeline
 from ..sampling.shared_noise import SharedNoise
 
 PAGE_SIZE = 16
-NEIGHBOUR_COUNTS = (1, 7, 31)
-"""Numbers of other sequences that are batched with the last row."""
+NEIGHBOUR_COUNTS = (1, 7, 31)  # numbers of other sequences that are batched with the last row
 
 
 @dataclass(frozen=True)

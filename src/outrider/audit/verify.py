@@ -43,10 +43,8 @@ from .sweep import MIXES, MORE_MIXES, TEXT_OPTIONS, Mix, asks, decode, open_mix
 from .ties import Difference, compare
 from .trial import comparisons, try_rule
 
-FALSE_ALARM = 1e-6
-"""Probability of any false alarm in the statistical comparisons of an audit."""
-LARGEST_TIE = 1e-3
-"""Largest gap between two scores z + g that may be a numerical tie in fp32."""
+FALSE_ALARM = 1e-6  # probability of any false alarm in the statistical comparisons of an audit
+LARGEST_TIE = 1e-3  # largest gap between two scores z + g that may be a numerical tie in fp32
 CONTEXT = 48  # tokens of a recorded context
 LARGEST_DRAFT = 16  # room for drafts after the longest request
 
@@ -97,14 +95,13 @@ class Audit:
             )
         self._options: dict[str, Any] = {"model": self.folder, "dtype": "float32", **options}
         context = open_checkpoint(self.folder).shape.context
-        longest = min(context, size.prompt_tokens + size.tokens + LARGEST_DRAFT)
-        self._options["max_model_len"] = longest
-        room = longest - size.tokens - LARGEST_DRAFT
+        output = size.tokens + LARGEST_DRAFT
+        self._options["max_model_len"] = longest = min(context, size.prompt_tokens + output)
+        room = longest - output
         if room < 1:
-            needed = size.tokens + LARGEST_DRAFT + 1
             raise ConfigError(
-                f"{self.folder} has a context of {context} tokens, and this audit needs {needed}; "
-                "audit a model with a longer one."
+                f"{self.folder} has a context of {context} tokens, and this audit needs "
+                f"{output + 1}; audit a model with a longer one."
             )
         self.plain = LLM(**self._options, drafter=None, max_num_seqs=1)
         if not self.plain.engine.model.truncates:
@@ -165,10 +162,11 @@ class Audit:
             if not self._can_run(mix):
                 continue
             self.progress(f"speculative decoding: {mix}")
+            budget = (self._drafting if mix.drafter == "model" else self.plain).engine.budget
+            page_bytes = (budget.target_bytes + budget.drafter_bytes) // budget.pages
             llm = open_mix(
-                mix, self._options, self._page_bytes(mix), answers, self.longest, self._python,
-                self.fault,
-            )  # fmt: skip
+                mix, self._options, page_bytes, answers, self.longest, self._python, self.fault
+            )
             for ask, samples in decode(llm, queued, mix.batch):
                 for index, ids in enumerate(samples):
                     check.tested += len(ids)
@@ -204,10 +202,6 @@ class Audit:
         except RequestError:
             return False
         return True
-
-    def _page_bytes(self, mix: Mix) -> int:
-        budget = (self._drafting if mix.drafter == "model" else self.plain).engine.budget
-        return (budget.target_bytes + budget.drafter_bytes) // budget.pages
 
     def _can_run(self, mix: Mix) -> bool:
         if mix.drafter == "tree":

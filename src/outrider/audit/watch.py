@@ -28,11 +28,9 @@ from ..llm import LLM
 from ..sampling.shared_noise import Noise
 from .wrapped import WrappedDrafter, WrappedPipeline
 
-SEARCHED_STEPS = 64
-"""Steps that are searched for one with both an accepted and a rejected token."""
+SEARCHED_STEPS = 64  # steps that are searched for one with both an accepted and a rejected token
 
-Path = tuple[int, ...]
-"""Draft tokens between the committed text and a position."""
+Path = tuple[int, ...]  # draft tokens between the committed text and a position
 
 
 @dataclass

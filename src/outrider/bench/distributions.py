@@ -22,26 +22,17 @@ Floats = npt.NDArray[np.float64]
 LAW_STREAM = 2**32 - 2
 AGREEMENT_STREAM = 2**32 - 3
 
-OPEN_SHARE = 0.3
-"""The share of positions that are open; the others are nearly certain."""
+OPEN_SHARE = 0.3  # the share of positions that are open; the others are nearly certain
 CERTAIN_PEAK = 0.999
-OPEN_PEAKS = (0.4, 0.95)
-"""Probability of the recorded token where it is nearly certain, and from where to where if not."""
-OTHER_TOKENS = 8
-"""Number of other tokens with a notable mass, each half the one before; a tenth of the mass that
-the recorded token leaves is spread over the whole vocabulary."""
+OPEN_PEAKS = (0.4, 0.95)  # from where to where the recorded token is likely where it is open
+OTHER_TOKENS = 8  # with a notable mass, each half the one before
 SPREAD_SHARE = 0.1
 
 _HALVES = 0.5 ** np.arange(1, OTHER_TOKENS + 1)
 SHARES: Floats = (1 - SPREAD_SHARE) * _HALVES / _HALVES.sum()
-EVEN_PEAK = float(SHARES[0] / (1 + SHARES[0]))
-"""The peak that makes the first of the other tokens as likely."""
-PEAK_DISTANCE = 0.02
-"""How far the peak of a planted drafter stays from ``EVEN_PEAK``, so that nothing hangs on
-rounding."""
-SURE_ERRORS = 0.25
-"""The share of a planted drafter's errors at which it is as sure of another token as it is of the
-recorded one where it agrees."""
+EVEN_PEAK = float(SHARES[0] / (1 + SHARES[0]))  # makes the first of the other tokens as likely
+PEAK_DISTANCE = 0.02  # of a planted drafter's peak from ``EVEN_PEAK``, against rounding
+SURE_ERRORS = 0.25  # share of a planted drafter's errors at which it is sure of another token
 SMALLEST_PEAK = 1e-9
 
 

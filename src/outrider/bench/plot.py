@@ -8,8 +8,7 @@ from ..base.plots import PANELS_IN_A_ROW, Axes, colour, paneled, save
 from .report import heading
 
 Run = dict[str, Any]
-STYLES = ("o-", "s--", "^:", "D-.")
-"""Marker and line, by temperature; the colour is the drafter's."""
+STYLES = ("o-", "s--", "^:", "D-.")  # marker and line, by temperature; the colour is the drafter's
 LONGEST_NAME = 32
 
 
@@ -90,7 +89,7 @@ def _describe(panel: Axes, title: str, across: str, up: str) -> None:
 
 
 def draw_tuning(report: dict[str, Any], file: Path) -> None:
-    """Write the figure of ``Tuning.report`` to ``file``, a PNG, or raise ConfigError.
+    """Write the figure of ``TuningResult.report`` to ``file``, a PNG, or raise ConfigError.
 
     A panel a batch size shows tokens per second by K: points were raced, lines are promises. The
     last panel has throughput against what a sequence waits for a token.

@@ -24,10 +24,8 @@ from ..models.base import Model
 from ..models.rows import Segment
 from ..text.codec import TextCodec
 
-WINDOW_TOKENS = 512
-"""Tokens of a window, at most the model's context."""
-LEAST_WINDOWS = 8
-"""Fewer windows have no interval to speak of."""
+WINDOW_TOKENS = 512  # tokens of a window, at most the model's context
+LEAST_WINDOWS = 8  # fewer windows have no interval to speak of
 CONFIDENCE = 0.95
 PAGE_SIZE = 16
 METHOD = "mean over windows, normal approximation; of the perplexity's loss, over paired windows"

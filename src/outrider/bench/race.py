@@ -17,22 +17,14 @@ from ..base.types import Counts
 from .intervals import student
 
 PLAIN = "none"
-SCREENED_LENGTHS = 4
-"""Lengths of a drafter that are screened."""
-SCREENINGS = 2
-"""Runs of each setting that is screened."""
-PROMISE_SLACK = 0.15
-"""The share below the best that a setting may promise, to be raced."""
-MOST_OF_A_DRAFTER = 3
-"""Lengths of a drafter that are raced at most, so that no drafter crowds out the others."""
-MOST_RACED = 6
-"""Settings that are raced at most, beside plain decoding."""
-ALLOWED_LOSS = 0.03
-"""The loss of the winner against any other, at most, for the race to end."""
-FEWEST_ROUNDS = 3
-"""Runs of each setting before any leaves."""
-MOST_ROUNDS = 12
-"""Of a race, at most."""
+SCREENED_LENGTHS = 4  # lengths of a drafter that are screened
+SCREENINGS = 2  # runs of each setting that is screened
+PROMISE_SLACK = 0.15  # the share below the best that a setting may promise, to be raced
+MOST_OF_A_DRAFTER = 3  # lengths raced at most, so that no drafter crowds out the others
+MOST_RACED = 6  # settings that are raced at most, beside plain decoding
+ALLOWED_LOSS = 0.03  # the loss of the winner against any other, at most, for the race to end
+FEWEST_ROUNDS = 3  # runs of each setting before any leaves
+MOST_ROUNDS = 12  # of a race, at most
 
 
 class Setting(NamedTuple):
@@ -118,19 +110,17 @@ def hopeful(promised: Mapping[Setting, float]) -> list[Setting]:
 
 @dataclass
 class Race:
-    """The runs of a race, and what follows from them."""
+    """The runs of a race, and what follows from them.
 
-    screened: dict[Setting, RaceRun] = field(default_factory=dict)
-    """All runs of a setting before the race, as one."""
-    promised: dict[Setting, float] = field(default_factory=dict)
-    """What the screening promises of every setting, tokens per second."""
-    runs: dict[Setting, list[RaceRun]] = field(default_factory=dict)
-    """Of settings that were raced, in the order of rounds."""
-    contenders: list[Setting] = field(default_factory=list)
-    """Settings that are still in the race; plain decoding always is."""
+    ``loss`` is the share of its speed that the winner loses at most by not being another setting of
+    the race, with about 95 % confidence.
+    """
+
+    screened: dict[Setting, RaceRun] = field(default_factory=dict)  # all before the race
+    promised: dict[Setting, float] = field(default_factory=dict)  # tokens per second, of every one
+    runs: dict[Setting, list[RaceRun]] = field(default_factory=dict)  # of raced settings, by round
+    contenders: list[Setting] = field(default_factory=list)  # plain decoding always is one
     loss: float = 1.0
-    """Share of its speed that the winner loses at most by not being another setting of the race,
-    with about 95 % confidence."""
 
     @property
     def winner(self) -> Setting:

@@ -49,7 +49,7 @@ from ..models.rows import Segment, Track
 from ..sampling.shared_noise import Noise
 from .distributions import planted_track, target_track
 
-WHAT = "random weights at the cost of a real model, distributions planted on recorded answers"
+ABOUT = "random weights at the cost of a real model, distributions planted on recorded answers"
 HEAD_DIM = 64
 
 
@@ -108,8 +108,7 @@ def write_random(
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-LOOKUPS = ("ngram", "suffix")
-"""Drafters that draft for a replay target as for any other."""
+LOOKUPS = ("ngram", "suffix")  # drafters that draft for a replay target as for any other
 
 
 def parse_planted(drafter: str) -> tuple[float, str | None]:
@@ -149,12 +148,8 @@ def prompt_key(prompt: Sequence[int]) -> bytes:
 
 
 Tracks = Mapping[bytes, Track]
-MOST_FOUND = 4096
-"""Sequences whose tracks are kept at hand."""
-
-
+MOST_SEQUENCES = 4096  # sequences whose tracks are kept at hand
 COPIED = ("dtype", "device", "trees", "truncates", "paged", "hidden_layers", "hidden_size")
-"""Attributes that a replay model takes from the model that it runs."""
 
 
 class ReplayModel(Model):
@@ -172,7 +167,7 @@ class ReplayModel(Model):
             setattr(self, name, getattr(model, name))
         self._model, self._tracks = model, tracks
         self._prompts: dict[str, bytes] = {}
-        self._found: dict[str, tuple[Request, Track | None]] = {}
+        self._by_sequence: dict[str, tuple[Request, Track | None]] = {}
 
     def page_bytes(self, page_size: int) -> int:
         return self._model.page_bytes(page_size)
@@ -219,12 +214,12 @@ class ReplayModel(Model):
         ]
 
     def _track(self, sequence: SequenceState) -> Track | None:
-        request, track = self._found.get(sequence.id, (None, None))
+        request, track = self._by_sequence.get(sequence.id, (None, None))
         if request is not sequence.request:
             track = self._tracks.get(prompt_key(sequence.request.prompt_token_ids))
-            if len(self._found) == MOST_FOUND:
-                self._found.clear()
-            self._found[sequence.id] = sequence.request, track
+            if len(self._by_sequence) == MOST_SEQUENCES:
+                self._by_sequence.clear()
+            self._by_sequence[sequence.id] = sequence.request, track
         return track
 
     def _seen(self, segment: Segment) -> bytes:
@@ -297,7 +292,7 @@ class Replay:
         self._size, self._seed, self._source = size, seed, source
         self._shape = open_checkpoint(source).shape
         parameters = find_size(size).parameters(self._shape.vocab_size)
-        self.about = {"size": size, "parameters": parameters, "seed": seed, "what": WHAT}
+        self.about = {"size": size, "parameters": parameters, "seed": seed, "what": ABOUT}
         end = min(self._shape.eos_token_ids, default=0)
         recorded: dict[bytes, list[int]] = {}
         for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), 1):

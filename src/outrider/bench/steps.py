@@ -23,23 +23,15 @@ from ..llm import LLM
 from .offline import turned
 
 T = TypeVar("T")
-SIZES = (1, 4, 16)
-"""Batch sizes of a profile."""
-MIDDLE = 3
-"""Draft length that is measured beside 0, 1 and the longest."""
+SIZES = (1, 4, 16)  # batch sizes of a profile
+MIDDLE_LENGTH = 3  # draft length that is measured beside 0, 1 and the longest
 ROUNDS, TOKENS = 3, 64
-FEWEST = 4
-"""Prompts of a profile."""
-PASSES = 3
-"""Requests, over how many run at once."""
-QUICK = 0.1
-"""Share of steps that are quicker than the seconds that count."""
-LIKE = 1.1
-"""Steps count together whose rows differ by less than this factor."""
-ALIKE = 1.02
-"""The same where sequences are to make the difference."""
-FEW = 10
-"""Steps with about as many rows from which their seconds count."""
+PROFILE_PROMPTS = 4  # prompts of a profile
+PASSES = 3  # requests, over how many run at once
+QUICK_SHARE = 0.1  # share of steps that are quicker than the seconds that count
+LIKE_FACTOR = 1.1  # steps count together whose rows differ by less than this factor
+ALIKE_FACTOR = 1.02  # the same where sequences are to make the difference
+FEWEST_STEPS = 10  # steps with about as many rows from which their seconds count
 
 
 class Timed(NamedTuple):
@@ -123,12 +115,12 @@ def profile(
 
     Raises ConfigError: the outputs are too short.
     """
-    lengths = sorted({0, 1, min(MIDDLE, longest), longest})
+    lengths = sorted({0, 1, min(MIDDLE_LENGTH, longest), longest})
     cells = [(size, k) for size in sizes for k in lengths]
     steps: dict[tuple[int, int], list[Timed]] = {cell: [] for cell in cells}
     for number in range(-1, rounds):
         for size, k in turned(cells, number):
-            own, _ = timed(llm, prompts[:FEWEST], size, k, tokens)
+            own, _ = timed(llm, prompts[:PROFILE_PROMPTS], size, k, tokens)
             if number >= 0:  # the first round warms up
                 steps[size, k] += own
     texts = [len(llm.inputs.encode(text)) for text in prompts]
@@ -138,7 +130,7 @@ def profile(
 def quick(seconds: Iterable[float]) -> float:
     """Return the seconds that a step takes where nobody else uses the machine, about."""
     listed = sorted(seconds)
-    return listed[int(QUICK * (len(listed) - 1))]
+    return listed[int(QUICK_SHARE * (len(listed) - 1))]
 
 
 class ForwardTimes(NamedTuple):
@@ -155,13 +147,13 @@ def points(steps: dict[tuple[int, int], list[Timed]]) -> list[ForwardTimes]:
         ForwardTimes(size, fmean(each.rows for each in alike), quick(each.verify for each in alike))
         for size in sorted({size for size, _ in steps})
         for alike in by_rows(each for cell in steps if cell[0] == size for each in steps[cell])
-        if len(alike) >= FEW
+        if len(alike) >= FEWEST_STEPS
     ]
 
 
 def by_rows(steps: Iterable[Timed]) -> Iterator[list[Timed]]:
     """Yield steps by rising rows, those of about as many together."""
-    return groups(steps, attrgetter("rows"), LIKE)
+    return groups(steps, attrgetter("rows"), LIKE_FACTOR)
 
 
 def usual(steps: Iterable[Timed], what: Callable[[Timed], float]) -> float:
@@ -187,7 +179,7 @@ def fitted(drafter: Drafter, steps: dict[tuple[int, int], list[Timed]], context:
     """
     sizes = sorted({size for size, _ in steps})
     forwards = points(steps)
-    if not forwards or min(map(len, steps.values())) < FEW:
+    if not forwards or min(map(len, steps.values())) < FEWEST_STEPS:
         raise ConfigError("the sample's outputs are too short to time steps; give more prompts.")
     per_sequence = sequence_cost(forwards)
     target = curve(forwards, per_sequence)
@@ -215,7 +207,7 @@ def fitted(drafter: Drafter, steps: dict[tuple[int, int], list[Timed]], context:
 def curve(forwards: Sequence[ForwardTimes], per_sequence: float) -> Curve:
     """Return the seconds of forwards by rows, without what each sequence adds."""
     rows, seconds = list[int](), list[float]()
-    for alike in groups(forwards, attrgetter("rows"), LIKE):
+    for alike in groups(forwards, attrgetter("rows"), LIKE_FACTOR):
         rows.append(max(round(fmean(each.rows for each in alike)), rows[-1] + 1 if rows else 1))
         seconds.append(median(each.seconds - per_sequence * each.size for each in alike))
     return Curve(tuple(rows), plausible(rows, seconds))
@@ -230,7 +222,7 @@ def sequence_cost(forwards: Sequence[ForwardTimes]) -> float:
         (a.seconds - b.seconds) / (a.size - b.size)
         for a in forwards
         for b in forwards
-        if a.size > b.size and 1 / ALIKE <= a.rows / b.rows <= ALIKE
+        if a.size > b.size and 1 / ALIKE_FACTOR <= a.rows / b.rows <= ALIKE_FACTOR
     ]
     most = min(each.seconds / each.size for each in forwards) / 2
     return min(max(median(added), 0.0), most) if added else 0.0

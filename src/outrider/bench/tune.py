@@ -23,7 +23,7 @@ from ..llm import LLM
 from .machine import machine
 from .race import FEWEST_ROUNDS, MOST_ROUNDS, RaceRun, Setting, race
 from .record import Pass, frozen, params_of, run_all
-from .tuned import Tuned, Tuning
+from .tuned import Tuned, TuningResult
 from .workload import Workload
 
 
@@ -36,7 +36,7 @@ def tune(
     rounds: int = MOST_ROUNDS,
     told: Callable[[int, int, int], None] = lambda batch_size, done, total: None,
     **options: Any,
-) -> Tuning:
+) -> TuningResult:
     """Return the fastest drafter and draft length by batch size, with all that was measured.
 
     Args:
@@ -66,7 +66,7 @@ def tune(
         "machine": machine(), "workload": workload.name, "temperature": bench.temperature,
         "max_tokens": bench.max_tokens, "max_tpot": max_tpot,
     }  # fmt: skip
-    return Tuning(
+    return TuningResult(
         str(model), bench.names, bench.folders, bench.drafter, cells, max_tpot, setting,
         bench.options,
     )  # fmt: skip

@@ -79,7 +79,7 @@ class Tuned:
 
 
 @dataclass(frozen=True)
-class Tuning:
+class TuningResult:
     """The result of ``tune`` for a target, as it was given: ``cells`` by rising batch size.
 
     ``names`` are what ``serve --drafter`` calls drafters that are checkpoints, ``folders`` their

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from ..text.codec import Message, TextCodec
 
 FOLDER = Path(__file__).parent / "workloads"
-CODE = "code"
-"""Continues held-out code: its prompts belong to the pocket pair, a floor above."""
+CODE = "code"  # continues held-out code: its prompts belong to the pocket pair, a floor above
 BUNDLED = ("edit", "prose", "json", "chat")
 NAMES = (CODE, *BUNDLED)
 

@@ -31,7 +31,7 @@ from .common import (
 from .flags import engine_options, setting, with_flags
 
 if TYPE_CHECKING:
-    from ..bench.tuned import Tuning
+    from ..bench.tuned import TuningResult
 
 SHOWN = 8
 """Settings of a batch size that the table has."""
@@ -70,7 +70,7 @@ def table(cell: dict[str, Any]) -> Table:
     return grid
 
 
-def config(tuning: Tuning) -> str:
+def config(tuning: TuningResult) -> str:
     """Return a file that ``outrider serve --config`` and ``outrider ops deploy render`` read."""
     machine, workload = tuning.setting["machine"], tuning.setting["workload"]
     lines = [f"# outrider tune, {machine['date']}, {machine['cpu']}, workload {workload}"]

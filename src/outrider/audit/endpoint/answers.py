@@ -15,15 +15,13 @@ from typing import Any
 from ...base.outside.text import well_formed
 from ...errors import EndpointError, shown
 
-NAMED_TOKENS = 5
-"""Tokens whose log probability is asked for, the most that OpenAI's completions name."""
+NAMED_TOKENS = 5  # whose log probability is asked for, the most that OpenAI's completions name
 PARTIAL_TEXT = re.compile(r".*\ufffd.*|bytes:(\\x[0-9a-fA-F]{2})+", re.DOTALL)
 """Servers' ways to write a token that is part of a character; one may be written both ways."""
 SPECIAL_TEXT = re.compile(r"<[^<>]*>|\[[A-Z_]+\]")
 """Names that tokens without text have: a token that ends an answer is not shown."""
 NOT_OPENAI = "{} answers with something that is not OpenAI's ({}); is it the right address?"
-SUM_ROUNDING = 0.01
-"""By how much probabilities may sum to more than 1, as rounded ones do."""
+SUM_ROUNDING = 0.01  # by how much probabilities may sum to more than 1, as rounded ones do
 
 
 @dataclass(frozen=True)

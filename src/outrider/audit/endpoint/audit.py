@@ -37,15 +37,11 @@ from .source import (
     together,
 )
 
-FALSE_ALARM = 1e-6
-"""Probability of any false alarm of the law tests of an audit."""
+FALSE_ALARM = 1e-6  # probability of any false alarm of the law tests of an audit
 URL = re.compile(r"https?://.*|[\w.-]+:\d+(/.*)?", re.DOTALL)
-SAMPLES = 512
-"""Answers to each set of options."""
-GREEDY_TOKENS = 32
-"""Tokens of a greedy answer."""
-FORMED_ANSWERS = 16
-"""Structured answers."""
+SAMPLES = 512  # answers to each set of options
+GREEDY_TOKENS = 32  # tokens of a greedy answer
+FORMED_ANSWERS = 16  # structured answers
 FEWEST_SAMPLES = 64
 MOST_SAMPLES = 1_000_000
 

@@ -19,8 +19,7 @@ from .source import AuditedServer, RefusedRequest, together
 LIMITS = (1, 2, 3, 5, 8, 13)
 SAMPLES = 4
 SEEDS = 8
-SEEDED = 16
-"""Tokens of a seeded answer."""
+SEEDED_TOKENS = 16  # tokens of a seeded answer
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -31,8 +30,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 QUESTION = "Name a colour and say whether it is warm. Answer with JSON."
-FORMED = 96
-"""Tokens in which a formed answer has to end."""
+FORMED_TOKENS = 96  # tokens in which a formed answer has to end
 PATTERN = "[0-9]{3}-[0-9]{4}"
 GRAMMAR = 'root ::= [0-9] [0-9] [0-9] "-" [0-9] [0-9] [0-9] [0-9]'
 REGEXES: tuple[dict[str, Any], ...] = (
@@ -117,7 +115,7 @@ async def seeds(server: AuditedServer, prompt: Prompt, rng: np.random.Generator)
     numbers = [int(one) for one in rng.integers(1, 2**31, SEEDS)]
 
     async def ask(**seed: int) -> str:
-        return (await server.complete(prompt.text, SEEDED, temperature=1.0, **seed)).text
+        return (await server.complete(prompt.text, SEEDED_TOKENS, temperature=1.0, **seed)).text
 
     once = [await ask(seed=seed) for seed in numbers]
     again = [await ask(seed=seed) for seed in numbers]
@@ -155,10 +153,10 @@ async def schema(server: AuditedServer, count: int) -> Result:
     fields = {"temperature": 1.0, "response_format": {"type": "json_schema", "json_schema": named}}
 
     async def chat() -> tuple[str, str | None]:
-        return await server.chat(QUESTION, FORMED, **fields)
+        return await server.chat(QUESTION, FORMED_TOKENS, **fields)
 
     async def complete() -> tuple[str, str | None]:
-        answer = await server.complete(QUESTION, FORMED, **fields)
+        answer = await server.complete(QUESTION, FORMED_TOKENS, **fields)
         return answer.text, answer.finish_reason
 
     ask = chat
@@ -175,7 +173,7 @@ async def regex(server: AuditedServer, count: int) -> Result:
     """Check that answers match a regular expression, by the field that has an effect."""
 
     async def ask(fields: dict[str, Any]) -> tuple[str, str | None]:
-        answer = await server.complete("My number is ", FORMED, temperature=1.0, **fields)
+        answer = await server.complete("My number is ", FORMED_TOKENS, temperature=1.0, **fields)
         return answer.text, answer.finish_reason
 
     for fields in REGEXES:

@@ -14,10 +14,8 @@ from .answers import NAMED_TOKENS, EndpointCompletion, Law, Token
 from .sampling import CELLS, Cells, Sampling, expected, unaffected
 from .source import Given, PromptSource, RefusedRequest, TimeLimit, TimeUp, together
 
-END_TOKEN = Token("")
-"""Stands for the token that ended an answer: which one it was is not told."""
-LAWS_AT_ONCE = 64
-"""Laws between two looks at the clock."""
+END_TOKEN = Token("")  # stands for the token that ended an answer: which one it was is not told
+LAWS_AT_ONCE = 64  # laws between two looks at the clock
 
 
 @dataclass(frozen=True)
@@ -120,8 +118,7 @@ async def fetch_along(laws: Laws, draws: Sequence[SampledAnswer], length: int, m
         await laws.fetch(one for one, _ in usable[:most])
 
 
-Biased = dict[Prompt, Token]
-"""By prompt, the token that logit_bias is tried on."""
+Biased = dict[Prompt, Token]  # by prompt, the token that logit_bias is tried on
 
 
 @dataclass(frozen=True)

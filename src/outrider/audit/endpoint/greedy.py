@@ -11,8 +11,7 @@ from .outcome import Result, Status, counted
 from .source import AuditedServer, WithoutSpeculation, together
 
 NAME = "greedy"
-TIE_NATS = 0.25
-"""Largest gap of two log probabilities that bfloat16 logits from another batch may bridge."""
+TIE_NATS = 0.25  # largest gap that bfloat16 logits from another batch may bridge
 ENDED = "the end"
 
 

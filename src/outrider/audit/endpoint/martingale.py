@@ -42,17 +42,12 @@ ABOVE_PROBABILITIES = (0.05, 0.1, 0.2, 0.4)
 SETS = RANKS.shape[1] + len(ABOVE_PROBABILITIES) + 1
 _POWERS = 2.0 ** (np.arange(-10, 9) / 2)
 GRID = np.concatenate((_POWERS, -_POWERS))
-GRID_SHARE = 0.96
-"""Of the best l's exponent, what the nearest l of the grid reaches: 1 - (2^(1/4) - 1)^2."""
+GRID_SHARE = 0.96  # of the best l's exponent, reached by the nearest: 1 - (2^(1/4) - 1)^2
 WEIGHTS = np.array([2.0, 8.0, 32.0, 128.0])
-ROUNDING = 0.01
-"""By how much a probability may be off in a server whose arithmetic depends on its batch."""
-SLACK_NATS = 0.005
-"""Nats a draw that such a server may be off."""
-SIMULATIONS = 40
-"""Simulations of a size of errors, to find the one that is visible."""
-HALVINGS = 7
-"""Halvings of the range in which that size is looked for."""
+ROUNDING = 0.01  # by which a probability may be off where arithmetic depends on the batch
+SLACK_NATS = 0.005  # nats a draw that such a server may be off
+SIMULATIONS = 40  # simulations of a size of errors, to find the one that is visible
+HALVINGS = 7  # halvings of the range in which that size is looked for
 
 
 @dataclass(frozen=True)

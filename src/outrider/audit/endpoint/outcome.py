@@ -37,8 +37,7 @@ class Result:
         return self.status is Status.FAILED
 
 
-MISSED_PROBABILITY = 0.1
-"""Probability with which an error of the size that is called visible goes unseen."""
+MISSED_PROBABILITY = 0.1  # with which an error of the size that is called visible goes unseen
 
 
 def share(trials: int) -> float:

@@ -24,21 +24,14 @@ from .outcome import Result, Status
 from .sampling import Sampling, expected, plain
 from .source import AuditedServer, RefusedRequest, TimeUp, together
 
-ANSWERS_A_TURN = 32
-"""Answers to one set of options before the next set has its turn."""
-DRAWING_SHARE = 0.7
-"""Share of the time for drawing; laws are asked for in the rest."""
-FEWEST_DRAWS = 50
-"""Draws below which nothing is said."""
-ANSWER_TOKENS = 5
-"""Tokens of an answer."""
-PROMPTS = 2
-"""Prompts for each set of options."""
-ANSWERS_FOR_A_LAW = 2
-"""Answers for each law that may be asked for, by depth."""
+ANSWERS_A_TURN = 32  # answers to one set of options before the next set has its turn
+DRAWING_SHARE = 0.7  # share of the time for drawing; laws are asked for in the rest
+FEWEST_DRAWS = 50  # draws below which nothing is said
+ANSWER_TOKENS = 5  # tokens of an answer
+PROMPTS = 2  # prompts for each set of options
+ANSWERS_FOR_A_LAW = 2  # answers for each law that may be asked for, by depth
 SEEDS = 2**31
-LEAST_EFFECT = 0.05
-"""Least effect, as total variation, that makes a prompt worth its draws."""
+LEAST_EFFECT = 0.05  # least effect, as total variation, that makes a prompt worth its draws
 
 
 @dataclass

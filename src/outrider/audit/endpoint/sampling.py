@@ -13,14 +13,10 @@ from numpy.typing import NDArray
 from .answers import NAMED_TOKENS, Law, Token
 
 Cells = NDArray[np.float64]
-CELLS = NAMED_TOKENS + 1
-"""Outcomes that are told apart: the ranks of the named tokens, and all others."""
-CLOSE_SHARE = 0.2
-"""The distance of a token to a threshold, in proportion, within which rounding may decide."""
-CLOSE_PROBABILITY = 0.05
-"""The same for a sum of probabilities."""
-RARE_PROBABILITY = 1e-6
-"""Least probability of tokens that are not named, which rounding may have taken away."""
+CELLS = NAMED_TOKENS + 1  # told apart: the ranks of the named tokens, and all others
+CLOSE_SHARE = 0.2  # distance to a threshold, in proportion, within which rounding may decide
+CLOSE_PROBABILITY = 0.05  # the same for a sum of probabilities
+RARE_PROBABILITY = 1e-6  # least of tokens that are not named, which rounding may have taken
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,14 @@ from .answers import EndpointCompletion, Token, completions, law_of, message, pa
 
 T = TypeVar("T")
 REQUESTS_AT_ONCE = 8
-ANSWER_SECONDS = 120.0
-"""The longest wait for an answer."""
+ANSWER_SECONDS = 120.0  # the longest wait for an answer
 REFUSAL_CODES = (400, 404, 405, 413, 415, 422, 501)
 BUSY_CODES = (429, 503)
 RETRIES = 6
-PAUSE_SECONDS = 0.25
-"""Seconds before a busy server is asked again; they double each time."""
-Given = str | tuple[int, ...]
-"""A prompt: a text, or token ids."""
-PLAIN = {"temperature": 1.0, "top_p": 1.0}
-PLAINER = {
+PAUSE_SECONDS = 0.25  # seconds before a busy server is asked again; they double each time
+Given = str | tuple[int, ...]  # a prompt: a text, or token ids
+PLAIN_FIELDS = {"temperature": 1.0, "top_p": 1.0}
+NEUTRAL_FIELDS = {
     "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0, "return_token_ids": True,
 }  # fmt: skip
@@ -105,13 +102,13 @@ class AuditedServer:
     async def open(self) -> None:
         """Learn the model, which fields are known, what is told, if there is a switch; or raise."""
         self.model = self.model or await self.client.model()
-        for fields in (PLAIN | PLAINER, PLAIN):
+        for fields in (PLAIN_FIELDS | NEUTRAL_FIELDS, PLAIN_FIELDS):
             self.fields = dict(fields)
             try:
                 await self.complete("Hello", 1)
                 break
             except RefusedRequest:
-                if fields == PLAIN:
+                if fields == PLAIN_FIELDS:
                     raise
         with suppress(RefusedRequest):
             self.tells_tokens = bool((await self.complete("Hello", 1, logprobs=1)).tokens)

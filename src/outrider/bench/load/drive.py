@@ -14,8 +14,7 @@ from ...errors import EndpointError
 from .arrivals import Closed, Open, Shape, Trace
 from .stream import Record, read
 
-Progress = Callable[[int, int], None]
-"""Called with the requests that ended, and how many failed."""
+Progress = Callable[[int, int], None]  # called with the requests that ended, and how many failed
 
 
 @dataclass

@@ -22,8 +22,7 @@ from .figures import DEFINITIONS, figures
 from .stream import Record, read
 from .watch import MachineWatch, bottleneck
 
-BYTES_OF_TOKEN = 4096
-"""Bytes allowed for each token of an answer; an event has a few hundred, more with logprobs."""
+BYTES_OF_TOKEN = 4096  # allowed of an answer for each token; an event has a few hundred
 Progress = Callable[[str, int, int, int], None]
 """Called with a load's label, its requests that ended, that failed, and that there are in all."""
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from ...base.plots import NAME_SPACE, Series, line_chart
 
-DRAWN_RUNS = 6
-"""Runs of which latencies by percentile and tokens over time are drawn."""
+DRAWN_RUNS = 6  # runs of which latencies by percentile and tokens over time are drawn
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em;
        color: #222; background: #fff }

@@ -15,8 +15,7 @@ from .stream import message
 
 SWITCH = "/v1/speculation"
 COMPARED = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "median_e2el_ms")
-LEAST_ROUNDS = 6
-"""Rounds from which on a median has an interval of 95 %."""
+LEAST_ROUNDS = 6  # rounds from which on a median has an interval of 95 %
 
 
 class LoadSide(NamedTuple):

@@ -12,12 +12,9 @@ from ...base.outside.stamped import Piece, StampedAnswer
 
 TEXTS = ("text", "content", "reasoning_content", "reasoning")
 """Fields of a choice, or of its delta, that hold output."""
-MOST_TOKENS = 1 << 40
-"""Largest token count that is accepted from a server; sums of larger ones would lose precision."""
-END_BYTES = 2
-"""Bytes of earlier parts that are kept, since the end of an event may be split between parts."""
-SHOWN_CHARACTERS = 200
-"""Most characters of a server's message in ours."""
+MOST_TOKENS = 1 << 40  # of a server's count; sums of larger ones would lose precision
+END_BYTES = 2  # kept of earlier parts, since an event's end may be split between parts
+SHOWN_CHARACTERS = 200  # most characters of a server's message in ours
 
 
 @dataclass

@@ -18,21 +18,16 @@ from typing import Any, Self
 from ...base.outside.sockets import is_local
 from ...base.outside.stamped import Client
 
-SAMPLE_SECONDS = 0.5
-"""Seconds between two samples."""
+SAMPLE_SECONDS = 0.5  # seconds between two samples
 LISTENING_STATE = "0A"
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 GPU_FIELDS = "utilization.gpu,utilization.memory,memory.used,power.draw,power.limit"
 GPU_NAMES = ("gpu_percent", "gpu_memory_percent", "gpu_memory_mib", "gpu_power_watts")
-BUSY_PERCENT = 80.0
-"""Percent of time from which on a device is busy."""
-IDLE_PERCENT = 50.0
-"""Percent of time below which it waits."""
-FLAT_GROWTH = 0.35
-"""Growth of the time per token with the batch, as an exponent, below which memory is the limit."""
-STEEP_GROWTH = 0.75
-"""The growth above which compute is the limit."""
+BUSY_PERCENT = 80.0  # percent of time from which on a device is busy
+IDLE_PERCENT = 50.0  # percent of time below which it waits
+FLAT_GROWTH = 0.35  # of the time per token with the batch, an exponent; below it memory limits
+STEEP_GROWTH = 0.75  # the growth above which compute is the limit
 
 
 class MachineWatch:

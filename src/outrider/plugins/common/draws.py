@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ...native.library import Library
 
 NEVER = float("-inf")
-PLACEHOLDER = -1
-"""No token: vLLM's filling behind the last token of a request."""
+PLACEHOLDER = -1  # no token: vLLM's filling behind the last token of a request
 
 
 def seed_of(request_id: str, seed: int | None, engine_seed: int) -> int:

@@ -12,8 +12,7 @@ import triton.language as tl
 
 from ...sampling import noise
 
-WIDTH = 256
-"""Quarters (four ids) that a program looks at."""
+WIDTH = 256  # quarters (four ids) that a program looks at
 M0, M1 = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)
 W0, W1 = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
 TWO_THIRDS, EXPONENT = tl.constexpr(noise.TWO_THIRDS), tl.constexpr(noise.EXPONENT)

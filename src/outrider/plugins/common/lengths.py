@@ -19,13 +19,14 @@ PRIORS = {
     "eagle3": 0.8,
 }  # fmt: skip
 """P(accept) that is expected of vLLM's methods at first, as of our drafters of their kind."""
-ROWS = Curve((1, 8, 64, 512), (0.02, 0.021, 0.03, 0.15))
-"""Seconds by rows until some are measured: what a step of few rows takes hardly depends on them."""
-SPIKE = 2.0
-"""A measurement counts as this many times the mean at most, once the mean is known."""
+ROW_SECONDS = Curve((1, 8, 64, 512), (0.02, 0.021, 0.03, 0.15))
+"""Seconds by rows until some are measured: what a step of few rows takes hardly varies."""
+SPIKE_FACTOR = (
+    2.0  # a measurement counts as this many times the mean at most, once the mean is known
+)
 
 
-class Drafted(NamedTuple):
+class StepDraft(NamedTuple):
     """A sequence's drafted tokens of a step: how many might have been, were, and stand."""
 
     id: str
@@ -62,7 +63,7 @@ class Lengths:
             return [0] * len(streams)  # without knowing plain steps, nothing can be compared
         return [choice.depth for choice in controller.decide(streams)]
 
-    def observe(self, drafts: Sequence[Drafted], seconds: float | None, ahead: int = 0) -> None:
+    def observe(self, drafts: Sequence[StepDraft], seconds: float | None, ahead: int = 0) -> None:
         """Take in the drafts of each sequence that decoded in a step.
 
         The step took ``seconds``, None where that tells nothing, as beside a prompt. Where it
@@ -87,7 +88,7 @@ class Lengths:
         self, controller: Controller, batch: int, rows: int, seconds: float, ahead: int
     ) -> float:
         """Return the seconds of a step with the drafting of its own rows, not of the next one's."""
-        token = self._drafting.setdefault(batch.bit_length(), Mean(SPIKE))
+        token = self._drafting.setdefault(batch.bit_length(), Mean(SPIKE_FACTOR))
         if ahead and controller.costs.measured(rows):
             token.take(max(0.0, (seconds - controller.costs.verify(rows, 0)) / ahead))
         return max(seconds - ahead * token.value, 0.0)
@@ -100,8 +101,8 @@ class Lengths:
     def _controller(self, batch: int) -> Controller:
         size = batch.bit_length()
         if size not in self._controllers:
-            costs = Costs(ROWS, {self._name: DraftCosts()}, host=0.0, host_per_sequence=0.0)
+            costs = Costs(ROW_SECONDS, {self._name: DraftCosts()}, host=0.0, host_per_sequence=0.0)
             methods = {self._name: Method((self._name,), self._longest)}
-            model = CostModel(costs, target=MeasuredCosts(ROWS, SPIKE))
+            model = CostModel(costs, target=MeasuredCosts(ROW_SECONDS, SPIKE_FACTOR))
             self._controllers[size] = Controller(model, self._survival, methods)
         return self._controllers[size]

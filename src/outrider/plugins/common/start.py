@@ -11,8 +11,7 @@ from importlib import import_module
 from typing import NoReturn
 
 VLLM_VARIABLE = "OUTRIDER_VLLM"
-SGLANG_VARIABLE = "OUTRIDER_SGLANG"
-"""The environment variables that turn the plugins on."""
+SGLANG_VARIABLE = "OUTRIDER_SGLANG"  # the environment variables that turn the plugins on
 
 
 def stop(sentence: str) -> NoReturn:

@@ -9,8 +9,7 @@ import torch
 
 from ..common.draws import seed_of, signed
 
-speculates = False
-"""Whether this server drafts."""
+speculates = False  # true if this server drafts
 NEUTRAL = {
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,

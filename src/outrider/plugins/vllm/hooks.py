@@ -9,8 +9,7 @@ from ..common.signatures import Surface
 from ..common.start import VLLM_VARIABLE, stop
 
 SURFACE = Surface("vLLM", "vllm", VLLM_VARIABLE)
-STANDARD = "standard"
-"""vLLM's one way to verify that changes no distribution, and that Outrider's rule replaces."""
+STANDARD = "standard"  # vLLM's one way to verify that changes no distribution
 
 
 def install() -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...drafters.ngram_index import LOOKUP_WINDOW, NgramIndex
 from ...drafters.suffix_index import new_index
-from ..common.lengths import Drafted, Lengths
+from ..common.lengths import Lengths, StepDraft
 from ..common.patching import patched
 from ..common.start import VLLM_VARIABLE, active, stop
 from . import v1
@@ -134,7 +134,7 @@ class Proposer:
         for name, tokens in texts.items():
             last = self._last.get(name)
             if last is not None and last.size < len(tokens):
-                seen.append(Drafted(name, last.asked, len(last.draft), _stood(last, tokens)))
+                seen.append(StepDraft(name, last.asked, len(last.draft), _stood(last, tokens)))
         alone = len(seen) == batch == len(self._last)
         self._lengths.observe(seen, took if alone else None)
 

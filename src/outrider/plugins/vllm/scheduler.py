@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..common.lengths import Drafted, Lengths
+from ..common.lengths import StepDraft, Lengths
 from ..common.start import stop
 
 
@@ -52,7 +52,7 @@ class Lookup(Sequence[int]):
             if rows != 1 + drafted or not tokens:
                 alone = False  # a prompt, or a request that was preempted
             else:
-                drafts.append(Drafted(id, max(asked, drafted), drafted, len(tokens) - 1))
+                drafts.append(StepDraft(id, max(asked, drafted), drafted, len(tokens) - 1))
         self.lengths.observe(drafts, took if alone else None, self._asked - asked)
         for id in scheduled.finished_req_ids:
             self.lengths.release(id)

@@ -7,8 +7,7 @@ from typing import Any
 
 from ..common.draws import seed_of
 
-engine_seed = 0
-"""The engine's ``--seed``, as of the last input processor that was made."""
+engine_seed = 0  # the engine's ``--seed``, as of the last input processor that was made
 
 
 def processor_init(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -42,10 +42,8 @@ class SampledStep:
             self.positions = rows[metadata.bonus_logits_indices]
             self.verified = rows[metadata.target_logits_indices]
             self.counts = torch.tensor(metadata.num_draft_tokens).to(device, non_blocking=True)
-        self.last = self.positions
-        """The position of each request's last token, once it is drawn."""
-        self.drafted = 0
-        """Tokens that were drafted behind it."""
+        self.last = self.positions  # the position of each request's last token, once it is drawn
+        self.drafted = 0  # tokens that were drafted behind it
         self.drew_plain = self.drew_verified = False
 
     def of_each(self, values: torch.Tensor) -> torch.Tensor:
@@ -54,8 +52,7 @@ class SampledStep:
 
 
 _step: SampledStep | None = None
-_behind: SampledStep | None = None
-"""The step that ended last."""
+_behind: SampledStep | None = None  # the step that ended last
 last_runner: weakref.ref[Any] | None = None
 """The runner that sampled last: vLLM tells a proposer of its own class no request ids."""
 
