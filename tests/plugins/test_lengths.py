@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.plugins.common.lengths import StepDraft, Lengths
+from outrider.plugins.common.lengths import Lengths, StepDraft
 from outrider.plugins.vllm import scheduler
 
 Seconds = Callable[[int, int], float]

@@ -21,9 +21,7 @@ PRIORS = {
 """P(accept) that is expected of vLLM's methods at first, as of our drafters of their kind."""
 ROW_SECONDS = Curve((1, 8, 64, 512), (0.02, 0.021, 0.03, 0.15))
 """Seconds by rows until some are measured: what a step of few rows takes hardly varies."""
-SPIKE_FACTOR = (
-    2.0  # a measurement counts as this many times the mean at most, once the mean is known
-)
+SPIKE_FACTOR = 2.0  # times the mean that a measurement counts at most, once that is known
 
 
 class StepDraft(NamedTuple):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..common.lengths import StepDraft, Lengths
+from ..common.lengths import Lengths, StepDraft
 from ..common.start import stop
 
 
