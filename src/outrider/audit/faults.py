@@ -1,7 +1,4 @@
-"""Errors that ``verify`` must catch: each was, or could be, somebody's speculative decoding.
-
-Six are wrong acceptance rules; the seventh spoils the engines that draft.
-"""
+"""Errors that ``verify`` must catch: each was, or could be, somebody's speculative decoding."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

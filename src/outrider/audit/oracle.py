@@ -1,7 +1,4 @@
-"""The float64 reference of processed logits and distributions, slow and straight.
-
-A distribution is float64 [vocabulary], normalised; p is the target's and q the drafter's.
-"""
+"""The float64 reference of processed logits and distributions [vocabulary], slow and straight."""
 
 from collections.abc import Mapping, Sequence
 

@@ -76,10 +76,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Mix:
-    """One way to run the requests: ``batch`` at once, prompts in chunks, drafts of ``length``.
-
-    ``tight`` leaves so little memory that sequences are preempted.
-    """
+    """One way to run the requests; ``tight`` leaves so little memory that some are preempted."""
 
     drafter: str
     length: int
@@ -116,10 +113,7 @@ def asks(
     prompts: Sequence[Sequence[int]], tokens: int, seeds: int, vocabulary: int, text: bool,
     rng: random.Random,
 ) -> list[Ask]:  # fmt: skip
-    """Return every prompt under every option with ``seeds`` seeds, in random order.
-
-    Outputs have ``tokens`` tokens; with ``text`` the model has a tokenizer, for ``TEXT_OPTIONS``.
-    """
+    """Return every prompt under every option with so many seeds, in random order."""
     options = OPTIONS | (TEXT_OPTIONS if text else {})
     numbers = rng.sample(range(2**53), len(prompts) * len(options) * seeds)
     requests = []
@@ -142,10 +136,7 @@ def open_mix(
     mix: Mix, options: dict[str, Any], page_bytes: int, answers: Answers, longest: int,
     rng: random.Random, fault: Fault,
 ) -> LLM:  # fmt: skip
-    """Return an engine for one mix, with the options of every engine.
-
-    ``page_bytes`` is of a page of its cache, ``longest`` the longest request in tokens.
-    """
+    """Return an engine for one mix; ``longest`` is the longest request in tokens."""
     values = dict(options)
     if mix.drafter == "tree":
         values["drafter"] = AdversarySpec("ragged", answers, rng)

@@ -84,10 +84,7 @@ def _logits(
 def classify(
     llm: LLM, request: Request, sample_index: int, output: Sequence[int], tokens: tuple[int, int]
 ) -> Difference:
-    """Return the difference of two next tokens behind the same prompt and output.
-
-    ``llm`` has the target, its K is the longest draft, and its cache stays as it is.
-    """
+    """Return the difference of two next tokens behind the same prompt and ``output``."""
     model, config = llm.engine.model, llm.engine.config
     prompt, draft = len(request.prompt_token_ids), config.max_draft_length
     context = [*request.prompt_token_ids, *output]

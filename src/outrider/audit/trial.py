@@ -37,10 +37,7 @@ Counts = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CountsFinding:
-    """One comparison of counts with a distribution: ``statistic`` above ``threshold`` is an error.
-
-    A total variation of ``visible`` is detected with probability 1 - alpha.
-    """
+    """Counts against a distribution: a total variation of ``visible`` is seen with 1 - alpha."""
 
     what: str
     draws: int
@@ -55,10 +52,7 @@ class CountsFinding:
 
 
 def hold(what: str, counts: Counts, distribution: Distribution, alpha: float) -> CountsFinding:
-    """Return the comparison ``what`` of counts with the distribution they should have.
-
-    ``alpha`` bounds the probability of a false alarm.
-    """
+    """Return the comparison of counts with their distribution; ``alpha`` bounds false alarms."""
     seen, p = counts.ravel(), distribution.ravel()
     n = int(seen.sum())
     threshold = int((p > 0).sum()) * math.log(2) + math.log(1 / alpha)

@@ -276,10 +276,7 @@ def verify(
     size: AuditSize = QUICK, seed: int | None = None, fault: Fault | None = None,
     progress: Progress = lambda _: None, **options: int | str | None,
 ) -> AuditReport:  # fmt: skip
-    """Return the report of an audit of a pair, see the module's docstring, and ``Audit``.
-
-    Without ``seed`` a fresh one is taken. Raises OutriderError: a checkpoint or an option is wrong.
-    """
+    """Return the report of an ``Audit``. Raises OutriderError: a checkpoint or option is wrong."""
     seed = fresh_seed() if seed is None else seed
     audit = Audit(model, drafter, prompts, size, seed, fault or Fault("none"), progress, **options)
     checks = [audit.against_transformers(), audit.equality(), audit.distributions()]

@@ -173,10 +173,7 @@ def groups(items: Iterable[T], size: Callable[[T], float], within: float) -> Ite
 
 
 def fitted(drafter: Drafter, steps: dict[tuple[int, int], list[Timed]], context: float) -> Costs:
-    """Return the costs that steps by batch size and draft length make.
-
-    Sequences have ``context`` tokens on average. Raises ConfigError: there are too few steps.
-    """
+    """Return the costs that steps make; sequences have ``context`` tokens. Raises ConfigError."""
     sizes = sorted({size for size, _ in steps})
     forwards = points(steps)
     if not forwards or min(map(len, steps.values())) < FEWEST_STEPS:
@@ -214,10 +211,7 @@ def curve(forwards: Sequence[ForwardTimes], per_sequence: float) -> Curve:
 
 
 def sequence_cost(forwards: Sequence[ForwardTimes]) -> float:
-    """Return what a sequence adds to a forward: the median over pairs with about as many rows.
-
-    It is half of any forward at most.
-    """
+    """Return what a sequence adds to a forward, at most half: the median over like pairs."""
     added = [
         (a.seconds - b.seconds) / (a.size - b.size)
         for a in forwards
@@ -238,10 +232,7 @@ def line(across: Sequence[float], up: Sequence[float]) -> tuple[float, float]:
 
 
 def tokens_per_second(steps: Iterable[Timed]) -> float:
-    """Return the tokens of steps over their seconds.
-
-    Each step counts the median of those with about as many rows, so that no standstill counts.
-    """
+    """Return tokens over seconds, each step's being the median of those with as many rows."""
     tokens, seconds = 0, 0.0
     for alike in by_rows(steps):
         tokens += sum(step.emitted for step in alike)

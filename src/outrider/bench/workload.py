@@ -64,10 +64,7 @@ class Workload:
 
 
 def load_workload(which: str) -> Workload:
-    """Return the bundled workload of that name, or the file.
-
-    Raises ConfigError: it is neither, or an item is not as it should be.
-    """
+    """Return the bundled workload of that name, or the file. Raises ConfigError: it is wrong."""
     path = Path(which)
     if which in BUNDLED:
         path = FOLDER / f"{which}.jsonl"

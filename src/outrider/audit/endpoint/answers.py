@@ -1,7 +1,4 @@
-"""Reads completions in OpenAI's layout, and log probabilities in that of completions or of chats.
-
-Nothing in an answer is trusted: what is not as it should be raises ``EndpointError``.
-"""
+"""Reads answers in OpenAI's layout; nothing in them is trusted: errors are ``EndpointError``."""
 
 from __future__ import annotations
 
@@ -108,10 +105,7 @@ def parsed(body: bytes) -> Any:
 
 
 def completions(body: bytes, where: str) -> list[EndpointCompletion]:
-    """Return the choices of an answer of ``/v1/completions``, in the order of their indices.
-
-    Raises EndpointError: it is not OpenAI's; the message names the address ``where``.
-    """
+    """Return the choices of an answer of ``/v1/completions`` by index, or raise EndpointError."""
     try:
         answer = _dict(parsed(body), "the answer")
         choices = answer.get("choices")

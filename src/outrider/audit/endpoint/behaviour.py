@@ -62,10 +62,7 @@ async def stops(
     server: AuditedServer, prompts: Sequence[Prompt], greedy: Sequence[EndpointCompletion],
     length: int,
 ) -> Result:  # fmt: skip
-    """Check that answers end before a stop string.
-
-    The strings stand in the middle of the ``greedy`` answers of ``length`` tokens to the prompts.
-    """
+    """Check that answers end before strings from the middle of the ``greedy`` ones."""
     asked = []
     for prompt, answer in zip(prompts, greedy, strict=True):
         text = answer.text

@@ -104,10 +104,7 @@ def draw_of(prompt: Prompt, answer: EndpointCompletion) -> SampledAnswer:
 
 
 async def fetch_along(laws: Laws, draws: Sequence[SampledAnswer], length: int, most: int) -> None:
-    """Fetch the laws of the contexts that were drawn from, the frequent ones first.
-
-    They are at most ``most`` at each depth; the choice depends on what was drawn before alone.
-    """
+    """Fetch laws of contexts that were drawn from, the ``most`` frequent at each depth."""
     for depth in range(1, length):
         counts: Counter[AnswerContext] = Counter(
             AnswerContext(draw.prompt, draw.tokens[:depth])

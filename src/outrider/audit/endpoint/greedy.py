@@ -18,10 +18,7 @@ ENDED = "the end"
 async def greedy(
     server: AuditedServer, laws: Laws, prompts: Sequence[Prompt], length: int
 ) -> tuple[Result, list[EndpointCompletion]]:
-    """Return the check, and the answers of ``length`` tokens to the prompts.
-
-    Each token is compared with the reference's behind the server's own tokens before it.
-    """
+    """Compare each token with the reference's behind the tokens before it; return answers, too."""
     answers = await together(
         server.complete(prompt.given, length, temperature=0.0, **server.telling)
         for prompt in prompts

@@ -110,19 +110,15 @@ def compare(laws: Cells, ignored: Cells, counts: Counts, alpha: float) -> Compar
 
 
 def visible_alike(draws: int, alpha: float) -> float:
-    """Return the total variation, at most 1, that shows with 1 - ``MISSED_PROBABILITY``.
-
-    The error has the same ranks in all contexts; by Hoeffding's inequality.
-    """
+    """Return the total variation that shows, by Hoeffding, if it is alike in all contexts."""
     share = math.sqrt(_threshold(alpha) / (2 * GRID_SHARE * draws))
     return min(1.0, ROUNDING + share + math.sqrt(math.log(1 / MISSED_PROBABILITY) / (2 * draws)))
 
 
 def visible_apart(laws: Cells, draws: Counts, alpha: float) -> float:
-    """Return the mean total variation, at most 1, that shows with 1 - ``MISSED_PROBABILITY``.
+    """Return the mean total variation that shows if each context prefers a token of its own.
 
-    The error prefers a likely token of its own in each context. By simulation with a fixed seed:
-    shares of the draws, halved again and again, go to that token.
+    By simulation with a fixed seed: shares of the draws, halved again and again, go to that token.
     """
     rng = np.random.default_rng(0)
     scaled = laws / laws.sum(1, keepdims=True)

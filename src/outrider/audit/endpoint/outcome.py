@@ -46,10 +46,7 @@ def share(trials: int) -> float:
 
 
 def counted(name: str, wrong: Sequence[str], trials: int, unit: str, right: str) -> Result:
-    """Return the result of a check in which each trial is right or wrong.
-
-    ``wrong`` says what each wrong trial showed, ``right`` what is said where none is.
-    """
+    """Return the result of trials: ``wrong`` says what each wrong one showed."""
     if not trials:
         return Result(name, Status.INCONCLUSIVE, f"no {unit} could be judged")
     rate = share(trials)
@@ -62,10 +59,7 @@ def counted(name: str, wrong: Sequence[str], trials: int, unit: str, right: str)
 
 @dataclass(frozen=True)
 class EndpointReport:
-    """The outcome of an audit of ``model`` at ``endpoint`` against ``reference``.
-
-    ``speculation`` is what the server's ``/metrics`` say, under the keys of ``bench serve``.
-    """
+    """The outcome of an audit; ``speculation`` has acceptance by the keys of ``bench serve``."""
 
     endpoint: str
     model: str

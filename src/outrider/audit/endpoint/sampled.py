@@ -46,10 +46,7 @@ class SamplingTrial:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The law tests of one audit, of so many ``answers`` to each of its ``samplings``.
-
-    Requests carry ``seeds`` from ``rng``; ``alpha`` bounds the probability of any false alarm.
-    """
+    """The law tests of one audit; ``alpha`` bounds the probability of any false alarm."""
 
     server: AuditedServer
     laws: Laws

@@ -115,10 +115,7 @@ class AuditedServer:
         self.has_switch = await self._find_switch()
 
     async def _find_switch(self) -> bool:
-        """Return True if there is Outrider's switch of speculation. Raises Breakdown: it fails.
-
-        Servers of others refuse the path, or have a page for every path.
-        """
+        """Return True if there is Outrider's switch; others refuse the path, or answer any path."""
         path = "/v1/speculation"
         answer = await self._patiently(path)
         failed = answer.status >= 500 and answer.status not in REFUSAL_CODES
@@ -177,10 +174,7 @@ class AuditedServer:
 
 
 class WithoutSpeculation:
-    """The server under audit, asked not to draft, with Outrider's switch where it has that.
-
-    Otherwise nothing can be drafted in answers of one token.
-    """
+    """The server under audit, with speculation off, or asked for one token at a time."""
 
     def __init__(self, server: AuditedServer) -> None:
         self.server = server

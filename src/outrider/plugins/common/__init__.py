@@ -1,4 +1,1 @@
-"""The common part of the plugins inside other engines: the rule on tensors, and how it gets in.
-
-Nothing here imports another engine. ``start`` needs the standard library alone.
-"""
+"""The common part of the plugins inside other engines, which imports none of them."""

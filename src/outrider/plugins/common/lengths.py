@@ -34,10 +34,7 @@ class StepDraft(NamedTuple):
 
 
 class Lengths:
-    """Chooses how far the sequences of a step draft, up to ``longest`` tokens.
-
-    ``method`` is who drafts, as vLLM calls it.
-    """
+    """Chooses how far the sequences of a step draft; ``method`` is who drafts, as in vLLM."""
 
     def __init__(self, longest: int, method: str) -> None:
         self._name = method
@@ -48,10 +45,7 @@ class Lengths:
         """Seconds of a drafted token, by power of two of the batch."""
 
     def choose(self, contexts: Mapping[str, int], most: int) -> list[int]:
-        """Return the draft length, up to ``most``, of each sequence that decodes in the next step.
-
-        ``contexts`` are the tokens of each by its id.
-        """
+        """Return the draft length, up to ``most``, of each sequence of the next step."""
         bound = min(most, self._longest)
         if not contexts or not bound:
             return [0] * len(contexts)

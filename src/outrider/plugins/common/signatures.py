@@ -112,10 +112,7 @@ def tested(table: Table) -> list[str]:
 
 
 def check(surface: Surface, package: Path, table: Table) -> str:
-    """Return the version of an engine whose functions are those of the table.
-
-    Raises SignatureError: its version is unknown, or a function differs from that version's.
-    """
+    """Return the version of an engine whose functions are the table's, or raise SignatureError."""
     version = version_of(package)
     known = tested(table)
     if version not in known:

@@ -1,7 +1,4 @@
-"""Outrider's rule inside vLLM: see docs/vllm.md.
-
-Nothing here imports vLLM; ``plugin.register`` is called by it.
-"""
+"""Outrider's rule inside vLLM: see docs/vllm.md. Nothing here imports vLLM."""
 
 from importlib import import_module
 from typing import Any

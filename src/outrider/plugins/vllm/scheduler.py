@@ -17,10 +17,7 @@ from ..common.start import stop
 
 
 class Lookup(Sequence[int]):
-    """By the number of requests in a step, how many tokens each drafts for the next.
-
-    ``most`` is vLLM's own lookup; ``running`` returns the requests that run.
-    """
+    """By the number of requests in a step, how many tokens each drafts, at most vLLM's own."""
 
     def __init__(
         self, most: Sequence[int], lengths: Lengths, running: Callable[[], Sequence[Any]]

@@ -22,10 +22,7 @@ def processor_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def assign_request_id(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``InputProcessor.assign_request_id`` that gives a seed to a request without one.
-
-    It comes from the engine's seed and the id that the client knows.
-    """
+    """Return ``InputProcessor.assign_request_id`` that gives a seed where there is none."""
 
     def assign_request_id(request: Any) -> None:
         original(request)

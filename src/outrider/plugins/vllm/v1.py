@@ -112,10 +112,7 @@ def _take_over(sampler: Any) -> None:
 
 
 def apply_sampling_constraints(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return vLLM's function of that name, without its expansion of options to rows.
-
-    On CPUs that leaves the options of verified rows uninitialised (vLLM issue 55005).
-    """
+    """Return vLLM's function, whose options of rows are garbage on CPUs (vLLM issue 55005)."""
 
     def apply_sampling_constraints(
         logits: torch.Tensor, cu_num_draft_tokens: torch.Tensor, sampling_metadata: Any
