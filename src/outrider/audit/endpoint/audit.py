@@ -21,7 +21,6 @@ from ...sampling.seeds import fresh_seed
 from . import behaviour
 from .answers import EndpointCompletion
 from .distributions import Biased, Laws, Prompt
-from .greedy import greedy, told
 from .outcome import EndpointReport, Result, Status
 from .sampled import Sampled
 from .sampling import SAMPLINGS, Sampling
@@ -89,9 +88,9 @@ class _Audit:
         server, rng = self.server, self.rng
 
         async def tokens() -> list[Result]:
-            result, said = await greedy(server, laws, eight, GREEDY_TOKENS)
+            result, said = await behaviour.greedy(server, laws, eight, GREEDY_TOKENS)
             answers.extend(said)
-            return [result, told(laws, eight, said)]
+            return [result, behaviour.told(laws, eight, said)]
 
         checks: dict[str, Callable[[], Awaitable[Result | list[Result]]]] = {
             "greedy": tokens,

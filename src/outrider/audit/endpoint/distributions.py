@@ -33,7 +33,7 @@ class Prompt:
 
 
 class AnswerContext(NamedTuple):
-    """A prompt, and the tokens of an answer so far."""
+    """A prompt, and the tokens of an answer, or of its beginning."""
 
     prompt: Prompt
     tokens: tuple[Token, ...]
@@ -85,25 +85,17 @@ class Laws:
         return answer.law if read == count + len(context.tokens) else None
 
 
-@dataclass(frozen=True)
-class SampledAnswer:
-    """The tokens of a sampled answer."""
-
-    prompt: Prompt
-    tokens: tuple[Token, ...]
-
-
-def draw_of(prompt: Prompt, answer: EndpointCompletion) -> SampledAnswer:
+def draw_of(prompt: Prompt, answer: EndpointCompletion) -> AnswerContext:
     """Return an answer's tokens; where only its text is told, it has to be of one token."""
     tokens = answer.tokens
     if tokens is None:
         tokens = (Token(answer.text),) if answer.text else ()
     if answer.finish_reason == "stop" and (not tokens or tokens[-1].clear):
         tokens = (*tokens, END_TOKEN)
-    return SampledAnswer(prompt, tokens)
+    return AnswerContext(prompt, tokens)
 
 
-async def fetch_along(laws: Laws, draws: Sequence[SampledAnswer], length: int, most: int) -> None:
+async def fetch_along(laws: Laws, draws: Sequence[AnswerContext], length: int, most: int) -> None:
     """Fetch laws of contexts that were drawn from, the ``most`` frequent at each depth."""
     for depth in range(1, length):
         counts: Counter[AnswerContext] = Counter(
@@ -129,7 +121,7 @@ class ObservedDraws:
 
 
 def observe(
-    draws: Sequence[SampledAnswer], sampling: Sampling, laws: Laws, biased: Biased, later: bool
+    draws: Sequence[AnswerContext], sampling: Sampling, laws: Laws, biased: Biased, later: bool
 ) -> ObservedDraws:
     """Return the draws of first tokens, or of later ones, whose laws are known."""
     drawn: defaultdict[AnswerContext, list[Token]] = defaultdict(list)

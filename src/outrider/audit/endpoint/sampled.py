@@ -14,7 +14,6 @@ from .distributions import (
     Laws,
     ObservedDraws,
     Prompt,
-    SampledAnswer,
     draw_of,
     fetch_along,
     observe,
@@ -40,7 +39,7 @@ class SamplingTrial:
 
     sampling: Sampling
     prompts: list[Prompt] = field(default_factory=list)
-    draws: list[SampledAnswer] = field(default_factory=list)
+    draws: list[AnswerContext] = field(default_factory=list)
     refused: str = ""
 
 
@@ -100,8 +99,8 @@ class Sampled:
                 except TimeUp:
                     return
 
-    async def _answers(self, trial: SamplingTrial, start: int, count: int) -> list[SampledAnswer]:
-        async def one(number: int) -> SampledAnswer:
+    async def _answers(self, trial: SamplingTrial, start: int, count: int) -> list[AnswerContext]:
+        async def one(number: int) -> AnswerContext:
             prompt = trial.prompts[number % len(trial.prompts)]
             fields = trial.sampling.fields(self.biased.get(prompt)) | self.server.telling
             if self.seeds:
