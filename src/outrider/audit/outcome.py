@@ -29,8 +29,12 @@ class Check:
     def as_json(self) -> dict[str, Any]:
         names = ("mix", "drafted", "accepted")
         runs = [dict(zip(names, run, strict=True)) for run in self.runs]
-        own = vars(self) | {"passed": self.passed, "runs": runs}
-        return own | {"closest": _closest(own.pop("findings"))}
+        own = vars(self) | {"passed": self.passed, "runs": runs, "closest": None}
+        if own.pop("findings"):  # the one with the largest statistic in proportion
+            most = max(self.findings, key=lambda each: each.statistic / each.threshold)
+            statistic = most.statistic if math.isfinite(most.statistic) else None
+            own["closest"] = vars(most) | {"statistic": statistic}
+        return own
 
 
 @dataclass(frozen=True)
@@ -94,12 +98,3 @@ class AuditReport:
         visible = own.pop("visible")
         error = {"smallest_visible_error": None if visible is None else vars(visible)}
         return {"verdict": self.verdict, "passed": self.passed, **own, **error}
-
-
-def _closest(findings: Sequence[CountsFinding]) -> dict[str, Any] | None:
-    """Return the comparison with the largest statistic in proportion to its threshold."""
-    if not findings:
-        return None
-    most = max(findings, key=lambda f: f.statistic / f.threshold)
-    statistic = most.statistic if math.isfinite(most.statistic) else None
-    return {**vars(most), "statistic": statistic}

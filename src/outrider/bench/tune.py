@@ -134,8 +134,9 @@ class Workbench:
                 model, drafter=self.names.get(first, first), num_speculative_tokens=depth,
                 max_draft_nodes=nodes, **options,
             )  # fmt: skip
+        drafters = usual.engine.drafting.drafters
         families = {
-            name: [k for k in lengths if k <= _longest(usual, name)]
+            name: [k for k in lengths if k <= min(drafters[p].max_length for p in name.split("+"))]
             for name in menu.names
             if name not in (AUTO, NoSpec.name) and PredictionSpec.name not in name.split("+")
         }
@@ -178,9 +179,3 @@ def _check(name: str, values: Sequence[int], least: int, most: int | None = None
     if not values or min(values) < least or (most is not None and max(values) > most):
         wanted = f"{least} or more" if most is None else f"from {least} to {most}"
         raise ConfigError(f"{name} is {', '.join(map(str, values))}; give {wanted}.")
-
-
-def _longest(llm: LLM, name: str) -> int:
-    """Return the longest draft of a drafter, or of several together."""
-    drafters = llm.engine.drafting.drafters
-    return min(drafters[part].max_length for part in name.split("+"))

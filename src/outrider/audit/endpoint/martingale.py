@@ -83,7 +83,10 @@ def compare(laws: Cells, ignored: Cells, counts: Counts, alpha: float) -> Compar
     are [contexts, CELLS]; ``alpha`` bounds the probability of a false alarm.
     """
     n = counts.sum(1)
-    members = _members(laws, ignored)
+    ranks = np.broadcast_to(RANKS, (len(laws), *RANKS.shape))
+    above = np.stack([laws > least for least in ABOVE_PROBABILITIES], 2)
+    rarer = (laws < ignored)[:, :, None]
+    members = np.concatenate((ranks, above, rarer), 2).astype(np.float64)  # [contexts, CELLS, SETS]
     inside = np.clip(np.einsum("cks,ck->cs", members, laws), 0.0, 1.0)
     hits = np.einsum("cks,ck->s", members, counts)
     by_set = np.full(SETS, -math.inf)
@@ -150,13 +153,6 @@ def visible_apart(laws: Cells, draws: Counts, alpha: float) -> float:
 
 def _threshold(alpha: float) -> float:
     return math.log(2 * SETS * len(GRID) / alpha)
-
-
-def _members(laws: Cells, ignored: Cells) -> NDArray[np.float64]:
-    """Return membership of cells in sets, [contexts, CELLS, SETS]."""
-    ranks = np.broadcast_to(RANKS, (len(laws), *RANKS.shape))
-    above = np.stack([laws > least for least in ABOVE_PROBABILITIES], 2)
-    return np.concatenate((ranks, above, (laws < ignored)[:, :, None]), 2).astype(np.float64)
 
 
 class _Factors:
