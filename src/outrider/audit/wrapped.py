@@ -24,6 +24,7 @@ class WrappedPipeline:
     def __init__(self, inner: LogitsPipeline) -> None:
         self.inner = inner
         self.has_grammar, self.penalises = inner.has_grammar, inner.penalises
+        self.masks, self.fit = inner.masks, inner.fit
 
     @property
     def error(self) -> str | None:
@@ -31,14 +32,6 @@ class WrappedPipeline:
 
     def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
         return self.inner.apply(logits, tokens, paths)
-
-    def masks(self, tokens: list[int], paths: Any) -> list[Any]:
-        return self.inner.masks(tokens, paths)
-
-    def fit(
-        self, tokens: list[int], nodes: list[int], parents: list[int], length: int
-    ) -> tuple[list[int], list[int]]:
-        return self.inner.fit(tokens, nodes, parents, length)
 
 
 class WrappedDrafter(Drafter):

@@ -11,7 +11,6 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 from .signatures import SignatureError, Surface
 from .start import stop
@@ -69,11 +68,6 @@ def changing(functions: Mapping[str, str], package: str) -> Patch:
             setattr(owner, last, function)
 
     return patch
-
-
-def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace ``owner.name`` by what ``wrapper`` makes of it."""
-    setattr(owner, name, wrapper(getattr(owner, name)))
 
 
 class _Finder(MetaPathFinder):

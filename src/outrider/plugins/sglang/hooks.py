@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from ..common import patching
-from ..common.patching import Patch, changing, wrap
+from ..common.patching import Patch, changing
 from ..common.signatures import Surface
 from ..common.start import SGLANG_VARIABLE, stop
 
@@ -41,29 +41,27 @@ def _batch_info(module: ModuleType) -> None:
 def _sampler(module: ModuleType) -> None:
     from . import sampling
 
-    wrap(module.Sampler, "_preprocess_logits", sampling.preprocess_logits)
+    own, original = module.Sampler, module.create_sampler
     capture = getattr(module, "_SamplingMaskCapture", None)
-    wrap(module.Sampler, "_sample_from_probs", sampling.sample_from_probs(capture))
-    wrap(module.Sampler, "forward", sampling.forward)
-    wrap(module, "create_sampler", _created(module))
+    wrappers = {
+        "_preprocess_logits": sampling.preprocess_logits,
+        "_sample_from_probs": sampling.sample_from_probs(capture),
+        "forward": sampling.forward,
+    }
+    for name, wrapper in wrappers.items():
+        setattr(own, name, wrapper(getattr(own, name)))
 
+    def create_sampler(*args: Any, **named: Any) -> Any:
+        made = original(*args, **named)
+        if any(getattr(type(made), name) is not getattr(own, name) for name in wrappers):
+            stop(
+                f"{type(made).__module__}.{type(made).__qualname__} draws tokens itself, and "
+                "Outrider does not know how; choose another --sampling-backend, or unset "
+                f"{SGLANG_VARIABLE}."
+            )
+        return made
 
-def _created(module: ModuleType) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
-        def create_sampler(*args: Any, **named: Any) -> Any:
-            made = original(*args, **named)
-            for name in ("forward", "_preprocess_logits", "_sample_from_probs"):
-                if getattr(type(made), name) is not getattr(module.Sampler, name):
-                    stop(
-                        f"{type(made).__module__}.{type(made).__qualname__} draws tokens itself, "
-                        "and Outrider does not know how; choose another --sampling-backend, or "
-                        f"unset {SGLANG_VARIABLE}."
-                    )
-            return made
-
-        return create_sampler
-
-    return wrapper
+    module.create_sampler = create_sampler
 
 
 CHANGES = {
