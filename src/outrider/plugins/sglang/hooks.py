@@ -38,7 +38,7 @@ def _batch_info(module: ModuleType) -> None:
     info.from_schedule_batch = classmethod(made)
 
 
-def _sampler(module: ModuleType) -> None:
+def _sampler(module: Any) -> None:
     from . import sampling
 
     own, original = module.Sampler, module.create_sampler
