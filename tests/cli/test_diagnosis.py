@@ -115,7 +115,7 @@ def test_diagnose_takes_no_key_to_another_server() -> None:
 
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\n\r\n"])
 def test_diagnose_waits_for_no_trickle(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "SECONDS", 0.3)
+    monkeypatch.setattr(endpoint, "ANSWER_SECONDS", 0.3)
     with peer(drips(start, b"H")) as (url, _):
         done = outrider("ops", "diagnose", url)
     assert done.exit_code == 1

@@ -17,7 +17,7 @@ from ..errors import ConfigError
 from ..ops.guard.decide import FORCIBLE
 from ..ops.guard.judge import DOWN
 from ..ops.guard.policy import SIGNALS, read
-from ..ops.guard.store import LONGEST, GuardStore
+from ..ops.guard.store import LONGEST_EVENT, GuardStore
 from .common import AsJson, write, write_json
 from .spelling import App
 
@@ -117,7 +117,7 @@ def history(
 
 
 def _line(text: object) -> str:
-    return printable(text, LONGEST)
+    return printable(text, LONGEST_EVENT)
 
 
 def _entry(entry: dict[str, Any]) -> str:

@@ -461,7 +461,7 @@ def test_no_more_than_so_many_pages_are_kept(fleet: Fleet) -> None:
         scrapes._engine._window.pages.append((float(now), page.parse(""))) if now < 1 else None
         if now % 10 == 0:
             scrapes.read(float(now))
-    assert len(scrapes._engine._window.pages) <= figures.MOST_PAGES + 2
+    assert len(scrapes._engine._window.pages) <= figures.MOST_PAGES_KEPT + 2
 
 
 def test_figures_that_are_none_are_left_out() -> None:
@@ -473,7 +473,7 @@ def test_figures_that_are_none_are_left_out() -> None:
 
 
 def test_all_queries_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "SECONDS", 0.3)
+    monkeypatch.setattr(sources, "SOURCE_SECONDS", 0.3)
 
     def slow(*_: Any) -> tuple[int, Any]:
         time.sleep(0.1)

@@ -33,10 +33,8 @@ from .observed import (
     percentile,
 )
 
-WINDOW = 60.0
-"""Seconds that rates and percentiles look back, or one interval where that is longer."""
-LONGEST = 500
-"""Most characters of a line on the engine's state."""
+WINDOW_SECONDS = 60.0
+LONGEST_STATE = 500
 LABELS = ("engine", "model_name")
 
 
@@ -54,7 +52,7 @@ class Watcher:
         self.lately: Figures | None = None
         self._interval = interval
         self._say = say
-        self._window = PageWindow(max(WINDOW, interval))
+        self._window = PageWindow(max(WINDOW_SECONDS, interval))
         self._last: Page | None = None
         self._state = ""
 
@@ -101,7 +99,7 @@ class Watcher:
         self._tell(why)
 
     def _tell(self, state: str) -> None:
-        state = printable(state, LONGEST)
+        state = printable(state, LONGEST_STATE)
         if state != self._state:
             self._state = state
             self._say(state)

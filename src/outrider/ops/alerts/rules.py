@@ -21,7 +21,6 @@ from .observed import records as observed_records
 LATENCIES = {"e2e": "E2E", "ttft": "TTFT"}
 BREAK_EVEN = "break_even"
 ONLY_ADVISED = "OutriderAcceptanceBelowBreakEven"
-"""The alert that needs a known break-even."""
 GROUP = "outrider"
 
 

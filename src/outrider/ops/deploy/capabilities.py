@@ -1,4 +1,4 @@
-"""What each engine's recorded versions can do, their traps, and the schemas of their options."""
+"""The abilities of engines' recorded versions, their traps, and the schemas of their options."""
 
 from __future__ import annotations
 

@@ -21,10 +21,8 @@ from .queueing import QueueRun, Replica, simulate
 
 LARGEST_LOAD = 0.9
 """Share of what a replica sustains that it is given at most, whatever the service levels."""
-REQUESTS = 12_000
-"""Requests of a simulation."""
-HALVINGS = 12
-"""Halvings of the range in which a replica's rate is looked for."""
+SIMULATED_REQUESTS = 12_000
+RATE_HALVINGS = 12
 PERCENTILES = (0.5, 0.95, 0.99)
 
 
@@ -125,7 +123,7 @@ def _run(demand: Demand, replica: Replica, rate: float) -> QueueRun:
     def work(source: Random) -> float:
         return source.expovariate(1 / tokens) if tokens else 0.0
 
-    return simulate(replica, rate, work, REQUESTS)
+    return simulate(replica, rate, work, SIMULATED_REQUESTS)
 
 
 def _broken(demand: Demand, run: QueueRun) -> list[str]:
@@ -148,7 +146,7 @@ def _rate(
     if not broken:
         return most, "load", replica
     low, high = 0.0, most
-    for _ in range(HALVINGS):
+    for _ in range(RATE_HALVINGS):
         middle = (low + high) / 2
         misses = _broken(demand, _run(demand, replica, middle))
         low, high = (low, middle) if misses else (middle, high)

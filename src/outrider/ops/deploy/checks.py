@@ -11,8 +11,7 @@ from ...errors import ConfigError, shown
 from .capabilities import EngineVersion, data
 from .spec import Spec
 
-USUAL_SHARE = 0.9
-"""Share of a GPU's memory that engines take by default."""
+USUAL_GPU_SHARE = 0.9
 
 
 def check(spec: Spec, engine: EngineVersion) -> None:
@@ -94,7 +93,7 @@ def _weights(spec: Spec) -> tuple[float, float]:
     own = spec.drafter.tensor_parallel_size or spec.parallel.tensor
     weights = spec.target.weights_gib
     needed = 0.0 if weights is None else weights / spec.parallel.gpus + drafter / own
-    return needed, spec.memory.gpu_share or USUAL_SHARE
+    return needed, spec.memory.gpu_share or USUAL_GPU_SHARE
 
 
 def _values(spec: Spec, engine: EngineVersion) -> Mapping[str, Any]:

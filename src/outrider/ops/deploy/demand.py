@@ -1,4 +1,4 @@
-"""What ``outrider ops deploy plan`` is asked: a model, its traffic, service levels and fleet."""
+"""The question to ``outrider ops deploy plan``: a model, its traffic, service levels and fleet."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from ..planning import Situation
 from ..planning.acceptance import parse_acceptance
 from ..planning.checks import Batch, Share
 
-MOST_RATE = 1e6
-"""Requests per second."""
+MOST_REQUESTS_A_SECOND = 1e6
 MOST_SECONDS = 86_400.0
 LEVELS = ("ttft", "tpot", "e2e")
 SITUATION = {each.name for each in fields(Situation)}
@@ -31,7 +30,6 @@ SECTIONS = {
     "slo": (*LEVELS, "percentile"),
     "fleet": ("spare", "standby", "max_num_seqs", "price"),
 }  # fmt: skip
-"""The keys of a file by section."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Demand:
     """
 
     situation: Situation
-    by_hour: tuple[Annotated[float, Field(ge=0, le=MOST_RATE)], ...]
+    by_hour: tuple[Annotated[float, Field(ge=0, le=MOST_REQUESTS_A_SECOND)], ...]
     slo: Mapping[str, Annotated[float, Field(ge=0, le=MOST_SECONDS)]]
     percentile: Annotated[float, Field(ge=0.5, le=0.999)] = 0.95
     spare: Annotated[int, Field(ge=0, le=1000)] = 1

@@ -24,10 +24,9 @@ from .spec import Spec
 from .yamls import dump
 
 DRAIN_SECONDS = 45
-"""What vLLM's streams get to end after SIGTERM, which else aborts them; with preStop below the
-grace."""
+"""Of vLLM's streams after SIGTERM, which else aborts them; with preStop below the grace."""
 SGLANG_SEQUENCES = 48
-"""What speculation makes of SGLang's ``max_running_requests`` where it is not given."""
+"""SGLang's ``max_running_requests`` with speculation, where it is not given."""
 TRTLLM_CONFIG = "trtllm.yaml"
 REPOSITORY = "repository"
 FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")

@@ -161,4 +161,3 @@ FORMATS: dict[str, Callable[[Spec, EngineVersion, Launch], dict[str, str]]] = {
     "compose": compose,
     "kustomize": kustomize,
 }
-"""The formats, and what makes each."""

@@ -12,10 +12,9 @@ from .translation import llamacpp, manifest, python, trtllm, vllm
 from .translation.rules import Change, Changes, Translated
 from .translation.shell import ASSIGNMENT, assignment, commands, known, plain, quoted, starts
 
-LONGEST = 2**18
+LONGEST_TEXT = 2**18
 """Characters; the time that a text takes grows with its length."""
-SHOWN = 100
-"""Characters that are shown of a command that is left out."""
+SHOWN_OF_COMMAND = 100
 PYTHON = re.compile(
     r"^[^\S\n]*(from\s+\S+\s+import|import\s+\w)|\b(LLM|\w*EngineArgs)\s*\(|\bAsyncLLMEngine\b"
     r"|[\w)\]]\.metrics\b",
@@ -30,9 +29,10 @@ def translate(text: str) -> Translated:
 
     Raises ConfigError: the form is unknown, or cannot be had any more.
     """
-    if len(text) > LONGEST:
+    if len(text) > LONGEST_TEXT:
         raise ConfigError(
-            f"The text has more than {LONGEST >> 10} KiB; give the part that launches the engine."
+            f"The text has more than {LONGEST_TEXT >> 10} KiB; give the part that launches the "
+            "engine."
         )
     if not known(text):
         raise ConfigError("The text has characters from U+FDD0 to U+FDDF; remove them.")
@@ -71,7 +71,7 @@ def _shell(text: str) -> Translated:
             words = (assignment(w) if ASSIGNMENT.match(w) else quoted(w) for w in line.words[1:])
             texts.append(" ".join(["export", *words]))
         else:
-            changes.note("other_program", command=" ".join(line.words)[:SHOWN])
+            changes.note("other_program", command=" ".join(line.words)[:SHOWN_OF_COMMAND])
     if not launched:
         raise ConfigError(
             "No command of vLLM, TGI, llama.cpp or trtllm-build was found; give the command, the "

@@ -186,8 +186,7 @@ def diagnose(
     return [problem for each in seen for problem in judge(each.facts, limits, each.where)]
 
 
-MOST_RUNS = 5
-"""Runs of a report that a symptom names."""
+MOST_RUNS_SHOWN = 5
 
 
 def markdown(seen: Sequence[Observation], problems: Sequence[Problem]) -> str:
@@ -213,11 +212,11 @@ def markdown(seen: Sequence[Observation], problems: Sequence[Problem]) -> str:
 def _group(group: Sequence[Problem], several: bool) -> Iterator[str]:
     """Yield one symptom and the remedies of its causes, each once; a few of several runs."""
     yield from ("", f"## {group[0].title}", "")
-    for problem in group[:MOST_RUNS]:
+    for problem in group[:MOST_RUNS_SHOWN]:
         where = f"{problem.where}: " if several else ""
         yield f"- {where}{_figures(problem.evidence)}"
-    if len(group) > MOST_RUNS:
-        yield f"- and {len(group) - MOST_RUNS} more runs"
+    if len(group) > MOST_RUNS_SHOWN:
+        yield f"- and {len(group) - MOST_RUNS_SHOWN} more runs"
     said: set[str] = set()
     for cause in group[0].causes:
         shown = f" ({_figures(cause.because)})" if cause.because and cause.likely else ""

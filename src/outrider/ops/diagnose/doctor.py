@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from .host import gpus
 OK, WARN, FAIL = "ok", "warn", "fail"
 PROBE = (sys.executable, "-m", "outrider.engine.probe")
 CHECK = (sys.executable, "-m", "outrider", "drafters", "check")
-SECONDS = 240.0
+PROBE_SECONDS = 240.0
 PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 COMPILERS = ("c++", "g++", "clang++")
 FEW_FILES, LEAST_FILES = 4096, 256
@@ -35,7 +36,7 @@ LEAST_DRIVER = 525
 """Of NVIDIA's drivers the first for CUDA 12."""
 PROCESSES = 600 << 20
 """Measured bytes of a server's two processes without weights and cache."""
-TIGHT = 0.7
+TIGHT_SHARE = 0.7
 """Share of free memory above which a start leaves little for other programs."""
 
 
@@ -86,9 +87,9 @@ def _finding(
 def _run(command: list[str]) -> tuple[str, str]:
     """Return a command's output, and why there is none."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
     except subprocess.TimeoutExpired:
-        return "", f"nothing within {SECONDS:.0f} s"
+        return "", f"nothing within {PROBE_SECONDS:.0f} s"
     except OSError as error:
         return "", str(error.strerror)
     said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -124,11 +125,10 @@ def versions() -> Iterator[Finding]:
 
 
 def _processor() -> str:
-    try:
-        name = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
-    except OSError:
-        name = None
-    return name[1].strip() if name else platform.machine()
+    with suppress(OSError):
+        if name := re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M):
+            return name[1].strip()
+    return platform.machine()
 
 
 def _needed() -> dict[str, str]:
@@ -247,7 +247,7 @@ def _fits(probe: dict[str, Any], room: int) -> Iterator[Finding]:
         f"{_gib(weights)} of weights as they are held ({_gib(sum(a['bytes'] for a in pair))} on "
         f"disk), {_gib(working)} for a step, {_gib(PROCESSES)} for two processes; {_gib(room)} free"
     )
-    status, tight = FAIL if start > room else WARN, start > TIGHT * room
+    status, tight = FAIL if start > room else WARN, start > TIGHT_SHARE * room
     yield _finding("memory at start", text, "memory" * tight, status)
     if page and start <= room:
         short = cache > rest * DEFAULT_SHARE

@@ -9,8 +9,7 @@ from ...base.outside.http import Answer, address, call, check_key
 from ...errors import EndpointError
 from ..metrics import Page, ask_page
 
-SECONDS = 30.0
-"""Time in which a whole answer must arrive."""
+ANSWER_SECONDS = 30.0
 LARGEST_ANSWER = 4 * MIB
 PROMPTS = (
     "The quick brown fox", "def fibonacci(n):", "Once upon a time", "1, 2, 3, 4,",
@@ -31,7 +30,9 @@ class Endpoint:
 
     def ask(self, path: str, body: Any = None) -> Answer:
         """Return the answer to a request: POST with a JSON body, GET without a body."""
-        return call(self.url + path, body, key=self._key, seconds=SECONDS, limit=LARGEST_ANSWER)
+        return call(
+            self.url + path, body, key=self._key, seconds=ANSWER_SECONDS, limit=LARGEST_ANSWER
+        )
 
     def model(self) -> str:
         """Return the name of the first model."""
@@ -51,7 +52,7 @@ class Endpoint:
 
     def metrics(self) -> Page | None:
         """Return the page of ``/metrics``; None if the server has none."""
-        return ask_page(self.url, self._key, SECONDS)
+        return ask_page(self.url, self._key, ANSWER_SECONDS)
 
     def answers(self) -> list[str]:
         """Return the greedy answers to a few short prompts."""

@@ -18,10 +18,9 @@ data = partial(table, "outrider.ops.diagnose")
 Value = float | str
 Facts = Mapping[str, Value]
 ORDER: dict[str, Callable[[float, float], bool]] = {"<": lt, "<=": le, ">": gt, ">=": ge}
-LARGEST = 1e15
+LARGEST_NUMBER = 1e15
 LISTED = "docs/diagnose.md lists the known ones."
-LONGEST = 60
-"""Characters of a name that are compared with known names."""
+LONGEST_COMPARED = 60
 
 
 class FactFigure(NamedTuple):
@@ -166,13 +165,13 @@ def number(what: str, value: object) -> float:
         amount = float(value)
     except (ValueError, OverflowError):
         amount = -1.0
-    if not isfinite(amount) or not 0 <= amount <= LARGEST:
+    if not isfinite(amount) or not 0 <= amount <= LARGEST_NUMBER:
         raise ConfigError(f"{what} is {shown(value)}; give a number from 0 on.")
     return amount
 
 
 def _close(name: object, known: Iterable[str], likeness: float = 0.6) -> str | None:
-    text = name.lower()[:LONGEST] if isinstance(name, str) else ""
+    text = name.lower()[:LONGEST_COMPARED] if isinstance(name, str) else ""
     close = difflib.get_close_matches(text, known, 1, likeness)
     return close[0] if close else None
 

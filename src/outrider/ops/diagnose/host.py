@@ -1,4 +1,4 @@
-"""What this machine says of itself: memory and GPUs."""
+"""This machine's memory and GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 SMI = ("nvidia-smi", "--query-gpu=name,driver_version,memory.used,memory.total,utilization.gpu",
        "--format=csv,noheader,nounits")  # fmt: skip
-SECONDS = 10.0
+SMI_SECONDS = 10.0
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -26,7 +26,7 @@ class Gpu(NamedTuple):
 def gpus() -> list[Gpu]:
     """Return the GPUs of this machine, none where nvidia-smi is missing or fails."""
     try:
-        done = subprocess.run(SMI, capture_output=True, text=True, timeout=SECONDS, check=True)
+        done = subprocess.run(SMI, capture_output=True, text=True, timeout=SMI_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
     return parse_gpus(done.stdout)

@@ -1,4 +1,4 @@
-"""What is known of a server or a run: facts from an endpoint, a saved page, or a report."""
+"""The facts of a server or a run, from an endpoint, a saved page, or a report."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from .host import load_facts
 POSITIONS = ("spec_decode_per_position_acceptance_rates", "acceptance_by_position")
 HEAD = ("label", "workload", "dataset", "drafter", "batch_size", "num_speculative_tokens")
 """Keys that tell the runs of a report apart."""
-NAMED_KEYS = 3
-"""Most unknown keys that a note names."""
+MOST_KEYS_NAMED = 3
 LIKENESS_BESIDE_KNOWN, LIKENESS_ALONE = 0.6, 0.8
 """From which an unknown key may be a misspelt fact: beside known keys, and alone."""
 Source = str | Path | Mapping[str, Any]
@@ -213,9 +212,9 @@ def _note_unknown(seen: Observation, content: Mapping[str, Any]) -> None:
     """Note the keys of a report that are neither facts nor known."""
     keys = [k for k in content if not named(k) and not _listed(k, "read", "marks", "keys")]
     if keys:
-        more = f" and {len(keys) - NAMED_KEYS} more" if len(keys) > NAMED_KEYS else ""
+        more = f" and {len(keys) - MOST_KEYS_NAMED} more" if len(keys) > MOST_KEYS_NAMED else ""
         hint = next((f" (did you mean {near(key)!r}?)" for key in keys if near(key)), "")
-        listed = ", ".join(map(shown, keys[:NAMED_KEYS]))
+        listed = ", ".join(map(shown, keys[:MOST_KEYS_NAMED]))
         seen.notes.append(f"Unknown keys were ignored: {listed}{more}{hint}.")
 
 

@@ -356,8 +356,13 @@ class _Turn:
         """Go to the mode that a person holds the guard in, if that can be done."""
         state = self.state
         if mode == "standby":
-            if state.traffic.level != Place.STANDBY and self._standby_answers():
+            ready = self.policy.can_shift and self.seen.weights is not None and self.seen.warm
+            if state.traffic.level != Place.STANDBY and ready:
                 self._go(Place.STANDBY, "forced", "shift", "a person moved traffic to the standby")
+            elif state.traffic.level != Place.STANDBY:
+                self.alerts["forced"] = (
+                    "The standby was forced, but it has no switch, or its model does not answer."
+                )
             return
         if state.traffic.level != Place.OWN:
             self._go(Place.OWN, "forced", "return", "a person moved traffic to the engine")
@@ -371,14 +376,6 @@ class _Turn:
             self._note_own(self.seen.drafting)
         actions = {Level.OWN: "restore", Level.REDUCED: "reduce", Level.PLAIN: "plain"}
         self._go(level, "forced", actions[level], f"a person set drafting to {level}")
-
-    def _standby_answers(self) -> bool:
-        if self.policy.can_shift and self.seen.weights is not None and self.seen.warm:
-            return True
-        self.alerts["forced"] = (
-            "The standby was forced, but it has no switch, or its model does not answer."
-        )
-        return False
 
     # Small parts
 

@@ -15,7 +15,7 @@ from ...base.outside.http import call
 from ...base.outside.text import printable
 from ...errors import ConfigError, EndpointError
 from .states import MODES
-from .store import LONGEST, GuardStore, StoreError, finite
+from .store import LONGEST_EVENT, GuardStore, StoreError, finite
 
 logger = logging.getLogger("outrider.guard")
 ALERTS = (
@@ -80,7 +80,7 @@ class Events:
 
         If the audit cannot be written, the event still goes to log and webhook.
         """
-        text = printable(text, LONGEST)
+        text = printable(text, LONGEST_EVENT)
         if kind == "done":
             self._actions.labels(more["action"], more["signal"]).inc()
         level = logging.WARNING if kind in ("alert", "failed") else logging.INFO

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ...base.fields import is_number
 from ...base.limits import LARGEST_INT
 from ...base.outside.text import printable
 from ...errors import EndpointError
@@ -17,9 +18,8 @@ from .kubernetes import CONFLICT, MISSING, Cluster, reason
 from .policy import Policy
 from .store import StoreError
 
-FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
-LONGEST = 86400.0
-"""Longest duration of a lease, in seconds; guards write no longer ones."""
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
+LEASE_SECONDS = 86400.0
 
 
 class FileLease:
@@ -118,12 +118,12 @@ class KubernetesLease:
         if seen != self._seen:
             self._seen, self._since = seen, now
         lasts = spec.get("leaseDurationSeconds")
-        if isinstance(lasts, bool) or not isinstance(lasts, int | float) or not 0 < lasts < LONGEST:
+        if not is_number(lasts) or not 0 < lasts < LEASE_SECONDS:
             lasts = self._seconds
         return now - self._since >= lasts
 
     def _spec(self, before: dict[str, Any]) -> dict[str, Any]:
-        text = datetime.now(UTC).strftime(FORMAT)
+        text = datetime.now(UTC).strftime(TIME_FORMAT)
         mine = before.get("holderIdentity") == self._me
         changes = before.get("leaseTransitions", 0)
         counts = type(changes) is int and 0 <= changes < LARGEST_INT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
@@ -138,7 +138,7 @@ class Guard:
         else:
             alerts |= self._carry_out(decision, seen)
         try:
-            self._show(seen, replace(decision, alerts=alerts))
+            self._show(seen, decision, alerts)
         except StoreError as error:
             alerts["folder"] = str(error)
         self.events.alert(alerts)
@@ -256,22 +256,14 @@ class Guard:
         self.store.save(state)
         self.state = state
 
-    def _show(self, seen: GuardObservation, decision: Decision) -> None:
-        self.store.show(
-            {
-                "time": time.time(),
-                "engine": self.policy.engine.url,
-                "mode": self.state.mode,
-                "forced": self.state.forced,
-                "dry_run": self.policy.dry_run,
-                "runtime_switch": self.policy.engine.has_switch,
-                "alerts": dict(decision.alerts),
-                "reasons": dict(decision.reasons),
-                "seen": asdict(seen),
-                "drafting": asdict(self.state.drafting),
-                "traffic": asdict(self.state.traffic),
-            }
-        )
+    def _show(self, seen: GuardObservation, decision: Decision, alerts: Mapping[str, str]) -> None:
+        state, engine = self.state, self.policy.engine
+        self.store.show({
+            "time": time.time(), "engine": engine.url, "mode": state.mode, "forced": state.forced,
+            "dry_run": self.policy.dry_run, "runtime_switch": engine.has_switch,
+            "alerts": dict(alerts), "reasons": dict(decision.reasons), "seen": asdict(seen),
+            "drafting": asdict(state.drafting), "traffic": asdict(state.traffic),
+        })  # fmt: skip
 
 
 def look(

@@ -23,10 +23,8 @@ FIGURES = (
     "draft_length",
 )  # fmt: skip
 """The figures that a source is asked for, by the names of ``[source.queries]``."""
-LONGEST = 7 * 86400.0
-"""Most seconds of any option."""
-SHORTEST = 0.1
-"""Least seconds of an interval, a window or a probe."""
+MOST_SECONDS = 7 * 86400.0
+LEAST_SECONDS = 0.1
 HAPROXY_NAME = re.compile(r"[\w.:-]+")
 KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 PORT = re.compile(r".+:(\d{1,5})")
@@ -69,7 +67,7 @@ def _queries(queries: Mapping[str, str]) -> Mapping[str, str]:
     return queries
 
 
-Amount = Annotated[float, Field(ge=0, le=LONGEST)]
+Amount = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 Text = Annotated[str, _told(lambda text: text and text.isprintable(), "give a text on one line")]
 Url = Annotated[str, _told(_is_url, "give an address like http://host:8000")]
 Listen = Annotated[str, _told(_is_port, "give HOST:PORT")]
@@ -308,7 +306,7 @@ def _signal(name: str, given: Mapping[str, float], where: str) -> Signal:
             raise no_option(where, each, (side, "clear", "for"))
     bad = given.get(side, usual.bad)
     # Where only the threshold is given, the way back keeps its usual distance to it.
-    scaled = min(bad * usual.clear / usual.bad, 1.0 if name in SHARES else LONGEST)
+    scaled = min(bad * usual.clear / usual.bad, 1.0 if name in SHARES else MOST_SECONDS)
     clear = given.get("clear", scaled)
     if bad == clear or (bad < clear) is not usual.falls:
         order = "above" if usual.falls else "below"
@@ -347,8 +345,8 @@ TRAFFIC_NEEDS = {
 def _contradictions(policy: Policy) -> Iterator[str]:
     """Yield what contradicts itself, as the ends of sentences that begin with the policy's name."""
     for name in ("interval", "window", "probe_timeout"):
-        if (seconds := getattr(policy, name)) < SHORTEST:
-            yield f": {name} is {seconds:g} s; give {SHORTEST:g} or more."
+        if (seconds := getattr(policy, name)) < LEAST_SECONDS:
+            yield f": {name} is {seconds:g} s; give {LEAST_SECONDS:g} or more."
     window, interval, recovery = policy.window, policy.interval, policy.recovery
     if window < interval:
         yield (f": the window of {window:g} s is shorter than the interval of {interval:g} s; "

@@ -16,8 +16,7 @@ from .policy import GuardedServer, Policy, key_in
 from .states import Side
 
 QUANTILE = 0.99
-SECONDS = 5.0
-"""Time in which a source must answer all queries."""
+SOURCE_SECONDS = 5.0
 
 
 COUNTERS = {
@@ -94,7 +93,7 @@ class Prometheus:
 
     def read(self, now: float) -> tuple[Side, Side]:
         """Return the sides; ``now`` is Prometheus' own. Raises EndpointError: it is silent."""
-        deadline = Deadline(SECONDS)
+        deadline = Deadline(SOURCE_SECONDS)
         return self._side(self._engine, deadline), self._side(self._standby, deadline)
 
     def _side(self, texts: Mapping[str, str], deadline: Deadline) -> Side:
@@ -107,7 +106,8 @@ class Prometheus:
             left = deadline.left()
         except TimeoutError:
             raise EndpointError(
-                f"Prometheus at {self._url} does not answer all queries within {SECONDS:g} s."
+                f"Prometheus at {self._url} does not answer all queries within "
+                f"{SOURCE_SECONDS:g} s."
             ) from None
         url = f"{self._url}/api/v1/query?{urlencode({'query': text})}"
         answer = call(url, key=key_in(self._source.key_env), seconds=left)
@@ -168,7 +168,7 @@ class _ServerPages:
 
     def read(self, now: float) -> Side:
         try:
-            page = ask_page(self._server.root, self._server.key, SECONDS, self._names)
+            page = ask_page(self._server.root, self._server.key, SOURCE_SECONDS, self._names)
         except EndpointError:
             page = None
         if page is None:

@@ -20,8 +20,7 @@ STATE = "state.json"
 STATUS = "status.json"
 COMMAND = "command.json"
 AUDIT = "audit.jsonl"
-LONGEST = 2000
-"""Most characters of an event's text."""
+LONGEST_EVENT = 2000
 LONGEST_ENTRY = 16384
 """Most bytes of an entry: its text with every character escaped, and some fields."""
 MOST_BYTES = MIB

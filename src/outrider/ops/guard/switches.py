@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ...base.fields import is_number
 from ...base.limits import LARGEST_DRAFT
 from ...base.outside.http import SECONDS, Answer, call
 from ...base.outside.sockets import CHUNK, Deadline, connect, connect_unix, receive, send
@@ -34,9 +35,7 @@ class SwitchError(OutriderError):
 
 def weight(value: Any) -> int:
     """Return a weight that a switch reports. Raises ValueError: it is not one."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("a weight is a number")
-    if not 0 <= value <= LARGEST_WEIGHT or value != int(value):
+    if not is_number(value) or not 0 <= value <= LARGEST_WEIGHT or value != int(value):
         raise ValueError("a weight is a whole number")
     return int(value)
 

@@ -11,10 +11,8 @@ from functools import cache
 from ...base.tables import table
 from .page import Page
 
-POSITION = ("position", "token_position")
-"""Labels for the position of a drafted token."""
-MOST_PAGES = 64
-"""Most pages of an engine that a window keeps."""
+POSITION_LABELS = ("position", "token_position")
+MOST_PAGES_KEPT = 64
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Figures:
 
     def positions(self) -> dict[int, float]:
         """Return accepted tokens by position of the draft, in order, from 0."""
-        sums = self.page.by_label(self.names.get("by_position", ""), *POSITION)
+        sums = self.page.by_label(self.names.get("by_position", ""), *POSITION_LABELS)
         return {int(i): sums[i] for i in sorted(sums, key=_order) if re.fullmatch(r"[0-9]{1,3}", i)}
 
     def survival(self) -> list[float]:
@@ -138,7 +136,7 @@ class PageWindow:
         while len(pages) > 1 and pages[1][0] <= now - seconds:
             pages.popleft()
         start, before = pages[0] if pages else (now, page)
-        if len(pages) < 2 or now - pages[-1][0] >= seconds / MOST_PAGES:
+        if len(pages) < 2 or now - pages[-1][0] >= seconds / MOST_PAGES_KEPT:
             pages.append((now, page))
         return before, now - start
 

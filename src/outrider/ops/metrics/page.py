@@ -20,8 +20,7 @@ NAME = re.compile(rb"[A-Za-z_:][A-Za-z0-9_:]*")
 MOST_SAMPLES = 20_000
 """Most samples, and most broken lines, that are read of a page; engines have a few hundred. Later
 lines count as broken."""
-LONGEST_LINE = 1 << 14
-"""Bytes."""
+LONGEST_LINE_BYTES = 1 << 14
 UNUSED = re.compile(r"_(bucket|created)$")
 
 
@@ -141,7 +140,7 @@ class Reader:
         for line in lines:
             self._take(line)
         # An overlong line counts as broken once; the rest of it is skipped.
-        self._rest = rest[: LONGEST_LINE + 1]
+        self._rest = rest[: LONGEST_LINE_BYTES + 1]
 
     def page(self) -> Page:
         """Return the page after all of it was fed."""
@@ -155,7 +154,7 @@ class Reader:
         if not self._wanted(line):
             return
         full = max(len(self._samples), self._broken) >= MOST_SAMPLES
-        if len(line) > LONGEST_LINE or full:
+        if len(line) > LONGEST_LINE_BYTES or full:
             self._broken += 1
             return
         try:

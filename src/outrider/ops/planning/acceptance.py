@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from ...base.fields import is_number
 from ...base.outside.documents import read_json
 from ...base.outside.text import printable
 from ...base.types import Counts
@@ -31,8 +32,7 @@ GIVEN_SPREAD = 0.25
 """Standard deviation of log-odds where a figure comes without counts: assumed."""
 DRIFT = 0.1
 """The same between the text that was measured and that to come: assumed."""
-LONGEST = 1024
-"""Tokens of a draft of which acceptance may be given, at most."""
+LONGEST_DRAFT = 1024
 
 
 def rate_at(chance: float, k: int) -> float:
@@ -140,8 +140,7 @@ class Acceptance:
 
 
 def _checked(rate: Any, what: str) -> float:
-    number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    if not number or not 0 <= rate <= 1:  # NaN neither
+    if not is_number(rate) or not 0 <= rate <= 1:
         raise ConfigError(f"{what} is {shown(rate)}; give a share from 0 to 1.")
     return float(rate)
 
@@ -149,8 +148,10 @@ def _checked(rate: Any, what: str) -> float:
 def of_rate(rate: float, k: int, source: str = "as given", evidence: str = ASSUMED) -> Acceptance:
     """Return the acceptance whose accepted / drafted at draft length ``k`` is ``rate``."""
     rate = _checked(rate, "acceptance")
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= LONGEST:
-        raise ConfigError(f"acceptance at K = {shown(k)}; give a draft length from 1 to {LONGEST}.")
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= LONGEST_DRAFT:
+        raise ConfigError(
+            f"acceptance at K = {shown(k)}; give a draft length from 1 to {LONGEST_DRAFT}."
+        )
     drafts = Drafts((per_token(rate, k),))
     return Acceptance((drafts,), GIVEN_SPREAD, evidence, f"{source}: {rate:.2f} at K = {k}")
 
@@ -159,9 +160,9 @@ def of_positions(
     survival: Sequence[float], source: str = "as given", evidence: str = ASSUMED, drafts: float = 0
 ) -> Acceptance:
     """Return the acceptance with this survival by position, counted over ``drafts`` drafts."""
-    if not survival or len(survival) > LONGEST:
+    if not survival or len(survival) > LONGEST_DRAFT:
         raise ConfigError(
-            f"acceptance by position has {len(survival)} places; give 1 to {LONGEST}."
+            f"acceptance by position has {len(survival)} places; give 1 to {LONGEST_DRAFT}."
         )
     shares = [_checked(each, f"acceptance at position {i}") for i, each in enumerate(survival, 1)]
     if evidence == MEASURED:  # of ragged drafts, so that a later share may be a little higher

@@ -1,4 +1,4 @@
-"""What ``advise`` answers: a verdict, and the figures that it rests on."""
+"""The answer of ``advise``, a verdict and the figures that it rests on, and its report."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ from .figure import Figure, Report
 from .rank import Candidate
 from .rules import LEAVE, RuleOfThumb
 
-VERSION = 1
-"""Version of the document that an advice is saved as."""
-LARGEST = 1 << 20
-"""Most bytes of a document; an advice has about 20,000."""
+ADVICE_VERSION = 1
+LARGEST_ADVICE = 1 << 20
 WRITE = "write one with outrider ops advise --out FILE"
 
 
@@ -119,27 +117,27 @@ class Advice(DataPart, Report):
     """The speedup with a drafter tuned on the traffic, where that was asked."""
     candidates: list[Candidate] = field(default_factory=list)
     """The catalogue's drafters that fit, the best first, if none was named."""
-    version: int = VERSION
+    version: int = ADVICE_VERSION
 
 
 def load_advice(file: Path, option: str = "--advice") -> Advice:
     """Return the advice in a file; ``option`` names it in messages. See ``read_advice``."""
     name = f"{option} {printable(file)}"
-    return _advice(read_json(file, name, limit=LARGEST), name)
+    return _advice(read_json(file, name, limit=LARGEST_ADVICE), name)
 
 
 def read_advice(text: str, source: str) -> Advice:
     """Return the advice in the JSON of ``Advice.to_json``. Raises ConfigError: it is none."""
-    return _advice(parse_json(text, source, limit=LARGEST, unique=True), source)
+    return _advice(parse_json(text, source, limit=LARGEST_ADVICE, unique=True), source)
 
 
 def _advice(document: Any, source: str) -> Advice:
     if not isinstance(document, dict) or not {"version", "verdict"} <= document.keys():
         raise ConfigError(f"{source} is JSON, but not an advice with a version; {WRITE}.")
-    if document["version"] != VERSION or isinstance(document["version"], bool):
+    if document["version"] != ADVICE_VERSION or isinstance(document["version"], bool):
         raise ConfigError(
             f"{source} is an advice of version {shown(document['version'])}, but this Outrider "
-            f"reads version {VERSION}; {WRITE} again."
+            f"reads version {ADVICE_VERSION}; {WRITE} again."
         )
     advice = checked(Advice, document, source)
     if not 0 <= advice.k <= LARGEST_DRAFT or (advice.k == 0 and advice.verdict != LEAVE):
@@ -151,15 +149,14 @@ def _advice(document: Any, source: str) -> Advice:
     return advice
 
 
-OTHERS = 2
-"""Drafters beside the best one that the summary names."""
+OTHERS_NAMED = 2
 
 
 def advice_summary(advice: Advice) -> str:
     """Return what decides, on one screen: verdict, K by batch size, memory, risks."""
     lines = _verdict(advice)
     if advice.candidates:
-        others = [each.drafter for each in advice.candidates[1 : 1 + OTHERS]]
+        others = [each.drafter for each in advice.candidates[1 : 1 + OTHERS_NAMED]]
         lines += [f"{_best(advice)} Next: {', '.join(others)}.", ""]
     if advice.ranges:
         lines += _lengths(advice)

@@ -16,8 +16,7 @@ from .rank import rank
 from .rules import LEAVE, USE, decide, facts, judge, stack
 from .situation import PlannedDrafter, Situation
 
-SENSITIVITY = tuple(i / 20 for i in range(21))
-"""Chances per token of the sensitivity's points."""
+SENSITIVITY_CHANCES = tuple(i / 20 for i in range(21))
 ALERT_MINUTES = 5
 USUAL_K = 5
 """Draft length of which acceptance is shown where nothing chooses one."""
@@ -230,7 +229,7 @@ def _sensitivity(outlook: Forecast, batches: list[int]) -> list[Sensitivity]:
     lines = []
     for batch in batches:
         k = outlook.chosen(batch) or outlook.best(batch)[0]
-        points = [outlook.with_chance(chance) for chance in SENSITIVITY]
+        points = [outlook.with_chance(chance) for chance in SENSITIVITY_CHANCES]
         lines.append(Sensitivity(
             batch, k,
             [Figure(each.acceptance.rate(k), _unit(k), ASSUMED) for each in points],

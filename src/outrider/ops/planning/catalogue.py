@@ -17,10 +17,8 @@ from ...base.outside.text import printable
 from ...base.tables import table
 from ...errors import ConfigError, ModelError, shown
 
-MOST = 1e15
-"""No size of a model is larger."""
-LARGEST_CONFIG = 10_000_000
-"""Bytes."""
+LARGEST_SIZE = 1e15
+LARGEST_CONFIG_BYTES = 10_000_000
 EAGLE_VOCABULARY = 32_000
 """Tokens that an EAGLE-3 head can draft, unless its config says: those of published heads."""
 FUSED_STATES = 3
@@ -162,7 +160,7 @@ def _size(
         return default
     if value is None:
         raise ModelError(f"the config of {owner} has no {names[0]}.")
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < LARGEST_SIZE:
         raise ModelError(f"the config of {owner} has {names[0]} {shown(value)}; give a size.")
     return value
 
@@ -219,7 +217,7 @@ def read_config(name: str) -> dict[str, Any]:
             raise _unknown("model", name, known, hint)
         file = _hub_config(name)
     what = f"The config {printable(file)}"
-    config = read_json(file, what, limit=LARGEST_CONFIG, error=ModelError)
+    config = read_json(file, what, limit=LARGEST_CONFIG_BYTES, error=ModelError)
     if not isinstance(config, dict):
         raise ModelError(f"{file} holds no config: a JSON object is expected.")
     return config

@@ -51,7 +51,7 @@ def ranged(
 
 
 class Report:
-    """What is told with figures."""
+    """An answer with figures."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain objects; each figure has its unit and evidence."""

@@ -1,4 +1,4 @@
-"""What speculation brings at a batch size: speeds, times, memory, and how sure that is."""
+"""Speculation at a batch size: speeds, times, memory, and how sure that is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bringing speculation into production costs, and when it has paid for itself."""
+"""The cost of bringing speculation into production, and when it has paid for itself."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Roi(Report):
     latency: dict[str, Figure]
     """Seconds of a request in the base case."""
     balance: dict[str, list[Figure]]
-    """What was gained by the end of months 0 to 12, less the cost."""
+    """The gain by the end of months 0 to 12, less the cost."""
     notes: list[str]
 
 

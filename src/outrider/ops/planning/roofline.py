@@ -1,4 +1,4 @@
-"""What steps cost on a device that nobody measured, in the form of the controller's cost model.
+"""The costs of steps on a device that nobody measured, in the form of the controller's cost model.
 
 A forward reads its weights, multiplies each row with the active ones, sums up between devices, and
 reads its logits. The times are added: measured forwards are nearer to that than to the larger of
@@ -17,8 +17,7 @@ from .catalogue import Device, Shape
 from .checks import one_of
 from .figure import MODELLED
 
-ROWS = (*range(1, 17), *(2**i * j // 4 for i in range(4, 17) for j in (5, 6, 7, 8)))
-"""Rows of the curve."""
+CURVE_ROWS = (*range(1, 17), *(2**i * j // 4 for i in range(4, 17) for j in (5, 6, 7, 8)))
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5625}
 """Bytes of a weight by dtype; int4 with a scale and a zero point for each group of 32 or 64."""
 Dtype = Annotated[str, one_of(BYTES)]
@@ -100,7 +99,7 @@ class Machine:
 
 def curve_of(seconds: Callable[[int], float]) -> Curve:
     """Return the curve of a function of the rows."""
-    return Curve(ROWS, tuple(map(seconds, ROWS)))
+    return Curve(CURVE_ROWS, tuple(map(seconds, CURVE_ROWS)))
 
 
 def draft_costs(

@@ -1,4 +1,4 @@
-"""What is asked: target, drafter, machine, traffic, and what matters."""
+"""A question to ``advise``: target, drafter, machine, traffic, and what matters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .roofline import BYTES, Dtype, Machine, Steps, roofline
 PRIORITIES = ("latency", "throughput", "memory", "zero loss")
 PLACEMENTS = ("same", "own", "cpu")
 CPU = "xeon-8480"
-"""Where a drafter runs that is placed on a CPU, unless it is said."""
+"""The device of a drafter that is placed on a CPU, unless it is said."""
 Placement = Annotated[str, one_of(PLACEMENTS)]
 SAME_VOCABULARY = 0.01
 """Vocabularies that differ by less are the same one, padded."""

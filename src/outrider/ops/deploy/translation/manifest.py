@@ -25,11 +25,10 @@ DELAY = "initialDelaySeconds"
 DRAIN = "--shutdown-timeout"
 PRE_STOP_SECONDS = 15
 SHORTEST_GRACE = 75
-ADDED: Table = {
+ADDED_TO_CONTAINERS: Table = {
     "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_SECONDS)]}}},
     "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
 }
-"""What every container gets that does not have its own."""
 SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 FILLED = ("metadata", "spec", "template", "selector", "matchLabels", "containers", "resources",
           "limits", "livenessProbe", "readinessProbe", "httpGet")  # fmt: skip
@@ -164,7 +163,7 @@ def _container(container: Table, engine: EngineVersion, changes: Changes) -> int
     tensor, stages = (number(options.get(size, 1), size) for size in sizes)
     _resources(container, tensor * stages if tensor and stages else None, changes)
     _secrets(container, changes)
-    for name, value in ADDED.items():
+    for name, value in ADDED_TO_CONTAINERS.items():
         if name not in container:
             container[name] = deepcopy(value)
             changes.note(name, seconds=PRE_STOP_SECONDS)

@@ -13,7 +13,7 @@ from .rules import Changes, OptionRule, rules_of
 from .shell import NUMBER, ShellCommand, count, json_of, known, number, options, plain
 
 LARGEST_BATCH = 1024
-"""Where a schedule ends unless --max-num-seqs says it; vLLM carries its last range on."""
+"""The end of a schedule unless --max-num-seqs says it; vLLM carries its last range on."""
 ALIASES = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size"}
 NGRAM = ("[ngram]", "ngram")
 GONE = ("medusa", "mlp-speculator", "mlp_speculator", "-accelerator")
