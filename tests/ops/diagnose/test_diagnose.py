@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from outrider.ops.diagnose.facts import ORDER, check_thresholds, data, holds, na
 from outrider.ops.diagnose.observation import facts_of, observe
 from outrider.ops.metrics import engine_of, of_mapping, parse
 from tests.support import DATA, REPOSITORY
+from tests.support.guarding import http
 
 CASES = sorted((DATA / "cases").glob("*.json"))
 CONTENT = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in CASES}
@@ -337,28 +336,12 @@ Route = dict[str, tuple[int, str]]
 def serving(routes: Route, text: str = "same") -> Iterator[str]:
     """A server that answers GET by path, and every completion with ``text``."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(*routes.get(self.path, (404, "{}")))
+    def answer(method: str, path: str, body: Any, headers: Any) -> tuple[int, Any]:
+        completion = 200, {"choices": [{"text": text}]}
+        return routes.get(path, (404, "{}")) if method == "GET" else completion
 
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self._answer(200, json.dumps({"choices": [{"text": text}]}))
-
-        def _answer(self, status: int, body: str) -> None:
-            data = body.encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with http(answer) as url:
+        yield url
 
 
 def page(ttft: float) -> Route:

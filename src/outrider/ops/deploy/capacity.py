@@ -11,11 +11,10 @@ from ...base.tables import told
 from ...errors import ConfigError
 from ..markdown import table
 from ..planning.acceptance import P90
-from ..planning.advise import drafter_name
+from ..planning.advise import drafter_name, rank
 from ..planning.catalogue import data
 from ..planning.figure import ASSUMED, Figure, Report, modelled
 from ..planning.forecast import EXPECTED, Draw, Forecast, forecast
-from ..planning.rank import rank
 from .demand import Demand
 from .queueing import QueueRun, Replica, simulate
 

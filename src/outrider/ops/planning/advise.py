@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from ...base.methods import BY_NAME, LOOKUPS
 from ...base.tables import told
+from ...errors import ConfigError
 from .acceptance import P90
-from .advice import Advice, At, BatchRange, Sensitivity, Trip
-from .catalogue import Shape, data
-from .deployment import deployment_of
+from .advice import Advice, At, BatchRange, Candidate, Sensitivity, Trip, deployment_of
+from .catalogue import Fitting, Shape, data, find_shape, fitting
 from .figure import ASSUMED, MODELLED, Figure, modelled, ranged
 from .forecast import Forecast, forecast, judged, median_size
-from .rank import rank
 from .rules import LEAVE, USE, decide, facts, judge, stack
 from .situation import PlannedDrafter, Situation
 
@@ -20,6 +19,8 @@ SENSITIVITY_CHANCES = tuple(i / 20 for i in range(21))
 ALERT_MINUTES = 5
 USUAL_K = 5
 """Draft length of which acceptance is shown where nothing chooses one."""
+USUAL_RATIO = 0.03
+"""The best ratio of a drafter's parameters to the target's, as a rule of thumb."""
 
 
 def verdict_of(outlook: Forecast, batches: list[int]) -> str:
@@ -105,6 +106,51 @@ def _best(situation: Situation, target: Shape) -> Advice:
     notes = told(data("notes")["best"], holds, {"heads": heads, "target": target.name})
     notes += advice.notes
     return replace(advice, candidates=candidates, notes=notes)
+
+
+def rank(situation: Situation, target: Shape) -> list[Candidate]:
+    """Return the drafters that fit a situation's target, the fastest over its traffic first."""
+    if situation.acceptance is not None:
+        raise ConfigError("an acceptance belongs to one drafter; name it as drafter.")
+    known = [each for each in fitting(str(situation.target), target) if _shared(situation, each)]
+    if situation.profile is not None:
+        measured = situation.costs().drafters  # costs of a model drafter do not say of which model
+        known = [each for each in known if each.drafter in measured]
+        if not known:
+            raise ConfigError(
+                f"the profile measured {', '.join(measured) or 'no drafter'}; name one as drafter."
+            )
+    candidates = [_candidate(situation, target, each) for each in known]
+    return sorted(candidates, key=_worth)
+
+
+def _worth(candidate: Candidate) -> tuple[float, ...]:
+    order = data("rules")["order"]
+    place = order.index(candidate.method) if candidate.method in order else len(order)
+    if candidate.speedup is not None:
+        return -candidate.speedup["p50"].value, place
+    return place, abs(candidate.ratio.value - USUAL_RATIO)
+
+
+def _shared(situation: Situation, each: Fitting) -> bool:
+    """Return whether a drafter can be split over the target's devices, as engines run it."""
+    if each.method != "draft_model" or situation.placement != "same":
+        return True
+    return find_shape(each.drafter).heads % situation.tensor_parallel == 0
+
+
+def _candidate(situation: Situation, target: Shape, each: Fitting) -> Candidate:
+    own = replace(situation, drafter=each.drafter)
+    drafter = own.find_drafter(target)
+    share = drafter.shape.parameters / target.parameters if drafter.shape else 0.0
+    ratio = modelled(share, "share")
+    if (outlook := forecast(own, target, drafter)) is None:
+        return Candidate(*each, ratio)
+    shares = judged(situation, outlook)
+    batch = median_size(shares)
+    taken = None if outlook.memory is None else modelled(outlook.extra(batch), "bytes")
+    speedup = ranged(outlook.range_of(shares), "times")
+    return Candidate(*each, ratio, outlook.chosen(batch), speedup, taken)
 
 
 def _by_rules(
