@@ -8,9 +8,8 @@ from typing import Any
 
 from ...base.tables import told
 from ...errors import ConfigError, shown
-from ..planning.advice import Advice
+from ..planning.advice import Advice, ServedModel
 from ..planning.catalogue import data
-from ..planning.deployment import ServedModel
 from ..planning.rules import LEAVE
 from .capabilities import EngineVersion, find
 from .capabilities import data as texts

@@ -60,11 +60,10 @@ def checklist(
     facts: Mapping[str, object] | None = None,
     yes: Iterable[str] = (),
     no: Iterable[str] = (),
-    thresholds: Mapping[str, object] | None = None,
 ) -> State:
     """Return the answers to all points: by facts, else as somebody says, else as in ``state``."""
     said = _said(list(yes), list(no))
-    known, limits = check_facts(facts or {}), check_thresholds(thresholds or {})
+    known, limits = check_facts(facts or {}), check_thresholds({})
     today = datetime.now(UTC).date().isoformat()
     answers = {}
     for point in points():

@@ -263,9 +263,8 @@ class _Turn:
 
     def _weak(self, verdict: Judgement) -> bool:
         """Return whether speculation loses time; without a known speedup acceptance decides."""
-        if "speedup" in verdict.values and "speedup" not in verdict.bad:
-            return False
-        return "acceptance" in verdict.bad
+        pays = "speedup" in verdict.values and "speedup" not in verdict.bad
+        return "acceptance" in verdict.bad and not pays
 
     def _reduce(self, verdict: Judgement) -> bool:
         """Draft less where speculation loses time; only note it where the engine chooses K."""

@@ -70,14 +70,13 @@ class Guard:
     """
 
     def __init__(
-        self, policy: Policy, *, figures: FigureSource | None = None,
-        right: GuardLease | None = None, clock: Callable[[], float] | None = None,
-        stop: GuardStop | None = None,
+        self, policy: Policy, *, right: GuardLease | None = None,
+        clock: Callable[[], float] | None = None, stop: GuardStop | None = None,
     ) -> None:  # fmt: skip
         self.policy, self.clock, self.stop = policy, clock or steady(), stop or GuardStop()
         self.store = GuardStore(policy.folder)
         self.events = Events(self.store, policy.webhook, dry_run=policy.dry_run)
-        self.source = figures or source(policy)
+        self.source = source(policy)
         self.lease = right or lease(policy)
         self.traffic = traffic_switch(policy)
         self.drafting = SpeculationSwitch(policy.engine) if policy.engine.has_switch else None

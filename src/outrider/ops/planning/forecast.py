@@ -21,19 +21,10 @@ from .situation import PlannedDrafter, Situation
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Batch sizes that are compared; those of the traffic beside them."""
 DRAWS = 400
-
-
-class Spread(NamedTuple):
-    """Standard deviations of log seconds: of drafting, of more rows, of whole drafted steps."""
-
-    drafting: float
-    verifying: float
-    whole: float
-
-
-SPREADS = {MODELLED: Spread(0.15, 0.15, 0.2), MEASURED: Spread(0.05, 0.05, 0.05)}
-"""By the evidence of the costs. That of whole modelled steps is about the published figures'
-distance from their predictions (docs/planning.md); the others are assumed."""
+SPREADS = {MODELLED: (0.15, 0.15, 0.2), MEASURED: (0.05, 0.05, 0.05)}
+"""Standard deviations of log seconds of drafting, of more rows and of whole drafted steps, by the
+evidence of the costs. That of whole modelled steps is about the published figures' distance from
+their predictions (docs/planning.md); the others are assumed."""
 
 
 class MemoryUse(NamedTuple):
