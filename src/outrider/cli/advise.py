@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ..errors import ConfigError
 from .common import AsJson, Out, read_text, status, writable
-from .flags import setting, with_flags
+from .flags import argument, setting, with_flags
 
 if TYPE_CHECKING:
     from ..engine.control.costs import Costs
@@ -129,13 +129,9 @@ class AdviseFlags:
 @with_flags(AdviseFlags)
 def advise(
     flags: AdviseFlags,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model of the catalogue, a folder with a config.json, or a hub name.",
-        ),
-    ],
+    model: str = argument(
+        "MODEL", "A model of the catalogue, a folder with a config.json, or a hub name."
+    ),
 ) -> None:
     """Say whether speculation is worth it: a verdict, the draft length, and what it rests on."""
     from ..ops.planning import Situation

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from ..errors import ConfigError
 from .common import Advised, ApiKey, write
 from .diagnose import pairs
+from .flags import argument, setting
 from .spelling import App
 
 app = App()
@@ -49,27 +49,22 @@ def until_stopped() -> Iterator[threading.Event]:
 
 @app.command()
 def exporter(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The engine's address.")],
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port of the metrics.")] = 9090,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    interval: Annotated[
-        str, typer.Option(metavar="TIME", help="Time between two looks at the engine.")
-    ] = "10s",
-    standby: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="The model without speculation, for the speedup."),
-    ] = None,
-    baseline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A recording of the model without speculation, for the speedup: of outrider "
-            "diagnose --save or bench serve.",
-        ),
-    ] = None,
-    compat_names: Annotated[
-        bool, typer.Option("--compat-names", help="Add gauges by the names that older guides use.")
-    ] = False,
+    url: str = argument("URL", "The engine's address."),
+    port: int = setting(9090, "Port of the metrics.", min=0, max=65_535),
+    host: str = setting("127.0.0.1", "Address to listen on."),
+    interval: str = setting("10s", "Time between two looks at the engine.", metavar="TIME"),
+    standby: str | None = setting(
+        None, "The model without speculation, for the speedup.", metavar="URL"
+    ),
+    baseline: Path | None = setting(
+        None,
+        "A recording of the model without speculation, for the speedup: of outrider "
+        "diagnose --save or bench serve.",
+        metavar="FILE",
+    ),
+    compat_names: bool = setting(
+        False, "Add gauges by the names that older guides use.", "--compat-names"
+    ),
     api_key: ApiKey = None,
 ) -> None:
     """Republish an engine's metrics under one schema, until it is stopped."""
@@ -113,16 +108,12 @@ def exporter(
 
 @app.command()
 def rules(
-    form: Annotated[
-        str, typer.Option("--format", help="prometheus, or kubernetes for a PrometheusRule.")
-    ] = "prometheus",
-    latency: Annotated[
-        str, typer.Option(help="The latency whose P99 alerts: e2e or ttft.")
-    ] = "e2e",
+    form: str = setting(
+        "prometheus", "prometheus, or kubernetes for a PrometheusRule.", "--format"
+    ),
+    latency: str = setting("e2e", "The latency whose P99 alerts: e2e or ttft."),
     advice: Advised = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another threshold.")
-    ] = None,
+    set_: list[str] | None = setting(None, "Another threshold.", "--set", metavar="NAME=VALUE"),
 ) -> None:
     """Print the alert rules, with runbooks, for Prometheus or its operator."""
     from ..ops.alerts.rules import break_even_of, render, thresholds

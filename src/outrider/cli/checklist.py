@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ..errors import ConfigError
 from .common import FAILED, ApiKey, AsJson, Out, status
 from .diagnose import pairs
+from .flags import argument, setting
 
 if TYPE_CHECKING:
     from ..ops.diagnose.checklist import State
@@ -68,32 +69,19 @@ def _ask(state: State) -> tuple[list[str], list[str]]:
 
 
 def checklist(
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="The target of a pair.")
-    ] = None,
-    state: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Answers are read from here, and kept here.")
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ENDPOINT|FILE", help="A server or a report that verifies what it can."
-        ),
-    ] = None,
-    plain: Annotated[
-        str | None, typer.Option(metavar="ENDPOINT|FILE", help="The same without speculation.")
-    ] = None,
-    before: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The report from staging.")
-    ] = None,
-    drafter: Annotated[str | None, typer.Option(metavar="PATH", help="The drafter.")] = None,
-    yes: Annotated[
-        str | None, typer.Option(metavar="IDS", help="Points that are so, with commas between.")
-    ] = None,
-    no: Annotated[str | None, typer.Option(metavar="IDS", help="Points that are not so.")] = None,
-    fact: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A fact that you know.")
-    ] = None,
+    model: str | None = argument("MODEL", "The target of a pair.", None),
+    state: Path | None = setting(
+        None, "Answers are read from here, and kept here.", metavar="FILE"
+    ),
+    source: str | None = setting(
+        None, "A server or a report that verifies what it can.", metavar="ENDPOINT|FILE"
+    ),
+    plain: str | None = setting(None, "The same without speculation.", metavar="ENDPOINT|FILE"),
+    before: str | None = setting(None, "The report from staging.", metavar="FILE"),
+    drafter: str | None = setting(None, "The drafter.", metavar="PATH"),
+    yes: str | None = setting(None, "Points that are so, with commas between.", metavar="IDS"),
+    no: str | None = setting(None, "Points that are not so.", metavar="IDS"),
+    fact: list[str] | None = setting(None, "A fact that you know.", metavar="NAME=VALUE"),
     api_key: ApiKey = None,
     json_: AsJson = False,
     out: Out = None,

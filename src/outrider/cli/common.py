@@ -22,9 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..base.config import ENGINE_OPTIONS
 from ..errors import ConfigError, NumericalError, OutriderError, RequestError
-from .flags import flag
 from .spelling import MOVED, Group, hint
 
 if TYPE_CHECKING:
@@ -49,10 +47,6 @@ Model = Annotated[
         "The bundled pocket pair unless given.",
     ),
 ]
-
-
-BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
-Dtype = Annotated[str, flag(BY_NAME["dtype"])]
 
 
 Files = TypeVar("Files", str | None, list[str] | None)

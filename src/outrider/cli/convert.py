@@ -1,23 +1,20 @@
 """``outrider convert``: a checkpoint with pickled weights made readable, once and for all."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from .common import ended_cleanly, lines, status
+from .flags import argument
 
 
 def convert(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A checkpoint's folder or hub name: a model, an EAGLE-3 head or Medusa heads, "
-            "with .bin, .pt or .safetensors files.",
-        ),
-    ],
-    out: Annotated[Path, typer.Argument(help="The new folder.")],
+    model: str = argument(
+        "MODEL",
+        "A checkpoint's folder or hub name: a model, an EAGLE-3 head or Medusa heads, "
+        "with .bin, .pt or .safetensors files.",
+    ),
+    out: Path = argument("OUT", "The new folder."),
 ) -> None:
     """Write a checkpoint with safetensors, which are all that serving reads.
 

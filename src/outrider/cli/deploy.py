@@ -11,6 +11,7 @@ import typer
 from ..base.methods import WITH_CHECKPOINT, find_method, named_method, suggested_method
 from ..errors import ConfigError
 from .common import FAILED, Advised, AsJson, Out, read_text, write
+from .flags import argument, setting
 from .spelling import App
 
 if TYPE_CHECKING:
@@ -35,38 +36,26 @@ def deploy() -> None:
 
 @app.command()
 def render(
-    spec: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[SPEC]",
-            help="A TOML file, or what outrider ops advise --out wrote; flags win.",
-            show_default=False,
-        ),
-    ] = None,
+    spec: Path | None = argument(
+        "[SPEC]",
+        "A TOML file, or what outrider ops advise --out wrote; flags win.",
+        None,
+        show_default=False,
+    ),
     advice: Advised = None,
-    engine: Annotated[
-        str | None, typer.Option(help="outrider, vllm, sglang, trtllm, triton or llamacpp.")
-    ] = None,
-    engine_version: Annotated[
-        str | None, typer.Option(help="A recorded version; the newest unless given.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="The target: a folder or a hub name.")] = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help="The drafter's folder or hub name, or a method: ngram, suffix, mtp, none."
-        ),
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Method of a checkpoint: {', '.join(WITH_CHECKPOINT)}; by default its name tells."
-        ),
-    ] = None,
-    num_speculative_tokens: Annotated[int | None, typer.Option(help="Draft length K.")] = None,
-    tensor_parallel_size: Annotated[int | None, typer.Option(help="GPUs of a layer.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Prompt plus output, tokens.")] = None,
-    format_: Annotated[str, typer.Option("--format", help=FORMS + ".")] = "command",
+    engine: str | None = setting(None, "outrider, vllm, sglang, trtllm, triton or llamacpp."),
+    engine_version: str | None = setting(None, "A recorded version; the newest unless given."),
+    model: str | None = setting(None, "The target: a folder or a hub name."),
+    drafter: str | None = setting(
+        None, "The drafter's folder or hub name, or a method: ngram, suffix, mtp, none."
+    ),
+    method: str | None = setting(
+        None, f"Method of a checkpoint: {', '.join(WITH_CHECKPOINT)}; by default its name tells."
+    ),
+    num_speculative_tokens: int | None = setting(None, "Draft length K."),
+    tensor_parallel_size: int | None = setting(None, "GPUs of a layer."),
+    max_model_len: int | None = setting(None, "Prompt plus output, tokens."),
+    format_: str = setting("command", FORMS + ".", "--format"),
     out: Folder = None,
 ) -> None:
     """Write an engine's command, its config, a compose file or kustomize manifests."""
@@ -110,9 +99,7 @@ def render(
 
 @app.command()
 def translate(
-    source: Annotated[
-        str, typer.Argument(metavar="FILE", help='A file; "-" is stdin.', show_default=False)
-    ],
+    source: str = argument("FILE", 'A file; "-" is stdin.', show_default=False),
     out: Folder = None,
 ) -> None:
     """Turn an old command, Python call or manifest into today's; explain each change.
@@ -131,14 +118,9 @@ def translate(
 
 @app.command()
 def plan(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE",
-            help='Model, traffic, service levels: TOML or JSON; "-" is stdin.',
-            show_default=False,
-        ),
-    ],
+    source: str = argument(
+        "FILE", 'Model, traffic, service levels: TOML or JSON; "-" is stdin.', show_default=False
+    ),
     json_: AsJson = False,
     out: Out = None,
 ) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from ..base.outside.documents import read_toml
 from ..errors import ConfigError
 from .common import FAILED, ApiKey, AsJson, Out, status, writable, write_json
+from .flags import argument, setting
 
 
 def pairs(texts: Iterable[str], option: str) -> dict[str, object]:
@@ -32,49 +32,29 @@ def read_thresholds(file: Path | None) -> dict[str, object]:
 
 
 def diagnose(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="ENDPOINT|FILE",
-            help="A server's address; a saved page of /metrics; a report of outrider bench or vllm "
-            "bench serve; or facts by name as JSON.",
-        ),
-    ],
-    plain: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ENDPOINT|FILE",
-            help="The same without speculation. Two servers are also asked 8 short prompts, to "
-            "compare their greedy answers.",
-        ),
-    ] = None,
-    before: Annotated[
-        str | None, typer.Option(metavar="FILE", help="An earlier report: what was lost since.")
-    ] = None,
-    fact: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="What you know beside, as temperature=0.8."),
-    ] = None,
-    threshold: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Another threshold.")
-    ] = None,
-    thresholds: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Other thresholds: a TOML file.")
-    ] = None,
-    seconds: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=86_400,
-            help="Watch a server so long; 0 takes what it counted since its start.",
-        ),
-    ] = 0.0,
-    save: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", callback=writable, help="Keep what was seen: JSON to diagnose later."
-        ),
-    ] = None,
+    source: str = argument(
+        "ENDPOINT|FILE",
+        "A server's address; a saved page of /metrics; a report of outrider bench or vllm "
+        "bench serve; or facts by name as JSON.",
+    ),
+    plain: str | None = setting(
+        None,
+        "The same without speculation. Two servers are also asked 8 short prompts, to "
+        "compare their greedy answers.",
+        metavar="ENDPOINT|FILE",
+    ),
+    before: str | None = setting(None, "An earlier report: what was lost since.", metavar="FILE"),
+    fact: list[str] | None = setting(
+        None, "What you know beside, as temperature=0.8.", metavar="NAME=VALUE"
+    ),
+    threshold: list[str] | None = setting(None, "Another threshold.", metavar="NAME=VALUE"),
+    thresholds: Path | None = setting(None, "Other thresholds: a TOML file.", metavar="FILE"),
+    seconds: float = setting(
+        0.0, "Watch a server so long; 0 takes what it counted since its start.", min=0, max=86_400
+    ),
+    save: str | None = setting(
+        None, "Keep what was seen: JSON to diagnose later.", metavar="FILE", callback=writable
+    ),
     api_key: ApiKey = None,
     json_: AsJson = False,
     out: Out = None,

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
 from .common import FAILED, AsJson, Model, model_folder, status, write
+from .flags import setting
 
 
 def doctor(
     model: Model = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="The drafter: a checkpoint's or a head's folder."),
-    ] = None,
-    port: Annotated[int, typer.Option(help="Where the server would listen.")] = 8000,
-    host: Annotated[str, typer.Option(help="The address of that.")] = "127.0.0.1",
+    drafter: str | None = setting(
+        None, "The drafter: a checkpoint's or a head's folder.", metavar="PATH"
+    ),
+    port: int = setting(8000, "Where the server would listen."),
+    host: str = setting("127.0.0.1", "The address of that."),
     json_: AsJson = False,
 ) -> None:
     """Check the machine and the pair before serving; exit with 1 where something fails."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ..errors import OutriderError
 from .common import FAILED, AsJson, new_table, report_console, status, write
+from .flags import argument, setting
 from .spelling import App, hint
 
 if TYPE_CHECKING:
@@ -172,14 +173,12 @@ def drafters() -> None:
 
 @app.command("list")
 def list_drafters(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="Say also which drafters this target has at hand, and the memory that each takes: "
-            "a checkpoint's folder, .gguf file or hub name.",
-        ),
-    ] = None,
+    model: str | None = argument(
+        "MODEL",
+        "Say also which drafters this target has at hand, and the memory that each takes: "
+        "a checkpoint's folder, .gguf file or hub name.",
+        None,
+    ),
     json_: AsJson = False,
 ) -> None:
     """List all drafters: what each needs, costs and suits."""
@@ -209,18 +208,13 @@ def _texts() -> list[str]:
 
 @app.command()
 def check(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="The target: a folder or hub name.")
-    ],
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="The drafter's folder or hub name; retokenize:PATH for one with another "
-            "tokenizer.",
-        ),
-    ] = None,
-    target: Annotated[str | None, typer.Option(hidden=True)] = None,
+    model: str = argument("MODEL", "The target: a folder or hub name."),
+    drafter: str | None = setting(
+        None,
+        "The drafter's folder or hub name; retokenize:PATH for one with another tokenizer.",
+        metavar="PATH",
+    ),
+    target: str | None = setting(None, "", hidden=True),
     json_: AsJson = False,
 ) -> None:
     """Say how a drafter's checkpoint fits a target; exit with 1 where it does not.

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .common import SIGNS, AsJson, Model, model_folder, open_llm, screen, status, write
-from .flags import with_engine_options
+from .flags import engine_options, setting, with_parameters
 
 if TYPE_CHECKING:
     from ..audit.explain import ExplainedCandidate, Explanation, Position
@@ -153,24 +152,19 @@ def show(console: Console, explanation: Explanation) -> None:
     console.print(Text(GLOSSARY, "dim"))
 
 
-@with_engine_options("drafter", "num_speculative_tokens")
+@with_parameters(engine_options("drafter", "num_speculative_tokens"))
 def explain(
     model: Model = None,
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="Text to continue. A bundled piece of held-out code unless given."
-        ),
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.8,
-    seed: Annotated[int, typer.Option(help="Fixes the noise; another one, another text.")] = 0,
-    step: Annotated[
-        int | None,
-        typer.Option(
-            help="Which step after the prompt; unless given, the first with both an accepted and a "
-            "rejected token."
-        ),
-    ] = None,
+    prompt: str | None = setting(
+        None, "Text to continue. A bundled piece of held-out code unless given.", metavar="TEXT"
+    ),
+    temperature: float = setting(0.8, "0 takes the most likely token."),
+    seed: int = setting(0, "Fixes the noise; another one, another text."),
+    step: int | None = setting(
+        None,
+        "Which step after the prompt; unless given, the first with both an accepted and a "
+        "rejected token.",
+    ),
     json_: AsJson = False,
     **options: Any,
 ) -> None:

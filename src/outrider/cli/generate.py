@@ -7,9 +7,8 @@ import os
 import re
 import sys
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.text import Text
@@ -30,7 +29,7 @@ from .common import (
     shares,
     write,
 )
-from .flags import COMMON, flag, parameter, with_parameters
+from .flags import COMMON, argument, parameter, sampling, setting, with_parameters
 from .spelling import hint
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ SAMPLED = {
 }
 FIRST = ("temperature", "max_tokens", "seed", "n", *COMMON)
 """Options that stand first in the help."""
-Sampling = partial(typer.Option, rich_help_panel="Sampling")
 
 
 def arguments(model: str | None, text: str | None, prompt: bool) -> tuple[str | None, str | None]:
@@ -206,48 +204,35 @@ def stream(llm: LLM, prompt: str, params: SamplingParams) -> RequestState:
 
 
 @with_parameters(
-    parameter(o.name, o.type, flag(o, None if o.name in FIRST else panel))
+    parameter(o, None if o.name in FIRST else panel)
     for panel, table in (("Sampling", SAMPLED.values()), ("The engine", ENGINE_OPTIONS))
     for o in table
 )
 def generate(
     model: Model = None,
-    text: Annotated[str | None, typer.Argument(hidden=True)] = None,
-    prompt: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The text to continue; else --file or stdin.")
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Read the prompt from here.")
-    ] = None,
-    logit_bias: Annotated[
-        list[str] | None,
-        Sampling(metavar="ID=BIAS", help="Added to a token's logit; may be given again."),
-    ] = None,
-    bad_words: Annotated[
-        list[str] | None, Sampling(help="Never say this; may be given again.")
-    ] = None,
-    json_schema: Annotated[
-        str | None, Sampling(metavar="TEXT|FILE", help="Make the output JSON of this schema.")
-    ] = None,
-    regex: Annotated[str | None, Sampling(help="Make the output match this expression.")] = None,
-    grammar: Annotated[
-        str | None, Sampling(metavar="TEXT|FILE", help="Make the output follow it: Lark or GBNF.")
-    ] = None,
-    choice: Annotated[
-        list[str] | None, Sampling(help="Make the output one of these; give it again.")
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End at this string; may be given again.")
-    ] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Show the figures on stderr.")] = False,
+    text: str | None = argument("TEXT", "", None, hidden=True),
+    prompt: str | None = setting(
+        None, "The text to continue; else --file or stdin.", metavar="TEXT"
+    ),
+    file: Path | None = setting(None, "Read the prompt from here.", exists=True, dir_okay=False),
+    logit_bias: list[str] | None = sampling(
+        "Added to a token's logit; may be given again.", metavar="ID=BIAS"
+    ),
+    bad_words: list[str] | None = sampling("Never say this; may be given again."),
+    json_schema: str | None = sampling("Make the output JSON of this schema.", metavar="TEXT|FILE"),
+    regex: str | None = sampling("Make the output match this expression."),
+    grammar: str | None = sampling("Make the output follow it: Lark or GBNF.", metavar="TEXT|FILE"),
+    choice: list[str] | None = sampling("Make the output one of these; give it again."),
+    stop: list[str] | None = setting(None, "End at this string; may be given again."),
+    stats: bool = setting(False, "Show the figures on stderr.", "--stats"),
     json_: AsJson = False,
     **options: Any,
 ) -> None:
     """Continue a prompt; accepted tokens are green, the target's own after a draft cyan."""
-    sampling = {name: options.pop(name) for name in SAMPLED}
-    if sampling["logprobs"] is not None and not json_:
+    drawn = {name: options.pop(name) for name in SAMPLED}
+    if drawn["logprobs"] is not None and not json_:
         raise typer.BadParameter("--logprobs needs --json.")
-    given = {name: value for name, value in sampling.items() if value is not None}
+    given = {name: value for name, value in drawn.items() if value is not None}
     params = SamplingParams(
         **{**USUAL, **given}, stop=stop, logit_bias=read_bias(logit_bias), bad_words=bad_words,
         structured_outputs=read_form(json_schema, regex, grammar, choice),

@@ -19,6 +19,7 @@ from ..ops.guard.judge import DOWN
 from ..ops.guard.policy import SIGNALS, read
 from ..ops.guard.store import LONGEST_EVENT, GuardStore
 from .common import AsJson, write, write_json
+from .flags import argument, setting
 from .spelling import App
 
 app = App()
@@ -35,7 +36,7 @@ def guard() -> None:
 @app.command()
 def run(
     policy: PolicyFile,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide and tell, act never.")] = False,
+    dry_run: bool = setting(False, "Decide and tell, act never.", "--dry-run"),
     json_: AsJson = False,
 ) -> None:
     """Run the guard until it is interrupted; what it changed stays as it is."""
@@ -105,7 +106,7 @@ def _reason(name: str, text: str) -> str:
 def history(
     policy: PolicyFile,
     json_: AsJson = False,
-    last: Annotated[int, typer.Option("--last", min=1, help="Entries, the newest.")] = 50,
+    last: int = setting(50, "Entries, the newest.", "--last", min=1),
 ) -> None:
     """Show what the guard did, and why."""
     entries = GuardStore(read(policy).folder, create=False).history(last)
@@ -134,7 +135,7 @@ def _entry(entry: dict[str, Any]) -> str:
 @app.command()
 def force(
     policy: PolicyFile,
-    mode: Annotated[str, typer.Argument(help=f"{', '.join(FORCIBLE)}.", show_default=False)],
+    mode: str = argument("MODE", f"{', '.join(FORCIBLE)}.", show_default=False),
 ) -> None:
     """Hold the guard in one state, until release; it obeys at its next evaluation."""
     if mode not in FORCIBLE:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.table import Table
@@ -28,7 +28,7 @@ from .common import (
     writable,
     write_report,
 )
-from .flags import setting, with_flags
+from .flags import argument, setting, with_flags
 
 KEYS = ["OUTRIDER_API_KEY", "OPENAI_API_KEY"]
 PERCENTILES = (50, 90, 95, 99)
@@ -255,7 +255,7 @@ class LoadFlags:
 @with_flags(LoadFlags)
 def serve(
     flags: LoadFlags,
-    url: Annotated[str, typer.Argument(help="The server, as in http://127.0.0.1:8000.")],
+    url: str = argument("URL", "The server, as in http://127.0.0.1:8000."),
 ) -> None:
     """Load a server with OpenAI's API and measure what its users would see.
 

@@ -1,15 +1,13 @@
 """``outrider bench quality``: what quantised weights cost in quality."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 
 from ..bench.intervals import shown
 from .common import (
     AsJson,
-    Dtype,
     Model,
     Out,
     lines,
@@ -20,6 +18,7 @@ from .common import (
     status,
     write_report,
 )
+from .flags import setting
 
 DEFINITIONS = (
     "bits: of a weight as stored, scales and what is not quantised too · loss: perplexity over the "
@@ -53,28 +52,22 @@ def table(report: dict[str, Any]) -> Table:
 
 def quality(
     model: Model = None,
-    quantization: Annotated[
-        str,
-        typer.Option(
-            metavar="RECIPES",
-            help="What to measure, with commas: recipes as generate takes them, or quantised "
-            "checkpoints with the same tokenizer.",
-        ),
-    ] = "int8,int4",
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            metavar="FILE",
-            help="Text to read; may be given again. Unless given, modules of Python's standard "
-            "library that the pocket pair was not trained on.",
-        ),
-    ] = None,
-    windows: Annotated[
-        int, typer.Option(min=8, help="Read so many windows of 512 tokens, spread over the text.")
-    ] = 64,
-    dtype: Dtype = "bfloat16",
+    quantization: str = setting(
+        "int8,int4",
+        "What to measure, with commas: recipes as generate takes them, or quantised "
+        "checkpoints with the same tokenizer.",
+        metavar="RECIPES",
+    ),
+    text: list[Path] | None = setting(
+        None,
+        "Text to read; may be given again. Unless given, modules of Python's standard "
+        "library that the pocket pair was not trained on.",
+        exists=True,
+        dir_okay=False,
+        metavar="FILE",
+    ),
+    windows: int = setting(64, "Read so many windows of 512 tokens, spread over the text.", min=8),
+    dtype: str = setting("bfloat16", "auto, float32, bfloat16 or float16."),
     json_: AsJson = False,
     out: Out = None,
 ) -> None:

@@ -1,26 +1,22 @@
 """``outrider quantize``: a checkpoint made few-bit once and for all."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from .common import ended_cleanly, lines, status
+from .flags import argument, setting
 
 
 def quantize(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A checkpoint's folder, .gguf file or hub name.")
-    ],
-    out: Annotated[Path, typer.Argument(help="The new folder.")],
-    quantization: Annotated[
-        str,
-        typer.Option(
-            metavar="RECIPE",
-            help="int8 or int4, with -g32, -g64, -g128 or -channel for the group, "
-            "and -zp for zero points, as in int4-g64-zp.",
-        ),
-    ],
+    model: str = argument("MODEL", "A checkpoint's folder, .gguf file or hub name."),
+    out: Path = argument("OUT", "The new folder."),
+    quantization: str = setting(
+        ...,
+        "int8 or int4, with -g32, -g64, -g128 or -channel for the group, "
+        "and -zp for zero points, as in int4-g64-zp.",
+        metavar="RECIPE",
+    ),
 ) -> None:
     """Write a quantised copy of a checkpoint, in the layout of compressed-tensors."""
     with status("loading"):

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ from ..server.options import (
     toml,
 )
 from .common import AsJson, exit_code, model_folder, write, write_json
-from .flags import COMMON, flag, parameter, with_parameters
+from .flags import COMMON, parameter, with_parameters
 
 FIRST = (
     *COMMON, "host", "port", "api_key", "served_model_name", "dtype", "max_model_len",
@@ -37,15 +38,9 @@ def panel(name: str) -> str | None:
 
 
 PARAMETERS = (
-    *(parameter(option.name, option.type, flag(option, panel(option.name))) for option in OPTIONS),
-    *(
-        parameter(
-            old, BY_NAME[current].type,
-            typer.Option("--" + old.replace("_", "-"), hidden=True, show_envvar=False),
-        )
-        for old, current in DEPRECATED.items()
-    ),
-)  # fmt: skip
+    *(parameter(option, panel(option.name)) for option in OPTIONS),
+    *(parameter(replace(BY_NAME[now], name=old), hidden=True) for old, now in DEPRECATED.items()),
+)
 """Every option of a server; None where it is not given."""
 
 Target = Annotated[

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import typer
@@ -15,11 +17,8 @@ MOST_OPTIONS = 12
 """Options of a command that stand first in its help, in the order of their parameters."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-MOVED = {
-    **{name: name for name in ("advise", "roi", "checklist", "doctor", "diagnose")},
-    **{name: name for name in ("deploy", "guard")},
-    "observe": "alerts",
-}
+TOOLS = ("advise", "roi", "checklist", "doctor", "diagnose", "deploy", "guard")
+MOVED = {**dict(zip(TOOLS, TOOLS, strict=True)), "observe": "alerts"}
 """Commands that stood at the top, and their names in ``outrider ops``."""
 RENAMED = {
     "--workload": "--prompts", "--dataset": "--prompts", "--sample": "--prompts",
@@ -33,52 +32,13 @@ def hint(text: str) -> None:
     typer.echo(f"hint: {text}", err=True)
 
 
-def _names(args: list[str], valued: Collection[str]) -> Iterator[int]:
-    """Yield where the names of options stand; values of those in ``valued`` are no names."""
-    words = iter(enumerate(args))
-    for i, word in words:
-        if word == "--":
-            return
-        if word.startswith("-"):
-            yield i
-        if word in valued:
-            next(words, None)
-
-
-def _renamed(args: list[str], own: Collection[str], valued: Collection[str]) -> list[str]:
-    """Return the arguments of a command with the options' names of today; ``own`` are its own."""
-    words = list(args)
-    for i in _names(args, valued):
-        name, equals, value = words[i].partition("=")
-        now = RENAMED.get(name)
-        if now is not None and name not in own and now in own:
-            hint(f"{name} is {now} now.")
-            words[i] = f"{now}{equals}{value}"
-    return words
-
-
-def _model_first(args: list[str], valued: Collection[str]) -> list[str]:
-    """Return the arguments with the value of ``--model``, the last one, first and unnamed."""
-    model, gone = list[str](), set[int]()
-    for i in _names(args, valued):
-        if args[i].startswith("--model="):
-            model, gone = [args[i].partition("=")[2]], gone | {i}
-        elif args[i] == "--model":
-            if i + 1 == len(args):
-                raise typer.BadParameter("--model has no value; give MODEL as the argument.")
-            model, gone = [args[i + 1]], gone | {i, i + 1}
-    return [*model, *(word for i, word in enumerate(args) if i not in gone)]
-
-
-def _file_of_json(args: list[str], valued: Collection[str]) -> list[str] | None:
-    """Return the arguments with ``--json FILE`` as ``--out FILE``; None where there is none."""
-    for i in _names(args, valued):
-        name, equals, file = args[i].partition("=")
-        file = file if equals else "".join(args[i + 1 : i + 2])
-        if name == "--json" and (file == "-" or file.endswith(".json")):
-            now = ["--json"] if file == "-" else ["--out", file]
-            return [*args[:i], *now, *args[i + 1 if equals else i + 2 :]]
-    return None
+def _parted(args: list[str], valued: Collection[str]) -> Iterator[list[str]]:
+    """Yield each word, the names of options in ``valued`` with the words of their values."""
+    words = deque(args)
+    while words:
+        word = words.popleft()
+        rest = len(words) if word == "--" else min(len(words), word in valued)
+        yield [word, *(words.popleft() for _ in range(rest))]
 
 
 def _valued(command: Any) -> set[str]:
@@ -88,17 +48,46 @@ def _valued(command: Any) -> set[str]:
     return {name for name in own | {*RENAMED, "--model"} if name not in flags}
 
 
+def _today(command: Any, args: list[str]) -> list[str]:
+    """Return the words of a command as they are spelled today: MODEL first, options renamed."""
+    own = {name for param in command.params for name in param.opts}
+    moved = "model" in own and "--model" not in own
+    model, words = list[str](), list[str]()
+    for part in _parted(args, _valued(command)):
+        name, equals, value = part[0].partition("=")
+        now = RENAMED.get(name, name)
+        if now != name and name not in own and now in own | {"--model"}:
+            hint(f"{name} is {now} now.")
+            name, part[0] = now, f"{now}{equals}{value}"
+        if name != "--model" or not moved:
+            words += part
+        elif equals or part[1:]:
+            model = [value] if equals else part[1:]
+        else:
+            raise typer.BadParameter("--model has no value; give MODEL as the argument.")
+    return [*model, *words]
+
+
+def _file_of_json(args: list[str], valued: Collection[str]) -> list[str] | None:
+    """Return the arguments with ``--json FILE`` as ``--out FILE``; None where there is none."""
+    parts = [*_parted(args, valued), [""]]
+    for i, (part, behind) in enumerate(pairwise(parts)):
+        name, equals, file = part[0].partition("=")
+        file = file if equals else behind[0]
+        if name == "--json" and (file == "-" or file.endswith(".json")):
+            parts[i : i + 1 + (not equals)] = [["--json"] if file == "-" else ["--out", file]]
+            return [word for part in parts[:-1] for word in part]
+    return None
+
+
 class Command(TyperCommand):
     """A command: MODEL may be an option, too, and help comes in panels, one after the other."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words of the command; old spellings are read as those of today."""
-        own = {name for param in self.params for name in param.opts}
-        valued = _valued(self)
-        args = _renamed(args, own | {"--model"}, valued)
-        if "model" in own and "--model" not in own:
-            args = _model_first(args, valued)
-        older = _file_of_json(args, valued) if "--out" in own else None
+        args = _today(self, args)
+        has_out = any("--out" in param.opts for param in self.params)
+        older = _file_of_json(args, _valued(self)) if has_out else None
         if older is not None:
             try:
                 read = super().parse_args(ctx, older)
@@ -139,10 +128,8 @@ class Group(TyperGroup):
         default = command.commands.get(command.default or "")
         if default is None:
             return name, command, rest
-        valued = _valued(default)
-        options = {i: rest[i] in valued for i in _names(rest, valued)}
-        taken = {*options, *(i + 1 for i, has_value in options.items() if has_value)}
-        first = next((word for i, word in enumerate(rest) if i not in taken), None)
+        words = (part[0] for part in _parted(rest, _valued(default)))
+        first = next((word for word in words if not word.startswith("-")), None)
         if first in command.commands and first != command.default:
             raise typer.BadParameter(f"{rest[0]} stands before {first}; put it behind.")
         return name, default, rest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
@@ -14,7 +14,7 @@ from rich.text import Text
 from ..errors import OutriderError
 from .common import ApiKey, AsJson, model_folder, new_table, screen, status, telling, write_json
 from .endpoint import audit as audit_endpoint
-from .flags import engine_options, setting, with_flags
+from .flags import argument, engine_options, setting, with_flags
 
 if TYPE_CHECKING:
     from ..audit.outcome import AuditReport, Check
@@ -133,14 +133,12 @@ class VerifyFlags:
 )
 def verify(
     flags: VerifyFlags,
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="The target: a checkpoint's folder, .gguf file or hub name; the bundled pocket "
-            "pair unless given. With --endpoint, the model's name there.",
-        ),
-    ] = None,
+    model: str | None = argument(
+        "MODEL",
+        "The target: a checkpoint's folder, .gguf file or hub name; the bundled pocket "
+        "pair unless given. With --endpoint, the model's name there.",
+        None,
+    ),
     **options: Any,
 ) -> None:
     """Prove that nothing is lost: plain against speculative, every rule against the oracle."""
