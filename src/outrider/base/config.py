@@ -65,9 +65,7 @@ def free_memory() -> int:
 def parse_memory(value: int | float | str | None) -> int | None:
     """Return the cache's bytes from ``memory``: bytes, a share of free memory, or a text ("2GiB").
 
-    A float in (0, 1] is a share; None leaves the choice to the engine.
-
-    Raises ConfigError: the value is none of these.
+    A float in (0, 1] is a share; None leaves the choice to the engine. Others are refused.
     """
     if value is None:
         return None
@@ -95,13 +93,10 @@ USUAL_GROUP = {4: 128, 8: None}
 
 @dataclass(frozen=True)
 class Recipe:
-    """A quantisation of weights, for every matrix but the head.
+    """A quantisation of weights to 4 or 8 bits, for every matrix but the head.
 
-    Args:
-        bits: 4 or 8.
-        group: inputs that share a scale; None is a whole row ("per channel").
-        zeros: whether a group has a zero point of its own.
-        coarse: whether the native step gives activations 8 bits, not 16.
+    ``group`` inputs share a scale; None is a whole row ("per channel"). With ``zeros`` a group has
+    a zero point; with ``coarse`` the native step gives activations 8 bits, not 16.
     """
 
     bits: int
@@ -114,9 +109,7 @@ class Recipe:
         """Return the recipe of a text: int4 or int8, then the group, then -zp, then -a8.
 
         The group is -g32, -g64, -g128 or -channel. Without one int4 has groups of 128, and int8 is
-        per channel.
-
-        Raises ConfigError: the text is no recipe.
+        per channel. A text that is no recipe is refused.
         """
         name = text if isinstance(text, str) else ""
         match = re.fullmatch(r"int([48])(?:-(?:g(32|64|128)|(channel)))?(-zp)?(-a8)?", name)
@@ -161,9 +154,7 @@ AUTOMATIC = {"auto": "int8-a8", "auto-few": "int4-a8"}
 class EngineConfig:
     """Limits and budgets of one engine; every field with a help text is an option of ``LLM``.
 
-    ``page_size`` is how many tokens a page of the cache holds.
-
-    Raises ConfigError: a value is out of its range.
+    Values out of range are refused. ``page_size`` is how many tokens a page of the cache holds.
     """
 
     num_speculative_tokens: int | None = option(
@@ -307,10 +298,7 @@ class EngineConfig:
         return LONGEST_DRAFT if self.preset is None else PRESETS[self.preset].longest
 
     def model_length(self, context: int) -> int:
-        """Return the longest sequence, given the target's ``context``.
-
-        Raises ConfigError: max_model_len is above the context, or K does not fit into it.
-        """
+        """Return the longest sequence in the target's ``context``; refuse what does not fit."""
         length = self.max_model_len if self.max_model_len is not None else context
         if length > context:
             raise ConfigError(

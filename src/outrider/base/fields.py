@@ -19,8 +19,6 @@ from .limits import LARGEST_FLOAT, LARGEST_INT
 from .outside.text import printable
 
 ITEMS = {int: "whole numbers", str: "texts", list: "lists", dict: "objects"}
-
-
 ADVICE = re.compile(r"trust_remote_code|weights_only|allow_pickle|pip install|force_download")
 """Words of library messages whose advice is unsafe here, or about calls that users do not make."""
 
@@ -50,24 +48,15 @@ def readable(what: str, remedy: str) -> Iterator[None]:
 
 
 def check_plain(file: Path, state: os.stat_result) -> None:
-    """Refuse pipes, devices and folders: reading a pipe may never end.
-
-    Args:
-        file: where it is.
-        state: what the system says of it.
-
-    Raises ModelError: it is one of them.
-    """
+    """Refuse pipes, devices and folders, by their ``state``: reading a pipe may never end."""
     if not S_ISREG(state.st_mode):
         raise ModelError(f"{file} is not a regular file; replace it by the checkpoint's own file.")
 
 
 def fill(buffer: NDArray[np.uint8], path: Path, begin: int) -> None:
-    """Read bytes of a file from ``begin`` on into ``buffer``, which has their number.
+    """Fill ``buffer`` with the bytes of a file from ``begin`` on; refuse one that is shorter.
 
     They are read, not mapped: a mapped file that shrinks kills the process.
-
-    Raises ModelError: the file is gone or has become shorter.
     """
     at = 0
     try:
@@ -83,10 +72,7 @@ def fill(buffer: NDArray[np.uint8], path: Path, begin: int) -> None:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in ``file``.
-
-    Raises ModelError: the file cannot be read, or holds no JSON object.
-    """
+    """Return the JSON object in ``file``; refuse one that cannot be read, or holds none."""
     try:
         check_plain(file, file.stat())
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -103,13 +89,9 @@ def read_object(file: Path) -> dict[str, Any]:
 class Fields:
     """Named values of one file, each checked for type and range when it is read.
 
-    Methods return ``default`` for a value that is missing or null, and refuse it without a default.
-
-    Args:
-        values: the values by name.
-        where: the file and its section, for messages.
-
-    Raises ModelError: a value is missing, of another type, or out of range.
+    Methods return ``default`` for a value that is missing or null. They raise ModelError where it
+    is missing without a default, of another type, or out of range. ``where`` names the file and its
+    section in messages.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:

@@ -13,12 +13,9 @@ MEMORY_FILES = (
 
 
 def folders(controller: str, groups: Path = GROUPS, own: Path = OWN) -> Iterator[Path]:
-    """Return the folders of this process's groups, from the mount down.
+    """Yield the folders of this process's groups of cpu or memory, from the mount down.
 
-    Args:
-        controller: cpu or memory.
-        groups: where control groups are mounted.
-        own: the file in which Linux lists the groups of this process.
+    ``groups`` is the mount, ``own`` the file in which Linux lists the groups of this process.
     """
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
@@ -28,8 +25,7 @@ def folders(controller: str, groups: Path = GROUPS, own: Path = OWN) -> Iterator
     for line in lines:
         for name in line[1].split(","):
             paths[name] = Path(line[2])
-    for mount, name in ((groups, ""), (groups / controller, controller)):
-        folder = mount
+    for folder, name in ((groups, ""), (groups / controller, controller)):
         yield folder
         for part in paths[name].parts[1:]:
             folder = folder / part
@@ -37,18 +33,15 @@ def folders(controller: str, groups: Path = GROUPS, own: Path = OWN) -> Iterator
 
 
 def cpu_quota(groups: Path = GROUPS, own: Path = OWN) -> float | None:
-    """Return the CPUs that control groups grant, the smallest of their limits; None without one.
-
-    The limits of a group and of all groups above it count. The arguments are those of ``folders``.
-    """
-    found = (_quota(folder) for folder in folders("cpu", groups, own))
-    return min((quota for quota in found if quota is not None), default=None)
+    """Return the CPUs that control groups grant, the smallest of all limits; None without one."""
+    quotas = map(_quota, folders("cpu", groups, own))
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def memory_left(groups: Path = GROUPS, own: Path = OWN) -> int | None:
-    """Return the bytes that control groups still grant; None without a limit. See ``cpu_quota``."""
-    found = (_left(folder) for folder in folders("memory", groups, own))
-    return min((left for left in found if left is not None), default=None)
+    """Return the bytes that control groups still grant; None without a limit."""
+    rests = map(_left, folders("memory", groups, own))
+    return min((left for left in rests if left is not None), default=None)
 
 
 def _quota(folder: Path) -> float | None:

@@ -96,8 +96,7 @@ def check_number(name: str, value: object, number: Number, where: str = "") -> N
 
 def check_ids(owner: object, name: str, ids: Collection[Any]) -> None:
     """Refuse ids that no vocabulary has."""
-    wrong = wrong_ids(ids, LARGEST_INT + 1)
-    if wrong:
+    if wrong := wrong_ids(ids, LARGEST_INT + 1):
         refuse(owner, name, wrong, TOKEN_ID.remedy)
 
 

@@ -18,14 +18,11 @@ TOGETHER = "+"
 
 @dataclass(frozen=True)
 class Method:
-    """A way to draft.
+    """A way to draft, by its name in commands, specs and advice.
 
-    Args:
-        name: its name in commands, specs and advice.
-        others: its names in engines and guides, in lower case with underscores.
-        checkpoint: whether it drafts with a checkpoint of its own, which must be named.
-        ours: the drafter of this engine that does it; None if there is none.
-        costs: the form of its costs in ``ops.planning``, such as lookup; None if they are unknown.
+    ``others`` are its names in engines and guides, in lower case with underscores. With
+    ``checkpoint`` it drafts with a checkpoint of its own, which must be named. ``ours`` is this
+    engine's drafter, and ``costs`` the form of its costs in ``ops.planning``; None for none.
     """
 
     name: str
@@ -36,7 +33,7 @@ class Method:
 
     @property
     def head(self) -> bool:
-        """Whether it drafts with a head on the target's states, whose costs are known."""
+        """True if it drafts with a head on the target's states, whose costs are known."""
         return self.checkpoint and self.costs not in (None, "model")
 
 
@@ -95,9 +92,9 @@ def named_method(name: object, where: str, among: Iterable[str] = NAMES) -> Meth
     Raises ConfigError: it names none of them; ``where`` says what was given.
     """
     known = list(among)
-    found = find_method(name)
-    if found is None or found.name not in known:
-        near = difflib.get_close_matches(str(name), known, 1) if found is None else []
+    method = find_method(name)
+    if method is None or method.name not in known:
+        near = difflib.get_close_matches(str(name), known, 1) if method is None else []
         hint = f"did you mean {near[0]!r}?" if near else f"give {', '.join(known)}."
         raise ConfigError(f"{where} is {shown(name)}; {hint}")
-    return found
+    return method

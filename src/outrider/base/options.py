@@ -14,15 +14,9 @@ TYPES: dict[str, type] = {"str": str, "int": int, "bool": bool, "float": float}
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
+    """One option, with the range of an int or a float; its name has underscores.
 
-    Args:
-        name: with underscores; the flag has hyphens, the variable is in capitals.
-        type: str, int, float or bool.
-        default: None means unset.
-        help: one sentence.
-        low, high: the range of an int or a float.
-        zero: 0 is allowed too, and turns the option off.
+    A ``default`` of None means unset. With ``zero`` 0 is allowed too, and turns the option off.
     """
 
     name: str
@@ -73,10 +67,7 @@ def options_of(owner: type) -> Iterator[Option]:
 
 
 def check_fields(owner: Any) -> None:
-    """Refuse values of a dataclass that the checks of its fields do not allow.
-
-    Raises ConfigError: the first such value.
-    """
+    """Refuse the first value of a dataclass that the checks of its fields do not allow."""
     for each in fields(owner):
         value, choices = getattr(owner, each.name), each.metadata["choices"]
         if each.metadata["number"] is not None:

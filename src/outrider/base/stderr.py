@@ -16,11 +16,7 @@ STDERR = 2
 
 
 class Stderr(io.TextIOBase):
-    """Text for a file descriptor, written by a thread of its own.
-
-    Args:
-        fd: a file that may be full, closed or a pipe without a reader.
-    """
+    """Text for a file descriptor, written by a thread: it may be full, closed or never read."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -34,23 +30,17 @@ class Stderr(io.TextIOBase):
         threading.Thread(target=self._run, name="outrider-stderr", daemon=True).start()
 
     def writable(self) -> bool:
-        """Return True: texts can be written."""
         return True
 
     def fileno(self) -> int:
-        """Return the file's descriptor."""
         return self._fd
 
     def isatty(self) -> bool:
-        """Return True for a terminal."""
         return os.isatty(self._fd)
 
     def write(self, text: str) -> int:
-        """Queue ``text`` for the thread, or drop it where too much waits.
-
-        Raises TypeError: it is no text; click finds out that way what a stream takes.
-        """
-        if not isinstance(text, str):
+        """Queue ``text`` for the thread, or drop it where too much waits."""
+        if not isinstance(text, str):  # click finds out that way what a stream takes
             raise TypeError("stderr takes text")
         with self._changed:
             if self._waiting + len(text) > MOST_WAITING:

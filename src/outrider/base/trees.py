@@ -10,10 +10,10 @@ CHAINS = [list(range(-1, length - 1)) for length in range(64)]
 
 def depths(parents: Iterable[int]) -> list[int]:
     """Return the depth of each node, 1 and up."""
-    found: list[int] = []
+    by_node: list[int] = []
     for parent in parents:
-        found.append(1 if parent < 0 else found[parent] + 1)
-    return found
+        by_node.append(1 if parent < 0 else by_node[parent] + 1)
+    return by_node
 
 
 def sizes(parents: Sequence[int]) -> list[int]:

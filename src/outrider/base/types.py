@@ -90,14 +90,9 @@ Logprobs = dict[int, Logprob]
 class Speculation:
     """The drafting that one request wants; its output does not depend on it.
 
-    Args:
-        enabled: False decodes plainly.
-        drafter: the name of one of the engine's drafters; None takes the engine's default.
-        num_speculative_tokens: longest draft, 0 or more; None takes the engine's.
-        prediction: ids that the output is expected to resemble, for drafter "prediction".
-
-    Raises:
-        ConfigError: a value is out of its range.
+    ``drafter`` names one of the engine's, ``num_speculative_tokens`` is the longest draft, 0 or
+    more; None takes the engine's. ``prediction`` are ids that the output is expected to resemble,
+    for drafter "prediction".
     """
 
     enabled: bool = True
@@ -136,9 +131,6 @@ class Request:
     Requests wait by ``priority``, lowest first, then by order of arrival. Only requests with the
     same ``cache_salt`` share cached prefixes. Nobody reads the output of an ``offline`` request
     before its batch is done, so that it may wait for the prompts of others.
-
-    Raises:
-        ConfigError: ``seed`` or ``priority`` is out of its range.
     """
 
     id: str
@@ -164,13 +156,8 @@ class Request:
 def check_vocabulary(
     name: str, ids: Collection[int], vocabulary: int, param: str | None = None
 ) -> None:
-    """Refuse ids outside a vocabulary of that size; ``param`` is the option that has them.
-
-    Raises:
-        RequestError: one of them is not.
-    """
-    wrong = wrong_ids(ids, vocabulary)
-    if wrong:
+    """Refuse ids outside a vocabulary of that size; ``param`` is the option that has them."""
+    if wrong := wrong_ids(ids, vocabulary):
         raise RequestError(
             f"{name} has token id {', '.join(map(shown, wrong))}, but the vocabulary ends at "
             f"{vocabulary - 1} (it has {vocabulary}).", param,
@@ -250,8 +237,8 @@ class SequenceState:
 
     ``tokens`` are committed tokens only: the prompt, then the output, at most ``limit`` of them
     (the scheduler's word). ``num_computed`` have keys and values in the cache, on ``pages``: an
-    array, which the native step takes whole. ``keys`` are those of its full pages, of which the
-    first ``named`` can be found by others. ``has_wishes`` is True where the request does not leave
+    array, which the native step takes whole. ``keys`` are those of its full pages, of which others
+    can look up the first ``named``. ``has_wishes`` is True where the request does not leave
     drafting to the engine. ``workload`` names those that are expected to fare alike.
     """
 

@@ -52,10 +52,7 @@ def translate_deprecated(name: str, value: Any) -> tuple[str, Any]:
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of ``LLM`` in our names; warn where a name is deprecated.
-
-    Raises ConfigError: an option is unknown, or asks for something that this engine lacks.
-    """
+    """Return the options of ``LLM`` in our names; warn of deprecated ones, refuse unknown ones."""
     translated: dict[str, Any] = {}
     for name, value in options.items():
         if name in IGNORED:
@@ -94,10 +91,7 @@ def of_engine_args(args: object) -> dict[str, Any]:
 
 
 def _speculative(config: object) -> dict[str, Any]:
-    """Return the options that vLLM's ``speculative_config``, an object or its JSON, sets.
-
-    Raises ConfigError: it is no object, or asks for a method or an option that is not here.
-    """
+    """Return the options that vLLM's ``speculative_config``, an object or its JSON, sets."""
     if isinstance(config, str):
         try:
             config = json.loads(config)

@@ -1,8 +1,7 @@
 """Keeps configs of transformers from importing what runs activations.
 
-Every config imports ``transformers.utils.type_validators``, which takes the names of activations
-from ``transformers.activations``. That module brings torch's compiler, its distributed tensors and
-sympy along: seconds and memory for each process, of which native families use nothing.
+Every config takes the names of activations from ``transformers.activations``, which brings torch's
+compiler, its distributed tensors and sympy along: seconds and memory for each process.
 """
 
 import sys
@@ -19,17 +18,13 @@ class Activations(Mapping[str, Any]):
     """``transformers.activations.ACT2FN``, imported when it is looked at."""
 
     def __getitem__(self, name: str) -> Any:
-        return self._all()[name]
+        return import_module(_ACTIVATIONS).ACT2FN[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
+        return iter(import_module(_ACTIVATIONS).ACT2FN)
 
     def __len__(self) -> int:
-        return len(self._all())
-
-    @staticmethod
-    def _all() -> Any:
-        return import_module(_ACTIVATIONS).ACT2FN
+        return len(import_module(_ACTIVATIONS).ACT2FN)
 
 
 def auto_config() -> Any:

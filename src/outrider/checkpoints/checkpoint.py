@@ -44,7 +44,7 @@ class Checkpoint:
 
     @property
     def quantised(self) -> bool:
-        """Whether its files may hold quantised matrices."""
+        """True if its files may hold quantised matrices."""
         of_config = getattr(self.config, "quantization_config", None)
         return isinstance(self.tensors, GGUFTensors) or bool(of_config)
 

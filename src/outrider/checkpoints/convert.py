@@ -33,9 +33,6 @@ def convert(folder: Path, out: Path) -> int:
     A file of weights stands for the folder that it is in. Other files are copied. Pickled weights
     are read in a process of its own, as tensors alone and within a limit of memory. Returns the
     number of tensors.
-
-    Raises:
-        ConfigError: ``out`` is not empty, or a GGUF file is given, which serving reads.
     """
     if is_gguf(folder):
         raise ConfigError(f"{folder} needs no conversion; give it as it is, as model or drafter.")
@@ -50,22 +47,14 @@ def convert(folder: Path, out: Path) -> int:
     pickled = [] if plain else _pickled(folder)
     if not plain and not pickled:
         raise ModelError(f"{folder} has no weights: neither .safetensors nor {', '.join(PICKLED)}.")
+    others = [f for f in folder.iterdir() if f.is_file() and not f.name.endswith(NOT_COPIED)]
+    index = [folder / INDEX] if plain and (folder / INDEX).is_file() else []
     with new_folder(out) as new:
-        _write(folder, plain, pickled, new)
+        for file in (*others, *plain, *index):
+            shutil.copyfile(file, new / file.name)
+        if pickled:
+            _unpickle(pickled, new / "model.safetensors")
         return _named(new)
-
-
-def _write(folder: Path, plain: list[Path], pickled: list[Path], out: Path) -> None:
-    """Fill the new folder ``out``."""
-    for file in folder.iterdir():
-        if file.is_file() and not file.name.endswith(NOT_COPIED):
-            shutil.copyfile(file, out / file.name)
-    for file in plain:
-        shutil.copyfile(file, out / file.name)
-    if plain and (folder / INDEX).is_file():
-        shutil.copyfile(folder / INDEX, out / INDEX)
-    if pickled:
-        _unpickle(pickled, out / "model.safetensors")
 
 
 def _pickled(folder: Path) -> list[Path]:
@@ -79,8 +68,7 @@ def _pickled(folder: Path) -> list[Path]:
         return sorted({folder / name for name in names.values()})
     files = [file for file in sorted(folder.iterdir()) if file.suffix in PICKLED]
     # Optimizers and arguments of training lie beside weights.
-    weights = [f for f in files if f.stem.startswith(NAMED)]
-    return weights or files
+    return [file for file in files if file.stem.startswith(NAMED)] or files
 
 
 def _unpickle(files: list[Path], out: Path) -> None:

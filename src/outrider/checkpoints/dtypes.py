@@ -24,9 +24,8 @@ def native_dtype(name: str, checkpoint: torch.dtype, isa: str | None = None) -> 
     """Return the native step's arithmetic for a ``dtype`` option, given the checkpoint's.
 
     "auto" takes the checkpoint's, and bfloat16 for float16, which the native step does not have:
-    matrices and embeddings that are not quantised keep 8 of 11 bits, as do activations; float32
-    would keep all, at twice the memory and half the speed. Norms and biases are fp32. From AVX2 on
-    the native step widens bfloat16 as fast as it reads it; a "portable" ``isa`` takes float32.
+    float32 would keep 3 bits more, at twice the memory and half the speed. Norms and biases are
+    fp32. A "portable" ``isa``, which cannot widen bfloat16 as fast as it reads, takes float32.
     """
     if name != "auto":
         return choose_dtype(name, checkpoint)

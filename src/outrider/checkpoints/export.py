@@ -25,7 +25,7 @@ from ..base.config import Recipe
 from ..errors import ConfigError, ModelError
 from .checkpoint import open_checkpoint
 from .families import Architecture
-from .files import Files
+from .files import INDEX, Files
 from .folders import new_folder, save_file
 from .formats.shared import Tensors
 from .plain_config import whole
@@ -66,9 +66,6 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
     Other files are copied; a GGUF file's config and tokenizer become files. Matrices that keep
     their codes (``weights.stays``) are written as they are. Loading ``out`` gives the same bits as
     loading ``folder`` with that quantization. Returns the mean bits of a weight.
-
-    Raises:
-        ConfigError: ``out`` is not empty, the recipe includes activations, or see ``check_left``.
     """
     if recipe.coarse:
         raise ConfigError(
@@ -109,18 +106,25 @@ def _options(config: PretrainedConfig) -> dict[str, Any]:
 
 def _write_weights(source: Source, out: Path, recipe: Recipe, architecture: Architecture) -> float:
     """Write the safetensors files of the copy, and return the mean bits per weight."""
-    files: list[tuple[Path, list[str]]] = []
+    parts: list[list[str]] = []
     size = bits = count = 0
     shard: dict[str, torch.Tensor] = {}
+
+    def write() -> None:
+        file = out / f"part-{len(parts)}.safetensors"
+        save_file(shard, file, metadata={"format": "pt", "quantization": str(recipe)})
+        parts.append(sorted(shard))
+        shard.clear()
+
     for tensors, weights in _tensors(source, recipe, architecture.tied):
         added = sum(t.nbytes for t in tensors.values())
         if shard and size + added > MAX_SHARD:
-            files.append(_write(out, len(files), shard, recipe))
-            shard, size = {}, 0
+            write()
+            size = 0
         shard |= tensors
         size, bits, count = size + added, bits + 8 * added, count + weights
-    files.append(_write(out, len(files), shard, recipe))
-    _name(out, files, bits // 8)
+    write()
+    _name(out, parts, bits // 8)
     return bits / count
 
 
@@ -141,27 +145,16 @@ def _tensors(
                 yield {name: source.get(name, shape)}, size
 
 
-def _write(
-    out: Path, number: int, shard: dict[str, torch.Tensor], recipe: Recipe
-) -> tuple[Path, list[str]]:
-    """Write one file under a temporary name; return it and the names of its tensors."""
-    file = out / f"part-{number}.safetensors"
-    save_file(shard, file, metadata={"format": "pt", "quantization": str(recipe)})
-    return file, sorted(shard)
-
-
-def _name(out: Path, files: list[tuple[Path, list[str]]], size: int) -> None:
+def _name(out: Path, parts: list[list[str]], size: int) -> None:
     """Give the files their final names, and an index if there are several."""
-    if len(files) == 1:
-        files[0][0].rename(out / "model.safetensors")
-        return
     weight_map: dict[str, str] = {}
-    for number, (file, names) in enumerate(files, 1):
-        name = f"model-{number:05}-of-{len(files):05}.safetensors"
-        file.rename(out / name)
-        weight_map |= dict.fromkeys(names, name)
-    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
-    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    for number, tensors in enumerate(parts):
+        name = f"model-{number + 1:05}-of-{len(parts):05}" if len(parts) > 1 else "model"
+        (out / f"part-{number}.safetensors").rename(out / f"{name}.safetensors")
+        weight_map |= dict.fromkeys(tensors, f"{name}.safetensors")
+    if len(parts) > 1:
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+        (out / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def bits_per_weight(folder: Path, recipe: Recipe | None) -> float:

@@ -127,9 +127,8 @@ class Architecture(Shape):
 def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
     """Return the folder of a checkpoint: ``model`` itself, or the hub's snapshot of that name.
 
-    ``POCKET`` is the bundled target, unless a folder of that name exists. A GGUF file is returned
-    as it is; for other files of a checkpoint their folder is returned. ``more`` are patterns of
-    further files to fetch.
+    ``POCKET`` is the bundled target, unless a folder of that name exists. A GGUF file stays as it
+    is, other files stand for their folder. ``more`` are patterns of further files to fetch.
     """
     path = Path(model).expanduser()
     if str(model) == POCKET and not (path / "config.json").is_file():

@@ -15,12 +15,7 @@ from ..errors import ConfigError, ModelError
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which is renamed to ``out``, or removed after an error.
-
-    Raises:
-        ConfigError: ``out`` exists and is not an empty folder.
-        OSError: it cannot be created.
-    """
+    """Yield a folder to fill, which is renamed to ``out``, or removed after an error."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists and is not empty; give a new folder.")
     place = out.resolve()

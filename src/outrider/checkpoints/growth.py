@@ -46,12 +46,7 @@ class _Rule(NamedTuple):
 
 
 def check_growth(file: Path) -> None:
-    """Refuse a tokenizer.json whose normalizer or decoder could make a text much longer.
-
-    Raises:
-        ModelError: it could, or the file cannot be read.
-        ValueError: it is not JSON.
-    """
+    """Refuse a tokenizer.json whose normalizer or decoder could make a text much longer."""
     octets = file.read_bytes()
     # Parsing a large vocabulary takes a while, so names are searched first; escapes may hide them.
     if not any(word in octets for word in (b"Replace", b"Prepend", b"Precompiled", b"\\u")):
@@ -127,8 +122,7 @@ def _growth(rules: list[_Rule]) -> float:
     for rule in rules:
         if rule.form in forms:
             continue
-        if rule.form:
-            forms.add(rule.form)
+        forms |= {rule.form} - {""}
         before = [
             growth
             for growth, made in reached
@@ -140,9 +134,8 @@ def _growth(rules: list[_Rule]) -> float:
 
 def _matches_nothing(expression: str) -> bool:
     """Return whether an expression may match between two characters."""
-    if LOOKS_AROUND.search(expression):
-        return True
-    return bool(normalizers.Replace(Regex(expression), "x").normalize_str(""))
+    around = LOOKS_AROUND.search(expression)
+    return bool(around or normalizers.Replace(Regex(expression), "x").normalize_str(""))
 
 
 def _longest_entry(table: str) -> int:

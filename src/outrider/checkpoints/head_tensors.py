@@ -73,7 +73,7 @@ class Misfit(NamedTuple):
     """A tensor that is not what its head's config says: what it is, and what is needed."""
 
     name: str
-    found: str
+    actual: str
     needed: str
 
 
@@ -93,8 +93,8 @@ def misfits(head: Head) -> Iterator[Misfit]:
 
 def check_tensors(head: Head) -> None:
     """Refuse a head whose tensors are not what its config says, before anything is allocated."""
-    for name, found, needed in misfits(head):
-        raise ModelError(f"{head.folder}: tensor {name!r} is {found}, but {needed}.")
+    for name, actual, needed in misfits(head):
+        raise ModelError(f"{head.folder}: tensor {name!r} is {actual}, but {needed}.")
 
 
 def drafted_ids(tensors: HeadTensors, head: Head) -> list[int] | None:

@@ -6,7 +6,7 @@ Formats are those of EAGLE-3 (Li et al., 2025) as SafeAILab and SpecForge write 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,31 +28,23 @@ FAMILIES = ("llama", "qwen3")
 PARTS = 3
 """Layers of the target that heads are made from unless they say which."""
 MOST_HEADS, MOST_BLOCKS = 64, 16
-
-
 SAFEAILAB = "midlayer.self_attn.q_proj.weight"
 """A tensor that only they name so."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """A head as its checkpoint says.
+    """A head as its checkpoint says, of kind ``EAGLE3``, ``PEAGLE`` or ``MEDUSA``.
 
-    Args:
-        files: its checkpoint.
-        kind: ``EAGLE3``, ``PEAGLE`` or ``MEDUSA``.
-        vocab_size, hidden_size: those that the target must have.
-        layers: layers of the target whose outputs it is made from, -1 for the embedding; None
-            where they follow from the number of the target's layers.
-        architecture, config: of its own layers; None for Medusa, which has none.
-        state_normed, output_normed: whether the residual stream begins, and a state that is fed
-            back ends, with a norm.
-        fused_norms: names of the norms of the target's hidden states, each of a part.
-        longest: tokens of a draft that its metadata proposes, or that it can draft.
-        verifier: the target that its metadata names.
-        mask_token: the token of rows that stand for later positions, of ``PEAGLE``.
-        blocks: residual blocks of each of Medusa's heads.
-        choices: the tree that Medusa's heads draft, see ``read_choices``; None where it is learned.
+    The target must have ``vocab_size`` and ``hidden_size``. The head is made from the outputs of
+    the target's ``layers``, -1 for the embedding; None where they follow from their number.
+    ``architecture`` and ``config`` are of its own layers, None for Medusa. The residual stream
+    begins with a norm if ``state_normed``, a state that is fed back ends with one if
+    ``output_normed``. ``fused_norms`` are the names of the norms of the target's hidden states,
+    each of a part. Its metadata proposes drafts of ``longest`` tokens, or it can draft no more, and
+    names the target ``verifier``. ``mask_token`` is the token of rows that stand for later
+    positions. Each of Medusa's heads has residual ``blocks``; ``choices`` is the tree that they
+    draft (``read_choices``), None where it is learned.
     """
 
     files: Files
@@ -128,7 +120,8 @@ def _is_eagle1(files: Files, options: dict[str, Any]) -> bool:
     return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= tensors.keys() and not normed
 
 
-def _layers_of(values: Fields, name: str, shift: int) -> tuple[int, ...] | None:
+def _layers_of(values: Fields, shift: int) -> tuple[int, ...] | None:
+    name = "eagle_aux_hidden_state_layer_ids"
     if name not in values:
         return None
     layers = values.listed(name, int)
@@ -168,24 +161,34 @@ def _speculators(files: Files, values: Fields, options: dict[str, Any]) -> Head:
     layer = values.section("transformer_layer_config")
     inner = options.get("transformer_layer_config") or {}
     vocab_size = layer.whole("vocab_size", 1)
-    found, config = _architecture(files, inner, layer, values.whole("draft_vocab_size", 1))
+    own = _architecture(files, inner, layer, values.whole("draft_vocab_size", 1))
     about = values.section("speculators_config")
-    verifier = about.section("verifier")
+    return replace(
+        _eagle(files, values, options, vocab_size, own),
+        kind=kind,
+        longest=_proposed(about),
+        verifier=about.section("verifier").text("name_or_path", "") or None,
+        mask_token=values.whole("mask_token_id", 0, vocab_size - 1) if kind == PEAGLE else None,
+    )
+
+
+def _eagle(
+    files: Files, values: Fields, options: dict[str, Any], vocab_size: int,
+    own: tuple[Architecture, PretrainedConfig],
+) -> Head:  # fmt: skip
+    """Return an EAGLE-3 head with the architecture and the config of its layers."""
     return Head(
         files=files,
-        kind=kind,
+        kind=EAGLE3,
         vocab_size=vocab_size,
-        hidden_size=values.whole("target_hidden_size", 1, default=found.hidden_size),
+        hidden_size=values.whole("target_hidden_size", 1, default=own[0].hidden_size),
         # What enters a layer is what the one before returns.
-        layers=_layers_of(values, "eagle_aux_hidden_state_layer_ids", -1),
-        architecture=found,
-        config=config,
+        layers=_layers_of(values, -1),
+        architecture=own[0],
+        config=own[1],
         state_normed=_flag(values, options, "norm_before_residual"),
         output_normed=_flag(values, options, "norm_output"),
         fused_norms=_norms(values, options),
-        longest=_proposed(about),
-        verifier=verifier.text("name_or_path", "") or None,
-        mask_token=values.whole("mask_token_id", 0, vocab_size - 1) if kind == PEAGLE else None,
     )
 
 
@@ -218,24 +221,10 @@ def _safeailab(files: Files, values: Fields, options: dict[str, Any]) -> Head:
     vocab_size = values.whole("vocab_size", 1)
     drafted = values.whole("draft_vocab_size", 1, default=vocab_size)
     plain = {name: value for name, value in options.items() if name != "draft_vocab_size"}
-    found, config = _architecture(files, plain, values, drafted)
+    own = _architecture(files, plain, values, drafted)
+    head, section = _eagle(files, values, options, vocab_size, own), values.section("eagle_config")
     # SpecForge names the layers that return what is taken; vLLM, at the top, those that it enters.
-    layers = _layers_of(values, "eagle_aux_hidden_state_layer_ids", -1)
-    section = values.section("eagle_config")
-    if layers is None:
-        layers = _layers_of(section, "eagle_aux_hidden_state_layer_ids", 0)
-    return Head(
-        files=files,
-        kind=EAGLE3,
-        vocab_size=vocab_size,
-        hidden_size=values.whole("target_hidden_size", 1, default=found.hidden_size),
-        layers=layers,
-        architecture=found,
-        config=config,
-        state_normed=_flag(values, options, "norm_before_residual"),
-        output_normed=_flag(values, options, "norm_output"),
-        fused_norms=_norms(values, options),
-    )
+    return head if head.layers is not None else replace(head, layers=_layers_of(section, 0))
 
 
 def _medusa(files: Files, values: Fields) -> Head:
@@ -255,17 +244,11 @@ def _medusa(files: Files, values: Fields) -> Head:
         )
     vocab_size, hidden_size = last.shape
     verifier = values.text("base_model_name_or_path", "") or None
+    choices = read_choices(values, heads)
     return Head(
-        files,
-        MEDUSA,
-        vocab_size,
-        hidden_size,
-        None,
-        longest=heads,
-        verifier=verifier,
-        blocks=blocks,
-        choices=read_choices(values, heads),
-    )
+        files, MEDUSA, vocab_size, hidden_size, None,
+        longest=heads, verifier=verifier, blocks=blocks, choices=choices,
+    )  # fmt: skip
 
 
 def check_target(head: Head, target: Shape, hidden_size: int, num_layers: int) -> None:
@@ -275,9 +258,9 @@ def check_target(head: Head, target: Shape, hidden_size: int, num_layers: int) -
         ("width", head.hidden_size, hidden_size),
     ):
         if own != other:
+            named = f" ({head.verifier})" if head.verifier else ""
             raise ModelError(
                 f"{head.folder}: this head was made for a target with a {what} of {own}, but that "
-                f"of the target is {other}; give the target that it was made for"
-                + (f" ({head.verifier})." if head.verifier else ".")
+                f"of the target is {other}; give the target that it was made for{named}."
             )
     head.target_layers(num_layers)

@@ -12,10 +12,7 @@ if TYPE_CHECKING:
 
 
 class PlainConfig(SimpleNamespace):
-    """The options of a native family, read as ``PretrainedConfig``'s are.
-
-    ``model_type`` is the family; what is not given has no attribute.
-    """
+    """The options of the native family ``model_type``, read as ``PretrainedConfig``'s are."""
 
     attribute_map: ClassVar[dict[str, str]] = {}
     is_encoder_decoder = False
@@ -31,13 +28,9 @@ def is_plain(config: Any) -> bool:
 
 
 def whole(config: Any) -> PretrainedConfig:
-    """Return ``config`` as transformers has it, with its defaults.
-
-    Raises:
-        Exception: of whatever kind transformers' checks raise.
-    """
+    """Return ``config`` as transformers has it, with its defaults; its checks may raise."""
     if not is_plain(config):
         return cast("PretrainedConfig", config)
     options = dict(vars(config))
-    found: PretrainedConfig = auto_config().for_model(options.pop("model_type"), **options)
-    return found
+    complete: PretrainedConfig = auto_config().for_model(options.pop("model_type"), **options)
+    return complete

@@ -30,13 +30,9 @@ TINY = 1e-30
 class Quantized:
     """A matrix w[o, i] = scales[o, i // group] * (codes[o, i] - zeros[o, i // group]).
 
-    Args:
-        codes: uint8 [out, in], each below 2**bits.
-        scales: fp32 [out, groups], of either sign.
-        zeros: uint8 [out, groups]; None is 2**(bits - 1) everywhere: a symmetric recipe.
-        bits: 4 or 8.
-        group: inputs that share a scale, the last group may be short; a whole row at most
-            ("per channel").
+    ``codes`` are uint8 [out, in] below 2**bits (4 or 8), ``scales`` fp32 [out, groups] of either
+    sign, ``zeros`` uint8 [out, groups]; None is 2**(bits - 1) everywhere: a symmetric recipe. The
+    last group may be short; a group is a whole row at most ("per channel").
     """
 
     codes: torch.Tensor
@@ -95,10 +91,8 @@ def quantize(weight: torch.Tensor, recipe: Recipe) -> Quantized:
     zero points) around those that just span the group: codes are rounded, the best scale for these
     codes is solved for, and the best candidate wins. A scale may be negative: the code
     -2**(bits - 1) has no counterpart, so it serves either sign. Scales are rounded to fp16 times
-    one power of two for the matrix before the final codes are chosen.
-
-    Raises:
-        ValueError: a weight is not finite.
+    one power of two for the matrix before the final codes are chosen. A weight that is not finite
+    raises ValueError.
     """
     out, inputs = weight.shape
     group = min(recipe.group or inputs, inputs)

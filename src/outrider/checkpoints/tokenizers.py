@@ -60,12 +60,12 @@ def _of_folder(folder: Path) -> PreTrainedTokenizerBase:
     path = folder.parent if is_gguf(folder) else folder
     if (path / "tokenizer.json").is_file():
         check_growth(path / "tokenizer.json")
-    found: PreTrainedTokenizerBase = (
+    tokenizer: PreTrainedTokenizerBase = (
         PreTrainedTokenizerFast.from_pretrained(path)
         if is_gguf(folder)
         else AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     )
-    return found
+    return tokenizer
 
 
 def _words(files: Files) -> Words:
@@ -101,6 +101,5 @@ def has_tokenizer(folder: Path | Files) -> bool:
     if files.gguf is not None:
         has_tokens = bool(files.gguf.metadata.get("tokenizer.ggml.tokens"))
         return has_tokens or files.folder.with_name("tokenizer.json").is_file()
-    return any(
-        (files.folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")
-    )
+    names = "tokenizer.json", "tokenizer.model", "vocab.json"
+    return any((files.folder / name).is_file() for name in names)

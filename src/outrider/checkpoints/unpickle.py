@@ -24,11 +24,9 @@ class Refused(Exception):
 
 
 def read(file: str) -> Any:
-    """Return the content of a file: tensors and plain containers.
+    """Return the content of a file, tensors and plain containers, or raise ``Refused``.
 
-    Raises:
-        Refused: it is damaged, or holds something else. torch's own message advises to load it
-            without checks, so it is not shown.
+    torch's own message advises to load it without checks, so it is not shown.
     """
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
@@ -44,11 +42,7 @@ def read(file: str) -> Any:
 
 
 def tensors_in(loaded: Any, file: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of an unpickled object by name.
-
-    Raises:
-        Refused: it is not a table of tensors.
-    """
+    """Return the tensors of an unpickled object by name; refuse what is no table of them."""
     for name in NESTED:
         if isinstance(loaded, dict) and isinstance(loaded.get(name), dict):
             loaded = loaded[name]
@@ -63,11 +57,11 @@ def tensors_in(loaded: Any, file: str) -> dict[str, torch.Tensor]:
 def main(limit: str, out: str, *files: str) -> int:
     """Write the tensors of all files to ``out``; return the exit status."""
     resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     try:
         for file in files:
-            found |= tensors_in(read(file), file)
-        save_file(found, out, {"format": "pt"})
+            tensors |= tensors_in(read(file), file)
+        save_file(tensors, out, {"format": "pt"})
     except Exception as error:
         what = error if isinstance(error, Refused) else f"writing failed: {error!r}"
         print(" ".join(str(what).split())[:300], file=sys.stderr)

@@ -111,11 +111,7 @@ def tell_note(source: Source) -> None:
 
 
 def check_left(source: Source, recipe: Recipe) -> None:
-    """Refuse a recipe that would change no matrix; log the matrices that keep their codes.
-
-    Raises:
-        ConfigError: all matrices keep their codes.
-    """
+    """Refuse a recipe that would change no matrix; log the matrices that keep their codes."""
     tell_note(source)
     names = [name for name, shape in source.shapes().items() if len(shape) == 2]
     counts = Counter(filter(None, (stays(source, name) for name in names)))

@@ -39,12 +39,12 @@ def expectation(beliefs: Beliefs) -> str:
 
 
 def pauses(beliefs: Beliefs) -> str:
-    """Return where drafting pauses, and why."""
-    found = [
+    """Return the batch sizes at which drafting pauses, and why."""
+    sizes = [
         f"{steps} steps from {size} {'sequence' if size == '1' else 'sequences'} on"
         for size, steps in beliefs["pauses"].items()
     ]
-    return f"drafting lost time and pauses for {', '.join(found)}" if found else "none"
+    return f"drafting lost time and pauses for {', '.join(sizes)}" if sizes else "none"
 
 
 def methods(beliefs: Beliefs, width: int) -> Table:

@@ -47,8 +47,6 @@ Model = Annotated[
         "The bundled pocket pair unless given.",
     ),
 ]
-
-
 Files = TypeVar("Files", str | None, list[str] | None)
 
 
@@ -89,8 +87,6 @@ ApiKey = Annotated[
 LEAST_ROUNDS = 7
 """Rounds from which on a median's interval is worth reporting."""
 Rounds = Annotated[int, typer.Option("--rounds", min=LEAST_ROUNDS, help="Interleaved rounds.")]
-
-
 Advised = Annotated[
     Path | None,
     typer.Option(
@@ -121,17 +117,14 @@ def numbers(text: str, kind: type[int] | type[float], option: str) -> tuple[Any,
 
 
 def shapes(text: str) -> list[tuple[int, int]]:
-    """Return nodes and depth of trees that are written NODES:DEPTH, with commas.
-
-    Raises ConfigError: one is not, or has no room for branches.
-    """
-    found: list[tuple[int, int]] = []
+    """Return nodes and depth of trees that are written NODES:DEPTH, with commas."""
+    trees: list[tuple[int, int]] = []
     for part in text.split(","):
         nodes, _, depth = part.partition(":")
         if not (nodes.isdecimal() and depth.isdecimal() and 0 < int(depth) < int(nodes)):
             raise ConfigError(f"--trees has {part!r}; give NODES:DEPTH, more nodes than depth.")
-        found.append((int(nodes), int(depth)))
-    return found
+        trees.append((int(nodes), int(depth)))
+    return trees
 
 
 def write_json(report: Any, file: str | None) -> None:
@@ -188,7 +181,7 @@ class Commands(Group):
                 warnings.simplefilter("always", FutureWarning)
                 warnings.showwarning = _show_warning
                 result = super().invoke(ctx)
-            sys.stdout.flush()  # a pipe that broke is better found here than at the very end
+            sys.stdout.flush()  # so that a broken pipe shows here and not at the very end
             return result
         except OutriderError as error:
             typer.echo(f"error: {error}", err=True)

@@ -88,8 +88,6 @@ def render(
     notes: list[str] = []
     parsed = specs.parse(document, _source(spec))
     if given is not None:
-        from ..ops.deploy import advised
-
         known = find(parsed.engine, parsed.engine_version)
         advised.check_names(document, given, known)
         notes = advised.notes_of(document, given, known)
@@ -134,19 +132,15 @@ def plan(
     from ..ops.deploy.demand import parse_demand
     from .reports import deliver
 
-    name = "stdin" if source == "-" else source
-    text = read_text(None if source == "-" else Path(source), name)
-    capacity = planned(parse_demand(text, name))
+    file, name = (None, "stdin") if source == "-" else (Path(source), source)
+    capacity = planned(parse_demand(read_text(file, name), name))
     deliver(capacity.to_json(), capacity_markdown(capacity), json_, out)
     if capacity.plain is None and capacity.speculative is None:
         raise typer.Exit(FAILED)
 
 
 def _advice(spec: Path | None, advice: Path | None) -> tuple[Advice | None, bool]:
-    """Return the advice, if any, and whether the spec is TOML and not an advice itself.
-
-    Raises ConfigError: two were given, or it is damaged.
-    """
+    """Return the advice, if any, and whether the spec is TOML and not an advice itself."""
     text = read_text(spec, str(spec)) if spec else ""
     own = not text.lstrip().startswith("{")  # a JSON object, which a TOML spec never is
     if own and advice is None:
@@ -208,5 +202,4 @@ def _deliver(files: dict[str, str], text: str, out: Path | None) -> None:
             (out / name).write_text(content, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written: {error.strerror}.") from None
-    for name in files:
-        write(f"{out / name}\n")
+    write("".join(f"{out / name}\n" for name in files))

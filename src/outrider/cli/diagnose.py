@@ -26,9 +26,7 @@ def pairs(texts: Iterable[str], option: str) -> dict[str, object]:
 
 def read_thresholds(file: Path | None) -> dict[str, object]:
     """Return the thresholds of a TOML file."""
-    if file is None:
-        return {}
-    return read_toml(file, f"--thresholds {file}")
+    return {} if file is None else read_toml(file, f"--thresholds {file}")
 
 
 def diagnose(

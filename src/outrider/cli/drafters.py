@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from ..errors import OutriderError
+from ..errors import ConfigError, OutriderError
 from .common import FAILED, AsJson, new_table, report_console, status, write
 from .flags import argument, setting
 from .spelling import App, hint
@@ -66,10 +65,7 @@ class Facts:
 
 
 def known() -> list[Facts]:
-    """Return every drafter, those of other packages among them.
-
-    Raises ConfigError: one of another package cannot be loaded.
-    """
+    """Return every drafter, those of other packages among them."""
     from ..drafters.registry import known_specs
 
     return [
@@ -79,10 +75,7 @@ def known() -> list[Facts]:
 
 
 def at_hand(model: str) -> tuple[list[Facts], int]:
-    """Return every drafter with what a model has of it, and the tokens of a page.
-
-    Raises OutriderError: the model cannot be loaded.
-    """
+    """Return every drafter with what a model has of it, and the tokens of a page."""
     from ..base.methods import AUTO
     from ..drafters.base import DrafterContext
     from ..drafters.prediction import PredictionSpec
@@ -95,14 +88,12 @@ def at_hand(model: str) -> tuple[list[Facts], int]:
     context = DrafterContext(target, own.tokenizer, own.config, own.facts.max_model_len)
     auto = {each.name for each in find_drafter(AUTO, folder).members}
     auto |= {PredictionSpec.name}
-    found = [_with_model(facts, folder, context, facts.name in auto) for facts in known()]
-    return found, own.config.page_size
+    drafters = [_with_model(facts, folder, context, facts.name in auto) for facts in known()]
+    return drafters, own.config.page_size
 
 
 def _with_model(facts: Facts, target: Path, context: DrafterContext, auto: bool) -> Facts:
     """Return a drafter's facts with what it takes of this model's engine, or why it cannot."""
-    from dataclasses import replace
-
     try:
         spec = _spec(facts.name, target, context)
         needs = spec.needs(context)
@@ -121,14 +112,10 @@ def _with_model(facts: Facts, target: Path, context: DrafterContext, auto: bool)
 
 
 def _spec(name: str, target: Path, context: DrafterContext) -> DrafterSpec:
-    """Return the drafter of that name for a model.
-
-    Raises ConfigError, ModelError: there is none, or it is not for this model.
-    """
+    """Return the drafter of that name for a model, or raise ConfigError or ModelError."""
     from ..drafters.base import NoSpec
     from ..drafters.registry import known_specs, recognised, sibling
     from ..engine.setup import set_up
-    from ..errors import ConfigError
     from ..models.load import cannot_go_back
 
     if name != NoSpec.name and not context.model.truncates:
@@ -141,29 +128,20 @@ def _spec(name: str, target: Path, context: DrafterContext) -> DrafterSpec:
     return set_up(target, name, {}).spec
 
 
-def table(found: list[Facts], page_size: int | None) -> Table:
+def table(drafters: list[Facts], page_size: int | None) -> Table:
     """Return the drafters as a table; the memory they take where a model is given."""
     grid = new_table("drafter", "needs", "costs", "suits")
     grid.columns[0].no_wrap = True
     if page_size is not None:
         grid.add_column(f"memory (pages of {page_size} tokens)", overflow="fold")
         grid.add_column("auto", no_wrap=True)
-    for facts in found:
+    for facts in drafters:
         cells = [facts.wants, facts.costs, facts.suits]
         row = [facts.name, *(cell or UNSAID for cell in cells)]
         if page_size is not None:
             row += [facts.memory, "yes" if facts.auto else ""]
         grid.add_row(*row, style="dim" if facts.at_hand is False else None)
     return grid
-
-
-def show(console: Console, found: list[Facts], page_size: int | None) -> None:
-    """Print the table, and how drafters are named."""
-    console.print(table(found, page_size))
-    for facts in found:
-        if facts.options:
-            console.print(f"Options of {facts.name}: {facts.options}.")
-    console.print(HOW)
 
 
 @app.callback()
@@ -182,17 +160,20 @@ def list_drafters(
     json_: AsJson = False,
 ) -> None:
     """List all drafters: what each needs, costs and suits."""
-    page_size = None
-    if model is None:
-        found = known()
-    else:
+    drafters, page_size = known(), None
+    if model is not None:
         with status("loading the model"):
-            found, page_size = at_hand(model)
+            drafters, page_size = at_hand(model)
     if json_:
-        report = {"model": model, "page_size": page_size, "drafters": [asdict(f) for f in found]}
-        write(json.dumps(report) + "\n")
-    else:
-        show(report_console(on_stderr=False), found, page_size)
+        rows = [asdict(facts) for facts in drafters]
+        write(json.dumps({"model": model, "page_size": page_size, "drafters": rows}) + "\n")
+        return
+    console = report_console(on_stderr=False)
+    console.print(table(drafters, page_size))
+    for facts in drafters:
+        if facts.options:
+            console.print(f"Options of {facts.name}: {facts.options}.")
+    console.print(HOW)
 
 
 def _texts() -> list[str]:

@@ -36,13 +36,11 @@ def table(report: EndpointReport) -> Table:
 
 def drafts(report: EndpointReport) -> str:
     """Return what the server says about its drafts during the audit."""
-    found = report.speculation
-    if "spec_decode_draft_tokens" not in found:
-        return f"drafts during the audit: {found['spec_decode_source']}"
-    return (
-        f"drafts during the audit: {found['spec_decode_accepted_tokens']} of "
-        f"{found['spec_decode_draft_tokens']} draft tokens accepted"
-    )
+    said = report.speculation
+    if "spec_decode_draft_tokens" not in said:
+        return f"drafts during the audit: {said['spec_decode_source']}"
+    accepted, drafted = said["spec_decode_accepted_tokens"], said["spec_decode_draft_tokens"]
+    return f"drafts during the audit: {accepted} of {drafted} draft tokens accepted"
 
 
 def show(report: EndpointReport) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import time
@@ -61,8 +62,6 @@ def run(
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        import json
-
         record.text = json.dumps(record.getMessage(), ensure_ascii=False)
         return super().format(record)
 
@@ -113,8 +112,7 @@ def history(
     if json_:
         write_json(entries, "-")
         return
-    for entry in entries:
-        write(_entry(entry))
+    write("".join(map(_entry, entries)))
 
 
 def _line(text: object) -> str:

@@ -4,8 +4,8 @@ Results consist of dicts with string keys, lists, strings, finite numbers, boole
 also has dates). They share no parts, are nested at most ``DEEPEST`` deep, have no number that
 float64 cannot hold, and no lone surrogate: U+FFFD replaces it.
 
-``what`` names the document in messages, as in "The policy guard.toml"; ``error`` is the kind of
-error that a failure raises.
+``what`` names the document in messages, as in "The policy guard.toml"; ``limit`` bounds its bytes;
+``error`` is the kind of error that a failure raises.
 """
 
 from __future__ import annotations
@@ -48,15 +48,7 @@ def parse_json(
     text: str | bytes, what: str, *, limit: int = MOST_JSON, error: Kind = ConfigError,
     unique: bool = False,
 ) -> Any:  # fmt: skip
-    """Return the value of a JSON text.
-
-    Args:
-        limit: most bytes.
-        unique: whether a duplicate key is an error; otherwise the last one counts.
-
-    Raises OutriderError: of type ``error``: it is not JSON, or exceeds a bound.
-    """
-
+    """Return the value of a JSON text; with ``unique`` a duplicate key is an error."""
     load = partial(json.loads, object_pairs_hook=_object if unique else None)
     return _parse(text, what, "JSON", limit, error, load)
 
@@ -67,22 +59,16 @@ def parse_yaml(
     """Return the documents of a YAML text, None for an empty one.
 
     Keys are strings as they are written (``on: 1`` has the key "on"), and dates stay strings.
-    Aliases and merge keys are expanded, within a bound.
-
-    Raises OutriderError: of type ``error``: it is not YAML, exceeds a bound, or has a duplicate key
-    or a tag that is not YAML's own.
+    Aliases and merge keys are expanded, within a bound. Duplicate keys and tags that are not YAML's
+    own are refused.
     """
-
     return list(_parse(text, what, "YAML", limit, error, partial(documents, deepest=DEEPEST)))
 
 
 def parse_toml(
     text: str | bytes, what: str, *, limit: int = MOST_TOML, error: Kind = ConfigError
 ) -> dict[str, Any]:
-    """Return the document of a TOML text.
-
-    Raises OutriderError: of type ``error``: it is not TOML, or exceeds a bound.
-    """
+    """Return the document of a TOML text."""
 
     def load(checked: str) -> Any:
         if _dotted.search(checked):
@@ -107,10 +93,7 @@ def read_toml(
 
 
 def read(file: Path, what: str, *, limit: int = MOST_JSON, error: Kind = ConfigError) -> bytes:
-    """Return the bytes of a file, or of a pipe such as the shell's ``<(...)``.
-
-    Raises OutriderError: of type ``error``: it cannot be read, or has more than ``limit`` bytes.
-    """
+    """Return the bytes of a file, or of a pipe such as the shell's ``<(...)``."""
     try:
         with file.open("rb") as opened:
             data = opened.read(limit + 1)
@@ -158,10 +141,7 @@ def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _clean(value: Any, path: tuple[object, ...] = ()) -> Any:
-    """Return a cleaned copy of a value within this module's bounds; ``path`` leads to it.
-
-    Raises ValueError: it exceeds them.
-    """
+    """Return a cleaned copy of a value at ``path``, or raise ValueError beyond a bound."""
     if isinstance(value, str):
         return well_formed(value)
     if isinstance(value, dict | list):

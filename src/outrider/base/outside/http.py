@@ -80,15 +80,14 @@ def address(url: str, what: str = "endpoint") -> Address:
         host, port = None, None
     if not host or parts.scheme not in ("http", "https") or not host.isprintable():
         raise ConfigError(f"{what} {shown(url)} is not an address; give one like http://host:8000.")
-    usual = 443 if parts.scheme == "https" else 80
+    if port is None:
+        port = 443 if parts.scheme == "https" else 80
     place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-    return Address(
-        parts.scheme, host, usual if port is None else port, place, parts.path.rstrip("/")
-    )
+    return Address(parts.scheme, host, port, place, parts.path.rstrip("/"))
 
 
 def check_key(key: str | None, what: str = "the API key") -> None:
-    """Refuse a key that no header can carry. Raises ConfigError: no header can carry it."""
+    """Refuse a key that no header can carry."""
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{what} has characters that no header can carry; correct it.")
 
@@ -100,13 +99,10 @@ def call(
 ) -> Answer:  # fmt: skip
     """Return the answer to a request: POST with a JSON body, GET without a body.
 
-    Args:
-        url: http or https; it may have a query.
-        key: sent as a bearer token, to this host only.
-        seconds: limit for the whole call: name, connection, TLS, head, body.
-        limit: most bytes of the answer's body.
-        tls: replaces the system's certificate authorities.
-        take: gets the parts of a successful body as they come; the body of the answer stays empty.
+    The ``key`` is sent as a bearer token, to this host only. ``seconds`` is the limit for the whole
+    call: name, connection, TLS, head, body; ``limit`` that of the body's bytes. ``tls`` replaces
+    the system's certificate authorities. ``take`` gets the parts of a successful body as they come;
+    the answer's body then stays empty.
 
     Raises ConfigError: the address or the key is malformed; EndpointError: no answer comes in time,
     or it is not HTTP, too long, or a redirect.
@@ -144,10 +140,7 @@ def _taken(
     came: httpx.Response, there: Address, deadline: Deadline, limit: int,
     take: Callable[[bytes], None] | None,
 ) -> Answer:  # fmt: skip
-    """Return the answer once all of its body is here.
-
-    Raises EndpointError: it is a redirect, or too long.
-    """
+    """Return the answer once all of its body is here; refuse redirects and what is too long."""
     head = [len(name) + len(value) for name, value in came.headers.raw]
     if len(head) > MOST_HEADERS or sum(head) > MOST_HEADER_BYTES:
         raise EndpointError(f"{there.place} answers with too many headers; check the address.")

@@ -24,7 +24,6 @@ FIELDS = ("model_fields", "__dataclass_fields__", "_fields")
 """The fields of a model, of a dataclass and of a named tuple."""
 LIMITS = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
 
-_adapters: dict[Any, TypeAdapter[Any]] = {}
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 """Nothing is converted, and every key must be known: ``__pydantic_config__`` of a dataclass."""
 
@@ -59,11 +58,9 @@ def checked(kind: type[T], document: Any, what: str) -> T:
         raise ConfigError(f"{what} has a value that JSON cannot hold; shorten it.") from None
 
 
+@cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return what checks a type, which takes milliseconds to build."""
-    if kind not in _adapters:
-        _adapters[kind] = TypeAdapter(kind)
-    return _adapters[kind]
+    return TypeAdapter(kind)
 
 
 def check_fields(owner: Any) -> None:
@@ -85,11 +82,9 @@ def _model_of(kind: type) -> type[BaseModel]:
 
 
 def sentence(error: ValidationError, what: str, kind: Any = None) -> ConfigError:
-    """Return the first problem that pydantic found as an error of one sentence.
+    """Return pydantic's first problem as an error of one sentence.
 
-    Args:
-        what: names the document.
-        kind: the type of the document, for the names and ranges that are known.
+    ``kind`` is the type of the document, for the names and ranges that are known.
     """
     problem = error.errors(include_url=False)[0]
     type_, place = problem["type"], problem["loc"]
@@ -131,16 +126,13 @@ def _remedy(problem: Mapping[str, Any], kind: Any) -> str:
 def _range(kind: Any, place: Sequence[int | str]) -> tuple[Any, Any]:
     """Return the least and the most that a field accepts; None where it has no such limit."""
     hint = _hints(kind, place[:-1]).get(str(place[-1])) if place else None
-    limits = [each for part in (hint, *get_args(hint)) for each in _limits(part)]
-    bounds = [next((getattr(x, name) for x in limits if hasattr(x, name)), None)
-              for name in ("ge", "le")]  # fmt: skip
-    return bounds[0], bounds[1]
+    notes = [n for part in (hint, *get_args(hint)) for n in getattr(part, "__metadata__", ())]
+    limits = [each for note in notes for each in getattr(note, "metadata", [note])]
 
+    def bound(name: str) -> Any:
+        return next((getattr(each, name) for each in limits if hasattr(each, name)), None)
 
-def _limits(hint: Any) -> Iterator[Any]:
-    """Yield the limits in the annotations of a type."""
-    for each in getattr(hint, "__metadata__", ()):
-        yield from getattr(each, "metadata", [each])
+    return bound("ge"), bound("le")
 
 
 def _hints(kind: Any, place: Sequence[int | str]) -> dict[str, Any]:

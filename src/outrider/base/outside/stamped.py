@@ -107,11 +107,7 @@ class Connection(asyncio.Protocol):
             self._done.set_exception(why)
 
     async def exchange(self, request: bytes) -> StampedAnswer:
-        """Send a request and return its whole answer.
-
-        Raises GoneError: the connection ended before any byte of an answer; EndpointError: it ended
-        later, or the answer is not HTTP.
-        """
+        """Send a request and return its whole answer, or raise GoneError or EndpointError."""
         assert self.transport is not None
         self._answer, self._done = StampedAnswer(), asyncio.get_running_loop().create_future()
         self._heard, self._size = False, 0
@@ -132,12 +128,8 @@ class Connection(asyncio.Protocol):
 class Client:
     """Sends requests to one server over as many kept connections as run at once.
 
-    Args:
-        url: where the server is: http or https, without ``/v1``, which may stand there too.
-        key: sent as a bearer token; None sends none.
-        more: bytes that are allowed beyond ``MOST_BYTES``.
-
-    Raises ConfigError: the address is none.
+    ``url`` may end in ``/v1``. ``key`` is sent as a bearer token. ``more`` bytes are allowed beyond
+    ``MOST_BYTES``.
     """
 
     def __init__(self, url: str, key: str | None = None, more: int = 0) -> None:
@@ -163,12 +155,10 @@ class Client:
         return f"{head}\r\n".encode() + data
 
     async def send(self, request: bytes) -> StampedAnswer:
-        """Return the answer to encoded bytes.
+        """Return the answer to encoded bytes; raise EndpointError where none comes.
 
-        A kept connection may end just as it is used again, since servers end idle ones: where it
-        brought no byte of an answer, the request is sent once more, over a new connection.
-
-        Raises EndpointError: nobody answers, or the connection breaks.
+        Servers end idle connections: where a kept one brought no byte of an answer, the request is
+        sent once more, over a new connection.
         """
         while self._idle:
             connection = self._idle.pop()
@@ -188,10 +178,7 @@ class Client:
         return answer
 
     async def ask(self, path: str, body: Any = None, seconds: float = 30.0) -> StampedAnswer:
-        """Return the answer to one request outside of the load.
-
-        Raises EndpointError: nobody answers within ``seconds``.
-        """
+        """Return the answer to one request outside of the load, within ``seconds``."""
         try:
             return await asyncio.wait_for(self.send(self.encode(path, body)), seconds)
         except TimeoutError:
@@ -228,15 +215,12 @@ class Client:
                 lambda: Connection(self._most), self.host, self.port, ssl=self.tls
             )
         except OSError as error:
-            why = printable(error.strerror or error)
-            raise EndpointError(
-                f"{self.url} cannot be reached ({why}); start the server or correct the address."
-            ) from None
+            why = f"{printable(error.strerror or error)}); start the server or correct"
         except UnicodeError:
-            raise EndpointError(
-                f"{self.url} cannot be reached (it is no valid host name); correct the address."
-            ) from None
-        return connection
+            why = "it is no valid host name); correct"
+        else:
+            return connection
+        raise EndpointError(f"{self.url} cannot be reached ({why} the address.")
 
     async def close(self) -> None:
         """End all idle connections."""

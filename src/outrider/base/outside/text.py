@@ -11,10 +11,8 @@ _surrogate = re.compile("[\ud800-\udfff]")
 def printable(text: object, limit: int = LONGEST) -> str:
     """Return ``str(text)`` as one line of printable characters.
 
-    Runs of whitespace become one space. Every other character that does not print (control
-    characters, escape sequences, U+0085, U+2028, marks that change the direction of writing, lone
-    surrogates) becomes its escape, such as ``\\x1b``. A text longer than ``limit`` ends in an
-    ellipsis.
+    Runs of whitespace become one space. Every other character that does not print becomes its
+    escape, such as ``\\x1b``. A text longer than ``limit`` ends in an ellipsis.
     """
     # More is never shown, and untrusted text may have gigabytes.
     try:
@@ -22,14 +20,11 @@ def printable(text: object, limit: int = LONGEST) -> str:
     except ValueError:  # Python writes no number of more than 4,300 digits
         start = "a value too long to be shown"
     line = " ".join(start.split())
-    shown = "".join(letter if letter.isprintable() else _escaped(letter) for letter in line)
+    escaped = (x if x.isprintable() else x.encode("unicode_escape").decode() for x in line)
+    shown = "".join(escaped)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def well_formed(text: str) -> str:
     """Return the text with U+FFFD for each lone surrogate, which UTF-8 cannot hold."""
     return text if text.isascii() else _surrogate.sub("\ufffd", text)
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape").decode("ascii")

@@ -55,10 +55,7 @@ def _key(node: Any) -> str:
 
 
 def documents(text: str, deepest: int) -> list[Any]:
-    """Return the documents of a text.
-
-    Raises ValueError: it is not YAML, nested deeper than ``deepest``, or refused.
-    """
+    """Return the documents of a text, or raise ValueError."""
     try:
         _check(text, deepest)
         return list(yaml.load_all(text, Loader=_Loader))  # a safe loader: texts and numbers only
@@ -84,10 +81,7 @@ class _Open:
 
 
 def _check(text: str, deepest: int) -> None:
-    """Refuse a text with too many values, too deep nesting, or a duplicate key.
-
-    Raises ValueError: it has one of these.
-    """
+    """Raise ValueError for too many values, too deep nesting, or a duplicate key."""
     sizes: dict[str, int] = {}
     opened: list[_Open] = []
     values = 0

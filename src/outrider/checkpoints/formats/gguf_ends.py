@@ -6,7 +6,6 @@ such tokens by their texts (``llama-vocab.cpp``, "end of generation"), and this 
 
 from typing import Any
 
-from ...base.fields import Fields
 from .gguf import GGUF
 
 KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -30,10 +29,9 @@ def end_token_ids(file: GGUF) -> frozenset[int]:
     """Return the ids that end a turn: those that the file names, and those known by their text.
 
     A normal token that merges produce is a word, whatever its text: Qwen's vocabulary has "</s>".
-
     Damaged lists of the tokenizer are ignored here; reading the tokenizer refuses them.
     """
-    fields = Fields(file.metadata, str(file.path))
+    fields = file.fields
     names = [name for key in KEYS if (name := f"tokenizer.ggml.{key}_token_id") in fields]
     tokens, kinds, merges = (_listed(file, name) for name in ("tokens", "token_type", "merges"))
     known = {token: i for i, token in enumerate(tokens) if token in TEXTS}
@@ -42,8 +40,8 @@ def end_token_ids(file: GGUF) -> frozenset[int]:
     normal = {token for token, i in known.items() if i < len(kinds) and kinds[i] == NORMAL}
     if normal:
         normal &= {str(merge).replace(" ", "", 1) for merge in merges}
-    found = {i for token, i in known.items() if token not in normal}
-    return frozenset({fields.whole(name) for name in names} | found)
+    ends = {i for token, i in known.items() if token not in normal}
+    return frozenset({fields.whole(name) for name in names} | ends)
 
 
 def _listed(file: GGUF, name: str) -> list[Any]:

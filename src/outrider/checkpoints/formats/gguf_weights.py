@@ -60,9 +60,7 @@ def _name(key: str) -> str | None:
 class GGUFTensors:
     """The tensors of a GGUF file, read as ``Tensors``' are.
 
-    Args:
-        file: its header.
-        head_dim: elements of a head, for the order of the rows of queries and keys.
+    The order of the rows of queries and keys depends on ``head_dim``.
     """
 
     def __init__(self, file: GGUF, head_dim: int) -> None:
@@ -126,8 +124,8 @@ class GGUFTensors:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each of the model's tensors by name, layer by layer."""
-        found = {_name(key): tensor.shape for key, tensor in self._file.tensors.items()}
-        return {name: shape for name, shape in found.items() if name is not None}
+        shapes = {_name(key): tensor.shape for key, tensor in self._file.tensors.items()}
+        return {name: shape for name, shape in shapes.items() if name is not None}
 
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         key = _key(name)

@@ -34,7 +34,7 @@ class Format(Protocol):
     note: str | None
     """A sentence for the log about what is ignored of the checkpoint's config."""
     keeps: bool
-    """Whether quantised matrices keep their codes; otherwise they are dequantised at load."""
+    """True if quantised matrices keep their codes; otherwise they are dequantised at load."""
 
     def matrix(
         self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
@@ -149,9 +149,8 @@ class Tensors:
     def held(self, size: int, keeps: bool) -> dict[str, int]:
         """Return the bytes of each tensor in memory, by name.
 
-        Args:
-            size: bytes of a number that is not quantised.
-            keeps: whether quantised matrices stay quantised.
+        A number that is not quantised has ``size`` bytes; ``keeps`` is true where quantised
+        matrices stay quantised.
         """
         return {
             name: size * prod(entry.shape) if TYPES.get(entry.type) in PLAIN else entry.nbytes
@@ -230,10 +229,8 @@ def read_scales(
         return scales.reshape(1, 1).repeat(outputs, 1), inputs
     if scales.dim() == 1:
         scales = scales[:, None]
-    if block is not None and tuple(scales.shape) == (
-        -(-outputs // block[0]),
-        -(-inputs // block[1]),
-    ):
+    blocks = block and (-(-outputs // block[0]), -(-inputs // block[1]))
+    if block is not None and tuple(scales.shape) == blocks:
         wide = scales.repeat_interleave(min(block[0], outputs), 0)[:outputs]
         return wide, min(block[1], inputs)
     if scales.dim() == 2 and scales.shape[0] == outputs:
