@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers.activations import ACT2FN
 
-from outrider.checkpoints.activations import Activations
+from outrider.checkpoints.configs import Activations
 
 DECODES = """
 import sys

@@ -5,7 +5,7 @@ Configs and tokenizers are read without torch's compiler, as engines read them.
 
 import gc
 
-from outrider.checkpoints.activations import auto_config
+from outrider.checkpoints.configs import auto_config
 
 auto_config().for_model("llama")
 from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402, F401

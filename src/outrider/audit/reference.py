@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from ..base.config import Recipe
 from ..checkpoints.checkpoint import open_checkpoint
+from ..checkpoints.configs import whole
 from ..checkpoints.export import recipe_of
-from ..checkpoints.plain_config import whole
 from ..checkpoints.weights import plain, quantized
 from ..errors import ModelError
 

@@ -278,11 +278,11 @@ class SequenceState:
 class DraftBudget(NamedTuple):
     """The limits of a draft: ``depth`` tokens deep, with at most ``nodes`` nodes.
 
-    At each level the rows of up to ``width`` nodes are run, each of which has up to ``branches``
-    children. By ``rates`` (see ``native.rates.Rates``), None if unknown, a node survives if it and
-    all before it are accepted. Behind one whose chance of that is below ``least`` nothing needs to
-    be drafted, and one below ``worth`` may be left out. Of ``choices`` (see
-    ``native.interface.Choices``), None for all, those are made that the other limits allow.
+    At each level the rows of up to ``width`` nodes are run, each with up to ``branches`` children.
+    By ``rates`` (``native.rates.Rates``, None if unknown) a node has a chance that it and all
+    before it are accepted: below ``least`` nothing needs to follow, and below ``worth`` it may be
+    left out. Of ``choices`` (``native.interface.Choices``, None for all) those within the limits
+    are made.
     """
 
     depth: int
@@ -333,14 +333,13 @@ class DraftNodes(NamedTuple):
     """The nodes drafted for one sequence: a tree whose first nodes hang on its last token.
 
     ``parents[i]`` is the index of node i's parent, -1 for the root; parents come before their
-    children, and nodes in a chain follow each other. The other columns are empty where the drafter
-    does not know them: ``margins`` are what sets a node apart (the gap of log q + g to the next
-    candidate, or of drafter suffix the log odds against its siblings), ``survivals`` the chances,
-    by the rates of the budget, that a node and all before it are accepted, ``sources`` the names of
-    the drafters that proposed it. ``runs`` are the places behind the committed tokens at which
-    nodes have keys and values in the drafter's cache, -1 where they have none. ``logits``, for the
-    ratio rules, are the processed ones that nodes were drawn from, fp32 [nodes, vocabulary]; None
-    where each node was certain.
+    children, and nodes in a chain follow each other. The other columns are empty where unknown:
+    ``margins`` set nodes apart (the gap of log q + g to the next candidate, or of drafter suffix
+    the log odds against siblings), ``survivals`` are the chances that a node and all before it are
+    accepted, ``sources`` the drafters that proposed it. ``runs`` are the places behind the
+    committed tokens at which nodes have keys and values in the drafter's cache, -1 for none.
+    ``logits``, for the ratio rules, are the processed ones that nodes were drawn from, fp32 [nodes,
+    vocabulary]; None where each node was certain.
     """
 
     tokens: list[int]
@@ -423,14 +422,13 @@ class Verdict:
 class Event(NamedTuple):
     """One token of one sample, as it is emitted; ``token_id`` is None where an error ends it.
 
-    ``text`` may be shown now: it lags behind the tokens where a character or a stop string is
-    incomplete. The engine writes it where the request has stop strings, the frontend otherwise.
-    ``drafted`` stands in the first event of a sample in a step with a draft, ``start`` in the
-    sample's first event. ``finish_reason`` ("stop", "length", "error") ends the sample, with its
-    ``counts``; ``error`` says why it failed. ``stop_reason`` is the stop token or the stop string
-    that ended the sample, None for EOS. ``prompt_logprobs`` come once, with the first token of the
-    first sample: None for the prompt's first token. ``prompt_index`` is the place of the prompt
-    among those of the call, which the frontend fills in.
+    ``text`` lags behind the tokens where a character or a stop string is incomplete. The engine
+    writes it where the request has stop strings, the frontend otherwise. ``drafted`` stands in the
+    first event of a sample in a step with a draft, ``start`` in its first event. ``finish_reason``
+    ("stop", "length", "error") ends the sample, with its ``counts``. ``stop_reason`` is the stop
+    token or string, None for EOS. ``prompt_logprobs`` come with the first token of the first
+    sample: None for the prompt's first token. The frontend fills in ``prompt_index``, the prompt's
+    place in the call.
     """
 
     request_id: str

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..base.fields import one_line
-from ..errors import ModelError
-from .activations import auto_config
+from ..errors import ModelError, shown
 from .claims import check_claims
+from .configs import auto_config
 from .families import Architecture, Shape, read_shape
 from .files import Files, files_of
+from .formats.compressed import Compressed, Fp8
 from .formats.gguf_config import gguf_config
 from .formats.gguf_weights import GGUFTensors
-from .formats.methods import find_format
-from .formats.shared import Tensors
+from .formats.grouped import Awq, Gptq
+from .formats.shared import REMEDY, Format, Tensors
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 logger = logging.getLogger("outrider")
+
+FORMATS: dict[str, Callable[[Mapping[str, Any], Path], Format]] = {
+    "gptq": Gptq,
+    "awq": Awq,
+    "compressed-tensors": Compressed,
+    "fp8": Fp8,
+    "fbgemm_fp8": Fp8,
+}
+"""The formats of quantised checkpoints, by the name in ``quantization_config``."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +69,22 @@ def open_checkpoint(folder: Path | Files) -> Checkpoint:
         head_dim = shape.head_dim if isinstance(shape, Architecture) else 1
         return Checkpoint(files.folder, config, shape, GGUFTensors(files.gguf, head_dim))
     config = _config_of(files)
-    format = find_format(getattr(config, "quantization_config", None), files.folder)
+    format = _find_format(getattr(config, "quantization_config", None), files.folder)
     shape = read_shape(config, files.folder)
     return Checkpoint(files.folder, config, shape, Tensors(files, format))
+
+
+def _find_format(options: Mapping[str, Any] | None, where: Path) -> Format | None:
+    """Return the format that a config's ``quantization_config`` names; None if it is empty."""
+    if not options:
+        return None
+    method = str(options.get("quant_method", "an unnamed method"))
+    if method not in FORMATS:
+        raise ModelError(
+            f"{where}: weights quantised by {shown(method)} (quantization_config) are not read, "
+            f"only by {', '.join(FORMATS)}; {REMEDY}."
+        )
+    return FORMATS[method](options, where)
 
 
 def _config_of(files: Files) -> PretrainedConfig:

@@ -24,11 +24,11 @@ from tqdm import tqdm
 from ..base.config import Recipe
 from ..errors import ConfigError, ModelError
 from .checkpoint import open_checkpoint
+from .configs import whole
 from .families import Architecture
 from .files import INDEX, Files
 from .folders import new_folder, save_file
 from .formats.shared import Tensors
-from .plain_config import whole
 from .quantize import Quantized
 from .tokenizers import has_tokenizer, read_tokenizer
 from .weights import Source, check_left, plain, quantized, stays

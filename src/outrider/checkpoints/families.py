@@ -18,9 +18,9 @@ from ..base.fields import Fields, read_object
 from ..base.limits import LARGEST_INT
 from ..base.types import Folder
 from ..errors import ModelError, shown
+from .configs import is_plain
 from .formats.gguf import is_gguf
 from .formats.shared import PLAIN
-from .plain_config import is_plain
 from .rope import ROPE_TYPES, check_rope, head_dim, rope_parameters, rotary_dim
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.fields import Fields, one_line
 from ..base.limits import LARGEST_DRAFT, LARGEST_INT
-from ..errors import ModelError
-from .activations import auto_config
-from .choices import Paths, read_choices
+from ..errors import ModelError, shown
 from .claims import check_claims
+from .configs import auto_config
 from .families import Architecture, Shape, read_shape
 from .files import Files, files_of
 
@@ -28,6 +27,9 @@ FAMILIES = ("llama", "qwen3")
 PARTS = 3
 """Layers of the target that heads are made from unless they say which."""
 MOST_HEADS, MOST_BLOCKS = 64, 16
+MOST_CHOICES, TOP_K = 256, 10
+"""Nodes of a tree of Medusa's, and draws behind a node, which is what its authors take."""
+Paths = tuple[tuple[int, ...], ...]
 SAFEAILAB = "midlayer.self_attn.q_proj.weight"
 """A tensor that only they name so."""
 
@@ -249,6 +251,40 @@ def _medusa(files: Files, values: Fields) -> Head:
         files, MEDUSA, vocab_size, hidden_size, None,
         longest=heads, verifier=verifier, blocks=blocks, choices=choices,
     )  # fmt: skip
+
+
+def read_choices(values: Fields, heads: int) -> Paths | None:
+    """Return the tree in ``medusa_choices``; None where it is missing.
+
+    A tree is a list of paths, [0, 2] for the third likeliest token behind the likeliest one.
+    """
+    name = "medusa_choices"
+    if name not in values:
+        return None
+    paths = values.listed(name, list)
+    if not 1 <= len(paths) <= MOST_CHOICES:
+        raise values.refuse(name, f"a list of 1 to {MOST_CHOICES} paths")
+    for path in paths:
+        if not path or not all(type(rank) is int and 0 <= rank < TOP_K for rank in path):
+            raise ModelError(
+                f"{values.where}: {name} holds {shown(path)}; a list of ranks from 0 to "
+                f"{TOP_K - 1} is needed."
+            )
+        if len(path) > heads:
+            raise ModelError(
+                f"{values.where}: {name} holds {shown(path)}, which is {len(path)} tokens deep, "
+                f"but there are {heads} heads; leave it out."
+            )
+    known = {tuple(path) for path in paths}
+    for path in sorted(known):
+        if path[:-1] and path[:-1] not in known:
+            raise ModelError(
+                f"{values.where}: {name} holds {[*path]} without {[*path[:-1]]}, which it goes on "
+                "from; add that."
+            )
+    if len(known) < len(paths):
+        raise values.refuse(name, "a list in which each path stands once")
+    return tuple(sorted(known))
 
 
 def check_target(head: Head, target: Shape, hidden_size: int, num_layers: int) -> None:

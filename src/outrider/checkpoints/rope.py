@@ -12,7 +12,7 @@ import torch
 
 from ..base.fields import Fields, is_number, readable
 from ..errors import ModelError
-from .plain_config import whole
+from .configs import whole
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

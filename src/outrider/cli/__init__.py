@@ -12,14 +12,13 @@ from .. import __version__
 from ..base import stderr
 from . import (
     bench,
-    convert,
+    copies,
     demo,
     drafters,
     explain,
     generate,
     load,
     quality,
-    quantize,
     serve,
     tune,
     verify,
@@ -36,7 +35,7 @@ app = App(
     epilog="Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.",
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
-    generate.generate, serve.serve, serve.config, quantize.quantize, convert.convert, demo.demo,
+    generate.generate, serve.serve, serve.config, copies.quantize, copies.convert, demo.demo,
     verify.verify, explain.explain, tune.tune,
 )  # fmt: skip
 for command in COMMANDS:

@@ -37,18 +37,14 @@ def sizes(text: str) -> dict[int, float]:
     try:
         return {int(name): share for name, share in shares(text, "--concurrency").items()}
     except ValueError:
-        raise typer.BadParameter(
-            f"--concurrency is {text!r}; give a number, or NUMBER=SHARE,..."
-        ) from None
+        remedy = "give a number, or NUMBER=SHARE,..."
+        raise typer.BadParameter(f"--concurrency is {text!r}; {remedy}") from None
 
 
 def sampled(
     target: str, drafter: str | None, file: Path, k: int, temperature: float, costs_too: bool
 ) -> tuple[Acceptance, Costs | None]:
-    """Return the acceptance on the prompts of a file, one a line, and what steps cost here.
-
-    This machine decodes the prompts with both models.
-    """
+    """Return the acceptance on the prompts of a file, one a line, and what steps cost here."""
     from ..ops.planning import of_counts
 
     prompts = [line for line in read_text(file, f"--prompts {file}").splitlines() if line.strip()]
@@ -141,13 +137,13 @@ def advise(
     from .reports import deliver
 
     known, costs, longest = None, None, flags.num_speculative_tokens
-    if flags.prompts is not None and flags.acceptance is None:
+    if flags.acceptance is not None:
+        known = parse_acceptance(flags.acceptance, flags.drafter)
+    elif flags.prompts is not None:
         here = flags.hardware is None and flags.profile is None
         known, costs = sampled(
             model, flags.drafter, flags.prompts, longest, flags.temperature, here
         )
-    elif flags.acceptance is not None:
-        known = parse_acceptance(flags.acceptance, flags.drafter)
     own = {n: v for n, v in vars(flags).items() if n in Situation.__dataclass_fields__}
     own |= {"concurrency": sizes(flags.concurrency), "tasks": shares(flags.tasks, "--tasks")}
     own |= {"profile": flags.profile or costs, "acceptance": known, "longest": longest}

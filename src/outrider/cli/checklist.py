@@ -16,26 +16,20 @@ from .flags import argument, setting
 if TYPE_CHECKING:
     from ..ops.diagnose.checklist import State
 
-ANSWERS = {"y": "yes", "n": "no"}
-
 
 def _ids(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
 def _facts(
-    source: str | None,
-    plain: str | None,
-    before: str | None,
-    key: str | None,
-    pair: tuple[str | None, str | None],
-) -> dict[str, object]:
-    """Return the facts that can be verified here."""  # fmt: skip
+    source: str | None, plain: str | None, before: str | None, key: str | None,
+    model: str | None, drafter: str | None,
+) -> dict[str, object]:  # fmt: skip
+    """Return the facts that can be verified here."""
     from ..ops.diagnose.diagnose import look
     from ..ops.diagnose.doctor import pair_facts
 
     facts: dict[str, object] = {}
-    model, drafter = pair
     if (model is None) != (drafter is None):
         raise ConfigError("a pair is a target and a drafter; give MODEL and --drafter.")
     if source is None and (plain is not None or before is not None):
@@ -54,7 +48,7 @@ def _ask(state: State) -> tuple[list[str], list[str]]:
     """Ask what is open on the terminal; return the ids of yes and of no."""
     from ..ops.diagnose.checklist import OPEN, points
 
-    said: dict[str, list[str]] = {"yes": [], "no": []}
+    said: dict[str, list[str]] = {"y": [], "n": []}
     for point in points():
         if state[point.id].status != OPEN:
             continue
@@ -63,9 +57,9 @@ def _ask(state: State) -> tuple[list[str], list[str]]:
         letter = given.strip().lower()[:1]
         if letter == "q":
             break
-        if letter in ANSWERS:
-            said[ANSWERS[letter]].append(point.id)
-    return said["yes"], said["no"]
+        if letter in said:
+            said[letter].append(point.id)
+    return said["y"], said["n"]
 
 
 def checklist(
@@ -91,12 +85,13 @@ def checklist(
     What facts show is ticked. The rest is asked where this is a terminal and neither --yes nor
     --no is given.
     """
+    from ..ops.diagnose.checklist import YES, markdown, read_state, save_state, to_json
     from ..ops.diagnose.checklist import checklist as answer
-    from ..ops.diagnose.checklist import read_state, save_state
+    from .reports import deliver
 
     kept = {} if state is None else read_state(state)
     with status("verifying"):
-        known = _facts(source, plain, before, api_key, (model, drafter))
+        known = _facts(source, plain, before, api_key, model, drafter)
     known |= pairs(fact or [], "--fact")
     answers = answer(kept, facts=known, yes=_ids(yes), no=_ids(no))
     if yes is None and no is None and sys.stdin is not None and sys.stdin.isatty():
@@ -107,13 +102,6 @@ def checklist(
         answers = answer(answers, yes=said[0], no=said[1])
     if state is not None:
         save_state(answers, state)
-    _show(answers, json_, out)
-
-
-def _show(state: State, json_: bool, out: str | None) -> None:
-    from ..ops.diagnose.checklist import YES, markdown, to_json
-    from .reports import deliver
-
-    deliver(to_json(state), markdown(state), json_, out)
-    if any(answer.status != YES for answer in state.values()):
+    deliver(to_json(answers), markdown(answers), json_, out)
+    if any(each.status != YES for each in answers.values()):
         raise typer.Exit(FAILED)

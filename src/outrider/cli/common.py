@@ -60,9 +60,8 @@ def writable(param: typer.CallbackParam, files: Files) -> Files:
             elif file != "-" and not path.exists():
                 TemporaryFile(dir=path.absolute().parent).close()
         except OSError as error:
-            raise typer.BadParameter(
-                f"{param.opts[0]} {file} cannot be written: {error.strerror}."
-            ) from None
+            said = f"{param.opts[0]} {file} cannot be written: {error.strerror}."
+            raise typer.BadParameter(said) from None
     return files
 
 
@@ -111,9 +110,8 @@ def numbers(text: str, kind: type[int] | type[float], option: str) -> tuple[Any,
     try:
         return tuple(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError:
-        raise typer.BadParameter(
-            f"{option} is {text!r}; give numbers with commas between."
-        ) from None
+        said = f"{option} is {text!r}; give numbers with commas between."
+        raise typer.BadParameter(said) from None
 
 
 def shapes(text: str) -> list[tuple[int, int]]:
@@ -242,10 +240,7 @@ def counted(what: str) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def lines(text: str) -> Iterator[Callable[[str], None]]:
-    """Print what the command does on stderr every ``EVERY`` seconds, unless it is a terminal.
-
-    Yields a function that changes the text.
-    """
+    """Print a text on stderr every ``EVERY`` seconds, unless it is a terminal; yield its setter."""
     doing, done = [text], threading.Event()
 
     def repeat() -> None:
@@ -267,10 +262,7 @@ def lines(text: str) -> Iterator[Callable[[str], None]]:
 def ended_cleanly() -> Iterator[None]:
     """Turn SIGTERM into an exception, so that partial output is removed."""
 
-    def end(number: int, _: object) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:

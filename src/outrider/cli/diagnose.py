@@ -1,4 +1,4 @@
-"""``outrider ops diagnose``: what is wrong with a server's speculation, and what to do."""
+"""``outrider ops diagnose`` and ``ops doctor``: what is wrong with a server, or with a machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ import typer
 
 from ..base.outside.documents import read_toml
 from ..errors import ConfigError
-from .common import FAILED, ApiKey, AsJson, Out, status, writable, write_json
+from .common import (
+    FAILED,
+    ApiKey,
+    AsJson,
+    Model,
+    Out,
+    model_folder,
+    status,
+    writable,
+    write,
+    write_json,
+)
 from .flags import argument, setting
 
 
@@ -76,4 +87,29 @@ def diagnose(
     }
     deliver(report, markdown(seen, problems), json_, out)
     if problems:
+        raise typer.Exit(FAILED)
+
+
+def doctor(
+    model: Model = None,
+    drafter: str | None = setting(
+        None, "The drafter: a checkpoint's or a head's folder.", metavar="PATH"
+    ),
+    port: int = setting(8000, "Where the server would listen."),
+    host: str = setting("127.0.0.1", "The address of that."),
+    json_: AsJson = False,
+) -> None:
+    """Check the machine and the pair before serving; exit with 1 where something fails."""
+    from ..ops.diagnose.doctor import FAIL, text_of
+    from ..ops.diagnose.doctor import doctor as check
+
+    with status("looking"):
+        findings = check(str(model_folder(model)), drafter, port, host)
+    failed = any(each.status == FAIL for each in findings)
+    if json_:
+        rows = [each._asdict() for each in findings]
+        write_json({"fit": not failed, "findings": rows}, "-")
+    else:
+        write(text_of(findings))
+    if failed:
         raise typer.Exit(FAILED)

@@ -101,10 +101,8 @@ def distributions(position: Position) -> Table:
             "log p + g": "never" if c.target_score is None else f"{c.target_score:.2f}",
             "log q + g": "never" if c.drafter_score is None else f"{c.drafter_score:.2f}",
         }
-        chosen = (
-            c.id == position.target.id,
-            position.draft is not None and c.id == position.draft.id,
-        )
+        drafted = position.draft is not None and c.id == position.draft.id
+        chosen = c.id == position.target.id, drafted
         choice, outcome = CHOICES[chosen], position.outcome
         if outcome == "rejected" and chosen[0]:
             outcome = "bonus"
@@ -117,13 +115,10 @@ def show(console: Console, explanation: Explanation) -> None:
     """Print the step for people."""
     from ..audit.explain import label
 
-    console.print(Text(introduction(explanation)))
-    console.print()
+    console.print(f"{introduction(explanation)}\n")
     console.print(
-        Text(
-            f"Step {explanation.step} (temperature {explanation.temperature:g}, seed "
-            f"{explanation.seed}). {explanation.chosen}"
-        )
+        f"Step {explanation.step} (temperature {explanation.temperature:g}, seed "
+        f"{explanation.seed}). {explanation.chosen}"
     )
     console.print("\nThe text before:", style="dim")
     for line in explanation.text_before.translate(SIGNS).split("\n")[-BEFORE:]:
@@ -131,25 +126,18 @@ def show(console: Console, explanation: Explanation) -> None:
     for position in explanation.positions:
         outcome, whose = position.outcome, "draft" if position.draft else "target"
         token = label(position.draft or position.target)
-        console.print()
-        console.print(
-            Text.assemble(
-                (f"{position.index}  {whose} {token}: ", "bold"),
-                (outcome.upper(), STYLES[outcome] + " bold"),
-                f". {position.why}",
-            )
-        )
+        where = f"\n{position.index}  {whose} {token}: "
+        said = (outcome.upper(), STYLES[outcome] + " bold")
+        console.print(Text.assemble((where, "bold"), said, f". {position.why}"))
         if outcome not in ("dropped", "ended"):
             console.print(distributions(position))
-    console.print()
-    out = Text("Output: ", "bold")
+    out = Text("\nOutput: ", "bold")
     for i, each in enumerate(explanation.output):
         out.append(" · " if i else "")
         out.append(f"{label(each)} {each.origin}", STYLES[each.origin])
     console.print(out)
-    console.print(Text(explanation.summary, "bold"))
-    console.print()
-    console.print(Text(GLOSSARY, "dim"))
+    console.print(f"{explanation.summary}\n", style="bold")
+    console.print(GLOSSARY, style="dim")
 
 
 @with_parameters(engine_options("drafter", "num_speculative_tokens"))

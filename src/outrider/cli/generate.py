@@ -89,12 +89,8 @@ def read_form(
     schema: str | None, regex: str | None, grammar: str | None, choice: list[str] | None
 ) -> dict[str, Any] | None:
     """Return the form of the output for ``SamplingParams``, None for any."""
-    forms = {
-        "json": text_or_file(schema),
-        "regex": regex,
-        "grammar": text_or_file(grammar),
-        "choice": choice or None,
-    }
+    texts = {"json": text_or_file(schema), "regex": regex, "grammar": text_or_file(grammar)}
+    forms: dict[str, Any] = {**texts, "choice": choice or None}
     form = {name: value for name, value in forms.items() if value is not None}
     if len(form) > 1:
         raise typer.BadParameter("give one of --json-schema, --regex, --grammar and --choice.")

@@ -73,8 +73,7 @@ def status(policy: PolicyFile, json_: AsJson = False) -> None:
     seen = GuardStore(chosen.folder, create=False).status()
     if seen is None:
         raise ConfigError(f"No guard has run in {chosen.folder}; start outrider ops guard run.")
-    age = time.time() - seen["time"]
-    seen["stale"] = age > 3 * chosen.interval + 10
+    age, seen["stale"] = time.time() - seen["time"], _stale(seen, chosen.interval)
     if json_:
         write_json(seen, "-")
         return
@@ -93,6 +92,11 @@ def status(policy: PolicyFile, json_: AsJson = False) -> None:
     lines += [_reason(_line(name), _line(text)) for name, text in reasons]
     lines += [f"ALERT    {_line(name)}: {_line(text)}" for name, text in alerts]
     write("\n".join(lines) + "\n")
+
+
+def _stale(seen: dict[str, Any], interval: float) -> bool:
+    """Return True if the last evaluation is so old that no guard seems to run."""
+    return bool(time.time() - seen["time"] > 3 * interval + 10)
 
 
 def _reason(name: str, text: str) -> str:
@@ -155,5 +159,5 @@ def _leave(policy: Path, mode: str | None) -> None:
         seen = store.status()
     except ConfigError:
         seen = None
-    if seen is None or time.time() - seen["time"] > 3 * chosen.interval + 10:
+    if seen is None or _stale(seen, chosen.interval):
         typer.echo("warning: no guard runs now; it will be obeyed when one starts.", err=True)

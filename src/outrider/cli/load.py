@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -76,12 +77,11 @@ def show(report: dict[str, Any], on_stderr: bool) -> None:
         for key, value in each.items():
             if not isinstance(value, dict) or value["ratio"] is None:
                 continue
-            line = (
+            console.print(
                 f"{each['label']} · {key}: {first} {_figure(value[first])}, {second} "
                 f"{_figure(value[second])}, ratio {value['ratio']:.3f} "
                 f"{shown(value['interval'], '.3f')} over {value['rounds']} rounds"
             )
-            console.print(line)
     for run in report["runs"]:
         for error, count in run["error_kinds"].items():
             console.print(f"{run['label']}: {count} failed: {error}")
@@ -97,27 +97,19 @@ def show(report: dict[str, Any], on_stderr: bool) -> None:
 
 def progress() -> Callable[[str, int, int, int], None]:
     """Return a function that shows progress on stderr: in place on a terminal, else in lines."""
-    import time
-
-    if not sys.stderr.isatty():
-        line = now_and_then()
-        return lambda label, ended, failed, total: line(_progress(label, ended, failed, total))
-    last = 0.0
+    terminal, line, last = sys.stderr.isatty(), now_and_then(), 0.0
 
     def tell(label: str, ended: int, failed: int, total: int) -> None:
         nonlocal last
-        if ended < total and time.perf_counter() - last < EVERY:
-            return
-        last = time.perf_counter()
-        end = "\n" if ended == total else ""
-        text = _progress(label, ended, failed, total)
-        typer.echo(f"\r\x1b[2K{text}{end}", err=True, nl=False)
+        text = f"{label}: {ended} of {total}{f', {failed} failed' if failed else ''}"
+        if not terminal:
+            line(text)
+        elif ended == total or time.perf_counter() - last >= EVERY:
+            last = time.perf_counter()
+            end = "\n" if ended == total else ""
+            typer.echo(f"\r\x1b[2K{text}{end}", err=True, nl=False)
 
     return tell
-
-
-def _progress(label: str, ended: int, failed: int, total: int) -> str:
-    return f"{label}: {ended} of {total}{f', {failed} failed' if failed else ''}"
 
 
 def shapes(
@@ -128,11 +120,7 @@ def shapes(
     ramp: str | None,
     most: int | None = None,
 ) -> tuple[Any, ...]:
-    """Return the load shapes that the options name.
-
-    Where none does it is a closed loop of ``most`` requests at once, as in ``vllm bench serve``, or
-    of one.
-    """
+    """Return the load shapes of the options; without any a closed loop of ``most``, or of one."""
     from ..bench.load.arrivals import EXPONENTIAL, Closed, Open, load_trace
 
     end, exponential, seconds = None, False, 0.0

@@ -1,11 +1,11 @@
 """``outrider ops``: the tools of production, for this engine and others."""
 
-from . import advise, alerts, checklist, deploy, diagnose, doctor, guard, roi
+from . import advise, alerts, checklist, deploy, diagnose, guard, roi
 from .spelling import App
 
 app = App()
 for command in (
-    advise.advise, roi.roi, checklist.checklist, doctor.doctor, diagnose.diagnose,
+    advise.advise, roi.roi, checklist.checklist, diagnose.doctor, diagnose.diagnose,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(deploy.app, name="deploy")

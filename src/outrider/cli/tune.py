@@ -97,7 +97,7 @@ def others(report: dict[str, Any]) -> list[str]:
     if method == "none":
         return ["Other engines: no speculation."]
     schedule, eagle = report["tensorrt_llm"], report["sglang"]
-    lines = [
+    return [
         f"Other engines: {method}",
         f"vLLM: num_speculative_tokens_per_batch_size {report['vllm']}",
         f"TensorRT-LLM: draft_len_schedule {schedule}" if schedule is not None
@@ -105,7 +105,6 @@ def others(report: dict[str, Any]) -> list[str]:
         f"SGLang: {json.dumps(eagle)}" if eagle is not None
         else "SGLang: no schedule, for its tiers are those of EAGLE heads",
     ]  # fmt: skip
-    return lines
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from ..base.fields import Fields
 from ..base.types import DraftBudget, Scheduled, StepRecord
-from ..checkpoints.choices import read_choices
-from ..checkpoints.heads import MEDUSA, Head
+from ..checkpoints.heads import MEDUSA, Head, read_choices
 from ..models.native_medusa import NativeMedusa
 from ..models.rows import Segment
 from ..native.interface import Choices

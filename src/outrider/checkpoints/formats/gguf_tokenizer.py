@@ -17,7 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from ...base.fields import Fields, readable
 from ...errors import ModelError, shown
 from .gguf import GGUF
-from .gguf_ends import end_token_ids
+from .gguf_config import end_token_ids
 
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are matched in a text before anything else."""
