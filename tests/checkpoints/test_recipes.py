@@ -325,7 +325,7 @@ def test_a_failed_copy_leaves_nothing(
     save_file(tensors, bad / "model.safetensors")
     with pytest.raises(ModelError, match="cannot be quantised"):
         export(bad, out, recipe)
-    monkeypatch.setattr("outrider.checkpoints.folders.save", full)
+    monkeypatch.setattr("outrider.checkpoints.files.save", full)
     with pytest.raises(ModelError, match=r"cannot be written .*No space left"):
         export(tiny_llama, out, recipe)
     (empty := tmp_path / "empty").mkdir()

@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from ..base.fields import read_object
 from ..base.outside.text import printable
 from ..errors import ConfigError, ModelError
-from .files import INDEX, Files, weight_files
-from .folders import new_folder, save_file
+from .files import INDEX, Files, new_folder, save_file, weight_files
 from .formats.gguf import is_gguf
 from .formats.shared import NAMED
 

@@ -26,8 +26,7 @@ from ..errors import ConfigError, ModelError
 from .checkpoint import open_checkpoint
 from .configs import whole
 from .families import Architecture
-from .files import INDEX, Files
-from .folders import new_folder, save_file
+from .files import INDEX, Files, new_folder, save_file
 from .formats.shared import Tensors
 from .quantize import Quantized
 from .tokenizers import has_tokenizer, read_tokenizer

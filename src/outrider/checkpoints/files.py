@@ -7,17 +7,21 @@ safetensors library checks a file.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file as save
 
-from ..base.fields import check_plain, fill, read_object, readable
-from ..errors import ModelError, shown
+from ..base.fields import check_plain, fill, one_line, read_object, readable
+from ..errors import ConfigError, ModelError, shown
 from .formats.gguf import GGUF, is_gguf, open_gguf
 
 INDEX = "model.safetensors.index.json"
@@ -129,3 +133,28 @@ def read_header(file: Path) -> dict[str, Entry]:
 def _entry(file: Path, start: int, about: Mapping[str, Any]) -> Entry:
     begin, end = about["data_offsets"]
     return Entry(file, about["dtype"], tuple(about["shape"]), start + begin, end - begin)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which is renamed to ``out``, or removed after an error."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} already exists and is not empty; give a new folder.")
+    place = out.resolve()
+    near = next(folder for folder in place.parents if folder.is_dir())
+    filling = near / f".{place.name}-{uuid4().hex}"
+    filling.mkdir()
+    try:
+        yield filling
+        place.parent.mkdir(parents=True, exist_ok=True)
+        filling.rename(place)
+    finally:
+        shutil.rmtree(filling, ignore_errors=True)
+
+
+def save_file(tensors: dict[str, torch.Tensor], file: Path, metadata: dict[str, str]) -> None:
+    """Write a safetensors file."""
+    try:
+        save(tensors, file, metadata)
+    except Exception as error:
+        raise ModelError(f"{file.name} cannot be written ({one_line(error)}).") from None

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigError, NumericalError, OutriderError, RequestError
-from .spelling import MOVED, Group, hint
+from .spelling import MOVED, PanelGroup, hint
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -152,7 +152,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
         typer.echo(f"warning: {message}", err=True)
 
 
-class Commands(Group):
+class Commands(PanelGroup):
     """The commands, with one place where their errors become a sentence and an exit code."""
 
     def main(self, *args: Any, **options: Any) -> Any:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
@@ -28,53 +27,26 @@ HOW = (
 )
 
 
-@dataclass(frozen=True)
-class Facts:
-    """One drafter, and what a model has of it: null where no model is given.
-
-    ``why`` says why it is not at hand. ``page_bytes`` are those of its own cache for each page of
-    the target's, ``fixed_bytes`` come once, and ``weight_bytes`` are those that the target does
-    not hold too; ``note`` is what else its specification says of this model. ``auto`` is true if
-    auto chooses among it.
-    """
-
-    name: str
-    wants: str
-    costs: str
-    suits: str
-    options: str
-    at_hand: bool | None = None
-    why: str | None = None
-    checkpoint: str | None = None
-    page_bytes: int | None = None
-    fixed_bytes: int | None = None
-    weight_bytes: int | None = None
-    note: str | None = None
-    auto: bool | None = None
-
-    @property
-    def memory(self) -> str:
-        """Return in words the memory that it takes, and its note."""
-        if not self.at_hand:
-            return f"not at hand: {self.why}"
-        from ..drafters.base import Needs, memory_of
-
-        bytes_ = self.page_bytes or 0, self.fixed_bytes or 0
-        memory = memory_of(Needs(*bytes_, weight_bytes=self.weight_bytes or 0))
-        return f"{memory}; {self.note}" if self.note else memory
+OF_A_MODEL = (
+    "at_hand", "why", "checkpoint", "page_bytes", "fixed_bytes", "weight_bytes", "note", "auto",
+)  # fmt: skip
+"""Facts that need a model: why a drafter is not at hand, the bytes of its own cache for each page
+of the target's, those that come once, and those of weights that the target does not hold too."""
+DrafterFacts = dict[str, Any]
 
 
-def known() -> list[Facts]:
-    """Return every drafter, those of other packages among them."""
+def known() -> list[DrafterFacts]:
+    """Return the facts of every drafter, those of other packages among them."""
     from ..drafters.registry import known_specs
 
+    about = "wants", "costs", "suits", "options"
     return [
-        Facts(name, spec.wants, spec.costs, spec.suits, spec.options)
+        {"name": name, **{each: getattr(spec, each) for each in about}, **dict.fromkeys(OF_A_MODEL)}
         for name, spec in known_specs().items()
     ]
 
 
-def at_hand(model: str) -> tuple[list[Facts], int]:
+def at_hand(model: str) -> tuple[list[DrafterFacts], int]:
     """Return every drafter with what a model has of it, and the tokens of a page."""
     from ..base.methods import AUTO
     from ..drafters.base import DrafterContext
@@ -86,29 +58,39 @@ def at_hand(model: str) -> tuple[list[Facts], int]:
     own = set_up(model, None, {})
     target, folder = load_target(own.checkpoint, own.config), own.checkpoint.folder
     context = DrafterContext(target, own.tokenizer, own.config, own.facts.max_model_len)
-    auto = {each.name for each in find_drafter(AUTO, folder).members}
-    auto |= {PredictionSpec.name}
-    drafters = [_with_model(facts, folder, context, facts.name in auto) for facts in known()]
-    return drafters, own.config.page_size
+    auto = {PredictionSpec.name, *(each.name for each in find_drafter(AUTO, folder).members)}
+    rows = [row | _of_model(row["name"], folder, context, auto) for row in known()]
+    return rows, own.config.page_size
 
 
-def _with_model(facts: Facts, target: Path, context: DrafterContext, auto: bool) -> Facts:
-    """Return a drafter's facts with what it takes of this model's engine, or why it cannot."""
+def _of_model(name: str, target: Path, context: DrafterContext, auto: set[str]) -> DrafterFacts:
+    """Return what a drafter takes of this model's engine, or why it cannot; ``auto`` has them."""
     try:
-        spec = _spec(facts.name, target, context)
+        spec = _spec(name, target, context)
         needs = spec.needs(context)
     except OutriderError as error:
-        return replace(facts, at_hand=False, why=str(error), auto=False)
-    return replace(
-        facts,
-        at_hand=True,
-        checkpoint=None if spec.folder is None else str(spec.folder),
-        page_bytes=needs.page_bytes,
-        fixed_bytes=needs.fixed_bytes,
-        weight_bytes=needs.weight_bytes,
-        note=needs.note or None,
-        auto=auto,
+        return {"at_hand": False, "why": str(error), "auto": False}
+    return {
+        "at_hand": True,
+        "checkpoint": None if spec.folder is None else str(spec.folder),
+        "page_bytes": needs.page_bytes,
+        "fixed_bytes": needs.fixed_bytes,
+        "weight_bytes": needs.weight_bytes,
+        "note": needs.note or None,
+        "auto": name in auto,
+    }
+
+
+def _memory(row: DrafterFacts) -> str:
+    """Return in words the memory that a drafter takes, and its note."""
+    if not row["at_hand"]:
+        return f"not at hand: {row['why']}"
+    from ..drafters.base import Needs, memory_of
+
+    memory = memory_of(
+        Needs(row["page_bytes"], row["fixed_bytes"], weight_bytes=row["weight_bytes"])
     )
+    return f"{memory}; {row['note']}" if row["note"] else memory
 
 
 def _spec(name: str, target: Path, context: DrafterContext) -> DrafterSpec:
@@ -128,19 +110,18 @@ def _spec(name: str, target: Path, context: DrafterContext) -> DrafterSpec:
     return set_up(target, name, {}).spec
 
 
-def table(drafters: list[Facts], page_size: int | None) -> Table:
+def table(drafters: list[DrafterFacts], page_size: int | None) -> Table:
     """Return the drafters as a table; the memory they take where a model is given."""
     grid = new_table("drafter", "needs", "costs", "suits")
     grid.columns[0].no_wrap = True
     if page_size is not None:
         grid.add_column(f"memory (pages of {page_size} tokens)", overflow="fold")
         grid.add_column("auto", no_wrap=True)
-    for facts in drafters:
-        cells = [facts.wants, facts.costs, facts.suits]
-        row = [facts.name, *(cell or UNSAID for cell in cells)]
+    for row in drafters:
+        cells = [row["name"], *(row[name] or UNSAID for name in ("wants", "costs", "suits"))]
         if page_size is not None:
-            row += [facts.memory, "yes" if facts.auto else ""]
-        grid.add_row(*row, style="dim" if facts.at_hand is False else None)
+            cells += [_memory(row), "yes" if row["auto"] else ""]
+        grid.add_row(*cells, style="dim" if row["at_hand"] is False else None)
     return grid
 
 
@@ -165,14 +146,13 @@ def list_drafters(
         with status("loading the model"):
             drafters, page_size = at_hand(model)
     if json_:
-        rows = [asdict(facts) for facts in drafters]
-        write(json.dumps({"model": model, "page_size": page_size, "drafters": rows}) + "\n")
+        write(json.dumps({"model": model, "page_size": page_size, "drafters": drafters}) + "\n")
         return
     console = report_console(on_stderr=False)
     console.print(table(drafters, page_size))
-    for facts in drafters:
-        if facts.options:
-            console.print(f"Options of {facts.name}: {facts.options}.")
+    for row in drafters:
+        if row["options"]:
+            console.print(f"Options of {row['name']}: {row['options']}.")
     console.print(HOW)
 
 

@@ -80,7 +80,7 @@ def _file_of_json(args: list[str], valued: Collection[str]) -> list[str] | None:
     return None
 
 
-class Command(TyperCommand):
+class PanelCommand(TyperCommand):
     """A command: MODEL may be an option, too, and help comes in panels, one after the other."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -108,11 +108,11 @@ class Command(TyperCommand):
         """Write the options, those of most use first; then the commands beside this one, if any."""
         _format_panels(self, ctx, formatter)
         siblings = getattr(ctx.parent and ctx.parent.command, "commands", {}).get(ctx.info_name)
-        if isinstance(siblings, Group):  # this is the default of a group
+        if isinstance(siblings, PanelGroup):  # this is the default of a group
             siblings.format_commands(ctx, formatter)
 
 
-class Group(TyperGroup):
+class PanelGroup(TyperGroup):
     """A group whose help shows the whole first sentence of each command.
 
     ``default`` is the command that is meant where the first word names none of the others.
@@ -123,7 +123,7 @@ class Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         """Return name, command and words of a sub-command; of a group it may be the default."""
         name, command, rest = super().resolve_command(ctx, args)
-        if not isinstance(command, Group) or (rest and rest[0] in command.commands):
+        if not isinstance(command, PanelGroup) or (rest and rest[0] in command.commands):
             return name, command, rest
         default = command.commands.get(command.default or "")
         if default is None:
@@ -150,13 +150,13 @@ class Group(TyperGroup):
             formatter.write_dl(rows)
 
 
-def lazy(module: str) -> type[Group]:
+def lazy(module: str) -> type[PanelGroup]:
     """Return the class of a group whose commands are those of ``app`` in a module.
 
     The module is imported when they are asked for.
     """
 
-    class Lazy(Group):
+    class Lazy(PanelGroup):
         @cached_property
         def commands(self) -> Any:  # type: ignore[override]
             group: Any = typer.main.get_command(import_module(module).app)
@@ -173,14 +173,14 @@ class App(typer.Typer):
     """A group of commands; ``default`` names the one that is meant where none is named."""
 
     def __init__(self, default: str | None = None, **options: Any) -> None:
-        kind = type("Default", (Group,), {"default": default}) if default else Group
+        kind = type("Default", (PanelGroup,), {"default": default}) if default else PanelGroup
         # Rich's boxes cut long names, and its markup swallows outrider[plot].
         usual = {"cls": kind, "no_args_is_help": True, "rich_markup_mode": None}
         super().__init__(**{**usual, **options})
 
     def command(self, *args: Any, **options: Any) -> Callable[[Function], Function]:
         """Return the decorator that makes a command of a function."""
-        return super().command(*args, cls=Command, **options)
+        return super().command(*args, cls=PanelCommand, **options)
 
 
 def _format_panels(command: Any, ctx: Any, formatter: Any) -> None:
