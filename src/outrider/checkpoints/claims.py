@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..base.fields import Fields
 from ..errors import ModelError, shown
 from .files import Files
 
@@ -41,16 +42,16 @@ MOST_TABLES = 1 << 30
 def check_claims(config: Mapping[str, Any], files: Files) -> None:
     """Refuse a ``config`` that has more layers than the files beside it have tensors."""
     file = files.folder / "config.json"
+    values = Fields(config, str(file))
     if not isinstance(config.get("quantization_config") or {}, Mapping):
-        options = shown(config["quantization_config"])
-        raise ModelError(f"{file}: quantization_config is {options}; an object is needed.")
+        raise values.refuse("quantization_config", "an object")
     for name in POSITIVE:
         if type(config.get(name)) is int and config[name] < 1:
-            raise ModelError(f"{file}: {name} is {config[name]}; a whole number from 1 is needed.")
+            raise values.refuse(name, "a whole number from 1")
     most = len(files.tensors) or MOST_LAYERS
     for name, value in _numbers(config):
         if name in LAYERS and value < 0:
-            raise ModelError(f"{file}: {name} is {shown(value)}; a whole number is needed.")
+            raise Fields({name: value}, str(file)).refuse(name, "a whole number")
         if name in LAYERS and value > most:
             raise ModelError(
                 f"{file}: {name} is {shown(value)}, but its checkpoint has {most} tensors; at "

@@ -67,9 +67,8 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
     loading ``folder`` with that quantization. Returns the mean bits of a weight.
     """
     if recipe.coarse:
-        raise ConfigError(
-            f"quantization is {str(recipe)!r}, but a checkpoint holds weights only; leave -a8 out."
-        )
+        what = f"quantization is {str(recipe)!r}, but a checkpoint holds weights only"
+        raise ConfigError(f"{what}; leave -a8 out.")
     files = Files(folder)
     checkpoint = open_checkpoint(files)
     config, architecture, source = checkpoint.config, checkpoint.architecture, checkpoint.tensors

@@ -73,10 +73,8 @@ def check_specials(tokenizer: Tokenizer, file: Path) -> None:
     """Refuse a tokenizer that puts too many special tokens around a text."""
     added = tokenizer.num_special_tokens_to_add(False)
     if added > LARGEST_ADDED:
-        raise ModelError(
-            f"{file}: its tokenizer puts {added} tokens around a text; {LARGEST_ADDED} are the "
-            "most."
-        )
+        what = f"its tokenizer puts {added} tokens around a text"
+        raise ModelError(f"{file}: {what}; {LARGEST_ADDED} are the most.")
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:

@@ -113,13 +113,10 @@ def read_head(folder: Path | Files) -> Head | None:
 
 def _is_eagle1(files: Files, options: dict[str, Any]) -> bool:
     """Return whether a checkpoint has the layout of EAGLE-1, as SafeAILab or vLLM write it."""
-    if options.get("model_type") == "eagle":
-        return True
-    if options.get("num_hidden_layers") != 1:
-        return False
-    tensors = files.tensors
-    normed = "layers.0.hidden_norm.weight" in tensors  # as in EAGLE-3
-    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= tensors.keys() and not normed
+    if options.get("model_type") == "eagle" or options.get("num_hidden_layers") != 1:
+        return options.get("model_type") == "eagle"
+    normed = "layers.0.hidden_norm.weight" in files.tensors  # as in EAGLE-3
+    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= files.tensors.keys() and not normed
 
 
 def _layers_of(values: Fields, shift: int) -> tuple[int, ...] | None:
@@ -261,27 +258,22 @@ def read_choices(values: Fields, heads: int) -> Paths | None:
     name = "medusa_choices"
     if name not in values:
         return None
+    holds = f"{values.where}: {name} holds"
     paths = values.listed(name, list)
     if not 1 <= len(paths) <= MOST_CHOICES:
         raise values.refuse(name, f"a list of 1 to {MOST_CHOICES} paths")
     for path in paths:
         if not path or not all(type(rank) is int and 0 <= rank < TOP_K for rank in path):
-            raise ModelError(
-                f"{values.where}: {name} holds {shown(path)}; a list of ranks from 0 to "
-                f"{TOP_K - 1} is needed."
-            )
+            remedy = f"a list of ranks from 0 to {TOP_K - 1} is needed"
+            raise ModelError(f"{holds} {shown(path)}; {remedy}.")
         if len(path) > heads:
-            raise ModelError(
-                f"{values.where}: {name} holds {shown(path)}, which is {len(path)} tokens deep, "
-                f"but there are {heads} heads; leave it out."
-            )
+            deep = f"which is {len(path)} tokens deep, but there are {heads} heads"
+            raise ModelError(f"{holds} {shown(path)}, {deep}; leave it out.")
     known = {tuple(path) for path in paths}
     for path in sorted(known):
         if path[:-1] and path[:-1] not in known:
-            raise ModelError(
-                f"{values.where}: {name} holds {[*path]} without {[*path[:-1]]}, which it goes on "
-                "from; add that."
-            )
+            missing = f"without {[*path[:-1]]}, which it goes on from"
+            raise ModelError(f"{holds} {[*path]} {missing}; add that.")
     if len(known) < len(paths):
         raise values.refuse(name, "a list in which each path stands once")
     return tuple(sorted(known))

@@ -73,10 +73,8 @@ def _words(files: Files) -> Words:
     tokenizer = _of_folder(files.folder)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
-        raise ModelError(
-            f"the tokenizer in {files} is written in Python and has no tokenizer.json; "
-            "convert it to one."
-        )
+        what = f"the tokenizer in {files} is written in Python and has no tokenizer.json"
+        raise ModelError(f"{what}; convert it to one.")
     own = None if files.gguf is None else chat_templates(files.gguf)
     end = tokenizer.eos_token_id
     return Words(

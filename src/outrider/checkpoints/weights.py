@@ -138,9 +138,8 @@ def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe)
     try:
         return quantize(matrix, recipe)
     except ValueError as error:
-        raise ModelError(
-            f"{source.folder}: tensor {name!r} cannot be quantised: {error}."
-        ) from None
+        what = f"tensor {name!r} cannot be quantised: {error}"
+        raise ModelError(f"{source.folder}: {what}.") from None
 
 
 def plain(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:

@@ -47,8 +47,8 @@ def parameter(option: Option, panel: str | None = None, **more: Any) -> inspect.
         *names, help=option.help + shown, show_default=False, show_envvar=False,
         rich_help_panel=panel, **more,
     )  # fmt: skip
-    kind = inspect.Parameter.KEYWORD_ONLY
-    annotation = Annotated[option.type | None, info]
+    of_type: Any = option.type
+    kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[of_type | None, info]
     return inspect.Parameter(option.name, kind, default=None, annotation=annotation)
 
 
@@ -81,7 +81,7 @@ def with_flags(
     """
     hints, flags = get_type_hints(owner, include_extras=True), list[inspect.Parameter]()
     for each in fields(owner):
-        info = inspect.Parameter.empty if each.default is MISSING else each.default
+        info: Any = inspect.Parameter.empty if each.default is MISSING else each.default
         if hints[each.name] is bool and not info.param_decls:
             info.param_decls = ("--" + each.name.replace("_", "-"),)
         kind = inspect.Parameter.KEYWORD_ONLY

@@ -38,13 +38,9 @@ from .shared import (
 )
 
 FORMATS = (
-    "pack-quantized",
-    "int-quantized",
-    "float-quantized",
-    "naive-quantized",
-    "mixed-precision",
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
     "dense",
-)
+)  # fmt: skip
 BLOCK = (128, 128)
 
 
@@ -68,12 +64,10 @@ class Compressed:
         formats = {f.text("format", "") for f in (fields, *groups)} - {""}
         integers = any(scheme.text("type", "int") != "float" for scheme in weights)
         self.keeps = integers and formats != {"float-quantized"}
-        self.note: str | None = None
         activations = any("input_activations" in group for group in groups)
-        if activations or options.get("kv_cache_scheme"):
-            self.note = (
-                f"{where} wants activations or the cache quantised as well: only its weights are."
-            )
+        more = activations or options.get("kv_cache_scheme")
+        note = f"{where} wants activations or the cache quantised as well: only its weights are."
+        self.note: str | None = note if more else None
 
     @staticmethod
     def _refuse_unsupported(fields: Fields, groups: list[Fields], where: Path) -> None:

@@ -109,10 +109,8 @@ def _parsed(path: Path, header: _Header, size: int) -> GGUF:
     fields = Fields(metadata, str(path))
     parts = fields.whole("split.count", default=1)
     if parts > 1:
-        raise ModelError(
-            f"{path} is one of {parts} parts; merge them into one file first "
-            "(llama-gguf-split --merge)."
-        )
+        remedy = "merge them into one file first (llama-gguf-split --merge)"
+        raise ModelError(f"{path} is one of {parts} parts; {remedy}.")
     unit = fields.whole("general.alignment", high=LARGEST_UNIT, default=32) or 32
     start = -(-header.at // unit) * unit
     tensors = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -54,15 +55,17 @@ def interleaves(metadata: Mapping[str, Any]) -> bool:
     return metadata.get("general.architecture") in INTERLEAVED
 
 
+def _unread(path: Path, what: str) -> ModelError:
+    return ModelError(f"{path}: {what}; give the model as a Hugging Face checkpoint.")
+
+
 def gguf_config(file: GGUF) -> PretrainedConfig:
     """Return the config of the model in a GGUF file."""
     path = file.path
     family = file.fields.text("general.architecture", "")
     if family not in FAMILIES:
-        raise ModelError(
-            f"{path}: GGUF files of architecture {shown(family)} are not read, only of "
-            f"{', '.join(FAMILIES)}; give the model as a Hugging Face checkpoint."
-        )
+        only = f"only of {', '.join(FAMILIES)}"
+        raise _unread(path, f"GGUF files of architecture {shown(family)} are not read, {only}")
     config = PlainConfig(model_type=family, **_options(file, family))
     if config.rope_parameters["rope_type"] != "default":  # transformers scales these
         try:
@@ -75,10 +78,7 @@ def gguf_config(file: GGUF) -> PretrainedConfig:
 def _options(file: GGUF, family: str) -> dict[str, Any]:
     tensors, fields = file.tensors, _per_model(file, family)
     if f"{family}.expert_count" in fields and fields.whole(f"{family}.expert_count"):
-        raise ModelError(
-            f"{file.path}: GGUF files of mixtures of experts are not read; give the model as a "
-            "Hugging Face checkpoint."
-        )
+        raise _unread(file.path, "GGUF files of mixtures of experts are not read")
 
     def size(name: str, default: int | None = None, high: int = LARGEST_INT) -> int:
         return fields.whole(f"{family}.{name}", 1, high, default)
@@ -88,10 +88,8 @@ def _options(file: GGUF, family: str) -> dict[str, Any]:
     turning = size("rope.dimension_count", head_dim)
     values = size("attention.value_length", head_dim)
     if not head_dim == turning == values or head_dim % 2:
-        raise ModelError(
-            f"{file.path}: heads of which {turning} of {head_dim} elements turn and values have "
-            f"{values} are not read; give the model as a Hugging Face checkpoint."
-        )
+        heads_of = f"heads of which {turning} of {head_dim} elements turn and values have {values}"
+        raise _unread(file.path, f"{heads_of} are not read")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     begins = "tokenizer.ggml.bos_token_id"
     options: dict[str, Any] = {
@@ -127,10 +125,7 @@ def _per_model(file: GGUF, family: str) -> Fields:
             if all(each == value[0] for each in value):
                 metadata[name] = value[0]
             elif len(value) == file.metadata.get(f"{family}.block_count"):
-                raise ModelError(
-                    f"{file.path}: layers that differ in {name!r} are not read; give the model as "
-                    "a Hugging Face checkpoint."
-                )
+                raise _unread(file.path, f"layers that differ in {name!r} are not read")
     return Fields(metadata, str(file.path))
 
 

@@ -48,16 +48,13 @@ class Gptq:
     def __init__(self, options: Mapping[str, Any], where: Path) -> None:
         layout = str(options.get("checkpoint_format") or options.get("format") or "gptq").lower()
         if layout not in SUBTRACTED:
-            raise ModelError(
-                f"{where}: GPTQ weights laid out as {shown(layout)} are not read; save them in the "
-                f"format 'gptq' or 'gptq_v2', or {REMEDY}."
-            )
+            what = f"laid out as {shown(layout)} are not read"
+            remedy = f"save them in the format 'gptq' or 'gptq_v2', or {REMEDY}"
+            raise ModelError(f"{where}: GPTQ weights {what}; {remedy}.")
         bits = options.get("bits")
         if bits not in BITS:
-            raise ModelError(
-                f"{where}: GPTQ weights of {shown(bits)} bits are not read, only of 4 and 8; "
-                f"{REMEDY}."
-            )
+            what = f"GPTQ weights of {shown(bits)} bits are not read, only of 4 and 8"
+            raise ModelError(f"{where}: {what}; {REMEDY}.")
         self._subtracted = SUBTRACTED[layout]
         self._group = stated_group(Fields(options, str(where)), "group_size")
 
@@ -122,9 +119,8 @@ class Awq(Gptq):
             )
         bits = options.get("bits", options.get("w_bit", 4))
         if bits != 4:
-            raise ModelError(
-                f"{where}: AWQ weights of {shown(bits)} bits are not read, only of 4; {REMEDY}."
-            )
+            what = f"AWQ weights of {shown(bits)} bits are not read, only of 4"
+            raise ModelError(f"{where}: {what}; {REMEDY}.")
         name = "group_size" if "group_size" in options else "q_group_size"
         self._group = stated_group(Fields(options, str(where)), name)
 
