@@ -69,12 +69,12 @@ def open_checkpoint(folder: Path | Files) -> Checkpoint:
         head_dim = shape.head_dim if isinstance(shape, Architecture) else 1
         return Checkpoint(files.folder, config, shape, GGUFTensors(files.gguf, head_dim))
     config = _config_of(files)
-    format = _find_format(getattr(config, "quantization_config", None), files.folder)
+    format = find_format(getattr(config, "quantization_config", None), files.folder)
     shape = read_shape(config, files.folder)
     return Checkpoint(files.folder, config, shape, Tensors(files, format))
 
 
-def _find_format(options: Mapping[str, Any] | None, where: Path) -> Format | None:
+def find_format(options: Mapping[str, Any] | None, where: Path) -> Format | None:
     """Return the format that a config's ``quantization_config`` names; None if it is empty."""
     if not options:
         return None

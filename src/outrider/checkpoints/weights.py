@@ -104,15 +104,9 @@ def stays(source: Source, name: str) -> str | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def tell_note(source: Source) -> None:
-    """Log what is ignored of a checkpoint, or dequantised, once."""
-    if source.note:
-        warn_once(source.note)
-
-
 def check_left(source: Source, recipe: Recipe) -> None:
     """Refuse a recipe that would change no matrix; log the matrices that keep their codes."""
-    tell_note(source)
+    warn_once(source.note)
     names = [name for name, shape in source.shapes().items() if len(shape) == 2]
     counts = Counter(filter(None, (stays(source, name) for name in names)))
     what = ", ".join(f"{count} ({kind})" for kind, count in sorted(counts.items()))
@@ -191,7 +185,7 @@ class Loader:
     recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
-        tell_note(self.source)
+        warn_once(self.source.note)
 
     def get(self, name: str, *size: int) -> torch.Tensor:
         """Return the norm or bias ``name``, of ``size``."""

@@ -263,7 +263,7 @@ def facts(folder: Path) -> Made:
 
 @reader("quantisation of a config")
 def quantisation(folder: Path) -> Made:
-    from outrider.checkpoints.formats.methods import find_format
+    from outrider.checkpoints.checkpoint import find_format
 
     packed = {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],

@@ -49,8 +49,8 @@ def checked(kind: type[T], document: Any, what: str) -> T:
     """
     try:
         # Strict JSON turns lists into tuples and texts into enums, and converts nothing else.
-        text = json.dumps(document, default=str)
-        value: T = _adapter(kind).validate_json(text, strict=True)
+        of: Any = kind
+        value: T = _adapter(of).validate_json(json.dumps(document, default=str), strict=True)
         return value
     except ValidationError as error:
         raise sentence(error, what, kind) from None

@@ -168,9 +168,10 @@ class Tensors:
 
 
 @lru_cache(maxsize=1024)
-def warn_once(sentence: str) -> None:
-    """Log ``sentence`` as a warning, unless it was logged before."""
-    logger.warning("%s", sentence)
+def warn_once(sentence: str | None) -> None:
+    """Log ``sentence``, if it is one, as a warning, unless it was logged before."""
+    if sentence:
+        logger.warning("%s", sentence)
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
