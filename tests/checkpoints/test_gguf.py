@@ -23,9 +23,9 @@ from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.formats.gguf import open_gguf
 from outrider.checkpoints.formats.gguf_config import end_token_ids
 from outrider.checkpoints.formats.gguf_weights import GGUFTensors
+from outrider.checkpoints.formats.shared import warn_once
 from outrider.checkpoints.quantize import Quantized
 from outrider.checkpoints.tokenizers import has_tokenizer, read_codec
-from outrider.checkpoints.weights import tell_note
 from outrider.engine.probe import checkpoint
 from outrider.errors import ModelError
 from outrider.models.load import load_model
@@ -163,8 +163,8 @@ def test_other_types_are_dequantised_and_said(
     writer.close()
     with caplog.at_level(logging.WARNING, "outrider"):
         tensors = GGUFTensors(open_gguf(tmp_path / "x.gguf"), 8)
-        tell_note(tensors)
-        tell_note(tensors)
+        warn_once(tensors.note)
+        warn_once(tensors.note)
     assert [r.message.partition(": ")[2] for r in caplog.records] == [
         "weights of type Q6_K are dequantised at load."
     ]
