@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import ConfigError, shown
@@ -86,15 +85,11 @@ def suggested_method(checkpoint: str) -> str:
     return "draft_model"
 
 
-def named_method(name: object, where: str, among: Iterable[str] = NAMES) -> Method:
-    """Return the method that a name means, one of ``among``.
-
-    Raises ConfigError: it names none of them; ``where`` says what was given.
-    """
-    known = list(among)
+def named_method(name: object, where: str) -> Method:
+    """Return the method that a name means; ``where`` says in the refusal what was given."""
     method = find_method(name)
-    if method is None or method.name not in known:
-        near = difflib.get_close_matches(str(name), known, 1) if method is None else []
-        hint = f"did you mean {near[0]!r}?" if near else f"give {', '.join(known)}."
+    if method is None:
+        near = difflib.get_close_matches(str(name), NAMES, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"give {', '.join(NAMES)}."
         raise ConfigError(f"{where} is {shown(name)}; {hint}")
     return method

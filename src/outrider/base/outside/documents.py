@@ -85,11 +85,9 @@ def read_json(file: Path, what: str, *, limit: int = MOST_JSON, error: Kind = Co
     )
 
 
-def read_toml(
-    file: Path, what: str, *, limit: int = MOST_TOML, error: Kind = ConfigError
-) -> dict[str, Any]:
+def read_toml(file: Path, what: str) -> dict[str, Any]:
     """Return the document of a TOML file; see ``parse_toml``."""
-    return parse_toml(read(file, what, limit=limit, error=error), what, limit=limit, error=error)
+    return parse_toml(read(file, what, limit=MOST_TOML), what)
 
 
 def read(file: Path, what: str, *, limit: int = MOST_JSON, error: Kind = ConfigError) -> bytes:

@@ -86,10 +86,10 @@ def address(url: str, what: str = "endpoint") -> Address:
     return Address(parts.scheme, host, port, place, parts.path.rstrip("/"))
 
 
-def check_key(key: str | None, what: str = "the API key") -> None:
+def check_key(key: str | None) -> None:
     """Refuse a key that no header can carry."""
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"{what} has characters that no header can carry; correct it.")
+        raise ConfigError("the API key has characters that no header can carry; correct it.")
 
 
 def call(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 CHUNK = 1 << 16
+LOOKUP_SECONDS = 2.0
 
 
 class Deadline:
@@ -70,10 +71,10 @@ def receive(connection: socket.socket, size: int, deadline: Deadline) -> bytes:
     return connection.recv(size)
 
 
-def is_local(host: str, seconds: float = 2.0) -> bool:
+def is_local(host: str) -> bool:
     """Return whether a name resolves to loopback; False if that is not known in time."""
     try:
-        places = _resolve(host, 0, Deadline(seconds))
+        places = _resolve(host, 0, Deadline(LOOKUP_SECONDS))
         return any(ipaddress.ip_address(place[4][0]).is_loopback for place in places)
     except (OSError, ValueError):
         return False
