@@ -14,7 +14,7 @@ from outrider.ops.guard.policy import Policy, parse
 from outrider.ops.guard.states import (
     Decision,
     DraftingState,
-    GuardObservation,
+    GuardView,
     Side,
     State,
     of_json,
@@ -39,15 +39,15 @@ PINNED = DraftingState(True, 4, 4)
 NOW = 1000.0
 
 
-def sight(drafting: DraftingState | None = PINNED, **engine: Any) -> GuardObservation:
-    return GuardObservation(
+def sight(drafting: DraftingState | None = PINNED, **engine: Any) -> GuardView:
+    return GuardView(
         engine=replace(HEALTHY, **engine), standby=replace(HEALTHY, drafted=None, acceptance=None),
         drafting=drafting, weights=(100, 1), warm=True,
     )  # fmt: skip
 
 
 def hold(
-    seen: GuardObservation, policy: Policy = POLICY, state: State | None = None,
+    seen: GuardView, policy: Policy = POLICY, state: State | None = None,
     seconds: float = 60, now: float = NOW,
 ) -> tuple[State, list[Decision]]:  # fmt: skip
     """Show one thing for so long; the state, and the decisions that did something."""
@@ -381,7 +381,7 @@ class World:
         if ill == "down":
             engine = Side(up=False)
         standby = replace(HEALTHY, requests=200 * (1 - share), drafted=None)
-        seen = GuardObservation(
+        seen = GuardView(
             engine, standby, "gone" if ill == "blind" else None,
             DraftingState(enabled, length, length if enabled else 0), None, weights or (100, 1),
             None, ill != "cold", ill != "down",

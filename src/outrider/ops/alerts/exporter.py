@@ -20,18 +20,8 @@ from ..diagnose.endpoint import Endpoint
 from ..diagnose.host import Gpu
 from ..diagnose.observation import read_file
 from ..metrics import Figures, Page, PageWindow
-from .observed import (
-    COUNTERS,
-    ENGINES,
-    LATENCIES,
-    NOW,
-    POSITIONS,
-    PREFIX,
-    RATES,
-    RATIOS,
-    SHARES,
-    percentile,
-)
+from . import observed
+from .observed import PREFIX
 
 WINDOW_SECONDS = 60.0
 LONGEST_STATE = 500
@@ -81,7 +71,7 @@ class Watcher:
     def take(self, page: Page, now: float) -> None:
         """Take a page that was read at ``now``, in seconds of any clock that only goes forward."""
         totals = Figures.of(page)
-        if totals is None or totals.engine not in ENGINES:
+        if totals is None or totals.engine not in observed.ENGINES:
             self._lose(f"{self.endpoint.url}/metrics has no metrics of a supported engine.")
             return
         if self._last is not None and page.restarted(self._last):
@@ -174,18 +164,20 @@ Kind = type[CounterMetricFamily | GaugeMetricFamily]
 def _of_engine(totals: Figures, lately: Figures, labels: list[str]) -> Iterator[Metric]:
     """Yield an engine's figures, those of them that are known."""
     tables: tuple[tuple[Kind, dict[str, tuple[str, str]], Callable[[str], float | None]], ...] = (
-        (CounterMetricFamily, COUNTERS, totals.total), (GaugeMetricFamily, NOW, totals.total),
-        (GaugeMetricFamily, RATIOS, partial(getattr, lately)),
-        (GaugeMetricFamily, RATES, lately.rate),
+        (CounterMetricFamily, observed.COUNTERS, totals.total),
+        (GaugeMetricFamily, observed.NOW, totals.total),
+        (GaugeMetricFamily, observed.RATIOS, partial(getattr, lately)),
+        (GaugeMetricFamily, observed.RATES, lately.rate),
     )  # fmt: skip
     for kind, figures, value_of in tables:
         for figure, (name, text) in figures.items():
             yield from _family(name, text, LABELS, [(labels, value_of(figure))], kind)
     counts = (([*labels, str(place)], value) for place, value in totals.positions().items())
-    yield from _family(*POSITIONS, (*LABELS, "position"), counts, CounterMetricFamily)
-    for latency, text in LATENCIES.items():
+    yield from _family(*observed.POSITIONS, (*LABELS, "position"), counts, CounterMetricFamily)
+    for latency, text in observed.LATENCIES.items():
         quantiles = (
-            ([*labels, percentile(share)], lately.quantile(latency, share)) for share in SHARES
+            ([*labels, observed.percentile(share)], lately.quantile(latency, share))
+            for share in observed.SHARES
         )
         name, text = f"{latency}_seconds", f"{text} Over the last minute."
         yield from _family(name, text, (*LABELS, "percentile"), quantiles)

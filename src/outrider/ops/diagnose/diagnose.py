@@ -9,8 +9,8 @@ from typing import Any
 from ...errors import ConfigError
 from .endpoint import differing
 from .facts import (
-    FactFigure,
     Facts,
+    KnownFact,
     Value,
     check_facts,
     check_thresholds,
@@ -28,7 +28,7 @@ class Cause:
 
     title: str
     likely: bool
-    because: tuple[FactFigure, ...]
+    because: tuple[KnownFact, ...]
     remedies: tuple[str, ...]
 
 
@@ -39,7 +39,7 @@ class Problem:
     symptom: str
     title: str
     where: str
-    evidence: tuple[FactFigure, ...]
+    evidence: tuple[KnownFact, ...]
     causes: tuple[Cause, ...]
 
     @property

@@ -23,7 +23,7 @@ LISTED = "docs/diagnose.md lists the known ones."
 LONGEST_COMPARED = 60
 
 
-class FactFigure(NamedTuple):
+class KnownFact(NamedTuple):
     """A fact with its unit; ``unit`` is empty where it is a word."""
 
     name: str
@@ -44,9 +44,9 @@ class FactFigure(NamedTuple):
         return f"{name}: {self.value:,.6g} {self.unit}".rstrip()
 
 
-def figure(name: str, facts: Facts) -> FactFigure:
+def figure(name: str, facts: Facts) -> KnownFact:
     """Return a fact that is known, with its unit."""
-    return FactFigure(name, facts[name], data("symptoms")["fact"][name]["unit"])
+    return KnownFact(name, facts[name], data("symptoms")["fact"][name]["unit"])
 
 
 def holds(condition: str, facts: Facts, thresholds: Mapping[str, float]) -> bool | None:

@@ -8,25 +8,15 @@ from typing import Any
 
 from .judge import DOWN, STANDBY_DOWN, Judgement, figures, judge
 from .policy import Policy
-from .states import (
-    Decision,
-    DraftingState,
-    GuardEvent,
-    GuardObservation,
-    GuardTrack,
-    Level,
-    Place,
-    State,
-    Weights,
-)
+from .states import Decision, DraftingState, GuardEvent, GuardTrack, GuardView, Level, Place, State
 
 URGENT = (DOWN, "errors", "memory_critical")
 """Signals that move traffic at once, whatever was changed a moment ago."""
 FORCIBLE = ("normal", "reduced", "plain", "standby")
-NO_TRAFFIC: Weights = (0, 100)
+NO_TRAFFIC = (0, 100)
 
 
-def decide(state: State, seen: GuardObservation, policy: Policy, now: float) -> Decision:
+def decide(state: State, seen: GuardView, policy: Policy, now: float) -> Decision:
     """Return what to do, and why; ``now`` are seconds since the epoch: a state outlives us."""
     turn = _Turn(state, seen, policy, now)
     if state.forced is not None:
@@ -43,7 +33,7 @@ def decide(state: State, seen: GuardObservation, policy: Policy, now: float) -> 
     return turn.decision(dict(verdict.pending))
 
 
-def wanted(state: State, policy: Policy) -> tuple[dict[str, Any] | None, Weights | None]:
+def wanted(state: State, policy: Policy) -> tuple[dict[str, Any] | None, tuple[int, int] | None]:
     """Return a body for ``/v1/speculation``, and weights; None where the guard has no say."""
     drafting: dict[str, Any] | None = None
     if state.drafting.level == Level.REDUCED:
@@ -82,7 +72,7 @@ def stages(state: State, policy: Policy) -> tuple[float, ...]:
 class _Turn:
     """One evaluation: the new state grows here."""
 
-    def __init__(self, state: State, seen: GuardObservation, policy: Policy, now: float) -> None:
+    def __init__(self, state: State, seen: GuardView, policy: Policy, now: float) -> None:
         self.state, self.seen, self.policy, self.now = state, seen, policy, now
         self.events: list[GuardEvent] = []
         self.alerts: dict[str, str] = {}

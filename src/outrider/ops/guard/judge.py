@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .policy import Policy
-from .states import GuardObservation, Place, Side, State
+from .states import GuardView, Place, Side, State
 
 DOWN = "down"
 """The signal of an engine that neither its metrics nor its model answer for."""
@@ -27,7 +27,7 @@ class Judgement:
     values: Mapping[str, float]
 
 
-def judge(state: State, seen: GuardObservation, policy: Policy, now: float) -> Judgement:
+def judge(state: State, seen: GuardView, policy: Policy, now: float) -> Judgement:
     """Return the verdict on the engine; a figure without enough traffic behind it is no figure."""
     # A probation has few requests, and must be judged by them.
     least = policy.recovery if state.traffic.level == Place.PROBING else policy.minimum

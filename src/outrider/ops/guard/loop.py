@@ -16,7 +16,7 @@ from .events import Events, logger
 from .lease import GuardLease, lease
 from .policy import GuardedServer, Policy
 from .sources import FigureSource, source
-from .states import Decision, GuardObservation, Level, Place, Side, State, carried_over
+from .states import Decision, GuardView, Level, Place, Side, State, carried_over
 from .store import GuardStore, StoreError
 from .switches import SpeculationSwitch, SwitchError, TrafficSwitch, traffic_switch
 
@@ -184,7 +184,7 @@ class Guard:
         self._told = told
         self.state = replace(self.state, pending=decision.state.pending, seen=decision.state.seen)
 
-    def _carry_out(self, decision: Decision, seen: GuardObservation) -> dict[str, str]:
+    def _carry_out(self, decision: Decision, seen: GuardView) -> dict[str, str]:
         """Write the decision down, put it into force, and return what failed."""
         before = self.state
         self.store.save(decision.state)
@@ -212,7 +212,7 @@ class Guard:
         self._failing = tuple(event.action for event in decision.events if event.track in failed)
         return {"failed": " ".join(failed.values())} if failed else {}
 
-    def _enforce(self, seen: GuardObservation) -> tuple[list[str], dict[str, str]]:
+    def _enforce(self, seen: GuardView) -> tuple[list[str], dict[str, str]]:
         """Put the state into force; return the tracks that changed, and by track why not."""
         changed: list[str] = []
         failed: dict[str, str] = {}
@@ -224,7 +224,7 @@ class Guard:
                 failed[track] = str(error)
         return changed, failed
 
-    def _set_traffic(self, seen: GuardObservation) -> bool:
+    def _set_traffic(self, seen: GuardView) -> bool:
         """Set the weights that the state wants; whether they were others."""
         weights = wanted(self.state, self.policy)[1]
         if weights is None or self.traffic is None or seen.weights is None:
@@ -237,7 +237,7 @@ class Guard:
             self._remember(own_weights=None)
         return weights != seen.weights
 
-    def _set_drafting(self, seen: GuardObservation) -> bool:
+    def _set_drafting(self, seen: GuardView) -> bool:
         """Set the drafting that the state wants; whether it was another."""
         drafting = wanted(self.state, self.policy)[0]
         if drafting is None or self.drafting is None or seen.drafting is None:
@@ -255,7 +255,7 @@ class Guard:
         self.store.save(state)
         self.state = state
 
-    def _show(self, seen: GuardObservation, decision: Decision, alerts: Mapping[str, str]) -> None:
+    def _show(self, seen: GuardView, decision: Decision, alerts: Mapping[str, str]) -> None:
         state, engine = self.state, self.policy.engine
         self.store.show({
             "time": time.time(), "engine": engine.url, "mode": state.mode, "forced": state.forced,
@@ -268,7 +268,7 @@ class Guard:
 def look(
     state: State, policy: Policy, source: FigureSource, drafting: SpeculationSwitch | None,
     traffic: TrafficSwitch | None, now: float,
-) -> GuardObservation:  # fmt: skip
+) -> GuardView:  # fmt: skip
     """Return what is true now; whatever does not answer leaves a sentence on why."""
     answers = None
     sides, trouble = _asked(lambda: source.read(now))
@@ -281,7 +281,7 @@ def look(
     )
     if due or (trouble is None and engine.up is not True):
         answers = is_warm(policy.engine, policy.probe_timeout)
-    return GuardObservation(
+    return GuardView(
         engine, standby, trouble, drafts, drafting_trouble, weights, traffic_trouble, warm, answers
     )
 

@@ -85,7 +85,7 @@ Weights = tuple[Weight, Weight]
 
 
 @dataclass(frozen=True)
-class GuardObservation:
+class GuardView:
     """All that one evaluation looks at.
 
     ``trouble`` says why the source tells nothing. ``drafting`` and ``weights`` are what the

@@ -15,17 +15,9 @@ from ...base.outside.models import check_fields
 from ...engine.control.costs import Costs
 from ...engine.control.kept_costs import read_costs
 from ...errors import ConfigError, shown
+from . import catalogue
 from .acceptance import Acceptance, prior
-from .catalogue import (
-    Shape,
-    eagle1_head,
-    eagle_head,
-    find_device,
-    find_shape,
-    method_of_head,
-    read_config,
-    shape_of,
-)
+from .catalogue import Shape, find_device
 from .checks import Amount, Batch, Devices, Share, Tokens, one_of
 from .figure import MEASURED
 from .roofline import BYTES, Dtype, Machine, Steps, roofline
@@ -99,7 +91,7 @@ class Situation:
 
     def target_shape(self) -> Shape:
         """Return the target's shape."""
-        shape = find_shape(str(self.target))
+        shape = catalogue.find_shape(str(self.target))
         if shape.heads % self.tensor_parallel:
             raise ConfigError(
                 f"tensor_parallel is {self.tensor_parallel}, which does not divide the target's "
@@ -110,7 +102,8 @@ class Situation:
     def find_drafter(self, target: Shape) -> PlannedDrafter:
         """Return the drafter of a target."""
         name = str(self.drafter)
-        method = None if os.path.exists(name) else find_method(method_of_head(name) or name)
+        named = catalogue.method_of_head(name) or name
+        method = None if os.path.exists(name) else find_method(named)
         if method is not None:
             if method.costs in (None, "model"):
                 known = ", ".join(m.name for m in TABLE if m.costs not in (None, "model"))
@@ -118,14 +111,15 @@ class Situation:
                     f"drafter {shown(name)} is a method whose name does not tell its costs; "
                     f"give a model of the catalogue, a folder with a config.json, or {known}."
                 )
-            heads = {"eagle": eagle1_head, "eagle3": eagle_head}
+            heads = {"eagle": catalogue.eagle1_head, "eagle3": catalogue.eagle_head}
             shape = heads[method.name](target) if method.name in heads else None
             return PlannedDrafter(str(method.costs), shape, str(method.costs), method.name)
-        config = read_config(name)
+        config = catalogue.read_config(name)
         words = f"{config.get('architectures')} {config.get('speculators_model_type')}"
         if "eagle" in words.lower():
-            return PlannedDrafter("eagle3", eagle_head(target, config), "eagle3", "eagle3")
-        shape = shape_of(name, config)
+            head = catalogue.eagle_head(target, config)
+            return PlannedDrafter("eagle3", head, "eagle3", "eagle3")
+        shape = catalogue.shape_of(name, config)
         apart = abs(shape.vocabulary - target.vocabulary) > SAME_VOCABULARY * target.vocabulary
         return PlannedDrafter("model", shape, "retokenize" if apart else "model", "draft_model")
 
