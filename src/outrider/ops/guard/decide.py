@@ -17,7 +17,7 @@ NO_TRAFFIC = (0, 100)
 
 
 def decide(state: State, seen: GuardView, policy: Policy, now: float) -> Decision:
-    """Return what to do, and why; ``now`` are seconds since the epoch: a state outlives us."""
+    """Return what to do, and why; ``now`` are seconds since the epoch, as states are kept."""
     turn = _Turn(state, seen, policy, now)
     if state.forced is not None:
         if seen.trouble is None:

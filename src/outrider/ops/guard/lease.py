@@ -19,7 +19,7 @@ from .policy import Policy
 from .store import StoreError
 
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
-LEASE_SECONDS = 86400.0
+MOST_LEASE_SECONDS = 86400.0
 
 
 class FileLease:
@@ -118,7 +118,7 @@ class KubernetesLease:
         if seen != self._seen:
             self._seen, self._since = seen, now
         lasts = spec.get("leaseDurationSeconds")
-        if not is_number(lasts) or not 0 < lasts < LEASE_SECONDS:
+        if not is_number(lasts) or not 0 < lasts < MOST_LEASE_SECONDS:
             lasts = self._seconds
         return now - self._since >= lasts
 
