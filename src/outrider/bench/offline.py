@@ -105,16 +105,15 @@ def drafter_names(options: BenchOptions) -> list[str]:
 
 def recorded_answers(workload: Workload, codec: TextCodec) -> list[list[int]]:
     """Return every answer's ids, without special ones. Raises ConfigError: an item has none."""
+    answers = []
     for i, item in enumerate(workload.items, 1):
         if item.answer is None:
             raise ConfigError(
                 f"prompt {i} of workload {workload.name!r} has no recorded answer, which a replay "
                 f"target needs; give it one, or take one of {', '.join(BUNDLED)}."
             )
-    return [
-        codec.backend.encode(item.answer or "", add_special_tokens=False).ids
-        for item in workload.items
-    ]
+        answers.append(codec.backend.encode(item.answer, add_special_tokens=False).ids)
+    return answers
 
 
 def turned(items: Sequence[T], by: int) -> list[T]:
@@ -157,22 +156,19 @@ class Bench:
         variants = [(n, k) for n in names for k in (options.lengths if n != PLAIN else (0,))]
         self.conditions = [(t, b) for t in options.temperatures for b in options.batch_sizes]
         self.cells = [BenchCell(n, k, t, b) for t, b in self.conditions for n, k in variants]
-        self._check_schemas()
+        for i, params in enumerate(self.params(0.0)):
+            try:
+                self.plain.engine.pipeline_of(Request("check", tuple(self.prompts[i]), params, 0))
+            except RequestError as error:  # a schema that cannot be used
+                raise ConfigError(
+                    f"prompt {i + 1} of workload {workload.name!r}: {error}"
+                ) from None
         longest = max(len(p) + n for p, n in zip(self.prompts, self.limits, strict=True))
         if longest > self.plain.engine.max_model_len:
             raise ConfigError(
                 f"prompt and output have {longest} tokens, but the context of the model is "
                 f"{self.plain.engine.max_model_len}; lower max_tokens."
             )
-
-    def _check_schemas(self) -> None:
-        for i, params in enumerate(self.params(0.0)):
-            request = Request("check", tuple(self.prompts[i]), params, 0)
-            try:
-                self.plain.engine.pipeline_of(request)
-            except RequestError as error:
-                name = self.workload.name
-                raise ConfigError(f"prompt {i + 1} of workload {name!r}: {error}") from None
 
     def _open(self, drafter: str) -> LLM:
         options: dict[str, Any] = {

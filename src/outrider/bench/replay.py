@@ -31,10 +31,10 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..base.methods import AUTO, TOGETHER
-from ..base.types import Draft, DraftBudget, Request, Scheduled, SequenceState
+from ..base.types import Request, SequenceState
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import Shape
-from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
+from ..drafters.base import ChainDrafter, Drafter, DrafterContext, DrafterSpec, Needs
 from ..drafters.model import ModelSpec
 from ..drafters.registry import GroupSpec, find_drafter
 from ..drafters.suffix import SuffixSpec
@@ -80,7 +80,7 @@ SIZES = {
 
 
 def find_size(name: str) -> ReplaySize:
-    """The size of that name. Raises ConfigError: there is none."""
+    """Return the size of that name. Raises ConfigError: there is none."""
     if name not in SIZES:
         raise ConfigError(f"replay size {name!r} is not known; give one of {', '.join(SIZES)}.")
     return SIZES[name]
@@ -231,24 +231,19 @@ class ReplayModel(Model):
         return self._prompts[segment.key]
 
 
-class PlantedDrafter(Drafter):
+class PlantedDrafter(ChainDrafter):
     """Drafts what ``tracks`` say, at no cost."""
 
     name = "planted"
+    peek = Drafter.peek  # it is known by its drafts alone
 
     def __init__(self, tracks: Tracks, max_length: int) -> None:
-        self.max_length = self.max_nodes = max_length
+        super().__init__(max_length)
         self._tokens = {key: track.ids[:, 0].tolist() for key, track in tracks.items()}
 
-    def propose(
-        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
-    ) -> Draft:
-        drafts = []
-        for item, depth in zip(batch, [budget.depth for budget in budgets], strict=True):
-            sequence = item.sequence
-            tokens = self._tokens.get(prompt_key(sequence.request.prompt_token_ids), [])
-            drafts.append(tokens[sequence.num_output : sequence.num_output + depth])
-        return Draft.chains(drafts)
+    def draft(self, sequence: SequenceState, length: int) -> list[int]:
+        tokens = self._tokens.get(prompt_key(sequence.request.prompt_token_ids), [])
+        return tokens[sequence.num_output : sequence.num_output + length]
 
 
 @dataclass(frozen=True)
