@@ -5,8 +5,6 @@ on a line between lengths that were run; so a few lengths promise the speed of e
 Settings that promise enough are run in turns, and leave when the others are surely faster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, log, sqrt

@@ -4,8 +4,6 @@ Steps are timed in which all sequences of a batch decode and nothing else runs. 
 draft lengths take turns, and the quicker steps count, since others may use the machine.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle, islice

@@ -1,7 +1,5 @@
 """The result of a tuning: the best setting, how sure that is, and configs that say it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log

@@ -6,8 +6,6 @@ tests of their own. Limits, stop strings, samples, seeds and structured output a
 meant.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """Checks of greedy tokens, limits, stops, samples, seeds and forms of output."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The laws of contexts, asked of a reference, and what a server drew there."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

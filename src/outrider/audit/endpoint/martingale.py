@@ -24,8 +24,6 @@ added up over contexts and averaged over a few weights a. ``SLACK_NATS`` a draw 
 rounding.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

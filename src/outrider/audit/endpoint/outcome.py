@@ -1,7 +1,5 @@
 """The outcome of an endpoint's audit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

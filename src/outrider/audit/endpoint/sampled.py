@@ -1,7 +1,5 @@
 """Law tests: a server's sampled tokens against the laws of the contexts they were drawn in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The law of the next token under the options of a request."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

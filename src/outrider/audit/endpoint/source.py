@@ -1,7 +1,5 @@
 """The completers of prompts: the server under audit, another one, or a model on this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """Load shapes: when requests are due, or how many run at once."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

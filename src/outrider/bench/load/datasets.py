@@ -1,7 +1,5 @@
 """Prompts of a load: from files, bundled workloads, or made up."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Runs one load against one server and keeps a record of each request."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The figures of a load, and what each one means."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``measure_load``: loads a server as its options say, and reports what came of it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter

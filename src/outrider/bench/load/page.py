@@ -1,7 +1,5 @@
 """The report as one HTML file that loads nothing: tables, definitions, plots in SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 from typing import Any

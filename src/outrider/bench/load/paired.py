@@ -1,7 +1,5 @@
 """Two sides under the same load in turns, and the interval of their ratios."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The tokens of a streamed answer: when they arrived, and how many at once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

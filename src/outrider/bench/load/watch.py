@@ -3,8 +3,6 @@
 Where the server runs on this machine: from /proc, and from nvidia-smi if there is one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

@@ -4,8 +4,6 @@ The other engine tells what a step took in all. So a controller counts drafting 
 and each power of two of the batch has its own; what is learned of acceptance they share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Requests as SGLang takes them in: their seeds, and options that lose the rule."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ argmax(z + g) instead, the same walk accepts a branch as long as its nodes are t
 tokens. Plain rows, and the first token behind a prompt, come through the sampler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

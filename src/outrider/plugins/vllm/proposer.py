@@ -1,7 +1,5 @@
 """Outrider's lookups as proposers of vLLM, by ``method="custom_class"``."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ what ``num_speculative_tokens_per_batch_size`` says for the batch, which its sch
 the controller chooses up to them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

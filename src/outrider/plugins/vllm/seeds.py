@@ -1,7 +1,5 @@
 """Seeds for requests that come without one, where vLLM's front end takes them in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

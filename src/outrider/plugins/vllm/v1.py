@@ -6,8 +6,6 @@ bonus rows, and twice for rows that are verified. Outside of it (warm-up) they a
 Behind it a drafter that is a model draws, with the noise of the tokens that it guesses.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any

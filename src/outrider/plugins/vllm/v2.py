@@ -5,8 +5,6 @@ In both, ``pos`` is the index of the token before the one that is drawn. Drafts 
 target's noise: vLLM salts it, for its own rule would be wrong otherwise.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
