@@ -133,8 +133,8 @@ def observe(
     for context, tokens in drawn.items():
         if (law := laws.get(context)) is None:
             continue
-        cells = expected(law, sampling, context.tokens, biased.get(context.prompt))
-        if cells is None:
+        bias = biased.get(context.prompt)
+        if (cells := expected(law, sampling, context.tokens, bias)) is None:
             continue
         counts = np.zeros(CELLS, np.int64)
         for token in tokens:

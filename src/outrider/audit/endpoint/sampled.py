@@ -152,8 +152,8 @@ class Sampled:
         row, cell = got.worst
         context = data.contexts[row]
         law = self.laws.get(context)
-        named = law is not None and cell < len(law.tokens)
-        token = repr(law.tokens[cell].text) if law is not None and named else "another token"
+        named = law.tokens if law is not None else ()
+        token = repr(named[cell].text) if cell < len(named) else "another token"
         total = int(data.counts[row].sum())
         text = context.prompt.text + "".join(token.text for token in context.tokens)
         return (
@@ -167,10 +167,8 @@ def effect(
 ) -> float:
     """Return how far options move a law, or how far it is spread; 0 where it is not known."""
     law = laws.get(AnswerContext(prompt, before))
-    if law is None:
-        return 0.0
-    cells = expected(law, sampling, before, biased.get(prompt))
-    if cells is None:
+    cells = expected(law, sampling, before, biased.get(prompt)) if law is not None else None
+    if law is None or cells is None:
         return 0.0
     if not sampling.truncates and not sampling.reweighs:
         return float(plain(law)[:-1].sum() * (1 - max(law.p)))
