@@ -171,7 +171,7 @@ def groups(items: Iterable[T], size: Callable[[T], float], within: float) -> Ite
 
 
 def fitted(drafter: Drafter, steps: dict[tuple[int, int], list[Timed]], context: float) -> Costs:
-    """Return the costs that steps make; sequences have ``context`` tokens. Raises ConfigError."""
+    """Return the costs that steps make. Raises ConfigError: there are too few of them."""
     sizes = sorted({size for size, _ in steps})
     forwards = points(steps)
     if not forwards or min(map(len, steps.values())) < FEWEST_STEPS:

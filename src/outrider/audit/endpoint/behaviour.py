@@ -212,7 +212,7 @@ def spread(laws: Laws, prompts: Sequence[Prompt]) -> list[Prompt]:
 async def greedy(
     server: AuditedServer, laws: Laws, prompts: Sequence[Prompt], length: int
 ) -> tuple[Result, list[EndpointCompletion]]:
-    """Compare each token with the reference's behind the tokens before it; return answers, too."""
+    """Return the check of each token behind the tokens before it, and the greedy answers."""
     answers = await together(
         server.complete(prompt.given, length, temperature=0.0, **server.telling)
         for prompt in prompts

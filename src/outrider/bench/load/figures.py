@@ -60,7 +60,7 @@ def parse_slos(texts: Iterable[str]) -> dict[str, float]:
 
 
 def figures(load: Load, slos: Mapping[str, float]) -> dict[str, Any]:
-    """Return a load's figures by ``vllm bench serve``'s keys, in ms and a second; None: unknown."""
+    """Return a load's figures by the keys of ``vllm bench serve``, None where none was measured."""
     good = [record for record in load.records if not record.error]
     prompts = sum(record.prompt_tokens for record in good)
     outputs = sum(record.output_tokens for record in good)

@@ -21,7 +21,7 @@ def stop(sentence: str) -> NoReturn:
 
 
 def active(variable: str) -> bool:
-    """Return if 1 turns a plugin on, not 0 or nothing; end the process at any other value."""
+    """Return True for 1, False for 0, an empty or no variable; end the process at anything else."""
     asked = os.environ.get(variable, "")
     if asked not in ("", "0", "1"):
         stop(f"{variable} is {asked!r}; give 1 for Outrider's rule, or 0 for the engine's own.")

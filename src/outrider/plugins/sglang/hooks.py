@@ -79,7 +79,7 @@ PATCHES: dict[str, Patch] = {
 
 
 def check_arguments(args: Any) -> None:
-    """Keep if the server speculates; end the process where another rule would draw or accept."""
+    """Note if the server speculates; end the process where another rule would draw tokens."""
     from . import requests
 
     asked = getattr(args, "speculative_algorithm", None)

@@ -97,7 +97,7 @@ def preprocess_logits(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sample_from_probs(capture: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what makes ``Sampler._sample_from_probs`` draw; ``capture`` is SGLang's of masks."""
+    """Return what wraps ``Sampler._sample_from_probs``; ``capture`` is SGLang's class of masks."""
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
         def _sample_from_probs(

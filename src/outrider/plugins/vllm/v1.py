@@ -110,7 +110,7 @@ def _take_over(sampler: Any) -> None:
 
 
 def apply_sampling_constraints(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return vLLM's function, whose options of rows are garbage on CPUs (vLLM issue 55005)."""
+    """Return vLLM's function without its expansion of options, wrong on CPUs (issue 55005)."""
 
     def apply_sampling_constraints(
         logits: torch.Tensor, cu_num_draft_tokens: torch.Tensor, sampling_metadata: Any
