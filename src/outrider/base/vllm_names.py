@@ -110,29 +110,22 @@ def _speculative(config: object) -> dict[str, Any]:
     alone = method is not None and not method.checkpoint
     if ours is not None and alone and (model is None or ours == "ngram" or model == ours):
         options["drafter"] = ours
-        if ours == "suffix":
-            _ignore_suffix_keys(rest)
+        for name, (usual, meaning) in SUFFIX.items() if ours == "suffix" else ():
+            if rest.pop(name, None) not in (None, usual):
+                warnings.warn(f"{name} is ignored; in drafter suffix {meaning}.", UserWarning, 4)
     elif model is not None and (stated is None or (ours is not None and not alone)):
         options["drafter"] = model
     else:
         said = f"method {shown(stated)}" if stated else "neither method nor model"
-        names = [
+        plain, named = (
             ", ".join(each.name for each in TABLE if each.ours and each.checkpoint is checkpoint)
             for checkpoint in (False, True)
-        ]
-        raise ConfigError(
-            f"speculative_config has {said}; give {names[0]}, or one of {names[1]} with model."
         )
+        remedy = f"give {plain}, or one of {named} with model"
+        raise ConfigError(f"speculative_config has {said}; {remedy}.")
     for name, value in rest.items():
         if name in SPECULATIVE:
             options[SPECULATIVE[name]] = value
         elif value not in (None, False) and name not in SPECULATIVE_IGNORED:
             raise no_option("speculative_config", name, ["method", "model", *SPECULATIVE])
     return options
-
-
-def _ignore_suffix_keys(rest: dict[str, Any]) -> None:
-    """Take vLLM's options of suffix decoding out of ``rest``; warn where ours drafts otherwise."""
-    for name, (ours, meaning) in SUFFIX.items():
-        if rest.pop(name, None) not in (None, ours):
-            warnings.warn(f"{name} is ignored; in drafter suffix {meaning}.", UserWarning, 5)

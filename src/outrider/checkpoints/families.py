@@ -159,10 +159,8 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
     values = fields_of(text, folder)
     dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32
     if dtype not in PLAIN:
-        raise ModelError(
-            f"{values.where}: dtype is {shown(dtype)}; float32, bfloat16, float16 or float64 is "
-            "needed."
-        )
+        needed = "float32, bfloat16, float16 or float64 is needed"
+        raise ModelError(f"{values.where}: dtype is {shown(dtype)}; {needed}.")
     shape = Shape(
         family=kind,
         vocab_size=values.whole("vocab_size", 1),

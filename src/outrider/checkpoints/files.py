@@ -72,10 +72,8 @@ def weight_files(folder: Path) -> list[Path]:
     for name in weight_map.values():
         plain = isinstance(name, str) and Path(name).name == name
         if not plain or not name.endswith(".safetensors"):
-            raise ModelError(
-                f"{index}: weight_map names {shown(name)}; the name of a .safetensors file in the "
-                "same folder is needed."
-            )
+            needed = "the name of a .safetensors file in the same folder is needed"
+            raise ModelError(f"{index}: weight_map names {shown(name)}; {needed}.")
     return sorted({folder / name for name in weight_map.values()})
 
 

@@ -48,10 +48,9 @@ def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{base}self_attn.{n}_proj.weight": (keys, inputs) for n in "kv"}
         shapes[f"{base}self_attn.q_proj.weight"] = queries, inputs
         shapes[f"{base}self_attn.o_proj.weight"] = width, queries
-        shapes |= {
-            f"{base}mlp.{n}_proj.weight": (a.intermediate_size, width) for n in ("gate", "up")
-        }
-        shapes[f"{base}mlp.down_proj.weight"] = width, a.intermediate_size
+        inner = a.intermediate_size
+        shapes |= {f"{base}mlp.{n}_proj.weight": (inner, width) for n in ("gate", "up")}
+        shapes[f"{base}mlp.down_proj.weight"] = width, inner
         shapes |= {f"{base}{n}_layernorm.weight": (width,) for n in ("input", "post_attention")}
     if a.vocab_size != head.vocab_size:
         shapes["d2t"] = (a.vocab_size,)

@@ -113,10 +113,11 @@ def read_head(folder: Path | Files) -> Head | None:
 
 def _is_eagle1(files: Files, options: dict[str, Any]) -> bool:
     """Return whether a checkpoint has the layout of EAGLE-1, as SafeAILab or vLLM write it."""
-    if options.get("model_type") == "eagle" or options.get("num_hidden_layers") != 1:
-        return options.get("model_type") == "eagle"
-    normed = "layers.0.hidden_norm.weight" in files.tensors  # as in EAGLE-3
-    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= files.tensors.keys() and not normed
+    return options.get("model_type") == "eagle" or (
+        options.get("num_hidden_layers") == 1
+        and {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= files.tensors.keys()
+        and "layers.0.hidden_norm.weight" not in files.tensors  # as in EAGLE-3
+    )
 
 
 def _layers_of(values: Fields, shift: int) -> tuple[int, ...] | None:

@@ -90,12 +90,10 @@ def exporter(
             server, thread = start_http_server(port, host, registry)
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or str(error)
-            raise ConfigError(
-                f"--host {host} --port {port} cannot be listened on: {why}; choose others."
-            ) from None
+            where = f"--host {host} --port {port} cannot be listened on"
+            raise ConfigError(f"{where}: {why}; choose others.") from None
         say(f"metrics at http://{host}:{server.server_port}/metrics")
-        watchers = [watcher for watcher in (watched, other) if watcher is not None]
-        for watcher in watchers:
+        for watcher in filter(None, (watched, other)):
             threading.Thread(target=watcher.run, args=(stopped,), daemon=True).start()
         try:
             stopped.wait()

@@ -64,6 +64,7 @@ def render(
     from ..ops.deploy.render import render as rendered
 
     given, own = _advice(spec, advice)
+    source = f"The spec {spec}" if spec else "The command"
     document = specs.read(spec) if own and spec else {}
     flags: dict[str, Any] = {
         "engine": engine or document.get("engine"),
@@ -76,7 +77,7 @@ def render(
     if given is not None:
         from ..ops.deploy import advised  # imports numpy
 
-        specs.parse(_merged({"target": {"model": "the advice's"}}, document), _source(spec))
+        specs.parse(_merged({"target": {"model": "the advice's"}}, document), source)
         document = _merged(
             advised.document_of(given, flags["engine"], flags["engine_version"]), document
         )
@@ -86,7 +87,7 @@ def render(
             document["drafter"].pop("schedule", None)
     document = _merged(_with_drafter(document, drafter, method), flags)
     notes: list[str] = []
-    parsed = specs.parse(document, _source(spec))
+    parsed = specs.parse(document, source)
     if given is not None:
         known = find(parsed.engine, parsed.engine_version)
         advised.check_names(document, given, known)
@@ -152,10 +153,6 @@ def _advice(spec: Path | None, advice: Path | None) -> tuple[Advice | None, bool
     if not own:
         raise ConfigError(f"{spec} is an advice, and --advice names another; give one.")
     return load_advice(advice), True
-
-
-def _source(spec: Path | None) -> str:
-    return f"The spec {spec}" if spec else "The command"
 
 
 def _with_drafter(document: dict[str, Any], name: str | None, method: str | None) -> dict[str, Any]:

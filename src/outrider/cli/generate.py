@@ -49,10 +49,7 @@ FIRST = ("temperature", "max_tokens", "seed", "n", *COMMON)
 
 
 def arguments(model: str | None, text: str | None, prompt: bool) -> tuple[str | None, str | None]:
-    """Return the model and the prompt of the arguments; until lately one alone was the prompt.
-
-    ``prompt`` is whether an option has it.
-    """
+    """Return model and prompt; one argument alone is the prompt unless an option has ``prompt``."""
     if text is None and model is not None and not prompt and not names_model(model):
         model, text = None, model
     if text is not None:

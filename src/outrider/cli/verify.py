@@ -123,10 +123,7 @@ def show_endpoint(report: EndpointReport) -> None:
 
 
 def audit_endpoint(endpoint: str, json_: bool, **options: Any) -> None:
-    """Audit a server, show the report, and raise ``OutriderError`` unless it passes.
-
-    ``options`` are those of ``verify_endpoint``.
-    """
+    """Audit a server, show the report, and raise ``OutriderError`` unless it passes."""
     from ..audit.endpoint import verify_endpoint
 
     with telling("asking the server") as tell:
@@ -135,13 +132,11 @@ def audit_endpoint(endpoint: str, json_: bool, **options: Any) -> None:
         write_json(report.as_json(), "-")
     else:
         show_endpoint(report)
-    if report.passed:
-        return
-    sys.stdout.flush()
-    failed = any(result.failed for result in report.results)
-    raise OutriderError(
-        "the audit found a violation." if failed else "the audit could not test anything."
-    )
+    if not report.passed:
+        sys.stdout.flush()
+        failed = any(result.failed for result in report.results)
+        end = "found a violation" if failed else "could not test anything"
+        raise OutriderError(f"the audit {end}.")
 
 
 def encoded(file: str, folder: str | Path) -> list[list[int]]:
@@ -223,10 +218,8 @@ def verify(
     if flags.endpoint is not None:
         of_pairs = {**given, "prompts": flags.prompts, "fault": flags.fault}
         for name in (name for name, value in of_pairs.items() if value is not None):
-            raise typer.BadParameter(
-                f"--{name.replace('_', '-')} is of the audit of a pair; leave it out beside "
-                "--endpoint."
-            )
+            said = f"--{name.replace('_', '-')} is of the audit of a pair"
+            raise typer.BadParameter(f"{said}; leave it out beside --endpoint.")
         answers = flags.samples or (MANY if flags.thorough else SAMPLES)
         laws = [] if flags.laws is None else [name.strip() for name in flags.laws.split(",")]
         audit_endpoint(

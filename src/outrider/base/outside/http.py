@@ -62,10 +62,6 @@ class Answer:
         except OutriderError:
             return None
 
-    def text(self) -> str:
-        """Return the body as text; invalid UTF-8 becomes U+FFFD."""
-        return self.body.decode("utf-8", "replace")
-
 
 def address(url: str, what: str = "endpoint") -> Address:
     """Return the parts of a URL; without a scheme it is http.

@@ -215,12 +215,15 @@ class Client:
                 lambda: Connection(self._most), self.host, self.port, ssl=self.tls
             )
         except OSError as error:
-            why = f"{printable(error.strerror or error)}); start the server or correct"
+            why, remedy = (
+                printable(error.strerror or error),
+                "start the server or correct the address",
+            )
         except UnicodeError:
-            why = "it is no valid host name); correct"
+            why, remedy = "it is no valid host name", "correct the address"
         else:
             return connection
-        raise EndpointError(f"{self.url} cannot be reached ({why} the address.")
+        raise EndpointError(f"{self.url} cannot be reached ({why}); {remedy}.")
 
     async def close(self) -> None:
         """End all idle connections."""
