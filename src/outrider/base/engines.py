@@ -36,10 +36,7 @@ def find_engine(name: object) -> EngineName | None:
 
 
 def named_engine(name: object, where: str, among: Iterable[str]) -> str:
-    """Return our name of the engine that ``name`` means.
-
-    Raises ConfigError: it is none of ``among``; ``where`` says what was given.
-    """
+    """Return our name of the engine that ``name`` means, one of ``among``; ``where`` has it."""
     known = list(among)
     engine = find_engine(name)
     if engine is None or engine.name not in known:

@@ -109,10 +109,7 @@ def wrong_ids(ids: Collection[Any], end: int) -> list[Any]:
 
 
 def bias_of(key: Any, value: Any, end: int = LARGEST_INT + 1) -> tuple[int, float] | None:
-    """Return an entry of ``logit_bias`` as a token id below ``end`` and its bias; None if wrong.
-
-    Keys may be strings, as in JSON.
-    """
+    """Return an entry of ``logit_bias`` as token id below ``end`` and bias; None if it is wrong."""
     written = isinstance(key, str) and key.isdecimal() and len(key) <= LONGEST_NUMBER
     id = int(key) if written else key
     right = TOKEN_ID.holds(id) and id < end and BIAS.holds(value)

@@ -376,10 +376,7 @@ NO_NODES = DraftNodes([], [])
 
 
 class Drafted(NamedTuple):
-    """The draft of a sequence in one step: its drafter, its nodes' tokens, its depth.
-
-    ``accepted`` of its tokens were emitted.
-    """
+    """The draft of a sequence in one step, of which ``accepted`` tokens were emitted."""
 
     drafter: str
     tokens: list[int]

@@ -34,10 +34,7 @@ LOOKS_AROUND = re.compile(r"\(\?|\\[bBAzZGKXRNO1-9]|[\^$]")
 
 
 class _Rule(NamedTuple):
-    """A step that turns a character in ``seen`` (None: any) into ``growth`` characters.
-
-    ``made`` are the characters that it produces, None for any.
-    """
+    """A step that turns a character in ``seen`` into ``growth`` ones of ``made``; None is any."""
 
     growth: float
     seen: frozenset[str] | None

@@ -315,10 +315,7 @@ def load_weights(
     device: torch.device,
     recipe: Recipe | None = None,
 ) -> Weights:
-    """Return the weights of a checkpoint in ``dtype`` on ``device``.
-
-    Torch has no products with quantised matrices, so those are dequantised to ``dtype``.
-    """
+    """Return the weights of a checkpoint, dequantised to ``dtype`` for torch."""
     loader = Loader(source, architecture, dtype, device, recipe=recipe)
     slow = math.inf if recipe is None else SLOW_TO_QUANTISE
     layers = tuple(map(loader.layer, layer_numbers(architecture, "Quantising weights", slow)))

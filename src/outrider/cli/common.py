@@ -271,10 +271,7 @@ def ended_cleanly() -> Iterator[None]:
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
-    """Show on stderr what the command does; nothing when that is no terminal.
-
-    A still line, since a spinner's thread would disturb the timing.
-    """
+    """Show on stderr what the command does, in a still line; nothing where that is no terminal."""
     shown = sys.stderr.isatty()
     if shown:
         typer.echo(f"{text} ...", err=True, nl=False)

@@ -116,10 +116,7 @@ def show(console: Console, title: str, pair: Pair) -> None:
 
 
 def summary(console: Console, pairs: list[Pair], believed: Mapping[str, Any] | None) -> None:
-    """Print the result of all prompts: speeds as bars, the answer, and where to go from here.
-
-    ``believed`` is what the engine believes in the end, None where it does not choose.
-    """
+    """Print the result of all prompts, what the engine believes, and where to go from here."""
     from ..bench.record import total
 
     plain = median(speed(pair.plain) for pair in pairs)

@@ -37,10 +37,7 @@ def argument(metavar: str, help: str, default: Any = ..., **more: Any) -> Any:
 
 
 def parameter(option: Option, panel: str | None = None, **more: Any) -> inspect.Parameter:
-    """Return the parameter of an option's flag, None where it is not given.
-
-    Its help ends with the default. ``panel`` is that of the help.
-    """
+    """Return the parameter of an option's flag, None unless given; help has the default."""
     shown = "" if option.default in (None, False) else f" [{option.default}]"
     names = [option.flag] if option.type is not bool else []
     info = typer.Option(

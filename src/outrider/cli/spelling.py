@@ -151,10 +151,7 @@ class PanelGroup(TyperGroup):
 
 
 def lazy(module: str) -> type[PanelGroup]:
-    """Return the class of a group whose commands are those of ``app`` in a module.
-
-    The module is imported when they are asked for.
-    """
+    """Return the class of a group whose commands are those of a module's ``app``, imported late."""
 
     class Lazy(PanelGroup):
         @cached_property

@@ -64,10 +64,7 @@ class Answer:
 
 
 def address(url: str, what: str = "endpoint") -> Address:
-    """Return the parts of a URL; without a scheme it is http.
-
-    Raises ConfigError: it is not an address; ``what`` names it in the message.
-    """
+    """Return the parts of a URL, http without a scheme; ``what`` names it where it is refused."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname, parts.port

@@ -43,9 +43,7 @@ class DataPart:
 def checked(kind: type[T], document: Any, what: str) -> T:
     """Return a document as an object of ``kind``, a ``Part`` or a dataclass.
 
-    ``what`` names the document in messages, as in "The policy guard.toml".
-
-    Raises ConfigError: it has another form; the message says what is wrong, where, and what to do.
+    ``what`` names it where it is refused, as in "The policy guard.toml".
     """
     try:
         # Strict JSON turns lists into tuples and texts into enums, and converts nothing else.

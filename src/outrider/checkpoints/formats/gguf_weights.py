@@ -58,10 +58,7 @@ def _name(key: str) -> str | None:
 
 
 class GGUFTensors:
-    """The tensors of a GGUF file, read as ``Tensors``' are.
-
-    The order of the rows of queries and keys depends on ``head_dim``.
-    """
+    """The tensors of a GGUF file, read as ``Tensors``' are; ``head_dim`` orders rows of heads."""
 
     def __init__(self, file: GGUF, head_dim: int) -> None:
         self.folder = file.path
@@ -83,10 +80,7 @@ class GGUFTensors:
         return tensor if order is None else tensor[order]
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix:
-        """Return the matrix ``name`` of ``shape`` (out, in): as stored, or in ``dtype``.
-
-        A ``dtype`` of None is fp32.
-        """
+        """Return the matrix ``name`` of ``shape`` (out, in): as stored, or in ``dtype``."""
         stored = self._find(name, shape)
         if stored.kind not in EXACT:
             return self.get(name, shape, dtype)

@@ -89,10 +89,7 @@ class Gptq:
         return matrix
 
     def _bits(self, words: torch.Tensor, shape: tuple[int, int]) -> int | None:
-        """Return the bits with which ``words`` hold a matrix of ``shape``.
-
-        A matrix may have bits and a group size of its own (GPTQModel's "dynamic").
-        """
+        """Return the bits of a matrix, its own in GPTQModel's "dynamic"; None where none fit."""
         outputs, inputs = shape
         fitting = (b for b in BITS if tuple(words.shape) == (num_words(inputs, b), outputs))
         return next(fitting, None)

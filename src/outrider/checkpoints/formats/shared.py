@@ -118,10 +118,7 @@ class Tensors:
     def get(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """Return the tensor ``name`` of ``shape``, which is not quantised.
-
-        It is in ``dtype``; None keeps the stored one.
-        """
+        """Return the tensor ``name``, which is not quantised, in ``dtype``, or as stored."""
         tensor = self.raw(name, shape)
         if tensor.dtype not in PLAIN:
             why = f"and its config.json does not say how to read that; {REMEDY}"
