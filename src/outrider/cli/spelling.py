@@ -52,7 +52,7 @@ def _today(command: Any, args: list[str]) -> list[str]:
     """Return the words of a command as they are spelled today: MODEL first, options renamed."""
     own = {name for param in command.params for name in param.opts}
     moved = "model" in own and "--model" not in own
-    model, words = list[str](), list[str]()
+    model, parts = list[str](), list[list[str]]()
     for part in _parted(args, _valued(command)):
         name, equals, value = part[0].partition("=")
         now = RENAMED.get(name, name)
@@ -60,24 +60,35 @@ def _today(command: Any, args: list[str]) -> list[str]:
             hint(f"{name} is {now} now.")
             name, part[0] = now, f"{now}{equals}{value}"
         if name != "--model" or not moved:
-            words += part
+            parts.append(part)
         elif equals or part[1:]:
             model = [value] if equals else part[1:]
         else:
             raise typer.BadParameter("--model has no value; give MODEL as the argument.")
-    return [*model, *words]
+    if "--out" in own:
+        _replace_file_of_json(parts, _num_spare(command, [model, *parts]))
+    return [*model, *(word for part in parts for word in part)]
 
 
-def _file_of_json(args: list[str], valued: Collection[str]) -> list[str] | None:
-    """Return the arguments with ``--json FILE`` as ``--out FILE``; None where there is none."""
-    parts = [*_parted(args, valued), [""]]
-    for i, (part, behind) in enumerate(pairwise(parts)):
+def _num_spare(command: Any, parts: list[list[str]]) -> int:
+    """Return how many arguments there are beyond those that a command needs."""
+    needed = sum(p.required for p in command.params if p.param_type_name == "argument")
+    rest = sum(len(part) - 1 for part in parts if part[:1] == ["--"])
+    return (
+        rest + sum(word == "-" or word[:1] != "-" for part in parts for word in part[:1]) - needed
+    )
+
+
+def _replace_file_of_json(parts: list[list[str]], num_spare: int) -> None:
+    """Make ``--out FILE`` of ``--json FILE``, unless the file is an argument that is needed."""
+    for i, (part, behind) in enumerate(pairwise([*parts, [""]])):
         name, equals, file = part[0].partition("=")
         file = file if equals else behind[0]
-        if name == "--json" and (file == "-" or file.endswith(".json")):
+        named = name == "--json" and (file == "-" or file.endswith(".json"))
+        if named and (equals or num_spare > 0):
+            hint("--json is a switch now; --out FILE writes the report.")
             parts[i : i + 1 + (not equals)] = [["--json"] if file == "-" else ["--out", file]]
-            return [word for part in parts[:-1] for word in part]
-    return None
+            return
 
 
 class PanelCommand(TyperCommand):
@@ -85,19 +96,7 @@ class PanelCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words of the command; old spellings are read as those of today."""
-        args = _today(self, args)
-        has_out = any("--out" in param.opts for param in self.params)
-        older = _file_of_json(args, _valued(self)) if has_out else None
-        if older is not None:
-            try:
-                read = super().parse_args(ctx, older)
-            except typer.BadParameter as error:
-                if type(error).__name__ != "MissingParameter":
-                    raise
-            else:
-                hint("--json is a switch now; --out FILE writes the report.")
-                return read
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, _today(self, args))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage line, without hidden arguments."""
