@@ -73,10 +73,9 @@ def _today(command: Any, args: list[str]) -> list[str]:
 def _num_spare(command: Any, parts: list[list[str]]) -> int:
     """Return how many arguments there are beyond those that a command needs."""
     needed = sum(p.required for p in command.params if p.param_type_name == "argument")
-    rest = sum(len(part) - 1 for part in parts if part[:1] == ["--"])
-    return (
-        rest + sum(word == "-" or word[:1] != "-" for part in parts for word in part[:1]) - needed
-    )
+    behind = sum(len(part) - 1 for part in parts if part[:1] == ["--"])
+    before = sum(part[0] == "-" or not part[0].startswith("-") for part in parts if part)
+    return before + behind - needed
 
 
 def _replace_file_of_json(parts: list[list[str]], num_spare: int) -> None:
