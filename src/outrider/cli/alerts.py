@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -34,17 +32,6 @@ def seconds(text: str) -> float:
     if not LEAST <= amount <= MOST:
         raise typer.BadParameter(f"{text!r} is no time from 100ms to 1h; give one like 10s.")
     return amount
-
-
-@contextmanager
-def until_stopped() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM sets."""
-    stopped = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    try:
-        yield stopped
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @app.command()
@@ -85,23 +72,25 @@ def exporter(
     registry = CollectorRegistry()
     here = gpus if is_local(watched.endpoint.host) else None
     registry.register(Exporter(watched, other, recorded, here, compat_names))
-    with until_stopped() as stopped:
-        try:
-            server, thread = start_http_server(port, host, registry)
-        except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            where = f"--host {host} --port {port} cannot be listened on"
-            raise ConfigError(f"{where}: {why}; choose others.") from None
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        where = f"--host {host} --port {port} cannot be listened on"
+        raise ConfigError(f"{where}: {why}; choose others.") from None
+    stopped = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    try:
         say(f"metrics at http://{host}:{server.server_port}/metrics")
         for watcher in filter(None, (watched, other)):
             threading.Thread(target=watcher.run, args=(stopped,), daemon=True).start()
-        try:
-            stopped.wait()
-        finally:
-            stopped.set()
-            server.shutdown()
-            thread.join()
-            server.server_close()
+        stopped.wait()
+    finally:
+        stopped.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        signal.signal(signal.SIGTERM, before)
 
 
 @app.command()

@@ -50,7 +50,8 @@ def table(report: dict[str, Any]) -> Table:
             f"{side}{run['label']}", str(run["completed"]), str(run["failed"]),
             _figure(run["request_throughput"]), _figure(run["output_throughput"]),
             _figure(run["request_goodput"]),
-            *(_percentiles(run, name) for name in ("ttft", "itl", "tpot", "e2el")),
+            *("/".join(_figure(run[f"p{p}_{name}_ms"]) or "-" for p in PERCENTILES)
+              for name in ("ttft", "itl", "tpot", "e2el")),
             _figure(run.get("spec_decode_acceptance_rate"), " %"),
             _figure(run.get("spec_decode_acceptance_length")),
         )  # fmt: skip
@@ -62,10 +63,6 @@ def _figure(value: float | None, unit: str = "") -> str:
     if value is None:
         return ""
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}{unit}"
-
-
-def _percentiles(run: dict[str, Any], name: str) -> str:
-    return "/".join(_figure(run[f"p{p}_{name}_ms"]) or "-" for p in PERCENTILES)
 
 
 def show(report: dict[str, Any], on_stderr: bool) -> None:

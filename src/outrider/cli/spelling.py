@@ -75,7 +75,7 @@ def _num_spare(command: Any, parts: list[list[str]]) -> int:
     needed = sum(p.required for p in command.params if p.param_type_name == "argument")
     behind = sum(len(part) - 1 for part in parts if part[:1] == ["--"])
     before = sum(part[0] == "-" or not part[0].startswith("-") for part in parts if part)
-    return before + behind - needed
+    return int(before + behind - needed)
 
 
 def _replace_file_of_json(parts: list[list[str]], num_spare: int) -> None:
