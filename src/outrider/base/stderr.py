@@ -84,14 +84,11 @@ def guard() -> None:
     if isinstance(sys.stderr, Stderr):
         return
     try:
-        fd = _reserved() if sys.stderr is None else sys.stderr.fileno()
+        if sys.stderr is None:  # libraries write to its descriptor, so no socket may get it
+            fd = os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)
+        else:
+            fd = sys.stderr.fileno()
     except (OSError, ValueError):  # a test's stream, which is no file
         return
     safe = sys.stderr = Stderr(fd)
     atexit.register(safe.drain)
-
-
-def _reserved() -> int:
-    """Return descriptor 2, opened on /dev/null: libraries write to it, so no socket may get it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)
-    return STDERR

@@ -35,23 +35,17 @@ class Activations(Mapping[str, Any]):
 
 def auto_config() -> Any:
     """Return transformers' ``AutoConfig``, imported without what runs activations."""
-    keep_light()
+    if _CHECKS not in sys.modules and _ACTIVATIONS not in sys.modules:
+        stand_in = ModuleType(_ACTIVATIONS)
+        stand_in.__dict__["ACT2FN"] = Activations()
+        sys.modules[_ACTIVATIONS] = stand_in
+        try:
+            import_module(_CHECKS)
+        except ImportError:  # a version that takes more from there imports it whole, later
+            sys.modules.pop(_CHECKS, None)
+        finally:
+            del sys.modules[_ACTIVATIONS]
     return import_module("transformers").AutoConfig
-
-
-def keep_light() -> None:
-    """Import the checks with ``Activations``, unless they or the activations are there already."""
-    if _CHECKS in sys.modules or _ACTIVATIONS in sys.modules:
-        return
-    stand_in = ModuleType(_ACTIVATIONS)
-    stand_in.__dict__["ACT2FN"] = Activations()
-    sys.modules[_ACTIVATIONS] = stand_in
-    try:
-        import_module(_CHECKS)
-    except ImportError:  # a version that takes more from there imports it whole, later
-        sys.modules.pop(_CHECKS, None)
-    finally:
-        del sys.modules[_ACTIVATIONS]
 
 
 class PlainConfig(SimpleNamespace):
