@@ -89,16 +89,14 @@ class CompletionLogprobs:
             self._waiting += zip(places, ids, prompt or [None] * len(ids), strict=True)
         self._place = outputs.places(request, len(echoed or ""))
 
-    def add(self, ids: Sequence[int], logprobs: Sequence[Logprobs | None]) -> None:
-        """Add tokens of the output."""
-        self._waiting += [(self._place(i), i, p) for i, p in zip(ids, logprobs, strict=True)]
+    def listed(self, part: SampleState, end: int) -> dict[str, Any]:
+        """Add a part of the output; return the tokens whose position is certain by now.
 
-    def listed(self, end: int, whole: bool) -> dict[str, Any]:
-        """Return the tokens whose position is certain and that were not listed before.
-
-        The choice's text has ``end`` characters so far, or it is ``whole``.
+        The choice's text has ``end`` characters so far.
         """
-        shown = []
+        pairs = zip(part.token_ids, part.logprobs, strict=True)
+        self._waiting += [(self._place(id), id, one) for id, one in pairs]
+        whole, shown = part.finish_reason is not None, []
         while self._waiting and (whole or self._waiting[0][0] <= end):
             shown.append(self._waiting.popleft())
         return {

@@ -93,10 +93,7 @@ class _Choice:
             part = SampleState(finish_reason=part.finish_reason, stop_reason=part.stop_reason)
         text = part.text if self.begun or not body.echo else (state.prompt or "") + part.text
         self.end += len(text)
-        listed = None
-        if self.logprobs is not None:
-            self.logprobs.add(part.token_ids, part.logprobs)
-            listed = self.logprobs.listed(self.end, part.finish_reason is not None)
+        listed = None if self.logprobs is None else self.logprobs.listed(part, self.end)
         choice: dict[str, Any] = {
             "index": self.number, "text": text, "logprobs": listed,
             "finish_reason": part.finish_reason, "stop_reason": part.stop_reason,

@@ -136,18 +136,18 @@ def install(app: FastAPI) -> None:
     """Give every error of ``app`` the same form."""
 
     @app.exception_handler(OutriderError)
-    async def _of_outrider(_: Request, error: OutriderError) -> JSONResponse:
+    async def of_outrider(_: Request, error: OutriderError) -> JSONResponse:
         return response(error)
 
     @app.exception_handler(RequestValidationError)
-    async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         return response(Refusal(*sentence(error.errors())))
 
     @app.exception_handler(HTTPException)
-    async def _http(request: Request, error: HTTPException) -> JSONResponse:
-        message = str(error.detail)
-        if error.status_code == 404:
-            message = f"there is no {request.url.path} here; see /openapi.json for what there is."
-        if error.status_code == 405:
-            message = f"{request.method} is not for {request.url.path}; see /openapi.json."
+    async def of_starlette(request: Request, error: HTTPException) -> JSONResponse:
+        messages = {
+            404: f"there is no {request.url.path} here; see /openapi.json for what there is.",
+            405: f"{request.method} is not for {request.url.path}; see /openapi.json.",
+        }
+        message = messages.get(error.status_code, str(error.detail))
         return response(Refusal(message, status=error.status_code), error.headers)

@@ -158,11 +158,6 @@ def _counted(items: Iterable[Any]) -> Iterator[Any]:
         yield item
 
 
-def _joined(*parts: Any) -> str:
-    """Return what ``~`` gives in templates."""
-    return _concat(map(str, parts))
-
-
 def _concat(parts: Iterable[str]) -> str:
     """Return ``parts`` joined, of bounded length."""
     texts, length = [], 0
@@ -297,7 +292,10 @@ def _compiled(template: str) -> Template:
         environment.filters[name] = _bounded(name, filter)
     tests: dict[str, Any] = environment.tests
     tests |= {name: _comparing(tests[name]) for name in COMPARING}
-    environment.filters |= {"_counted": _counted, "_joined": _joined, "_weighed": _weighed}
+    environment.filters |= {
+        "_counted": _counted, "_joined": lambda *parts: _concat(map(str, parts)),
+        "_weighed": _weighed,
+    }  # fmt: skip
     del environment.globals["lipsum"]  # no template needs it, and it makes texts of any length
     environment.globals |= {
         "raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form),
