@@ -11,13 +11,12 @@ from typing import Any
 from ..async_llm import AsyncLLM
 from ..base.config import ENGINE_OPTIONS
 from ..base.fields import Fields, read_object
-from ..errors import ConfigError, ModelError
+from ..errors import ConfigError, ModelError, shown
 from ..params import DISTRIBUTION, SAMPLING, SamplingParams
 from ..text.calls import Form
 from .hosts import bare
 from .options import Setting
 from .settings import Settings
-from .shown import short
 
 PARSERS: dict[str, Form] = {"hermes": "hermes", "llama3": "llama3", "llama3_json": "llama3"}
 SECONDS = {"ms": 0.001, "s": 1.0}
@@ -68,9 +67,7 @@ def choice(values: Mapping[str, Any], name: str, words: Sequence[str]) -> Any:
     """Return the option ``name``. Raises ConfigError: it is none of ``words``."""
     value = values[name]
     if value not in words:
-        raise ConfigError(
-            f"{name} is {short(repr(value))}; give {', '.join(words[:-1])} or {words[-1]}."
-        )
+        raise ConfigError(f"{name} is {shown(value)}; give {', '.join(words[:-1])} or {words[-1]}.")
     return value
 
 
@@ -103,8 +100,7 @@ def read_hosts(listed: str | None) -> tuple[str, ...]:
         host = bare(name)
         if host is None:
             raise ConfigError(
-                f"allowed_hosts has {short(repr(name))}; give names as in llm.example.com, "
-                "or * for all."
+                f"allowed_hosts has {shown(name)}; give names as in llm.example.com, or * for all."
             )
         hosts.append(host)
     return tuple(hosts)
@@ -115,8 +111,7 @@ def read_endpoint(url: str | None) -> str | None:
     if url is None or re.fullmatch(r"https?://(\[[\da-fA-F:.]+\]|[^\s/:]+)(:\d{1,5})?(/\S*)?", url):
         return url
     raise ConfigError(
-        f"otlp_traces_endpoint is {short(repr(url))}; give it as in "
-        "http://localhost:4318/v1/traces."
+        f"otlp_traces_endpoint is {shown(url)}; give it as in http://localhost:4318/v1/traces."
     )
 
 
@@ -149,7 +144,7 @@ def read_slo(text: str | None) -> dict[str, float]:
     for part in filter(None, (text or "").split(",")):
         match = re.fullmatch(r"\s*(ttft|tpot)=(\d{1,9}(?:\.\d{1,9})?)(ms|s)\s*", part)
         if match is None:
-            raise ConfigError(f"slo is {short(repr(text))}; give it as in ttft=200ms,tpot=50ms.")
+            raise ConfigError(f"slo is {shown(text)}; give it as in ttft=200ms,tpot=50ms.")
         limits[match[1]] = float(match[2]) * SECONDS[match[3]]
     return limits
 

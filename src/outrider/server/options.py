@@ -11,9 +11,8 @@ from typing import Any
 from ..base.config import ENGINE_OPTIONS
 from ..base.options import PREFIX, Option, options_of
 from ..base.vllm_names import translate_deprecated
-from ..errors import ConfigError, no_option
+from ..errors import ConfigError, no_option, shown
 from ..params import SamplingParams
-from .shown import short
 
 OTHERS = frozenset({"OUTRIDER_NATIVE_ISA", "OUTRIDER_PEERS", "OUTRIDER_CONFIG"})
 """Variables that are no options of a server."""
@@ -148,7 +147,7 @@ def _in_range(option: Option, value: Any, where: str) -> Any:
     if isinstance(value, str):
         # No usable path, name or key has either.
         if "\0" in value or value.encode(errors="ignore").decode() != value:
-            raise ConfigError(f"{where} is {short(repr(value))}; give a text in UTF-8.")
+            raise ConfigError(f"{where} is {shown(value)}; give a text in UTF-8.")
     elif not (
         isinstance(value, bool)
         or option.low <= value <= option.high  # as NaN never is
@@ -160,9 +159,7 @@ def _in_range(option: Option, value: Any, where: str) -> Any:
 
 def _wrong(option: Option, value: Any, where: str) -> ConfigError:
     """Return the error for a value that the option does not allow."""
-    size = value.bit_length() if isinstance(value, int) else 0
-    shown = f"an integer of {size} bits" if size > 64 else short(repr(value))
-    return ConfigError(f"{where} is {shown}; give {option.expected}.")
+    return ConfigError(f"{where} is {shown(value)}; give {option.expected}.")
 
 
 def config_file(flag: str | None) -> Path | None:

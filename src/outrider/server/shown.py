@@ -1,16 +1,12 @@
 """Short forms of values of any size and kind, for logs, traces and messages."""
 
 import math
-import reprlib
 from typing import Any
+
+from ..errors import shown
 
 LONGEST_VALUE = 200
 MOST_VALUES = 16
-
-_TEXTS = reprlib.Repr()
-_TEXTS.maxlevel = 2
-_TEXTS.maxlist = _TEXTS.maxtuple = _TEXTS.maxdict = MOST_VALUES
-_TEXTS.maxstring = LONGEST_VALUE
 
 
 def short(text: str, most: int = LONGEST_VALUE) -> str:
@@ -31,4 +27,4 @@ def plain(value: Any, depth: int = 2) -> Any:
     if depth and isinstance(value, dict):
         return {short(str(name)): plain(one, depth - 1) for name, one in value.items()}
     # What is short at the end would be written whole before.
-    return short(_TEXTS.repr(value) if isinstance(value, list | tuple | dict) else str(value))
+    return short(shown(value) if isinstance(value, list | tuple | dict) else str(value))
