@@ -18,8 +18,9 @@ from outrider.drafters.ngram import NgramSpec
 from outrider.engine.setup import set_up
 from outrider.errors import ConfigError, OutriderError
 from outrider.server.build import build, read_defaults, read_hosts, read_keys, read_slo
-from outrider.server.options import OPTIONS, RELAXED, reference, resolve
+from outrider.server.options import OPTIONS, RELAXED, resolve
 from tests.support import REPOSITORY
+from tests.support.options_section import reference
 
 ENVIRONMENT = {"OUTRIDER_PORT": "2", "OUTRIDER_HOST": "b", "OUTRIDER_NATIVE_ISA": "x", "PATH": "/"}
 
@@ -325,7 +326,7 @@ def test_a_key_may_look_like_a_number(tmp_path: Path, tiny_llama: Path) -> None:
 def test_the_docs_have_the_table_of_options() -> None:
     text = (REPOSITORY / "docs" / "server.md").read_text(encoding="utf-8")
     tables = text.partition("<!-- options -->")[2].partition("<!-- /options -->")[0]
-    assert tables.strip() == reference(), "run: python -m outrider.server.options"
+    assert tables.strip() == reference(), "run: python -m tests.support.options_section"
 
 
 def test_every_engine_option_is_an_argument_a_flag_and_a_variable() -> None:

@@ -114,11 +114,11 @@ class InputProcessor:
             raise RequestError("the prompt has lone surrogates; give valid UTF-8.", "prompt")
         return self.codec.encode(text, special, rendered)
 
-    def render(self, messages: list[Message], *options: Any, **values: Any) -> str:
+    def render(self, messages: list[Message], **options: Any) -> str:
         """Return the text of a conversation, see ``TextCodec.render``."""
         if self.codec is None:
             raise RequestError("this model has no tokenizer, so it cannot chat.", "messages")
-        return self.codec.render(messages, *options, **values)
+        return self.codec.render(messages, **options)
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

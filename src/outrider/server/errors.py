@@ -116,7 +116,8 @@ def response(
 def _depth(problem: Mapping[str, Any]) -> tuple[int, int]:
     """Return how deep in a body a problem lies, and at which index."""
     place = problem["loc"]
-    return len(place), next((last for last in place[-1:] if isinstance(last, int)), 0)
+    last = place[-1] if place else 0
+    return len(place), last if isinstance(last, int) else 0
 
 
 def sentence(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..base.config import ENGINE_OPTIONS
-from ..base.options import PREFIX, Option, options_of
+from ..base.options import PREFIX, Option
 from ..base.vllm_names import translate_deprecated
 from ..errors import ConfigError, no_option, shown
-from ..params import SamplingParams
 
 OTHERS = frozenset({"OUTRIDER_NATIVE_ISA", "OUTRIDER_PEERS", "OUTRIDER_CONFIG"})
 """Variables that are no options of a server."""
@@ -171,21 +170,3 @@ def config_file(flag: str | None) -> Path | None:
 def toml(value: Any) -> str:
     """Return a value in TOML; an unset one is an empty text."""
     return json.dumps("" if value is None else value)
-
-
-def reference() -> str:
-    """Return every option as tables in Markdown."""
-    tables = []
-    sampling = tuple(options_of(SamplingParams))
-    titles = {"The engine": ENGINE_OPTIONS, "The server": SERVER_OPTIONS, "A request": sampling}
-    for title, options in titles.items():
-        lines = [f"### {title}", "", "| option | value | default | meaning |", "|---|---|---|---|"]
-        for one in options:
-            default = "" if one.default is None else f"`{toml(one.default)}`"
-            lines.append(f"| `{one.name}` | {one.expected} | {default} | {one.help} |")
-        tables.append("\n".join(lines))
-    return "\n\n".join(tables)
-
-
-if __name__ == "__main__":
-    print(reference())

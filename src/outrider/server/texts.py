@@ -68,11 +68,10 @@ class Texts:
         codec = self._inputs.codec
         templates = "".join(codec.templates.values()) if codec else ""
         options = template_options(body, templates)
-        prompted = wants_generation_prompt(body)
         listed = [tool.model_dump(exclude_none=True) for tool in tools]
 
         def work() -> list[int]:
-            text = self._inputs.render(messages, prompted, listed, **options)
+            text = self._inputs.render(messages, tools=listed, **options)
             return self._encode(text, False, rendered=True)
 
         return await self.slow(work) if long else work()
@@ -104,21 +103,15 @@ def template_options(body: Templated, template: str) -> dict[str, Any]:
         if not supported and effort != "none":
             raise Refusal(f"{reads_none} reasoning_effort; leave it out.", "reasoning_effort")
         options = supported | options
+    options["add_generation_prompt"] = body.add_generation_prompt
     if body.continue_final_message:
-        options["continue_final_message"] = True
+        if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
+            raise Refusal(
+                "add_generation_prompt and continue_final_message exclude each other; give one.",
+                "continue_final_message",
+            )
+        options |= {"continue_final_message": True, "add_generation_prompt": False}
     return options
-
-
-def wants_generation_prompt(body: Templated) -> bool:
-    """Return whether the prompt ends with the beginning of a new message."""
-    if not body.continue_final_message:
-        return body.add_generation_prompt
-    if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
-        raise Refusal(
-            "add_generation_prompt and continue_final_message exclude each other; give one.",
-            "continue_final_message",
-        )
-    return False
 
 
 def _reads(template: str, name: str) -> bool:

@@ -83,7 +83,7 @@ class TextCodec:
         return value
 
     def exceeds(self, text: str, limit: int) -> bool:
-        """Return True if a text has more than ``limit`` tokens, or some more than that."""
+        """Return whether a text has more than ``limit`` tokens; one with a few more may pass."""
         count = 0
         for start in range(0, len(text), PIECE):
             piece = text[start : start + PIECE]
