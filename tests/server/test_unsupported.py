@@ -304,7 +304,7 @@ def test_messages_reach_the_model_or_are_refused_here_as_offline(front: TestClie
     try:
         for more in ({}, {"tools": tools}):
             ids = front.post("/tokenize", json={"messages": talk, **more}).json()["tokens"]
-            expected = inputs.render(talk, True, more.get("tools"))
+            expected = inputs.render(talk, tools=more.get("tools"))
             assert ids == codec.chat(talk, True, more.get("tools"))
             assert inputs.outputs.decode(ids) == expected
             for part in ("system Hi", "assistant <tool_call>", '"arguments": {}', "\nnoon\n"):

@@ -53,28 +53,21 @@ def parse(raw: bytes) -> Any:
 
 def _check_size(raw: bytes) -> None:
     """Refuse a text with too many lists, objects or fields."""
-    if _fits(*_count(raw)):
+    if raw.count(b"{") + raw.count(b"[") <= MOST_BRACKETS and raw.count(b":") <= MOST_FIELDS:
         return
     bare = raw.replace(rb"\\", b"").replace(rb"\"", b"")
     brackets = fields = quotes = 0
     for start in range(0, len(bare), PIECE):
         parts = bare[start : start + PIECE].split(b'"')
-        more = _count(b"".join(parts[quotes % 2 :: 2]))  # the text outside of quotes
-        brackets, fields, quotes = brackets + more[0], fields + more[1], quotes + len(parts) - 1
-        if not _fits(brackets, fields):
+        outside = b"".join(parts[quotes % 2 :: 2])  # of quotes
+        brackets += outside.count(b"{") + outside.count(b"[")
+        fields += outside.count(b":")
+        quotes += len(parts) - 1
+        if brackets > MOST_BRACKETS or fields > MOST_FIELDS:
             raise Refusal(
                 f"the body has more than {MOST_BRACKETS} lists and objects or {MOST_FIELDS} "
                 "fields; send less in one call."
             )
-
-
-def _count(text: bytes) -> tuple[int, int]:
-    """Return the numbers of lists and objects, and of fields, in a text without quotes."""
-    return text.count(b"{") + text.count(b"["), text.count(b":")
-
-
-def _fits(brackets: int, fields: int) -> bool:
-    return brackets <= MOST_BRACKETS and fields <= MOST_FIELDS
 
 
 def read(model: type[BodyModel], raw: bytes) -> BodyModel:
