@@ -24,6 +24,7 @@ from pydantic_core import to_json
 from .. import __version__
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError, OutriderError
+from . import protocol
 from .access import Access
 from .api_call import merged
 from .bodies import LONG_BODY, BodyRoute
@@ -31,14 +32,6 @@ from .chat import Chat
 from .completions import Completion
 from .errors import GONE, RESPONSES, Refusal, error_body, install, response
 from .hosts import from_this_machine
-from .protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    SpeculationChange,
-    TokenizeRequest,
-    to_refusal,
-)  # fmt: skip
 from .security import Gate
 from .service import Service
 from .settings import Settings
@@ -114,12 +107,12 @@ def _models(app: FastAPI, service: Service) -> None:
         return next(card for card in (await models())["data"] if card["id"] == name)
 
     @app.post("/v1/completions", responses=STREAMED)
-    async def completions(body: CompletionRequest, http: Request) -> Response:
+    async def completions(body: protocol.CompletionRequest, http: Request) -> Response:
         """Continue prompts."""
         return await answered(Completion(service, body, http), http)
 
     @app.post("/v1/chat/completions", responses=STREAMED)
-    async def chat(body: ChatRequest, http: Request) -> Response:
+    async def chat(body: protocol.ChatRequest, http: Request) -> Response:
         """Answer a conversation."""
         return await answered(Chat(service, body, http), http)
 
@@ -139,7 +132,7 @@ async def answered(call: Chat | Completion, http: Request) -> Response:
     except BaseException as error:
         call.lease.close()
         if isinstance(error, ConfigError):
-            raise to_refusal(error) from None
+            raise protocol.to_refusal(error) from None
         raise
     return StreamingResponse(
         events(call, first, chunks), media_type="text/event-stream",
@@ -208,7 +201,7 @@ def event(content: dict[str, Any]) -> bytes:
 
 def _texts(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest, http: Request) -> Response:
+    async def tokenize(body: protocol.TokenizeRequest, http: Request) -> Response:
         """Return the token ids of a text or a conversation."""
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -231,7 +224,7 @@ def _texts(app: FastAPI, service: Service) -> None:
         )
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+    async def detokenize(body: protocol.DetokenizeRequest) -> dict[str, Any]:
         """Return the text of token ids."""
         service.check_model(body.model)
         with contextlib.closing(service.queue.enter(1)):
@@ -281,7 +274,7 @@ def _speculation(app: FastAPI, service: Service) -> None:
         return state(service)
 
     @app.post("/v1/speculation")
-    async def post(body: SpeculationChange, http: Request) -> dict[str, Any]:
+    async def post(body: protocol.SpeculationChange, http: Request) -> dict[str, Any]:
         """Set drafter and draft length from the next step on; needs an API key or this machine."""
         peer = http.client.host if http.client else None
         if not service.settings.api_keys and not from_this_machine(http.headers, peer):

@@ -9,14 +9,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from ..errors import (
-    ConfigError,
-    GenerationError,
-    MemoryBudgetError,
-    OutriderError,
-    RequestError,
-    WorkerError,
-)  # fmt: skip
+from .. import errors
+from ..errors import OutriderError, RequestError
 
 TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
@@ -26,9 +20,9 @@ TYPES = {
     503: "service_unavailable_error",
 }  # fmt: skip
 STATUSES: tuple[tuple[tuple[type[OutriderError], ...], int], ...] = (
-    ((WorkerError,), 503),
-    ((GenerationError,), 500),
-    ((RequestError, ConfigError, MemoryBudgetError), 400),
+    ((errors.WorkerError,), 503),
+    ((errors.GenerationError,), 500),
+    ((RequestError, errors.ConfigError, errors.MemoryBudgetError), 400),
 )
 """The first entry whose classes hold an error gives its status; other errors have 500."""
 GONE = 499
