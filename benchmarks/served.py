@@ -118,7 +118,7 @@ def metrics(url: str) -> dict[str, float]:
     with urlopen(f"{url}/metrics", timeout=STOP_SECONDS) as answer:
         text = answer.read().decode()
     totals: dict[str, float] = defaultdict(float)
-    for name, value in re.findall(r"^([a-z_:]+)\S* (\S+)$", text, re.M):
+    for name, value in re.findall(r"^([a-z0-9_:]+)\S* (\S+)$", text, re.M):
         totals[name] += float(value)
     return totals
 

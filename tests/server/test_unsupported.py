@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from outrider.async_llm import AsyncLLM
-from outrider.base.types import Event, Origin
+from outrider.base.types import Event, Logprob, Origin
 from outrider.engine.control.switch import SpeculationState
 from outrider.engine.setup import set_up
 from outrider.engine.worker.messages import Ready
@@ -63,7 +63,10 @@ class Echo(AsyncLLM):
         for sample in range(request.params.n):
             for token in ANSWER:
                 end = "stop" if token == ANSWER[-1] else None
-                yield [state.take(Event(request.id, sample, token, "", Origin.PLAIN, end))]
+                asked = request.params.logprobs is not None
+                logprobs = {token: Logprob(0.0, 1)} if asked else None
+                event = Event(request.id, sample, token, "", Origin.PLAIN, end, logprobs=logprobs)
+                yield [state.take(event)]
 
 
 @pytest.fixture(scope="module")
