@@ -17,7 +17,7 @@ from benchmarks.install import SPECULATORS
 from outrider import LLM, SamplingParams
 from outrider.checkpoints.heads import read_head
 from outrider.drafters.eagle import begun
-from outrider.models.native_head import NativeHead
+from outrider.models.native_heads import NativeHead
 from outrider.models.native_store import NativeStore
 from outrider.models.rows import Segment
 from outrider.native import choice as native

@@ -18,11 +18,10 @@ from outrider.base.types import Draft, DraftBudget, Request, Scheduled, Sequence
 from outrider.drafters.base import DrafterContext
 from outrider.drafters.registry import find_drafter
 from outrider.drafters.suffix import SuffixDrafter, SuffixSpec
-from outrider.drafters.suffix_index import LEAST, Index, SuffixIndex, new_index
+from outrider.drafters.suffix_index import LEAST, Index, NativeIndex, SuffixIndex, new_index
 from outrider.errors import ModelError
 from outrider.native.choice import library
 from outrider.native.interface import SUFFIX_DEPTH, Followed
-from outrider.native.native_suffix import NativeIndex
 from outrider.sampling.shared_noise import SharedNoise
 from tests.support.native_hazards import address_space
 from tests.support.scheduling import record_of

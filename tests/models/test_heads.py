@@ -21,8 +21,7 @@ from outrider.drafters.eagle import begun
 from outrider.drafters.forward import draft_limits
 from outrider.errors import ModelError
 from outrider.models.decide import DraftInput
-from outrider.models.native_head import NativeHead
-from outrider.models.native_medusa import NativeMedusa
+from outrider.models.native_heads import NativeHead, NativeMedusa
 from outrider.models.native_model import words_of
 from outrider.models.rows import Segment
 from outrider.native import choice as native

@@ -44,8 +44,7 @@ from ..errors import ConfigError
 from ..llm import LLM
 from ..models.base import Model, Output, Store
 from ..models.decide import DraftInput, DraftNodes, SampleInput, Samples
-from ..models.planted import plant
-from ..models.rows import Segment, Track
+from ..models.rows import Segment, Track, plant
 from ..sampling.shared_noise import Noise
 from .distributions import planted_track, target_track
 

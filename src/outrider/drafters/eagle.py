@@ -15,7 +15,7 @@ import torch
 from ..base.config import EngineConfig
 from ..base.types import Draft, DraftBudget, Scheduled, SequenceState, StepRecord
 from ..checkpoints.heads import EAGLE3, PEAGLE
-from ..models.native_head import NativeHead
+from ..models.native_heads import NativeHead
 from ..models.native_store import LASTING_ROWS, HiddenRoom
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise

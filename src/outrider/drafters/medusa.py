@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..base.fields import Fields
 from ..base.types import DraftBudget, Scheduled, StepRecord
 from ..checkpoints.heads import MEDUSA, Head, read_choices
-from ..models.native_medusa import NativeMedusa
+from ..models.native_heads import NativeMedusa
 from ..models.rows import Segment
 from ..native.interface import Choices
 from .base import Drafter, DrafterContext, Needs

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..base.methods import PREDICTION
+from ..base.trees import num_alike
 from ..base.types import SequenceState
 from .base import ChainDrafter, DrafterContext, DrafterSpec
 
 TAIL = 8
 """Number of last tokens that are compared to find the way back into a prediction."""
-TRIED = 64
+MOST_PLACES = 64
 """Places that are compared at most in a step."""
 
 
@@ -70,7 +71,9 @@ def _follow(state: _State, expected: Sequence[int], output: Sequence[int]) -> No
         return
     places = [
         (_alike(expected, output, place), -abs(place - state.at), place)
-        for place, _ in zip(_places(expected, output[-1], state.at), range(TRIED), strict=False)
+        for place, _ in zip(
+            _places(expected, output[-1], state.at), range(MOST_PLACES), strict=False
+        )
     ]
     if places:
         state.at, state.lost = max(places)[2], False
@@ -89,9 +92,5 @@ def _places(expected: Sequence[int], token: int, start: int) -> Iterator[int]:
 
 def _alike(expected: Sequence[int], output: Sequence[int], place: int) -> int:
     """Return how many last tokens of ``output`` stand before ``place``, at most ``TAIL``."""
-    alike = 0
-    while (
-        alike < min(TAIL, place, len(output)) and expected[place - 1 - alike] == output[-1 - alike]
-    ):
-        alike += 1
-    return alike
+    before = expected[max(0, place - TAIL) : place]
+    return num_alike(reversed(before), reversed(output[-TAIL:]))

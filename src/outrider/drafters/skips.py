@@ -312,7 +312,8 @@ class Window:
             self._store.move(
                 [page * size + i for i in range(count)], [scratch * size + i for i in range(count)]
             )
-        z = self._target.run_some(self._segment, self._store, tuple(sublayers))
+        z = self._target.forward([self._segment], self._store, tuple(sublayers)).logits
+        assert z is not None
         return z if self._heat == 1 else z.div_(self._heat)
 
     def _chances_of(self, z: torch.Tensor) -> torch.Tensor:

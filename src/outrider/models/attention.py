@@ -29,7 +29,7 @@ def capped_attention(
     scale: float,
     cap: float,
 ) -> torch.Tensor:
-    """Return attention with products bounded by ``cap`` (Gemma 2), computed tile by tile.
+    """Return attention with products bounded to cap * tanh(product / cap) (Gemma 2), by tiles.
 
     ``queries`` and the result are [count, kv_heads, TILE * groups, head_dim], ``keys`` and
     ``values`` [count, kv_heads, lanes, head_dim], ``mask`` [count, 1, TILE * groups, lanes].
@@ -47,10 +47,9 @@ class Attention:
     """Attention of one forward; masks are computed once and used by every layer.
 
     Every kernel call gets ``TILE`` rows, all query heads of a key head side by side, over lanes in
-    position order, masked beyond a row's own position and outside its window. Lanes begin at 0, or
-    where the window of such a row may begin. So a row's result does not depend on the other rows,
-    nor on whether its path was drafted as a tree. ``windows`` say by layer how many positions a row
-    sees, itself included, None for all; ``cap`` bounds the products by cap * tanh(product / cap).
+    position order, masked beyond a row's own position and outside its window. So a row's result
+    does not depend on the other rows, nor on whether its path was drafted as a tree. ``windows``
+    say by layer how many positions a row sees, itself included, None for all.
     """
 
     def __init__(
@@ -62,12 +61,8 @@ class Attention:
         windows: Sequence[int | None],
         cap: float | None = None,
     ) -> None:
-        self._rows = rows
-        self._store = store
-        self._groups = num_heads // kv_heads
-        self._kv_heads = kv_heads
-        self._windows = windows
-        self._cap = cap
+        self._rows, self._store, self._windows, self._cap = rows, store, windows, cap
+        self._groups, self._kv_heads = num_heads // kv_heads, kv_heads
         distinct = set(windows)
         self._masks = {w: [self._mask(tile, w) for tile in rows.tiles] for w in distinct}
         self._runs = {w: [self._run(tile, w) for tile in rows.tiles] for w in distinct}

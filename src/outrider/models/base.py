@@ -52,9 +52,8 @@ class RowsModel(ABC):
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """Return the logits of the rows that want them, and hidden states; fill the cache.
 
-        Entries from a segment's ``start`` on are written anew, whatever stood there. A row that is
-        not finite, or attends to one, has NaN logits; no other row is touched by it. ``hidden`` are
-        layers whose output (the residual stream behind them) is wanted; -1 is the embedding.
+        A row that is not finite, or attends to one, has NaN logits; no other row is touched by it.
+        ``hidden`` are layers whose output, the residual stream, is wanted; -1 is the embedding.
         """
 
     def try_rows(self, count: int, store: Store) -> None:
@@ -71,12 +70,10 @@ class RowsModel(ABC):
         noise: Noise,
         needs_logits: bool = False,
     ) -> list[DraftNodes]:
-        """Run ``segments`` and return the nodes that are drafted behind each.
+        """Run ``segments`` and return the nodes that are drafted behind each with an input.
 
-        Segments are the rows that each sequence lacks, and pages reach to the draft's end. Nothing
-        is drafted behind those whose input is None. A draft ends early where the model drew an id
-        that it has no embedding for. ``needs_logits``: nodes carry the processed logits that they
-        were drawn from.
+        Pages reach to the draft's end. A draft ends early where the model drew an id that it has no
+        embedding for. ``needs_logits``: nodes carry the processed logits that they were drawn from.
         """
 
 
@@ -101,6 +98,5 @@ class Model(RowsModel):
     ) -> Samples:
         """Run ``segments``, process their logits and draw the tokens of their rows.
 
-        The input of a segment that wants no logits is None. Without ``noise`` logits are processed
-        and nothing is drawn.
+        A segment that wants no logits has no input. Without ``noise`` nothing is drawn.
         """

@@ -32,8 +32,8 @@ class SampleInput(NamedTuple):
     """The sampling from the rows of logits that a segment wants.
 
     With ``samples`` a token is drawn behind the segment's last token and behind each of its nodes;
-    rows before these are scored only. ``drafted`` are the ids at the segment's end that are drafted
-    themselves, so that they are no part of ``sequence.tokens``.
+    rows before these are scored only. ``drafted`` are ids at the segment's end that are not in
+    ``sequence.tokens``.
     """
 
     sequence: SequenceState
@@ -66,31 +66,23 @@ EMPTY: Any = MappingProxyType({})
 class Samples(NamedTuple):
     """The result of ``Model.decide``. Its tensors are valid until the next call on the same cache.
 
-    ``tokens`` and ``scores`` have an entry for each row of logits, as of ``Noise.draw``; those of
-    rows that are not sampled from mean nothing. ``logits`` begin with these rows, fp32 [rows and
-    more, vocabulary]; they are processed in place where no noise was given. By the number of the
-    segment: ``kept`` are the logits that its input keeps, fp32 [sampled rows, vocabulary],
-    ``scored`` the raw ones of rows that are scored only, ``errors`` what its pipeline raised,
-    ``reasons`` why that made rows NaN. ``hidden`` are the hidden states by layer, [all rows,
-    hidden_size].
+    ``tokens`` and ``scores`` have an entry for each row of logits, as of ``Noise.draw``, without
+    meaning where none is sampled. ``logits``, fp32 [rows and more, vocabulary], are processed in
+    place where no noise was given. The rest but ``hidden`` is by the number of the segment.
     """
 
     tokens: Sequence[int]
     scores: Sequence[float]
     logits: torch.Tensor
-    kept: Mapping[int, torch.Tensor] = EMPTY
-    scored: Mapping[int, torch.Tensor] = EMPTY
-    errors: Mapping[int, Exception] = EMPTY
-    reasons: Mapping[int, str] = EMPTY
-    hidden: Mapping[int, torch.Tensor] = EMPTY
+    kept: Mapping[int, torch.Tensor] = EMPTY  # for its input, fp32 [sampled rows, vocabulary]
+    scored: Mapping[int, torch.Tensor] = EMPTY  # raw, of rows that are scored only
+    errors: Mapping[int, Exception] = EMPTY  # that its pipeline raised
+    reasons: Mapping[int, str] = EMPTY  # why that made rows NaN
+    hidden: Mapping[int, torch.Tensor] = EMPTY  # by layer, [all rows, hidden_size]
 
 
 class DraftInput(NamedTuple):
-    """A sequence to draft for, within ``limits``.
-
-    Behind each node come the highest log q + g. Of them those nodes are kept that are likeliest by
-    the limits' rates.
-    """
+    """A sequence to draft for: nodes of the highest log q + g, likeliest by the limits' rates."""
 
     sequence: SequenceState
     limits: DraftBudget
@@ -104,9 +96,9 @@ def sample_in_python(
     numbers: Collection[int],
     noise: Noise | None,
 ) -> Samples:
-    """Return ``samples`` with the tokens of the segments ``numbers``, by Python's pipeline.
+    """Return ``samples``, of raw logits, with tokens of the segments ``numbers`` by the pipeline.
 
-    ``samples`` hold their raw logits. Without ``noise`` logits are processed and nothing is drawn.
+    Without ``noise`` logits are processed and nothing is drawn.
     """
     logits = samples.logits
     missing = 0 if noise is None else noise.vocab_size - logits.shape[1]
@@ -157,11 +149,9 @@ def grammar_masks(
     slow: list[int],
     pipelines: list[int],
 ) -> list[Mask | None]:
-    """Return the tokens that grammars allow at each row of logits.
+    """Return the tokens that grammars, of the segments of these numbers, allow at rows of logits.
 
-    ``grammars`` are the numbers of segments that have one, ``pipelines`` those of the segments that
-    want logits. A segment whose parser gives up loses its pipeline and joins ``slow``, from which
-    Python samples, and where it is told why.
+    A segment whose parser gives up loses its pipeline and joins ``slow``: Python says why.
     """
     masks: list[Mask | None] = []
     number = -1

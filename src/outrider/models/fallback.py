@@ -1,10 +1,8 @@
 """Any other model that transformers loads, behind the same protocol: slower, and as exact.
 
-Where a row stands decides the shape of the forward that computes it: positions are cut into spans
-of ``PROMPT_SPAN`` as far as the prompt fills them and of ``TILE`` from there on, and every forward
-runs one whole span of one sequence over a cache that ends where the span begins, padded behind the
-last row. So a row's logits are the same bits however the work is cut up, in any dtype and whatever
-the model does inside.
+Positions are cut into spans of ``PROMPT_SPAN`` as far as the prompt fills them and of ``TILE`` from
+there on. Every forward runs one whole span of one sequence over a cache that ends where the span
+begins, padded behind the last row. So a row's logits are the same bits however the work is cut up.
 """
 
 import inspect

@@ -21,11 +21,10 @@ from ..native.native_sampling import NativeNoise, NativePipeline
 from ..sampling.shared_noise import Noise
 from .base import Model, Output, Store
 from .decide import Keep, SampleInput, Samples, grammar_masks, sample_in_python, with_kept
-from .native_model import NativeLayers, NativeModel, PythonDraft, pack, step_config, words_of
+from .native_model import NativeModel, PythonDraft, step_config, words_of
 from .native_store import NativeStore
-from .planted import entries
-from .rows import Segment
-from .tree_draft import draft_in_python
+from .python_step import draft_in_python
+from .rows import Segment, planted_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -85,9 +84,7 @@ class NativeTransformer(NativeModel, Model):
     ) -> None:
         a = checkpoint.architecture
         assert a is not None
-        self.hidden_layers, self.hidden_size, self.max_length = (
-            a.num_layers, a.hidden_size, max_length,
-        )  # fmt: skip
+        self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
         loader = Loader(
             checkpoint.tensors, a, dtype, self.device, torch.Tensor.contiguous, True, recipe
         )
@@ -102,31 +99,22 @@ class NativeTransformer(NativeModel, Model):
             theirs = None if beside is None else beside.embedding
             if theirs is not None and _same_bits(embedding, theirs):
                 embedding = theirs
-        super().__init__(library, a, step_config(a, dtype, max_length, recipe), dtype, embedding)
+        config = step_config(a, dtype, max_length, recipe)
+        super().__init__(library, a, config, dtype, embedding, checkpoint.config)
         near = None if beside is None else beside.handle
-        pack(library, self.handle, 0, "head", loader.head(table), None, near)
+        self._pack(0, "head", loader.head(table), None, near)
         if embedding is None and not a.tied:
-            pack(library, self.handle, 0, "embedding", table, None, near)
+            self._pack(0, "embedding", table, None, near)
         del table  # before the layers come
-        self._layers = NativeLayers(self, checkpoint.config, max_length)
         slow = SLOW_TO_LOAD if recipe is None else SLOW_TO_QUANTISE
         for index in layer_numbers(a, "Packing weights", slow):
-            self._layers.load(loader, index)
+            self._load_layer(loader, index)
         library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
         library.check(self.handle)
 
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
-        """See ``base.Model``; hidden states are fp32. Raises as ``_forward`` does."""
-        return self._forward(segments, store, None, hidden)
-
-    def run_some(self, segment: Segment, store: Store, sublayers: Sequence[int]) -> torch.Tensor:
-        """Return the logits of a segment's rows by some sublayers, as of ``Library.forward``.
-
-        The cache is filled in the layers whose attention is run. Raises what ``run`` does.
-        """
-        logits = self._forward([segment], store, sublayers).logits
-        assert logits is not None
-        return logits
+        """See ``base.Model``; hidden states are fp32. Raises ModelError."""
+        return self.forward(segments, store, None, hidden)
 
     def decide(
         self,
@@ -183,7 +171,7 @@ class NativeTransformer(NativeModel, Model):
             keeps if kept else (),
             None if states is None else states.room,
             0 if states is None else states.first,
-            [entries(s) for s, a in zip(segments, inputs, strict=True) if a] if planted else (),
+            [planted_of(s) for s, a in zip(segments, inputs, strict=True) if a] if planted else (),
         )
         samples = Samples(tokens, scores, room.tensor)
         if states is not None:

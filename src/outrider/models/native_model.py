@@ -1,8 +1,4 @@
-"""A model that the native step runs: whole, or a head beside one.
-
-``native.NativeTransformer``, ``native_head.NativeHead`` and ``native_medusa.NativeMedusa`` are its
-siblings: each packs weights of its own.
-"""
+"""A model that the native step runs: whole, or a head beside one."""
 
 from __future__ import annotations
 
@@ -28,8 +24,7 @@ from ..sampling.shared_noise import Noise
 from .base import Output, RowsModel, Store
 from .decide import DraftInput, DraftNodes, allowed_after, mask_bytes
 from .native_store import NativeStore
-from .planted import entries
-from .rows import Segment
+from .rows import Segment, planted_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -60,33 +55,14 @@ def step_config(
     )
 
 
-def pack(
-    library: Library,
-    handle: int,
-    index: int,
-    kind: str,
-    matrix: Matrix,
-    bias: torch.Tensor | None = None,
-    beside: int | None = None,
-) -> None:
-    """Give a matrix to the model ``handle``; ``beside`` is one that may hold the same."""
-    if isinstance(matrix, Quantized):
-        parts = matrix.codes, matrix.scales, matrix.zeros, matrix.bits, matrix.group
-        library.set_quantized(handle, index, kind, *parts, bias, beside)
-    else:
-        library.set_matrix(handle, index, kind, matrix, bias, beside)
-
-
 class NativeModel(RowsModel):
     """A model of the C++ library, which knows it by its ``handle``.
 
-    A token, page, position or layer out of range is a ModelError. An ``embedding`` is kept beside
-    the packed weights, unless the library has it.
+    A number out of range is a ModelError. An ``embedding`` is kept beside the packed weights.
     """
 
     device = torch.device("cpu")
     shape: Architecture
-    _layers: NativeLayers | None = None
 
     def __init__(
         self,
@@ -95,10 +71,65 @@ class NativeModel(RowsModel):
         config: Config,
         dtype: torch.dtype,
         embedding: torch.Tensor | None,
+        ropes: PretrainedConfig | None = None,
     ) -> None:
         self.library, self.shape, self.dtype, self.embedding = library, shape, dtype, embedding
+        self.max_length: int = config.max_length
         self.handle = library.new_model(config, embedding)
         free_with(self, library.free, "model", self.handle)
+        self._ropes, self._turned = ropes, 0
+        self._kinds = list(dict.fromkeys(shape.kinds))
+        self._turn(1)
+
+    def _turn(self, length: int) -> None:
+        """Let the rotary tables, if there are any, reach ``length`` positions.
+
+        They grow with the cache, which no sequence exceeds: the longest context of a model can take
+        more memory than all its weights.
+        """
+        length = min(length, self.max_length)
+        if self._ropes is None or length <= self._turned:
+            return
+        for number, kind in enumerate(self._kinds):
+            rope = Rope(self._ropes, length, torch.float32, self.device, kind)
+            self.library.set_rotary(self.handle, number, *rope.halves())
+        self._turned = length
+
+    def _pack(
+        self,
+        index: int,
+        kind: str,
+        matrix: Matrix,
+        bias: torch.Tensor | None = None,
+        beside: int | None = None,
+    ) -> None:
+        """Give a matrix to the library; the model ``beside`` may hold the same."""
+        library, handle = self.library, self.handle
+        if isinstance(matrix, Quantized):
+            parts = matrix.codes, matrix.scales, matrix.zeros, matrix.bits, matrix.group
+            library.set_quantized(handle, index, kind, *parts, bias, beside)
+        else:
+            library.set_matrix(handle, index, kind, matrix, bias, beside)
+
+    def _load_layer(self, loader: Loader, index: int, inputs: int | None = None) -> None:
+        """Pack one layer; what was read is dropped before the next, so that memory stays single."""
+        library, model, a = self.library, self.handle, self.shape
+        weights = loader.layer(index, inputs)
+        mlp = weights.mlp
+        assert isinstance(mlp, Mlp)
+        self._pack(index, "qkv", weights.qkv, weights.qkv_bias)
+        self._pack(index, "output", weights.output, weights.output_bias)
+        self._pack(index, "gate_up", mlp.gate_up, mlp.gate_up_bias)
+        self._pack(index, "down", mlp.down, mlp.down_bias)
+        window = a.windows[index]  # one beyond the longest sequence hides nothing
+        seen = None if window is None else min(window, self.max_length)
+        library.set_layer(model, index, seen, self._kinds.index(a.kinds[index]))
+        # Norms stand twice, as torch's kernels want them.
+        library.set_vector(model, index, "input", weights.input_norm[: a.hidden_size])
+        library.set_vector(model, index, "mlp", weights.mlp_norm[: a.hidden_size])
+        if weights.q_norm is not None and weights.k_norm is not None:
+            library.set_vector(model, index, "q", weights.q_norm[: a.head_dim])
+            library.set_vector(model, index, "k", weights.k_norm[: a.head_dim])
 
     def added_bytes(self, beside: RowsModel | None) -> int:
         """See ``base.Model``; norms and rotary tables do not count."""
@@ -117,15 +148,14 @@ class NativeModel(RowsModel):
     def new_store(self, num_pages: int, page_size: int) -> NativeStore:
         """Return an empty cache for this model."""
         store = NativeStore(self.library, self.handle, self.shape, num_pages, page_size)
-        if self._layers is not None:
-            self._layers.turn(store.num_slots)
+        self._turn(store.num_slots)
         return store
 
     def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
         """Return the states that rows begin with, None where they begin with an embedding."""
         return None
 
-    def _forward(
+    def forward(
         self,
         segments: Sequence[Segment],
         store: Store,
@@ -161,11 +191,10 @@ class NativeModel(RowsModel):
         needs_logits: bool = False,
         sublayers: Sequence[int] = (),
     ) -> list[DraftNodes]:
-        """See ``base.RowsModel``; chains that need no Python are drafted in one call.
+        """See ``base.RowsModel``; what needs no Python is drafted in one call.
 
-        A chain also ends where its pipeline leaves nothing to draw. C++ calls back for a grammar's
-        masks, which follow from what was drafted. No ``sublayers``, as of ``Library.forward``,
-        stand for all; Python runs all.
+        C++ calls back for a grammar's masks, which follow from what was drafted. No ``sublayers``,
+        as of ``Library.forward``, stand for all; Python runs all.
         """
         assert isinstance(store, NativeStore)
         native = isinstance(noise, NativeNoise) and not needs_logits
@@ -199,7 +228,7 @@ class NativeModel(RowsModel):
         nodes = [DraftNodes([], [])] * len(segments)
         if fast:
             words = words_of(fast)
-            laws = [entries(segments[i]) for i in drafting] if planted else ()
+            laws = [planted_of(segments[i]) for i in drafting] if planted else ()
             drafts = self.library.draft(
                 *(self.handle, store.handle, words, pipelines, limits, laws),
                 masks=masks,
@@ -222,55 +251,8 @@ class NativeModel(RowsModel):
         """Return what drafts where Python processes logits."""
 
 
-class NativeLayers:
-    """The decoder layers of a native model: packs their weights, and turns by position."""
-
-    def __init__(self, model: NativeModel, config: PretrainedConfig, max_length: int) -> None:
-        self.library, self.handle, self.shape = model.library, model.handle, model.shape
-        self._config, self.max_length = config, max_length
-        self._kinds, self._turned = list(dict.fromkeys(model.shape.kinds)), 0
-        self.turn(1)
-
-    def turn(self, length: int) -> None:
-        """Let the rotary tables reach ``length`` positions, as far as sequences do.
-
-        They grow with the cache, which no sequence exceeds: the longest context of a model can take
-        more memory than all its weights.
-        """
-        length = min(length, self.max_length)
-        if length <= self._turned:
-            return
-        for number, kind in enumerate(self._kinds):
-            rope = Rope(self._config, length, torch.float32, NativeModel.device, kind)
-            self.library.set_rotary(self.handle, number, *rope.halves())
-        self._turned = length
-
-    def load(self, loader: Loader, index: int, inputs: int | None = None) -> None:
-        """Pack one layer; what was read is dropped before the next, so that memory stays single."""
-        library, model, a = self.library, self.handle, self.shape
-        weights = loader.layer(index, inputs)
-        mlp = weights.mlp
-        assert isinstance(mlp, Mlp)
-        for kind, matrix, bias in (
-            ("qkv", weights.qkv, weights.qkv_bias),
-            ("output", weights.output, weights.output_bias),
-            ("gate_up", mlp.gate_up, mlp.gate_up_bias),
-            ("down", mlp.down, mlp.down_bias),
-        ):
-            pack(library, model, index, kind, matrix, bias)
-        window = a.windows[index]  # one beyond the longest sequence hides nothing
-        seen = None if window is None else min(window, self.max_length)
-        library.set_layer(model, index, seen, self._kinds.index(a.kinds[index]))
-        # Norms stand twice, as torch's kernels want them.
-        library.set_vector(model, index, "input", weights.input_norm[: a.hidden_size])
-        library.set_vector(model, index, "mlp", weights.mlp_norm[: a.hidden_size])
-        if weights.q_norm is not None and weights.k_norm is not None:
-            library.set_vector(model, index, "q", weights.q_norm[: a.head_dim])
-            library.set_vector(model, index, "k", weights.k_norm[: a.head_dim])
-
-
 def words_of(segments: Sequence[Segment]) -> array[int]:
-    """``segments`` as the library reads them, see src/api.cpp."""
+    """Return ``segments`` as the library reads them, see src/outrider.h."""
     words = array("i")
     try:
         for tokens, start, pages, logits, _, nodes, parents, _, _, first, _ in segments:

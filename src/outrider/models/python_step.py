@@ -3,17 +3,22 @@
 It is the reference of the native step.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 import torch
 
-from ..cache.store import Store
+from ..base.types import SequenceState
+from ..native.interface import MARGINS, DraftBudget
+from ..native.rates import DEPTHS, RANKS
 from ..sampling.shared_noise import Noise
-from .base import Model
-from .decide import DraftInput, DraftNodes, SampleInput, Samples, sample_in_python
-from .planted import plant
-from .rows import Segment
-from .tree_draft import draft_in_python
+from .base import Model, Store
+from .decide import DraftInput, DraftNodes, Keep, SampleInput, Samples, sample_in_python
+from .rows import Segment, plant
 
 
 class PythonStep(Model):
@@ -44,3 +49,184 @@ class PythonStep(Model):
         needs_logits: bool = False,
     ) -> list[DraftNodes]:
         return draft_in_python(self, store, needs_logits, segments, inputs, noise)
+
+
+@dataclass
+class Node:
+    """A token that may be drafted."""
+
+    token: int
+    parent: int  # its number, -1 for the sequence's last token
+    depth: int
+    survival: np.float32  # chance that it and all before it are accepted
+    margin: float
+    run: int = -1  # place among the rows run behind the committed tokens, -1 where it was not
+    logits: torch.Tensor | None = None
+    path: tuple[int, ...] = ()  # of ranks
+
+
+@dataclass
+class Tree:
+    """The draft of one sequence while it grows, level by level."""
+
+    sequence: SequenceState
+    limits: DraftBudget
+    nodes: list[Node] = field(default_factory=list)
+    run: list[int] = field(default_factory=list)
+    """Numbers of the nodes whose rows were run, in their order."""
+    open: list[int] = field(default_factory=lambda: [-1])
+    """Numbers of the nodes whose rows run now."""
+
+    @property
+    def draws(self) -> int:
+        """The number of highest draws that tell the children of a node and their margins."""
+        return self.limits.branches + (self.limits.rates is not None or self.limits.branches > 1)
+
+    def rate(self, depth: int, rank: int, margin: float) -> np.float32:
+        """Return P(accepted | parent accepted)."""
+        if self.limits.rates is None:
+            return np.float32(1)
+        place = min(depth, DEPTHS) - 1, min(rank, RANKS - 1), bisect_right(MARGINS, margin)
+        rate: np.float32 = self.limits.rates.table[place]
+        return rate
+
+    def branch(
+        self,
+        parent: int,
+        tokens: Sequence[int],
+        scores: Sequence[float],
+        logits: torch.Tensor | None,
+    ) -> None:
+        """Take in the highest draws behind a node, from its processed logits."""
+        depth = 1 if parent < 0 else self.nodes[parent].depth + 1
+        before = np.float32(1) if parent < 0 else self.nodes[parent].survival
+        above = () if parent < 0 else self.nodes[parent].path
+        choices = self.limits.choices
+        for rank, token in enumerate(tokens[: self.limits.branches]):
+            if not np.isfinite(scores[rank]):
+                return  # what no target could draw is no node
+            path = (*above, rank)
+            if choices is not None and path not in choices.numbers:
+                continue
+            more = scores[rank + 1] if rank + 1 < len(scores) else -np.inf
+            margin = float(np.float32(scores[rank]) - np.float32(more))
+            survival = before * self.rate(depth, rank, margin)
+            self.nodes.append(Node(token, parent, depth, survival, margin, -1, logits, path))
+
+    def ranked(self) -> list[int]:
+        """Return the numbers of the likeliest nodes; no child comes before its parent."""
+        order = sorted(range(len(self.nodes)), key=lambda n: -self.nodes[n].survival)
+        return order[: self.limits.nodes]
+
+    def open_next(self, first: int, vocabulary: int) -> None:
+        """Choose the rows of the next forward from the nodes of ``first`` on, the last level's."""
+        self.open, (depth, _, width, _, least, *_) = [], self.limits
+        for number in self.ranked():
+            node = self.nodes[number]
+            if (
+                number < first
+                or len(self.open) == width
+                or node.depth >= depth
+                or node.token >= vocabulary
+                or node.survival < least
+                or len(self.run) == self.limits.nodes
+            ):
+                continue
+            node.run = len(self.run)
+            self.run.append(number)
+            self.open.append(number)
+
+    @property
+    def is_chain(self) -> bool:
+        """True if no node has a sibling."""
+        return self.limits.branches == 1
+
+    def next_segment(self, first: Segment) -> Segment:
+        """Return the rows to run behind ``first``: the last one of a chain, or all of a tree."""
+        last = first.start + len(first.tokens) - 1
+        if self.is_chain:
+            token = self.nodes[self.run[-1]].token
+            return first._replace(tokens=[token], start=last + len(self.run), logits=1)
+        run = [self.nodes[n] for n in self.run]
+        return first._replace(
+            tokens=first.tokens[-1:],
+            start=last,
+            logits=1 + len(self.run),
+            nodes=[node.token for node in run],
+            parents=[-1 if node.parent < 0 else self.nodes[node.parent].run for node in run],
+        )
+
+    def lines(self) -> list[int]:
+        """Return which lines of the segment's logits follow the open nodes."""
+        return [0 if self.is_chain or n < 0 else 1 + self.nodes[n].run for n in self.open]
+
+    def wish(self, needs_logits: bool) -> SampleInput:
+        """Return what is wanted of the segment's rows."""
+        drafted = [self.nodes[n].token for n in self.run] if self.is_chain else ()
+        keep = Keep.PROCESSED if needs_logits or self.draws > 1 else Keep.NOTHING
+        return SampleInput(self.sequence, True, keep, drafted)
+
+    def result(self) -> DraftNodes:
+        """Return the likeliest nodes, each behind its parent and before its siblings' children."""
+        worth = self.limits.worth
+        kept = sorted(n for n in self.ranked() if self.nodes[n].survival >= worth)
+        order: list[int] = []
+        stack = [n for n in reversed(kept) if self.nodes[n].parent < 0]
+        while stack:
+            number = stack.pop()
+            order.append(number)
+            stack += [n for n in reversed(kept) if self.nodes[n].parent == number]
+        places = {number: place for place, number in enumerate(order)}
+        nodes = [self.nodes[n] for n in order]
+        logits = [node.logits for node in nodes if node.logits is not None]
+        return DraftNodes(
+            [node.token for node in nodes],
+            [places.get(node.parent, -1) for node in nodes],
+            [node.run for node in nodes],
+            [node.margin for node in nodes],
+            [float(node.survival) for node in nodes],
+            torch.stack(logits) if logits else None,
+        )
+
+
+def draft_in_python(
+    model: Model,
+    store: Store,
+    needs_logits: bool,
+    segments: Sequence[Segment],
+    inputs: Sequence[DraftInput | None],
+    noise: Noise,
+) -> list[DraftNodes]:
+    """See ``Model.draft``. A level of a tree runs the rows of all levels before it once more."""
+    trees = [None if each is None else Tree(*each) for each in inputs]
+    current, running = list(segments), list(range(len(segments)))
+    while running:
+        growing = (trees[i] for i in running)
+        wishes = [None if tree is None else tree.wish(needs_logits) for tree in growing]
+        samples = model.decide([current[i] for i in running], store, wishes, noise)
+        end, left = 0, []
+        for number, (i, wish) in enumerate(zip(running, wishes, strict=True)):
+            tree = trees[i]
+            if tree is None or wish is None:
+                continue
+            begin, end = end, end + current[i].logits
+            lines, first = tree.lines(), len(tree.nodes)
+            if wish.keep:
+                z = samples.kept[number][lines]
+                rows = wish.rows(wish.paths(current[i]))
+                chosen = [rows[line] for line in lines]
+                scores, ids = noise.scores(z, chosen).sort(stable=True, dim=-1, descending=True)
+                tokens, values = ids[:, : tree.draws].tolist(), scores[:, : tree.draws].tolist()
+            else:
+                z = None
+                tokens = [[samples.tokens[begin + line]] for line in lines]
+                values = [[samples.scores[begin + line]] for line in lines]
+            for place, parent in enumerate(tree.open):
+                logits = z[place].clone() if needs_logits and z is not None else None
+                tree.branch(parent, tokens[place], values[place], logits)
+            tree.open_next(first, model.shape.vocab_size)
+            if tree.open:
+                current[i] = tree.next_segment(segments[i])
+                left.append(i)
+        running = left
+    return [DraftNodes([], []) if tree is None else tree.result() for tree in trees]

@@ -11,6 +11,7 @@ import torch
 
 from ..base.trees import depths
 from ..checkpoints.weights import TILE as TILE
+from ..native.interface import Planted
 
 LANES = 64
 """Lengths of contexts are padded to a multiple of this many lanes."""
@@ -48,10 +49,9 @@ class Segment(NamedTuple):
     ``parents[j]`` is the draft node above node j, -1 for the last committed token; nodes come
     after their parents. ``pages`` cover every row. The last ``logits`` rows want logits.
     ``prompt_length`` matters to dynamic rope and planted logits alone, ``key`` (the sequence's id)
-    to models that keep their caches by sequence. ``planted`` are logits that ``Model.decide`` and
-    ``draft`` take for those rows that they say something of, instead of the model's. For heads,
-    ``first`` is the first position that rows attend to, and ``states`` fp32 [rows, hidden_size]
-    what rows begin with.
+    to models that keep their caches by sequence. ``planted`` stand for the model's logits in
+    ``decide`` and ``draft``. Heads attend from ``first`` on, and begin with ``states`` fp32 [rows,
+    hidden_size].
     """
 
     tokens: Sequence[int]
@@ -65,6 +65,28 @@ class Segment(NamedTuple):
     planted: Track | None = None
     first: int = 0
     states: torch.Tensor | None = None
+
+
+@torch.inference_mode()
+def plant(logits: torch.Tensor, segments: Sequence[Segment]) -> None:
+    """Overwrite the rows of logits, fp32 [wanted rows, vocabulary], that have planted ones."""
+    end = 0
+    for segment in segments:
+        start, end = end, end + segment.logits
+        if segment.planted is not None:
+            last = segment.start + len(segment.tokens) - 1
+            rows = [*range(segment.start, last + 1), *(last + d for d in depths(segment.parents))]
+            wanted = rows[len(rows) - segment.logits :]
+            outputs = [row + 1 - segment.prompt_length for row in wanted]
+            segment.planted.plant(logits[start:end], outputs)
+
+
+def planted_of(segment: Segment) -> Planted | None:
+    """Return what is planted for a segment's rows as the library takes it, None for nothing."""
+    track = segment.planted
+    if track is None:
+        return None
+    return Planted(track.ids, track.z, track.rest, segment.prompt_length)
 
 
 @dataclass(frozen=True)
@@ -255,8 +277,7 @@ def build_rows(
 ) -> Rows:
     """Lay the rows of ``segments``, one at least each, one after the other.
 
-    Their pages are of a store of ``num_slots``. Rows are padded to a multiple of ``unit``, at most
-    ``TILE``.
+    They are padded to a multiple of ``unit``, at most ``TILE``.
     """
     builder = _Builder(page_size, num_slots, device, unit)
     for segment in segments:

@@ -22,13 +22,12 @@ from .rows import TILE, Rows, Segment, build_rows, padded
 
 
 def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [padded rows, in] times weight [out, in], plus bias, in tiles of ``TILE`` rows in fp32.
+    """Return x [padded rows, in] times weight [out, in], plus bias, fp32 in tiles of ``TILE`` rows.
 
-    Libraries choose another kernel, with another order of summation, for another number of rows.
-    A fixed tile keeps a row's result the same whatever comes along. Low precision goes through
-    whole, padded as ``row_unit`` found: oneDNN's bf16 kernels were measured (AMX) to sum in one
-    order for up to 32 rows, and beyond that for most shapes; ``numerical_ties`` reports where that
-    is not enough.
+    Libraries choose another kernel, with another order of summation, for another number of rows;
+    a fixed tile keeps a row's result the same. Low precision goes through whole, padded as
+    ``row_unit`` says: oneDNN's bf16 kernels were measured (AMX) to sum in one order for up to 32
+    rows, and beyond that for most shapes; ``numerical_ties`` reports where that is not enough.
     """
     assert isinstance(weight, torch.Tensor)  # ``load_weights`` makes plain what is quantised
     if weight.is_mkldnn:

@@ -1,0 +1,260 @@
+"""Heads beside a target that the native step runs; they draft chains where Python has a say."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from math import isfinite
+
+import torch
+
+from ..base.config import NO_RECIPES, Recipe
+from ..checkpoints.formats.shared import Tensors
+from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids
+from ..checkpoints.heads import PEAGLE, Head, check_target
+from ..checkpoints.weights import Loader
+from ..errors import ModelError
+from ..native.interface import HEADS, PAIRED
+from ..sampling.shared_noise import Noise
+from .base import Output, Store
+from .decide import DraftInput, DraftNodes, SampleInput, Samples, sample_in_python
+from .native import NativeTransformer
+from .native_model import NativeModel, PythonDraft, step_config
+from .native_store import NativeStore
+from .rows import Segment
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def head_recipe(quantization: str | None) -> Recipe | None:
+    """Return the recipe of a head's matrices: int8-a8 for "auto", None to leave them."""
+    if quantization == "auto":
+        return Recipe.parse("int8-a8")
+    return None if quantization in (None, *NO_RECIPES) else Recipe.parse(str(quantization))
+
+
+class HeadModel(NativeModel):
+    """A model whose rows begin with states."""
+
+    @abstractmethod
+    def _draft_pass(self, store: Store, segment: Segment) -> tuple[torch.Tensor, Segment | None]:
+        """Return the logits of a pass, a row for each next depth, and the segment that follows.
+
+        It follows by its state; None where one pass is all.
+        """
+
+    def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
+        states = [segment.states for segment in segments if segment.states is not None]
+        if len(states) != len(segments):
+            raise ModelError("a row of a head begins with no state.")
+        return states[0] if len(states) == 1 else torch.cat(states)
+
+    def _in_python(self, store: Store, needs_logits: bool) -> PythonDraft:
+        return partial(self._draft_chains, store)
+
+    def _draft_chains(
+        self,
+        store: Store,
+        segments: Sequence[Segment],
+        inputs: Sequence[DraftInput | None],
+        noise: Noise,
+    ) -> list[DraftNodes]:
+        return [
+            DraftNodes.chain([] if asked is None else self._chain(store, segment, asked, noise))
+            for segment, asked in zip(segments, inputs, strict=True)
+        ]
+
+    def _chain(self, store: Store, segment: Segment, asked: DraftInput, noise: Noise) -> list[int]:
+        """Return the tokens drawn one behind the other; fewer where nothing is left to draw."""
+        drafted: list[int] = []
+        depth, following = asked.limits.depth, segment
+        position = segment.start + len(segment.tokens)
+        while len(drafted) < depth:
+            logits, more = self._draft_pass(store, following)
+            for line in logits[: depth - len(drafted)]:
+                wish = SampleInput(asked.sequence, True, drafted=[*drafted])
+                one = segment._replace(logits=1, nodes=(), parents=())
+                raw = Samples([0], [0.0], line[None])
+                drawn = sample_in_python(raw, [one], [wish], [0], noise)
+                if not isfinite(drawn.scores[0]):
+                    return drafted
+                drafted.append(drawn.tokens[0])
+            if more is None:
+                break
+            following = more._replace(tokens=drafted[-1:], start=position + len(drafted) - 1)
+        return drafted
+
+
+class NativeHead(HeadModel):
+    """An EAGLE-3 head beside its target, whose native step runs it.
+
+    The row of a token begins with the state behind the token before it, so there is none of the
+    first token. Logits are of the ids that the head drafts, tokens the target's. ``quantization``
+    is a recipe's text, "auto" for int8, or one of ``NO_RECIPES``.
+    """
+
+    def __init__(
+        self, head: Head, target: NativeTransformer, max_length: int, quantization: str | None
+    ) -> None:
+        assert head.architecture is not None
+        assert head.config is not None
+        check_target(head, target.shape, target.hidden_size, target.hidden_layers)
+        check_tensors(head)
+        self.head, self.target, a = head, target, head.architecture
+        self.target_layers = head.target_layers(target.hidden_layers)
+        self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
+        recipe, source = head_recipe(quantization), HeadTensors(head.files)
+        library, dtype = target.library, target.dtype
+        loader = Loader(source, a, dtype, self.device, torch.Tensor.contiguous, True, recipe)
+        embedding = self._own_embedding(source)
+        config = step_config(a, dtype, max_length, recipe)
+        config.embeddings, config.input = head.vocab_size, PAIRED
+        config.fused = len(self.target_layers) * head.hidden_size
+        config.fused_norms = len(head.fused_norms)
+        config.state_normed, config.output_normed = head.state_normed, head.output_normed
+        super().__init__(library, a, config, dtype, embedding, head.config)
+        if embedding is None:
+            library.borrow(self.handle, target.handle)
+        self._pack(0, "head", loader.head(torch.empty(0)), None, target.handle)
+        self._set_fuse(loader, source, recipe)
+        for index in range(a.num_layers):
+            self._load_layer(loader, index, None if index else 2 * a.hidden_size)
+        norm = loader.norm("model.layers.0.hidden_norm")
+        library.set_vector(self.handle, 0, "state", norm[: a.hidden_size])
+        library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
+        ids = drafted_ids(source, head)
+        if ids is not None:
+            library.set_ids(self.handle, ids, ())
+        self.drafted_ids = torch.tensor(ids if ids is not None else range(a.vocab_size))
+        library.check(self.handle)
+        self.mask_state = self._mask_state(source)
+        """The state of later positions, of heads that draft in one pass: fp32 [1, width]."""
+
+    def _own_embedding(self, source: HeadTensors) -> torch.Tensor | None:
+        """Return the head's embedding, None where it is the target's."""
+        if EMBEDDING not in source:
+            if self.hidden_size != self.target.hidden_size:
+                raise ModelError(
+                    f"{self.head.folder} has no embedding, and that of the target is "
+                    f"{self.target.hidden_size} wide where the head's states are "
+                    f"{self.hidden_size}; convert the checkpoint again."
+                )
+            return None
+        shape = self.head.vocab_size, self.hidden_size
+        own = source.get(EMBEDDING, shape, self.target.dtype).contiguous()
+        theirs = self.target.embedding
+        same = theirs is not None and theirs.shape == own.shape and torch.equal(own, theirs)
+        return None if same else own
+
+    def _set_fuse(self, loader: Loader, source: HeadTensors, recipe: Recipe | None) -> None:
+        """Pack what makes states of the target's hidden states."""
+        wide = len(self.target_layers) * self.head.hidden_size
+        fuse = loader.matrix("fc.weight", self.hidden_size, wide, recipe)
+        self._pack(0, "fuse", fuse)
+        names = self.head.fused_norms
+        if names:
+            size = (wide // len(names),)
+            norms = [source.get(name, size, torch.float32) for name in names]
+            self.library.set_vector(self.handle, 0, "fuse", torch.cat(norms))
+
+    def _mask_state(self, source: HeadTensors) -> torch.Tensor | None:
+        if self.head.kind != PEAGLE:
+            return None
+        parts = len(self.target_layers)
+        shape = 1, 1, parts * self.head.hidden_size
+        hidden = source.get("mask_hidden", shape, torch.float32).view(parts, 1, -1)
+        state = torch.empty(1, self.hidden_size)
+        self.fuse([part.contiguous() for part in hidden], array("i", [0]), state, array("i", [0]))
+        return state
+
+    def fuse(
+        self,
+        hidden: Sequence[torch.Tensor],
+        which: array[int],
+        states: torch.Tensor,
+        to: array[int],
+    ) -> None:
+        """Make states of rows of the target's hidden states, see ``Library.fuse``."""
+        self.library.fuse(self.handle, hidden, which, states, to)
+
+    def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
+        """See ``base.Model``; logits are over the target's vocabulary.
+
+        As many layers as there are stand for the states that the next rows of a draft begin with.
+        """
+        output = self.forward(segments, store, None, hidden)
+        if output.logits is None:
+            return output
+        logits = torch.full((len(output.logits), self.head.vocab_size), -torch.inf)
+        logits[:, self.drafted_ids] = output.logits
+        return Output(logits, output.hidden)
+
+    def try_rows(self, count: int, store: Store) -> None:
+        state = torch.ones(1, self.hidden_size)
+        tables = [array("i", (page,)) for page in range(count)]
+        self.run([Segment([1], 0, pages, 1, 1, states=state) for pages in tables], store)
+
+    def _draft_pass(self, store: Store, segment: Segment) -> tuple[torch.Tensor, Segment | None]:
+        behind = self.hidden_layers
+        output = self.run([segment], store, (behind,))
+        assert output.logits is not None
+        if self.mask_state is not None:
+            return output.logits, None
+        return output.logits, segment._replace(logits=1, states=output.hidden[behind][-1:])
+
+
+class NativeMedusa(HeadModel):
+    """Heads that each draft one token from the target's last hidden state, and have no cache.
+
+    A segment stands for a sequence; its first row's state is the target's residual stream behind
+    the last layer. ``quantization`` is as of ``NativeHead``. Cai et al., "Medusa: Simple LLM
+    inference acceleration framework with multiple decoding heads", 2024.
+    """
+
+    def __init__(self, head: Head, target: NativeTransformer, quantization: str | None) -> None:
+        check_target(head, target.shape, target.hidden_size, target.hidden_layers)
+        check_tensors(head)
+        self.head, self.target = head, target
+        self.hidden_size, self.num_heads = target.hidden_size, head.longest or 1
+        recipe, source = head_recipe(quantization), Tensors(head.files)
+        library, dtype, each = target.library, target.dtype, head.blocks + 1
+        loader = Loader(source, target.shape, dtype, self.device, keeps=True, recipe=recipe)
+        config = step_config(target.shape, dtype, target.max_length, recipe)
+        config.layers, config.blocks, config.input = self.num_heads, head.blocks, HEADS
+        super().__init__(library, target.shape, config, dtype, None)
+        library.borrow(self.handle, target.handle)
+        for number in range(self.num_heads * each):
+            place, block = divmod(number, each)
+            last = block == head.blocks
+            name = f"{place}.{block}." + ("" if last else "linear.")
+            shape = (head.vocab_size if last else head.hidden_size), head.hidden_size
+            matrix, bias = loader.matrix(f"{name}weight", *shape, recipe), None
+            if f"{name}bias" in source:
+                bias = source.get(f"{name}bias", shape[:1], torch.float32)
+            self._pack(number, "draft", matrix, bias)
+        library.check(self.handle)
+
+    def new_store(self, num_pages: int, page_size: int) -> NativeStore:
+        """Return an empty cache, with a page for each head at least; it takes no memory."""
+        return super().new_store(max(num_pages, self.num_heads), page_size)
+
+    def try_rows(self, count: int, store: Store) -> None:
+        self.run([self.segment(torch.ones(1, self.hidden_size), "")] * count, store)
+
+    def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
+        """Return the logits of each segment's heads, [segments * heads, vocabulary]."""
+        return self.forward(segments, store, wanted=len(segments) * self.num_heads)
+
+    def segment(self, states: torch.Tensor, key: str) -> Segment:
+        """Return the segment of a sequence whose last state is ``states`` fp32 [1, hidden_size]."""
+        later = self.num_heads - 1
+        pages, parents = range(1 + later), range(-1, later - 1)
+        nodes = [0] * later
+        return Segment([0], 0, pages, 1 + later, 0, nodes, parents, key, states=states)
+
+    def _draft_pass(self, store: Store, segment: Segment) -> tuple[torch.Tensor, None]:
+        logits = self.run([segment], store).logits
+        assert logits is not None
+        return logits, None
