@@ -237,8 +237,7 @@ class DrafterSpec(ABC):
     def needs(self, context: DrafterContext) -> Needs:
         """Return what the drafter takes of the engine; loads what it must to know that.
 
-        Raises:
-            ModelError, ConfigError: it cannot draft for this target.
+        Raises ModelError, ConfigError: it cannot draft for this target.
         """
         return Needs()
 
@@ -258,8 +257,7 @@ class FolderSpec(DrafterSpec):
     def of(cls, files: Files) -> Self | None:
         """Return the drafter of a checkpoint that may be opened already; None if it is another's.
 
-        Raises:
-            ModelError: the checkpoint is damaged.
+        Raises ModelError: the checkpoint is damaged.
         """
         spec = cls(files.folder)
         vars(spec)["files"] = files  # the cached property

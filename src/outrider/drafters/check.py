@@ -38,8 +38,7 @@ class Fact(NamedTuple):
 def check_retokenized(folder: Path, target: Path, texts: Sequence[str]) -> tuple[str, list[Fact]]:
     """Return how a checkpoint with another tokenizer fits the target, and loses on ``texts``.
 
-    Raises:
-        ModelError: one of them cannot be read.
+    Raises ModelError: one of them cannot be read.
     """
     return RetokenizeSpec.name, [*_retokenized(Files(folder), Files(target), texts)]
 
@@ -100,8 +99,7 @@ def losses(shared: Intersection, texts: Sequence[Sequence[int]]) -> tuple[float,
 def check(folder: Path, target: Path) -> tuple[str, list[Fact]]:
     """Return what a checkpoint is as a drafter, and how it fits the target in a folder.
 
-    Raises:
-        ModelError: one of them cannot be read.
+    Raises ModelError: one of them cannot be read.
     """
     both = Files(folder), Files(target)
     head = read_head(both[0])

@@ -104,8 +104,7 @@ class LayerskipSpec(DrafterSpec):
     def _space(self, target: NativeTransformer, longest: int) -> Space:
         """Return the sets to choose from.
 
-        Raises:
-            ConfigError: an option is out of its range, or nothing can be left out.
+        Raises ConfigError: an option is out of its range, or nothing can be left out.
         """
         layers, exit_layer = target.shape.num_layers, self.exit_layer
         least = min(DEEPEST, layers // 2) if self.min_layers is None else self.min_layers

@@ -50,8 +50,7 @@ class MedusaSpec(HeadSpec):
     def _choices(self, head: Head, longest: int) -> Choices | None:
         """Return the tree to draft, of ``longest`` levels at most.
 
-        Raises:
-            ModelError: the tree that was given is none.
+        Raises ModelError: the tree that was given is none.
         """
         tree = head.choices
         if self.choices is not None:

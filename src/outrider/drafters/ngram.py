@@ -53,8 +53,7 @@ class NgramSpec(DrafterSpec):
 class NgramDrafter(ChainDrafter):
     """Prompt lookup over the last ``window`` tokens: the longest n-gram that matches counts.
 
-    Raises:
-        ConfigError: the sizes are out of order.
+    Raises ConfigError: the sizes are out of order.
     """
 
     name = "ngram"

@@ -33,8 +33,7 @@ BUILT_IN: tuple[type[DrafterSpec], ...] = (
 def known_specs() -> dict[str, type[DrafterSpec]]:
     """Return every drafter by name; those of other packages are asked before checkpoints are.
 
-    Raises:
-        ConfigError: an entry point cannot be loaded, or is no ``DrafterSpec``.
+    Raises ConfigError: an entry point cannot be loaded, or is no ``DrafterSpec``.
     """
     specs = {spec.name: spec for spec in BUILT_IN}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
@@ -132,8 +131,7 @@ def with_head(spec: DrafterSpec, head: Head) -> DrafterSpec:
 def recognised(option: str | Path | Files) -> DrafterSpec:
     """Return the first drafter of the table that recognises an option, a checkpoint last.
 
-    Raises:
-        ConfigError: none does.
+    Raises ConfigError: none does.
     """
     files = option if isinstance(option, Files) else checkpoint_files(option)
     named = option.folder if isinstance(option, Files) else option

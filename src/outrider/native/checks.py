@@ -21,8 +21,7 @@ def free_with(owner: object, free: Callable[[str, int], None], kind: str, handle
 def expect(tensor: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype | None) -> Any:
     """Return a pointer to a tensor's data, a null pointer for None.
 
-    Raises:
-        ModelError: it is no whole CPU tensor of that shape and dtype.
+    Raises ModelError: it is no whole CPU tensor of that shape and dtype.
     """
     if tensor is None:
         return ffi.NULL
@@ -62,22 +61,14 @@ class LayerRoom:
 
 
 def within(name: str, value: int, least: int, most: int) -> int:
-    """Return ``value``, a whole number from ``least`` to ``most``.
-
-    Raises:
-        ModelError: it is not.
-    """
+    """Return ``value``, a whole number from ``least`` to ``most``. Raises ModelError: it is not."""
     if not isinstance(value, int) or not least <= value <= most:
         raise ModelError(f"{name} is {shown(value)}; give a whole number from {least} to {most}.")
     return value
 
 
 def as_float32(name: str, value: float) -> float:
-    """Return ``value``, a finite number that float32 can hold.
-
-    Raises:
-        ModelError: it is not.
-    """
+    """Return ``value``, a finite number that float32 can hold. Raises ModelError: it is not."""
     if not isinstance(value, int | float) or not abs(value) <= LARGEST_FLOAT:
         raise ModelError(f"{name} is {shown(value)}; give a number within {LARGEST_FLOAT:.7g}.")
     return float(value)

@@ -16,8 +16,7 @@ MARGINS: tuple[float, ...] = RATE_MARGINS
 class Rates:
     """P(accepted | parent accepted) of nodes, fp32 [``DEPTHS``, ``RANKS``, ``BINS``] of margins.
 
-    Raises:
-        ModelError: it has another shape.
+    Raises ModelError: it has another shape.
     """
 
     def __init__(self, table: NDArray[np.float32]) -> None:

@@ -108,45 +108,6 @@ def acceptance(folder: Path, prompts: list[str]) -> dict[str, Any]:
     return lengths
 
 
-CARD = """\
----
-license: psf-2.0
-library_name: outrider
----
-# The pocket pair
-
-A Llama-style target of {target_parameters} parameters and, in `drafter/`, its drafter of
-{drafter_parameters}: bf16, a byte-level BPE of 4,096 entries, a context of 4,096 tokens (trained up
-to 2,048). It writes Python that looks like the standard library and is here to be decoded, not to
-be believed.
-
-Trained from scratch on {train_tokens:,} tokens: the source of Python {python}'s standard library
-(PSF licence 2.0), tables and undecodable files left out, {held_out} of {modules} modules held out.
-Target: {target_tokens:,} tokens of training in {target_hours:.2f} h. Drafter: starts from the
-target's embeddings, first and last layer; {drafter_tokens:,} tokens of distillation in
-{drafter_hours:.2f} h. On cpu ({cpu}), torch {torch}, {date}.
-
-Everything below is over held-out modules, made by `python -m outrider.pocket.build`.
-
-Held-out loss: target {target_nats[0]:.3f} nats a token ({target_nats[1]:.3f} a byte), drafter
-{drafter_nats[0]:.3f} ({drafter_nats[1]:.3f}).
-
-Acceptance length at K = 4 along the target's own continuation of {prompts} prompts, {output} tokens
-each; the second column leaves out steps that repeat earlier output:
-
-| temperature | acceptance length | without repeating steps |
-|---|---|---|
-{acceptance_rows}
-
-Teacher-forced along real code: how often the argmaxes agree, and how often the target's draw is
-among the drafter's m best under the same noise:
-
-| | share |
-|---|---|
-{agreement_rows}
-"""
-
-
 def model_card(card: dict[str, Any]) -> str:
     """Return the model card in Markdown."""
     accepted = [
@@ -154,7 +115,8 @@ def model_card(card: dict[str, Any]) -> str:
         for name, row in card["acceptance"].items()
     ]
     agreement = [f"| {name} | {share:.3f} |" for name, share in card["teacher_forced"].items()]
-    return CARD.format(
+    template = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
+    return template.format(
         **card,
         held_out=len(card["held_out_modules"]),
         prompts=PROMPTS,
