@@ -159,7 +159,7 @@ def test_a_prompts_states_wait_for_its_first_token(
     target: Path, later: int, early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it is read in chunks; a long prompt's are made as they come."""
-    monkeypatch.setattr(eagle, "LATER", later)
+    monkeypatch.setattr(eagle, "WAITING_PROMPT_ROWS", later)
     engine = engine_of(target, "eagle3", max_num_batched_tokens=16)
     drafter = engine.drafting.drafters["eagle3"]
     assert isinstance(drafter, EagleDrafter)
@@ -203,7 +203,7 @@ def test_states_that_nobody_reads_are_made_together(
     for _ in range(150):
         engine.step()
     engine.settle()
-    assert len(made) <= 1 + size * 150 // eagle.TOGETHER
+    assert len(made) <= 1 + size * 150 // eagle.WAITING_ROWS
     engine.menu.set(state)
     assert len(firsts_of_right_contexts(engine)) == size
 
@@ -223,7 +223,7 @@ def test_states_wait_no_longer_than_their_room_lasts(target: Path) -> None:
         engine.step()
     engine.settle()
     assert len(made) > 1
-    assert max(made) < eagle.TOGETHER
+    assert max(made) < eagle.WAITING_ROWS
     drafter.propose = propose  # type: ignore[method-assign]
     assert firsts_of_right_contexts(engine) == {"a/0": 1}
 
@@ -375,7 +375,7 @@ def test_what_a_head_keeps_is_what_it_would_compute(
     """
     rng, fickle = random.Random(chunk + 4), name.startswith("auto")
     if fickle:
-        monkeypatch.setattr(eagle, "UNREAD", 1)
+        monkeypatch.setattr(eagle, "UNREAD_STATES", 1)
     # What is drafted and when depends on times, which are the same on every machine here.
     monkeypatch.setattr(time, "perf_counter", itertools.count(0.0, 1e-4).__next__)
     monkeypatch.setattr(exactness, "known_costs", made_up_costs)

@@ -17,7 +17,7 @@ from outrider.drafters import layerskip, skips
 from outrider.drafters.base import DrafterSpec
 from outrider.drafters.layerskip import LayerskipDrafter, LayerskipSpec, sure_rates
 from outrider.drafters.registry import find_drafter
-from outrider.drafters.skips import Search, Skips, Space, Window
+from outrider.drafters.skips import ScoredWindow, Search, Skips, Space
 from outrider.engine.control.chooser import AdaptiveChooser
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
@@ -296,7 +296,7 @@ def agreement(engine: Engine, skipped: Skips, queued: list[Request]) -> float:
             engine.step()
             for sequence in engine.scheduler.running:
                 if sequence.num_output in (32, 33, 34, 100, 101, 102, 160, 161, 162):
-                    window = Window(
+                    window = ScoredWindow(
                         drafter._target, drafter._store, drafter._scratch, sequence, engine.noise
                     )
                     drawn, _ = engine.noise.draw(window._logits(sublayers), window._rows)

@@ -24,12 +24,12 @@ from .forward import ForwardDrafter, num_nodes
 from .heads import HeadSpec, native_target
 from .states import PageNotes, StateRing, Waiting
 
-UNREAD = 4096
+UNREAD_STATES = 4096
 """States that wait to be read, of all sequences together, or those of a step if they are more; a
 sequence that has more drafts from a shorter context."""
-LATER = 1024
+WAITING_PROMPT_ROWS = 1024
 """Rows of prompts, of all sequences, whose states can wait until their first token is out."""
-TOGETHER = 32
+WAITING_ROWS = 32
 """Other rows whose states are made at once. One in each step would read a matrix for one row."""
 
 
@@ -50,9 +50,10 @@ class EagleSpec(HeadSpec):
         model = NativeHead(head, target, context.max_model_len, config.drafter_quantization)
         nodes, width = num_nodes(config, config.max_draft_length), 4 * model.hidden_size
         layers = tuple(sorted({*model.target_layers}))
+        waiting_bytes = 4 * WAITING_PROMPT_ROWS * len(layers) * target.hidden_size
         return Needs(
             model.page_bytes(config.page_size) + width,
-            width * _room(config, nodes) + 4 * LATER * len(layers) * target.hidden_size,
+            width * _room(config, nodes) + waiting_bytes,
             nodes,
             layers,
             model,
@@ -65,11 +66,11 @@ class EagleSpec(HeadSpec):
 
 def _room(config: EngineConfig, nodes: int) -> int:
     """Return how many states wait to be read at most."""
-    return max(UNREAD, config.max_num_batched_tokens + config.max_num_seqs * (1 + nodes))
+    return max(UNREAD_STATES, config.max_num_batched_tokens + config.max_num_seqs * (1 + nodes))
 
 
 @dataclass
-class _State:
+class _HeadState:
     """The part of a sequence that is in the head's cache.
 
     Entries at positions from ``first`` to ``num_computed`` are the sequence's, of which all that
@@ -151,7 +152,7 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         self._notes.overwrite(sequence, start)
         return begun(segment, budget.depth, self._model) if end == stop else segment
 
-    def _segment(self, sequence: SequenceState, state: _State, end: int) -> Segment:
+    def _segment(self, sequence: SequenceState, state: _HeadState, end: int) -> Segment:
         """Return the rows of a sequence that are to be read next, up to ``end``."""
         start = state.num_computed
         known = self._ring.first_known(sequence.id, end - 1)
@@ -174,7 +175,7 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
             states=states,
         )
 
-    def _state(self, sequence: SequenceState, stop: int) -> _State:
+    def _state(self, sequence: SequenceState, stop: int) -> _HeadState:
         """Return a sequence's state; its context begins anew where states have been lost."""
         state = self._states.get(sequence.id)
         if state is None:
@@ -211,10 +212,10 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
             parts = waiting.setdefault(name, [])
             if item.samples:
                 self._prompts.discard(name)
-                waits = number is not None and len(rows) <= TOGETHER
+                waits = number is not None and len(rows) <= WAITING_ROWS
             else:
                 self._prompts.add(name)
-                waits = self._num_waiting(waiting) + len(rows) <= LATER
+                waits = self._num_waiting(waiting) + len(rows) <= WAITING_PROMPT_ROWS
             if parts and parts[-1].goes_on(hidden, start):
                 parts[-1].add(rows, ends)
             else:
@@ -236,7 +237,7 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         """
         others = [name for name in self._waiting if name not in self._prompts]
         parts = [part for name in others for part in self._waiting[name]]
-        if sum([len(part.rows) for part in parts]) >= TOGETHER:
+        if sum([len(part.rows) for part in parts]) >= WAITING_ROWS:
             self._make(others)
         elif room.number is not None:
             oldest = room.number + room.count - LASTING_ROWS
@@ -306,10 +307,10 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         if pages:
             self._end_states[pages] = ring.states[at]
 
-    def _known(self, sequence: SequenceState) -> _State:
+    def _known(self, sequence: SequenceState) -> _HeadState:
         """Return the state of a new sequence whose beginning others may have computed."""
         noted = self._notes.num_whole(sequence)
-        return _State(1, max(1, noted * self._page_size), noted)
+        return _HeadState(1, max(1, noted * self._page_size), noted)
 
     def release(self, seq_id: str, ended: bool) -> None:
         if any(each.ends for each in self._waiting.get(seq_id, ())):

@@ -29,7 +29,16 @@ from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
 from .forward import draft_limits, num_nodes
 from .heads import native_target
-from .skips import FEWEST_ROWS, ROWS, WINDOW_SCORES, Search, Skips, Space, Window, scratch_pages
+from .skips import (
+    FEWEST_ROWS,
+    ROWS,
+    WINDOW_SCORES,
+    ScoredWindow,
+    Search,
+    Skips,
+    Space,
+    scratch_pages,
+)
 
 STEPS_BETWEEN = 8
 """At most one step in so many is preceded by an evaluation."""
@@ -39,9 +48,9 @@ UNPAID_SHARE = 0.02
 """The same until then."""
 IDLE_SECONDS = 1.0
 """Seconds between two steps after which the engine counts as idle."""
-DEEPEST = 16
+LAYERS_THAT_RUN = 16
 """Layers that run at least where nobody said how many, or half of them if those are fewer."""
-WORKLOADS = 64
+MOST_WORKLOADS = 64
 """Workloads whose sets are kept."""
 NUMBER = r"[0-9]{1,6}"
 FORMS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -52,7 +61,7 @@ FORMS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 """The texts of options behind the drafter's name, and what reads them."""
 UNKNOWN_FORM = r"(?!)", str
-LOGITS = 2
+LOGITS_AT_ONCE = 2
 """Logits of a window's rows that lie in memory at once."""
 
 
@@ -107,7 +116,7 @@ class LayerskipSpec(DrafterSpec):
         Raises ConfigError: an option is out of its range, or nothing can be left out.
         """
         layers, exit_layer = target.shape.num_layers, self.exit_layer
-        least = min(DEEPEST, layers // 2) if self.min_layers is None else self.min_layers
+        least = min(LAYERS_THAT_RUN, layers // 2) if self.min_layers is None else self.min_layers
         if not 0 <= self.skip_threshold <= 1:
             raise ConfigError(f"skip_threshold is {self.skip_threshold}; give 0 to 1.")
         if exit_layer is not None and not 1 <= exit_layer < layers:
@@ -131,7 +140,7 @@ class LayerskipSpec(DrafterSpec):
         skips = self._skips(space)
         searches = skips is None
         return Needs(
-            fixed_bytes=4 * LOGITS * ROWS * target.shape.vocab_size if searches else 0,
+            fixed_bytes=4 * LOGITS_AT_ONCE * ROWS * target.shape.vocab_size if searches else 0,
             max_nodes=num_nodes(config, config.max_draft_length),
             scratch_pages=scratch_pages(config.page_size) if searches else 0,
             loaded=space,
@@ -175,7 +184,7 @@ class LayerskipDrafter(Drafter):
         self._sure = sure_rates(threshold)
         self.searches: OrderedDict[str, Search] = OrderedDict()
         """By workload."""
-        self._window: Window | None = None
+        self._window: ScoredWindow | None = None
         self._turn, self._last = 0, time.perf_counter()
         self._seconds = self.searched = 0.0
         self.evaluations = 0
@@ -236,7 +245,7 @@ class LayerskipDrafter(Drafter):
         if search is None:
             like = next((s for s in reversed(self.searches.values()) if s.rank), None)
             search = self.searches[workload] = Search(self._space, like)
-            if len(self.searches) > WORKLOADS:
+            if len(self.searches) > MOST_WORKLOADS:
                 self.searches.popitem(last=False)
         return search
 
@@ -264,7 +273,7 @@ class LayerskipDrafter(Drafter):
         window = self._window
         known = window is not None and window.scored < WINDOW_SCORES
         if window is None or not known or window.sequence.workload != sequence.workload:
-            self._window = window = Window(
+            self._window = window = ScoredWindow(
                 self._target, self._store, self._scratch, sequence, noise
             )
             self.evaluations += 1

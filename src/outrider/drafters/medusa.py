@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ..base.fields import Fields
 from ..base.types import DraftBudget, Scheduled, StepRecord
@@ -14,14 +13,6 @@ from ..native.interface import Choices
 from .base import Drafter, DrafterContext, Needs
 from .forward import ForwardDrafter, num_nodes
 from .heads import HeadSpec, native_target
-
-
-class Loaded(NamedTuple):
-    """The heads, their longest draft, and the tree that they draft, None for any."""
-
-    model: NativeMedusa
-    longest: int
-    choices: Choices | None
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,7 @@ class MedusaSpec(HeadSpec):
             fixed_bytes=4 * model.hidden_size * config.max_num_seqs,
             max_nodes=nodes,
             target_layers=head.target_layers(target.hidden_layers),
-            loaded=Loaded(model, longest, choices),
+            loaded=(model, longest, choices),
             weight_bytes=model.added_bytes(target),
         )
 

@@ -15,7 +15,7 @@ from .base import Drafter, DrafterContext, FolderSpec, Needs
 from .forward import NODES, CachedDrafter, CachedState
 from .states import PageNotes
 
-USUAL = 2
+USUAL_UNREAD = 2
 """Tokens of a sequence that a step finds unread, at most, where the last one drafted too."""
 
 
@@ -87,8 +87,8 @@ class ModelDrafter(CachedDrafter[Model]):
         if state is None:
             state = self._states[sequence.id] = self._known(sequence)
         start, stop = self._first_needed(sequence, state), item.start + item.count
-        behind = known[start : min(stop, start + max(self._room, USUAL))]
-        if stop - start > USUAL:
+        behind = known[start : min(stop, start + max(self._room, USUAL_UNREAD))]
+        if stop - start > USUAL_UNREAD:
             self._room -= len(behind)
             self.catching_up = True
         if behind and max(behind) >= self._vocabulary:

@@ -10,14 +10,14 @@ from ..base.trees import num_alike
 from ..base.types import SequenceState
 from .base import ChainDrafter, DrafterContext, DrafterSpec
 
-TAIL = 8
+TAIL_TOKENS = 8
 """Number of last tokens that are compared to find the way back into a prediction."""
 MOST_PLACES = 64
 """Places that are compared at most in a step."""
 
 
 @dataclass
-class _State:
+class _PredictionState:
     """The state of an output of ``seen`` tokens: ``at`` is the next token of its prediction.
 
     ``lost`` is true from the first token on that is not the prediction's.
@@ -56,12 +56,12 @@ class PredictionDrafter(ChainDrafter):
         expected = sequence.request.speculation.prediction
         if not expected:
             return []
-        state = self._states.setdefault(sequence.id, _State())
+        state = self._states.setdefault(sequence.id, _PredictionState())
         _follow(state, expected, sequence.tokens[sequence.prompt_length :])
         return [] if state.lost else list(expected[state.at : state.at + length])
 
 
-def _follow(state: _State, expected: Sequence[int], output: Sequence[int]) -> None:
+def _follow(state: _PredictionState, expected: Sequence[int], output: Sequence[int]) -> None:
     """Bring ``state`` up to date with the output."""
     for token in output[state.seen :]:
         state.lost = state.lost or state.at >= len(expected) or expected[state.at] != token
@@ -91,6 +91,6 @@ def _places(expected: Sequence[int], token: int, start: int) -> Iterator[int]:
 
 
 def _alike(expected: Sequence[int], output: Sequence[int], place: int) -> int:
-    """Return how many last tokens of ``output`` stand before ``place``, at most ``TAIL``."""
-    before = expected[max(0, place - TAIL) : place]
-    return num_alike(reversed(before), reversed(output[-TAIL:]))
+    """Return how many last tokens of ``output`` stand before ``place``, at most ``TAIL_TOKENS``."""
+    before = expected[max(0, place - TAIL_TOKENS) : place]
+    return num_alike(reversed(before), reversed(output[-TAIL_TOKENS:]))

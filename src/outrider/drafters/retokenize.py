@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from ..base.types import NO_NODES, Draft, DraftBudget, Scheduled, SequenceState, StepRecord
 from ..cache.pages import PagePool, extend_keys
@@ -22,7 +22,7 @@ from ..models.load import load_model
 from ..models.native import NativeTransformer
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
-from ..text.intersection import Intersection, intersection, pieces_of
+from ..text.intersection import intersection, pieces_of
 from ..text.reencode import Context, Reencoder
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
 from .forward import CachedDrafter, CachedState, num_nodes
@@ -30,27 +30,19 @@ from .heads import native_target
 
 FORM = "retokenize:"
 """Stands before the checkpoint's folder."""
-LONGER = 4
+IDS_PER_TOKEN = 4
 """Ids of the drafter for each token that the target's context holds, at most."""
-USUAL = 16
+USUAL_UNREAD = 16
 """Ids of a sequence that a step finds unread, at most, where the last one drafted too."""
-TEXT = 1024
+STEP_TOKENS = 1024
 """Tokens of the target that a step encodes at most, so that no stream waits for long."""
-LEAST_TEXT = 32
+LEAST_STEP_TOKENS = 32
 """Those of one sequence that it encodes in any case."""
 
 
 def folder_named(option: str) -> str | None:
     """Return the folder or hub name in ``retokenize:PATH``, None for another option."""
     return option.removeprefix(FORM) if option.startswith(FORM) else None
-
-
-class Loaded(NamedTuple):
-    """The drafter's model, the tokens it shares with the target, and what writes its context."""
-
-    model: NativeTransformer
-    shared: Intersection
-    reencoder: Reencoder
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,7 @@ class RetokenizeSpec(DrafterSpec):
             checkpoint,
             str(target.dtype).removeprefix("torch."),
             target.device,
-            min(checkpoint.shape.context, LONGER * context.max_model_len),
+            min(checkpoint.shape.context, IDS_PER_TOKEN * context.max_model_len),
             config.drafter_recipe,
             config.window_of(self.name),
         )
@@ -105,7 +97,7 @@ class RetokenizeSpec(DrafterSpec):
         return Needs(
             model.page_bytes(config.page_size),
             max_nodes=num_nodes(config, config.max_draft_length),
-            loaded=Loaded(model, shared, Reencoder(context.tokenizer, own, theirs, ours, shared)),
+            loaded=(model, Reencoder(context.tokenizer, own, theirs, ours, shared)),
             weight_bytes=model.added_bytes(None),
             note=str(shared),
         )
@@ -115,7 +107,7 @@ class RetokenizeSpec(DrafterSpec):
 
 
 @dataclass
-class _State(CachedState):
+class _TextState(CachedState):
     """A sequence's text in the drafter's ids, and the part of it that is in the drafter's cache.
 
     ``table`` holds its pages, ``keys`` the keys of full ones. ``told`` is how many of the target's
@@ -139,7 +131,7 @@ class RetokenizeDrafter(CachedDrafter[NativeTransformer]):
     name = "retokenize"
 
     def __init__(self, context: DrafterContext) -> None:
-        (model, _, self._reencoder), size = context.needs.loaded, context.config.page_size
+        (model, self._reencoder), size = context.needs.loaded, context.config.page_size
         store = model.new_store(context.num_pages, size)
         super().__init__(context, model, store)
         self._pool = PagePool(context.num_pages, size)
@@ -150,7 +142,7 @@ class RetokenizeDrafter(CachedDrafter[NativeTransformer]):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        self._text = TEXT
+        self._text = STEP_TOKENS
         return super().propose(batch, budgets, noise)
 
     def _rows(self, item: Scheduled, budget: DraftBudget) -> Segment | None:
@@ -159,22 +151,22 @@ class RetokenizeDrafter(CachedDrafter[NativeTransformer]):
             return None
         state = self._states.get(sequence.id)
         if state is None:
-            state = self._states[sequence.id] = _State(context=Context(len(sequence.tokens)))
+            state = self._states[sequence.id] = _TextState(context=Context(len(sequence.tokens)))
         if state.waits or len(state.context.ids) > self._longest:
             return None
-        most = max(self._text, LEAST_TEXT)
+        most = max(self._text, LEAST_STEP_TOKENS)
         self._text -= self._reencoder.take(state.context, sequence.tokens, most)
-        behind, draws = self._behind(sequence, state, budget, max(self._room, USUAL))
+        behind, draws = self._behind(sequence, state, budget, max(self._room, USUAL_UNREAD))
         if not behind:
             return None
-        self._room -= len(behind) if len(behind) > USUAL else 0
+        self._room -= len(behind) if len(behind) > USUAL_UNREAD else 0
         end = state.num_computed = state.num_computed + len(behind)
         state.base, state.nodes, state.told = end, NO_NODES, len(sequence.tokens)
         state.pages = state.table[end // self._page_size :]
         return Segment(behind, end - len(behind), state.table, draws, 0, key=sequence.id)
 
     def _behind(
-        self, sequence: SequenceState, state: _State, budget: DraftBudget, room: int
+        self, sequence: SequenceState, state: _TextState, budget: DraftBudget, room: int
     ) -> tuple[list[int], bool]:
         """Return the ids that are read next, up to ``room``, and whether a draft begins there.
 
@@ -185,7 +177,7 @@ class RetokenizeDrafter(CachedDrafter[NativeTransformer]):
         ids, stop = context.ids, len(context.ids)
         whole = context.taken == len(sequence.tokens) and not context.pending
         state.num_computed = min(state.num_computed, max(0, stop - 1))  # the last one says more
-        if stop - state.num_computed > USUAL:
+        if stop - state.num_computed > USUAL_UNREAD:
             self.catching_up = True
             self._share(state, sequence.request.cache_salt)
         elif not whole:
@@ -203,7 +195,7 @@ class RetokenizeDrafter(CachedDrafter[NativeTransformer]):
             return [], False
         return behind, draws
 
-    def _share(self, state: _State, salt: str) -> None:
+    def _share(self, state: _TextState, salt: str) -> None:
         """Take the pages that others have computed of a sequence's next ids."""
         size, done = self._page_size, state.num_computed
         full = (len(state.context.ids) - 1) // size  # the last id is computed anyway
@@ -218,7 +210,7 @@ class RetokenizeDrafter(CachedDrafter[NativeTransformer]):
             state.noted = state.num_computed // size
 
     def num_unread(self, sequence: SequenceState) -> int:
-        state: _State | None = self._states.get(sequence.id)
+        state: _TextState | None = self._states.get(sequence.id)
         if state is None:
             return len(sequence.tokens)
         untaken = len(sequence.tokens) - state.context.taken

@@ -36,7 +36,7 @@ ROW_COST = 0.05
 """Cost of one more row of a verifying forward, in forwards of one row, until it is measured."""
 MOST_SKIPPED = 0.45
 """Share of the sublayers between the first and the last layer that are skipped at most."""
-SIZES = 6
+COMPARED_SIZES = 6
 """Sizes of sets that are compared."""
 ENOUGH_AGREEMENT = 0.95
 """Agreement of a set of the greatest size at which the search ends."""
@@ -201,7 +201,9 @@ class Search:
             self.rank = {sublayer: place for place, sublayer in enumerate(order)}
         order = sorted(self.rank, key=self.rank.__getitem__)
         yield from self._again()
-        for size in sorted({-(-self.space.most * n // SIZES) for n in range(1, SIZES + 1)}):
+        for size in sorted(
+            {-(-self.space.most * n // COMPARED_SIZES) for n in range(1, COMPARED_SIZES + 1)}
+        ):
             yield from self._against(frozenset(order[:size]))
         if self.space.speed(self.chosen, self.agreement or 0.0) < HOPELESS_SPEED:
             return
@@ -252,7 +254,7 @@ class Search:
         return frozenset(changed)
 
 
-class Window:
+class ScoredWindow:
     """The last tokens that a sequence wrote, ``FEWEST_ROWS`` or more, to score candidates on.
 
     The rows lie on pages from ``scratch`` on, behind the sequence's own, which are read only. Their

@@ -14,7 +14,7 @@ from ..base.trees import num_alike
 from ..base.types import SequenceState
 
 
-class Run(NamedTuple):
+class RingRun(NamedTuple):
     """States of ``length`` tokens from position ``start`` on, of all the ``number``-th and on."""
 
     start: int
@@ -30,7 +30,7 @@ class StateRing:
     width: int
     written: int = 0
     states: torch.Tensor = field(init=False)
-    _runs: dict[str, list[Run]] = field(default_factory=dict)
+    _runs: dict[str, list[RingRun]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.states = torch.zeros(self.room, self.width)
@@ -48,7 +48,7 @@ class StateRing:
         if last and last.start + last.length == start and last.number + last.length == self.written:
             runs[-1] = last._replace(length=last.length + count)
         else:
-            runs.append(Run(start, self.written, count))
+            runs.append(RingRun(start, self.written, count))
         first = self.written
         self.written += count
         return array("i", [number % self.room for number in range(first, first + count)])

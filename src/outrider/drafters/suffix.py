@@ -31,7 +31,7 @@ NATIVE_BYTES = 384
 """Bytes of a token in an index in C++ at most; texts of two words come near."""
 PYTHON_BYTES = 16
 """The same in Python."""
-USUAL = 64
+USUAL_UNREAD = 64
 """Tokens that a step finds unread, at most, where drafts come step after step."""
 
 
@@ -97,7 +97,7 @@ class SuffixSpec(DrafterSpec):
 
 
 @dataclass
-class _State:
+class _IndexState:
     """A sequence's index, and how many of its tokens have been there."""
 
     index: Index
@@ -119,7 +119,7 @@ class SuffixDrafter(Drafter):
         self.max_length, self.max_nodes = max_length, max(max_length, max_nodes)
         self._room = window + 1  # its last token is what is looked up
         self._store = PastOutputs(store) if store else None
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, _IndexState] = {}
         self._running: dict[str, SequenceState] = {}
         """Whose output the store will keep, by the sequence's id."""
 
@@ -128,9 +128,9 @@ class SuffixDrafter(Drafter):
         tokens, reach = sequence.tokens, self._room + SUFFIX_DEPTH
         state = self._states.get(sequence.id)
         if state is None or len(tokens) - state.known > reach:
-            state = _State(new_index(self._room), max(0, len(tokens) - reach))
+            state = _IndexState(new_index(self._room), max(0, len(tokens) - reach))
             self._states[sequence.id] = state
-        self.catching_up = self.catching_up or len(tokens) - state.known > USUAL
+        self.catching_up = self.catching_up or len(tokens) - state.known > USUAL_UNREAD
         if state.known < len(tokens):
             state.index.extend(tokens[state.known :])
             state.known = len(tokens)

@@ -11,7 +11,8 @@ from .rows import LANES, TILE, Rows, Tile
 
 Lanes = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 
-_HIDDEN, _SEEN = np.float32(-np.inf), np.float32(0)
+_HIDDEN_LANE = np.float32(-np.inf)
+_SEEN_LANE = np.float32(0)
 
 
 def first_lane(tile: Tile, window: int | None) -> int:
@@ -74,7 +75,7 @@ class Attention:
         hidden = lanes > own
         if window is not None:
             hidden |= lanes <= own - window
-        mask = np.where(hidden, _HIDDEN, _SEEN)
+        mask = np.where(hidden, _HIDDEN_LANE, _SEEN_LANE)
         shaped = torch.from_numpy(mask).view(tile.count, 1, -1, len(lanes))
         return shaped.to(self._store.entries.device, self._store.entries.dtype)
 

@@ -58,7 +58,7 @@ class FixedProducts(TorchFunctionMode):
 
 
 @dataclass
-class _Kept:
+class _KeptSequence:
     """One sequence: its ``tokens`` so far, and what the model keeps of some or all of them."""
 
     tokens: list[int] = field(default_factory=list)
@@ -70,7 +70,7 @@ class SequenceStore(Store):
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.kept = defaultdict[str, _Kept](_Kept)
+        self.kept = defaultdict[str, _KeptSequence](_KeptSequence)
 
     def release(self, key: str) -> None:
         """Free the cache of ``key`` at once."""
@@ -160,7 +160,7 @@ class Fallback(PythonStep):
         what = f"{folder}: this {self.shape.family!r} model"
 
         def logits(tokens: list[int]) -> torch.Tensor:
-            return self._rows(_Kept(), Segment(tokens, 0, (), len(tokens), len(tokens)))
+            return self._rows(_KeptSequence(), Segment(tokens, 0, (), len(tokens), len(tokens)))
 
         try:
             some = logits([1, 2, 3, 1])
@@ -170,7 +170,7 @@ class Fallback(PythonStep):
                 f"({type(error).__name__}: {one_line(error)}); it cannot be served."
             ) from error
         if not self.truncates:
-            kept, other = _Kept(), _Kept()
+            kept, other = _KeptSequence(), _KeptSequence()
             for row, token in enumerate((1, 2, 3, 1)):
                 last = self._rows(kept, Segment([token], row, (), 1, 4))
                 self._rows(other, Segment([4], row, (), 1, 4))
@@ -190,7 +190,7 @@ class Fallback(PythonStep):
 
     def _measure(self) -> tuple[int, int]:
         """Bytes of cache that a sequence takes whatever its length, and those of a token more."""
-        kept, size = _Kept(), []
+        kept, size = _KeptSequence(), []
         for start in (0, TILE):
             self._rows(kept, Segment([1] * TILE, start, (), 1, 2 * TILE))
             size.append(_num_bytes(kept.cache))
@@ -214,7 +214,7 @@ class Fallback(PythonStep):
         logits = torch.cat([self._rows(store.kept[s.key], s) for s in segments])
         return Output(logits if len(logits) else None)
 
-    def _rows(self, kept: _Kept, segment: Segment) -> torch.Tensor:
+    def _rows(self, kept: _KeptSequence, segment: Segment) -> torch.Tensor:
         """Run a segment's rows; fp32 logits [segment.logits, vocabulary]."""
         if list(segment.parents) != list(range(-1, len(segment.nodes) - 1)):
             raise RuntimeError("this model verifies chains only, and was given a tree")
@@ -239,7 +239,9 @@ class Fallback(PythonStep):
             parts.append(logits[len(logits) - wanted :])
         return torch.cat(parts)
 
-    def _span(self, kept: _Kept, begin: int, end: int, stop: int, wanted: bool) -> torch.Tensor:
+    def _span(
+        self, kept: _KeptSequence, begin: int, end: int, stop: int, wanted: bool
+    ) -> torch.Tensor:
         """Run the rows from ``begin`` to ``end``, padded to ``stop``.
 
         Returns:

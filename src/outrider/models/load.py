@@ -24,10 +24,10 @@ from .transformer import Transformer
 
 logger = logging.getLogger("outrider")
 
-TABLES = 1 << 30
+TABLE_BYTES = 1 << 30
 """Bytes of rotary tables that every checkpoint may have: a million positions of 128 elements."""
-ROUNDED = (torch.float16, torch.bfloat16)
-HALF = (
+FLOAT16_ROUNDED = (torch.float16, torch.bfloat16)
+FLOAT16_WARNING = (
     "%s: a float16 checkpoint, computed in bfloat16: what is not quantised loses 3 of 11 bits. "
     "dtype='float32' keeps them, with twice the memory for it and the cache."
 )
@@ -81,8 +81,8 @@ def load_model(
         if step is not None:
             chosen = native_dtype(dtype, architecture.dtype, step.isa)
             if covers(config, architecture, chosen):
-                if dtype == "auto" and (architecture.dtype, chosen) == ROUNDED:
-                    logger.warning(HALF, folder)
+                if dtype == "auto" and (architecture.dtype, chosen) == FLOAT16_ROUNDED:
+                    logger.warning(FLOAT16_WARNING, folder)
                 if quantization in AUTOMATIC and not checkpoint.quantised:
                     recipe = Recipe.parse(AUTOMATIC[quantization])
                 other = share_weights_with
@@ -102,12 +102,12 @@ def cannot_go_back(folder: Path, model: Model) -> str:
 
 
 def _check_tables(checkpoint: Checkpoint, architecture: Architecture, max_length: int) -> None:
-    """Refuse rotary tables beyond the checkpoint's files and ``TABLES``, or the free memory."""
+    """Refuse rotary tables beyond the files and ``TABLE_BYTES``, or beyond the free memory."""
     kinds = len(set(architecture.kinds))
     tables = 2 * kinds * max_length * architecture.head_dim * torch.float32.itemsize
     folder, stored, free = checkpoint.folder, checkpoint.tensors.file_bytes, free_memory()
     what = f"max_model_len is {max_length}, whose rotary tables take {tables >> 20} MiB"
-    if tables > max(TABLES, stored):
+    if tables > max(TABLE_BYTES, stored):
         raise ConfigError(f"{what}, out of proportion to {folder} ({stored >> 20} MiB); give less.")
     if tables > free:
         raise MemoryBudgetError(f"{what}, but only {free >> 20} MiB are free; give less.")

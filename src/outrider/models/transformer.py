@@ -73,7 +73,7 @@ def mirrored_norm(both: torch.Tensor, weight: torch.Tensor, eps: float) -> torch
     return torch.layer_norm(both, (width,), weight, None, eps).narrow(-1, 0, width // 2)
 
 
-class Stream:
+class ResidualStream:
     """The residual stream x [rows, width], kept beside its negative as ``mirrored_norm`` wants."""
 
     def __init__(self, x: torch.Tensor) -> None:
@@ -182,7 +182,7 @@ class Transformer(PythonStep):
         if s.embedding_scale != 1:
             # Rounded first, as transformers does.
             embedded = embedded * torch.tensor(s.embedding_scale, dtype=self.dtype)
-        stream = Stream(embedded)
+        stream = ResidualStream(embedded)
         kept = {-1: stream.x[: rows.count].clone()} if -1 in hidden else {}
         for index, weights in enumerate(self.weights.layers):
             x = stream.norm(weights.input_norm, s.norm_eps)

@@ -74,10 +74,10 @@ def as_float32(name: str, value: float) -> float:
     return float(value)
 
 
-class Fields:
+class CFields:
     """A structure of src/outrider.h by its name there; numbers are checked as they are set.
 
-    Fields that are left out are 0.
+    CFields that are left out are 0.
     """
 
     def __init__(self, **values: Any) -> None:

@@ -10,7 +10,7 @@ from ..base.types import DraftBudget as DraftBudget
 from ..base.types import DraftNodes as DraftNodes
 from ._interface import ROTARY_TABLES, ffi
 from ._interface import SUFFIX_DEPTH as SUFFIX_DEPTH
-from .checks import Fields
+from .checks import CFields
 from .rates import MARGINS as MARGINS
 
 TABLES: int = ROTARY_TABLES
@@ -30,15 +30,15 @@ PEAKS = tuple(_kinds("PeakKind"))
 EMBEDDED, PAIRED, HEADS = sorted(_kinds("InputKind").values())
 
 
-class Config(Fields):
+class Config(CFields):
     """The sizes of a model."""
 
 
-class Options(Fields):
+class Options(CFields):
     """A request's options in its pipeline."""
 
 
-class QuantizedData(Fields):
+class QuantizedData(CFields):
     """A quantised matrix."""
 
 
