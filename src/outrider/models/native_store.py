@@ -53,7 +53,7 @@ class NativeStore(Store):
     def __init__(
         self, library: Library, model: int, shape: Architecture, num_pages: int, page_size: int
     ) -> None:
-        self.library = library
+        self._library = library
         self._shape = shape
         self.page_size = page_size
         self.num_slots = num_pages * page_size
@@ -62,6 +62,11 @@ class NativeStore(Store):
         self._first = self._given = 0
         self.handle = library.new_store(model, num_pages, page_size)
         free_with(self, library.free, "store", self.handle)
+
+    @property
+    def any_harmed(self) -> bool:
+        """True if a slot's row was not finite."""
+        return self._library.num_nonfinite(self.handle) > 0
 
     def room(self, rows: int) -> Room:
         """Return room for the logits of one call, at least ``rows``; the next writes them anew."""
@@ -89,4 +94,4 @@ class NativeStore(Store):
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy the entries at ``sources`` to ``targets`` (slots), in every layer."""
-        self.library.move(self.handle, sources, targets)
+        self._library.move(self.handle, sources, targets)
