@@ -8,6 +8,7 @@ so the engine's own rules run on them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,9 @@ class _ContextNode:
     exact: Distribution
     wrong: float
     usable: bool
+
+
+_Tree = dict[tuple[int, ...], _ContextNode]
 
 
 class _Request:
@@ -173,33 +177,27 @@ def record(
         taken = paths or [[] for _ in contexts]
         return [_node(*row) for row in zip(requests, taken, raw[0], q, strict=True)]
 
-    trees: list[dict[tuple[int, ...], _ContextNode]] = [{(): node} for node in nodes(None)]
-    for first in range(SUPPORT_IDS):
-        # A smaller support runs its last id again, without effect.
-        rows = [min(first, _size(tree[()]) - 1) for tree in trees]
-        ones = [tree[()].ids[a] for tree, a in zip(trees, rows, strict=True)]
-        for tree, a, node in zip(trees, rows, nodes([[one] for one in ones]), strict=True):
-            tree[(a,)] = node
-        for second in range(SUPPORT_IDS):
-            places = [(a, min(second, _size(tree[(a,)]) - 1))
-                      for tree, a in zip(trees, rows, strict=True)]  # fmt: skip
-            twos = [tree[(a,)].ids[b] for tree, (a, b) in zip(trees, places, strict=True)]
-            following = nodes([list(path) for path in zip(ones, twos, strict=True)], drafted=False)
-            for tree, place, node in zip(trees, places, following, strict=True):
-                tree[place] = node
+    trees: list[_Tree] = [{(): node} for node in nodes(None)]
+    for ranks in chain(*(product(range(SUPPORT_IDS), repeat=n) for n in (1, 2))):
+        places, paths = zip(*(_place(tree, ranks) for tree in trees), strict=True)
+        for tree, place, node in zip(trees, places, nodes(paths, len(ranks) == 1), strict=True):
+            tree[place] = node
     usable = [tree for tree in trees if all(node.usable for node in tree.values())]
     wrong = max(node.wrong for tree in trees for node in tree.values())
     return [_recorded(tree, drafter is not None, rng) for tree in usable], wrong
 
 
-def _size(node: _ContextNode) -> int:
-    """Return how many ids the target can emit, at most ``SUPPORT_IDS``."""
-    return min(SUPPORT_IDS, int((node.exact > 0).sum()))
+def _place(tree: _Tree, ranks: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
+    """Return the place and the ids of a path; a smaller support runs its last id again."""
+    place, ids = tuple[int, ...](), list[int]()
+    for rank in ranks:
+        node = tree[place]
+        place += (min(rank, int((node.exact > 0).sum()) - 1),)
+        ids.append(node.ids[place[-1]])
+    return place, ids
 
 
-def _recorded(
-    tree: dict[tuple[int, ...], _ContextNode], drafted: bool, rng: np.random.Generator
-) -> Recorded:
+def _recorded(tree: _Tree, drafted: bool, rng: np.random.Generator) -> Recorded:
     """Return the nodes as tables; after tokens that the target never emits, weights are equal."""
     target = tuple(torch.zeros((LOCAL_IDS,) * (n + 1)) for n in range(3))
     drafter = tuple(torch.zeros((LOCAL_IDS,) * (n + 1)) for n in range(2))
