@@ -63,13 +63,9 @@ def build_engine(
 ) -> Engine:
     """Return an engine that drafts as its setup says, and as requests ask.
 
-    Args:
-        model: the target, where it is loaded already.
-        rule: None takes ``config.acceptance_rule``.
-        thorough: take seconds to measure what steps cost, and keep it for other starts.
-
-    Raises:
-        ModelError, ConfigError, MemoryBudgetError: what was asked for cannot be served.
+    The target may be loaded already; without a rule it is ``config.acceptance_rule``. If
+    ``thorough``, measuring what steps cost takes seconds, and is kept for other starts. Raises
+    ModelError, ConfigError or MemoryBudgetError where that cannot be served.
     """
     config, tokenizer, folder = setup.config, setup.tokenizer, setup.checkpoint.folder
     target = model or load_target(setup.checkpoint, config)

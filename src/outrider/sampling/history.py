@@ -40,12 +40,8 @@ class History:
         """Apply the penalties in place, in vLLM's order and scopes.
 
         Repetition (prompt and output; Keskar et al., "CTRL", 2019, section 4.1: positive logits are
-        divided, negative ones multiplied), then frequency, then presence (output alone).
-
-        Args:
-            logits: fp32 [rows, vocabulary].
-            tokens: committed ids, prompt and output, which only grow from call to call.
-            paths: for each row the drafted ids between those and the row's own position.
+        divided, negative ones multiplied), then frequency, then presence (output alone). Arguments
+        are those of ``SequencePipeline.apply``; the committed ``tokens`` only grow.
         """
         for token in tokens[self._num_counted :]:
             slot = self._slot(token)  # may move the counts

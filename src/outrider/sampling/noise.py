@@ -207,17 +207,8 @@ def gumbel(
 ) -> NDArray[np.float32]:
     """Return Gumbel noise for every token id: float32 [rows, vocab_size] in [-2.82, 22.88].
 
-    A smaller vocabulary sees the first columns of a larger one.
-
-    Args:
-        seeds: [rows], each in [0, 2^64).
-        samples: [rows], the sample index of each row, in [0, 2^32).
-        positions: [rows], indices into prompt + output, in [0, 2^32).
-        vocab_size: at least 1.
-        stream: one for all rows or one each, in [0, 2^32).
-
-    Raises:
-        ValueError: a number out of range, or sequences of unequal length.
+    Seeds are in [0, 2^64), sample indices, positions in prompt + output, and streams in [0, 2^32),
+    one a row; else it raises ValueError. A smaller vocabulary sees the first columns of a larger.
     """
     rows, quarters = _row_words(seeds, samples, positions, stream), _quarters(vocab_size)
     out = np.empty((len(rows), vocab_size), np.float32)

@@ -18,7 +18,7 @@ ABOVE_ALL_CHANCES = 1.1  # stands for a chance that no node has
 
 
 class Prices:
-    """The prices of passes and rows in tokens, by what is ``known``, as of the last review."""
+    """The prices of passes and rows in tokens, as of the last review."""
 
     def __init__(self, known: Knowledge) -> None:
         self._costs, self._survival, self._methods, self._tuning = known
@@ -49,14 +49,9 @@ class Prices:
     def worth(self, survivals: Sequence[float], rows: int, sequences: int, spent: float) -> float:
         """Return the chance of acceptance from which a node is worth its row in the target.
 
-        A row must bring what the batch emits while it runs, at the best speed that cutting these
-        nodes reaches.
-
-        Args:
-            survivals: P(accepted with all before) of the nodes of a step.
-            rows: those of the step beside the nodes.
-            sequences: those that decode.
-            spent: seconds that drafting took.
+        A row must bring what the batch emits while it runs, at the best speed that cutting nodes
+        reaches. ``survivals`` are their P(accepted with all before); the step has ``rows`` beside
+        them, and ``spent`` so many seconds on drafting.
         """
         order = sorted(survivals, reverse=True)
         context, fixed = self._review.context, spent + self._costs.host(sequences)
@@ -116,11 +111,8 @@ def least_chance(children: Sequence[tuple[float, float]], passed: float, row: fl
 
     The child is verified where its margin makes it worth a row. Chances only fall from node to
     node, so that looking one pass ahead is enough (optimal stopping in the monotone case: Chow,
-    Robbins and Siegmund, "Great expectations", 1971, chapter 3).
-
-    Args:
-        children: how often a child has a margin, and how likely it is accepted then.
-        passed, row: the price of a pass and of a row, in tokens.
+    Robbins and Siegmund, "Great expectations", 1971, chapter 3). ``children`` say how often a child
+    has a margin, and how likely it is accepted then; a pass and a row have prices in tokens.
     """
     often = accepted = 0.0
     least = inf

@@ -118,10 +118,7 @@ class WorkerProcess:
     """One life of a worker, after ``generation`` others. No method blocks.
 
     In a thread, ``take`` gets every message, and ``ended`` the exit code when the process is gone.
-
-    Raises:
-        OSError: the system is out of processes, threads, files or memory.
-        WorkerError: see ``refuse_unguarded``.
+    Raises OSError where the system is out of processes, threads, files or memory.
     """
 
     def __init__(

@@ -243,28 +243,23 @@ class Worker:
 
     def _prepare(self, adding: _Adding) -> None:
         """Make sequences of a request, or refuse it; runs outside the stepping thread."""
+        made: list[SequenceState] | OutriderError
         try:
-            sequences = self.engine.prepare(adding.request)
+            made = self.engine.prepare(adding.request)
         except OutriderError as error:
-            self.inbox.put(partial(self._leave, adding, error))
+            made = error
         except BaseException as error:  # a library's panic over one request must not end the others
-            why = f"the request cannot be prepared: {error}"[:MAX_REASON]
-            self.inbox.put(partial(self._leave, adding, RequestError(why)))
-        else:
-            self.inbox.put(partial(self._enqueue, adding, sequences))
+            made = RequestError(f"the request cannot be prepared: {error}"[:MAX_REASON])
+        self.inbox.put(partial(self._enqueue, adding, made))
 
-    def _enqueue(self, adding: _Adding, sequences: list[SequenceState]) -> None:
+    def _enqueue(self, adding: _Adding, made: list[SequenceState] | OutriderError) -> None:
         adding.done = True
+        error = made if isinstance(made, OutriderError) else None
         try:
-            if adding.dropped:
-                self._leave(adding)
-            else:
-                self.engine.enqueue(sequences)
-        except OutriderError as error:
-            self._leave(adding, error)
-
-    def _leave(self, adding: _Adding, error: OutriderError | None = None) -> None:
-        adding.done = True
+            if not adding.dropped and not isinstance(made, OutriderError):
+                return self.engine.enqueue(made)
+        except OutriderError as problem:
+            error = problem
         self.outlet.send(Left(adding.request.id, self._gauges(), error))
 
     def _abort(self, id: str, adding: _Adding | None) -> None:
