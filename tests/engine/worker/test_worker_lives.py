@@ -3,7 +3,8 @@
 import asyncio
 import errno
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
@@ -83,8 +84,14 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> list[Player]:
     return Player.lives
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, SOON))
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Return a test that runs in an event loop."""
+
+    @wraps(test)
+    def runs(*arguments: Any, **more: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*arguments, **more), SOON))
+
+    return runs
 
 
 async def settle() -> None:
@@ -129,83 +136,77 @@ async def death(llm: AsyncLLM, lives: list[Player], *tokens: int, body: str = ""
     await llm.start()
 
 
-def test_deaths_under_requests_do_not_end_it(tiny_llama: Path, lives: list[Player]) -> None:
-    async def work() -> None:
-        llm = await opened(tiny_llama, lives)
-        for number in range(6):
-            await death(llm, lives, 10 + number)
-        assert llm.restarts == 6
-        assert [life.generation for life in lives] == list(range(7))
-        for _ in range(3):
-            lives[-1].die()
-            await settle()
-            assert llm.ready is None
-            lives[-1].ready()
-        with pytest.raises(WorkerError, match="3 times within 60 s, the last time it was killed"):
-            await llm.start()
-        assert llm.trouble is llm.failure is not None
-        assert len(lives) == 9
-
-    run(work())
-
-
-def test_beliefs_are_those_of_the_worker_that_lives(tiny_llama: Path, lives: list[Player]) -> None:
-    async def work() -> None:
-        llm = await opened(tiny_llama, lives)
-        assert llm.beliefs is None
-        dead = lives[-1]
-        dead.take(dead, Beliefs({"paused": False}))
+@in_a_loop
+async def test_deaths_under_requests_do_not_end_it(tiny_llama: Path, lives: list[Player]) -> None:
+    llm = await opened(tiny_llama, lives)
+    for number in range(6):
+        await death(llm, lives, 10 + number)
+    assert llm.restarts == 6
+    assert [life.generation for life in lives] == list(range(7))
+    for _ in range(3):
+        lives[-1].die()
         await settle()
-        assert llm.beliefs == {"paused": False}
-        dead.die()
-        await settle()
-        dead.take(dead, Beliefs({"paused": True}))
-        await settle()
-        assert llm.beliefs is None
-
-    run(work())
+        assert llm.ready is None
+        lives[-1].ready()
+    with pytest.raises(WorkerError, match="3 times within 60 s, the last time it was killed"):
+        await llm.start()
+    assert llm.trouble is llm.failure is not None
+    assert len(lives) == 9
 
 
-def test_a_body_that_kills_alone_is_refused(tiny_llama: Path, lives: list[Player]) -> None:
-    async def work() -> None:
-        llm = await opened(tiny_llama, lives)
-        await death(llm, lives, 10)
-        done = Caller(llm, 10)
-        await settle()
-        lives[-1].step(done.id, end=True)
-        assert await done.task == 1
-        await death(llm, lives, 10)  # the first since it completed
-        await death(llm, lives, 10, 11)  # not alone
-        await death(llm, lives, 10)
-        with pytest.raises(RequestError, match="ran alone, so the request is refused until the"):
-            await Caller(llm, 10).task
-        await death(llm, lives, 11)
-        await death(llm, lives, 30, 31, body="two prompts of one call")
-        await death(llm, lives, 30, body="two prompts of one call")
-        for tokens in (30, 31):
-            with pytest.raises(RequestError, match="ran alone"):
-                await Caller(llm, tokens, body="two prompts of one call").task
-
-    run(work())
+@in_a_loop
+async def test_beliefs_are_those_of_the_worker_that_lives(
+    tiny_llama: Path, lives: list[Player]
+) -> None:
+    llm = await opened(tiny_llama, lives)
+    assert llm.beliefs is None
+    dead = lives[-1]
+    dead.take(dead, Beliefs({"paused": False}))
+    await settle()
+    assert llm.beliefs == {"paused": False}
+    dead.die()
+    await settle()
+    dead.take(dead, Beliefs({"paused": True}))
+    await settle()
+    assert llm.beliefs is None
 
 
-def test_a_part_of_a_body_does_not_clear_it(tiny_llama: Path, lives: list[Player]) -> None:
-    async def work() -> None:
-        llm = await opened(tiny_llama, lives)
-        for _ in range(2):
-            good, bad = (Caller(llm, n, body="both") for n in (5, 6))
-            await settle()
-            lives[-1].step(good.id, end=True)
-            assert await good.task == 1
-            lives[-1].die()
-            with pytest.raises(WorkerError):
-                await bad.task
-            await settle()
-            lives[-1].ready()
+@in_a_loop
+async def test_a_body_that_kills_alone_is_refused(tiny_llama: Path, lives: list[Player]) -> None:
+    llm = await opened(tiny_llama, lives)
+    await death(llm, lives, 10)
+    done = Caller(llm, 10)
+    await settle()
+    lives[-1].step(done.id, end=True)
+    assert await done.task == 1
+    await death(llm, lives, 10)  # the first since it completed
+    await death(llm, lives, 10, 11)  # not alone
+    await death(llm, lives, 10)
+    with pytest.raises(RequestError, match="ran alone, so the request is refused until the"):
+        await Caller(llm, 10).task
+    await death(llm, lives, 11)
+    await death(llm, lives, 30, 31, body="two prompts of one call")
+    await death(llm, lives, 30, body="two prompts of one call")
+    for tokens in (30, 31):
         with pytest.raises(RequestError, match="ran alone"):
-            await Caller(llm, 5, body="both").task
+            await Caller(llm, tokens, body="two prompts of one call").task
 
-    run(work())
+
+@in_a_loop
+async def test_a_part_of_a_body_does_not_clear_it(tiny_llama: Path, lives: list[Player]) -> None:
+    llm = await opened(tiny_llama, lives)
+    for _ in range(2):
+        good, bad = (Caller(llm, n, body="both") for n in (5, 6))
+        await settle()
+        lives[-1].step(good.id, end=True)
+        assert await good.task == 1
+        lives[-1].die()
+        with pytest.raises(WorkerError):
+            await bad.task
+        await settle()
+        lives[-1].ready()
+    with pytest.raises(RequestError, match="ran alone"):
+        await Caller(llm, 5, body="both").task
 
 
 @pytest.mark.parametrize(
@@ -215,226 +216,212 @@ def test_a_part_of_a_body_does_not_clear_it(tiny_llama: Path, lives: list[Player
         ("chat/completions", {"messages": [{"role": "user", "content": "ab"}]}),
     ],
 )
-def test_a_call_that_kills_gets_400(
+@in_a_loop
+async def test_a_call_that_kills_gets_400(
     tiny_llama: Path, lives: list[Player], path: str, asks: dict[str, Any]
 ) -> None:
-    async def work() -> None:
-        llm, settings = build(tiny_llama, "tiny", resolve({}, {}, None))
-        transport = ASGITransport(create_app(llm, settings))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    llm, settings = build(tiny_llama, "tiny", resolve({}, {}, None))
+    transport = ASGITransport(create_app(llm, settings))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
 
-            async def call(**more: Any) -> httpx.Response:
-                return await client.post(f"/v1/{path}", json={"max_tokens": 9, **asks, **more})
+        async def call(**more: Any) -> httpx.Response:
+            return await client.post(f"/v1/{path}", json={"max_tokens": 9, **asks, **more})
 
-            llm.launch()
-            for number in range(2):
-                lives[-1].ready()
-                calling = asyncio.create_task(call(request_id=f"id-{number}"))
-                while not lives[-1].sent:
-                    await asyncio.sleep(0.01)
-                lives[-1].die()
-                assert (await calling).status_code == 503
+        llm.launch()
+        for number in range(2):
             lives[-1].ready()
-            refused = await call()
-            assert refused.status_code == 400
-            assert "ran alone" in refused.json()["error"]["message"]
-            other = asyncio.create_task(call(temperature=0.5))
+            calling = asyncio.create_task(call(request_id=f"id-{number}"))
             while not lives[-1].sent:
                 await asyncio.sleep(0.01)
-            other.cancel()
-
-    run(work())
-
-
-def test_whoever_leaves_before_the_death_is_known(tiny_llama: Path, lives: list[Player]) -> None:
-    """A request counts until the worker says that it is gone."""
-
-    async def work() -> None:
-        llm = await opened(tiny_llama, lives)
-        for number in range(4):
-            caller = Caller(llm, 10 + number)
-            await settle()
-            caller.task.cancel()
-            await settle()
-            assert lives[-1].sent[-1] == Abort(caller.id)
             lives[-1].die()
-            await settle()
-            lives[-1].ready()
-            await llm.start()
-        caller = Caller(llm, 20)
+            assert (await calling).status_code == 503
+        lives[-1].ready()
+        refused = await call()
+        assert refused.status_code == 400
+        assert "ran alone" in refused.json()["error"]["message"]
+        other = asyncio.create_task(call(temperature=0.5))
+        while not lives[-1].sent:
+            await asyncio.sleep(0.01)
+        other.cancel()
+
+
+@in_a_loop
+async def test_whoever_leaves_before_the_death_is_known(
+    tiny_llama: Path, lives: list[Player]
+) -> None:
+    """A request counts until the worker says that it is gone."""
+    llm = await opened(tiny_llama, lives)
+    for number in range(4):
+        caller = Caller(llm, 10 + number)
         await settle()
         caller.task.cancel()
         await settle()
-        lives[-1].take(lives[-1], Left(caller.id, Gauges()))
-        for _ in range(3):
-            await settle()
-            lives[-1].die()
-        await settle()
-        assert llm.failure is not None
-
-    run(work())
-
-
-def test_what_the_worker_never_got_is_not_blamed(tiny_llama: Path, lives: list[Player]) -> None:
-    """A body that still lies in the outbox neither shares the blame nor has it."""
-
-    async def work() -> None:
-        llm = await opened(tiny_llama, lives)
-        for _ in range(2):
-            guilty, innocent = (Caller(llm, 10, body=name) for name in ("guilty", "innocent"))
-            await settle()
-            lives[-1].unsent = {("add", innocent.id)}
-            lives[-1].die()
-            for caller in (guilty, innocent):
-                with pytest.raises(WorkerError, match="send it again"):
-                    await caller.task
-            await settle()
-            lives[-1].ready()
-            await llm.start()
-        with pytest.raises(RequestError, match="ran alone"):
-            llm.suspects.check("guilty")
-        llm.suspects.check("innocent")
-        llm.shutdown()
-
-    run(work())
-
-
-def test_an_id_is_free_when_its_request_was_refused(tiny_llama: Path, lives: list[Player]) -> None:
-    """Whoever waits for an id that was left goes on with either answer of the worker."""
-
-    async def work() -> None:
-        llm = await opened(tiny_llama, lives)
-        worker = lives[-1]
-        for answer in (Left("same", Gauges(), RequestError("no")), Left("same", Gauges())):
-            left = Caller(llm, 10, id="same")
-            await settle()
-            left.task.cancel()
-            await settle()
-            again = Caller(llm, 10, id="same")
-            await settle()
-            assert [type(sent) for sent in worker.sent] == [Request, Abort]
-            worker.take(worker, answer)
-            await settle()
-            assert isinstance(worker.sent[-1], Request)
-            worker.step("same", end=True)
-            assert await again.task == 1
-            worker.sent.clear()
-        llm.shutdown()
-
-    run(work())
-
-
-def test_a_reader_that_is_slow_keeps_its_output(tiny_llama: Path, lives: list[Player]) -> None:
-    """What was computed before the death is handed out, and a finished request does not fail."""
-
-    async def work() -> None:
-        llm = await opened(tiny_llama, lives)
-        caller = Caller(llm, 10)
-        await settle()
-        for end in (False, True):
-            lives[-1].step(caller.id, end=end)
-        lives[-1].die()
-        assert await caller.task == 2
-
-    run(work())
-
-
-def test_messages_of_a_worker_that_is_gone(tiny_llama: Path, lives: list[Player]) -> None:
-    async def work() -> None:
-        llm = await opened(tiny_llama, lives)
-        old = lives[-1]
-        old.die()
-        await settle()
-        old.ready()
-        old.die()
-        await settle()
-        assert llm.ready is None
-        assert len(lives) == 2
-
-    run(work())
-
-
-def test_clients_that_come_while_it_starts(tiny_llama: Path, lives: list[Player]) -> None:
-    async def work() -> None:
-        llm = AsyncLLM(tiny_llama)
-        early, gone = Caller(llm, 10), Caller(llm, 11)
-        await settle()
-        gone.task.cancel()
-        await settle()
-        assert llm.live == 0
-        assert not lives[-1].sent
-        lives[-1].ready()
-        await settle()
-        assert [type(command) for command in lives[-1].sent] == [Request]
-        changing = asyncio.create_task(llm.set_speculation(SpeculationState(False, "none", 2)))
-        await changing
-        lives[-1].die()
-        with pytest.raises(WorkerError):
-            await early.task
-        changing = asyncio.create_task(llm.set_speculation(SpeculationState(True, "none", 1)))
-        await settle()
-        lives[-1].ready()
-        await changing
-        assert lives[-1].sent[-1] == llm.speculation == SpeculationState(True, "none", 1)
-
-    run(work())
-
-
-def test_death_and_shutdown_meet(tiny_llama: Path, lives: list[Player]) -> None:
-    async def work() -> None:
-        llm = await opened(tiny_llama, lives)
-        caller = Caller(llm, 10)
-        await settle()
-        lives[-1].die()
-        llm.shutdown()
-        llm.shutdown()
-        with pytest.raises(WorkerError, match="shut down"):
-            await caller.task
-        await settle()
-        assert len(lives) == 1
-        assert lives[-1].killed
-        with pytest.raises(WorkerError, match="the engine was shut down"):
-            await Caller(llm, 10).task
-        loading = AsyncLLM(tiny_llama)
-        waiting = asyncio.create_task(loading.start())
-        await settle()
-        loading.shutdown()
-        with pytest.raises(WorkerError, match="shut down"):
-            await waiting
-
-    run(work())
-
-
-def test_a_system_without_files_is_asked_again(
-    tiny_llama: Path, lives: list[Player], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def work() -> None:
-        monkeypatch.setattr(Deaths, "pause", property(lambda deaths: 0.05 * deaths.failed_starts))
-        llm = await opened(tiny_llama, lives)
-        Player.failures += [OSError(errno.EMFILE, "Too many open files")] * 2
+        assert lives[-1].sent[-1] == Abort(caller.id)
         lives[-1].die()
         await settle()
-        assert "cannot be started ([Errno 24] Too many open files)" in str(llm.trouble)
-        while llm.trouble is not None:
-            await asyncio.sleep(0.01)
         lives[-1].ready()
         await llm.start()
-        assert llm.failure is None
+    caller = Caller(llm, 20)
+    await settle()
+    caller.task.cancel()
+    await settle()
+    lives[-1].take(lives[-1], Left(caller.id, Gauges()))
+    for _ in range(3):
+        await settle()
+        lives[-1].die()
+    await settle()
+    assert llm.failure is not None
 
-    run(work())
+
+@in_a_loop
+async def test_what_the_worker_never_got_is_not_blamed(
+    tiny_llama: Path, lives: list[Player]
+) -> None:
+    """A body that still lies in the outbox neither shares the blame nor has it."""
+    llm = await opened(tiny_llama, lives)
+    for _ in range(2):
+        guilty, innocent = (Caller(llm, 10, body=name) for name in ("guilty", "innocent"))
+        await settle()
+        lives[-1].unsent = {("add", innocent.id)}
+        lives[-1].die()
+        for caller in (guilty, innocent):
+            with pytest.raises(WorkerError, match="send it again"):
+                await caller.task
+        await settle()
+        lives[-1].ready()
+        await llm.start()
+    with pytest.raises(RequestError, match="ran alone"):
+        llm.suspects.check("guilty")
+    llm.suspects.check("innocent")
+    llm.shutdown()
 
 
-def test_an_engine_that_never_gets_ready_is_given_up(tiny_llama: Path, lives: list[Player]) -> None:
-    async def work() -> None:
-        llm = await opened(tiny_llama, lives)
-        for _ in range(4):
-            llm._deaths._idle.clear()  # loading takes longer than a minute
-            lives[-1].die(1)
-            await settle()
-        with pytest.raises(WorkerError, match=r"3 times before it was ready, .* with code 1"):
-            await llm.start()
+@in_a_loop
+async def test_an_id_is_free_when_its_request_was_refused(
+    tiny_llama: Path, lives: list[Player]
+) -> None:
+    """Whoever waits for an id that was left goes on with either answer of the worker."""
+    llm = await opened(tiny_llama, lives)
+    worker = lives[-1]
+    for answer in (Left("same", Gauges(), RequestError("no")), Left("same", Gauges())):
+        left = Caller(llm, 10, id="same")
+        await settle()
+        left.task.cancel()
+        await settle()
+        again = Caller(llm, 10, id="same")
+        await settle()
+        assert [type(sent) for sent in worker.sent] == [Request, Abort]
+        worker.take(worker, answer)
+        await settle()
+        assert isinstance(worker.sent[-1], Request)
+        worker.step("same", end=True)
+        assert await again.task == 1
+        worker.sent.clear()
+    llm.shutdown()
 
-    run(work())
+
+@in_a_loop
+async def test_a_reader_that_is_slow_keeps_its_output(
+    tiny_llama: Path, lives: list[Player]
+) -> None:
+    """What was computed before the death is handed out, and a finished request does not fail."""
+    llm = await opened(tiny_llama, lives)
+    caller = Caller(llm, 10)
+    await settle()
+    for end in (False, True):
+        lives[-1].step(caller.id, end=end)
+    lives[-1].die()
+    assert await caller.task == 2
+
+
+@in_a_loop
+async def test_messages_of_a_worker_that_is_gone(tiny_llama: Path, lives: list[Player]) -> None:
+    llm = await opened(tiny_llama, lives)
+    old = lives[-1]
+    old.die()
+    await settle()
+    old.ready()
+    old.die()
+    await settle()
+    assert llm.ready is None
+    assert len(lives) == 2
+
+
+@in_a_loop
+async def test_clients_that_come_while_it_starts(tiny_llama: Path, lives: list[Player]) -> None:
+    llm = AsyncLLM(tiny_llama)
+    early, gone = Caller(llm, 10), Caller(llm, 11)
+    await settle()
+    gone.task.cancel()
+    await settle()
+    assert llm.live == 0
+    assert not lives[-1].sent
+    lives[-1].ready()
+    await settle()
+    assert [type(command) for command in lives[-1].sent] == [Request]
+    changing = asyncio.create_task(llm.set_speculation(SpeculationState(False, "none", 2)))
+    await changing
+    lives[-1].die()
+    with pytest.raises(WorkerError):
+        await early.task
+    changing = asyncio.create_task(llm.set_speculation(SpeculationState(True, "none", 1)))
+    await settle()
+    lives[-1].ready()
+    await changing
+    assert lives[-1].sent[-1] == llm.speculation == SpeculationState(True, "none", 1)
+
+
+@in_a_loop
+async def test_death_and_shutdown_meet(tiny_llama: Path, lives: list[Player]) -> None:
+    llm = await opened(tiny_llama, lives)
+    caller = Caller(llm, 10)
+    await settle()
+    lives[-1].die()
+    llm.shutdown()
+    llm.shutdown()
+    with pytest.raises(WorkerError, match="shut down"):
+        await caller.task
+    await settle()
+    assert len(lives) == 1
+    assert lives[-1].killed
+    with pytest.raises(WorkerError, match="the engine was shut down"):
+        await Caller(llm, 10).task
+    loading = AsyncLLM(tiny_llama)
+    waiting = asyncio.create_task(loading.start())
+    await settle()
+    loading.shutdown()
+    with pytest.raises(WorkerError, match="shut down"):
+        await waiting
+
+
+@in_a_loop
+async def test_a_system_without_files_is_asked_again(
+    tiny_llama: Path, lives: list[Player], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Deaths, "pause", property(lambda deaths: 0.05 * deaths.failed_starts))
+    llm = await opened(tiny_llama, lives)
+    Player.failures += [OSError(errno.EMFILE, "Too many open files")] * 2
+    lives[-1].die()
+    await settle()
+    assert "cannot be started ([Errno 24] Too many open files)" in str(llm.trouble)
+    while llm.trouble is not None:
+        await asyncio.sleep(0.01)
+    lives[-1].ready()
+    await llm.start()
+    assert llm.failure is None
+
+
+@in_a_loop
+async def test_an_engine_that_never_gets_ready_is_given_up(
+    tiny_llama: Path, lives: list[Player]
+) -> None:
+    llm = await opened(tiny_llama, lives)
+    for _ in range(4):
+        llm._deaths._idle.clear()  # loading takes longer than a minute
+        lives[-1].die(1)
+        await settle()
+    with pytest.raises(WorkerError, match=r"3 times before it was ready, .* with code 1"):
+        await llm.start()
 
 
 def test_an_observer_that_fails_is_logged_once(
@@ -455,30 +442,28 @@ def test_an_observer_that_fails_is_logged_once(
         assert len(seen) == 2
 
     with caplog.at_level(logging.ERROR, "outrider"):
-        run(work())
+        in_a_loop(work)()
     assert sum("observer" in r.message for r in caplog.records) == 1
 
 
-def test_a_hung_worker_is_told_and_killed(
+@in_a_loop
+async def test_a_hung_worker_is_told_and_killed(
     tiny_llama: Path, lives: list[Player], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def work() -> None:
-        monkeypatch.setattr(async_llm, "TICK_SECONDS", 0.001)
-        llm = await opened(tiny_llama, lives)
-        assert llm.trouble is None
-        while not lives[-1].killed:
-            lives[-1].take(lives[-1], Beat(step=7, longest=1))
-            await asyncio.sleep(0.001)
-        assert "has been in one step for" in str(llm.trouble)
-        lives[-1].die()
-        await settle()
-        assert llm.trouble is None
-        lives[-1].take(lives[-1], Beat())
-        while not lives[-1].killed:
-            await asyncio.sleep(0.001)
-        assert "has not answered for" in str(llm.trouble)
-
-    run(work())
+    monkeypatch.setattr(async_llm, "TICK_SECONDS", 0.001)
+    llm = await opened(tiny_llama, lives)
+    assert llm.trouble is None
+    while not lives[-1].killed:
+        lives[-1].take(lives[-1], Beat(step=7, longest=1))
+        await asyncio.sleep(0.001)
+    assert "has been in one step for" in str(llm.trouble)
+    lives[-1].die()
+    await settle()
+    assert llm.trouble is None
+    lives[-1].take(lives[-1], Beat())
+    while not lives[-1].killed:
+        await asyncio.sleep(0.001)
+    assert "has not answered for" in str(llm.trouble)
 
 
 def ticks(watch: Watch, *beats: Beat) -> None:
