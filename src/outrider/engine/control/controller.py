@@ -8,15 +8,24 @@ for serving large language models using goodput", 2024, choose a depth so).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import log2
 
 from .choices import PLAIN, Choice, Knowledge, Method, Stream, StreamGroup
 from .costs import CostModel
-from .guards import Guards
 from .outlook import Outlook
 from .survival import Survival
 from .trials import Review, Trials
 from .tuning import USUAL, Tuning
+
+
+@dataclass
+class _Guard:
+    """The plain steps that drafting lost at one batch size, and until when it pauses."""
+
+    pause: int
+    deficit: float = 0.0
+    until: int = 0
 
 
 class Controller:
@@ -41,11 +50,9 @@ class Controller:
         self.shadowed, self.unread = shadowed, unread
         self.review_steps = tuning.review_steps  # steps after which choices are compared again
         self.trials = Trials(self.known, shadowed)
-        self._guards = Guards(tuning)
+        self._guards: dict[int, _Guard] = {}  # by the bits of a batch size
         self.choices: dict[StreamGroup, Choice] = {}
-        self.counts: dict[
-            StreamGroup, int
-        ] = {}  # the sequences of each group, as of the last review
+        self.counts: dict[StreamGroup, int] = {}  # sequences, as of the last review
         self.review = Review()
         self.step = 0
         self.reviewed = 0  # the step of the last review
@@ -63,7 +70,7 @@ class Controller:
         """Return the choice for each decoding sequence of the next step."""
         self.step += 1
         self._steady, self.trials.now = True, None
-        self.paused = self._guards.pauses(len(streams), self.step)
+        self.paused = self._pauses(len(streams))
         if self.paused:
             return [stream.fixed or PLAIN for stream in streams]
         due = self._due(len(streams), self.step) or not all(map(self._is_known, streams))
@@ -196,14 +203,35 @@ class Controller:
         self.trials.seconds += took
         if drafting:
             lost = drafting / (self.review.plain_seconds * max(1.0, slow)) - emitted / streams
-            self._guards.observe(streams, self.step, lost)
-            if self._guards.pauses(streams, self.step):
+            self._note_loss(streams, lost)
+            if self._pauses(streams):
                 self._steady = False
+
+    def _note_loss(self, streams: int, lost: float) -> None:
+        """Take in the plain steps that drafted steps lost; negative ones were won."""
+        size, tuning = streams.bit_length(), self.tuning
+        most = tuning.lost_steps + tuning.luck_steps / 2 ** ((size - 1) / 2)
+        guard = self._guards.get(size)
+        if guard is None:
+            guard = self._guards[size] = _Guard(tuning.first_pause)
+        guard.deficit = max(-most, guard.deficit + lost)
+        if guard.deficit > most:
+            guard.until = self.step + guard.pause
+            guard.pause = min(2 * guard.pause, tuning.longest_pause)
+            guard.deficit = tuning.half_open * most  # the next trial loses sooner
+        elif guard.deficit == -most:
+            guard.pause = tuning.first_pause
+
+    def _pauses(self, streams: int) -> bool:
+        """Return True if drafting pauses for so many streams."""
+        guard = self._guards.get(streams.bit_length())
+        return guard is not None and self.step < guard.until
 
     @property
     def pauses(self) -> dict[int, int]:
         """The steps for which drafting still pauses, by the least batch size that they are for."""
-        return self._guards.left(self.step)
+        left = {2**size >> 1: guard.until - self.step for size, guard in self._guards.items()}
+        return {size: steps for size, steps in left.items() if steps > 0}
 
     def release(self, id: str) -> None:
         """Forget a sequence that ended."""
