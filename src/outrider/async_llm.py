@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack
 
-from .base.config import POCKET, EngineOptions
+from .base.config import POCKET, EngineConfig, EngineOptions
 from .base.types import Event, Folder, SamplingParams, Speculation, grouped_by
 from .base.vllm_names import of_engine_args
 from .engine.control.switch import SpeculationState, check_choice
@@ -64,7 +64,7 @@ class AsyncLLM:
         **options: Unpack[EngineOptions],
     ) -> None:
         wanted = given(drafter, options)
-        wanted.config()  # refuses wrong options before a worker starts
+        EngineConfig(**wanted.engine)  # refuses wrong options before a worker starts
         self.spec = messages.WorkerSpec(model, wanted.drafter, wanted.options)
         self.ready: messages.Ready | None = None
         self.gauges = messages.Gauges()

@@ -64,7 +64,7 @@ def set_up(
         files = verifier_of(head)
         if head.longest is not None and wanted.drafter == AUTO:
             wanted.engine.setdefault("num_speculative_tokens", head.longest)
-    config = wanted.config()
+    config = EngineConfig(**wanted.engine)
     checkpoint = open_checkpoint(files)
     spec = find_drafter(wanted.drafter, files.folder)
     if head is not None:

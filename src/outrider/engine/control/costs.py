@@ -109,10 +109,7 @@ class Mean:
 
 
 class _Ratio:
-    """A running geometric mean of measured over expected seconds; ``smoothing`` weighs the newest.
-
-    The longer ago others were seen, by the turn, the more the newest weighs.
-    """
+    """A running geometric mean of measured over expected seconds; others weigh less by the turn."""
 
     __slots__ = ("_before", "_recent", "_smoothing", "_tuning", "_turn", "seen", "value")
 

@@ -32,9 +32,8 @@ class ChosenDraft(NamedTuple):
 class StepWindow:
     """Steps since the last one that was looked at.
 
-    ``emitted`` tokens and ``took`` seconds are those of steps with drafts, ``all`` all seconds.
-    The ``last`` step is the one that is looked at: its seconds, and how many times longer than
-    expected its forward took.
+    ``emitted`` tokens and ``took`` seconds are those of steps with drafts. The ``last`` step is the
+    one that is looked at, whose forward was ``slow`` times as long as expected.
     """
 
     streams: int

@@ -11,11 +11,10 @@ from .choices import PLAIN, Choice, Knowledge, Method, StreamGroup
 
 
 class DraftOption(NamedTuple):
-    """A choice, and what a sequence expects of it.
+    """A choice, of which a step is expected to emit ``tokens`` by ``rows``.
 
-    A step of it emits ``tokens`` by ``rows``. A pass at each depth happens as often as
-    ``passes`` say. ``reading`` are the seconds, for each token to come, in which drafters read what
-    they have missed.
+    ``passes`` say how often there is one at each depth, ``reading`` the seconds for each token to
+    come in which drafters read what they have missed.
     """
 
     choice: Choice

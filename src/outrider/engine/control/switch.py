@@ -16,9 +16,8 @@ from .tuning import USUAL, Tuning
 class SpeculationState:
     """The switch: on or off, the default drafter, and the draft length.
 
-    The engine chooses the length, and ``auto`` also the drafter, at each step: up to the length
-    with ``auto``, up to its longest where the length is None. Another drafter with a length is
-    obeyed.
+    The engine chooses the length where it is None, and up to it for ``auto``, which also has the
+    drafter chosen at each step. Another drafter with a length is obeyed.
     """
 
     enabled: bool

@@ -58,11 +58,7 @@ class Trials:
         return share * (self.seconds + steps * self.review.step_seconds) - self.explored
 
     def due(self, streams: int) -> bool:
-        """Return True if a trial is planned and enough time is saved up for it.
-
-        Saved time may pay for an expensive trial, but not for many in a row: the price of each must
-        be saved up again before the next.
-        """
+        """Return True if a trial is planned, and its price was saved up since the last one."""
         trial = self._planned
         return trial is not None and self._saved(streams) >= max(trial.price, self._rested)
 
@@ -116,10 +112,9 @@ class Trials:
     def _trials(
         self, step: int, streams: Sequence[Stream], choices: Sequence[Choice]
     ) -> list[Trial]:
-        """Return what may be tried.
+        """Return the trials that there may be.
 
-        A trial costs the seconds that it takes beyond the usual step, and those that the batch
-        needs for the tokens that it brings less.
+        One costs the seconds beyond the usual step, and those for the tokens that it brings less.
         """
         review, tuning = self.review, self._tuning
         trials: list[Trial] = []

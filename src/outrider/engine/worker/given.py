@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...base.config import EngineConfig
 from ...base.limits import LOOKUP
 from ...base.vllm_names import translate
 
@@ -20,10 +19,6 @@ class Given(NamedTuple):
     def options(self) -> dict[str, Any]:
         """All options but the drafter, in the form that ``given`` takes."""
         return {**self.engine, **self.lookup, "tokenizer": self.tokenizer}
-
-    def config(self) -> EngineConfig:
-        """Return the engine's options; ConfigError if one is wrong."""
-        return EngineConfig(**self.engine)
 
 
 def given(drafter: Any, options: Mapping[str, Any]) -> Given:

@@ -33,10 +33,9 @@ class Pulse:
 
 
 class Watch:
-    """Tells a hung worker from a busy one.
+    """Tells a hung worker from a busy one by ticks, one for each second that the frontend runs.
 
-    It counts ticks, one for each second that the frontend itself runs. A suspended machine or a
-    paused container therefore adds nothing.
+    So a suspended machine or a paused container adds nothing.
     """
 
     def __init__(self) -> None:

@@ -28,10 +28,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a checkpoint for the frontend, free of torch and transformers.
-
-    ``drafter`` is the name of the default drafter; ``codec`` is None where there is no tokenizer.
-    """
+    """The facts of a checkpoint for the frontend, free of torch; ``drafter`` is the default one."""
 
     folder: Path
     config: EngineConfig
@@ -53,10 +50,9 @@ Command = Request | Abort | SpeculationState
 
 
 class Beat(NamedTuple):
-    """A sign of life.
+    """A sign of life: the numbers of the step and command at work, None while a thread waits.
 
-    ``step`` and ``command`` number the work that each thread of the worker does now, None while it
-    waits. ``longest`` is the longest step so far, in seconds.
+    ``longest`` is the longest step so far, in seconds.
     """
 
     step: int | None = None
@@ -65,10 +61,7 @@ class Beat(NamedTuple):
 
 
 class Gauges(NamedTuple):
-    """The load of the engine, and its counts since its start by the keys of the server's counters.
-
-    ``generation`` is the number of the process: its counts begin at 0.
-    """
+    """The load of the engine, and its counts since the start of its process, the ``generation``."""
 
     running: int = 0
     waiting: int = 0

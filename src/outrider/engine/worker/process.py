@@ -27,10 +27,9 @@ END_SECONDS = 5.0  # a process whose pipe is closed ends by itself within that t
 
 
 class Outbox:
-    """Commands on their way to the worker. Putting one in never blocks.
+    """Commands on their way to the worker, one for each key; putting one in never blocks.
 
-    A command with a key replaces an unsent one with that key, and can be withdrawn, so that the
-    box holds no more than the requests under way.
+    A newer one replaces it while it is unsent, so that the box is no larger than what is under way.
     """
 
     def __init__(self) -> None:
@@ -93,10 +92,7 @@ def run(link: Connection, spec: WorkerSpec, generation: int) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl+C, and for good in a process that starts meanwhile: the frontend ends that.
-
-    Python's own handler would interrupt the start, other handlers do not.
-    """
+    """Hold back Ctrl+C, and for good in a process that starts meanwhile: the frontend ends that."""
     resource_tracker.ensure_running()  # its start would let signals through again
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the new process inherits it
     late: list[int] = []
