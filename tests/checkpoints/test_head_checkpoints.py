@@ -14,17 +14,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
-from typer.testing import CliRunner, Result
 
 from outrider import LLM, SamplingParams
 from outrider.checkpoints.convert import convert
 from outrider.checkpoints.heads import read_head
 from outrider.checkpoints.unpickle import Refused, read, tensors_in
-from outrider.cli import app
 from outrider.drafters.medusa import MedusaSpec
 from outrider.drafters.registry import GroupSpec, find_drafter
 from outrider.errors import ConfigError, ModelError, OutriderError
 from outrider.native import choice as native
+from tests.support.commands import outrider
 from tests.support.forked import run_program
 from tests.support.heads import Eagle, make_head, make_medusa, save_head
 
@@ -52,17 +51,13 @@ def reader_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.checkpoints.convert.subprocess.run", run_program)
 
 
-def run(*args: object) -> Result:
-    return CliRunner().invoke(app, [*map(str, args)])
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("eagle", "eagle3"), ("safeailab", "eagle3"), ("peagle", "eagle3"), ("medusa", "medusa")],
 )
 def test_a_folder_is_known_by_its_contents(target: Path, name: str, kind: str) -> None:
     assert find_drafter(str(target.parent / name), target).name == kind
-    done = run("drafters", "check", target, "--drafter", target.parent / name, "--json")
+    done = outrider("drafters", "check", target, "--drafter", target.parent / name, "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["fits"]
 
@@ -77,7 +72,7 @@ def test_a_head_beside_a_target_is_its_drafter(target: Path, tmp_path: Path) -> 
         llm = LLM(tmp_path / "target", drafter, **SMALL)
         assert "eagle3" in llm.engine.drafting.drafters
         assert llm.generate(["the quick"], params)[0].outputs[0].token_ids == wanted.token_ids
-    done = run("drafters", "--model", tmp_path / "target", "--json")
+    done = outrider("drafters", "--model", tmp_path / "target", "--json")
     found = {each["name"]: each for each in json.loads(done.stdout)["drafters"]}
     assert found["eagle3"]["at_hand"]
     assert found["eagle3"]["page_bytes"] > 0
@@ -170,7 +165,7 @@ def test_a_target_that_is_not_at_hand_is_named(
     assert "\n" not in said
     assert repr(name)[:20] in said
     assert "give the target as the model, and drafter=" in said
-    done = run("serve", head)
+    done = outrider("serve", head)
     assert done.exit_code == 1
     assert done.stderr == f"error: {said}\n"
 
@@ -217,7 +212,7 @@ def test_a_head_of_eagle_1_is_refused_by_name(target: Path, tmp_path: Path, layo
         LLM(target, str(folder), **SMALL)
     with pytest.raises(ModelError, match="give an EAGLE-3 head"):
         LLM(folder, memory=2**24)
-    done = run("drafters", "check", target, "--drafter", folder)
+    done = outrider("drafters", "check", target, "--drafter", folder)
     assert done.exit_code == 1
     assert done.stderr.startswith(f"error: {folder} is a head of EAGLE-1")
 
@@ -300,7 +295,7 @@ def test_a_damaged_head_is_refused_in_one_sentence(
     assert "\n" not in said
     assert len(said) < 500
     assert "native step refused" not in said
-    done = run("drafters", "check", target, "--drafter", folder)
+    done = outrider("drafters", "check", target, "--drafter", folder)
     assert done.exit_code == 1, done.output
     assert "Traceback" not in done.output
 
@@ -400,11 +395,11 @@ def test_pickled_weights_are_converted_once(target: Path, tmp_path: Path) -> Non
     shutil.copytree(target.parent / "safeailab", eagle)
     torch.save(load_file(eagle / "model.safetensors"), eagle / "pytorch_model.bin")
     (eagle / "model.safetensors").unlink()
-    done = run("convert", eagle, tmp_path / "eagle")
+    done = outrider("convert", eagle, tmp_path / "eagle")
     assert done.exit_code == 0, done.output
     assert "drafter eagle3" in done.output
-    assert run("drafters", "check", target, "--drafter", tmp_path / "eagle").exit_code == 0
-    done = run("convert", eagle, tmp_path / "eagle")
+    assert outrider("drafters", "check", target, "--drafter", tmp_path / "eagle").exit_code == 0
+    done = outrider("convert", eagle, tmp_path / "eagle")
     assert done.exit_code != 0
     assert "is not empty" in done.output
     # What is safetensors already is copied as it is.
@@ -471,7 +466,7 @@ def test_cut_pickles_are_damaged_in_our_words(tmp_path: Path, size: int) -> None
     if size == 64:  # in a process, as everywhere
         with pytest.raises(ModelError, match=f"{said} again"):
             convert(tmp_path, tmp_path / "out")
-        assert run("convert", tmp_path, tmp_path / "out").exit_code == 1
+        assert outrider("convert", tmp_path, tmp_path / "out").exit_code == 1
         assert not (tmp_path / "out").exists()
 
 
@@ -514,7 +509,7 @@ def test_a_folder_of_pickles_is_told_of_convert(
         ("quantize", folder, tmp_path / "o", "--quantization", "int4"),
         ("generate", "x", "--model", folder),
     ):
-        done = run(*command)
+        done = outrider(*command)
         assert done.exit_code == 1
         assert re.search(said, done.stderr)
     assert not (tmp_path / "o").exists()

@@ -15,12 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
-from typer.testing import CliRunner
 
 from outrider.base.config import EngineConfig
 from outrider.base.types import Request, SamplingParams
 from outrider.checkpoints.checkpoint import open_checkpoint
-from outrider.cli import app
 from outrider.drafters.check import check
 from outrider.drafters.registry import find_drafter
 from outrider.engine.build import build_engine, load_target
@@ -28,6 +26,7 @@ from outrider.engine.setup import EngineSetup
 from outrider.errors import ModelError
 from outrider.models.base import Model
 from outrider.native import choice as native
+from tests.support.commands import outrider
 from tests.support.heads import Eagle, make_head, make_medusa, save_head
 from tests.support.mutations import change_header, mutate
 
@@ -317,7 +316,7 @@ def test_damaged_files_are_refused(bench: Bench, damage: str, tmp_path: Path) ->
     head = copied(bench, "eagle", tmp_path / "head")
     FILES[damage](head)
     assert bench.attempt(head) != "ran"
-    done = CliRunner().invoke(app, ["drafters", "check", str(bench.folder), "--drafter", str(head)])
+    done = outrider("drafters", "check", bench.folder, "--drafter", head)
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit)
     assert done.stderr.count("\n") <= 1
@@ -351,9 +350,7 @@ def test_generating_with_a_damaged_head_ends_with_1(
 ) -> None:
     head = copied(bench, "eagle", tmp_path / "head")
     FILES[damage](head)
-    done = CliRunner().invoke(
-        app, ["generate", str(bench.folder), "--prompt", "x", "--drafter", str(head)]
-    )
+    done = outrider("generate", bench.folder, "--prompt", "x", "--drafter", head)
     assert done.exit_code == 1
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1

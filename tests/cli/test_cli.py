@@ -14,23 +14,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner, Result
 
 from outrider import LLM, SamplingParams, __version__, pocket
 from outrider.audit import ties
 from outrider.audit.ties import Difference
 from outrider.base.types import Event, Origin
-from outrider.cli import app, common
+from outrider.cli import common
 from outrider.cli import demo as cli_demo
 from outrider.cli.generate import Screen
+from tests.support.commands import outrider
 from tests.support.pages import check_engine
 
 PROMPT = "def greet(name):\n\treturn"
 SHORT = ("--max-tokens", "12", "--seed", "3")
-
-
-def outrider(*args: object, input: str | bytes | None = None) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in args], input=input)
 
 
 def expected(model: Path, **params: Any) -> list[str]:

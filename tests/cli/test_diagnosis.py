@@ -7,20 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from benchmarks.served import Served
-from outrider.cli import app
 from outrider.ops.diagnose import endpoint
 from tests.support import DATA
+from tests.support.commands import outrider
 from tests.support.guarding import http
 from tests.support.peering import drips, peer, says
 
 CASES = DATA / "cases"
-
-
-def outrider(*args: object) -> Result:
-    return CliRunner().invoke(app, [str(arg) for arg in args])
 
 
 def test_a_live_server_is_seen_saved_and_seen_again(server: Served, tmp_path: Path) -> None:

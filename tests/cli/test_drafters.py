@@ -6,18 +6,18 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from outrider import LLM, pocket
-from outrider.cli import app
 from outrider.drafters import registry
 from outrider.drafters.base import DrafterSpec, Needs, NoDrafter
 from outrider.drafters.registry import known_specs
 from outrider.errors import ConfigError
+from tests.support.commands import outrider
 
 BUILT_IN = {"none", "ngram", "suffix", "prediction", "layerskip", "model", "retokenize"}
 
@@ -68,8 +68,7 @@ def _others(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     known_specs.cache_clear()
 
 
-def drafters(*args: object) -> Result:
-    return CliRunner().invoke(app, ["drafters", *map(str, args)])
+drafters = partial(outrider, "drafters")
 
 
 def listed(*args: object) -> dict[str, dict[str, Any]]:
@@ -137,7 +136,7 @@ def test_what_nothing_can_draft_for_says_so(
 
 
 def test_layerskip_says_from_which_acceptance_on_it_pays() -> None:
-    done = CliRunner().invoke(app, ["drafters", "--model", str(pocket.PATH), "--json"])
+    done = drafters("--model", pocket.PATH, "--json")
     found = {each["name"]: each for each in json.loads(done.stdout)["drafters"]}
     assert found["layerskip"]["note"] == (
         "without up to 7 of 20 sublayers a drafted token takes 0.52 of a plain one at best, and "

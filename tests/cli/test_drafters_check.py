@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, PreTrainedTokenizerFast
-from typer.testing import CliRunner, Result
 
 from outrider import pocket
-from outrider.cli import app
 from outrider.drafters.check import DRAFT_TOKENS, losses
 from outrider.text.intersection import Intersection
+from tests.support.commands import outrider
 from tests.support.heads import Eagle, make_head, save_head
 from tests.support.retokenizing import other_tokenizer
 
-
-def run(*args: object) -> Result:
-    return CliRunner().invoke(app, ["drafters", "check", *map(str, args)])
+run = partial(outrider, "drafters", "check")
 
 
 def facts(*args: object) -> dict[str, dict[str, Any]]:

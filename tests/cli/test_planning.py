@@ -7,14 +7,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from outrider.bench import steps
-from outrider.cli import app
-
-
-def outrider(*args: object) -> Result:
-    return CliRunner().invoke(app, [str(arg) for arg in args])
+from tests.support.commands import outrider
 
 
 def test_advise_prints_writes_and_draws(tmp_path: Path) -> None:

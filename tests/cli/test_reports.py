@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from outrider.cli import app, reports
+from outrider.cli import reports
+from tests.support.commands import outrider
 
 NAME = "org/a-rather-long-name-of-a-model"
 TEXT = f"# A title\n\n| name | value |\n| -- | -- |\n| {NAME} | 1 |\n\n- \x1b[31mred\n"
@@ -37,8 +37,8 @@ def test_what_is_no_terminal_gets_markdown(capfdbinary: pytest.CaptureFixture[by
 
 def test_out_is_markdown_or_json_by_its_name(tmp_path: Path) -> None:
     words = ["ops", "advise", "llama-3.1-8b", "--drafter", "eagle3", "--hardware", "h100"]
-    short = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "a.json")])
-    full = CliRunner().invoke(app, [*words, "--full", "--out", str(tmp_path / "a.md")])
+    short = outrider(*words, "--out", tmp_path / "a.json")
+    full = outrider(*words, "--full", "--out", tmp_path / "a.md")
     assert (tmp_path / "a.md").read_text("utf-8") == full.stdout
     assert json.loads((tmp_path / "a.json").read_text("utf-8"))["verdict"] == "use"
     assert short.stdout.startswith("# llama-3.1-8b with EAGLE-3 head of llama-3.1-8b: use\n")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import typer
 from rich.table import Table
-from typer.testing import CliRunner
 
 from outrider.cli import app, common, load
 from outrider.cli.bench import greedy_line
+from tests.support.commands import outrider
 
 HOSTILE = "[bold]a[/bold] [/] :cat: [x"
 
@@ -35,7 +35,7 @@ EVERY_COMMAND = dict(commands(typer.main.get_command(app)))
 def test_help_has_every_name_whole(width: int) -> None:
     assert ("drafters", "check") in EVERY_COMMAND
     for path, command in EVERY_COMMAND.items():
-        done = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": str(width)})
+        done = outrider(*path, "--help", env={"COLUMNS": str(width)})
         assert done.exit_code == 0
         words = set(re.split(r"[\s,]+", done.stdout))
         options = [o for p in command.params if not getattr(p, "hidden", False) for o in p.opts]
@@ -56,7 +56,7 @@ def test_common_options_come_first_and_few_commands_stand_at_the_top() -> None:
     assert len(EVERY_COMMAND[()].commands) <= 14
     firsts = {("serve",): "--config", ("generate",): "--prompt", ("ops", "advise"): "--drafter"}
     for path in EVERY_COMMAND:
-        text = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "80"}).stdout
+        text = outrider(*path, "--help", env={"COLUMNS": "80"}).stdout
         common = re.split(r"\n\w[^\n]*:\n", text[text.index("Options:") :])[0]
         names = re.findall(r"^  (?:-\w, )?(--[\w-]+)", common, re.MULTILINE)
         assert names[0] == firsts.get(path, names[0])
@@ -65,7 +65,7 @@ def test_common_options_come_first_and_few_commands_stand_at_the_top() -> None:
 
 @pytest.mark.parametrize(("old", "name"), [("guard", "guard"), ("observe", "alerts")])
 def test_old_commands_work_with_a_hint(old: str, name: str) -> None:
-    was, now = (CliRunner().invoke(app, [*words, "--help"]) for words in ([old], ["ops", name]))
+    was, now = (outrider(*words, "--help") for words in ([old], ["ops", name]))
     hint = f"hint: outrider {old} is outrider ops {name} now.\n"
     assert (was.exit_code, was.stderr) == (now.exit_code, hint + now.stderr)
     assert was.stdout.split("\n", 1)[1] == now.stdout.split("\n", 1)[1]
@@ -104,8 +104,8 @@ def test_a_report_behind_the_switch_is_an_argument_where_one_is_needed() -> None
 
 def test_brackets_of_help_stay() -> None:
     for command, extra in ((("serve",), "outrider[otel]"), (("tune",), "outrider[plot]")):
-        assert extra in CliRunner().invoke(app, [*command, "--help"]).stdout
-    assert "[127.0.0.1]" in CliRunner().invoke(app, ["serve", "--help"]).stdout
+        assert extra in outrider(*command, "--help").stdout
+    assert "[127.0.0.1]" in outrider("serve", "--help").stdout
 
 
 def test_texts_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +179,7 @@ def test_a_report_is_refused_before_the_work_where_it_could_not_be_written(tmp_p
         (tmp_path, "Is a directory"),
         (tmp_path / "no" / "x.json", "No such file"),
     ):
-        done = CliRunner().invoke(app, ["bench", "--out", str(file)])
+        done = outrider("bench", "--out", file)
         assert done.exit_code == 2
         assert f"--out {file} cannot be written: {why}" in " ".join(done.stderr.split())
     assert not [*tmp_path.iterdir()]

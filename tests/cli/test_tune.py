@@ -7,18 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from outrider import pocket
-from outrider.cli import app
 from outrider.cli.common import shapes
 from outrider.errors import ConfigError
+from tests.support.commands import outrider
 
 PROMPTS = ["def greet(name):", "for word in ("]
-
-
-def outrider(*args: object) -> Result:
-    return CliRunner().invoke(app, [str(arg) for arg in args])
 
 
 @pytest.fixture(scope="module")
