@@ -8,7 +8,6 @@ from math import ceil
 from random import Random
 
 from ...base.tables import told
-from ...errors import ConfigError
 from ..markdown import table
 from ..planning.acceptance import P90
 from ..planning.advise import drafter_name, rank
@@ -84,8 +83,7 @@ def plan(demand: Demand) -> Capacity:
         situation = replace(situation, drafter=rank(situation, target)[0].drafter)
     drafter = situation.find_drafter(target)
     outlook = forecast(situation, target, drafter)
-    if outlook is None:
-        raise ConfigError("nothing says what steps cost; give model.hardware or model.profile.")
+    assert outlook is not None  # a demand names hardware or a profile
     plain = _fleet(demand, outlook, False, 0)
     standby = 1
     if plain is not None:

@@ -34,13 +34,11 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class Demand:
-    """A question to ``plan``; it is checked when it is made.
+    """A question to ``plan``; it is checked when it is made, and may raise ConfigError.
 
     ``by_hour`` are requests per second in each hour, or at the peak. A ``percentile`` of them keeps
     each level of ``slo``, in seconds. ``spare`` replicas may fail at the peak; the plain standby
     takes a share of it at once, 0 is one warm replica. A replica runs ``max_num_seqs`` sequences.
-
-    Raises ConfigError: an input is out of its range.
     """
 
     situation: Situation

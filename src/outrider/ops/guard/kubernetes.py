@@ -20,9 +20,8 @@ INVALID = 422
 class Cluster:
     """One API server, by the address that ``kubectl proxy`` prints, or the pod's own cluster.
 
-    ``key_env`` is a variable with a token; the account's is used unless it is given.
-
-    Raises ConfigError: there is no address, and this is no pod.
+    ``key_env`` is a variable with a token; the account's is used unless it is given. Raises
+    ConfigError: there is no address, and this is no pod.
     """
 
     def __init__(self, url: str | None, key_env: str | None = None) -> None:

@@ -43,10 +43,7 @@ class GuardStop:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let a signal end the code inside at once, which must change nothing.
-
-        Raises StoppedError: a signal came.
-        """
+        """Let a signal end the code inside, which changes nothing, at once by StoppedError."""
         self._waits = True
         try:
             if self.asked:

@@ -265,10 +265,7 @@ def read(file: Path) -> Policy:
 
 
 def parse(document: Mapping[str, Any], where: str = "The policy", beside: Path = Path()) -> Policy:
-    """Return the policy in a document; the path of its advice is relative to ``beside``.
-
-    Raises ConfigError: something in it is wrong; the message says what and where.
-    """
+    """Return the policy in a document, whose advice lies ``beside`` it; or raise ConfigError."""
     if "engine" not in document:
         raise ConfigError(f"{where} names no engine; add [engine] with its url.")
     others = dict(document)

@@ -30,10 +30,7 @@ GAUGES = {
 
 
 def side(up: bool | None, figures: Mapping[str, float | None]) -> Side:
-    """Return a side from its figures: counts over the window, and present gauges.
-
-    Negative counts and sums that are not finite are left out.
-    """
+    """Return a side from counts and gauges; negative and infinite ones are left out."""
     seen = {name: x for name, x in figures.items() if x is not None and isfinite(x) and x >= 0}
     done, failed = seen.get("done"), seen.get("failed", 0.0)
     requests = None if done is None and not failed else (done or 0.0) + failed

@@ -24,10 +24,7 @@ class Level(StrEnum):
 
 
 class Place(StrEnum):
-    """The traffic's way: as its operator set it, partly to the standby, wholly, or on probation.
-
-    In probation the engine gets a share that grows by stages.
-    """
+    """The traffic's way: its operator's, partly or wholly to the standby, or on probation."""
 
     OWN = "own"
     RELIEVED = "relieved"

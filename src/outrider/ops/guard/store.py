@@ -44,10 +44,7 @@ class GuardStore:
             raise ConfigError(why) from None
 
     def load(self, engine: str) -> State:
-        """Return the state on disk, a new one where there is none.
-
-        Raises ConfigError: the file is damaged, or belongs to the guard of another engine.
-        """
+        """Return the state on disk, or a new one; ConfigError if it is damaged or another's."""
         document = self._read(STATE)
         if document is None:
             return State(engine=engine)
@@ -106,16 +103,14 @@ class GuardStore:
             raise _cannot_write(path, error) from None
 
     def history(self, last: int = 1000) -> list[dict[str, Any]]:
-        """Return the newest entries of the audit, oldest first, without damaged lines.
-
-        It reads no more of the file than ``last`` entries can take.
-        """
+        """Return the newest entries of the audit, oldest first, without damaged lines."""
         path = self.folder / AUDIT
         if not self._exists(path):
             return []
         entries: deque[dict[str, Any]] = deque(maxlen=last)
         try:
             with path.open("rb") as file:
+                # No more is read than so many entries can take.
                 begin = max(0, path.stat().st_size - last * LONGEST_ENTRY)
                 if begin:
                     file.seek(begin - 1)

@@ -227,7 +227,7 @@ def _drafter(situation: Situation, target: Shape, drafter: PlannedDrafter) -> Se
 
 
 def load_advice(file: Path, option: str = "--advice") -> Advice:
-    """Return the advice in a file; ``option`` names it in messages. See ``read_advice``."""
+    """Return the advice in a file, which ``option`` names in messages; see ``read_advice``."""
     name = f"{option} {printable(file)}"
     return _advice(read_json(file, name, limit=LARGEST_ADVICE), name)
 
