@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -389,11 +390,17 @@ def test_the_engine_chooses_it_only_once_a_set_pays(
     assert isinstance(chooser, AdaptiveChooser)
     freedom = engine.menu.freedom(DEFAULT_SPECULATION)
     assert freedom.methods[0] == "layerskip"
-    assert chooser._ready(freedom, "") == freedom._replace(methods=())
+
+    def methods(workload: str) -> tuple[str, ...]:
+        speaks = SimpleNamespace(speculation=DEFAULT_SPECULATION)
+        state: Any = SimpleNamespace(id="s", tokens=[1], workload=workload, limit=9, request=speaks)
+        return chooser._stream(state).methods
+
+    assert methods("") == ()
     run(engine, requests(prompts()[2:4], SamplingParams(max_tokens=150, ignore_eos=True)))
     (workload,) = (name for name, search in drafter.searches.items() if search.evaluations)
     assert drafter.searches[workload].pays
-    assert chooser._ready(freedom, workload) == freedom
+    assert methods(workload) == freedom.methods
     assert set(asked) <= {True}
 
 
