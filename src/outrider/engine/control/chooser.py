@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ...base.methods import NONE
 from ...base.types import NO_DRAFT, Draft, DraftBudget, Plan, SequenceState, StepRecord
-from .choices import PLAIN, Choice, DrafterView, Freedom, Stream
+from .choices import PLAIN, Choice, DrafterView, Stream
 from .controller import Controller
 from .costs import CostModel
 from .learner import ChosenDraft, Learner, Peek
@@ -157,18 +157,13 @@ class AdaptiveChooser(Chooser):
         return streams
 
     def _stream(self, sequence: SequenceState) -> Stream:
+        """Return a sequence with its freedom, less methods that cannot draft for it yet."""
         length, workload = len(sequence.tokens), sequence.workload
-        free = self._ready(self.menu.freedom(sequence.request.speculation), workload)
-        return Stream(sequence.id, workload, length, *free, left=sequence.limit - length)
-
-    def _ready(self, freedom: Freedom, workload: str) -> Freedom:
-        """Return the freedom without the methods whose drafters cannot draft for a workload yet."""
-        if not self._preparing:
-            return freedom
-        waiting = {each.name for each in self._preparing if not each.ready(workload)}
-        methods = self._methods
-        kept = [name for name in freedom.methods if waiting.isdisjoint(methods[name].drafters)]
-        return freedom._replace(methods=tuple(kept))
+        names, depth, fixed = self.menu.freedom(sequence.request.speculation)
+        if self._preparing:
+            waiting = {each.name for each in self._preparing if not each.ready(workload)}
+            names = tuple([n for n in names if waiting.isdisjoint(self._methods[n].drafters)])
+        return Stream(sequence.id, workload, length, names, depth, fixed, sequence.limit - length)
 
     def budget(self, sequence: SequenceState) -> tuple[str, DraftBudget]:
         chosen = self._chosen.get(sequence.id)
