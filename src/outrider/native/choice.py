@@ -23,10 +23,10 @@ def _file(isa: str) -> Path | None:
 
 
 def _find(isa: str) -> Library:
-    found = _file(isa)
-    if found is None:
+    file = _file(isa)
+    if file is None:
         raise OSError("it was not built: there was no C++ compiler when Outrider was installed")
-    return Library(isa, found)
+    return Library(isa, file)
 
 
 @functools.lru_cache(len(ISAS))
@@ -70,12 +70,12 @@ def library() -> Library | None:
     sets = supported()
     if asked and asked not in sets:
         raise ModelError(f"{VARIABLE} is {asked!r}, but this CPU runs {', '.join(sets)}.")
-    found = open_library(asked or sets[-1])
-    if asked and found is not None and found.isa != asked:
+    opened = open_library(asked or sets[-1])
+    if asked and opened is not None and opened.isa != asked:
         raise ModelError(
             f"{VARIABLE} is {asked!r}, which was not built; there is {', '.join(available())}."
         )
-    return found
+    return opened
 
 
 def available() -> tuple[str, ...]:

@@ -251,10 +251,6 @@ class Library:
         """Raise unless the model has all its weights."""
         self.run("check", at(model))
 
-    def shared(self, model: int, beside: int) -> int:
-        """Return the bytes of head and packed embedding that both models share."""
-        return int(self._c.outrider_shared(at(model), at(beside)))
-
     def weight_bytes(self, model: int, beside: int | None) -> int:
         """Return the bytes of a model's matrices, without those that ``beside`` holds too."""
         return int(self._c.outrider_weights(at(model), at(beside)))

@@ -198,8 +198,6 @@ OUTRIDER_API const char* outrider_ids(Model* model, const int32_t* target_token_
 OUTRIDER_API const char* outrider_borrow(Model* model, const Model* from);
 // Fails unless the model has all its weights.
 OUTRIDER_API const char* outrider_check(const Model* model);
-// Returns the bytes of head and packed embedding that `beside` holds too.
-OUTRIDER_API int64_t outrider_shared(Model* model, const Model* beside);
 // Returns the bytes of the matrices of a model, without those that `beside` (or null) holds too.
 OUTRIDER_API int64_t outrider_weights(Model* model, const Model* beside);
 

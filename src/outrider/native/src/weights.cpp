@@ -249,17 +249,6 @@ const char* outrider_quantized(Model* model, int layer, int kind, const Quantize
     });
 }
 
-std::int64_t outrider_shared(Model* model, const Model* beside) {
-    std::int64_t bytes = 0;
-    with(model, beside, [&](auto& m, const auto* other) -> const char* {
-        for (const auto& mine : {m.head, m.table})
-            for (const auto& theirs : ends_of(other))
-                if (mine && mine == theirs) bytes += mine->bytes();
-        return nullptr;
-    });
-    return bytes;
-}
-
 std::int64_t outrider_weights(Model* model, const Model* beside) {
     std::int64_t bytes = 0;
     with(model, beside, [&](auto& m, const auto* other) -> const char* {
