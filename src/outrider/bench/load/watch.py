@@ -1,4 +1,4 @@
-"""What the server's machine did during a load: CPU, memory, GPUs, and what that points to.
+"""The server's machine during a load: CPU, memory, GPUs, and what their use points to.
 
 Where the server runs on this machine: from /proc, and from nvidia-smi if there is one.
 """
