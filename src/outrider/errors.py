@@ -12,6 +12,7 @@ SHOWN = 100
 """Most characters of a value in a message."""
 _short = Repr()
 _short.maxstring = _short.maxother = _short.maxlong = SHOWN
+_short.maxlevel = 3  # of lists in lists; reprlib's six levels of six are 46,656 values
 
 
 class OutriderError(Exception):

@@ -370,3 +370,14 @@ def test_forms_of_llama_cpp_are_checked(front: TestClient) -> None:
                             ("json_schema", [1]), ("json_schema", deep)):  # fmt: skip
             check_error(front.post(path, json=PLAIN[path] | {name: value}), name)
         assert front.post(path, json=PLAIN[path] | {"grammar": 'root ::= "a"'}).status_code == 200
+
+
+def test_the_schema_tells_numbers_from_truth_values() -> None:
+    """typing keeps one of two equal annotations, and 1 equals True."""
+    fields = ChatRequest.model_json_schema()["properties"]
+    wanted = {
+        "length_penalty": 1, "include_reasoning": True, "routed_experts_prompt_start": 0,
+        "echo": False,
+    }  # fmt: skip
+    for name, value in wanted.items():
+        assert json.dumps(fields[name]["enum"]) == json.dumps([None, value]), name

@@ -72,14 +72,15 @@ def exporter(
     registry = CollectorRegistry()
     here = gpus if is_local(watched.endpoint.host) else None
     registry.register(Exporter(watched, other, recorded, here, compat_names))
+    stopped = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     try:
         server, thread = start_http_server(port, host, registry)
     except (OSError, OverflowError) as error:
+        signal.signal(signal.SIGTERM, before)
         why = getattr(error, "strerror", None) or str(error)
         where = f"--host {host} --port {port} cannot be listened on"
         raise ConfigError(f"{where}: {why}; choose others.") from None
-    stopped = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     try:
         say(f"metrics at http://{host}:{server.server_port}/metrics")
         for watcher in filter(None, (watched, other)):

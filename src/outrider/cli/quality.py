@@ -67,7 +67,9 @@ def quality(
         metavar="FILE",
     ),
     windows: int = setting(64, "Read so many windows of 512 tokens, spread over the text.", min=8),
-    dtype: str = setting("bfloat16", "auto, float32, bfloat16 or float16."),
+    dtype: str = setting(
+        "bfloat16", "auto (the checkpoint's), float32, bfloat16 or float16 (slower)."
+    ),
     json_: AsJson = False,
     out: Out = None,
 ) -> None:

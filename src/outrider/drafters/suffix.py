@@ -29,8 +29,8 @@ from .suffix_index import Index, new_index
 
 NATIVE_BYTES = 384
 """Bytes of a token in an index in C++ at most; texts of two words come near."""
-PYTHON_BYTES = 16
-"""The same in Python."""
+PYTHON_BYTES = 64
+"""The same in Python, while it drafts."""
 USUAL_UNREAD = 64
 """Tokens that a step finds unread, at most, where drafts come step after step."""
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import gc
 import logging
+import weakref
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from pathlib import Path
@@ -564,6 +566,15 @@ def test_a_box_never_blocks_and_holds_one_command_a_request() -> None:
     assert box.get() is None
 
 
+def playing(engine: Any) -> tuple[Worker, list[Any]]:
+    """Return a worker that an engine only plays for, and what it sends."""
+    worker, sent = Worker.__new__(Worker), []
+    worker.engine, worker.inbox = engine, SimpleQueue()
+    worker.outlet = type("Outlet", (), {"send": staticmethod(sent.append)})()
+    worker._gauges = Gauges  # type: ignore[method-assign]
+    return worker, sent
+
+
 def test_a_panic_over_one_request_refuses_it() -> None:
     """Rust's panics are no ``Exception``."""
 
@@ -574,15 +585,38 @@ def test_a_panic_over_one_request_refuses_it() -> None:
         def prepare(self, request: Request) -> None:
             raise Panic("index out of bounds" * 1000)
 
-    worker = Worker.__new__(Worker)
-    worker.engine = Engine()  # type: ignore[assignment]
-    worker.inbox = SimpleQueue()
-    sent: list[Any] = []
-    worker.outlet = type("Outlet", (), {"send": staticmethod(sent.append)})()
-    worker._gauges = Gauges  # type: ignore[method-assign]
+    worker, sent = playing(Engine())
     worker._prepare(_Adding(asked()))
     worker.inbox.get()()
     (refused,) = sent
     assert isinstance(refused, Left)
     assert str(refused.error).startswith("the request cannot be prepared: index out")
     assert len(str(refused.error)) <= 300
+
+
+@pytest.mark.parametrize("method", ["prepare", "enqueue"])
+def test_a_refused_request_is_let_go_without_the_collector(method: str) -> None:
+    class Engine:
+        def prepare(self, request: Request) -> list[Any]:
+            self.refuse("prepare")
+            return []
+
+        def enqueue(self, sequences: list[Any]) -> None:
+            self.refuse("enqueue")
+
+        def refuse(self, where: str) -> None:
+            if where == method:
+                raise RequestError("no")
+
+    worker, sent = playing(Engine())
+    gc.disable()
+    try:
+        adding = _Adding(asked())
+        alive = weakref.ref(adding)
+        worker._prepare(adding)
+        worker.inbox.get()()
+        del adding
+        assert alive() is None
+    finally:
+        gc.enable()
+    assert str(sent[0].error) == "no"

@@ -17,7 +17,7 @@ from typing import Any
 
 import httptools
 
-from ...errors import EndpointError
+from ...errors import SHOWN, EndpointError, shown
 from .documents import MIB
 from .http import address, check_key
 from .text import printable
@@ -199,7 +199,8 @@ class Client:
             raise EndpointError(
                 f"{self.url} wants an API key (HTTP {answer.status}); give --api-key."
             )
-        why = "it lists no model" if answer.ok else f"HTTP {answer.status}"
+        said = shown(answer.body[:SHOWN].decode(errors="replace"))
+        why = "it lists no model" if answer.ok else f"HTTP {answer.status}: {said}"
         with suppress(ValueError, LookupError, TypeError, RecursionError, MemoryError):
             name = json.loads(answer.body)["data"][0]["id"]
             if answer.ok and isinstance(name, str):

@@ -247,7 +247,7 @@ class Worker:
         try:
             made = self.engine.prepare(adding.request)
         except OutriderError as error:
-            made = error
+            made = error.with_traceback(None)  # which would hold this frame, and it the error
         except BaseException as error:  # a library's panic over one request must not end the others
             made = RequestError(f"the request cannot be prepared: {error}"[:MAX_REASON])
         self.inbox.put(partial(self._enqueue, adding, made))
@@ -259,7 +259,7 @@ class Worker:
             if not adding.dropped and not isinstance(made, OutriderError):
                 return self.engine.enqueue(made)
         except OutriderError as problem:
-            error = problem
+            error = problem.with_traceback(None)
         self.outlet.send(Left(adding.request.id, self._gauges(), error))
 
     def _abort(self, id: str, adding: _Adding | None) -> None:

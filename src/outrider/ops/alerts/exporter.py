@@ -128,12 +128,11 @@ class Exporter(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every family that is known now."""
         totals, lately = self._watched.totals, self._watched.lately
-        for name, text, each in (
-            ("up", "1 if the engine's metrics could be read.", self._watched),
-            ("standby_up", "1 if the standby's could be read.", self._standby),
-        ):
-            if each is not None:
-                yield from _family(name, text, (), [((), float(each.totals is not None))])
+        up = float(totals is not None)
+        yield from _family("up", "1 if the engine's metrics could be read.", (), [((), up)])
+        if self._standby is not None:
+            up = float(self._standby.totals is not None)
+            yield from _family("standby_up", "1 if the standby's could be read.", (), [((), up)])
         if self._gpus is not None:
             yield from _of_gpus(self._gpus())
         if totals is not None and lately is not None:
