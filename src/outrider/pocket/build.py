@@ -23,7 +23,7 @@ from ..llm import LLM
 from ..native.threads import cpu_name
 from . import corpus as text
 from .evaluate import acceptance, held_out_loss, held_out_prompts, model_card, teacher_forced
-from .train import TrainingPlan, distillation_loss, narrow_norms, optimise, text_loss
+from .train import TrainingPlan, distillation_loss, keep_heap, narrow_norms, optimise, text_loss
 
 PHASES = ((0.6, 256), (0.3, 512), (0.1, 2048))
 TARGET_RECIPE = TrainingPlan(tokens=11_000_000, muon_rate=4e-3, adam_rate=4e-3, phases=PHASES)
@@ -99,6 +99,7 @@ def build(work: Path, out: Path) -> dict[str, Any]:
     """Run the recipe; return the figures of the model card."""
     work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
+    keep_heap()
     narrow_norms()
     modules = list(text.standard_library())
     folder = work / "tokenizer"
