@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import log
 from pathlib import Path
 from typing import Any
@@ -393,7 +394,9 @@ def test_options_reach_the_drafter() -> None:
         config = EngineConfig(**options)
         context = DrafterContext(model, None, config, 64, needs_logits)
         needs = SuffixSpec().needs(context)
-        assert (needs.fixed_bytes > 0) == (config.suffix_store > 0)
+        bare = replace(context, config=replace(config, suffix_store=0))
+        stored = needs.fixed_bytes - SuffixSpec().needs(bare).fixed_bytes
+        assert (stored > 0) == (config.suffix_store > 0)
         return SuffixSpec().make(DrafterContext(model, None, config, 64, needs_logits, 0, needs))
 
     assert (made().max_length, made().max_nodes) == (8, 8)

@@ -29,8 +29,10 @@ from .suffix_index import Index, new_index
 
 NATIVE_BYTES = 384
 """Bytes of a token in an index in C++ at most; texts of two words come near."""
-PYTHON_BYTES = 64
-"""The same in Python, while it drafts."""
+PYTHON_BYTES = 16
+"""The same in Python."""
+PYTHON_DRAFT_BYTES = 56
+"""Bytes of a token of the longest text, while a draft in Python looks through it."""
 USUAL_UNREAD = 64
 """Tokens that a step finds unread, at most, where drafts come step after step."""
 
@@ -79,10 +81,14 @@ class SuffixSpec(DrafterSpec):
         config = context.config
         trees = context.model.trees and not context.needs_logits
         nodes = config.max_draft_nodes or 0 if trees else 0
-        token_bytes = PYTHON_BYTES if library() is None else NATIVE_BYTES
+        token_bytes, once = NATIVE_BYTES, 0
+        if library() is None:
+            window = config.window_of(self.name) or LOOKUP_WINDOW
+            longest = max(config.suffix_store, min(window, context.max_model_len))
+            token_bytes, once = PYTHON_BYTES, PYTHON_DRAFT_BYTES * longest
         return Needs(
             page_bytes=token_bytes * config.page_size,
-            fixed_bytes=token_bytes * config.suffix_store,
+            fixed_bytes=token_bytes * config.suffix_store + once,
             max_nodes=max(config.max_draft_length, nodes),
         )
 
