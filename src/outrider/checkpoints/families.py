@@ -261,9 +261,8 @@ def _experts(
         return {"sparse": (False,) * layers, "renormalised": False, **numbers}
     step = values.whole("decoder_sparse_step", 1)
     dense = values.listed("mlp_only_layers", int)
-    has_experts = values.whole("num_experts", 0, MOST_EXPERTS) > 0
-    sparse = tuple(has_experts and i not in dense and (i + 1) % step == 0 for i in range(layers))
-    count = values.whole("num_experts", 1 if any(sparse) else 0, MOST_EXPERTS)
+    count = values.whole("num_experts", 0, MOST_EXPERTS)
+    sparse = tuple(count > 0 and i not in dense and (i + 1) % step == 0 for i in range(layers))
     return {
         "sparse": sparse,
         "num_experts": count,

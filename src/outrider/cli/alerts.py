@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import signal
 import threading
 from pathlib import Path
 
 import typer
 
 from ..errors import ConfigError
-from .common import Advised, ApiKey, write
+from .common import Advised, ApiKey, on_sigterm, write
 from .diagnose import pairs
 from .flags import argument, setting
 from .spelling import App
@@ -73,25 +72,23 @@ def exporter(
     here = gpus if is_local(watched.endpoint.host) else None
     registry.register(Exporter(watched, other, recorded, here, compat_names))
     stopped = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except (OSError, OverflowError) as error:
-        signal.signal(signal.SIGTERM, before)
-        why = getattr(error, "strerror", None) or str(error)
-        where = f"--host {host} --port {port} cannot be listened on"
-        raise ConfigError(f"{where}: {why}; choose others.") from None
-    try:
-        say(f"metrics at http://{host}:{server.server_port}/metrics")
-        for watcher in filter(None, (watched, other)):
-            threading.Thread(target=watcher.run, args=(stopped,), daemon=True).start()
-        stopped.wait()
-    finally:
-        stopped.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
-        signal.signal(signal.SIGTERM, before)
+    with on_sigterm(lambda *_: stopped.set()):
+        try:
+            server, thread = start_http_server(port, host, registry)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            where = f"--host {host} --port {port} cannot be listened on"
+            raise ConfigError(f"{where}: {why}; choose others.") from None
+        try:
+            say(f"metrics at http://{host}:{server.server_port}/metrics")
+            for watcher in filter(None, (watched, other)):
+                threading.Thread(target=watcher.run, args=(stopped,), daemon=True).start()
+            stopped.wait()
+        finally:
+            stopped.set()
+            server.shutdown()
+            thread.join()
+            server.server_close()
 
 
 @app.command()

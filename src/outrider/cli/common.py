@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -259,14 +259,18 @@ def lines(text: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def ended_cleanly() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that partial output is removed."""
-
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+def on_sigterm(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Have SIGTERM call ``handler`` meanwhile."""
+    before = signal.signal(signal.SIGTERM, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def ended_cleanly() -> AbstractContextManager[None]:
+    """Turn SIGTERM into an exception, so that partial output is removed."""
+    return on_sigterm(lambda number, _: sys.exit(128 + number))
 
 
 @contextmanager

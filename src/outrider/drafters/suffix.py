@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
+from ..base.config import EngineConfig
 from ..base.types import (
     NO_NODES,
     Draft,
@@ -83,8 +84,8 @@ class SuffixSpec(DrafterSpec):
         nodes = config.max_draft_nodes or 0 if trees else 0
         token_bytes, once = NATIVE_BYTES, 0
         if library() is None:
-            window = config.window_of(self.name) or LOOKUP_WINDOW
-            longest = max(config.suffix_store, min(window, context.max_model_len))
+            window = min(self._window(config), context.max_model_len)
+            longest = max(config.suffix_store, window)
             token_bytes, once = PYTHON_BYTES, PYTHON_DRAFT_BYTES * longest
         return Needs(
             page_bytes=token_bytes * config.page_size,
@@ -97,9 +98,12 @@ class SuffixSpec(DrafterSpec):
         return SuffixDrafter(
             config.max_draft_length,
             context.needs.max_nodes,
-            config.window_of(self.name) or LOOKUP_WINDOW,
+            self._window(config),
             config.suffix_store,
         )
+
+    def _window(self, config: EngineConfig) -> int:
+        return config.window_of(self.name) or LOOKUP_WINDOW
 
 
 @dataclass

@@ -90,8 +90,9 @@ class Engine:
         drafting = self.drafting = Drafting(drafters, self.menu, noise, shape.vocab_size)
         # Without logits a step without drafts has the same output.
         free = not rule.needs_logits
-        self.chooser = Chooser(self.menu, CostModel(), tries_plain=free)
-        if controller is not None:
+        if controller is None:
+            self.chooser = Chooser(self.menu, CostModel(), tries_plain=free)
+        else:
             calls = drafting.peek, drafting.num_unread
             self.chooser = AdaptiveChooser(
                 self.menu, controller, drafters, drafting.preparing, *calls, free

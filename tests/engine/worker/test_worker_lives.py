@@ -109,6 +109,13 @@ async def opened(folder: Path, lives: list[Player]) -> AsyncLLM:
     return llm
 
 
+async def start_again(llm: AsyncLLM, lives: list[Player]) -> None:
+    """Let the worker of the next life be ready."""
+    await settle()
+    lives[-1].ready()
+    await llm.start()
+
+
 class Caller:
     """A client of a stream."""
 
@@ -133,9 +140,7 @@ async def death(llm: AsyncLLM, lives: list[Player], *tokens: int, body: str = ""
     for caller in callers:
         with pytest.raises(WorkerError, match="killed by signal 9 while the request ran"):
             await caller.task
-    await settle()
-    lives[-1].ready()
-    await llm.start()
+    await start_again(llm, lives)
 
 
 @in_a_loop
@@ -260,9 +265,7 @@ async def test_whoever_leaves_before_the_death_is_known(
         await settle()
         assert lives[-1].sent[-1] == Abort(caller.id)
         lives[-1].die()
-        await settle()
-        lives[-1].ready()
-        await llm.start()
+        await start_again(llm, lives)
     caller = Caller(llm, 20)
     await settle()
     caller.task.cancel()
@@ -289,9 +292,7 @@ async def test_what_the_worker_never_got_is_not_blamed(
         for caller in (guilty, innocent):
             with pytest.raises(WorkerError, match="send it again"):
                 await caller.task
-        await settle()
-        lives[-1].ready()
-        await llm.start()
+        await start_again(llm, lives)
     with pytest.raises(RequestError, match="ran alone"):
         llm.suspects.check("guilty")
     llm.suspects.check("innocent")
