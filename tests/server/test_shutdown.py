@@ -159,6 +159,16 @@ def serve(
     return f"http://127.0.0.1:{port}", subprocess.Popen(words, text=True, **given)
 
 
+@contextlib.contextmanager
+def ending(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Kill in the end a process that a failure leaves, which ``Popen`` would wait for."""
+    with process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
 def await_status(url: str, status: int = 200) -> None:
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
@@ -171,7 +181,7 @@ def await_status(url: str, status: int = 200) -> None:
 
 def test_sigterm_while_it_loads_ends_it(tiny_llama: Path) -> None:
     url, process = serve(tiny_llama, stderr=subprocess.PIPE)
-    with process:
+    with ending(process):
         await_status(f"{url}/health")
         process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=120)[1]
@@ -185,9 +195,15 @@ def test_ctrl_c_while_the_checkpoint_is_read_ends_both_processes(
 ) -> None:
     """A terminal interrupts the whole group, the new engine too."""
     words = [sys.executable, "-m", "outrider", "serve", "--port", "0", str(tiny_llama)]
-    with subprocess.Popen(
-        words, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+    process = subprocess.Popen(
+        words,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Shells start jobs in the background with Ctrl+C ignored, which these tests would inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    with ending(process):
         while engine_of(process.pid) is None:
             time.sleep(0.001)
         time.sleep(seconds)
@@ -220,8 +236,7 @@ def serves_and_ends(tiny_llama: Path, stderr: str) -> None:
         else:
             given["before"] = ("sh", "-c", 'exec "$0" "$@" 2>&-')
         url, process = serve(tiny_llama, "--shutdown-timeout", "0.5", **given)
-        stack.enter_context(process)
-        stack.callback(process.kill)
+        stack.enter_context(ending(process))
         await_status(f"{url}/ready")
         for _ in range(3):
             body = {"prompt": "ab", "max_tokens": 2}
