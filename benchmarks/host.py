@@ -167,7 +167,7 @@ def main(
     batch_size: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,8,32",
     num_speculative_tokens: Length = 4,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
-    tokens: Tokens = 256,  # 32 requests enter over as many steps, and all must decode at once
+    tokens: Tokens = 512,  # 32 requests enter over as many steps, and all must decode at once
     rounds: Rounds = 7,
     out: Out = None,
 ) -> None:
