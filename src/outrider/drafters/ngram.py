@@ -11,7 +11,7 @@ from ..base.limits import LOOKUP, check_number
 from ..base.types import SequenceState
 from ..errors import ConfigError
 from .base import ChainDrafter, DrafterContext, DrafterSpec, Needs
-from .ngram_index import LOOKUP_WINDOW, NgramIndex
+from .ngram_index import LOOKUP_WINDOW, NgramIndex, lookup_window
 
 ENTRY_BYTES = 180
 """Bytes of an n-gram in an index at most, without its ids."""
@@ -45,7 +45,7 @@ class NgramSpec(DrafterSpec):
 
     def make(self, context: DrafterContext) -> NgramDrafter:
         config = context.config
-        window = config.window_of(self.name) or LOOKUP_WINDOW
+        window = lookup_window(config, self.name)
         sizes = (self.prompt_lookup_min, self.prompt_lookup_max)
         return NgramDrafter(config.max_draft_length, *sizes, window)
 

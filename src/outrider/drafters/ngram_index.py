@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..base.config import EngineConfig
+
 Gram = tuple[int, ...]
 LOOKUP_WINDOW = 16384
 """Tokens that are looked up unless a window is given."""
+
+
+def lookup_window(config: EngineConfig, name: str) -> int:
+    """Return the number of last tokens that the lookup drafter of that name sees."""
+    return config.window_of(name) or LOOKUP_WINDOW
 
 
 class NgramIndex:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
-from ..base.config import EngineConfig
 from ..base.types import (
     NO_NODES,
     Draft,
@@ -25,7 +24,7 @@ from ..native.choice import library
 from ..native.interface import SUFFIX_DEPTH
 from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
-from .ngram_index import LOOKUP_WINDOW
+from .ngram_index import LOOKUP_WINDOW, lookup_window
 from .suffix_index import Index, new_index
 
 NATIVE_BYTES = 384
@@ -84,7 +83,7 @@ class SuffixSpec(DrafterSpec):
         nodes = config.max_draft_nodes or 0 if trees else 0
         token_bytes, once = NATIVE_BYTES, 0
         if library() is None:
-            window = min(self._window(config), context.max_model_len)
+            window = min(lookup_window(config, self.name), context.max_model_len)
             longest = max(config.suffix_store, window)
             token_bytes, once = PYTHON_BYTES, PYTHON_DRAFT_BYTES * longest
         return Needs(
@@ -98,12 +97,9 @@ class SuffixSpec(DrafterSpec):
         return SuffixDrafter(
             config.max_draft_length,
             context.needs.max_nodes,
-            self._window(config),
+            lookup_window(config, self.name),
             config.suffix_store,
         )
-
-    def _window(self, config: EngineConfig) -> int:
-        return config.window_of(self.name) or LOOKUP_WINDOW
 
 
 @dataclass
