@@ -9,28 +9,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from gguf import GGMLQuantizationType as Kind
 from hypothesis import strategies as st
-from transformers import AutoConfig
 
-from outrider.checkpoints.checkpoint import find_format, open_checkpoint
-from outrider.checkpoints.files import Files
-from outrider.checkpoints.formats.gguf import open_gguf
-from outrider.checkpoints.formats.gguf_config import gguf_config
-from outrider.checkpoints.formats.gguf_tokenizer import gguf_tokenizer
-from outrider.checkpoints.head_tensors import check_tensors
-from outrider.checkpoints.heads import read_head
-from outrider.checkpoints.tokenizers import read_codec
-from outrider.drafters.check import check, check_retokenized
 from outrider.errors import OutriderError
-from outrider.ops.deploy.render import render
-from outrider.ops.deploy.spec import filled, parse
-from outrider.server.build import read_defaults
-from tests.support.ggufs import add_pieces, byte_level, convert, pieces
-from tests.support.heads import Eagle, make_head, make_medusa, save_head
 from tests.support.hostile.inputs import damaged, jsons, trees
 from tests.support.hostile.readers import Made, check_said, reader
-from tests.support.mutations import POOL
 from tests.support.tiny import build_checkpoint
 
 
@@ -57,6 +40,8 @@ def sample_of(folder: Path, name: str) -> Any:
 
 def shaped(folder: Path) -> None:
     """Read a checkpoint's config as a load does."""
+    from outrider.checkpoints.checkpoint import open_checkpoint
+
     open_checkpoint(folder)
 
 
@@ -74,6 +59,8 @@ def config(folder: Path) -> Made:
 
 @reader("model: generation_config.json")
 def generation_config(folder: Path) -> Made:
+    from outrider.server.build import read_defaults
+
     sample = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "eos_token_id": [0, 1],
               "max_new_tokens": 64, "repetition_penalty": 1.1, "do_sample": True}  # fmt: skip
 
@@ -86,6 +73,8 @@ def generation_config(folder: Path) -> Made:
 
 def tokenized(folder: Path) -> None:
     """Read a checkpoint's tokenizer, and use it."""
+    from outrider.checkpoints.tokenizers import read_codec
+
     codec = read_codec(folder)
     codec.backend.decode(codec.encode("def greet(name):\n    return 1"))
     codec.chat([{"role": "user", "content": "hello"}])
@@ -116,6 +105,8 @@ def headed(header: bytes, tail: bytes, length: int | None) -> bytes:
 
 @reader("model: safetensors header")
 def safetensors(folder: Path) -> Made:
+    from outrider.checkpoints.files import Files
+
     whole = (checkpoint(folder.parent) / "model.safetensors").read_bytes()
     end = 8 + int.from_bytes(whole[:8], "little")
     sample = json.loads(whole[8:end])
@@ -136,6 +127,8 @@ def safetensors(folder: Path) -> Made:
 
 @reader("model: safetensors index")
 def index(folder: Path) -> Made:
+    from outrider.checkpoints.files import Files
+
     names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(4)]
     sample = {
         "metadata": {"total_size": 9},
@@ -150,6 +143,14 @@ def index(folder: Path) -> Made:
 
 @reader("model: GGUF")
 def gguf(folder: Path) -> Made:
+    from gguf import GGMLQuantizationType as Kind
+
+    from outrider.checkpoints.formats.gguf import open_gguf
+    from outrider.checkpoints.formats.gguf_config import gguf_config
+    from outrider.checkpoints.formats.gguf_tokenizer import gguf_tokenizer
+    from tests.support.ggufs import add_pieces, byte_level, convert, pieces
+    from tests.support.mutations import POOL
+
     source = checkpoint(folder.parent)
     folder.mkdir(parents=True)
     path, _ = convert(source, folder / "a.gguf", Kind.F32, byte_level())
@@ -191,6 +192,12 @@ def gguf(folder: Path) -> Made:
 
 @reader("drafter: head config")
 def heads(folder: Path) -> Made:
+    from transformers import AutoConfig
+
+    from outrider.checkpoints.head_tensors import check_tensors
+    from outrider.checkpoints.heads import read_head
+    from tests.support.heads import Eagle, make_head, make_medusa, save_head
+
     target = AutoConfig.from_pretrained(checkpoint(folder.parent))
     head = make_head(Eagle(drafted=97), target)
     places = [
@@ -215,6 +222,8 @@ def heads(folder: Path) -> Made:
 
 @reader("drafter: check")
 def pairs(folder: Path) -> Made:
+    from outrider.drafters.check import check, check_retokenized
+
     target = checkpoint(folder.parent)
     names = ("config.json", "tokenizer.json", "tokenizer_config.json")
     wholes = {name: (target / name).read_bytes() for name in names}
@@ -241,6 +250,9 @@ def pairs(folder: Path) -> Made:
 
 @reader("deploy: facts of a folder")
 def facts(folder: Path) -> Made:
+    from outrider.ops.deploy.render import render
+    from outrider.ops.deploy.spec import filled, parse
+
     sample = sample_of(folder, "config.json")
 
     def read(at: Path) -> None:
@@ -251,6 +263,8 @@ def facts(folder: Path) -> Made:
 
 @reader("quantisation of a config")
 def quantisation(folder: Path) -> Made:
+    from outrider.checkpoints.checkpoint import find_format
+
     packed = {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
         "config_groups": {"group_0": {"targets": ["Linear", "re:.*proj"], "weights": {

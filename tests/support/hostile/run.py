@@ -110,6 +110,17 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (held + SPARE, held + SPARE))
 
 
+def _load() -> None:
+    """Enter the readers in ``HEAVY``, and load the libraries that no case should have to load."""
+    import gguf  # noqa: F401
+
+    import outrider.checkpoints.tokenizers
+    import outrider.drafters.check
+    import outrider.sampling.grammar
+    import outrider.server.build  # noqa: F401
+    from tests.support.hostile import models  # noqa: F401
+
+
 def main(folder: Path, number: int, counts: dict[str, int]) -> None:
     """Try cases of some readers."""
     warnings.simplefilter("ignore")
@@ -117,7 +128,7 @@ def main(folder: Path, number: int, counts: dict[str, int]) -> None:
     os.dup2(2, 1)
     logging.disable(logging.CRITICAL)
     if any(name.startswith(HEAVY) for name in counts):
-        from tests.support.hostile import models as hostile_models  # noqa: F401 - enters readers, and loads what is no case's to load
+        _load()
     limit_memory()
     for name, count in counts.items():
         tell({"begins": name})
