@@ -186,6 +186,7 @@ def test_a_processor_that_only_dislikes_wrong_drafts_is_no_error(
         ({"logits_processors": ["x"]}, "give functions of"),
         ({"structured_outputs": "json"}, "give StructuredOutputsParams or a dict"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "drop it"),
+        ({"structured_outputs": {"regex": "a" * (2**18 + 1)}}, "give at most 262144"),
         ({"min_tokens": 9, "max_tokens": 8}, "give at most max_tokens"),
     ],
 )

@@ -668,6 +668,8 @@ def test_a_long_quote_takes_time_by_its_length() -> None:
         translate('echo "' + "x" * 260_000 + '"')
     with pytest.raises(ConfigError, match="No command of vLLM"):
         translate("A=1 " * 65_000)
+    with pytest.raises(ConfigError, match="more than 5,000 commands"):
+        translate(f"{SERVER}\n" + "a\n" * 5_000)
     for blanks in ("\n" * 260_000, " \n" * 130_000, "{\n" * 130_000, "from\n" * 50_000):
         with pytest.raises(ConfigError):
             translate(f"echo a{blanks}b")
