@@ -250,13 +250,11 @@ def test_quantising_again_or_over_something_is_refused(tiny_llama: Path, tmp_pat
 
 def mixed(name: str) -> Kind:
     """Types as quantisers mix them: some values' and heads' keep their codes, most do not."""
-    return (
-        Kind.Q8_0 if any(part in name for part in ("v_proj", "down_proj", "embed")) else Kind.Q5_0
-    )
+    return Kind.Q8_0 if any(part in name for part in ("v_proj", "down_proj", "embed")) else Kind.F16
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-@pytest.mark.parametrize("kind", [Kind.Q5_1, Kind.F16, mixed])
+@pytest.mark.parametrize("kind", [Kind.F16, mixed])
 def test_a_dequantised_file_is_quantised_from_its_values(
     family: str,
     kind: Any,

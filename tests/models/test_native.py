@@ -332,7 +332,7 @@ def test_results_fit_their_room(model: NativeTransformer) -> None:
 
 
 def test_a_model_without_its_weights_is_not_run(model: NativeTransformer) -> None:
-    step, c = model.library, step_config(model.shape, model.dtype, 64)
+    step, c = model.library, step_config(model.shape, model.dtype, 64, False)
     bare, words = step.new_model(c, None), array("i", [1, 0, 0, 1, 1, 0, 5, 1])
     store = step.new_store(bare, 2, PAGE)
     logits, kept = torch.empty(1, c.vocabulary), torch.empty(0, 1, c.hidden)

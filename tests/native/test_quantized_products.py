@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +18,11 @@ from outrider.models.base import Output
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.native import choice as native
-from outrider.native.interface import Config
 from outrider.native.library import Library
 from tests.support.loading import native_model
+from tests.support.native_products import PAGE, Products, noise, normed, parts
 from tests.support.native_steps import HERE, step
 
-PAGE = 16
 MakeCheckpoint = Callable[..., Path]
 Recipe = Callable[[torch.Tensor], torch.Tensor | Quantized]
 
@@ -57,89 +55,6 @@ def quantized(matrix: torch.Tensor, bits: int, group: int, zeros: bool = False) 
     )
 
 
-def parts(q: Quantized) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int, int]:
-    return q.codes, q.scales, q.zeros, q.bits, q.group
-
-
-class Products:
-    """A model without layers to run: logits are products of a head and normalised rows.
-
-    Every row is a sequence of its own.
-    """
-
-    def __init__(
-        self,
-        library: Library,
-        head: Quantized | torch.Tensor,
-        table: torch.Tensor | None,
-        size: float = 1,
-        coarse: bool = False,
-    ) -> None:
-        data = head.codes if isinstance(head, Quantized) else head
-        self.shape = (int(data.shape[0]), int(data.shape[1]))
-        self.library, self.table = library, table
-        config = Config(
-            layers=1, hidden=data.shape[1], inner=1, heads=1, kv_heads=1, head_dim=2,
-            vocabulary=data.shape[0], max_length=64, norm_eps=1e-12, scale=1, embedding_scale=1,
-            residual_scale=1, logits_scale=1, coarse=coarse,
-        )  # fmt: skip
-        self.model = library.new_model(config, table)
-        library.set_vector(self.model, 0, "final", torch.full((data.shape[1],), size))
-        if isinstance(head, Quantized):
-            library.set_quantized(self.model, 0, "head", *parts(head), None)
-        else:
-            library.set_matrix(self.model, 0, "head", head, None)
-        self.store = library.new_store(self.model, 64, PAGE)
-
-    def __call__(self, rows: list[int]) -> torch.Tensor:
-        logits = torch.empty(len(rows), self.shape[0])
-        kept = torch.empty(0, len(rows), self.shape[1])
-        words = array(
-            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 1, 0, row, page))
-        )
-        self.library.forward(self.model, self.store, words, [], [], logits, kept)
-        return logits
-
-    def looked_up(self, rows: list[int]) -> torch.Tensor:
-        logits, kept = torch.empty(0, self.shape[0]), torch.empty(1, len(rows), self.shape[1])
-        words = array(
-            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 0, 0, row, page))
-        )
-        self.library.forward(self.model, self.store, words, [], [-1], logits, kept)
-        return kept[0]
-
-    def close(self) -> None:
-        self.library.free("store", self.store)
-        self.library.free("model", self.model)
-
-
-@pytest.fixture
-def products() -> Iterator[Callable[..., Products]]:
-    made: list[Products] = []
-
-    def make(
-        library: Library,
-        head: Quantized | torch.Tensor,
-        table: torch.Tensor | None,
-        size: float = 1,
-        coarse: bool = False,
-    ) -> Products:
-        made.append(Products(library, head, table, size, coarse))
-        return made[-1]
-
-    yield make
-    for product in made:
-        product.close()
-
-
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def normed(table: torch.Tensor) -> torch.Tensor:
-    return table.double() / table.double().square().mean(-1, keepdim=True).sqrt()
-
-
 SHAPES = [
     # bits, outputs, inputs, group, zeros
     (8, 48, 256, 128, False),
@@ -158,21 +73,14 @@ SHAPES = [
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize(("bits", "out", "width", "group", "zeros"), SHAPES)
 def test_a_product_is_that_of_the_dequantised_matrix(
-    isa: str,
-    coarse: bool,
-    bits: int,
-    out: int,
-    width: int,
-    group: int,
-    zeros: bool,
-    products: Callable[..., Products],
+    isa: str, coarse: bool, bits: int, out: int, width: int, group: int, zeros: bool
 ) -> None:
     head = quantized(noise(out, width), bits, group, zeros)
     table = noise(out, width, seed=1)
     table[3] *= torch.logspace(-3, 3, width)  # few large among many small
     table[5, : width // 2] = 0
     table[7] *= 1e15
-    found = products(step(isa), head, table, 1, coarse)(list(range(41)))
+    found = Products(step(isa), head, table, 1, coarse)(list(range(41)))
     x, weights = normed(table[:41]), head.dequantized(torch.float64)
     # A digit is off by half a unit at most, of a block's largest over 32512, or over 127.
     blocks = x.abs().amax(-1, keepdim=True) / (127 if coarse else 32512) / 2
@@ -186,10 +94,10 @@ def test_a_product_is_that_of_the_dequantised_matrix(
     ("bits", "group", "zeros"), [(8, 128, True), (4, 32, False), (4, 64, True)]
 )
 def test_a_row_has_the_same_bits_in_any_company(
-    isa: str, coarse: bool, bits: int, group: int, zeros: bool, products: Callable[..., Products]
+    isa: str, coarse: bool, bits: int, group: int, zeros: bool
 ) -> None:
     head, table = quantized(noise(150, 160), bits, group, zeros), noise(150, 160, seed=1)
-    product = products(step(isa), head, table, 1, coarse)
+    product = Products(step(isa), head, table, 1, coarse)
     expected = torch.cat([product([row]) for row in range(40)])
     for count in range(2, 41):
         assert torch.equal(product(list(range(count))), expected[:count]), count
@@ -198,9 +106,7 @@ def test_a_row_has_the_same_bits_in_any_company(
 @pytest.mark.parametrize("isa", HERE)
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_the_largest_sums_are_exact(
-    isa: str, coarse: bool, bits: int, products: Callable[..., Products]
-) -> None:
+def test_the_largest_sums_are_exact(isa: str, coarse: bool, bits: int) -> None:
     """Sums of the largest codes and digits fit where they are kept, whichever the sign."""
     out, width, top = 32, 256, (1 << bits) - 1
     head = Quantized(
@@ -210,7 +116,7 @@ def test_the_largest_sums_are_exact(
     table = torch.ones(32, width)
     table[1::2] = -1
     for count in (1, 2, 3, 7, 9):
-        found = products(step(isa), head, table, 1, coarse)(list(range(count)))
+        found = Products(step(isa), head, table, 1, coarse)(list(range(count)))
         expected = table[:count, :1] * (top * width)
         assert torch.allclose(found, expected.expand(-1, out), rtol=1e-6, atol=0)
 
@@ -219,28 +125,27 @@ def test_the_largest_sums_are_exact(
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize(("bits", "out", "width", "group", "zeros"), SHAPES)
 def test_every_set_gives_the_same_bits(
-    isa: str, coarse: bool, bits: int, out: int, width: int, group: int, zeros: bool,
-    products: Callable[..., Products],
+    isa: str, coarse: bool, bits: int, out: int, width: int, group: int, zeros: bool
 ) -> None:  # fmt: skip
     """Integer sums are exact, and those of fp32 are fused and in order; "portable" fuses none."""
     head, table = quantized(noise(out, width), bits, group, zeros), noise(out, width, seed=1)
     for count in (1, 4, 33):
         rows = list(range(count))
-        expected = products(step("avx2"), head, table, 1, coarse)(rows)
-        assert torch.equal(products(step(isa), head, table, 1, coarse)(rows), expected)
+        expected = Products(step("avx2"), head, table, 1, coarse)(rows)
+        assert torch.equal(Products(step(isa), head, table, 1, coarse)(rows), expected)
 
 
 @pytest.mark.parametrize("isa", HERE)
-def test_what_is_no_number_stays_in_its_row(isa: str, products: Callable[..., Products]) -> None:
+def test_what_is_no_number_stays_in_its_row(isa: str) -> None:
     head, table = quantized(noise(64, 256), 4, 64), noise(64, 256, seed=1)
     table[6] = 0
-    expected = products(step(isa), head, table)(list(range(12)))
+    expected = Products(step(isa), head, table)(list(range(12)))
     assert not expected.isnan().any()
     assert not expected[6].any()
     broken = table.clone()
     broken[2, 9] = float("nan")
     broken[4, 200] = float("inf")
-    found = products(step(isa), head, broken)(list(range(12)))
+    found = Products(step(isa), head, broken)(list(range(12)))
     for row in range(12):
         if row in (2, 4):
             assert found[row].isnan().all()
@@ -249,32 +154,30 @@ def test_what_is_no_number_stays_in_its_row(isa: str, products: Callable[..., Pr
 
 
 @pytest.mark.parametrize("isa", HERE)
-def test_size_is_not_lost(isa: str, products: Callable[..., Products]) -> None:
+def test_size_is_not_lost(isa: str) -> None:
     """Powers of two go through a product untouched, up to where activations count as zeros."""
     head, table = quantized(noise(64, 256), 8, 64, True), noise(64, 256, seed=1)
     head = replace(head, scales=head.scales * 2.0 ** torch.arange(-16, 0)[:, None].repeat(4, 4))
     rows = list(range(5))
-    expected = products(step(isa), head, table)(rows)
+    expected = Products(step(isa), head, table)(rows)
     for power in (-90, -40, 40, 90):
-        found = products(step(isa), head, table, 2.0**power)(rows)
+        found = Products(step(isa), head, table, 2.0**power)(rows)
         assert torch.equal(found, expected * 2.0**power)
-    assert not products(step(isa), head, table, 2.0**-115)(rows).any()
+    assert not Products(step(isa), head, table, 2.0**-115)(rows).any()
 
 
 @pytest.mark.parametrize("isa", HERE)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_tied_embeddings_are_rows_of_the_head(
-    isa: str, bits: int, products: Callable[..., Products]
-) -> None:
+def test_tied_embeddings_are_rows_of_the_head(isa: str, bits: int) -> None:
     head, rows = quantized(noise(41, 72), bits, 24, True), list(range(41))
-    tied = products(step(isa), head, None)
+    tied = Products(step(isa), head, None)
     assert torch.equal(tied.looked_up(rows), head.dequantized(torch.float32))
-    apart = products(step(isa), head, head.dequantized(torch.float32))
+    apart = Products(step(isa), head, head.dequantized(torch.float32))
     assert torch.equal(tied(rows), apart(rows))
     plain = noise(41, 72)
-    whole = products(step(isa), plain, None)
+    whole = Products(step(isa), plain, None)
     assert torch.equal(whole.looked_up(rows), plain)
-    assert torch.equal(whole(rows), products(step(isa), plain, plain)(rows))
+    assert torch.equal(whole(rows), Products(step(isa), plain, plain)(rows))
 
 
 def quantized_loader(monkeypatch: pytest.MonkeyPatch, recipe: dict[str, Recipe]) -> None:
@@ -416,12 +319,12 @@ def test_workers_change_no_bits(
     ],
 )
 def test_what_does_not_fit_is_refused(
-    change: Callable[[Quantized], Quantized], sentence: str, products: Callable[..., Products]
+    change: Callable[[Quantized], Quantized], sentence: str
 ) -> None:
     right = quantized(noise(64, 72), 4, 24)
     found = native.library()
     assert found is not None
-    product = products(found, right, None)
+    product = Products(found, right, None)
     with pytest.raises(ModelError, match=sentence):
         found.set_quantized(product.model, 0, "head", *parts(change(right)), None)
     with pytest.raises(ModelError, match="no such matrix"):

@@ -187,6 +187,12 @@ class EngineConfig:
         "Quantise the target's weights at load: int8 or int4, with -g32, -g64, -g128 or -channel "
         "for the group, -zp for zero points, and -a8 for activations of 8 bits, as in int4-g64-zp.",
     )
+    activations: str = option(
+        "auto",
+        "Bits of activations in products with the target's few-bit weights: 16 or 8. auto is 8 "
+        "where quantization ends in -a8 and for the codes of a GGUF file, and 16 otherwise.",
+        choices=("auto", "16", "8"),
+    )
     drafter_quantization: str = option(
         "auto",
         "The same for the drafter's weights. auto is, where the native step runs the drafter, "
@@ -358,6 +364,7 @@ class EngineOptions(TypedDict, total=False):
     gpu_memory_utilization: float
     dtype: str
     quantization: str | None
+    activations: str
     drafter_quantization: str
     drafter_window: int | None
     suffix_store: int

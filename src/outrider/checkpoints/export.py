@@ -27,8 +27,9 @@ from .checkpoint import open_checkpoint
 from .configs import whole
 from .families import Architecture
 from .files import INDEX, Files, new_folder, save_file
+from .formats.gguf_weights import GGUFTensors
 from .formats.shared import Tensors
-from .quantize import Quantized
+from .quantize import Quantized, quantize
 from .tokenizers import has_tokenizer, read_tokenizer
 from .weights import Source, check_left, plain, quantized, stays
 
@@ -63,8 +64,9 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
     """Write the checkpoint in ``folder``, quantised by ``recipe``, to the new folder ``out``.
 
     Other files are copied; a GGUF file's config and tokenizer become files. Matrices that keep
-    their codes (``weights.stays``) are written as they are. Loading ``out`` gives the same bits as
-    loading ``folder`` with that quantization. Returns the mean bits of a weight.
+    their codes (``weights.stays``) are written as they are. Codes for which compressed-tensors has
+    no form become the recipe's; but for these, loading ``out`` gives the same bits as loading
+    ``folder`` with that quantization. Returns the mean bits of a weight.
     """
     if recipe.coarse:
         what = f"quantization is {str(recipe)!r}, but a checkpoint holds weights only"
@@ -136,11 +138,20 @@ def _tensors(
         own, size = recipe_of(name, recipe, tied), math.prod(shapes[name])
         match shapes[name]:
             case (rows, inputs) if own is not None:
-                yield as_tensors(name, quantized(source, name, (rows, inputs), own)), size
+                yield as_tensors(name, _grid(source, name, (rows, inputs), own)), size
             case (rows, inputs):
                 yield {name: plain(source.matrix(name, (rows, inputs), None), torch.float32)}, size
             case shape:
                 yield {name: source.get(name, shape)}, size
+
+
+def _grid(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> Quantized:
+    """Return a matrix as the copy holds it: codes that the format has a form for, or by recipe."""
+    matrix = quantized(source, name, shape, recipe)
+    if isinstance(matrix, Quantized):
+        return matrix
+    own = source.grid(name, shape) if isinstance(source, GGUFTensors) else None
+    return quantize(matrix.dequantized(torch.float32), recipe) if own is None else own
 
 
 def _name(out: Path, parts: list[list[str]], size: int) -> None:
@@ -219,7 +230,7 @@ def quantization_config(recipe: Recipe, source: Source, tied: bool) -> dict[str,
     kept: dict[Recipe, list[str]] = {}
     for name in source.shapes():
         kind = stays(source, name)
-        if kind is not None:
+        if kind in KEPT:
             kept.setdefault(KEPT[kind], []).append(name.removesuffix(".weight"))
     groups = [scheme(recipe, ["Linear"]), scheme(recipe.head, [head])]
     groups += [scheme(own, names) for own, names in kept.items()]

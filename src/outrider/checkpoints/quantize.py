@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..base.config import Recipe
+from .coded import Coded
 
 BITS = (4, 8)
 BLOCK = 1 << 16
@@ -80,7 +81,7 @@ class Quantized:
         )
 
 
-Matrix = torch.Tensor | Quantized
+Matrix = torch.Tensor | Quantized | Coded
 
 
 def quantize(weight: torch.Tensor, recipe: Recipe) -> Quantized:

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from ..base.config import Recipe
 from ..errors import ConfigError, ModelError
+from .coded import Coded
 from .families import Architecture
 from .formats.gguf_weights import GGUFTensors
 from .formats.shared import Tensors, warn_once
@@ -94,14 +95,17 @@ STACKS = (("q", "k", "v"), ("gate", "up"))
 def stays(source: Source, name: str) -> str | None:
     """Return the kind of codes that the matrix ``name`` keeps under a recipe; None for none.
 
-    A matrix that is stacked with others keeps its codes only if all of them have the same kind.
+    A matrix that is stacked with others keeps its codes only if all of them do, and are of the same
+    kind or a GGUF file's.
     """
     parts = re.fullmatch(r"(.+\.)(q|k|v|gate|up)(_proj\.weight)", name)
     if parts is None:
         return source.kept(name)
     (stack,) = (each for each in STACKS if parts[2] in each)
     kinds = {source.kept(f"{parts[1]}{part}{parts[3]}") for part in stack}
-    return kinds.pop() if len(kinds) == 1 else None
+    if None in kinds or (len(kinds) > 1 and isinstance(source, Tensors)):
+        return None
+    return source.kept(name)
 
 
 def check_left(source: Source, recipe: Recipe) -> None:
@@ -122,10 +126,12 @@ def check_left(source: Source, recipe: Recipe) -> None:
         )  # fmt: skip
 
 
-def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> Quantized:
+def quantized(
+    source: Source, name: str, shape: tuple[int, int], recipe: Recipe
+) -> Quantized | Coded:
     """Return the matrix ``name`` of ``shape`` (out, in), stored if it ``stays``, or by recipe."""
     matrix = source.matrix(name, shape, None)
-    if isinstance(matrix, Quantized):
+    if not isinstance(matrix, torch.Tensor):
         if stays(source, name):
             return matrix
         matrix = matrix.dequantized(torch.float32)
@@ -138,11 +144,15 @@ def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe)
 
 def plain(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
     """Return ``matrix`` as a tensor, dequantised to ``dtype`` if it is quantised."""
-    return matrix.dequantized(dtype) if isinstance(matrix, Quantized) else matrix
+    return matrix if isinstance(matrix, torch.Tensor) else matrix.dequantized(dtype)
 
 
 def stacked(parts: list[Matrix], dtype: torch.dtype) -> Matrix:
-    """Return ``parts`` stacked, dequantised to ``dtype`` unless all share bits and group."""
+    """Return ``parts`` stacked, dequantised to ``dtype`` unless their codes fit together."""
+    coded = [p for p in parts if isinstance(p, Coded)]
+    together = Coded.stacked(coded) if len(coded) == len(parts) else None
+    if together is not None:
+        return together
     quantised = [p for p in parts if isinstance(p, Quantized)]
     if len(quantised) == len(parts) and len({(p.bits, p.group) for p in quantised}) == 1:
         return Quantized.stacked(quantised)
@@ -197,11 +207,11 @@ class Loader:
         if recipe is not None:
             return quantized(self.source, name, (outputs, inputs), recipe)
         matrix = self.source.matrix(name, (outputs, inputs), self.dtype)
-        return matrix if isinstance(matrix, Quantized) else matrix.to(self.device)
+        return matrix.to(self.device) if isinstance(matrix, torch.Tensor) else matrix
 
     def _ready(self, matrix: Matrix) -> Matrix:
         """Return ``matrix`` in the layout that products need."""
-        if self.keeps and isinstance(matrix, Quantized):
+        if self.keeps and not isinstance(matrix, torch.Tensor):
             return matrix
         return self.pack(plain(matrix, self.dtype).to(self.device))
 
@@ -252,7 +262,7 @@ class Loader:
         bias = self._biases(attn, parts) if a.qkv_bias else None
         order = self._rotary_order()
         if order is not None:
-            qkv = qkv.rows(order) if isinstance(qkv, Quantized) else qkv[order]
+            qkv = qkv.rows(order) if isinstance(qkv, Quantized) else plain(qkv, self.dtype)[order]
             bias = None if bias is None else bias[order]
         post_attention = f"{base}post_attention_layernorm"
         return LayerWeights(

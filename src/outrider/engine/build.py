@@ -40,7 +40,10 @@ def load_target(checkpoint: Checkpoint, config: EngineConfig) -> Model:
     """Return the model of a checkpoint on the CPU, see ``load_model``."""
     length = config.model_length(checkpoint.shape.context)
     device = torch.device("cpu")
-    return load_model(checkpoint, config.dtype, device, length, config.quantization)
+    bits = config.activations
+    return load_model(
+        checkpoint, config.dtype, device, length, config.quantization, activations=bits
+    )
 
 
 def fitting_spec(spec: DrafterSpec, folder: Path, model: Model) -> DrafterSpec:
@@ -93,6 +96,7 @@ def build_engine(
     controller = None
     if target.truncates and (spec.auto or config.num_speculative_tokens is None):
         key = {"model": folder, "dtype": target.dtype, "quantization": config.quantization}
+        key |= {"activations": config.activations}
         files = [each.folder for each in specs.values() if each.folder is not None]
         key |= {"drafters": files, "drafter": config.drafter_quantization}
         controller = _controller(target, drafters, rule, config, together, key, thorough)

@@ -14,6 +14,7 @@ from ..base.fields import readable
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import choose_dtype, native_dtype
 from ..checkpoints.families import Architecture
+from ..checkpoints.formats.gguf_weights import GGUFTensors
 from ..checkpoints.weights import check_left
 from ..errors import ConfigError, MemoryBudgetError, ModelError
 from ..native.choice import library
@@ -41,6 +42,7 @@ def load_model(
     quantization: str | None = None,
     window: int | None = None,
     share_weights_with: Model | None = None,
+    activations: str = "auto",
 ) -> Model:
     """Return the model of a checkpoint: by the native step, else by torch, else by transformers.
 
@@ -49,6 +51,7 @@ def load_model(
         quantization: a recipe's text, or one of ``AUTOMATIC`` for its recipe by the native step.
         window: positions that a row of any layer sees, itself included.
         share_weights_with: a model; weights that two native models have in common are held once.
+        activations: bits of activations beside few-bit weights, "16", "8" or "auto".
 
     Raises:
         ConfigError: ``quantization`` is no recipe, or leaves weights out that it may not.
@@ -85,13 +88,25 @@ def load_model(
                     logger.warning(FLOAT16_WARNING, folder)
                 if quantization in AUTOMATIC and not checkpoint.quantised:
                     recipe = Recipe.parse(AUTOMATIC[quantization])
+                coarse = _coarse(checkpoint, recipe, activations)
                 other = share_weights_with
                 native = other if isinstance(other, NativeTransformer) else None
                 # A recipe's search multiplies whole matrices, which wants all threads.
                 with one_thread() if recipe is None else nullcontext():
-                    return NativeTransformer(step, checkpoint, chosen, max_length, recipe, native)
+                    return NativeTransformer(
+                        step, checkpoint, chosen, max_length, recipe, native, coarse
+                    )
         chosen = choose_dtype(dtype, architecture.dtype)
         return Transformer(checkpoint, chosen, device, max_length, recipe)
+
+
+def _coarse(checkpoint: Checkpoint, recipe: Recipe | None, activations: str) -> bool:
+    """Return True if activations get 8 bits beside few-bit weights, not 16."""
+    if activations != "auto":
+        return activations == "8"
+    if recipe is not None:
+        return recipe.coarse
+    return isinstance(checkpoint.tensors, GGUFTensors)
 
 
 def cannot_go_back(folder: Path, model: Model) -> str:

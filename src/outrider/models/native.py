@@ -66,7 +66,8 @@ class NativeTransformer(NativeModel, Model):
 
     Every row goes through the same kernels in the same order of summation, whatever comes along:
     its logits are bit-equal in any company, on one instruction set. Sums are fp32. An embedding or
-    head that ``beside``, another model, holds to the bit is held once.
+    head that ``beside``, another model, holds to the bit is held once. With ``coarse`` activations
+    get 8 bits beside few-bit weights, not 16.
     """
 
     trees = True
@@ -81,6 +82,7 @@ class NativeTransformer(NativeModel, Model):
         max_length: int,
         recipe: Recipe | None = None,
         beside: NativeTransformer | None = None,
+        coarse: bool = False,
     ) -> None:
         a = checkpoint.architecture
         assert a is not None
@@ -99,7 +101,7 @@ class NativeTransformer(NativeModel, Model):
             theirs = None if beside is None else beside.embedding
             if theirs is not None and _same_bits(embedding, theirs):
                 embedding = theirs
-        config = step_config(a, dtype, max_length, recipe)
+        config = step_config(a, dtype, max_length, coarse)
         super().__init__(library, a, config, dtype, embedding, checkpoint.config)
         near = None if beside is None else beside.handle
         self._pack(0, "head", loader.head(table), None, near)

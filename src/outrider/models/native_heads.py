@@ -109,7 +109,7 @@ class NativeHead(HeadModel):
         library, dtype = target.library, target.dtype
         loader = Loader(source, a, dtype, self.device, torch.Tensor.contiguous, True, recipe)
         embedding = self._own_embedding(source)
-        config = step_config(a, dtype, max_length, recipe)
+        config = step_config(a, dtype, max_length, recipe is not None and recipe.coarse)
         config.embeddings, config.input = head.vocab_size, PAIRED
         config.fused = len(self.target_layers) * head.hidden_size
         config.fused_norms = len(head.fused_norms)
@@ -221,7 +221,9 @@ class NativeMedusa(HeadModel):
         recipe, source = head_recipe(quantization), Tensors(head.files)
         library, dtype, each = target.library, target.dtype, head.blocks + 1
         loader = Loader(source, target.shape, dtype, self.device, keeps=True, recipe=recipe)
-        config = step_config(target.shape, dtype, target.max_length, recipe)
+        config = step_config(
+            target.shape, dtype, target.max_length, recipe is not None and recipe.coarse
+        )
         config.layers, config.blocks, config.input = self.num_heads, head.blocks, HEADS
         super().__init__(library, target.shape, config, dtype, None)
         library.borrow(self.handle, target.handle)

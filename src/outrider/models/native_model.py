@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..base.config import Recipe
+from ..checkpoints.coded import Coded
 from ..checkpoints.families import Architecture
 from ..checkpoints.quantize import Matrix, Quantized
 from ..checkpoints.rope import Rope
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 PythonDraft = Callable[[Sequence[Segment], Sequence[DraftInput | None], Noise], list[DraftNodes]]
 
 
-def step_config(
-    shape: Architecture, dtype: torch.dtype, max_length: int, recipe: Recipe | None = None
-) -> Config:
+def step_config(shape: Architecture, dtype: torch.dtype, max_length: int, coarse: bool) -> Config:
     """Return what the library asks to know of a model with layers of ``shape``."""
     return Config(
         dtype=DTYPES[dtype],
@@ -51,7 +49,7 @@ def step_config(
         embedding_scale=shape.embedding_scale,
         residual_scale=shape.residual_scale,
         logits_scale=shape.logits_scale,
-        coarse=recipe is not None and recipe.coarse,
+        coarse=coarse,
     )
 
 
@@ -108,6 +106,8 @@ class NativeModel(RowsModel):
         if isinstance(matrix, Quantized):
             parts = matrix.codes, matrix.scales, matrix.zeros, matrix.bits, matrix.group
             library.set_quantized(handle, index, kind, *parts, bias, beside)
+        elif isinstance(matrix, Coded):
+            library.set_coded(handle, index, kind, matrix, bias, beside)
         else:
             library.set_matrix(handle, index, kind, matrix, bias, beside)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..base.limits import LARGEST_INT
+from ..checkpoints.coded import Coded
 from ..errors import ModelError, shown
 from ..sampling.logprobs import Measured
 from ._interface import ABI, PARAMETERS, ffi
@@ -216,6 +218,32 @@ class Library:
         given.zeros = expect(zeros, (out, groups), torch.uint8)
         by, place = expect(wide, (out,), FP32), (at(model), layer, MATRICES[kind])
         self.run("quantized", *place, given.pointer, by, out, width, at(beside))
+
+    def set_coded(
+        self,
+        model: int,
+        layer: int,
+        kind: str,
+        matrix: Coded,
+        bias: Tensor | None,
+        beside: int | None = None,
+    ) -> None:
+        """Read a matrix in the codes of GGUF files and pack it, see ``set_matrix``.
+
+        Raises:
+            ModelError: a file cannot be read, a scale is not finite, or the parts do not fit.
+        """
+        out, width = matrix.shape
+        parts = ffi.new("CodedData[]", len(matrix.parts))
+        orders = [None if p.order is None else p.order.int().contiguous() for p in matrix.parts]
+        wide = None if bias is None else bias.float().contiguous()
+        by, place = expect(wide, (out,), FP32), (at(model), layer, MATRICES[kind])
+        with ExitStack() as files:
+            for part, order, given in zip(matrix.parts, orders, parts, strict=True):
+                given.offset, given.type, given.rows = part.begin, part.kind, part.rows
+                given.order = ffi.cast("int32_t *", expect(order, (part.rows,), torch.int32))
+                given.file = files.enter_context(part.path.open("rb")).fileno()
+            self.run("coded", *place, parts, len(parts), by, out, width, at(beside))
 
     def set_ids(self, model: int, targets: Sequence[int], inputs: Sequence[int]) -> None:
         """Say which ids of the target a model's ids are, and which are looked up for the target's.

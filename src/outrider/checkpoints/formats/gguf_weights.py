@@ -1,10 +1,11 @@
 """The tensors of a GGUF file, under the names of Hugging Face's models.
 
-Q8_0 (32 int8 and an fp16 scale) and Q4_0 (32 nibbles, the first 16 low, and an fp16 scale) map
-onto ``Quantized`` bit for bit. Other quantised types are dequantised by the ``gguf`` package.
+The native step multiplies by the codes of most types as they are; torch, and types of few users,
+take what the ``gguf`` package dequantises.
 """
 
 import re
+from functools import partial
 from math import prod
 
 import torch
@@ -12,12 +13,18 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 
 from ...errors import ModelError
+from ..coded import Coded, CodedPart
 from ..quantize import Matrix, Quantized
 from .gguf import GGUF, StoredTensor
 from .gguf_config import interleaves
 
 GROUP = 32
-EXACT = (Kind.Q8_0, Kind.Q4_0)
+"""Weights of a block of Q8_0 and Q4_0."""
+CODED = (
+    Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q2_K, Kind.Q3_K, Kind.Q4_K,
+    Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4,
+)  # fmt: skip
+"""Types that native/src/coded.cpp reads."""
 PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
 CHUNK = 1 << 20
 """Elements that are dequantised at a time, in fp32."""
@@ -65,7 +72,7 @@ class GGUFTensors:
         self._head_dim = head_dim
         self._file = file
         self._interleaved = interleaves(file.metadata)
-        kinds = {t.kind for t in file.tensors.values()} - set(EXACT) - set(PLAIN)
+        kinds = {t.kind for t in file.tensors.values()} - set(CODED) - set(PLAIN)
         names = ", ".join(sorted(kind.name for kind in kinds))
         self.note = (
             f"{file.path}: weights of type {names} are dequantised at load." if names else None
@@ -82,8 +89,19 @@ class GGUFTensors:
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix:
         """Return the matrix ``name`` of ``shape`` (out, in): as stored, or in ``dtype``."""
         stored = self._find(name, shape)
-        if stored.kind not in EXACT:
+        if stored.kind not in CODED:
             return self.get(name, shape, dtype)
+        part = CodedPart(
+            self._file.path, stored.begin, int(stored.kind), stored.kind.name, shape[0],
+            self._order(name, shape[0]), partial(self._plain, stored),
+        )  # fmt: skip
+        return Coded((part,), shape[1])
+
+    def grid(self, name: str, shape: tuple[int, int]) -> Quantized | None:
+        """Return a matrix of Q8_0 (int8) or Q4_0 (nibbles), whose codes are a plain grid's."""
+        stored = self._find(name, shape)
+        if stored.kind not in (Kind.Q8_0, Kind.Q4_0):
+            return None
         blocks = torch.from_numpy(self._file.read(stored)).view(shape[0], shape[1] // GROUP, -1)
         scales = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1).float()
         octets = blocks[..., 2:]
@@ -98,7 +116,7 @@ class GGUFTensors:
     def kept(self, name: str) -> str | None:
         """Return the type of the codes that the matrix ``name`` keeps; None if it keeps none."""
         stored = self._file.tensors.get(_key(name))
-        return stored.kind.name if stored is not None and stored.kind in EXACT else None
+        return stored.kind.name if stored is not None and stored.kind in CODED else None
 
     def nbytes(self, name: str) -> int:
         """Return the number of stored bytes of the tensor ``name``."""
@@ -107,7 +125,7 @@ class GGUFTensors:
     def held(self, size: int, keeps: bool) -> dict[str, int]:
         """See ``Tensors.held``."""
         return {
-            key: stored.nbytes if keeps and stored.kind in EXACT else size * prod(stored.shape)
+            key: stored.nbytes if keeps and stored.kind in CODED else size * prod(stored.shape)
             for key, stored in self._file.tensors.items()
         }
 

@@ -134,6 +134,13 @@ inline F32x16 load_half(const std::uint16_t* p) {
     for (int i = 0; i < LANES; ++i) out[i] = from_half(p[i]);
     return load(out);
 }
+inline F32x16 load_signed(const std::uint8_t* p) {
+    return to_float(each_int([&](int i) { return std::int8_t(p[i]); }));
+}
+// The low nibbles of sixteen bytes, or with a shift of 4 the high ones.
+inline F32x16 load_nibbles(const std::uint8_t* p, int shift) {
+    return to_float(each_int([&](int i) { return p[i] >> shift & 15; }));
+}
 inline Ints load_zeros(const std::uint8_t* p) {
     return each_int([&](int i) { return p[i] | std::int32_t(p[i]) << 23; });
 }

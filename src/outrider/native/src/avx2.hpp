@@ -119,6 +119,19 @@ inline F32x16 load_half(const std::uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
+inline F32x16 widened_bytes(__m128i bytes) {
+    return to_float(
+        Ints{_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))});
+}
+inline F32x16 load_signed(const std::uint8_t* p) {
+    return widened_bytes(_mm_loadu_si128((const __m128i*)p));
+}
+// The low nibbles of sixteen bytes, or with a shift of 4 the high ones.
+inline F32x16 load_nibbles(const std::uint8_t* p, int shift) {
+    const __m128i bytes =
+        _mm_srl_epi16(_mm_loadu_si128((const __m128i*)p), _mm_cvtsi32_si128(shift));
+    return widened_bytes(_mm_and_si128(bytes, _mm_set1_epi8(15)));
+}
 inline __m256i load_zeros8(const std::uint8_t* p) {
     __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
     return _mm256_or_si256(wide, _mm256_slli_epi32(wide, 23));

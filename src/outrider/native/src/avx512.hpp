@@ -76,6 +76,15 @@ inline F32x16 to_float(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline F32x16 load_half(const std::uint16_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
 }
+inline F32x16 load_signed(const std::uint8_t* p) {
+    return to_float(Ints{_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))});
+}
+// The low nibbles of sixteen bytes, or with a shift of 4 the high ones.
+inline F32x16 load_nibbles(const std::uint8_t* p, int shift) {
+    const __m128i bytes =
+        _mm_srl_epi16(_mm_loadu_si128((const __m128i*)p), _mm_cvtsi32_si128(shift));
+    return to_float(Ints{_mm512_cvtepu8_epi32(_mm_and_si128(bytes, _mm_set1_epi8(15)))});
+}
 // Sixteen pairs (zero, 128 * zero), to be multiplied with a BlockSummary's (low, high).
 inline Ints load_zeros(const std::uint8_t* p) {
     __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));

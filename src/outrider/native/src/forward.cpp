@@ -14,7 +14,7 @@ constexpr long WORTH_SHARING = 1 << 19;
 template <class T>
 struct Forward : Work, Multiplier<T> {
     using Multiplier<T>::m, Multiplier<T>::digits, Multiplier<T>::multiply;
-    using Multiplier<T>::own_digits, Multiplier<T>::grain;
+    using Multiplier<T>::own_digits, Multiplier<T>::grain, Multiplier<T>::each_part;
     Store& store_;
     const Rows& rows;
     const std::vector<int> sublayers, hidden, scored;  // `scored`: rows that want logits, in order
@@ -69,7 +69,7 @@ struct Forward : Work, Multiplier<T> {
 
     int phases() const {
         const int kept = int(hidden.size());
-        return 8 + kept + int(sublayers.size()) * (8 + kept);
+        return 8 + kept + int(sublayers.size()) * (12 + kept);  // three parts at most
     }
 
     int helpers() const {
@@ -94,19 +94,19 @@ struct Forward : Work, Multiplier<T> {
             multiply(team, weight, normed, normed_stride, count, epilogue);
             return;
         }
-        bool ready = false;
+        bool normal = false;
         const Digits mine = own_digits(team);
-        team.share(weight.units(), grain(weight.units(), team.count, count),
-                   [&](int first, int last) {
-                       T* own = normed + std::size_t(team.index) * ALONE * normed_stride;
-                       if (!ready) {
-                           normalise(own, 0, count);
-                           if (!weight.packed.empty())
-                               digitise(weight.packed, own, normed_stride, 0, count, mine);
-                       }
-                       ready = true;
-                       multiply(weight, first, last, own, normed_stride, mine, count, epilogue);
-                   });
+        T* own = normed + std::size_t(team.index) * ALONE * normed_stride;
+        each_part(weight, epilogue, [&](const Packed* part, int units, const Epilogue& to) {
+            bool ready = !part;
+            team.share(units, grain(units, team.count, count), [&](int first, int last) {
+                if (!normal) normalise(own, 0, count);
+                normal = true;
+                if (!ready) digitise(*part, own, normed_stride, 0, count, mine);
+                ready = true;
+                multiply(weight, part, first, last, own, normed_stride, mine, count, to);
+            });
+        });
     }
 
     void embed(int first, int last) {

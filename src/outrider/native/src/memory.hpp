@@ -1,4 +1,4 @@
-// Zeroed memory: at once, on cache-line borders and in large pages, or when first used.
+// Memory: zeroed at once, on cache-line borders and in large pages, or when first used.
 #pragma once
 
 #include <cstddef>
@@ -31,19 +31,9 @@ template <class T>
 class Memory {
 public:
     Memory() = default;
-    explicit Memory(std::size_t count) : count_(count) {
-        constexpr std::size_t huge = std::size_t(1) << 21;
-        const std::size_t bytes = product_of({count, sizeof(T)});
-        if (!bytes) return;
-        void* made = nullptr;
-        if (posix_memalign(&made, bytes >= huge ? huge : 64, bytes)) throw std::bad_alloc();
-        data_ = static_cast<T*>(made);
-#if defined(__linux__)
-        // Whole pages only: the rest of one more for every matrix would add up.
-        if (bytes >= huge) madvise(made, bytes / huge * huge, MADV_HUGEPAGE);
-#endif
-        std::memset(made, 0, bytes);
-    }
+    explicit Memory(std::size_t count) : Memory(count, true) {}
+    // Memory that is written before it is read.
+    static Memory unset(std::size_t count) { return Memory(count, false); }
     Memory(Memory&& other) noexcept { *this = std::move(other); }
     Memory& operator=(Memory&& other) noexcept {
         std::swap(data_, other.data_);
@@ -66,6 +56,19 @@ public:
     }
 
 private:
+    Memory(std::size_t count, bool zeroed) : count_(count) {
+        constexpr std::size_t huge = std::size_t(1) << 21;
+        const std::size_t bytes = product_of({count, sizeof(T)});
+        if (!bytes) return;
+        void* made = nullptr;
+        if (posix_memalign(&made, bytes >= huge ? huge : 64, bytes)) throw std::bad_alloc();
+        data_ = static_cast<T*>(made);
+#if defined(__linux__)
+        // Whole pages only: the rest of one more for every matrix would add up.
+        if (bytes >= huge) madvise(made, bytes / huge * huge, MADV_HUGEPAGE);
+#endif
+        if (zeroed) std::memset(made, 0, bytes);
+    }
     T* data_ = nullptr;
     std::size_t count_ = 0;
 };

@@ -1,6 +1,7 @@
 // A model's weights, its cache, and the rows of one forward.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -18,15 +19,23 @@ namespace outrider {
 // What the numbers of sublayers mean: twice that of their layer, and this.
 enum Sublayer { ATTENTION, MLP };
 
-// A matrix as T, or quantised; one of the two is empty.
+// A matrix as T, or in codes: in parts one behind the other where these have different types.
 template <class T>
 struct Weight {
     Matrix<T> plain;
-    Packed packed;
+    std::vector<Packed> packed;
+    bool apart = false;  // of two parts the first gates the second, unit by unit
 
     bool empty() const { return plain.empty() && packed.empty(); }
-    int units() const { return plain.units + packed.units; }
-    std::size_t bytes() const { return plain.bytes() + packed.bytes(); }
+    std::size_t bytes() const {
+        std::size_t all = plain.bytes();
+        for (const Packed& part : packed) all += part.bytes();
+        return all;
+    }
+    bool same(const std::vector<Packed>& other) const {
+        return std::equal(packed.begin(), packed.end(), other.begin(), other.end(),
+                          [](const Packed& a, const Packed& b) { return a.same(b); });
+    }
 };
 
 template <class T>
@@ -45,7 +54,7 @@ struct Scratch {
     Memory<T> normed, q, attended, gated, paired;
     Memory<std::int8_t> digits;
     Memory<BlockSummary> parts;
-    Memory<float> wide;
+    Memory<float> wide, gates;
     std::vector<std::uint8_t> nonfinite;
 };
 
@@ -71,6 +80,7 @@ struct Weights : Model {
     // Other models may hold the same. `table`: a packed embedding that is not the head, or null.
     std::shared_ptr<Weight<T>> head, table;
     int half = 0, blocks = 0;  // of a row of digits, at most
+    bool apart = false;        // whether a weight is
     Memory<float> norm, state_norm, fuse_norm;
     Weight<T> fuse;                                        // [hidden, fused]
     std::vector<Weight<T>> drafts;                         // [heads][blocks + 1]

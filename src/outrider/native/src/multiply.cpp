@@ -7,12 +7,13 @@
 namespace outrider {
 
 template <class T>
-void Multiplier<T>::multiply(const Weight<T>& weight, int first, int last, const T* x, int stride,
-                             const Digits& digits, int count, const Epilogue& epilogue) {
-    if (weight.packed.empty())
-        product(weight.plain, first, last, x, stride, count, epilogue);
+void Multiplier<T>::multiply(const Weight<T>& weight, const Packed* part, int first, int last,
+                             const T* x, int stride, const Digits& digits, int count,
+                             const Epilogue& epilogue) {
+    if (part)
+        product(*part, first, last, digits, count, epilogue);
     else
-        product(weight.packed, first, last, digits, count, epilogue);
+        product(weight.plain, first, last, x, stride, count, epilogue);
 }
 
 template <class T>
@@ -28,24 +29,25 @@ void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, in
                         store(wide + std::size_t(r) * wide_stride + i,
                               load(x + std::size_t(r) * stride + i));
             });
-            team.share(weight.units(), grain(weight.units(), team.count, count),
+            team.share(plain.units, grain(plain.units, team.count, count),
                        [&](int first, int last) {
                            product_of_many(plain, first, last, wide, wide_stride, count, epilogue);
                        });
             return;
         }
     }
-    const bool quantised = !weight.packed.empty(), alone = count <= DIGITS_ALONE;
+    const bool alone = count <= DIGITS_ALONE;
     const Digits mine = alone ? own_digits(team) : digits;
-    if (quantised && !alone)
-        team.share(count, 4, [&](int first, int last) {
-            digitise(weight.packed, x, stride, first, last, mine);
+    each_part(weight, epilogue, [&](const Packed* part, int units, const Epilogue& to) {
+        if (part && !alone)
+            team.share(count, 4,
+                       [&](int first, int last) { digitise(*part, x, stride, first, last, mine); });
+        bool ready = !part || !alone;
+        team.share(units, grain(units, team.count, count), [&](int first, int last) {
+            if (!ready) digitise(*part, x, stride, 0, count, mine);
+            ready = true;
+            multiply(weight, part, first, last, x, stride, mine, count, to);
         });
-    bool ready = !quantised || !alone;
-    team.share(weight.units(), grain(weight.units(), team.count, count), [&](int first, int last) {
-        if (!ready) digitise(weight.packed, x, stride, 0, count, mine);
-        ready = true;
-        multiply(weight, first, last, x, stride, mine, count, epilogue);
     });
 }
 

@@ -35,6 +35,7 @@ struct Multiplier {
         if (count < alone) count = alone;
         digits = {m.scratch.digits.reserve(count * 2 * m.half),
                   m.scratch.parts.reserve(count * m.blocks), m.c.coarse != 0};
+        if (m.apart) m.scratch.gates.reserve(count * padded(m.c.inner, LANES));
         if (WIDENS<T>)
             wide = m.scratch.wide.reserve(count * spread_stride(padded(widest(m.c), IN_PAD)));
     }
@@ -56,9 +57,33 @@ struct Multiplier {
         return wanted < 4 ? 4 : wanted > 64 ? 64 : wanted;
     }
 
-    // y of rows of x or, with a quantised matrix, of their digits.
-    void multiply(const Weight<T>& weight, int first, int last, const T* x, int stride,
-                  const Digits& digits, int count, const Epilogue& epilogue);
+    // A product of rows of x or, of a matrix in codes, of their digits.
+    static void multiply(const Weight<T>& weight, const Packed* part, int first, int last,
+                         const T* x, int stride, const Digits& digits, int count,
+                         const Epilogue& epilogue);
+
+    // body(part, units, epilogue) for each part of a weight: null, or codes.
+    template <class Body>
+    void each_part(const Weight<T>& weight, const Epilogue& epilogue, Body body) const {
+        if (weight.packed.empty()) return body(nullptr, weight.plain.units, epilogue);
+        if (weight.apart) {
+            const Packed &gate = weight.packed[0], &up = weight.packed[1];
+            const std::size_t stride = std::size_t(gate.units) * LANES;
+            float* gates = m.scratch.gates.data();
+            body(&gate, gate.units,
+                 {.kind = Epilogue::put, .y = gates, .stride = stride, .columns = int(stride)});
+            Epilogue last = epilogue;
+            last.kind = Epilogue::gated_by;
+            last.y = gates;
+            last.stride = stride;
+            return body(&up, up.units, last);
+        }
+        int first = 0;
+        for (const Packed& part : weight.packed) {
+            body(&part, part.units, epilogue.behind(first));
+            first += part.units;
+        }
+    }
 
     // The place of a worker that makes its own digits.
     Digits own_digits(const Team& team) const {
@@ -82,7 +107,7 @@ const T* look_up(const Weights<T>& m, int token, T* room) {
         unpack_row(from.plain, token, room, hidden);
     } else {
         std::vector<float> wide(hidden);
-        unpack_row(from.packed, token, wide.data());
+        unpack_row(from.packed[0], token, wide.data());
         for (int i = 0; i < hidden; ++i) narrow_to(&room[i], wide[i]);
     }
     return room;

@@ -91,7 +91,7 @@ typedef struct Config {
     int32_t state_normed;   // the residual stream begins with a norm
     int32_t output_normed;  // a state ends with a norm
     int32_t blocks;         // residual blocks before the last matrix of each head
-    int32_t coarse;         // quantised matrices take activations of 8 bits rather than 16
+    int32_t coarse;         // matrices in codes take activations of 8 bits rather than 16
     float norm_eps, scale, embedding_scale, residual_scale, logits_scale;
 } Config;
 
@@ -102,6 +102,15 @@ typedef struct QuantizedData {
     const uint8_t* zeros;  // [out, groups], or null
     int32_t bits, group, groups;
 } QuantizedData;
+
+// Rows of a GGUF file that follow each other in a matrix.
+typedef struct CodedData {
+    int64_t offset;        // of the first row in the file, in bytes
+    const int32_t* order;  // [rows]: which of them comes when, or null
+    int32_t file;          // its descriptor
+    int32_t type;          // of its codes, by ggml's number
+    int32_t rows;
+} CodedData;
 
 // A request's options in its pipeline.
 typedef struct Options {
@@ -179,6 +188,12 @@ OUTRIDER_API const char* outrider_matrix(Model* model, int32_t layer, int32_t ki
 OUTRIDER_API const char* outrider_quantized(Model* model, int32_t layer, int32_t kind,
                                             const QuantizedData* data, const float* bias,
                                             int32_t out, int32_t in, const Model* beside);
+// Reads a matrix [out, in] from a file whose codes are kept, in `count` parts one behind the other,
+// and packs it; see outrider_matrix. Parts but the last have a multiple of 16 rows if the next has
+// another type; a gate is one part, and what it gates another.
+OUTRIDER_API const char* outrider_coded(Model* model, int32_t layer, int32_t kind,
+                                        const CodedData* parts, int32_t count, const float* bias,
+                                        int32_t out, int32_t in, const Model* beside);
 // Keeps a norm's weight; `number` is the layer, 0 for the model's own.
 OUTRIDER_API const char* outrider_vector(Model* model, int32_t number, int32_t kind,
                                          const float* data, int64_t count);

@@ -1,4 +1,4 @@
-// Matrices of 4 or 8 bits, packed for products.
+// Matrices of 2 to 8 bits, packed for products.
 #pragma once
 
 #include <cstddef>
@@ -9,24 +9,58 @@
 namespace outrider {
 
 constexpr int LONGEST_BLOCK = 128;
+// Codes stand in cells of 32 inputs and 16 outputs.
+constexpr int CELL = 32;
+
+// How many bits codes have, and how they stand in a cell. It is made of lines of 64 bytes, [16
+// outputs][4]; step p is the inputs 4p to 4p + 3, one to each of an output's four bytes.
+//   8 bits: line p has step p.
+//   4 bits: line p / 2 has step p, in the low nibbles where p is even.
+//   5 and 6 bits: as 4 bits; the fifth bit of step p is bit p of the fifth line, the fifth and
+//     sixth of step p are bits 2 (p % 4) and up of the fifth or sixth line.
+//   2 bits: bits 2 (p % 4) and up of line p / 4.
+//   3 bits: as 2 bits; the third bit of step p is bit p of the third line.
+// MAPPED: as 4 bits, numbers of a table of sixteen codes of 8 bits.
+constexpr int MAPPED = 0;
+constexpr int lines_of(int bits) { return bits == MAPPED ? 4 : bits; }
+// Whether blocks are of 16 inputs, so that a cell holds two.
+constexpr bool halved(int bits) { return bits == 2 || bits == 3 || bits == 6; }
 
 // What a block of activations brings along.
 struct BlockSummary {
-    float scale;
+    float scale, sum;        // of the digits, times scale
     std::int16_t low, high;  // -(sum of the digits) = low + 128 * high
 };
 
-// A matrix [out, in], w = scale * (code - zero), in units of 16 outputs. Inputs are padded group by
-// group: one of up to 128 is a block, a longer one several of 128. Zeros stand in for what pads.
+// How scales are stored, in records one behind the other for each unit.
+enum class Scaling {
+    halves,   // fp16 for each group
+    wides,    // bf16 for each group
+    steps,    // fp16 for eight or sixteen groups, times int8 for each group
+    nibbles,  // fp16 for sixteen groups, times the low nibbles of a byte for each
+};
+
+// A matrix [out, in], w = scale * (code - zero) - less, in units of 16 outputs. Inputs are padded
+// group by group: one of up to 128 is a block, a longer one several of 128. Zeros stand in for what
+// pads.
+//
+// A record has the scales of its groups, [16] numbers of 16 bits, the same of `less` if there are
+// any, and then for every group [16] int8 or, in nibbles, scale and less, and if there are any [16]
+// int8 of every group's `less`.
 struct Packed {
-    Memory<std::uint8_t> codes;    // [units][blocks][inputs of a block][16], see sums.hpp
-    Memory<std::uint16_t> scales;  // fp16 [units][groups][16], times `factor`
-    Memory<std::uint8_t> zeros;    // [units][groups][16], or empty: 2^(bits - 1)
-    Memory<float> bias;            // [units * 16] or empty
-    float factor = 1;              // a power of two
+    Memory<std::uint8_t> codes;   // [units][cells][lines][16][4]
+    Memory<std::uint8_t> scales;  // [units][records][record]; those of fp16 times `factor`
+    Memory<std::uint8_t> zeros;   // [units][groups][16], or empty: `zero`
+    Memory<float> bias;           // [units * 16] or empty
+    float factor = 1;             // a power of two
+    Scaling scaling = Scaling::halves;
+    bool lessened = false;           // whether there is a `less`
+    int record = 0, per_record = 1;  // bytes of a record, groups of a record
+    int zero = 0;
+    std::uint8_t map[16] = {};  // of MAPPED codes
     int units = 0, in = 0, bits = 0;
     int group = 0, groups = 0;
-    int block = 0, split = 0;  // padded inputs of a block (32, 64 or 128), blocks of a group
+    int block = 0, split = 0;  // padded inputs of a block (16, 32, 64, 128), blocks of a group
 
     bool empty() const { return units == 0; }
     std::size_t bytes() const {
@@ -34,15 +68,17 @@ struct Packed {
     }
     bool same(const Packed& other) const {
         return bits == other.bits && in == other.in && group == other.group &&
-               factor == other.factor && codes.same(other.codes) && scales.same(other.scales) &&
-               zeros.same(other.zeros) && bias.same(other.bias);
+               factor == other.factor && scaling == other.scaling && zero == other.zero &&
+               codes.same(other.codes) && scales.same(other.scales) && zeros.same(other.zeros) &&
+               bias.same(other.bias) && !std::memcmp(map, other.map, sizeof map);
     }
     int blocks() const { return groups * split; }
     int width() const { return blocks() * block; }
     // Half of the bytes of a row of digits: an odd number of cache lines, since rows a power of two
     // apart would share few of the cache's sets.
     int half() const { return ((width() + 63) / 64 | 1) * 64; }
-    std::size_t unit_size() const { return std::size_t(width()) * LANES * bits / 8; }
+    std::size_t unit_size() const { return std::size_t(width()) / CELL * lines_of(bits) * 64; }
+    std::size_t scales_size() const { return std::size_t(groups / per_record) * record; }
     // The first input of a block, and how many there are.
     int start(int b) const { return b / split * group + b % split * LONGEST_BLOCK; }
     int length(int b) const {
@@ -50,6 +86,12 @@ struct Packed {
         int left = end - start(b);
         return left < 0 ? 0 : left < LONGEST_BLOCK ? left : LONGEST_BLOCK;
     }
+    // The record of a group, and where in it the 16 bytes of a group stand.
+    const std::uint8_t* record_of(int unit, int g) const {
+        return scales.data() + unit * scales_size() + std::size_t(g / per_record) * record;
+    }
+    int step_at(int g) const { return (lessened ? 64 : 32) + g % per_record * LANES; }
+    int less_at(int g) const { return step_at(g) + per_record * LANES; }
 };
 
 // Packs codes [out, in], scales and zeros [out, groups] (of `group` inputs each; `zeros` may be
@@ -58,6 +100,9 @@ struct Packed {
 const char* pack(Packed& to, const std::uint8_t* codes, const float* scales,
                  const std::uint8_t* zeros, const float* bias, int out, int in, int bits, int group,
                  int groups, int parts);
+
+// Puts the codes of 32 inputs of an output, four to a word, into its lane of a cell.
+void encode(std::uint8_t* cell, int lane, int bits, const std::uint32_t codes[8]);
 
 // Writes a row of a matrix of one part: `in` numbers.
 void unpack_row(const Packed& m, int row, float* to);

@@ -31,15 +31,31 @@ struct Units {
 
 // What becomes of finished sums.
 struct Epilogue {
-    enum Kind { put, add, gate, swish } kind;
-    float* y = nullptr;      // put: y = sum; add: y += scale * sum; swish: y += silu(sum)
+    enum Kind { put, add, gate, gated_by, swish } kind;
+    // put: y = sum; add: y += scale * sum; swish: y += silu(sum); gated_by: the gates' sums
+    float* y = nullptr;
     std::size_t stride = 0;  // of y
     int columns = 0;         // of y that may be written
     float scale = 1;         // put: sum * scale
-    void* gated = nullptr;   // gate: silu(even unit) * odd unit, bf16 or fp32
+    // gate: silu(even unit) * odd unit; gated_by: silu(y) * sum; bf16 or fp32
+    void* gated = nullptr;
     std::size_t gated_stride = 0;
     bool narrow = false;           // gate: to bf16
     Upcoming* upcoming = nullptr;  // asked for beside the product, except by tiles; or null
+
+    // The same for units that stand behind others.
+    Epilogue behind(int units) const {
+        Epilogue to = *this;
+        if (to.y) to.y += std::size_t(units) * LANES;
+        to.columns -= units * LANES;
+        return to;
+    }
+    void put_gated(std::size_t at, F32x16 x) const {
+        if (narrow)
+            store(static_cast<bf16*>(gated) + at, x);
+        else
+            store(static_cast<float*>(gated) + at, x);
+    }
 };
 
 inline F32x16 silu(F32x16 x) { return x / (splat(1.0f) + exp(splat(0.0f) - x)); }
@@ -56,6 +72,9 @@ inline void finish_one(const Epilogue& epilogue, int row, int unit, F32x16 sum) 
             store(last, sum);
             for (int i = 0; i < left; ++i) y[i] = last[i];
         }
+    } else if (epilogue.kind == Epilogue::gated_by) {
+        const std::size_t at = row * epilogue.gated_stride + std::size_t(unit) * LANES;
+        epilogue.put_gated(at, silu(load(y)) * sum);
     } else if (epilogue.kind == Epilogue::swish) {
         store(y, load(y) + silu(sum));
     } else {
@@ -68,13 +87,8 @@ inline void finish(const Epilogue& epilogue, const float* bias, int row, int uni
     for (int c = 0; bias && c < C; ++c) sums[c] = sums[c] + load(bias + (unit + c) * LANES);
     if (epilogue.kind == Epilogue::gate) {
         const std::size_t at = row * epilogue.gated_stride + std::size_t(unit / 2) * LANES;
-        for (int c = 0; c + 1 < C; c += 2) {
-            const F32x16 gated = silu(sums[c]) * sums[c + 1];
-            if (epilogue.narrow)
-                store(static_cast<bf16*>(epilogue.gated) + at + c / 2 * LANES, gated);
-            else
-                store(static_cast<float*>(epilogue.gated) + at + c / 2 * LANES, gated);
-        }
+        for (int c = 0; c + 1 < C; c += 2)
+            epilogue.put_gated(at + c / 2 * LANES, silu(sums[c]) * sums[c + 1]);
         return;
     }
     for (int c = 0; c < C; ++c) finish_one(epilogue, row, unit + c, sums[c]);

@@ -1,10 +1,13 @@
-// Products with matrices of 4 or 8 bits: integers in a block of inputs, fp32 from block to block.
+// Products with matrices of few bits: integers in a block of inputs, fp32 from block to block.
 //
 // Activations are not cut to the weights' bits: a row's block becomes digits of 16 bits and one
 // scale. The integer sums are exact in whatever order they are taken, and the fp32 sum over blocks
 // is taken in order, so that an output's bits depend neither on the rows and units computed beside
 // it nor on whether tiles or lanes do it.
 #pragma once
+
+#include <type_traits>
+#include <utility>
 
 #include "packed.hpp"
 #include "product.hpp"
@@ -42,7 +45,7 @@ void digitise_block(const T* x, int block, int highest_digit, std::int8_t* row, 
     }
     const std::int32_t less = -total(sum);
     const float scale = !finite ? float(NAN) : faint ? 0.0f : top / float(highest_digit);
-    part = {scale, std::int16_t(less & 127), std::int16_t(less >> 7)};
+    part = {scale, float(-less) * scale, std::int16_t(less & 127), std::int16_t(less >> 7)};
 }
 
 // Rows [first, last) of x [., stride] to `to`.
@@ -77,76 +80,112 @@ inline std::ptrdiff_t ahead(int distance, int bytes, int blocks, std::size_t siz
     return std::ptrdiff_t(far) * bytes + next;
 }
 
+// What sixteen outputs of a group are scaled by, and what they are lessened by.
+struct LaneScales {
+    F32x16 scale, less;
+};
+inline LaneScales scales_of(const Packed& m, int unit, int g) {
+    const std::uint8_t* record = m.record_of(unit, g);
+    auto halves = [&](int at) {
+        return load_half(reinterpret_cast<const std::uint16_t*>(record + at));
+    };
+    LaneScales all = {
+        m.scaling == Scaling::wides ? load(reinterpret_cast<const bf16*>(record)) : halves(0),
+        m.lessened ? halves(2 * LANES) : splat(0.0f)};
+    if (m.scaling == Scaling::steps) {
+        all.scale = all.scale * load_signed(record + m.step_at(g));
+        if (m.lessened) all.less = all.less * load_signed(record + m.less_at(g));
+    } else if (m.scaling == Scaling::nibbles) {
+        all.scale = all.scale * load_nibbles(record + m.step_at(g), 0);
+        all.less = all.less * load_nibbles(record + m.step_at(g), 4);
+    }
+    return all;
+}
+
+// body(integral_constant) for COUNT numbers from FIRST on.
+template <int FIRST, int COUNT, class Body>
+[[gnu::always_inline]] inline void each_step(Body body) {
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+        (body(std::integral_constant<int, FIRST + I>()), ...);
+    }(std::make_integer_sequence<int, COUNT>());
+}
+
 // R rows by C units, by `Sum`s over a block: of all units at once where registers hold them, so
 // that memory is read in several streams and digits once for all, else of one after the other.
 template <int BITS, class Sum, int R, int C>
 void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epilogue& epilogue) {
-    constexpr int step = 32 / BITS;
+    // Blocks of a cell, where it holds several, and a block's steps in a cell.
+    constexpr int held = halved(BITS) ? 2 : 1, steps = 8 / held, lines = lines_of(BITS);
     // Two sums a row where there are few, so that one need not wait for the other.
     constexpr int each = R <= 2 && C <= 2 ? 2 : 1;
     constexpr int side = R <= 4 && C * R * each * Sum::REGISTERS <= MOST_SUMS ? C : 1;
-    const int half = m.half(), blocks = m.blocks();
-    const std::size_t size = m.unit_size(), bytes = std::size_t(m.block) * LANES * BITS / 8;
+    const int half = m.half(), blocks = m.blocks(), inputs = m.block * held;
+    const std::size_t size = m.unit_size(), bytes = std::size_t(inputs) / CELL * lines * 64;
     const std::uint8_t* w = m.codes.data() + unit * size;
     const std::int8_t* digits = x.digits + std::size_t(row) * 2 * half;
     const BlockSummary* parts = x.parts + std::size_t(row) * blocks;
     alignas(16) std::uint8_t middle[LANES];
-    std::memset(middle, 1 << (BITS - 1), LANES);
+    std::memset(middle, m.zero, LANES);
     F32x16 sums[C][R];
     for (auto& line : sums)
         for (auto& sum : line) sum = splat(0.0f);
-    for (int b = 0, g = 0, part = 0; b < blocks; ++b) {
-        const std::ptrdiff_t further = ahead(AHEAD / C, int(bytes), blocks, size, b, C);
+    for (int b = 0, g = 0, part = 0; b < blocks; b += held) {
+        const std::ptrdiff_t further =
+            ahead(AHEAD / C, int(bytes), blocks / held, size, b / held, C);
+        const std::int8_t* line = digits + std::size_t(b) * m.block * Sum::DIGIT;
         for (int first = 0; first < C; first += side) {
-            const std::uint8_t* from = w + first * size + b * bytes;
-            const std::int8_t* line = digits + std::size_t(b) * m.block * Sum::DIGIT;
-            Sum all[each][side][R];
-            for (int c = 0; c < side; ++c) {
-                const std::size_t at = (std::size_t(unit + first + c) * m.groups + g) * LANES;
-                const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
-                for (int i = 0; i < each; ++i)
-                    for (int r = 0; r < R; ++r)
-                        all[i][c][r] = i ? Sum() : Sum(zeros, parts[r * blocks + b]);
-            }
-            for (int k = 0; k < m.block; k += INPUTS) {
-                if (epilogue.upcoming) [[unlikely]]
-                    (*epilogue.upcoming)(ASKED);
-#pragma GCC unroll 8
-                for (int i = 0; i < INPUTS / step; ++i, from += 64) {
-                    Codes<BITS> codes[side];
-                    for (int c = 0; c < side; ++c) {
-                        __builtin_prefetch(from + c * size + further, 0, 2);
-                        codes[c] = Codes<BITS>(from + c * size);
-                    }
-#pragma GCC unroll 2
-                    for (int p = 0; p < step / 4; ++p) {
+            const std::uint8_t* from = w + first * size + b / held * bytes;
+            each_step<0, held>([&](auto turn) __attribute__((always_inline)) {
+                Sum all[each][side][R];
+                for (int c = 0; c < side; ++c) {
+                    const std::size_t at =
+                        (std::size_t(unit + first + c) * m.groups + g + turn) * LANES;
+                    const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
+                    for (int i = 0; i < each; ++i)
+                        for (int r = 0; r < R; ++r)
+                            all[i][c][r] = i ? Sum() : Sum(zeros, parts[r * blocks + b + turn]);
+                }
+                const std::uint8_t* cell = from;
+                for (int k = 0; k < inputs; k += CELL, cell += lines * 64) {
+                    if (epilogue.upcoming && !turn) [[unlikely]]
+                        (*epilogue.upcoming)(ASKED);
+                    each_step<turn * steps, steps>([&](auto p) __attribute__((always_inline)) {
                         typename Sum::FourCodes unpacked[side];
-                        for (int c = 0; c < side; ++c) unpacked[c] = {codes[c], p};
+                        for (int c = 0; c < side; ++c) {
+                            if (p < lines)
+                                __builtin_prefetch(cell + c * size + p * 64 + further, 0, 2);
+                            unpacked[c] =
+                                Sum::FourCodes::template of<BITS, p>(cell + c * size, m.map);
+                        }
                         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
                             for (int c = 0; c < side; ++c)
-                                all[i % each][c][r].add(unpacked[c],
-                                                        line + std::size_t(r) * 2 * half, half,
-                                                        k + i * step + 4 * p);
+                                all[p % each][c][r].add(
+                                    unpacked[c], line + std::size_t(r) * 2 * half, half, k + 4 * p);
+                        if constexpr ((p + 1) % UNSETTLED<BITS> == 0 ||
+                                      p + 1 == turn * steps + steps)
+                            for (auto& some : all)
+                                for (auto& column : some)
+                                    for (auto& sum : column) sum.settle();
+                    });
+                }
+                for (int c = 0; c < side; ++c) {
+                    const LaneScales lanes = scales_of(m, unit + first + c, g + turn);
+                    for (int r = 0; r < R; ++r) {
+                        const BlockSummary& with = parts[r * blocks + b + turn];
+                        const Ints whole = each == 2
+                                               ? all[0][c][r].all() + all[each - 1][c][r].all()
+                                               : all[0][c][r].all();
+                        F32x16& sum = sums[first + c][r];
+                        sum = fma(to_float(whole), lanes.scale * splat(with.scale), sum);
+                        if (m.lessened) sum = fma(lanes.less, splat(-with.sum), sum);
                     }
                 }
-                for (auto& some : all)
-                    for (auto& column : some)
-                        for (auto& sum : column) sum.settle();
-            }
-            for (int c = 0; c < side; ++c) {
-                const std::size_t at = (std::size_t(unit + first + c) * m.groups + g) * LANES;
-                const F32x16 scale = load_half(m.scales.data() + at);
-                for (int r = 0; r < R; ++r) {
-                    const Ints whole = each == 2 ? all[0][c][r].all() + all[each - 1][c][r].all()
-                                                 : all[0][c][r].all();
-                    sums[first + c][r] =
-                        fma(to_float(whole), scale * splat(parts[r * blocks + b].scale),
-                            sums[first + c][r]);
-                }
-            }
+            });
         }
-        if (++part == m.split) {
+        if constexpr (held > 1) {
+            g += held;
+        } else if (++part == m.split) {
             part = 0;
             ++g;
         }

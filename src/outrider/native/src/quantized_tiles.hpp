@@ -1,4 +1,4 @@
-// Products with matrices of 4 or 8 bits on AMX: the integers of quantized.hpp, eight rows at once.
+// Products with matrices of few bits on AMX: the integers of quantized.hpp, eight rows at once.
 //
 // A tile's sixteen lines are eight rows' upper and lower halves of their digits. The sums over a
 // block are whole numbers and the steps from block to block those of the kernel without tiles:
@@ -36,14 +36,16 @@ struct alignas(64) DigitTiles {
     }
 };
 
-// 4-bit codes of `inputs` inputs as bytes.
-inline void unpack(std::uint8_t* to, const std::uint8_t* from, int inputs, std::ptrdiff_t further) {
-    for (int k = 0; k < inputs; k += 8, from += 64, to += 128) {
-        __builtin_prefetch(from + further);
-        const Codes<4> codes(from);
-        _mm512_store_si512(to, codes.first);
-        _mm512_store_si512(to + 64, codes.second);
-    }
+// The codes of `inputs` inputs as bytes.
+template <int BITS>
+inline void unpack(std::uint8_t* to, const std::uint8_t* from, const std::uint8_t* map, int inputs,
+                   std::ptrdiff_t further) {
+    constexpr int lines = lines_of(BITS);
+    for (int k = 0; k < inputs; k += CELL, from += lines * 64, to += CELL * LANES)
+        each_step<0, 8>([&](auto p) __attribute__((always_inline)) {
+            if (p < lines) __builtin_prefetch(from + p * 64 + further);
+            _mm512_store_si512(to + p * 64, ByteCodes::of<BITS, p>(from, map).v);
+        });
 }
 
 // Up to 8 rows by C of 1, 2 or 4 units, whose codes stand at `w` and at distances of `size` behind
@@ -57,11 +59,11 @@ struct DigitRun {
     const std::size_t size;
     const int blocks = m.blocks(), half = m.half();
     const bool halves = m.block > DIGIT_INPUTS;
-    const std::size_t bytes = std::size_t(m.block) * LANES * BITS / 8;
+    const std::size_t bytes = std::size_t(m.block) / CELL * lines_of(BITS) * 64;
     const std::int8_t* const digits;
     const BlockSummary* const parts;
     alignas(64) std::int32_t ints[C][16 * LANES];
-    alignas(64) std::uint8_t codes[C][BITS == 4 ? LONGEST_BLOCK * LANES : 1];
+    alignas(64) std::uint8_t codes[C][BITS == 8 ? 1 : LONGEST_BLOCK * LANES];
     alignas(64) F32x16 sums[C][DIGIT_LINES];
     alignas(16) std::uint8_t middle[LANES];
 
@@ -74,7 +76,7 @@ struct DigitRun {
           size(size),
           digits(x.digits + std::size_t(row) * 2 * half),
           parts(x.parts + std::size_t(row) * blocks) {
-        std::memset(middle, 1 << (m.bits - 1), LANES);
+        std::memset(middle, m.zero, LANES);
         for (auto& line : sums)
             for (auto& sum : line) sum = splat(0.0f);
     }
@@ -82,15 +84,15 @@ struct DigitRun {
     void prepare(int b, int c) {
         const std::uint8_t* from = w + c * size + b * bytes;
         const std::ptrdiff_t further = ahead(TILES_AHEAD, int(bytes), blocks, size, b, C);
-        if constexpr (BITS == 4)
-            unpack(codes[c], from, m.block, further);
+        if constexpr (BITS != 8)
+            unpack<BITS>(codes[c], from, m.map, m.block, further);
         else
             for (std::size_t k = 0; k < bytes; k += 64) __builtin_prefetch(from + k + further);
     }
 
     template <int c>
     void multiply(int b) {
-        const std::uint8_t* from = BITS == 4 ? codes[c] : w + c * size + b * bytes;
+        const std::uint8_t* from = BITS != 8 ? codes[c] : w + c * size + b * bytes;
         asm volatile("" ::: "memory");  // the compiler does not know what tile instructions read
         _tile_zero(0);
         _tile_loadd(6, from, 64);
@@ -105,7 +107,7 @@ struct DigitRun {
     void take_up(int b, int c) {
         const std::size_t at = (std::size_t(unit + c) * m.groups + b / m.split) * LANES;
         const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
-        const F32x16 scale = load_half(m.scales.data() + at);
+        const LaneScales lanes = scales_of(m, unit + c, b / m.split);
         const std::int32_t* line = ints[c];
         const BlockSummary* part = parts + b;
         for (int r = 0; r < rows; ++r, line += 2 * LANES, part += blocks) {
@@ -113,7 +115,8 @@ struct DigitRun {
             const __m512i low = _mm512_load_si512(line + LANES);
             const Ints all = {
                 _mm512_dpwssd_epi32(_mm512_add_epi32(high, low), zeros.v, repeated(&part->low))};
-            sums[c][r] = fma(to_float(all), scale * splat(part->scale), sums[c][r]);
+            sums[c][r] = fma(to_float(all), lanes.scale * splat(part->scale), sums[c][r]);
+            if (m.lessened) sums[c][r] = fma(lanes.less, splat(-part->sum), sums[c][r]);
         }
     }
 
@@ -155,19 +158,21 @@ void digit_tiles(const Packed& m, int unit, const std::uint8_t* w, std::size_t s
 }
 
 // All rows by C units, eight rows after eight.
-template <int C>
+template <int BITS, int C>
 void digit_rows(const Packed& m, int unit, const Digits& x, int rows, const Epilogue& epilogue,
                 int& loaded) {
     const std::uint8_t* w = m.codes.data() + unit * m.unit_size();
-    const bool bytes = m.bits == 8 || rows > UNPACKED_ROWS;
+    const bool bytes = BITS == 8 || rows > UNPACKED_ROWS;
     std::size_t size = m.unit_size();
-    if (m.bits == 4 && bytes) {  // made bytes once for all rows
-        thread_local Memory<std::uint8_t> room;
-        std::uint8_t* to = room.reserve(C * 2 * size);
-        unpack(to, w, C * m.width(), C * std::ptrdiff_t(size));
-        w = to;
-        size *= 2;
-    }
+    if constexpr (BITS != 8)
+        if (bytes) {  // made bytes once for all rows
+            const std::size_t wide = std::size_t(m.width()) * LANES;
+            thread_local Memory<std::uint8_t> room;
+            std::uint8_t* to = room.reserve(C * wide);
+            unpack<BITS>(to, w, m.map, C * m.width(), C * std::ptrdiff_t(size));
+            w = to;
+            size = wide;
+        }
     for (int row = 0; row < rows; row += DIGIT_LINES) {
         const int lines = rows - row < DIGIT_LINES ? rows - row : DIGIT_LINES;
         if (lines != loaded) {
@@ -179,7 +184,7 @@ void digit_rows(const Packed& m, int unit, const Digits& x, int rows, const Epil
         if (bytes)
             digit_tiles<8, C>(m, unit, w, size, x, row, lines, epilogue);
         else
-            digit_tiles<4, C>(m, unit, w, size, x, row, lines, epilogue);
+            digit_tiles<BITS, C>(m, unit, w, size, x, row, lines, epilogue);
     }
 }
 
@@ -188,28 +193,48 @@ struct Tiles {
     ~Tiles() { _tile_release(); }
 };
 
-inline void product_in_tiles(const Packed& m, int first, int last, const Digits& x, int rows,
-                             const Epilogue& epilogue) {
+template <int BITS>
+void product_in_tiles(const Packed& m, int first, int last, const Digits& x, int rows,
+                      const Epilogue& epilogue) {
     const Tiles tiles;
     int loaded = 0;
-    for (; last - first >= 4; first += 4) digit_rows<4>(m, first, x, rows, epilogue, loaded);
-    for (; last - first >= 2; first += 2) digit_rows<2>(m, first, x, rows, epilogue, loaded);
-    if (first < last) digit_rows<1>(m, first, x, rows, epilogue, loaded);
+    for (; last - first >= 4; first += 4) digit_rows<BITS, 4>(m, first, x, rows, epilogue, loaded);
+    for (; last - first >= 2; first += 2) digit_rows<BITS, 2>(m, first, x, rows, epilogue, loaded);
+    if (first < last) digit_rows<BITS, 1>(m, first, x, rows, epilogue, loaded);
 }
 
 #endif
 
+// As `product`, of codes of BITS. Blocks of half a cell would use a quarter of a tile.
+template <int BITS>
+void product_of_codes(const Packed& m, int first, int last, const Digits& x, int rows,
+                      const Epilogue& epilogue) {
+#if defined(__AMX_INT8__)
+    if constexpr (!halved(BITS))
+        if (rows >= FEWEST_TILED) return product_in_tiles<BITS>(m, first, last, x, rows, epilogue);
+#endif
+    x.coarse ? product_in_lanes<BITS, Short<BITS>>(m, first, last, x, rows, epilogue)
+             : product_in_lanes<BITS, Sums>(m, first, last, x, rows, epilogue);
+}
+
+// y[row, outputs of units first..last) for all rows.
 inline void product(const Packed& m, int first, int last, const Digits& x, int rows,
                     const Epilogue& epilogue) {
-#if defined(__AMX_INT8__)
-    if (rows >= FEWEST_TILED) return product_in_tiles(m, first, last, x, rows, epilogue);
-#endif
-    if (m.bits == 4) {
-        x.coarse ? product_in_lanes<4, Short<4>>(m, first, last, x, rows, epilogue)
-                 : product_in_lanes<4, Sums>(m, first, last, x, rows, epilogue);
-    } else {
-        x.coarse ? product_in_lanes<8, Short<8>>(m, first, last, x, rows, epilogue)
-                 : product_in_lanes<8, Sums>(m, first, last, x, rows, epilogue);
+    switch (m.bits) {
+        case MAPPED:
+            return product_of_codes<MAPPED>(m, first, last, x, rows, epilogue);
+        case 2:
+            return product_of_codes<2>(m, first, last, x, rows, epilogue);
+        case 3:
+            return product_of_codes<3>(m, first, last, x, rows, epilogue);
+        case 4:
+            return product_of_codes<4>(m, first, last, x, rows, epilogue);
+        case 5:
+            return product_of_codes<5>(m, first, last, x, rows, epilogue);
+        case 6:
+            return product_of_codes<6>(m, first, last, x, rows, epilogue);
+        default:
+            return product_of_codes<8>(m, first, last, x, rows, epilogue);
     }
 }
 

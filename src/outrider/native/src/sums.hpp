@@ -1,18 +1,14 @@
 // Exact sums of products of codes (bytes) and digits (int16) on every instruction set.
 //
-// Sixteen outputs' codes of four inputs stand in 64 bytes: [16 outputs][4 inputs]; of 4-bit codes
-// those of eight: low nibbles the first four inputs, high nibbles the other four.
-//
 // A row's digits take 2 * half bytes. With AVX-512 VNNI these are [2][half] bytes, digit = 256 *
 // the first + the second (-128 to 127); elsewhere int16, of every four inputs the first, the third,
 // the second and the fourth, which is how pairs of codes fall out of their words. Digits of 8 bits
 // are bytes where `in_bytes` says so of the codes' bits.
 //
-// Sums take the codes and digits of INPUTS after INPUTS; what is kept in less than 32 bits
-// meanwhile is taken up by `settle`. They want the codes of four inputs, unpacked once for all
-// rows: FourCodes(codes, p), p = 1 for those in the high nibbles. Registers hold REGISTERS of each
-// sum, and the sums of ROWS rows. The products of a set that `outrider_peak` counts stand beside
-// its sums.
+// Sums take the codes and digits of four inputs at a time, unpacked once for all rows: a step of a
+// cell, see packed.hpp. What is kept in less than 32 bits meanwhile is taken up by `settle`, after
+// UNSETTLED steps at the latest. Registers hold REGISTERS of each sum, and the sums of ROWS rows.
+// The products of a set that `outrider_peak` counts stand beside its sums.
 #pragma once
 
 #if defined(__AVX512VNNI__)
@@ -29,9 +25,15 @@
 
 namespace outrider {
 
-constexpr int INPUTS = 32;
+// Steps whose products with digits of 8 bits fit 16 bits, two products to each.
+template <int BITS>
+constexpr int UNSETTLED = BITS == 5   ? 4
+                          : BITS == 6 ? 2
+                                      : 8;
 
 // Whether digits of 8 bits are bytes beside codes of `bits`.
-constexpr bool in_bytes(int bits) { return (bits == 4 ? Short<4>::DIGIT : Short<8>::DIGIT) == 1; }
+constexpr bool in_bytes(int bits) {
+    return (bits == 8 || bits == MAPPED ? Short<8>::DIGIT : Short<4>::DIGIT) == 1;
+}
 
 }  // namespace outrider

@@ -9,24 +9,34 @@ namespace outrider {
 constexpr int DIGIT_BYTES = 2;
 constexpr int MOST_SUMS = 1;
 
-template <int BITS>
-struct Codes {
+// The codes of four inputs, as bytes.
+struct ByteCodes {
     std::uint8_t bytes[64];
-    Codes() = default;
-    explicit Codes(const std::uint8_t* p) { std::memcpy(bytes, p, 64); }
-};
-// The codes of four inputs, where they stand.
-struct CodesInPlace {
-    const std::uint8_t* bytes;
-    int shift, mask;
-    CodesInPlace() = default;
-    template <int BITS>
-    CodesInPlace(const Codes<BITS>& codes, int p)
-        : bytes(codes.bytes), shift(4 * p), mask((1 << BITS) - 1) {}
+    // Step P of a cell, see packed.hpp.
+    template <int BITS, int P>
+    static ByteCodes of(const std::uint8_t* cell, const std::uint8_t* map) {
+        ByteCodes to;
+        for (int i = 0; i < 64; ++i) {
+            auto line = [&](int j) { return cell[j * 64 + i]; };
+            if constexpr (BITS == 8) {
+                to.bytes[i] = line(P);
+            } else if constexpr (BITS <= 3 && BITS != MAPPED) {
+                const int third = BITS == 3 ? (line(2) >> P & 1) << 2 : 0;
+                to.bytes[i] = std::uint8_t((line(P / 4) >> P % 4 * 2 & 3) | third);
+            } else {
+                const int four = line(P / 2) >> P % 2 * 4 & 15;
+                const int more = BITS == 5   ? (line(4) >> P & 1) << 4
+                                 : BITS == 6 ? (line(4 + P / 4) >> P % 4 * 2 & 3) << 4
+                                             : 0;
+                to.bytes[i] = BITS == MAPPED ? map[four] : std::uint8_t(four | more);
+            }
+        }
+        return to;
+    }
 };
 
 struct Sums {
-    using FourCodes = CodesInPlace;
+    using FourCodes = ByteCodes;
     static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1, ROWS = 2;
     Ints sum;
     Sums() : sum(ints(0)) {}
@@ -37,7 +47,7 @@ struct Sums {
         std::int16_t d[4];
         std::memcpy(d, row + 2 * at, 8);
         for (int i = 0; i < LANES; ++i) {
-            auto code = [&](int j) { return codes.bytes[4 * i + j] >> codes.shift & codes.mask; };
+            auto code = [&](int j) { return int(codes.bytes[4 * i + j]); };
             sum.v[i] += code(0) * d[0] + code(2) * d[1] + code(1) * d[2] + code(3) * d[3];
         }
     }

@@ -12,7 +12,7 @@ inline void add_pairs(Ints& sum, __m256i a, __m256i b, Ints digits) {
     sum.b = _mm256_add_epi32(sum.b, _mm256_madd_epi16(b, digits.b));
 }
 
-// Pairs of products of 4-bit codes and digits of 8 bits: at most 2 * 15 * 127, eight of which fit.
+// Pairs of products of codes of few bits and digits of 8 bits, as many as fit: see UNSETTLED.
 struct Bytes {
     __m256i a, b;
     Bytes() : a(_mm256_setzero_si256()), b(_mm256_setzero_si256()) {}
@@ -27,7 +27,8 @@ struct Bytes {
     }
 };
 
-// Sums of digits of 8 bits: of 4-bit codes pairs of products in words (`Bytes`), taken up in time.
+// Sums of digits of 8 bits: of few-bit codes pairs of products in words (`Bytes`), taken up in
+// time.
 struct ByteSums {
     using FourCodes = ByteCodes;
     static constexpr int DIGIT = 1, REGISTERS = 2 * Sums::REGISTERS, ROWS = Sums::ROWS;
@@ -45,7 +46,7 @@ struct ByteSums {
     Ints all() const { return sums.sum; }
 };
 template <int BITS>
-using Short = std::conditional_t<BITS == 4, ByteSums, Sums>;
+using Short = std::conditional_t<BITS != MAPPED && BITS <= 6, ByteSums, Sums>;
 
 struct WordProducts {
     static constexpr int PRODUCTS = 16;

@@ -14,12 +14,10 @@ constexpr int MOST_SUMS = 16;  // registers that hold a block's sums
 // The same as words: of the first and the third input, of the second and the fourth.
 struct WordCodes {
     __m512i odd, even;
-    WordCodes() = default;
-    template <int BITS>
-    WordCodes(const Codes<BITS>& codes, int p) {
-        const __m512i bytes = ByteCodes(codes, p).v;
-        odd = _mm512_and_si512(bytes, _mm512_set1_epi16(255));
-        even = _mm512_srli_epi16(bytes, 8);
+    template <int BITS, int P>
+    static WordCodes of(const std::uint8_t* cell, const std::uint8_t* map) {
+        const __m512i bytes = ByteCodes::of<BITS, P>(cell, map).v;
+        return {_mm512_and_si512(bytes, _mm512_set1_epi16(255)), _mm512_srli_epi16(bytes, 8)};
     }
 };
 inline void add_pairs(Ints& sum, __m512i codes, __m512i digits) {
@@ -27,7 +25,7 @@ inline void add_pairs(Ints& sum, __m512i codes, __m512i digits) {
 }
 inline __m256i narrowed(Ints digits) { return _mm512_cvtepi32_epi16(digits.v); }
 
-// Pairs of products of 4-bit codes and digits of 8 bits: at most 2 * 15 * 127, eight of which fit.
+// Pairs of products of codes of few bits and digits of 8 bits, as many as fit: see UNSETTLED.
 struct Bytes {
     __m512i v;
     Bytes() : v(_mm512_setzero_si512()) {}
@@ -53,7 +51,8 @@ struct Sums {
     Ints all() const { return sum; }
 };
 
-// Sums of digits of 8 bits: of 4-bit codes pairs of products in words (`Bytes`), taken up in time.
+// Sums of digits of 8 bits: of few-bit codes pairs of products in words (`Bytes`), taken up in
+// time.
 struct ByteSums {
     using FourCodes = ByteCodes;
     static constexpr int DIGIT = 1, REGISTERS = 2 * Sums::REGISTERS, ROWS = Sums::ROWS;
@@ -71,7 +70,7 @@ struct ByteSums {
     Ints all() const { return sums.sum; }
 };
 template <int BITS>
-using Short = std::conditional_t<BITS == 4, ByteSums, Sums>;
+using Short = std::conditional_t<BITS != MAPPED && BITS <= 6, ByteSums, Sums>;
 
 struct WordProducts {
     static constexpr int PRODUCTS = 32;

@@ -1,6 +1,7 @@
 // Makes models: their sizes, matrices, norms, tables and ids.
 #include <algorithm>
 
+#include "coded.hpp"
 #include "guard.hpp"
 #include "model.hpp"
 
@@ -75,24 +76,74 @@ std::vector<std::shared_ptr<Weight<T>>> ends_of(const Weights<T>* m) {
     return {m->head, m->table};
 }
 
+// Gives a weight its parts in codes, or those of `beside`, if they are the same.
+template <class T>
+void keep_codes(Weights<T>& m, int kind, Weight<T>& weight, std::vector<Packed> parts, bool apart,
+                const Weights<T>* beside) {
+    for (const Packed& part : parts) {
+        m.half = std::max(m.half, part.half());
+        m.blocks = std::max(m.blocks, part.blocks());
+    }
+    m.apart |= apart;
+    if (kind == MATRIX_HEAD || kind == MATRIX_EMBEDDING)
+        for (const auto& other : ends_of(beside))
+            if (other && !other->packed.empty() && other->same(parts)) {
+                (kind == MATRIX_HEAD ? m.head : m.table) = other;
+                return;
+            }
+    weight.plain = Matrix<T>();
+    weight.packed = std::move(parts);
+    weight.apart = apart;
+}
+
 template <class T>
 const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedData& from,
                           const float* bias, int out, int in, const Weights<T>* beside) {
     Weight<T>* weight;
     if (const char* wrong = find_matrix(m, number, kind, out, in, weight)) return wrong;
-    Packed& to = weight->packed;
-    if (const char* wrong = pack(to, from.codes, from.scales, from.zeros, bias, out, in, from.bits,
-                                 from.group, from.groups, kind == MATRIX_GATE_UP ? 2 : 1))
+    std::vector<Packed> parts(1);
+    if (const char* wrong =
+            pack(parts[0], from.codes, from.scales, from.zeros, bias, out, in, from.bits,
+                 from.group, from.groups, kind == MATRIX_GATE_UP ? 2 : 1))
         return wrong;
-    weight->plain = Matrix<T>();
-    m.half = std::max(m.half, to.half());
-    m.blocks = std::max(m.blocks, to.blocks());
-    if (kind != MATRIX_HEAD && kind != MATRIX_EMBEDDING) return nullptr;
-    for (const auto& other : ends_of(beside))
-        if (other && other->packed.same(to)) {
-            (kind == MATRIX_HEAD ? m.head : m.table) = other;
-            break;
+    keep_codes(m, kind, *weight, std::move(parts), false, beside);
+    return nullptr;
+}
+
+template <class T>
+const char* set_coded(Weights<T>& m, int number, int kind, const CodedData* from, int count,
+                      const float* bias, int out, int in, const Weights<T>* beside) {
+    Weight<T>* weight;
+    if (const char* wrong = find_matrix(m, number, kind, out, in, weight)) return wrong;
+    std::int64_t rows = 0;
+    for (int i = 0; i < count; ++i) {
+        if (from[i].rows < 1) return "a part of a matrix has no rows";
+        if (from[i].offset < 0 || from[i].offset > INT64_MAX / 2) return "a file has no such place";
+        rows += from[i].rows;
+    }
+    if (rows != out) return "the parts of a matrix have other rows than the matrix";
+    auto given = [&](int i) -> CodedRows {
+        return {from[i].file, from[i].type, from[i].offset, from[i].rows, from[i].order};
+    };
+    const bool turns = kind == MATRIX_GATE_UP;
+    const bool apart = turns && count == 2 && from[0].type != from[1].type;
+    std::vector<Packed> parts;
+    int done = 0;
+    for (int i = 0; i < count;) {
+        std::vector<CodedRows> same;
+        int more = 0;
+        for (; i < count && from[i].type == from[i - int(same.size())].type; ++i) {
+            same.push_back(given(i));
+            more += from[i].rows;
         }
+        if (done % LANES) return "a part of a matrix does not begin with a unit";
+        parts.emplace_back();
+        if (const char* wrong =
+                pack_coded(parts.back(), same, bias ? bias + done : nullptr, in, turns && !apart))
+            return wrong;
+        done += more;
+    }
+    keep_codes(m, kind, *weight, std::move(parts), apart, beside);
     return nullptr;
 }
 
@@ -146,7 +197,8 @@ const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, in
             to.bias.data()[unit * LANES + i] = bias[part + first + i];
     }
     weight->plain = std::move(to);
-    weight->packed = Packed();
+    weight->packed.clear();
+    weight->apart = false;
     return nullptr;
 }
 
@@ -249,6 +301,13 @@ const char* outrider_quantized(Model* model, int layer, int kind, const Quantize
     });
 }
 
+const char* outrider_coded(Model* model, int layer, int kind, const CodedData* parts, int count,
+                           const float* bias, int out, int in, const Model* beside) {
+    return with(model, beside, [&](auto& m, const auto* other) {
+        return set_coded(m, layer, kind, parts, count, bias, out, in, other);
+    });
+}
+
 std::int64_t outrider_weights(Model* model, const Model* beside) {
     std::int64_t bytes = 0;
     with(model, beside, [&](auto& m, const auto* other) -> const char* {
@@ -317,10 +376,11 @@ const char* outrider_borrow(Model* model, const Model* from) {
         m.embedding = other->embedding;
         if (!m.embedding) m.table = other->table ? other->table : other->head;
         if (!m.embedding && !m.table) return INCOMPLETE;
-        if (m.table) {
-            m.half = std::max(m.half, m.table->packed.empty() ? 0 : m.table->packed.half());
-            m.blocks = std::max(m.blocks, m.table->packed.empty() ? 0 : m.table->packed.blocks());
-        }
+        if (m.table)
+            for (const Packed& part : m.table->packed) {
+                m.half = std::max(m.half, part.half());
+                m.blocks = std::max(m.blocks, part.blocks());
+            }
         return nullptr;
     });
 }

@@ -1,0 +1,68 @@
+"""Matrices whose codes stay where a GGUF file has them until a model reads them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+UNIT = 16
+"""Outputs that stand side by side in the native step; a part of another type begins with one."""
+
+
+@dataclass(frozen=True)
+class CodedPart:
+    """Rows of a matrix in one tensor of a file.
+
+    Args:
+        path: the file.
+        begin: where the tensor's first row stands in it, in bytes.
+        kind: ggml's number of the codes' type, and ``name`` its name.
+        rows: how many the tensor has.
+        order: which of them comes when, int64 [rows]; None is the file's order.
+        read: returns the tensor's rows, in the file's order, dequantised to a dtype.
+    """
+
+    path: Path
+    begin: int
+    kind: int
+    name: str
+    rows: int
+    order: torch.Tensor | None
+    read: Callable[[torch.dtype], torch.Tensor]
+
+    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the rows [rows, in], computed in fp32 and rounded to ``dtype``."""
+        tensor = self.read(dtype)
+        return tensor if self.order is None else tensor[self.order]
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A matrix of ``inputs`` columns: the rows of ``parts``, one behind the other."""
+
+    parts: tuple[CodedPart, ...]
+    inputs: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in) of the matrix."""
+        return sum(part.rows for part in self.parts), self.inputs
+
+    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the matrix [out, in], computed in fp32 and rounded to ``dtype``."""
+        return torch.cat([part.dequantized(dtype) for part in self.parts])
+
+    @staticmethod
+    def stacked(matrices: Sequence[Coded]) -> Coded | None:
+        """Return the outputs of ``matrices``; None where a type would change within a unit."""
+        parts = tuple(part for matrix in matrices for part in matrix.parts)
+        done = 0
+        for part, after in itertools.pairwise(parts):
+            done += part.rows
+            if part.kind != after.kind and done % UNIT:
+                return None
+        return replace(matrices[0], parts=parts)

@@ -1,0 +1,78 @@
+"""Products of a native head with rows, of matrices in every form."""
+
+from __future__ import annotations
+
+from array import array
+
+import torch
+
+from outrider.checkpoints.coded import Coded
+from outrider.checkpoints.quantize import Matrix, Quantized
+from outrider.native.checks import free_with
+from outrider.native.interface import Config
+from outrider.native.library import Library
+
+PAGE = 16
+
+
+def parts(q: Quantized) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int, int]:
+    return q.codes, q.scales, q.zeros, q.bits, q.group
+
+
+class Products:
+    """A model without layers to run: logits are products of a head and normalised rows.
+
+    Every row is a sequence of its own.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        head: Matrix,
+        table: torch.Tensor | None,
+        size: float = 1,
+        coarse: bool = False,
+    ) -> None:
+        self.shape = out, width = int(head.shape[0]), int(head.shape[1])
+        self.library, self.table = library, table
+        config = Config(
+            layers=1, hidden=width, inner=1, heads=1, kv_heads=1, head_dim=2,
+            vocabulary=out, max_length=64, norm_eps=1e-12, scale=1, embedding_scale=1,
+            residual_scale=1, logits_scale=1, coarse=coarse,
+        )  # fmt: skip
+        self.model = library.new_model(config, table)
+        library.set_vector(self.model, 0, "final", torch.full((width,), size))
+        if isinstance(head, Coded):
+            library.set_coded(self.model, 0, "head", head, None)
+        elif isinstance(head, Quantized):
+            library.set_quantized(self.model, 0, "head", *parts(head), None)
+        else:
+            library.set_matrix(self.model, 0, "head", head, None)
+        self.store = library.new_store(self.model, 64, PAGE)
+        free_with(self, library.free, "store", self.store)
+        free_with(self, library.free, "model", self.model)
+
+    def __call__(self, rows: list[int]) -> torch.Tensor:
+        logits = torch.empty(len(rows), self.shape[0])
+        kept = torch.empty(0, len(rows), self.shape[1])
+        words = array(
+            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 1, 0, row, page))
+        )
+        self.library.forward(self.model, self.store, words, [], [], logits, kept)
+        return logits
+
+    def looked_up(self, rows: list[int]) -> torch.Tensor:
+        logits, kept = torch.empty(0, self.shape[0]), torch.empty(1, len(rows), self.shape[1])
+        words = array(
+            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 0, 0, row, page))
+        )
+        self.library.forward(self.model, self.store, words, [], [-1], logits, kept)
+        return kept[0]
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def normed(table: torch.Tensor) -> torch.Tensor:
+    return table.double() / table.double().square().mean(-1, keepdim=True).sqrt()
