@@ -93,7 +93,8 @@ class Audit:
                 f"quantization is {str(self._recipe)!r}, but transformers has no activations of 8 "
                 "bits to compare with; leave -a8 out."
             )
-        self._options: dict[str, Any] = {"model": self.folder, "dtype": "float32", **options}
+        exact = {"dtype": "float32", "activations": "16"}
+        self._options: dict[str, Any] = {"model": self.folder, **exact, **options}
         context = open_checkpoint(self.folder).shape.context
         output = size.tokens + LARGEST_DRAFT
         self._options["max_model_len"] = longest = min(context, size.prompt_tokens + output)
