@@ -112,6 +112,8 @@ def quality(
     """Return a report on quantised weights beside the checkpoint's own in ``dtype``.
 
     ``recipes`` are what ``LLM(quantization=...)`` takes, or checkpoints with the same tokenizer.
+    The reference's activations have 16 bits where its weights are quantised already, so that such a
+    checkpoint beside itself shows what the default of ``activations`` costs.
     ``perplexity_loss`` is the ratio to the reference's perplexity, less 1; ``agreement`` the share
     of positions with the same most likely next token; ``divergence`` the mean KL divergence, in
     nats. All models stay in memory. Raises OutriderError: a model cannot be loaded, a recipe is
@@ -123,12 +125,15 @@ def quality(
         for name in recipes
     }
 
-    def open_model(where: Path, recipe: Recipe | None = None) -> Model:
+    def open_model(where: Path, recipe: Recipe | None, activations: str = "auto") -> Model:
         few = None if recipe is None else str(recipe)
-        llm = LLM(where, drafter=None, dtype=dtype, quantization=few, max_num_seqs=1)
+        llm = LLM(
+            where, drafter=None, dtype=dtype, quantization=few, activations=activations,
+            max_num_seqs=1,
+        )  # fmt: skip
         return llm.engine.model
 
-    reference = open_model(folder)
+    reference = open_model(folder, None, activations="16")
     length = min(WINDOW_TOKENS, reference.shape.context)
     read = cut(texts, read_codec(folder), length, windows)
     models = {name: open_model(*of) for name, of in chosen.items()}
