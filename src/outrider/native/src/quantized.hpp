@@ -214,7 +214,11 @@ void digit_tile(const Packed& m, int first, int last, const Digits& x, int row, 
                 digit_block<BITS, Sum, R, 4>(m, first, x, row, epilogue);
         for (; last - first >= 2; first += 2)
             digit_block<BITS, Sum, R, 2>(m, first, x, row, epilogue);
-        if (first < last) digit_block<BITS, Sum, R, 1>(m, first, x, row, epilogue);
+        // The last of an odd number of units takes its rows one by one: kernels for several would
+        // be a third of all that is compiled.
+        if (first < last)
+            for (int r = 0; r < R; ++r)
+                digit_block<BITS, Sum, 1, 1>(m, first, x, row + r, epilogue);
         return;
     }
     if constexpr (R > 1) digit_tile<BITS, Sum, R - 1>(m, first, last, x, row, rows, epilogue);
