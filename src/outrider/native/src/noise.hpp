@@ -9,6 +9,8 @@ namespace outrider {
 typedef std::int32_t Integers __attribute__((vector_size(4 * WORDS)));
 typedef float Floats __attribute__((vector_size(4 * WORDS)));
 
+constexpr float NOISE_ERROR = 1e-3f;  // far above the errors of gumbel_of
+
 inline Floats floats_of(Integers x) { return __builtin_convertvector(x, Floats); }
 
 // n log 2 - log(1 + f)
@@ -45,39 +47,63 @@ inline Floats gumbel_of(Words k) {
     return neg_log(f, floats_of(s) * -0x1p-23f);
 }
 
-// The noise of tokens first .. first + 127, `first` a multiple of 4. Philox4x32-10 (Salmon et al.,
-// SC 2011), two registers of counters at a time, since one would wait for its own products.
-inline void gumbel_block(const NoiseKey& key, std::uint32_t first, float* g) {
-    Words count;
-    for (int j = 0; j < WORDS; ++j) count[j] = std::uint32_t(j);
-    for (int start = 0; start < NOISE_BLOCK; start += 8 * WORDS) {
-        Words c0[2], c1[2], c2[2], c3[2];
-        for (int i = 0; i < 2; ++i) {
-            c0[i] = Words{} + key.position;
-            c1[i] = count + ((first + start) / 4 + WORDS * i);
-            c2[i] = Words{} + key.sample;
-            c3[i] = Words{};
-        }
-        std::uint32_t k0 = key.low, k1 = key.high;
-        for (int round = 0; round < 10; ++round) {
+// The random words of the tokens first .. first + 127, `first` a multiple of 4: token 4 * j + lane
+// of each 4 * WORDS has lane j of the word `lane`.
+struct NoiseWords {
+    Words of[NOISE_BLOCK / WORDS];
+
+    // Philox4x32-10 (Salmon et al., SC 2011), two registers of counters at a time, since one would
+    // wait for its own products.
+    NoiseWords(const NoiseKey& key, std::uint32_t first) {
+        Words count;
+        for (int j = 0; j < WORDS; ++j) count[j] = std::uint32_t(j);
+        for (int start = 0; start < NOISE_BLOCK; start += 8 * WORDS) {
+            Words c0[2], c1[2], c2[2], c3[2];
             for (int i = 0; i < 2; ++i) {
-                const Wide a = multiply(c0[i], 0xD2511F53u), b = multiply(c2[i], 0xCD9E8D57u);
-                c0[i] = b.high ^ c1[i] ^ k0;
-                c1[i] = b.low;
-                c2[i] = a.high ^ c3[i] ^ k1;
-                c3[i] = a.low;
+                c0[i] = Words{} + key.position;
+                c1[i] = count + ((first + start) / 4 + WORDS * i);
+                c2[i] = Words{} + key.sample;
+                c3[i] = Words{};
             }
-            k0 += 0x9E3779B9u;
-            k1 += 0xBB67AE85u;
-        }
-        for (int i = 0; i < 2; ++i) {
-            const Floats lanes[4] = {gumbel_of(c0[i]), gumbel_of(c1[i]), gumbel_of(c2[i]),
-                                     gumbel_of(c3[i])};
-            float* to = g + start + 4 * WORDS * i;
-            for (int j = 0; j < WORDS; ++j)
-                for (int lane = 0; lane < 4; ++lane) to[4 * j + lane] = lanes[lane][j];
+            std::uint32_t k0 = key.low, k1 = key.high;
+            for (int round = 0; round < 10; ++round) {
+                for (int i = 0; i < 2; ++i) {
+                    const Wide a = multiply(c0[i], 0xD2511F53u), b = multiply(c2[i], 0xCD9E8D57u);
+                    c0[i] = b.high ^ c1[i] ^ k0;
+                    c1[i] = b.low;
+                    c2[i] = a.high ^ c3[i] ^ k1;
+                    c3[i] = a.low;
+                }
+                k0 += 0x9E3779B9u;
+                k1 += 0xBB67AE85u;
+            }
+            for (int i = 0; i < 2; ++i) {
+                Words* to = of + start / WORDS + 4 * i;
+                to[0] = c0[i], to[1] = c1[i], to[2] = c2[i], to[3] = c3[i];
+            }
         }
     }
-}
+
+    // At least the largest noise of the block, and little more: the smaller a word, the more noise,
+    // but for errors of rounding, which NOISE_ERROR covers.
+    float most() const {
+        Words least = of[0];
+        for (const Words& word : of) least = word < least ? word : least;
+        const Floats g = gumbel_of(least);
+        float most = g[0];
+        for (int j = 1; j < WORDS; ++j) most = g[j] > most ? g[j] : most;
+        return most + NOISE_ERROR;
+    }
+
+    void write(float* g) const {
+        for (int start = 0; start < NOISE_BLOCK; start += 4 * WORDS) {
+            const Words* words = of + start / WORDS;
+            const Floats lanes[4] = {gumbel_of(words[0]), gumbel_of(words[1]), gumbel_of(words[2]),
+                                     gumbel_of(words[3])};
+            for (int j = 0; j < WORDS; ++j)
+                for (int lane = 0; lane < 4; ++lane) g[start + 4 * j + lane] = lanes[lane][j];
+        }
+    }
+};
 
 }  // namespace outrider

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "noise.hpp"
 
@@ -20,70 +21,106 @@ float highest_of(const float* z, int count) {
     return found;
 }
 
+// e^x, as `exp` has it.
+float mass_of(float x) {
+    float lanes[LANES];
+    store(lanes, exp(splat(x)));
+    return lanes[0];
+}
+
 void cut_below(float* z, int count, float least) {
     for (int i = 0; i < count; ++i) z[i] = z[i] < least ? NEVER : z[i];
 }
 
+// What rows are looked through in first; the largest element of each.
+constexpr int BLOCK = 64;
+std::vector<float> tops_of(const float* z, int count) {
+    std::vector<float> tops;
+    tops.reserve(count / BLOCK + 1);
+    for (int i = 0; i < count; i += BLOCK)
+        tops.push_back(highest_of(z + i, std::min(BLOCK, count - i)));
+    return tops;
+}
+
+// body(i) for every element that is at least `least`, which is above -inf, in order.
+template <class Body>
+void each_above(const float* z, int count, const std::vector<float>& tops, float least, Body body) {
+    for (int block = 0; block < int(tops.size()); ++block) {
+        if (!(tops[block] >= least)) continue;
+        const int first = block * BLOCK, last = std::min(first + BLOCK, count);
+        for (int i = first; i < last; ++i)
+            if (z[i] >= least) body(i);
+    }
+}
+
+constexpr float LOWEST = std::numeric_limits<float>::lowest();
+
 // The k-th largest element, 0 < k < count.
 float kth(const float* z, int count, int k) {
+    const std::vector<float> tops = tops_of(z, count);
     // k blocks reach the k-th largest of their maxima, and so do k elements at least.
-    constexpr int block = 64;
+    float least = LOWEST;
     std::vector<float> some;
-    float least = NEVER;
-    if (k <= count / block) {
-        for (int i = 0; i + block <= count; i += block) some.push_back(highest_of(z + i, block));
+    if (k <= int(tops.size())) {
+        some = tops;
         std::nth_element(some.begin(), some.begin() + k - 1, some.end(), std::greater<>());
-        least = some[k - 1];
+        least = std::max(least, some[k - 1]);
         some.clear();
     }
-    for (int i = 0; i < count; ++i)
-        if (z[i] >= least) some.push_back(z[i]);
-    if (int(some.size()) < k) return NEVER;  // NaNs
+    each_above(z, count, tops, least, [&](int i) { some.push_back(z[i]); });
+    if (int(some.size()) < k) return NEVER;  // others are -inf or NaN
     std::nth_element(some.begin(), some.begin() + k - 1, some.end(), std::greater<>());
     return some[k - 1];
 }
 
 // Leaves the fewest of the likeliest tokens whose mass reaches `share` of all.
 void cut_mass(float* z, int count, float share) {
-    const float top = highest_of(z, count);
+    const std::vector<float> tops = tops_of(z, count);
+    const float top = highest_of(tops.data(), int(tops.size()));
     if (!std::isfinite(top)) return;
-    // Masses by how far z lies below the largest, so that only one bin has to be sorted.
-    constexpr int bins = 1024;
-    constexpr float fine = 16;
-    std::vector<float> mass(count);
-    double in_bin[bins] = {};
     double whole = 0;
-    auto bin_of = [&](float x) {
-        const float down = (top - x) * fine;
-        return down < bins - 1 ? int(down) : bins - 1;
-    };
     int i = 0;
-    for (; i + LANES <= count; i += LANES) store(&mass[i], exp(load(z + i) - splat(top)));
-    for (; i < count; ++i) {
-        float one[LANES];
-        store(one, exp(splat(z[i] - top)));
-        mass[i] = one[0];
-    }
-    for (i = 0; i < count; ++i)
-        if (z[i] > NEVER) in_bin[bin_of(z[i])] += mass[i];
-    for (double m : in_bin) whole += m;
+    for (; i + LANES <= count; i += LANES) whole += total(exp(load(z + i) - splat(top)));
+    for (; i < count; ++i) whole += mass_of(z[i] - top);
+    if (std::isnan(whole)) return;
     const double wanted = double(share) * whole;
+    struct Token {
+        float z, mass;
+        std::int32_t id;
+    };
+    std::vector<Token> likely;
+    // Most mass is near the top: only where that does not reach are all elements looked at.
+    for (float least : {top - 12, LOWEST}) {
+        double mass = 0;
+        likely.clear();
+        each_above(z, count, tops, least, [&](int id) {
+            likely.push_back({z[id], mass_of(z[id] - top), id});
+            mass += likely.back().mass;
+        });
+        if (mass >= wanted) break;
+    }
+    const auto order = [](const Token& a, const Token& b) {
+        return a.z > b.z || (a.z == b.z && a.id < b.id);
+    };
+    // The first `kept` are in; those of [kept, end) stay in question, and are halved.
+    auto kept = likely.begin(), end = likely.end();
     double before = 0;
-    int edge = 0;
-    while (edge < bins - 1 && before + in_bin[edge] < wanted) before += in_bin[edge++];
-    std::vector<std::int32_t> sorted;
-    for (i = 0; i < count; ++i) {
-        if (!(z[i] > NEVER)) continue;
-        const int bin = bin_of(z[i]);
-        if (bin == edge) sorted.push_back(i);
-        if (bin > edge) z[i] = NEVER;
+    while (end - kept > 32) {
+        const auto middle = kept + (end - kept) / 2;
+        std::nth_element(kept, middle, end, order);
+        double mass = 0;
+        for (auto at = kept; at < middle; ++at) mass += at->mass;
+        if (before + mass >= wanted) {
+            end = middle;
+        } else {
+            before += mass;
+            kept = middle;
+        }
     }
-    std::stable_sort(sorted.begin(), sorted.end(), [&](int a, int b) { return z[a] > z[b]; });
-    for (std::int32_t id : sorted) {
-        const float m = mass[id];
-        if (before >= wanted) z[id] = NEVER;
-        before += m;
-    }
+    std::sort(kept, end, order);
+    for (; kept < end && before < wanted; ++kept) before += kept->mass;
+    std::fill(z, z + count, NEVER);
+    for (auto at = likely.begin(); at < kept; ++at) z[at->id] = at->z;
 }
 
 }  // namespace
@@ -160,11 +197,7 @@ Logprobs logprobs(const float* z, int vocabulary, int token, int count, std::int
     double mass = 0;
     int rank = 1, i = 0;
     for (; i + LANES <= vocabulary; i += LANES) mass += total(exp(load(z + i) - splat(top)));
-    for (; i < vocabulary; ++i) {
-        float one[LANES];
-        store(one, exp(splat(z[i] - top)));
-        mass += one[0];
-    }
+    for (; i < vocabulary; ++i) mass += mass_of(z[i] - top);
     for (i = 0; i < vocabulary; ++i) rank += z[i] > z[token];
     const float whole = float(double(top) + std::log(mass));
     std::vector<std::int32_t> best;
@@ -196,30 +229,54 @@ int index_of(const float* z, int count, float value) {
     return at;
 }
 
-// look(first) for every block of a row, that of the likeliest token before all others, since it
-// sets the bar high.
-template <class Look>
-void each_block(int vocabulary, int likeliest, Look look) {
-    const int start = likeliest / NOISE_BLOCK * NOISE_BLOCK;
-    look(start);
-    for (int first = 0; first < vocabulary; first += NOISE_BLOCK)
-        if (first != start) look(first);
-}
+// A row's largest elements by block, and its largest of all; NaN where an element is.
+struct Peaks {
+    std::vector<float> of;  // by NOISE_BLOCK
+    int likeliest = 0;
+    float top = NEVER;
+
+    Peaks(const float* z, int vocabulary) {
+        of.reserve(vocabulary / NOISE_BLOCK + 1);
+        for (int first = 0; first < vocabulary; first += NOISE_BLOCK) {
+            const int count = std::min(NOISE_BLOCK, vocabulary - first);
+            if (any_nan(z + first, count)) {
+                likeliest = 0;
+                top = NAN;
+                return;
+            }
+            of.push_back(highest_of(z + first, count));
+            if (of.back() > top) {
+                top = of.back();
+                likeliest = first + index_of(z + first, count, top);
+            }
+        }
+    }
+
+    // look(first, highest) for every block of a row, that of the likeliest token before all others,
+    // since it sets the bar high.
+    template <class Look>
+    void each_block(Look look) const {
+        const int start = likeliest / NOISE_BLOCK;
+        look(start * NOISE_BLOCK, of[start]);
+        for (int block = 0; block < int(of.size()); ++block)
+            if (block != start) look(block * NOISE_BLOCK, of[block]);
+    }
+};
 
 }  // namespace
 
 Drawn draw(const float* z, int vocabulary, const NoiseKey* key) {
-    if (any_nan(z, vocabulary)) return {0, NAN};
-    const float top = highest_of(z, vocabulary);
-    const int likeliest = index_of(z, vocabulary, top);
-    if (!key || !std::isfinite(top)) return {likeliest, top};
-    Drawn best{likeliest, NEVER};
-    each_block(vocabulary, likeliest, [&](int first) {
-        const int count = std::min(NOISE_BLOCK, vocabulary - first);
+    const Peaks peaks(z, vocabulary);
+    if (!key || !std::isfinite(peaks.top)) return {peaks.likeliest, peaks.top};
+    Drawn best{peaks.likeliest, NEVER};
+    peaks.each_block([&](int first, float highest) {
         // No noise lifts what lies further below; adding rounds upwards no more than the best.
-        if (highest_of(z + first, count) + MOST_NOISE < best.score) return;
+        if (highest + MOST_NOISE < best.score) return;
+        const NoiseWords words(*key, std::uint32_t(first));
+        if (highest + words.most() < best.score) return;
+        const int count = std::min(NOISE_BLOCK, vocabulary - first);
         float scores[NOISE_BLOCK];
-        gumbel_block(*key, std::uint32_t(first), scores);
+        words.write(scores);
         for (int i = 0; i < count; ++i) scores[i] += z[first + i];
         const float here = highest_of(scores, count);
         if (here < best.score) return;
@@ -230,17 +287,25 @@ Drawn draw(const float* z, int vocabulary, const NoiseKey* key) {
 }
 
 void draw_some(const float* z, int vocabulary, const NoiseKey* key, int count, Drawn* out) {
-    if (count == 1 || any_nan(z, vocabulary)) {
-        std::fill(out, out + count, draw(z, vocabulary, key));
+    if (count == 1) {
+        *out = draw(z, vocabulary, key);
+        return;
+    }
+    const Peaks peaks(z, vocabulary);
+    if (std::isnan(peaks.top)) {
+        std::fill(out, out + count, Drawn{0, NAN});
         return;
     }
     std::fill(out, out + count, Drawn{vocabulary, NEVER});
-    const float lift = key ? MOST_NOISE : 0;
-    each_block(vocabulary, index_of(z, vocabulary, highest_of(z, vocabulary)), [&](int first) {
-        const int here = std::min(NOISE_BLOCK, vocabulary - first);
-        if (highest_of(z + first, here) + lift < out[count - 1].score) return;
+    peaks.each_block([&](int first, float highest) {
+        if (highest + (key ? MOST_NOISE : 0) < out[count - 1].score) return;
         float scores[NOISE_BLOCK] = {};
-        if (key) gumbel_block(*key, std::uint32_t(first), scores);
+        if (key) {
+            const NoiseWords words(*key, std::uint32_t(first));
+            if (highest + words.most() < out[count - 1].score) return;
+            words.write(scores);
+        }
+        const int here = std::min(NOISE_BLOCK, vocabulary - first);
         for (int i = 0; i < here; ++i) {
             const Drawn drawn{first + i, key ? scores[i] + z[first + i] : z[first + i]};
             auto before = [&](const Drawn& other) {
@@ -258,7 +323,7 @@ void draw_some(const float* z, int vocabulary, const NoiseKey* key, int count, D
 void write_noise(const NoiseKey& key, std::int64_t count, float* out) {
     for (std::int64_t first = 0; first < count; first += NOISE_BLOCK) {
         float g[NOISE_BLOCK];
-        gumbel_block(key, std::uint32_t(first), g);
+        NoiseWords(key, std::uint32_t(first)).write(g);
         for (int i = 0; i < NOISE_BLOCK && first + i < count; ++i) out[first + i] = g[i];
     }
 }
