@@ -92,7 +92,7 @@ class GGUFTensors:
         if stored.kind not in CODED:
             return self.get(name, shape, dtype)
         part = CodedPart(
-            self._file.path, stored.begin, int(stored.kind), stored.kind.name, shape[0],
+            stored.file, stored.begin, int(stored.kind), stored.kind.name, shape[0],
             self._order(name, shape[0]), partial(self._plain, stored),
         )  # fmt: skip
         return Coded((part,), shape[1])
@@ -131,8 +131,8 @@ class GGUFTensors:
 
     @property
     def file_bytes(self) -> int:
-        """The bytes of the file."""
-        return self._file.path.stat().st_size
+        """The bytes of the file, or of all parts."""
+        return sum(file.stat().st_size for file in self._file.files)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each of the model's tensors by name, layer by layer."""
