@@ -101,5 +101,5 @@ def test_another_part_names_the_first(whole: Path) -> None:
 def test_a_tensor_stands_once_in_a_file(whole: Path) -> None:
     data = whole.read_bytes()
     whole.write_bytes(data.replace(b"blk.1.ffn_up.weight", b"blk.0.ffn_up.weight"))
-    with pytest.raises(ModelError, match="tensor 'blk.0.ffn_up.weight' is there twice"):
+    with pytest.raises(ModelError, match="there twice"):
         open_gguf(whole)

@@ -206,7 +206,7 @@ def add_pieces(writer: gguf.GGUFWriter, tokens: list[str]) -> None:
 
 
 def split(path: Path, most: int) -> list[Path]:
-    """The file at ``path`` again in parts of at most ``most`` tensors, as the package writes them."""
+    """The file at ``path`` again, in parts of at most ``most`` tensors that the package writes."""
     whole = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(path, "llama", split_max_tensors=most)
     writer.kv_data[0].clear()

@@ -3,8 +3,8 @@
 The layout is ggml's (docs/gguf.md there), versions 2 and 3, little-endian. The ``gguf`` package's
 reader takes several seconds for a vocabulary of 128k; only its tensor types are used here.
 
-A model may come in parts, ``NAME-00001-of-0000N.gguf`` (llama.cpp's ``llama-gguf-split``): each is a
-file of its own, with its number and their count in its metadata, and the first has all other
+A model may come in parts, ``NAME-00001-of-0000N.gguf``, as llama.cpp's ``llama-gguf-split`` writes
+them: each is a file of its own that says its number and their count, and the first has all other
 metadata. The first part stands for the model.
 """
 
@@ -132,7 +132,9 @@ def open_gguf(path: Path) -> GGUF:
         for key, needed in ((COUNT, count), (NUMBER, number)):
             said = part.fields.whole(key)
             if said != needed:
-                raise ModelError(f"{file}: {key} is {said}, not {needed} as its name says; {AGAIN}.")
+                raise ModelError(
+                    f"{file}: {key} is {said}, not {needed} as its name says; {AGAIN}."
+                )
         twice = tensors.keys() & part.tensors.keys()
         if twice:
             raise ModelError(f"{file}: tensor {min(twice)!r} is in another part, too; {AGAIN}.")
@@ -140,7 +142,9 @@ def open_gguf(path: Path) -> GGUF:
         tensors |= part.tensors
     if fields.whole(TENSORS, default=len(tensors)) != len(tensors):
         promised = f"{TENSORS} is {fields.whole(TENSORS)}"
-        raise ModelError(f"{path}: {promised}, but its parts have {len(tensors)}; fetch them again.")
+        raise ModelError(
+            f"{path}: {promised}, but its parts have {len(tensors)}; fetch them again."
+        )
     return replace(first, tensors=tensors, files=tuple(files))
 
 
