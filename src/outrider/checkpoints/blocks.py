@@ -7,6 +7,8 @@ without data on what they multiply, so an error counts squared, times the size o
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -23,11 +25,8 @@ EVEN = {Kind.Q4_0: 4, Kind.Q5_0: 5}
 """Types of blocks of 32 with one scale, and their bits."""
 UNEVEN = {Kind.Q4_K: 4, Kind.Q5_K: 5}
 """Types of blocks of 8 groups of 32, each with a scale and a minimum of 6 bits, and their bits."""
-NARROWED = (
-    (0.0, 0.0), (-0.03, -0.03), (0.03, 0.03), (0.07, 0.0), (0.0, 0.07), (0.07, 0.07), (0.13, 0.02),
-    (0.02, 0.13), (0.12, 0.12),
-)  # fmt: skip
-"""Shares of a group's range that a grid leaves out below and above."""
+SHARES = (-0.04, 0.0, 0.04, 0.09)
+"""Shares of a group's range that a grid may leave out at either end."""
 NEAR = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1))
 """Steps from a scale and a minimum of 6 bits to those that are tried."""
 ROUNDS = 2
@@ -184,7 +183,7 @@ def _best_range(x: torch.Tensor, size: torch.Tensor, top: int) -> tuple[torch.Te
     low, high = x.amin(0, keepdim=True).clamp_max_(0), x.amax(0, keepdim=True).clamp_min_(0)
     best = torch.full_like(low, -1.0)
     scale, least = torch.zeros_like(low), torch.zeros_like(low)
-    for below, above in NARROWED:
+    for below, above in product(SHARES, SHARES):
         start = low + (high - low) * below
         codes = _above(x, (high - low) * ((1 - below - above) / top), -start, top)
         first, second = (codes * size).sum(0, keepdim=True), (codes * sized).sum(0, keepdim=True)

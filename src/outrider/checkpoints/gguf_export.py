@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,14 @@ from gguf import GGUFWriter
 from gguf.constants import (
     GGML_QUANT_SIZES,
     GGML_QUANT_VERSION,
-    GGMLQuantizationType,
     GGUFValueType,
     LlamaFileType,
 )
+from gguf.constants import GGMLQuantizationType as Kind
 from tqdm import tqdm
 
 from ..errors import ConfigError, ModelError, shown
-from .blocks import encode
+from .blocks import Blocks, encode
 from .checkpoint import Checkpoint, open_checkpoint
 from .families import Architecture
 from .files import Files, new_file
@@ -41,7 +42,6 @@ from .gguf_metadata import NAMES, gguf_metadata, rope_divisors, unfit
 from .tokenizers import has_tokenizer, read_codec
 from .weights import plain
 
-Kind = GGMLQuantizationType
 logger = logging.getLogger("outrider")
 
 RECIPES = {
@@ -52,6 +52,7 @@ RECIPES = {
 """By name: the type of most matrices, and the number that says so in a file."""
 FALLBACK = {Kind.Q4_K: Kind.Q5_0, Kind.Q5_K: Kind.Q5_1, Kind.Q6_K: Kind.Q8_0}
 """Types for matrices whose width is no multiple of 256; F16 where it is none of 32 either."""
+PLAIN = (Kind.F32, Kind.F16, Kind.BF16)
 EMBEDDING, HEAD, DIVISORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 LARGE = 80
 """Layers of Llama's and Qwen2's largest models: few heads of values serve many queries."""
@@ -76,7 +77,7 @@ class Part:
     kind: Kind
     was: Kind
     open: Callable[[], Rows]
-    raw: Callable[[], np.ndarray[Any, Any]] | None = None
+    raw: Callable[[], Blocks] | None = None
 
     @property
     def stored(self) -> StoredTensor:
@@ -136,7 +137,7 @@ def export_gguf(folder: Path, out: Path, recipe: str) -> float:
         family, parts = _of_folder(checkpoint, most)
         stored = {key: part.stored for key, part in parts.items() if key != DIVISORS}
         metadata, kinds = gguf_metadata(checkpoint, read_codec(files), stored), {}
-    again = [key for key, part in parts.items() if part.was not in (part.kind, *PLAIN_KINDS)]
+    again = [key for key, part in parts.items() if part.was not in (part.kind, *PLAIN)]
     if again:
         logger.warning(
             "%s: %d of %d tensors are quantised already and are quantised again; a file of 16 bits "
@@ -153,9 +154,6 @@ def export_gguf(folder: Path, out: Path, recipe: str) -> float:
             writer.close()
     weights = sum(prod(part.shape) for part in parts.values())
     return 8 * sum(part.stored.nbytes for part in parts.values()) / weights
-
-
-PLAIN_KINDS = (Kind.F32, Kind.F16, Kind.BF16)
 
 
 def _of_file(file: GGUF, checkpoint: Checkpoint, most: Kind, family: str) -> dict[str, Part]:
@@ -200,7 +198,7 @@ def _of_folder(checkpoint: Checkpoint, most: Kind) -> tuple[str, dict[str, Part]
         key = key_of(name)
         kind = kind_of(key, shape, most, a, family)
         was = Kind.F32 if source.kept(name) is None else Kind.I8
-        parts[key] = Part(shape, kind, was, lambda n=name, s=shape: opened(n, s))
+        parts[key] = Part(shape, kind, was, partial(opened, name, shape))
     factors = rope_divisors(checkpoint)
     if factors is not None:
         rows = torch.from_numpy(factors)[None]
@@ -279,22 +277,22 @@ def _write(writer: GGUFWriter, parts: dict[str, Part], source: Path) -> None:
                 continue
             octets = np.empty(part.stored.nbytes, np.uint8)
             count = 1 if len(part.shape) == 1 else prod(part.shape[:-1])
-            table, step = octets.reshape(count, -1), max(1, CHUNK // part.shape[-1])
-            rows = part.open()
-
-            def one(first: int, rows: Rows = rows, part: Part = part, table: Any = table) -> int:
-                some = rows(first, min(step, len(table) - first)).float()
-                table[first : first + len(some)] = encode(some, part.kind)
-                return some.numel()
-
+            step = max(1, CHUNK // part.shape[-1])
+            one = partial(_encode, part.open(), part.kind, octets.reshape(count, -1), step)
             try:
                 for done in pool.map(one, range(0, count, step)):
                     bar.update(done)
             except ValueError as error:
-                raise ModelError(
-                    f"{source}: tensor {key!r} cannot be quantised: {error}."
-                ) from None
+                what = f"tensor {key!r} cannot be quantised: {error}"
+                raise ModelError(f"{source}: {what}.") from None
             writer.write_tensor_data(octets)
+
+
+def _encode(rows: Rows, kind: Kind, table: Blocks, step: int, first: int) -> int:
+    """Fill ``step`` rows of ``table`` from ``first`` on, and return how many weights these hold."""
+    some = rows(first, min(step, len(table) - first)).float()
+    table[first : first + len(some)] = encode(some, kind)
+    return some.numel()
 
 
 @contextmanager
