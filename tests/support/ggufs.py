@@ -205,6 +205,25 @@ def add_pieces(writer: gguf.GGUFWriter, tokens: list[str]) -> None:
     writer.add_unk_token_id(0)
 
 
+def split(path: Path, most: int) -> list[Path]:
+    """The file at ``path`` again, in parts of at most ``most`` tensors that the package writes."""
+    whole = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=most)
+    writer.kv_data[0].clear()
+    for key, field in whole.fields.items():
+        if not key.startswith("GGUF."):
+            kind, *items = field.types
+            writer.add_key_value(key, field.contents(), kind, items[0] if items else None)
+    for tensor in whole.tensors:
+        writer.add_tensor(tensor.name, tensor.data.copy(), raw_dtype=tensor.tensor_type)
+    count = -(-len(whole.tensors) // most)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return [path.with_name(f"{path.stem}-{i + 1:05}-of-{count:05}.gguf") for i in range(count)]
+
+
 def changed(**values: Any) -> Callable[[gguf.GGUFWriter], None]:
     def fill(writer: gguf.GGUFWriter) -> None:
         for name, value in values.items():

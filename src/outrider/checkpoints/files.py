@@ -138,15 +138,33 @@ def new_folder(out: Path) -> Iterator[Path]:
     """Yield a folder to fill, which is renamed to ``out``, or removed after an error."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists and is not empty; give a new folder.")
+    with _renamed(out) as filling:
+        filling.mkdir()
+        yield filling
+
+
+@contextmanager
+def new_file(out: Path) -> Iterator[Path]:
+    """Yield the path of a file to write, which is renamed to ``out``, or removed after an error."""
+    if out.exists():
+        raise ConfigError(f"{out} already exists; give a new file.")
+    with _renamed(out) as filling:
+        yield filling
+
+
+@contextmanager
+def _renamed(out: Path) -> Iterator[Path]:
+    """Yield a path near ``out``; what is made there is renamed to ``out``, or removed."""
     place = out.resolve()
     near = next(folder for folder in place.parents if folder.is_dir())
     filling = near / f".{place.name}-{uuid4().hex}"
-    filling.mkdir()
     try:
         yield filling
         place.parent.mkdir(parents=True, exist_ok=True)
         filling.rename(place)
     finally:
+        if filling.is_file():
+            filling.unlink()
         shutil.rmtree(filling, ignore_errors=True)
 
 

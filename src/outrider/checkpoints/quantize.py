@@ -108,9 +108,9 @@ def quantize(weight: torch.Tensor, recipe: Recipe) -> Quantized:
         block = F.pad(weight[rows].float(), (0, groups * group - inputs))
         # Groups side by side, so that torch's loops are long.
         x = block.view(-1, group).T.contiguous()
-        scale, zero = _best_grid(x, recipe)
+        scale, zero = best_grid(x, recipe)
         scale = (scale / unit).half().float() * unit
-        block_codes = _codes(x, _inverse(scale), zero, recipe.bits).to(torch.uint8)
+        block_codes = codes_of(x, inverse_of(scale), zero, recipe.bits).to(torch.uint8)
         codes[rows] = block_codes.T.reshape(-1, groups * group)
         scales[rows], zeros[rows] = scale.view(-1, groups), zero.view(-1, groups)
     offsets = zeros if recipe.zeros else None
@@ -127,24 +127,24 @@ def _unit(weight: torch.Tensor, bits: int) -> float:
     return 1.0 if largest == 0 or abs(exponent) < EXPONENTS else 2.0 ** (exponent - EXPONENTS)
 
 
-def _inverse(scale: torch.Tensor) -> torch.Tensor:
+def inverse_of(scale: torch.Tensor) -> torch.Tensor:
     """Return 1 / scale, or 0 where the scale is below ``TINY``."""
     return torch.where(scale.abs() < TINY, 0.0, 1 / scale)
 
 
-def _codes(x: torch.Tensor, inverse: torch.Tensor, zero: torch.Tensor, bits: int) -> torch.Tensor:
+def codes_of(x: torch.Tensor, inverse: torch.Tensor, zero: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the nearest codes of x [group, groups] as fp32; inverse and zero are [1, groups]."""
     return (x * inverse).add_(zero).round_().clamp_(0, (1 << bits) - 1)
 
 
-def _best_grid(x: torch.Tensor, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
+def best_grid(x: torch.Tensor, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scale and zero point, fp32 [1, groups], of each group of x [group, groups]."""
     size = x.abs()
     sized = x * size
 
     def fit(inverse: torch.Tensor, zero: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the best scale for a grid's codes, and its gain over all zeros."""
-        codes = _codes(x, inverse, zero, recipe.bits).sub_(zero)
+        codes = codes_of(x, inverse, zero, recipe.bits).sub_(zero)
         along = (codes * sized).sum(0, keepdim=True)
         scale = along / codes.square_().mul_(size).sum(0, keepdim=True).clamp_min(TINY)
         return scale, scale * along
@@ -156,14 +156,14 @@ def _best_grid(x: torch.Tensor, recipe: Recipe) -> tuple[torch.Tensor, torch.Ten
         better = gain > best
         best = torch.where(better, gain, best)
         scale, zero = torch.where(better, fitted, scale), torch.where(better, offset, zero)
-    return fit(_inverse(scale), zero)[0], zero
+    return fit(inverse_of(scale), zero)[0], zero
 
 
 def _even(x: torch.Tensor, bits: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield symmetric grids (1 / scale, zero point): the largest weight near the last code."""
     half = 1 << (bits - 1)
     largest = x.gather(0, x.abs().argmax(0, keepdim=True))
-    inverse, zero = _inverse(largest), torch.full_like(largest, half)
+    inverse, zero = inverse_of(largest), torch.full_like(largest, half)
     for step in STEPS:
         yield inverse * -(half + step), zero
 
@@ -173,5 +173,5 @@ def _with_zeros(x: torch.Tensor, bits: int) -> Iterator[tuple[torch.Tensor, torc
     top = (1 << bits) - 1
     low, high = x.amin(0, keepdim=True).clamp_max(0), x.amax(0, keepdim=True).clamp_min(0)
     for share in SHARES:
-        inverse = _inverse((high - low) * (share / top))
+        inverse = inverse_of((high - low) * (share / top))
         yield inverse, (top / 2 - (high + low) / 2 * inverse).round_().clamp_(0, top)

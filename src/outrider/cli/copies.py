@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from .common import ended_cleanly, lines, status
+from .common import AsJson, ended_cleanly, lines, status, write_json
 from .flags import argument, setting
 
 
@@ -34,20 +34,31 @@ def convert(
 
 def quantize(
     model: str = argument("MODEL", "A checkpoint's folder, .gguf file or hub name."),
-    out: Path = argument("OUT", "The new folder."),
+    out: Path = argument("OUT", "The new folder, or a new .gguf file."),
     quantization: str = setting(
         ...,
-        "int8 or int4, with -g32, -g64, -g128 or -channel for the group, "
-        "and -zp for zero points, as in int4-g64-zp.",
+        "Of a folder: int8 or int4, with -g32, -g64, -g128 or -channel for the group, and -zp "
+        "for zero points, as in int4-g64-zp. Of a .gguf file: Q8_0, Q4_0 or Q4_K_M.",
         metavar="RECIPE",
     ),
+    json_: AsJson = False,
 ) -> None:
-    """Write a quantised copy of a checkpoint, in the layout of compressed-tensors."""
+    """Write a quantised copy of a checkpoint.
+
+    A folder has the layout of compressed-tensors; a .gguf file is read by llama.cpp, too.
+    """
     with status("loading"):
         from ..base.config import Recipe
         from ..checkpoints.export import export
         from ..checkpoints.families import find_folder
-    recipe = Recipe.parse(quantization)
+        from ..checkpoints.formats.gguf import is_gguf
+        from ..checkpoints.gguf_export import export_gguf, parse
     with lines("quantising"), ended_cleanly():
-        bits = export(find_folder(model), out, recipe)
+        if is_gguf(out):
+            bits = export_gguf(find_folder(model), out, recipe := parse(quantization))
+        else:
+            recipe = str(Recipe.parse(quantization))
+            bits = export(find_folder(model), out, Recipe.parse(quantization))
+    report = {"out": str(out), "quantization": recipe, "bits_per_weight": bits}
+    write_json(report, "-" if json_ else None)
     typer.echo(f"{out}: {bits:.2f} bits per weight", err=True)

@@ -11,6 +11,7 @@ from typing import Any
 from ..async_llm import AsyncLLM
 from ..base.config import ENGINE_OPTIONS
 from ..base.fields import Fields, read_object
+from ..checkpoints.formats.gguf import part_files
 from ..errors import ConfigError, ModelError, shown
 from ..params import DISTRIBUTION, SAMPLING, SamplingParams
 from ..text.calls import Form
@@ -152,6 +153,6 @@ def read_slo(text: str | None) -> dict[str, float]:
 def fingerprint(llm: AsyncLLM) -> str:
     """Return a hash of weight file names and sizes, dtype and quantization."""
     config, folder = llm.config, llm.inputs.folder
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else [folder]
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else part_files(folder)
     about = [str([(f.name, f.stat().st_size) for f in files]), config.dtype, config.quantization]
     return "fp_" + hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]

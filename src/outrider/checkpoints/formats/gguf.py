@@ -2,12 +2,18 @@
 
 The layout is ggml's (docs/gguf.md there), versions 2 and 3, little-endian. The ``gguf`` package's
 reader takes several seconds for a vocabulary of 128k; only its tensor types are used here.
+
+A model may come in parts, ``NAME-00001-of-0000N.gguf``, as llama.cpp's ``llama-gguf-split`` writes
+them: each is a file of its own that says its number and their count, and the first has all other
+metadata. The first part stands for the model.
 """
 
 from __future__ import annotations
 
+import re
 import struct
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,8 +43,14 @@ NUMBERS = {
 }
 """Types of fixed size in metadata, as ``struct`` codes."""
 DIMENSIONS = 4
+AGAIN = "fetch the file again"
 LARGEST_UNIT = 1 << 20
 """Bound on ``general.alignment``, the unit of tensors' offsets; its default is 32."""
+NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
+"""Keys of a part: its number from 0, how many there are, and the tensors of all."""
+MOST_PARTS = 99_999
+"""Their numbers have five digits in names."""
+PART = re.compile(rf"(.+)-(\d{{5}})-of-(\d{{5}}){re.escape(SUFFIX)}", re.DOTALL)
 
 
 def is_gguf(path: Path) -> bool:
@@ -48,8 +60,9 @@ def is_gguf(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor: its ``shape`` in torch's order, its type, and its bytes in the file."""
+    """One tensor: its ``shape`` in torch's order, its type, and its bytes in ``file``."""
 
+    file: Path
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
     begin: int
@@ -58,11 +71,17 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class GGUF:
-    """A file's ``metadata`` by key, and its ``tensors`` by name."""
+    """A model's ``metadata`` by key, and its ``tensors`` by name; ``kinds`` are those of values.
+
+    ``path`` is the file, the first of ``files`` where there are several parts. A value's kind is
+    its number in the format, and for a list that of its items.
+    """
 
     path: Path
     metadata: dict[str, Any]
+    kinds: dict[str, tuple[int, int | None]]
     tensors: dict[str, StoredTensor]
+    files: tuple[Path, ...]
 
     @property
     def fields(self) -> Fields:
@@ -74,12 +93,63 @@ class GGUF:
     ) -> npt.NDArray[np.uint8]:
         """Return ``nbytes`` of ``tensor`` from ``begin`` on, by default all: uint8 [nbytes]."""
         octets = np.empty(tensor.nbytes - begin if nbytes is None else nbytes, np.uint8)
-        fill(octets, self.path, tensor.begin + begin)
+        fill(octets, tensor.file, tensor.begin + begin)
         return octets
 
 
+def part_files(path: Path) -> list[Path]:
+    """Return ``path`` and the files beside it that are parts of the same model by their names."""
+    name = PART.fullmatch(path.name)
+    if name is None:
+        return [path]
+    mates = {other: PART.fullmatch(other.name) for other in path.parent.iterdir()}
+    return sorted(o for o, mate in mates.items() if mate and mate.group(1, 3) == name.group(1, 3))
+
+
 def open_gguf(path: Path) -> GGUF:
-    """Return the file at ``path``, without reading its tensors."""
+    """Return the model in the file at ``path`` and its other parts, without reading tensors."""
+    first = _open(path)
+    fields = first.fields
+    count = fields.whole(COUNT, high=MOST_PARTS, default=1)
+    if count < 2:
+        return first
+    name, number = PART.fullmatch(path.name), fields.whole(NUMBER, high=count - 1)
+    if name is None or int(name[3]) != count or int(name[2]) != number + 1:
+        ending = f"-{number + 1:05}-of-{count:05}{SUFFIX}"
+        raise ModelError(
+            f"{path} is part {number + 1} of {count}, but its name does not end in {ending}; "
+            "rename all parts so."
+        )
+    if number:
+        start = path.with_name(f"{name[1]}-{1:05}-of-{count:05}{SUFFIX}")
+        raise ModelError(f"{path} is part {number + 1} of {count}; give the first, {start}.")
+    files, tensors = [path], dict(first.tensors)
+    for number in range(1, count):
+        file = path.with_name(f"{name[1]}-{number + 1:05}-of-{count:05}{SUFFIX}")
+        if not file.exists():
+            raise ModelError(f"{file} is missing, part {number + 1} of {count}; fetch it, too.")
+        part = _open(file)
+        for key, needed in ((COUNT, count), (NUMBER, number)):
+            said = part.fields.whole(key)
+            if said != needed:
+                raise ModelError(
+                    f"{file}: {key} is {said}, not {needed} as its name says; {AGAIN}."
+                )
+        twice = tensors.keys() & part.tensors.keys()
+        if twice:
+            raise ModelError(f"{file}: tensor {min(twice)!r} is in another part, too; {AGAIN}.")
+        files.append(file)
+        tensors |= part.tensors
+    if fields.whole(TENSORS, default=len(tensors)) != len(tensors):
+        promised = f"{TENSORS} is {fields.whole(TENSORS)}"
+        raise ModelError(
+            f"{path}: {promised}, but its parts have {len(tensors)}; fetch them again."
+        )
+    return replace(first, tensors=tensors, files=tuple(files))
+
+
+def _open(path: Path) -> GGUF:
+    """Return what one file holds."""
     try:
         state = path.stat()
     except OSError:
@@ -102,24 +172,25 @@ def _parsed(path: Path, header: _Header, size: int) -> GGUF:
     if version not in VERSIONS:
         raise ModelError(f"{path} is GGUF of version {version}; versions 2 and 3 are read.")
     try:
-        metadata = {header.text(): header.value() for _ in range(num_entries)}
+        values = {header.text(): header.value() for _ in range(num_entries)}
         entries = [header.tensor() for _ in range(num_tensors)]
     except (struct.error, UnicodeDecodeError, KeyError, MemoryError, OverflowError):
-        raise ModelError(f"{path}: the header is damaged; fetch the file again.") from None
-    fields = Fields(metadata, str(path))
-    parts = fields.whole("split.count", default=1)
-    if parts > 1:
-        remedy = "merge them into one file first (llama-gguf-split --merge)"
-        raise ModelError(f"{path} is one of {parts} parts; {remedy}.")
-    unit = fields.whole("general.alignment", high=LARGEST_UNIT, default=32) or 32
+        raise ModelError(f"{path}: the header is damaged; {AGAIN}.") from None
+    metadata = {key: value for key, (value, _) in values.items()}
+    kinds = {key: kind for key, (_, kind) in values.items()}
+    unit = Fields(metadata, str(path)).whole("general.alignment", high=LARGEST_UNIT, default=32)
+    unit = unit or 32
     start = -(-header.at // unit) * unit
     tensors = {
         name: _placed(path, name, shape, kind, start + offset, size)
         for name, shape, kind, offset in entries
     }
+    if len(tensors) < len(entries):
+        ((name, _),) = Counter(name for name, *_ in entries).most_common(1)
+        raise ModelError(f"{path}: tensor {name!r} is there twice; {AGAIN}.")
     if sum(t.nbytes for t in tensors.values()) > size:
         raise ModelError(f"{path}: tensors overlap in the file; fetch it again.")
-    return GGUF(path, metadata, tensors)
+    return GGUF(path, metadata, kinds, tensors, (path,))
 
 
 def _placed(
@@ -133,8 +204,8 @@ def _placed(
     block, octets = GGML_QUANT_SIZES[type]
     length = prod(shape) // block * octets
     if not shape or 0 in shape or shape[-1] % block or begin + length > size:
-        raise ModelError(f"{path}: tensor {name!r} is damaged or cut off; fetch the file again.")
-    return StoredTensor(shape, type, begin, length)
+        raise ModelError(f"{path}: tensor {name!r} is damaged or cut off; {AGAIN}.")
+    return StoredTensor(path, shape, type, begin, length)
 
 
 class _Header:
@@ -161,17 +232,17 @@ class _Header:
         (length,) = self.take("Q")
         return str(self._read(length), "utf-8")
 
-    def value(self) -> Any:
-        """Return the next value of metadata: a number, a string, or a list of one of these."""
+    def value(self) -> tuple[Any, tuple[int, int | None]]:
+        """Return the next value of metadata and its kind: a number, a string, or a list of one."""
         (kind,) = self.take("I")
         if kind == STRING:
-            return self.text()
+            return self.text(), (kind, None)
         if kind != ARRAY:
-            return self.take(NUMBERS[kind])[0]
-        kind, count = self.take("IQ")
-        if kind == STRING:
-            return [self.text() for _ in range(count)]
-        return list(self.take(f"{count}{NUMBERS[kind]}"))
+            return self.take(NUMBERS[kind])[0], (kind, None)
+        items, count = self.take("IQ")
+        if items == STRING:
+            return [self.text() for _ in range(count)], (kind, items)
+        return list(self.take(f"{count}{NUMBERS[items]}")), (kind, items)
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         """Return the next tensor's name, shape, type and offset."""

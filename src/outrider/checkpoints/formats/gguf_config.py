@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
 
@@ -171,10 +172,8 @@ def _divided(
             "tensor 'rope_freqs.weight' holds numbers that are not positive and finite."
         )
     largest = float(factors.max())
-    waves = 2 * np.pi * base ** (np.arange(0, size, 2) / size)
     for trained in sorted(TRAINED, key=lambda n: n != 8192):
-        smooth = np.clip((trained / waves - 1.0) / 3.0, 0.0, 1.0)
-        if np.allclose(1 / ((1 - smooth) / largest + smooth), factors, rtol=1e-4):
+        if np.allclose(divisors(base, size, trained, largest), factors, rtol=1e-4):
             return {
                 "rope_type": "llama3",
                 "rope_theta": base,
@@ -192,6 +191,15 @@ def _divided(
         "attention_factor": 1.0,
         "original_max_position_embeddings": TRAINED[-1],
     }
+
+
+def divisors(
+    base: float, size: int, trained: int, factor: float, low: float = 1.0, high: float = 4.0
+) -> npt.NDArray[np.float64]:
+    """Return what Llama 3's scaling divides the frequencies of a head by: [size / 2]."""
+    waves = 2 * np.pi * base ** (np.arange(0, size, 2) / size)
+    smooth = np.clip((trained / waves - low) / (high - low), 0.0, 1.0)
+    return np.asarray(1 / ((1 - smooth) / factor + smooth))
 
 
 def end_token_ids(file: GGUF) -> frozenset[int]:

@@ -45,7 +45,7 @@ IN_LAYER = {
 }
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
     """Return the name that the tensor ``name`` has in a file."""
     module, _, part = name.rpartition(".")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
@@ -62,6 +62,35 @@ def _name(key: str) -> str | None:
         if theirs == own:
             return f"model.layers.{layer[1]}.{name}.{part}" if layer else f"{name}.{part}"
     return None
+
+
+def row_order(name: str, rows: int, head_dim: int) -> torch.Tensor | None:
+    """Return where a file has each row of a query or key matrix; None keeps the file's order.
+
+    Llama's files pair element i of a head with i + 1, where Hugging Face has i + head_dim / 2.
+    """
+    if not re.search(r"\.[qk]_proj\.", name):
+        return None
+    return torch.arange(rows).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()
+
+
+def rows_of(file: GGUF, stored: StoredTensor, first: int, count: int) -> torch.Tensor:
+    """Return ``count`` rows of a tensor from ``first`` on, dequantised: [count, columns].
+
+    They have the file's dtype where it is a plain one, and fp32 otherwise.
+    """
+    columns = stored.shape[-1]
+    width = stored.nbytes // (prod(stored.shape) // columns)  # bytes of a row
+    octets = file.read(stored, first * width, count * width)
+    if stored.kind in PLAIN:
+        return torch.from_numpy(octets).view(PLAIN[stored.kind]).view(count, columns)
+    try:
+        return torch.from_numpy(dequantize(octets.reshape(count, width), stored.kind))
+    except NotImplementedError:
+        raise ModelError(
+            f"{file.path}: weights of type {stored.kind.name} are not read; give a file of another "
+            "quantisation, such as Q8_0 or Q4_K_M."
+        ) from None
 
 
 class GGUFTensors:
@@ -92,7 +121,7 @@ class GGUFTensors:
         if stored.kind not in CODED:
             return self.get(name, shape, dtype)
         part = CodedPart(
-            self._file.path, stored.begin, int(stored.kind), stored.kind.name, shape[0],
+            stored.file, stored.begin, int(stored.kind), stored.kind.name, shape[0],
             self._order(name, shape[0]), partial(self._plain, stored),
         )  # fmt: skip
         return Coded((part,), shape[1])
@@ -115,12 +144,12 @@ class GGUFTensors:
 
     def kept(self, name: str) -> str | None:
         """Return the type of the codes that the matrix ``name`` keeps; None if it keeps none."""
-        stored = self._file.tensors.get(_key(name))
+        stored = self._file.tensors.get(key_of(name))
         return stored.kind.name if stored is not None and stored.kind in CODED else None
 
     def nbytes(self, name: str) -> int:
         """Return the number of stored bytes of the tensor ``name``."""
-        return self._file.tensors[_key(name)].nbytes
+        return self._file.tensors[key_of(name)].nbytes
 
     def held(self, size: int, keeps: bool) -> dict[str, int]:
         """See ``Tensors.held``."""
@@ -131,8 +160,8 @@ class GGUFTensors:
 
     @property
     def file_bytes(self) -> int:
-        """The bytes of the file."""
-        return self._file.path.stat().st_size
+        """The bytes of the file, or of all parts."""
+        return sum(file.stat().st_size for file in self._file.files)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each of the model's tensors by name, layer by layer."""
@@ -140,7 +169,7 @@ class GGUFTensors:
         return {name: shape for name, shape in shapes.items() if name is not None}
 
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        key = _key(name)
+        key = key_of(name)
         stored = self._file.tensors.get(key)
         if stored is None:
             raise ModelError(f"{self.folder} has no tensor {key!r}; its metadata requires one.")
@@ -152,32 +181,12 @@ class GGUFTensors:
         return stored
 
     def _plain(self, stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
-        shape = stored.shape
-        if stored.kind in PLAIN:
-            plain = torch.from_numpy(self._file.read(stored)).view(PLAIN[stored.kind])
-            return plain.view(shape).to(dtype)
-        tensor = torch.empty(shape, dtype=dtype)
-        flat = tensor.view(-1, shape[-1])
-        width = stored.nbytes // len(flat)  # bytes of a row
-        step = max(1, CHUNK // shape[-1])
+        tensor = torch.empty(stored.shape, dtype=dtype)
+        flat = tensor.view(-1, stored.shape[-1])
+        step = max(1, CHUNK // stored.shape[-1])
         for at in range(0, len(flat), step):
-            count = min(step, len(flat) - at)
-            octets = self._file.read(stored, at * width, count * width)
-            try:
-                values = dequantize(octets.reshape(count, width), stored.kind)
-            except NotImplementedError:
-                raise ModelError(
-                    f"{self.folder}: weights of type {stored.kind.name} are not read; give a file "
-                    "of another quantisation, such as Q8_0 or Q4_K_M."
-                ) from None
-            flat[at : at + step] = torch.from_numpy(values)
+            flat[at : at + step] = rows_of(self._file, stored, at, min(step, len(flat) - at))
         return tensor
 
     def _order(self, name: str, rows: int) -> torch.Tensor | None:
-        """Return where the file has each row of a query or key matrix; None keeps the file's order.
-
-        Llama's files pair element i of a head with i + 1, where Hugging Face has i + head_dim / 2.
-        """
-        if not self._interleaved or not re.search(r"\.[qk]_proj\.", name):
-            return None
-        return torch.arange(rows).view(-1, self._head_dim // 2, 2).transpose(1, 2).flatten()
+        return row_order(name, rows, self._head_dim) if self._interleaved else None
