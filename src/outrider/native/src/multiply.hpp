@@ -73,7 +73,8 @@ struct Multiplier {
             body(&gate, gate.units,
                  {.kind = Epilogue::put, .y = gates, .stride = stride, .columns = int(stride)});
             Epilogue last = epilogue;
-            last.kind = Epilogue::gated_by;
+            last.kind =
+                epilogue.kind == Epilogue::gate ? Epilogue::gated_by : Epilogue::gelu_gated_by;
             last.y = gates;
             last.stride = stride;
             return body(&up, up.units, last);
