@@ -23,7 +23,7 @@ from tests.support.exactness import (
     requests,
 )
 
-NATIVE = ("mistral", "gemma2", "qwen3_moe")
+NATIVE = ("mistral", "gemma2", "qwen3_moe", "olmo2", "phi3", "smollm3")
 FALLBACK = ("starcoder2", "mixtral")
 LOOKUPS = ("ngram", "suffix")
 PROMPTS = [

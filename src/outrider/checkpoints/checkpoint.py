@@ -71,8 +71,9 @@ def open_checkpoint(folder: Path | Files) -> Checkpoint:
     config = _config_of(files)
     format = find_format(getattr(config, "quantization_config", None), files.folder)
     shape = read_shape(config, files.folder)
-    wrapped = config.model_type in WRAPPERS and isinstance(shape, Architecture)
-    if wrapped:
+    wrapped = False
+    if isinstance(shape, Architecture) and config.model_type in WRAPPERS:
+        wrapped = True
         config, shape = _text_part(config, shape, files)
     return Checkpoint(files.folder, config, shape, Tensors(files, format, wrapped))
 

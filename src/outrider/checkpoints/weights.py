@@ -223,7 +223,7 @@ class Loader:
         return torch.cat((weight, weight))
 
     def _stacked(self, prefix: str, parts: dict[str, int], width: int, fused: str = "") -> Matrix:
-        """Return several projections stacked; ``fused`` is the tensor where they are stored as one."""
+        """Return several projections stacked, or ``fused``, the tensor that holds them as one."""
         if fused:
             return self.matrix(f"{fused}.weight", sum(parts.values()), width, self.recipe)
         names = {f"{prefix}{p}_proj.weight": rows for p, rows in parts.items()}
