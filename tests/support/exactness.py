@@ -41,7 +41,6 @@ FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 8},
     "gemma2": {**WINDOWS, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
     "gemma3_text": {**WINDOWS, "query_pre_attn_scalar": 16},
-    "olmo2": {"head_dim": None},
     "phi3": {
         "rope_parameters": {
             "rope_type": "longrope",
