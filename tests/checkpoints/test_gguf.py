@@ -14,7 +14,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from outrider import LLM, SamplingParams
@@ -306,6 +306,11 @@ CUTS = {
     "qwen2": "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
     " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
     "smollm": None,
+    "gpt-4o": "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*"
+    "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+"
+    "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\\p{N}{1,3}|"
+    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
 }
 
 
@@ -348,6 +353,28 @@ def test_sentencepiece_tokens_are_the_sources(tmp_path: Path) -> None:
     texts = [*TEXTS, "the quick brown fox, the  lazy dogs", "hi</s>the fox", "▁x"]
     codec = read_codec(path)
     for text in texts:
+        ids = source.encode(text).ids
+        assert codec.encode(text) == [1, *ids]
+        assert codec.backend.decode(ids) == source.decode(ids)
+
+
+def test_gemmas_tokens_are_the_sources(tmp_path: Path) -> None:
+    """No space goes before a text; runs of spaces and lines are tokens of their own."""
+    source, tokens = pieces()
+    source.normalizer = normalizers.Replace(" ", "▁")
+    source.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    runs = ["\n\n", "  ", "   "]
+    source.add_tokens([AddedToken(run, normalized=False) for run in runs])
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_add_space_prefix(False)
+        add_pieces(writer, tokens, runs)
+
+    codec = read_codec(empty(tmp_path / "a.gguf", fill))
+    for text in [*TEXTS, "the quick brown fox,   the  lazy dogs", "hi</s>the\n\n\n fox", "▁x"]:
         ids = source.encode(text).ids
         assert codec.encode(text) == [1, *ids]
         assert codec.backend.decode(ids) == source.decode(ids)

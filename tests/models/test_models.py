@@ -21,6 +21,7 @@ from outrider.checkpoints.families import find_folder
 from outrider.errors import ModelError
 from outrider.models.base import Output
 from outrider.models.load import load_model
+from outrider.models.native import is_native
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer, rms_norm
 from tests.support.loading import torch_model
@@ -232,6 +233,42 @@ def test_greedy_ids_are_transformers(name: str, checkpoints: Callable[[str], Pat
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8
         )
         assert output.outputs[0].token_ids == theirs[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapper", "begins"),
+    [
+        ("gemma3", "gemma3", "language_model.model."),
+        ("gemma3", "gemma3", "model.language_model."),
+        ("ministral3", "mistral3", "language_model.model."),
+        ("mistral", "mistral3", "model.language_model."),
+    ],
+)
+def test_the_text_part_of_a_wrapper_is_read(
+    name: str, wrapper: str, begins: str, checkpoints: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Whichever version of transformers wrote it; pictures' weights are left alone."""
+    alone = checkpoints(name)
+    tensors = load_file(alone / "model.safetensors")
+    head = "lm_head." if begins.startswith("model.") else "language_model.lm_head."
+    wrapped = {
+        head + key.removeprefix("lm_head.")
+        if key.startswith("lm_head.")
+        else begins + key.removeprefix("model."): tensor
+        for key, tensor in tensors.items()
+    }
+    wrapped["vision_tower.weight"] = torch.zeros(3)
+    save_file(wrapped, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    text = json.loads((alone / "config.json").read_text())
+    text.pop("architectures")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": wrapper, "text_config": text, "vision_config": {}})
+    )
+    ids = prompt_of(60)
+    assert torch.equal(run(load(tmp_path), ids).logits, run(load(alone), ids).logits)
+    assert is_native(open_checkpoint(tmp_path))
+    shape = open_checkpoint(tmp_path).shape
+    assert (shape.context, shape.vocab_size) == (256, 128)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -254,11 +254,16 @@ def pieces() -> tuple[Tokenizer, list[str]]:
     return tokenizer, sorted(vocab, key=vocab.__getitem__)
 
 
-def add_pieces(writer: gguf.GGUFWriter, tokens: list[str]) -> None:
-    """Write SentencePiece tokens: three control tokens, 256 bytes, then pieces by their rank."""
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0 if i < 259 else 259.0 - i for i in range(len(tokens))])
-    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
+def add_pieces(writer: gguf.GGUFWriter, tokens: list[str], own: Sequence[str] = ()) -> None:
+    """Write SentencePiece tokens: three control tokens, 256 bytes, then pieces by their rank.
+
+    ``own`` are tokens of the user behind them.
+    """
+    writer.add_token_list([*tokens, *own])
+    scores = [0.0 if i < 259 else 259.0 - i for i in range(len(tokens))]
+    writer.add_token_scores(scores + [-1000.0] * len(own))
+    types = [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259)
+    writer.add_token_types(types + [4] * len(own))
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
