@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.errors import ModelError
@@ -107,6 +108,26 @@ def test_it_is_the_torch_paths_model(
         low = native_model(step(isa), checkpoint, "bfloat16", 256)
         error = whole(low, ids_of(70)).logits - expected
         assert error.square().mean().sqrt() < 0.1  # of a spread of about 3
+
+
+@pytest.mark.parametrize("family", ["olmo2", "gemma3_text", "gemma2"])
+def test_a_row_that_is_no_number_harms_no_later_one(
+    family: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Norms behind a product leave nothing of a row, wherever it is padded."""
+    options = {**FAMILIES[family], "hidden_size": 40, "vocab_size": 128}
+    checkpoint = make_checkpoint(tmp_path / "model", family, **options)
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["model.embed_tokens.weight"][127] = torch.nan
+    save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    mine = native_model(step(HERE[-1]), checkpoint, "float32", 256)
+    ids = [id % 127 for id in ids_of(20)]
+    before, bad, after = (whole(mine, each).logits for each in (ids, [127] * 20, ids))
+    assert before is not None
+    assert bad is not None
+    assert after is not None
+    assert bad.isnan().all()
+    assert torch.equal(after[:, :127], before[:, :127])  # heads may be tied
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

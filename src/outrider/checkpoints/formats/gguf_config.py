@@ -107,7 +107,7 @@ def _options(file: GGUF, name: str) -> dict[str, Any]:
     tensors, fields = file.tensors, _per_model(file, name)
     if f"{name}.expert_count" in fields and fields.whole(f"{name}.expert_count"):
         raise _unread(file.path, "GGUF files of mixtures of experts are not read")
-    if not file.metadata.get(f"{name}.rope.scaling.finetuned", True):
+    if name == "granite" and not file.metadata.get("granite.rope.scaling.finetuned", True):
         raise _unread(file.path, "GGUF files of models without a rope are not read")
 
     def size(key: str, default: int | None = None, high: int = LARGEST_INT) -> int:
@@ -189,9 +189,9 @@ def _windows(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> 
     key = f"{name}.attention.sliding_window_pattern"
     given = file.metadata.get(key)
     if isinstance(given, list):
-        if len(given) != layers or not all(isinstance(each, bool) for each in given):
+        if len(given) != layers or not all(each in (0, 1) for each in given):
             raise fields.refuse(key, "a period, or true or false for each layer")
-        slides = given
+        slides = [bool(each) for each in given]
     else:
         period = fields.whole(key, 1, default=form.period)
         slides = [(layer + 1) % period != 0 for layer in range(layers)]

@@ -84,8 +84,8 @@ struct Forward : Work, Multiplier<T> {
     }
 
     // The product of the RMSNorm of rows of x, or of the rows themselves where the norm has no
-    // weights, `pick` saying which. Few rows every worker
-    // normalises for itself, at its first chunk, rather than wait for another.
+    // weights, `pick` saying which. Few rows every worker normalises for itself, at its first
+    // chunk, rather than wait for another.
     template <class Pick>
     void norm_multiply(Team& team, const Memory<float>& norm, const Weight<T>& weight, int count,
                        Pick pick, const Epilogue& epilogue) {
@@ -213,17 +213,6 @@ struct Forward : Work, Multiplier<T> {
         std::atomic_ref<std::uint8_t>(nonfinite[row]).store(1, std::memory_order_relaxed);
     }
 
-    // Normalises `count` numbers in place.
-    void normalise_wide(float* x, const float* weight, int count) const {
-        const int whole = count / LANES * LANES;
-        F32x16 lanes = splat(0.0f);
-        for (int i = 0; i < whole; i += LANES) lanes = fma(load(x + i), load(x + i), lanes);
-        float sum = total(lanes);
-        for (int i = whole; i < count; ++i) sum += x[i] * x[i];
-        const float factor = 1.0f / std::sqrt(sum / float(count) + c.norm_eps);
-        for (int i = 0; i < count; ++i) x[i] *= factor * weight[i];
-    }
-
     // Queries to s.q, keys and values to their slots.
     void turn_all(int first, int last, int number, const Layer<T>& layer) {
         const int group = c.heads / c.kv_heads, half = c.head_dim / 2, d = c.head_dim;
@@ -326,13 +315,9 @@ struct Forward : Work, Multiplier<T> {
         apart.y = added;
         multiply(team, weight, from, stride, n, apart);
         team.share(n, 1, [&](int first, int last) {
-            const F32x16 scale = splat(c.residual_scale);
-            for (int r = first; r < last; ++r) {
-                float *own = added + std::size_t(r) * width, *to = x + std::size_t(r) * width;
-                rms_norm(own, own, norm.data(), c.hidden, width, c.norm_eps);
-                for (int i = 0; i < width; i += LANES)
-                    store(to + i, fma(load(own + i), scale, load(to + i)));
-            }
+            for (int r = first; r < last; ++r)
+                add_normed(x + std::size_t(r) * width, added + std::size_t(r) * width, norm.data(),
+                           c.hidden, width, c.norm_eps, c.residual_scale);
         });
     }
 
@@ -353,8 +338,9 @@ struct Forward : Work, Multiplier<T> {
                 const int queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
                 for (int r = first; r < last; ++r) {
                     float* row = qkv + std::size_t(r) * qkv_width;
-                    if (layer.wide_q) normalise_wide(row, layer.q_norm.data(), queries);
-                    if (layer.wide_k) normalise_wide(row + queries, layer.k_norm.data(), keys);
+                    if (layer.wide_q) normalise(row, layer.q_norm.data(), queries, c.norm_eps);
+                    if (layer.wide_k)
+                        normalise(row + queries, layer.k_norm.data(), keys, c.norm_eps);
                 }
             });
         team.share(n * c.kv_heads, 4,
