@@ -221,7 +221,7 @@ def fields_of(config: PretrainedConfig, folder: Path) -> Fields:
 
 def _architecture(config: PretrainedConfig, folder: Path, shape: Shape) -> Architecture | None:
     """Return the architecture; None if the family or an option is not native."""
-    family = FAMILIES.get(config.model_type)
+    family = FAMILIES.get(str(config.model_type))
     if family is None:
         return None
     values = fields_of(config, folder)
@@ -308,6 +308,8 @@ def _check_heads(config: PretrainedConfig, values: Fields) -> None:
     """Refuse invalid sizes of heads and rope options."""
     width, heads = values.whole("hidden_size", 1), values.whole("num_attention_heads", 1)
     size = values.whole("head_dim", 1, default=width // heads)
+    if size < 1:
+        raise values.refuse("hidden_size", "at least num_attention_heads")
     layers = values.whole("num_hidden_layers", 1)
     if len(_kinds(config)) != layers:
         raise values.refuse("layer_types", "a kind for each of num_hidden_layers")
