@@ -14,7 +14,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from outrider import LLM, SamplingParams
@@ -32,7 +32,8 @@ from outrider.models.load import load_model
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from tests.support.ggufs import SIZES, add_pieces, byte_level, changed, convert, empty, pieces
-from tests.support.loading import torch_model
+from tests.support.loading import native_model, torch_model
+from tests.support.native_steps import HERE, step
 from tests.support.tiny import SPECIALS, TEMPLATE, byte_level_tokenizer
 
 MakeCheckpoint = Callable[..., Path]
@@ -81,6 +82,49 @@ CASES: dict[str, tuple[str, dict[str, Any], Kind]] = {
          "attention_multiplier": 0.2},
         Kind.Q8_0,
     ),
+    "gemma3": (
+        "gemma3_text",
+        {"num_hidden_layers": 6, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 20,
+         "rope_parameters": {
+             "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}},
+        Kind.Q8_0,
+    ),
+    "gemma2": (
+        "gemma2",
+        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 20,
+         "attn_logit_softcapping": 1.5, "final_logit_softcapping": 4.0},
+        Kind.Q4_0,
+    ),
+    "olmo2": ("olmo2", {"rms_norm_eps": 1e-3}, Kind.Q5_1),
+    "olmo3": (
+        "olmo3",
+        {"sliding_window": 20, "layer_types": ["full_attention", "sliding_attention"],
+         "rope_parameters": {
+             "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0,
+                                "original_max_position_embeddings": 32},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}},
+        Kind.Q8_0,
+    ),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4, "tie_word_embeddings": True}, Kind.Q8_0),
+    "phi3-longrope": (
+        "phi3",
+        {"rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.5, 1.0, 2.0, 1.0, 1.0],
+            "long_factor": [2.0, 5.0, 2.0, 3.0, 4.0, 2.0], "original_max_position_embeddings": 64},
+         "original_max_position_embeddings": 64, "tie_word_embeddings": True},
+        Kind.Q4_1,
+    ),
+    "phi3-window": ("phi3", {"sliding_window": 20}, Kind.Q8_0),
+    "ministral3": (
+        "ministral3",
+        {"head_dim": 16, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16,
+            "beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.3}},
+        Kind.Q8_0,
+    ),
 }  # fmt: skip
 
 
@@ -99,6 +143,44 @@ def test_a_file_is_its_dequantised_checkpoint(
     if kind in (Kind.F32, Kind.F16, Kind.BF16):
         names = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
         assert open_checkpoint(path).shape.dtype == names[kind]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "qwen3",
+        "granite",
+        "gemma2",
+        "gemma3",
+        "olmo2",
+        "olmo3",
+        "smollm3",
+        "phi3-longrope",
+        "ministral3",
+    ],
+)
+def test_codes_of_every_family_run_natively(
+    case: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """As transformers' own model of the weights that the ``gguf`` package dequantises."""
+    family, options, _ = CASES[case]
+    heads = 256 // options.get("head_dim", 16)
+    wide = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": heads}
+    source = make_checkpoint(tmp_path / "source", family, **{**options, **wide})
+
+    def kind(name: str) -> Kind:
+        return Kind.Q6_K if "v_proj" in name or "down_proj" in name else Kind.Q4_K
+
+    skip = "lm_head" if "tie" in str(options) else "none"
+    path, _ = convert(source, tmp_path / "model.gguf", kind, skip=skip)
+    ids = [(7 * i) % 120 + 3 for i in range(100)]
+    with torch.inference_mode():
+        expected = transformers_model(path)(torch.tensor([ids])).logits[0]
+    for isa in HERE:
+        model = native_model(step(isa), path, "float32", 128)
+        out = model.run([Segment(ids, 0, range(1, 8), 100, 100)], model.new_store(8, 16)).logits
+        assert out is not None
+        assert (out - expected).abs().max() < 3e-3 * expected.std()  # digits of 16 bits
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0, Kind.F16])
@@ -224,6 +306,11 @@ CUTS = {
     "qwen2": "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
     " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
     "smollm": None,
+    "gpt-4o": "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*"
+    "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+"
+    "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\\p{N}{1,3}|"
+    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
 }
 
 
@@ -266,6 +353,28 @@ def test_sentencepiece_tokens_are_the_sources(tmp_path: Path) -> None:
     texts = [*TEXTS, "the quick brown fox, the  lazy dogs", "hi</s>the fox", "▁x"]
     codec = read_codec(path)
     for text in texts:
+        ids = source.encode(text).ids
+        assert codec.encode(text) == [1, *ids]
+        assert codec.backend.decode(ids) == source.decode(ids)
+
+
+def test_gemmas_tokens_are_the_sources(tmp_path: Path) -> None:
+    """No space goes before a text; runs of spaces and lines are tokens of their own."""
+    source, tokens = pieces()
+    source.normalizer = normalizers.Replace(" ", "▁")
+    source.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    runs = ["\n\n", "  ", "   "]
+    source.add_tokens([AddedToken(run, normalized=False) for run in runs])
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_add_space_prefix(False)
+        add_pieces(writer, tokens, runs)
+
+    codec = read_codec(empty(tmp_path / "a.gguf", fill))
+    for text in [*TEXTS, "the quick brown fox,   the  lazy dogs", "hi</s>the\n\n\n fox", "▁x"]:
         ids = source.encode(text).ids
         assert codec.encode(text) == [1, *ids]
         assert codec.backend.decode(ids) == source.decode(ids)

@@ -28,6 +28,8 @@ from outrider.models.rows import Segment
 from outrider.native import choice as native
 from tests.support.exactness import (
     VOCABULARY,
+    alone,
+    in_batches,
     make_engine,
     make_fickle,
     planted_pair,
@@ -98,6 +100,17 @@ def holds(
 @pytest.mark.parametrize("case", dealt(CASES), ids=lambda case: "-".join(map(str, case)))
 def test_drafting_for_itself_changes_nothing(target: Path, case: Any) -> None:
     holds(target, *case)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "smollm3", "olmo2", "phi3"])
+def test_other_families_draft_for_themselves(family: str, tmp_path: Path) -> None:
+    """Windows and full layers, layers without a rope, norms behind, ropes by length."""
+    target = planted_target(tmp_path / "target", SEED, family)
+    prompts = [[(7 * i) % 190 + 5 for i in range(27)], [40, 50]]
+    queued = requests(prompts, SamplingParams(temperature=0.7, max_tokens=16, ignore_eos=True))
+    engine = make_engine(target, "layerskip:9", num_speculative_tokens=4)
+    assert in_batches(engine, queued, 2) == alone(target, queued)
+    assert engine.counts.drafted > 0
 
 
 @pytest.mark.equality
@@ -492,7 +505,7 @@ def test_targets_and_rules_that_it_cannot_draft_for(target: Path, tmp_path: Path
     with pytest.raises(ConfigError, match="coupled"):
         make_engine(target, "layerskip", acceptance_rule="rejection")
     with pytest.raises(ConfigError, match="native step"):
-        make_engine(planted_pair(tmp_path / "gemma", "gemma2"), "layerskip")
+        make_engine(planted_pair(tmp_path / "moe", "qwen3_moe"), "layerskip")
 
 
 def test_names(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from outrider.checkpoints.families import find_folder
 from outrider.errors import ModelError
 from outrider.models.base import Output
 from outrider.models.load import load_model
+from outrider.models.native import is_native
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer, rms_norm
 from tests.support.loading import torch_model
@@ -62,6 +63,11 @@ GRANITE = {
     "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6,
     "logits_scaling": 0.7,
 }  # fmt: skip
+DENSE = {
+    **GRANITE, "shared_intermediate_size": 48, "num_local_experts": 0, "mamba_n_heads": 4,
+    "layer_types": ["full_attention"] * 2, "position_embedding_type": None,
+}  # fmt: skip
+"""Granite 4 without mixtures and state-space layers."""
 FAMILIES = ("llama", "qwen2", "qwen3")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-mha": ("llama", {"num_key_value_heads": 4}),
@@ -112,6 +118,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-bias": ("granite", {**GRANITE, "attention_bias": True, "mlp_bias": True,
                                  "tie_word_embeddings": True}),
     "granite-llama3": ("granite", {**GRANITE, **LLAMA3}),
+    "granitemoehybrid": ("granitemoehybrid", DENSE),
+    "granitemoehybrid-rope": ("granitemoehybrid", {
+        **DENSE, "position_embedding_type": "rope", "tie_word_embeddings": True}),
+    "ministral": ("ministral", {**LAYERS, "sliding_window": 24, "head_dim": 16}),
+    "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": {
+        **rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale=1.0,
+               mscale_all_dim=1.0, beta_fast=32.0, beta_slow=1.0)["rope_parameters"],
+        "llama_4_scaling_beta": 0.3}}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0], "tie_word_embeddings": False}),
+    "smollm3-window": ("smollm3", {**LAYERS, **WINDOW, "no_rope_layers": [0, 1]}),
+    "olmo2": ("olmo2", {}),
+    "olmo2-one-kv-head": ("olmo2", {"num_key_value_heads": 1, "attention_bias": True}),
+    "olmo3": ("olmo3", {**LAYERS, "sliding_window": 24}),
+    "phi3-longrope-tied": ("phi3", {**LONGROPE, "tie_word_embeddings": True}),
     "mistral-yarn": ("mistral", {**YARN, "sliding_window": 24}),
     "gemma2-all-windows": ("gemma2", {**GEMMA, "layer_types": ["sliding_attention"] * 2}),
     "qwen3_moe-linear": ("qwen3_moe", {**MOE, **LINEAR, "tie_word_embeddings": True}),
@@ -213,6 +233,42 @@ def test_greedy_ids_are_transformers(name: str, checkpoints: Callable[[str], Pat
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8
         )
         assert output.outputs[0].token_ids == theirs[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapper", "begins"),
+    [
+        ("gemma3", "gemma3", "language_model.model."),
+        ("gemma3", "gemma3", "model.language_model."),
+        ("ministral3", "mistral3", "language_model.model."),
+        ("mistral", "mistral3", "model.language_model."),
+    ],
+)
+def test_the_text_part_of_a_wrapper_is_read(
+    name: str, wrapper: str, begins: str, checkpoints: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Whichever version of transformers wrote it; pictures' weights are left alone."""
+    alone = checkpoints(name)
+    tensors = load_file(alone / "model.safetensors")
+    head = "lm_head." if begins.startswith("model.") else "language_model.lm_head."
+    wrapped = {
+        head + key.removeprefix("lm_head.")
+        if key.startswith("lm_head.")
+        else begins + key.removeprefix("model."): tensor
+        for key, tensor in tensors.items()
+    }
+    wrapped["vision_tower.weight"] = torch.zeros(3)
+    save_file(wrapped, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    text = json.loads((alone / "config.json").read_text())
+    text.pop("architectures")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": wrapper, "text_config": text, "vision_config": {}})
+    )
+    ids = prompt_of(60)
+    assert torch.equal(run(load(tmp_path), ids).logits, run(load(alone), ids).logits)
+    assert is_native(open_checkpoint(tmp_path))
+    shape = open_checkpoint(tmp_path).shape
+    assert (shape.context, shape.vocab_size) == (256, 128)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -429,7 +485,7 @@ def test_what_cannot_be_run_is_refused(
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("olmo2", {}),
+        ("cohere", {}),
         ("llama", {"hidden_act": "relu2"}),
         ("llama", {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.errors import ModelError
@@ -38,7 +39,38 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True, "vocab_size": 211},
     "qwen3": {"head_dim": 16, "num_attention_heads": 6},
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
-}
+    "gemma2": {
+        "head_dim": 24, "sliding_window": 20, "query_pre_attn_scalar": 20, "vocab_size": 211,
+        "attn_logit_softcapping": 1.5, "final_logit_softcapping": 4.0,
+    },
+    "gemma3_text": {
+        "head_dim": 16, "sliding_window": 20, "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "olmo2": {"hidden_size": 40, "num_key_value_heads": 1, "attention_bias": True},
+    "smollm3": {"no_rope_layers": [1, 0], "num_key_value_heads": 4},
+    "phi3": {
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+            "short_factor": [1.0, 1.5], "long_factor": [2.0, 5.0],
+            "original_max_position_embeddings": 48,
+        },
+    },
+    "ministral3": {
+        "head_dim": 16, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
+    "granitemoehybrid": {
+        "num_local_experts": 0, "mamba_n_heads": 4, "shared_intermediate_size": 52,
+        "layer_types": ["full_attention"] * 2, "attention_multiplier": 0.3,
+    },
+}  # fmt: skip
 
 
 def ids_of(length: int, seed: int = 0) -> list[int]:
@@ -76,6 +108,26 @@ def test_it_is_the_torch_paths_model(
         low = native_model(step(isa), checkpoint, "bfloat16", 256)
         error = whole(low, ids_of(70)).logits - expected
         assert error.square().mean().sqrt() < 0.1  # of a spread of about 3
+
+
+@pytest.mark.parametrize("family", ["olmo2", "gemma3_text", "gemma2"])
+def test_a_row_that_is_no_number_harms_no_later_one(
+    family: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Norms behind a product leave nothing of a row, wherever it is padded."""
+    options = {**FAMILIES[family], "hidden_size": 40, "vocab_size": 128}
+    checkpoint = make_checkpoint(tmp_path / "model", family, **options)
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["model.embed_tokens.weight"][127] = torch.nan
+    save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    mine = native_model(step(HERE[-1]), checkpoint, "float32", 256)
+    ids = [id % 127 for id in ids_of(20)]
+    before, bad, after = (whole(mine, each).logits for each in (ids, [127] * 20, ids))
+    assert before is not None
+    assert bad is not None
+    assert after is not None
+    assert bad.isnan().all()
+    assert torch.equal(after[:, :127], before[:, :127])  # heads may be tied
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -317,7 +369,7 @@ def test_matrices_fit_their_model(
 
 def test_results_fit_their_room(model: NativeTransformer) -> None:
     step, store = model.library, model.new_store(2, PAGE)
-    words, wide = array("i", [1, 0, 0, 1, 1, 0, 5, 1]), model.shape.vocab_size
+    words, wide = array("i", [1, 0, 0, 1, 1, 0, 1, 5, 1]), model.shape.vocab_size
     none = torch.empty(0, 1, model.shape.hidden_size)
     for logits, kept in (
         (torch.empty(1, wide - 1), none),
@@ -333,7 +385,7 @@ def test_results_fit_their_room(model: NativeTransformer) -> None:
 
 def test_a_model_without_its_weights_is_not_run(model: NativeTransformer) -> None:
     step, c = model.library, step_config(model.shape, model.dtype, 64, False)
-    bare, words = step.new_model(c, None), array("i", [1, 0, 0, 1, 1, 0, 5, 1])
+    bare, words = step.new_model(c, None), array("i", [1, 0, 0, 1, 1, 0, 1, 5, 1])
     store = step.new_store(bare, 2, PAGE)
     logits, kept = torch.empty(1, c.vocabulary), torch.empty(0, 1, c.hidden)
     with pytest.raises(ModelError, match="not complete"):

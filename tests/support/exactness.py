@@ -40,6 +40,18 @@ WINDOWS = {"sliding_window": 8, "layer_types": ["full_attention", "sliding_atten
 FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 8},
     "gemma2": {**WINDOWS, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
+    "gemma3_text": {**WINDOWS, "query_pre_attn_scalar": 16},
+    "phi3": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0, 1.5, 1.0, 2.0],
+            "long_factor": [2.0, 5.0, 2.0, 3.0],
+            "original_max_position_embeddings": 30,
+        },
+    },
+    "smollm3": {**WINDOWS, "use_sliding_window": True, "no_rope_layers": [1, 0]},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "starcoder2": {"sliding_window": 8},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -87,8 +99,8 @@ def planted_pair(folder: Path, family: str = "llama", **sizes: int) -> Path:
 
     def make(layers: int) -> Any:
         options = {**FAMILY_OPTIONS.get(family, {})}
-        if "layer_types" in options:
-            options["layer_types"] = options["layer_types"][:layers]
+        for name in {"layer_types", "no_rope_layers"} & options.keys():
+            options[name] = options[name][:layers]
         options = {
             "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96,
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -104,8 +116,10 @@ def planted_pair(folder: Path, family: str = "llama", **sizes: int) -> Path:
         for name, weight in target.model.layers[1].named_parameters():
             if any(part in name for part in ("o_proj", "down_proj", "c_proj")):
                 weight.mul_(0.3)
-            elif family == "gemma2" and "post_" in name:
+            elif "gemma" in family and "post_" in name:
                 weight.sub_(0.7)  # norms weigh 1 + w
+            elif family == "olmo2" and "post_" in name:
+                weight.mul_(0.3)
         target.lm_head.weight.mul_(2.0)
     state = {k: v for k, v in target.state_dict().items() if ".layers.1." not in k}
     drafter.load_state_dict(state)

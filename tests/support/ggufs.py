@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,30 @@ NAMES = {
 }  # fmt: skip
 
 
+AFTER = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+OWN_NAMES: dict[str, dict[str, str]] = {
+    "gemma2": {**AFTER, "pre_feedforward_layernorm": "ffn_norm"},
+    "gemma3_text": {**AFTER, "pre_feedforward_layernorm": "ffn_norm"},
+    "olmo2": AFTER,
+    "olmo3": AFTER,
+    "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+}
+ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "ministral3": "mistral3"}
+"""Those whose name is not the model type."""
+INTERLEAVED = ("llama", "granite", "smollm3", "ministral3")
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 
 
-def file_name(name: str) -> str:
+def file_name(name: str, family: str = "llama") -> str:
     """The name that a tensor has in a GGUF file."""
     module, _, part = name.rpartition(".")
     if not module.startswith("model.layers."):
         return f"{NAMES[module]}.{part}"
     _, _, index, rest = module.split(".", 3)
-    return f"blk.{index}.{NAMES[rest]}.{part}"
+    return f"blk.{index}.{OWN_NAMES.get(family, {}).get(rest) or NAMES[rest]}.{part}"
 
 
 def interleaved(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
@@ -63,6 +77,9 @@ def metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     rope = config.rope_parameters
+    if "sliding_attention" in rope:
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     if getattr(config, "head_dim", None):
         writer.add_key_length(config.head_dim)
@@ -70,6 +87,32 @@ def metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if config.model_type in ("gemma2", "gemma3_text", "olmo3"):
+        writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "olmo3":
+        writer.add_sliding_window_pattern([k == "sliding_attention" for k in config.layer_types])
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "ministral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if config.model_type == "phi3":
+        size = config.hidden_size // config.num_attention_heads
+        writer.add_rope_dimension_count(int(size * rope["partial_rotary_factor"]))
+        writer.add_sliding_window(config.sliding_window or 0)
+        if rope["rope_type"] == "longrope":
+            trained = rope["original_max_position_embeddings"]
+            writer.add_rope_scaling_orig_ctx_len(trained)
+            more = np.log(config.max_position_embeddings / trained) / np.log(trained)
+            writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + max(0.0, more))))
+            for kind in ("long", "short"):
+                factors = np.array(rope[f"{kind}_factor"], np.float32)
+                writer.add_tensor(f"rope_factors_{kind}.weight", factors)
     if config.model_type == "granite":
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -93,6 +136,21 @@ def llama3_factors(rope: dict[str, Any], size: int) -> np.ndarray[Any, Any]:
     return np.array(found, np.float32)
 
 
+def blocks(values: np.ndarray[Any, Any], kind: Kind) -> np.ndarray[Any, Any]:
+    """``values`` in blocks of a type; random ones of K-quants, which the package only reads."""
+    places = {Kind.Q4_K: (0, 2), Kind.Q6_K: (208,)}
+    if kind not in places:
+        return quantize(values, kind)
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    shape = (len(values), values.shape[1] // 256, size)
+    made = np.random.default_rng(values.size).integers(0, 256, shape, dtype=np.uint8)
+    for at, scale in zip(
+        places[kind], (5e-4 if kind == Kind.Q4_K else 6e-5, 3.75e-3), strict=False
+    ):
+        made[..., at : at + 2] = np.array([scale], np.float16).view(np.uint8)
+    return made.reshape(len(values), -1)
+
+
 def convert(
     source: Path,
     path: Path,
@@ -103,12 +161,12 @@ def convert(
     """``source`` as a GGUF file, and what the file says as a plain checkpoint."""
     config = open_checkpoint(source).config
     family = config.model_type
-    writer = gguf.GGUFWriter(path, family)
+    writer = gguf.GGUFWriter(path, ARCHITECTURES.get(family, family))
     metadata(writer, config)
     fill(writer)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if config.rope_parameters["rope_type"] == "llama3":
+    if config.rope_parameters.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(config.rope_parameters, size))
     plain = {}
     for name, tensor in load_file(source / "model.safetensors").items():
@@ -116,14 +174,15 @@ def convert(
             continue
         values = tensor.float().numpy()
         count = next((n for p, n in heads.items() if p in name), None)
-        turned = count is not None and family in ("llama", "granite")
+        turned = count is not None and family in INTERLEAVED
         stored = interleaved(values, count) if turned and count else values
         if values.ndim == 1:
-            writer.add_tensor(file_name(name), np.ascontiguousarray(stored))
+            shift = np.float32("gemma" in family and name.endswith("norm.weight"))
+            writer.add_tensor(file_name(name, family), np.ascontiguousarray(stored + shift))
         else:
             own = kind(name) if callable(kind) else kind
-            packed = quantize(np.ascontiguousarray(stored), own)
-            writer.add_tensor(file_name(name), packed, raw_dtype=own)
+            packed = blocks(np.ascontiguousarray(stored), own)
+            writer.add_tensor(file_name(name, family), packed, raw_dtype=own)
             stored = dequantize(packed, own)
         back = halved(stored, count) if turned and count else stored
         plain[name] = torch.from_numpy(np.ascontiguousarray(back))
@@ -195,11 +254,16 @@ def pieces() -> tuple[Tokenizer, list[str]]:
     return tokenizer, sorted(vocab, key=vocab.__getitem__)
 
 
-def add_pieces(writer: gguf.GGUFWriter, tokens: list[str]) -> None:
-    """Write SentencePiece tokens: three control tokens, 256 bytes, then pieces by their rank."""
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0 if i < 259 else 259.0 - i for i in range(len(tokens))])
-    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
+def add_pieces(writer: gguf.GGUFWriter, tokens: list[str], own: Sequence[str] = ()) -> None:
+    """Write SentencePiece tokens: three control tokens, 256 bytes, then pieces by their rank.
+
+    ``own`` are tokens of the user behind them.
+    """
+    writer.add_token_list([*tokens, *own])
+    scores = [0.0 if i < 259 else 259.0 - i for i in range(len(tokens))]
+    writer.add_token_scores(scores + [-1000.0] * len(own))
+    types = [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259)
+    writer.add_token_types(types + [4] * len(own))
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)

@@ -56,7 +56,7 @@ class Products:
         logits = torch.empty(len(rows), self.shape[0])
         kept = torch.empty(0, len(rows), self.shape[1])
         words = array(
-            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 1, 0, row, page))
+            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 1, 0, 1, row, page))
         )
         self.library.forward(self.model, self.store, words, [], [], logits, kept)
         return logits
@@ -64,7 +64,7 @@ class Products:
     def looked_up(self, rows: list[int]) -> torch.Tensor:
         logits, kept = torch.empty(0, self.shape[0]), torch.empty(1, len(rows), self.shape[1])
         words = array(
-            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 0, 0, row, page))
+            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 0, 0, 1, row, page))
         )
         self.library.forward(self.model, self.store, words, [], [-1], logits, kept)
         return kept[0]

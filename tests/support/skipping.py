@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.drafters.skips import MOST_SKIPPED, Skips
-from tests.support.exactness import END, VOCABULARY
+from tests.support.exactness import END, FAMILY_OPTIONS, VOCABULARY
 
 LAYERS = 12
 SIZES: dict[str, Any] = {
@@ -27,10 +27,14 @@ def useless(seed: int) -> Skips:
     return frozenset(random.Random(seed).sample(candidates, int(MOST_SKIPPED * len(candidates))))
 
 
-def planted_target(folder: Path, seed: int) -> Path:
+def planted_target(folder: Path, seed: int, family: str = "llama") -> Path:
     """Save a target in which ``useless(seed)`` say little, and every other sublayer matters."""
     torch.manual_seed(seed)
-    target = LlamaForCausalLM(LlamaConfig(num_hidden_layers=LAYERS, **SIZES))
+    own = {**FAMILY_OPTIONS.get(family, {}), **SIZES}
+    for name in {"layer_types", "no_rope_layers"} & own.keys():
+        own[name] = own[name] * (LAYERS // 2)
+    config = AutoConfig.for_model(family, num_hidden_layers=LAYERS, **own)
+    target = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for number, layer in enumerate(target.model.layers):
             for part, matrix in enumerate((layer.self_attn.o_proj, layer.mlp.down_proj)):

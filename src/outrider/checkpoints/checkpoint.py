@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from ..base.fields import one_line
 from ..errors import ModelError, shown
 from .claims import check_claims
 from .configs import auto_config
-from .families import Architecture, Shape, read_shape
+from .families import WRAPPERS, Architecture, Shape, read_shape
 from .files import Files, files_of
 from .formats.compressed import Compressed, Fp8
 from .formats.gguf_config import gguf_config
@@ -71,7 +71,23 @@ def open_checkpoint(folder: Path | Files) -> Checkpoint:
     config = _config_of(files)
     format = find_format(getattr(config, "quantization_config", None), files.folder)
     shape = read_shape(config, files.folder)
-    return Checkpoint(files.folder, config, shape, Tensors(files, format))
+    wrapped = False
+    if isinstance(shape, Architecture) and config.model_type in WRAPPERS:
+        wrapped = True
+        config, shape = _text_part(config, shape, files)
+    return Checkpoint(files.folder, config, shape, Tensors(files, format, wrapped))
+
+
+def _text_part(
+    config: PretrainedConfig, shape: Architecture, files: Files
+) -> tuple[PretrainedConfig, Architecture]:
+    """Return config and shape of the part for text; where wrappers tie heads, defaults differ."""
+    options = getattr(config, "quantization_config", None)
+    text = config.get_text_config(decoder=True)
+    if options:
+        text.quantization_config = options
+    text.tie_word_embeddings = not any("lm_head.weight" in name for name in files.tensors)
+    return text, replace(shape, tied=text.tie_word_embeddings)
 
 
 def find_format(options: Mapping[str, Any] | None, where: Path) -> Format | None:

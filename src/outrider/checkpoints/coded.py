@@ -56,6 +56,15 @@ class Coded:
         """Return the matrix [out, in], computed in fp32 and rounded to ``dtype``."""
         return torch.cat([part.dequantized(dtype) for part in self.parts])
 
+    def rows(self, order: torch.Tensor) -> Coded:
+        """Return it with its rows in ``order`` [out], which moves none from part to part."""
+        parts, begin = [], 0
+        for part in self.parts:
+            own = order[begin : begin + part.rows] - begin
+            begin += part.rows
+            parts.append(replace(part, order=own if part.order is None else part.order[own]))
+        return replace(self, parts=tuple(parts))
+
     @staticmethod
     def stacked(matrices: Sequence[Coded]) -> Coded | None:
         """Return the outputs of ``matrices``; None where a type would change within a unit."""

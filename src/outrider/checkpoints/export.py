@@ -42,7 +42,9 @@ MAX_SHARD = 5 * 10**9
 """Bytes of a file."""
 KEPT = {"Q8_0": Recipe(8, 32), "Q4_0": Recipe(4, 32)}
 """Recipes that describe kept codes, by their type in a GGUF file."""
-MATRIX = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.(.+\.)?\w+_proj\.weight")
+MATRIX = re.compile(
+    r"model\.layers\.\d+\.(self_attn|mlp|shared_mlp)\.(.+\.)?\w+_(proj|linear)\.weight"
+)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SCALES = ("_scale", "_scale_inv")
 """Endings of names of tensors that belong to a dequantised matrix."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,7 +21,7 @@ from ..errors import ModelError, shown
 from .configs import is_plain
 from .formats.gguf import is_gguf
 from .formats.shared import PLAIN
-from .rope import ROPE_TYPES, check_rope, head_dim, rope_parameters, rotary_dim
+from .rope import ROPE_TYPES, STILL, check_rope, head_dim, rope_parameters, rotary_dim
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -39,25 +39,43 @@ class Family:
     qkv_bias: bool | None = None  # None: the config's attention_bias
     output_bias: bool | None = None
     qk_norm: bool = False
-    fused: bool = False  # qkv_proj and gate_up_proj stand as one tensor each
+    wide_norms: bool = False  # those of queries and keys span all heads
+    fused_heads: str = ""  # the tensor of queries, keys and values, where they are one
+    fused_mlp: str = ""  # that of gate and up
+    down: str = "mlp.down_proj"
     partial: bool = False  # part of a head may turn
-    gemma: bool = False  # norms weigh 1 + w, and follow attention and MLP too
+    norms: Literal["before", "around", "after"] = "before"  # attention and MLP
+    shifted: bool = False  # norms weigh 1 + w
     attention_cap: bool = False  # attn_logit_softcapping counts (transformers' Gemma 3 ignores it)
     windowed: bool = False  # sliding_window, where given, is that of every layer
     experts: bool = False
 
 
+_OLMO = Family(norms="after", qk_norm=True, wide_norms=True)
 FAMILIES = {
     "llama": Family(),
     "mistral": Family(qkv_bias=False, output_bias=False, windowed=True),
+    "ministral": Family(qkv_bias=False, output_bias=False),
+    "ministral3": Family(qkv_bias=False, output_bias=False, windowed=True),
     "qwen2": Family(qkv_bias=True, output_bias=False),
     "qwen3": Family(qk_norm=True),
     "qwen3_moe": Family(qk_norm=True, windowed=True, experts=True),
-    "gemma2": Family(gemma=True, attention_cap=True),
-    "gemma3_text": Family(gemma=True, qk_norm=True),
-    "phi3": Family(qkv_bias=False, output_bias=False, fused=True, partial=True, windowed=True),
+    "smollm3": Family(),
+    "gemma2": Family(norms="around", shifted=True, attention_cap=True),
+    "gemma3_text": Family(norms="around", shifted=True, qk_norm=True),
+    "olmo2": _OLMO,
+    "olmo3": _OLMO,
+    "phi3": Family(
+        qkv_bias=False, output_bias=False, partial=True, windowed=True,
+        fused_heads="self_attn.qkv_proj", fused_mlp="mlp.gate_up_proj",
+    ),
     "granite": Family(),
-}
+    "granitemoehybrid": Family(
+        fused_mlp="shared_mlp.input_linear", down="shared_mlp.output_linear"
+    ),
+}  # fmt: skip
+WRAPPERS = ("gemma3", "mistral3")
+"""Models of images and text whose part for text is of a native family."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +96,8 @@ class Architecture(Shape):
     ``head_dim`` and widths are in elements, ``rotary_dim`` of a head's are rotated. By layer,
     ``kinds`` names the rope and ``windows`` the positions a row sees, itself included (None: all).
     ``scale`` multiplies the products of attention; ``attention_cap`` bounds them, ``logits_cap``
-    the logits. ``sparse`` layers have ``num_experts`` experts of ``expert_size``, and a row uses
+    the logits. Queries at position p are multiplied by 1 + ``heat`` * log(1 + p // ``heat_step``).
+    ``sparse`` layers have ``num_experts`` experts of ``expert_size``, and a row uses
     ``top_experts`` of them.
     """
 
@@ -95,12 +114,12 @@ class Architecture(Shape):
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    qk_norm: bool
-    fused: bool
-    gemma: bool
+    layout: Family
     kinds: tuple[str | None, ...]
     windows: tuple[int | None, ...]
     scale: float
+    heat: float
+    heat_step: int
     attention_cap: float | None
     logits_cap: float | None
     embedding_scale: float
@@ -168,7 +187,7 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
         dtype=dtype,
         eos_token_ids=end_token_ids(config, text, folder),
     )
-    return _architecture(config, folder, shape) or shape
+    return _architecture(text if kind in WRAPPERS else config, folder, shape) or shape
 
 
 def _check_kind(config: PretrainedConfig, text: PretrainedConfig, folder: Path) -> None:
@@ -179,7 +198,7 @@ def _check_kind(config: PretrainedConfig, text: PretrainedConfig, folder: Path) 
     )
 
     kind = config.model_type
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if type(text if kind in WRAPPERS else config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(
             f"{folder}: model_type {kind!r} is not supported: transformers has no causal language "
             "model of it; give one that AutoModelForCausalLM loads."
@@ -202,7 +221,7 @@ def fields_of(config: PretrainedConfig, folder: Path) -> Fields:
 
 def _architecture(config: PretrainedConfig, folder: Path, shape: Shape) -> Architecture | None:
     """Return the architecture; None if the family or an option is not native."""
-    family = FAMILIES.get(config.model_type)
+    family = FAMILIES.get(str(config.model_type))
     if family is None:
         return None
     values = fields_of(config, folder)
@@ -225,7 +244,9 @@ def _architecture(config: PretrainedConfig, folder: Path, shape: Shape) -> Archi
     return Architecture(
         **{field.name: getattr(shape, field.name) for field in fields(shape)},
         hidden_size=width,
-        intermediate_size=values.whole("intermediate_size", 1),
+        intermediate_size=values.whole(
+            "shared_intermediate_size" if "shared_mlp" in family.down else "intermediate_size", 1
+        ),
         num_layers=len(kinds),
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -237,15 +258,14 @@ def _architecture(config: PretrainedConfig, folder: Path, shape: Shape) -> Archi
         qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=bias if family.output_bias is None else family.output_bias,
         mlp_bias=bool(getattr(config, "mlp_bias", False)),
-        qk_norm=family.qk_norm,
-        fused=family.fused,
-        gemma=family.gemma,
+        layout=family,
         kinds=tuple(_rope_kinds(config)),
         windows=tuple(own_window or None if each else None for each in windowed),
         scale=values.number("attention_multiplier", scalar**-0.5),
+        **_heat(config, values),
         attention_cap=_cap(values, "attn_logit_softcapping") if family.attention_cap else None,
         logits_cap=_cap(values, "final_logit_softcapping"),
-        embedding_scale=width**0.5 if family.gemma else values.number("embedding_multiplier", 1),
+        embedding_scale=width**0.5 if family.shifted else values.number("embedding_multiplier", 1),
         residual_scale=values.number("residual_multiplier", 1),
         logits_scale=values.number("logits_scaling", 1, positive=True),
         **_experts(values, family, config, len(kinds)),
@@ -272,6 +292,14 @@ def _experts(
     }
 
 
+def _heat(config: PretrainedConfig, values: Fields) -> dict[str, Any]:
+    """Return the fields of ``Architecture`` about queries at late positions."""
+    rope = Fields(rope_parameters(config), f"{values.where}: rope_parameters")
+    heat = rope.number("llama_4_scaling_beta", 0.0)
+    step = rope.whole("original_max_position_embeddings", 1) if heat else 1
+    return {"heat": heat, "heat_step": step}
+
+
 def _cap(values: Fields, name: str) -> float | None:
     return values.number(name, positive=True) if name in values else None
 
@@ -280,11 +308,16 @@ def _check_heads(config: PretrainedConfig, values: Fields) -> None:
     """Refuse invalid sizes of heads and rope options."""
     width, heads = values.whole("hidden_size", 1), values.whole("num_attention_heads", 1)
     size = values.whole("head_dim", 1, default=width // heads)
-    if len(_kinds(config)) != values.whole("num_hidden_layers", 1):
+    if size < 1:
+        raise values.refuse("hidden_size", "at least num_attention_heads")
+    layers = values.whole("num_hidden_layers", 1)
+    if len(_kinds(config)) != layers:
         raise values.refuse("layer_types", "a kind for each of num_hidden_layers")
+    if "no_rope_layers" in values and len(values.listed("no_rope_layers", int)) < layers:
+        raise values.refuse("no_rope_layers", "a 0 or 1 for each of num_hidden_layers")
     if not isinstance(config.rope_parameters, dict):
         raise values.refuse("rope_parameters", "an object")
-    for kind in set(_rope_kinds(config)):
+    for kind in set(_rope_kinds(config)) - {STILL}:
         check_rope(rope_parameters(config, kind), size, f"{values.where}: rope_parameters")
 
 
@@ -292,7 +325,11 @@ def _options_fit(config: PretrainedConfig, family: Family) -> bool:
     """Return whether the native path supports the activation, ropes and head size of ``config``."""
     if _activation(config) not in ACTIVATIONS:
         return False
-    for kind in set(_rope_kinds(config)):
+    if not set(_kinds(config)) <= {"full_attention", "sliding_attention"}:
+        return False
+    if getattr(config, "num_local_experts", 0) and not family.experts:
+        return False
+    for kind in set(_rope_kinds(config)) - {STILL}:
         if rope_parameters(config, kind).get("rope_type", "default") not in ROPE_TYPES:
             return False
         rotated = rotary_dim(config, kind)
@@ -306,15 +343,19 @@ def _activation(config: PretrainedConfig) -> str:
 
 
 def _kinds(config: PretrainedConfig) -> list[str]:
-    """Return "sliding_attention" or "full_attention" for each layer."""
-    return list(
-        getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    )
+    """Return "sliding_attention" or "full_attention" for each layer, or a kind that is foreign."""
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    return ["full_attention" if kind == "attention" else kind for kind in kinds]
 
 
 def _rope_kinds(config: PretrainedConfig) -> list[str | None]:
-    """Return the kind of each layer; None where all layers share one rope."""
-    return [kind if kind in config.rope_parameters else None for kind in _kinds(config)]
+    """Return the kind of each layer's rope; None is the one that all share, ``STILL`` is none."""
+    kinds = _kinds(config)
+    turns = getattr(config, "no_rope_layers", None) or [1] * len(kinds)  # 1 has a rope
+    if config.model_type == "granitemoehybrid" and config.position_embedding_type != "rope":
+        turns = [0] * len(kinds)
+    own = [kind if kind in config.rope_parameters else None for kind in kinds]
+    return [kind if turn else STILL for kind, turn in zip(own, turns, strict=False)]
 
 
 def end_token_ids(config: PretrainedConfig, text: PretrainedConfig, folder: Path) -> frozenset[int]:

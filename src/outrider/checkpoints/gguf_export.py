@@ -36,7 +36,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .families import Architecture
 from .files import Files, new_file
 from .formats.gguf import GGUF, StoredTensor
-from .formats.gguf_config import INTERLEAVED
+from .formats.gguf_config import FORMS
 from .formats.gguf_weights import key_of, row_order, rows_of
 from .gguf_metadata import NAMES, gguf_metadata, rope_divisors, unfit
 from .tokenizers import has_tokenizer, read_codec
@@ -187,7 +187,7 @@ def _of_folder(checkpoint: Checkpoint, most: Kind) -> tuple[str, dict[str, Part]
             tensor = source.get(name, shape)
         else:
             tensor = plain(source.matrix(name, (shape[0], shape[1]), None), torch.float32)
-        order = row_order(name, shape[0], a.head_dim) if family in INTERLEAVED else None
+        order = row_order(name, shape[0], a.head_dim) if FORMS[family].interleaved else None
         if order is not None:
             tensor = tensor[order.argsort()]
         rows = tensor if len(shape) > 1 else tensor[None]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 BY_LENGTH = ("dynamic", "longrope")
 """Types whose frequencies depend on the length of the sequence."""
+STILL = "still"
+"""The kind of layers without a rope."""
 PART = 1 << 14
 """Positions whose tables are computed at a time."""
 
@@ -86,6 +88,11 @@ class Rope:
     the base and "longrope" takes its long factors. Here that depends on the row, not on the forward
     it comes in, so chunks and drafts cannot change it. Tables have ``max_length`` positions; a
     ``kind`` of layers may have tables of its own.
+
+    Attributes:
+        type: the rope_type.
+        trained: the length beyond which the types ``BY_LENGTH`` turn otherwise.
+        by_length: whether any row does.
     """
 
     def __init__(
@@ -111,9 +118,10 @@ class Rope:
         trained = config.max_position_embeddings
         if self.type == "longrope":
             trained = parameters["original_max_position_embeddings"]
-        self._trained = int(trained)
+        self.trained = int(trained)
         self._base = float(parameters["rope_theta"])
         self._max_length = max_length
+        self.by_length = self.type in BY_LENGTH and max_length > self.trained
         self._dtype = dtype
         with readable("rope_parameters make no frequencies", "correct the checkpoint's config."):
             inverse, self._factor = self._frequencies(None)
@@ -137,19 +145,19 @@ class Rope:
         inverse, factor = compute(whole(self._config), self._device, seq_len=length, **more)
         return inverse.float(), float(factor)
 
-    def _parts(self) -> Iterator[tuple[slice, torch.Tensor]]:
+    def _parts(self, inverse: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         """Yield the tables of ``PART`` positions at a time, to keep intermediate results small."""
         for begin in range(0, self._max_length, PART):
             part = slice(begin, min(begin + PART, self._max_length))
             positions = torch.arange(part.start, part.stop, device=self._device).float()
-            yield part, self._tables(positions[:, None] * self._short[None, :])
+            yield part, self._tables(positions[:, None] * inverse[None, :])
 
     @cached_property
     def _table(self) -> torch.Tensor:
         """The tables of all positions, [max_length, 2, head_dim]."""
         size = (self._max_length, 2, self._dim + self._still)
         whole = torch.empty(size, dtype=self._dtype, device=self._device)
-        for part, table in self._parts():
+        for part, table in self._parts(self._short):
             whole[part] = table.to(self._dtype)
         return whole
 
@@ -171,12 +179,16 @@ class Rope:
         """Compute the tables of ``rows`` now instead of at its first call."""
         _ = self._table
 
-    def halves(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin of every position, [max_length, head_dim / 2] each."""
+    def halves(self, far: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin of every position, [max_length, head_dim / 2] each.
+
+        They are those of rows beyond ``trained`` if ``far``, which longrope alone has for all.
+        """
+        inverse = self._frequencies(self.trained + 1)[0] if far else self._short
         half = (self._dim + self._still) // 2
         size = (self._max_length, half)
         cos, sin = (torch.empty(size, dtype=self._dtype, device=self._device) for _ in range(2))
-        for part, table in self._parts():
+        for part, table in self._parts(inverse):
             cos[part], sin[part] = table[:, 0, half:], table[:, 1, half:]
         return cos, sin
 
@@ -190,9 +202,9 @@ class Rope:
         zeros, so that all go through one product. cos and signed sin are [rows, heads, head_dim].
         """
         table = self._table.index_select(0, positions)
-        if self.type in BY_LENGTH and max(lengths) > self._trained:
+        if self.type in BY_LENGTH and max(lengths) > self.trained:
             by_length = {
-                n: self._frequencies(n)[0] if n > self._trained else self._short
+                n: self._frequencies(n)[0] if n > self.trained else self._short
                 for n in set(lengths)
             }
             inverse = torch.stack([by_length[n] for n in lengths])

@@ -51,11 +51,12 @@ class Experts:
 class LayerWeights:
     """One decoder layer. ``qkv`` stacks the rows of queries, keys and values.
 
-    The elements of a head have the order of ``rope.half_split``. ``attention_norm`` and
-    ``output_norm`` follow attention and MLP in families that have them.
+    The elements of a head have the order of ``rope.half_split``. ``input_norm`` and ``mlp_norm``
+    come before attention and MLP, ``attention_norm`` and ``output_norm`` after them, where a family
+    has them. ``q_norm`` and ``k_norm`` are of a head or of all.
     """
 
-    input_norm: torch.Tensor
+    input_norm: torch.Tensor | None
     qkv: Matrix
     qkv_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
@@ -63,7 +64,7 @@ class LayerWeights:
     output: Matrix
     output_bias: torch.Tensor | None
     attention_norm: torch.Tensor | None
-    mlp_norm: torch.Tensor
+    mlp_norm: torch.Tensor | None
     mlp: Mlp | Experts
     output_norm: torch.Tensor | None
 
@@ -218,26 +219,21 @@ class Loader:
     def norm(self, name: str, size: int | None = None) -> torch.Tensor:
         """Return a norm's weight, repeated twice for ``transformer.rms_norm``."""
         weight = self.get(f"{name}.weight", size or self.architecture.hidden_size)
-        weight = weight + 1 if self.architecture.gemma else weight
+        weight = weight + 1 if self.architecture.layout.shifted else weight
         return torch.cat((weight, weight))
 
-    def _stacked(self, prefix: str, parts: dict[str, int], width: int) -> Matrix:
-        """Return several projections stacked; fused checkpoints store them as one tensor."""
-        if self.architecture.fused:
-            name = self._fused(prefix, parts, "weight")
-            return self.matrix(name, sum(parts.values()), width, self.recipe)
+    def _stacked(self, prefix: str, parts: dict[str, int], width: int, fused: str = "") -> Matrix:
+        """Return several projections stacked, or ``fused``, the tensor that holds them as one."""
+        if fused:
+            return self.matrix(f"{fused}.weight", sum(parts.values()), width, self.recipe)
         names = {f"{prefix}{p}_proj.weight": rows for p, rows in parts.items()}
         matrices = [self.matrix(name, n, width, self.recipe) for name, n in names.items()]
         return stacked(matrices, self.dtype)
 
-    def _biases(self, prefix: str, parts: dict[str, int]) -> torch.Tensor:
-        if self.architecture.fused:
-            return self.get(self._fused(prefix, parts, "bias"), sum(parts.values()))
+    def _biases(self, prefix: str, parts: dict[str, int], fused: str = "") -> torch.Tensor:
+        if fused:
+            return self.get(f"{fused}.bias", sum(parts.values()))
         return torch.cat([self.get(f"{prefix}{p}_proj.bias", n) for p, n in parts.items()])
-
-    def _fused(self, prefix: str, parts: dict[str, int], suffix: str) -> str:
-        name = {"q": "qkv", "gate": "gate_up"}[next(iter(parts))]
-        return f"{prefix}{name}_proj.{suffix}"
 
     def _rotary_order(self) -> torch.Tensor | None:
         """Return the order of qkv rows that puts heads in the order of ``half_split``, if needed.
@@ -258,45 +254,54 @@ class Loader:
         attn, width = f"{base}self_attn.", a.hidden_size
         queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
         parts = {"q": queries, "k": keys, "v": keys}
-        qkv = self._stacked(attn, parts, inputs or width)
-        bias = self._biases(attn, parts) if a.qkv_bias else None
+        layout = a.layout
+        fused = layout.fused_heads and f"{base}{layout.fused_heads}"
+        qkv = self._stacked(attn, parts, inputs or width, fused)
+        bias = self._biases(attn, parts, fused) if a.qkv_bias else None
         order = self._rotary_order()
         if order is not None:
-            qkv = qkv.rows(order) if isinstance(qkv, Quantized) else plain(qkv, self.dtype)[order]
+            qkv = qkv[order] if isinstance(qkv, torch.Tensor) else qkv.rows(order)
             bias = None if bias is None else bias[order]
-        post_attention = f"{base}post_attention_layernorm"
+        after, before = layout.norms != "before", layout.norms != "after"
+        post = f"{base}post_attention_layernorm"
+        q_width, k_width = (queries, keys) if layout.wide_norms else (a.head_dim, a.head_dim)
         return LayerWeights(
-            input_norm=self.norm(f"{base}input_layernorm"),
+            input_norm=self.norm(f"{base}input_layernorm") if before else None,
             qkv=self._ready(qkv),
             qkv_bias=bias,
-            q_norm=self.norm(f"{attn}q_norm", a.head_dim) if a.qk_norm else None,
-            k_norm=self.norm(f"{attn}k_norm", a.head_dim) if a.qk_norm else None,
+            q_norm=self.norm(f"{attn}q_norm", q_width) if layout.qk_norm else None,
+            k_norm=self.norm(f"{attn}k_norm", k_width) if layout.qk_norm else None,
             output=self._ready(self.matrix(f"{attn}o_proj.weight", width, queries, self.recipe)),
             output_bias=self.get(f"{attn}o_proj.bias", width) if a.output_bias else None,
-            attention_norm=self.norm(post_attention) if a.gemma else None,
-            mlp_norm=self.norm(f"{base}pre_feedforward_layernorm" if a.gemma else post_attention),
-            mlp=self._experts(f"{base}mlp.") if a.sparse[index] else self._mlp(f"{base}mlp."),
-            output_norm=self.norm(f"{base}post_feedforward_layernorm") if a.gemma else None,
+            attention_norm=self.norm(post) if after else None,
+            mlp_norm=(
+                self.norm(f"{base}pre_feedforward_layernorm" if after else post) if before else None
+            ),
+            mlp=self._experts(f"{base}mlp.") if a.sparse[index] else self._mlp(base),
+            output_norm=self.norm(f"{base}post_feedforward_layernorm") if after else None,
         )
 
-    def _mlp(self, prefix: str, inner: int | None = None) -> Mlp:
+    def _mlp(self, base: str) -> Mlp:
         a = self.architecture
-        inner, width = inner or a.intermediate_size, a.hidden_size
-        gated = {"gate": inner, "up": inner}
+        fused = a.layout.fused_mlp and f"{base}{a.layout.fused_mlp}"
+        return self._gated(f"{base}mlp.", fused, f"{base}{a.layout.down}", a.intermediate_size)
+
+    def _gated(self, prefix: str, fused: str, down: str, inner: int) -> Mlp:
+        a, gated = self.architecture, {"gate": inner, "up": inner}
+        width = a.hidden_size
         return Mlp(
-            gate_up=self._ready(self._stacked(prefix, gated, width)),
-            gate_up_bias=self._biases(prefix, gated) if a.mlp_bias else None,
-            down=self._ready(self.matrix(f"{prefix}down_proj.weight", width, inner, self.recipe)),
-            down_bias=self.get(f"{prefix}down_proj.bias", width) if a.mlp_bias else None,
+            gate_up=self._ready(self._stacked(prefix, gated, width, fused)),
+            gate_up_bias=self._biases(prefix, gated, fused) if a.mlp_bias else None,
+            down=self._ready(self.matrix(f"{down}.weight", width, inner, self.recipe)),
+            down_bias=self.get(f"{down}.bias", width) if a.mlp_bias else None,
         )
 
     def _experts(self, prefix: str) -> Experts:
         a = self.architecture
         each = [f"{prefix}experts.{i}." for i in range(a.num_experts)]
         router = self.matrix(f"{prefix}gate.weight", a.num_experts, a.hidden_size, None)
-        return Experts(
-            router=self._ready(router), mlps=tuple(self._mlp(name, a.expert_size) for name in each)
-        )
+        mlps = tuple(self._gated(name, "", f"{name}down_proj", a.expert_size) for name in each)
+        return Experts(router=self._ready(router), mlps=mlps)
 
     def table(self, name: str = "model.embed_tokens.weight") -> Matrix:
         """Return the embedding, or the head, [vocabulary, hidden_size]."""

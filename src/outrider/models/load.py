@@ -15,6 +15,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import choose_dtype, native_dtype
 from ..checkpoints.families import Architecture
 from ..checkpoints.formats.gguf_weights import GGUFTensors
+from ..checkpoints.rope import STILL
 from ..checkpoints.weights import check_left
 from ..errors import ConfigError, MemoryBudgetError, ModelError
 from ..native.choice import library
@@ -118,7 +119,7 @@ def cannot_go_back(folder: Path, model: Model) -> str:
 
 def _check_tables(checkpoint: Checkpoint, architecture: Architecture, max_length: int) -> None:
     """Refuse rotary tables beyond the files and ``TABLE_BYTES``, or beyond the free memory."""
-    kinds = len(set(architecture.kinds))
+    kinds = len(set(architecture.kinds) - {STILL})
     tables = 2 * kinds * max_length * architecture.head_dim * torch.float32.itemsize
     folder, stored, free = checkpoint.folder, checkpoint.tensors.file_bytes, free_memory()
     what = f"max_model_len is {max_length}, whose rotary tables take {tables >> 20} MiB"

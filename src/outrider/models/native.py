@@ -13,15 +13,15 @@ from ..base.config import Recipe
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import native_dtype
 from ..checkpoints.families import Architecture
-from ..checkpoints.rope import BY_LENGTH, rope_parameters
+from ..checkpoints.rope import STILL, rope_parameters
 from ..checkpoints.weights import SLOW_TO_QUANTISE, Loader, layer_numbers
-from ..native.interface import DTYPES, TABLES
+from ..native.interface import DTYPES, GATES, TABLES
 from ..native.library import Library
 from ..native.native_sampling import NativeNoise, NativePipeline
 from ..sampling.shared_noise import Noise
 from .base import Model, Output, Store
 from .decide import Keep, SampleInput, Samples, grammar_masks, sample_in_python, with_kept
-from .native_model import NativeModel, PythonDraft, step_config, words_of
+from .native_model import NativeModel, PythonDraft, rope_tables, step_config, words_of
 from .native_store import NativeStore
 from .python_step import draft_in_python
 from .rows import Segment, planted_of
@@ -37,18 +37,28 @@ SLOW_TO_LOAD = 1 << 30
 def covers(config: PretrainedConfig, architecture: Architecture, dtype: torch.dtype) -> bool:
     """Return True if the native step has everything that a checkpoint needs."""
     a = architecture
-    ropes = {str(rope_parameters(config, kind).get("rope_type", "default")) for kind in a.kinds}
+    ropes = _rope_types(config, a)
     return (
         dtype in DTYPES
-        and a.activation == "silu"
-        and not a.gemma
-        and a.attention_cap is None
-        and a.logits_cap is None
+        and a.activation in GATES
         and not any(a.sparse)
         and a.head_dim <= LARGEST_HEAD
-        and len(set(a.kinds)) <= TABLES
-        and not ropes & set(BY_LENGTH)
+        and len(rope_tables(a.kinds, "longrope" in ropes)) <= TABLES
+        and "dynamic" not in ropes
     )
+
+
+def _rope_types(config: PretrainedConfig, a: Architecture) -> set[str]:
+    kinds = set(a.kinds) - {STILL}
+    return {str(rope_parameters(config, kind).get("rope_type", "default")) for kind in kinds}
+
+
+def _far(config: PretrainedConfig, a: Architecture, max_length: int) -> int:
+    """Return the length beyond which rows turn otherwise; 0 if none is that far."""
+    if "longrope" not in _rope_types(config, a):
+        return 0
+    trained = int(rope_parameters(config)["original_max_position_embeddings"])
+    return trained if trained < max_length else 0
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -71,7 +81,6 @@ class NativeTransformer(NativeModel, Model):
     """
 
     trees = True
-    paged = True
     truncates = True
 
     def __init__(
@@ -102,6 +111,9 @@ class NativeTransformer(NativeModel, Model):
             if theirs is not None and _same_bits(embedding, theirs):
                 embedding = theirs
         config = step_config(a, dtype, max_length, coarse)
+        config.far = _far(checkpoint.config, a, max_length)
+        # Keys that are turned by the prompt's length are of use to that prompt alone.
+        self.paged = not config.far
         super().__init__(library, a, config, dtype, embedding, checkpoint.config)
         near = None if beside is None else beside.handle
         self._pack(0, "head", loader.head(table), None, near)

@@ -12,11 +12,11 @@ import torch
 from ..checkpoints.coded import Coded
 from ..checkpoints.families import Architecture
 from ..checkpoints.quantize import Matrix, Quantized
-from ..checkpoints.rope import Rope
+from ..checkpoints.rope import STILL, Rope
 from ..checkpoints.weights import Loader, Mlp
 from ..errors import ModelError
 from ..native.checks import free_with, within
-from ..native.interface import DTYPES, Config, DraftBudget
+from ..native.interface import DTYPES, GATES, Config, DraftBudget
 from ..native.library import Library
 from ..native.masks import AllowedAfter
 from ..native.native_sampling import NativeNoise, NativePipeline
@@ -49,8 +49,19 @@ def step_config(shape: Architecture, dtype: torch.dtype, max_length: int, coarse
         embedding_scale=shape.embedding_scale,
         residual_scale=shape.residual_scale,
         logits_scale=shape.logits_scale,
+        activation=GATES[shape.activation],
+        heat=shape.heat,
+        heat_step=shape.heat_step,
+        attention_cap=shape.attention_cap or 0,
+        logits_cap=shape.logits_cap or 0,
         coarse=coarse,
     )
+
+
+def rope_tables(kinds: Sequence[str | None], far: bool) -> list[tuple[str | None, bool]]:
+    """Return the rotary tables of layers of ``kinds``: of which rope, and whether of far rows."""
+    own = [kind for kind in dict.fromkeys(kinds) if kind != STILL]
+    return [(kind, late) for kind in own for late in ((False, True) if far else (False,))]
 
 
 class NativeModel(RowsModel):
@@ -76,7 +87,7 @@ class NativeModel(RowsModel):
         self.handle = library.new_model(config, embedding)
         free_with(self, library.free, "model", self.handle)
         self._ropes, self._turned = ropes, 0
-        self._kinds = list(dict.fromkeys(shape.kinds))
+        self._tables = rope_tables(shape.kinds, config.far > 0)
         self._turn(1)
 
     def _turn(self, length: int) -> None:
@@ -88,9 +99,9 @@ class NativeModel(RowsModel):
         length = min(length, self.max_length)
         if self._ropes is None or length <= self._turned:
             return
-        for number, kind in enumerate(self._kinds):
+        for number, (kind, far) in enumerate(self._tables):
             rope = Rope(self._ropes, length, torch.float32, self.device, kind)
-            self.library.set_rotary(self.handle, number, *rope.halves())
+            self.library.set_rotary(self.handle, number, *rope.halves(far))
         self._turned = length
 
     def _pack(
@@ -123,13 +134,20 @@ class NativeModel(RowsModel):
         self._pack(index, "down", mlp.down, mlp.down_bias)
         window = a.windows[index]  # one beyond the longest sequence hides nothing
         seen = None if window is None else min(window, self.max_length)
-        library.set_layer(model, index, seen, self._kinds.index(a.kinds[index]))
-        # Norms stand twice, as torch's kernels want them.
-        library.set_vector(model, index, "input", weights.input_norm[: a.hidden_size])
-        library.set_vector(model, index, "mlp", weights.mlp_norm[: a.hidden_size])
-        if weights.q_norm is not None and weights.k_norm is not None:
-            library.set_vector(model, index, "q", weights.q_norm[: a.head_dim])
-            library.set_vector(model, index, "k", weights.k_norm[: a.head_dim])
+        kind = a.kinds[index]
+        table = -1 if kind == STILL else self._tables.index((kind, False))
+        library.set_layer(model, index, seen, table)
+        norms = {
+            "input": weights.input_norm,
+            "mlp": weights.mlp_norm,
+            "after": weights.attention_norm,
+            "output": weights.output_norm,
+            "q": weights.q_norm,
+            "k": weights.k_norm,
+        }
+        for name, norm in norms.items():
+            if norm is not None:  # they stand twice, as torch's kernels want them
+                library.set_vector(model, index, name, norm[: len(norm) // 2])
 
     def added_bytes(self, beside: RowsModel | None) -> int:
         """See ``base.Model``; norms and rotary tables do not count."""
@@ -255,8 +273,8 @@ def words_of(segments: Sequence[Segment]) -> array[int]:
     """Return ``segments`` as the library reads them, see src/outrider.h."""
     words = array("i")
     try:
-        for tokens, start, pages, logits, _, nodes, parents, _, _, first, _ in segments:
-            sizes = len(tokens), len(nodes), start, len(pages), logits, first
+        for tokens, start, pages, logits, prompt, nodes, parents, _, _, first, _ in segments:
+            sizes = len(tokens), len(nodes), start, len(pages), logits, first, prompt
             words.extend((*sizes, *tokens, *nodes, *parents))
             words.extend(pages)
     except (OverflowError, TypeError) as error:

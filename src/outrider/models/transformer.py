@@ -13,7 +13,7 @@ from ..cache.store import KVStore, Store
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.families import Architecture
 from ..checkpoints.quantize import Matrix
-from ..checkpoints.rope import BY_LENGTH, Rope
+from ..checkpoints.rope import STILL, Rope
 from ..checkpoints.weights import PACKED_LINEAR, Experts, LayerWeights, Mlp, Weights, load_weights
 from .attention import Attention
 from .base import Output
@@ -111,12 +111,12 @@ class Transformer(PythonStep):
         self.weights = load_weights(checkpoint.tensors, self.shape, dtype, device, recipe)
         with torch.inference_mode():
             self._unit = TILE if self.dtype == torch.float32 else row_unit(self.weights)
-        kinds = set(architecture.kinds)
+        kinds = set(architecture.kinds) - {STILL}
         self._ropes = {k: Rope(config, max_length, self.dtype, device, k) for k in kinds}
         for rope in self._ropes.values():
             rope.fill()  # before the memory for the cache is counted
         # Keys that are turned by the prompt's length are of use to that prompt alone.
-        self.paged = not any(rope.type in BY_LENGTH for rope in self._ropes.values())
+        self.paged = not any(rope.by_length for rope in self._ropes.values())
         # Not above: it takes a second, which the native step does not need.
         from transformers.activations import ACT2FN
 
@@ -174,10 +174,10 @@ class Transformer(PythonStep):
         """
         s = self.shape
         turned = s.num_heads + s.num_kv_heads
-        turns = {
-            kind: rope.rows(rows.positions, rows.lengths, turned, s.num_kv_heads)
-            for kind, rope in self._ropes.items()
-        }
+        turns: dict[str | None, tuple[torch.Tensor, torch.Tensor] | None] = {STILL: None}
+        for kind, rope in self._ropes.items():
+            turns[kind] = rope.rows(rows.positions, rows.lengths, turned, s.num_kv_heads)
+        heat = self._heat(rows.positions) if s.heat else None
         embedded = F.embedding(rows.tokens, self.weights.embedding)
         if s.embedding_scale != 1:
             # Rounded first, as transformers does.
@@ -185,8 +185,10 @@ class Transformer(PythonStep):
         stream = ResidualStream(embedded)
         kept = {-1: stream.x[: rows.count].clone()} if -1 in hidden else {}
         for index, weights in enumerate(self.weights.layers):
-            x = stream.norm(weights.input_norm, s.norm_eps)
-            heads = self._heads(x, weights, *turns[s.kinds[index]])
+            x = self._normed(stream, weights.input_norm)
+            heads = self._heads(x, weights, turns[s.kinds[index]])
+            if heat is not None:
+                heads.narrow(1, 0, s.num_heads).mul_(heat)
             entries = heads.narrow(1, s.num_heads, 2 * s.num_kv_heads)
             entries = entries.nan_to_num() if clean else entries
             store.write(index, entries, rows.slots, rows.first_slot, rows.count)
@@ -195,7 +197,7 @@ class Transformer(PythonStep):
             if weights.attention_norm is not None:
                 out = rms_norm(out, weights.attention_norm, s.norm_eps)
             stream.x.add_(out, alpha=s.residual_scale)
-            x = stream.norm(weights.mlp_norm, s.norm_eps)
+            x = self._normed(stream, weights.mlp_norm)
             mlp = weights.mlp
             out = self._experts(x, mlp) if isinstance(mlp, Experts) else self._mlp(x, mlp)
             if weights.output_norm is not None:
@@ -205,8 +207,19 @@ class Transformer(PythonStep):
                 kept[index] = stream.x[: rows.count].clone()
         return stream.x, kept
 
+    def _normed(self, stream: ResidualStream, norm: torch.Tensor | None) -> torch.Tensor:
+        return stream.x.contiguous() if norm is None else stream.norm(norm, self.shape.norm_eps)
+
+    def _heat(self, positions: torch.Tensor) -> torch.Tensor:
+        """What queries at ``positions`` [rows] are multiplied by, [rows, 1, 1]."""
+        far = torch.floor(positions / self.shape.heat_step)
+        return (1 + self.shape.heat * torch.log(1 + far)).to(self.dtype)[:, None, None]
+
     def _heads(
-        self, x: torch.Tensor, weights: LayerWeights, cos: torch.Tensor, sin: torch.Tensor
+        self,
+        x: torch.Tensor,
+        weights: LayerWeights,
+        turn: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> torch.Tensor:
         """Queries, keys and values [rows, all heads, head_dim], turned by their positions."""
         s = self.shape
@@ -214,8 +227,13 @@ class Transformer(PythonStep):
         heads = qkv.view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
         if weights.q_norm is not None and weights.k_norm is not None:
             queries, keys = heads.split((s.num_heads, s.num_kv_heads, s.num_kv_heads), 1)[:2]
+            if s.layout.wide_norms:
+                queries, keys = (each.view(len(x), -1) for each in (queries, keys))
             queries.copy_(rms_norm(queries, weights.q_norm, s.norm_eps))
             keys.copy_(rms_norm(keys, weights.k_norm, s.norm_eps))
+        if turn is None:
+            return heads
+        cos, sin = turn
         swapped = heads.roll(s.head_dim // 2, -1)
         return heads.mul_(cos).addcmul_(swapped, sin)
 

@@ -25,6 +25,8 @@ def _kinds(enumeration: str) -> dict[str, int]:
 
 DTYPES = {getattr(torch, name): number for name, number in _kinds("Dtype").items()}
 MATRICES, VECTORS = _kinds("MatrixKind"), _kinds("VectorKind")
+GATES = {"silu": 0, "gelu_pytorch_tanh": 1}
+"""The numbers of ``enum ActivationKind``, by the names in configs."""
 PEAKS = tuple(_kinds("PeakKind"))
 """Kinds of products: digits are what activations become beside few-bit codes."""
 EMBEDDED, PAIRED, HEADS = sorted(_kinds("InputKind").values())

@@ -272,7 +272,7 @@ class Library:
         self.run("rotary", at(model), table, *halves, *shape)
 
     def set_layer(self, model: int, layer: int, window: int | None, table: int) -> None:
-        """Say how many positions a layer's rows see, and which rotary table is theirs."""
+        """Say how many positions a layer's rows see, and which rotary table they have; -1: none."""
         self.run("layer", at(model), layer, window or 0, table)
 
     def check(self, model: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,36 @@ from .gguf import GGUF
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-FAMILIES = ("llama", "qwen2", "qwen3", "granite")
-"""Supported architectures of GGUF, which are model types as well; Mistral's is "llama"."""
-INTERLEAVED = ("llama", "granite")
+
+class Form(NamedTuple):
+    """What an architecture of GGUF stands for, as ``llama.cpp``'s converter and models have it.
+
+    ``period`` is of layers: each last one of so many sees all, where the file says nothing else.
+    """
+
+    family: str
+    interleaved: bool = False  # elements i and i + 1 of a query or key head turn together
+    period: int = 0
+    windowed: str = ""  # the family where a window is given
+
+
+FORMS = {
+    "llama": Form("llama", interleaved=True),
+    "qwen2": Form("qwen2"),
+    "qwen3": Form("qwen3"),
+    "granite": Form("granite", interleaved=True),
+    "gemma2": Form("gemma2", period=2),
+    "gemma3": Form("gemma3_text", period=6),
+    "olmo2": Form("olmo2", period=4, windowed="olmo3"),
+    "phi3": Form("phi3"),
+    "smollm3": Form("smollm3", interleaved=True),
+    "mistral3": Form("llama", interleaved=True),
+}
+"""The architectures that are read; Mistral's are "llama" and "mistral3"."""
+STILL_PERIOD = 4
+"""Each last one of so many layers of SmolLM3 has no rope."""
+WIDE_QUERIES = {("gemma2", 46), ("gemma3", 62)}
+"""Models of 27B, by their layers: heads of another size than what scales their queries."""
 SCALINGS = ("none", "linear", "yarn")
 TRAINED = [1 << power for power in range(4, 21)]
 """Original contexts that Llama 3's scaling is tried with; Meta's models have 8192."""
@@ -51,9 +78,9 @@ HARMONY = {"<|return|>", "<|call|>"}
 NORMAL = 1
 
 
-def interleaves(metadata: Mapping[str, Any]) -> bool:
-    """Return whether elements i and i + 1 of a query or key head turn together."""
-    return metadata.get("general.architecture") in INTERLEAVED
+def form_of(metadata: Mapping[str, Any]) -> Form:
+    """Return the form of a file's architecture; that of an unknown one is "llama"'s."""
+    return FORMS.get(str(metadata.get("general.architecture")), FORMS["llama"])
 
 
 def _unread(path: Path, what: str) -> ModelError:
@@ -63,12 +90,13 @@ def _unread(path: Path, what: str) -> ModelError:
 def gguf_config(file: GGUF) -> PretrainedConfig:
     """Return the config of the model in a GGUF file."""
     path = file.path
-    family = file.fields.text("general.architecture", "")
-    if family not in FAMILIES:
-        only = f"only of {', '.join(FAMILIES)}"
-        raise _unread(path, f"GGUF files of architecture {shown(family)} are not read, {only}")
-    config = PlainConfig(model_type=family, **_options(file, family))
-    if config.rope_parameters["rope_type"] != "default":  # transformers scales these
+    name = file.fields.text("general.architecture", "")
+    if name not in FORMS:
+        only = f"only of {', '.join(FORMS)}"
+        raise _unread(path, f"GGUF files of architecture {shown(name)} are not read, {only}")
+    config = PlainConfig(**_options(file, name))
+    ropes = config.rope_parameters
+    if ropes.get("full_attention", ropes)["rope_type"] != "default":  # transformers scales these
         try:
             whole(config)
         except Exception as error:  # of whatever kind transformers' checks raise
@@ -76,24 +104,28 @@ def gguf_config(file: GGUF) -> PretrainedConfig:
     return cast("PretrainedConfig", config)
 
 
-def _options(file: GGUF, family: str) -> dict[str, Any]:
-    tensors, fields = file.tensors, _per_model(file, family)
-    if f"{family}.expert_count" in fields and fields.whole(f"{family}.expert_count"):
+def _options(file: GGUF, name: str) -> dict[str, Any]:
+    tensors, fields = file.tensors, _per_model(file, name)
+    if f"{name}.expert_count" in fields and fields.whole(f"{name}.expert_count"):
         raise _unread(file.path, "GGUF files of mixtures of experts are not read")
+    if name == "granite" and not file.metadata.get("granite.rope.scaling.finetuned", True):
+        raise _unread(file.path, "GGUF files of models without a rope are not read")
 
-    def size(name: str, default: int | None = None, high: int = LARGEST_INT) -> int:
-        return fields.whole(f"{family}.{name}", 1, high, default)
+    def size(key: str, default: int | None = None, high: int = LARGEST_INT) -> int:
+        return fields.whole(f"{name}.{key}", 1, high, default)
 
     heads, width = size("attention.head_count"), size("embedding_length")
     head_dim = size("attention.key_length", max(1, width // heads))
     turning = size("rope.dimension_count", head_dim)
     values = size("attention.value_length", head_dim)
-    if not head_dim == turning == values or head_dim % 2:
+    partial = name == "phi3" and turning % 2 == 0 and _share(turning, head_dim) < 1
+    if head_dim != values or head_dim % 2 or not (turning == head_dim or partial):
         heads_of = f"heads of which {turning} of {head_dim} elements turn and values have {values}"
         raise _unread(file.path, f"{heads_of} are not read")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     begins = "tokenizer.ggml.bos_token_id"
     options: dict[str, Any] = {
+        "model_type": FORMS[name].family,
         "vocab_size": len(tokens) if isinstance(tokens, list) and tokens else size("vocab_size"),
         "hidden_size": width,
         "intermediate_size": size("feed_forward_length"),
@@ -102,8 +134,8 @@ def _options(file: GGUF, family: str) -> dict[str, Any]:
         "num_key_value_heads": size("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": size("context_length"),
-        "rms_norm_eps": fields.number(f"{family}.attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(file, fields, family, head_dim),
+        "rms_norm_eps": fields.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(file, fields, name, turning, head_dim),
         "tie_word_embeddings": "output.weight" not in tensors,
         "bos_token_id": fields.whole(begins) if begins in fields else None,
         "eos_token_id": sorted(end_token_ids(file)) or None,
@@ -112,10 +144,67 @@ def _options(file: GGUF, family: str) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "dtype": _dtype({t.kind for t in tensors.values()}),
     }
-    if family == "granite":
-        for option, name, default in GRANITE:
-            options[option] = fields.number(f"granite.{name}", default or head_dim**-0.5)
-    return options
+    return options | _more(fields, name, options) | _windows(file, fields, name, options)
+
+
+def _share(turning: int, head_dim: int) -> float:
+    """Return the share of a head that turns; 1 where no share gives so many elements."""
+    share = turning / head_dim
+    return share if turning < head_dim and int(head_dim * share) == turning else 1.0
+
+
+def _more(fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that one family has, or has otherwise."""
+    size, heads = options["head_dim"], options["num_attention_heads"]
+    layers = range(options["num_hidden_layers"])
+    more: dict[str, Any] = {}
+    if name == "granite":
+        for option, key, default in GRANITE:
+            more[option] = fields.number(f"granite.{key}", default or size**-0.5)
+    elif name == "smollm3":
+        more["no_rope_layers"] = [int((layer + 1) % STILL_PERIOD != 0) for layer in layers]
+    elif name in ("gemma2", "gemma3"):
+        wide = (name, len(layers)) in WIDE_QUERIES
+        more["query_pre_attn_scalar"] = options["hidden_size"] // heads if wide else size
+        more["hidden_activation"] = "gelu_pytorch_tanh"
+        caps = [("final_logit_softcapping", 30.0), ("attn_logit_softcapping", 50.0)]
+        for cap, default in caps:
+            key, given = f"{name}.{cap}", default if name == "gemma2" else 0.0
+            more[cap] = fields.number(key, given, 0.0) or None
+    elif name == "phi3":
+        ropes = options["rope_parameters"]
+        trained = ropes.get("original_max_position_embeddings", options["max_position_embeddings"])
+        more["original_max_position_embeddings"] = trained
+        more["sliding_window"] = fields.whole("phi3.attention.sliding_window", default=0) or None
+    elif name == "mistral3" and "llama_4_scaling_beta" in options["rope_parameters"]:
+        more["model_type"] = "ministral3"
+    return more
+
+
+def _windows(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options about layers that see a window, of families in which some do."""
+    form, layers = FORMS[name], options["num_hidden_layers"]
+    window = fields.whole(f"{name}.attention.sliding_window", default=0) if form.period else 0
+    if not window:
+        return {"layer_types": ["full_attention"] * layers} if form.period else {}
+    key = f"{name}.attention.sliding_window_pattern"
+    given = file.metadata.get(key)
+    if isinstance(given, list):
+        if len(given) != layers or not all(each in (0, 1) for each in given):
+            raise fields.refuse(key, "a period, or true or false for each layer")
+        slides = [bool(each) for each in given]
+    else:
+        period = fields.whole(key, 1, default=form.period)
+        slides = [(layer + 1) % period != 0 for layer in range(layers)]
+    kinds = ["sliding_attention" if each else "full_attention" for each in slides]
+    own: dict[str, Any] = {"layer_types": kinds, "sliding_window": window}
+    rope = options["rope_parameters"]
+    if name != "gemma2":
+        base = rope["rope_theta"] if name == "olmo2" else 10000.0
+        local = fields.number(f"{name}.rope.freq_base_swa", base, positive=True)
+        near = {"rope_type": "default", "rope_theta": local}
+        own["rope_parameters"] = {"full_attention": rope, "sliding_attention": near}
+    return own | ({"model_type": form.windowed} if form.windowed else {})
 
 
 def _per_model(file: GGUF, family: str) -> Fields:
@@ -125,6 +214,8 @@ def _per_model(file: GGUF, family: str) -> Fields:
         if name.startswith(f"{family}.") and isinstance(value, list) and value:
             if all(each == value[0] for each in value):
                 metadata[name] = value[0]
+            elif name.endswith("sliding_window_pattern"):
+                continue
             elif len(value) == file.metadata.get(f"{family}.block_count"):
                 raise _unread(file.path, f"layers that differ in {name!r} are not read")
     return Fields(metadata, str(file.path))
@@ -137,14 +228,14 @@ def _dtype(kinds: set[Kind]) -> torch.dtype:
     return torch.float16 if kinds <= {Kind.F32, Kind.F16} else torch.bfloat16
 
 
-def _rope(file: GGUF, fields: Fields, family: str, head_dim: int) -> dict[str, Any]:
-    """Return the rope options in transformers' form."""
+def _rope(file: GGUF, fields: Fields, family: str, turning: int, head_dim: int) -> dict[str, Any]:
+    """Return the rope options in transformers' form; ``turning`` elements of a head turn."""
     base = fields.number(f"{family}.rope.freq_base", 10000.0, positive=True)
     factors = file.tensors.get("rope_freqs.weight")
     if factors is not None:
-        if factors.kind != Kind.F32 or factors.shape != (head_dim // 2,):
-            raise ModelError(f"{file.path}: tensor 'rope_freqs.weight' is not {head_dim // 2} F32.")
-        return _divided(file.read(factors).view(np.float32), base, head_dim)
+        return _divided(_factors(file, "rope_freqs.weight", turning), base, turning)
+    if family == "phi3":
+        return _longrope(file, fields, base, turning, head_dim)
     kind = fields.text(f"{family}.rope.scaling.type", "none")
     factor = fields.number(f"{family}.rope.scaling.factor", 0.0, 0.0)
     factor = factor or fields.number(f"{family}.rope.scale_linear", 0.0, 0.0)
@@ -154,9 +245,44 @@ def _rope(file: GGUF, fields: Fields, family: str, head_dim: int) -> dict[str, A
         return {"rope_type": "default", "rope_theta": base}
     parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": base, "factor": factor}
     trained = fields.whole(f"{family}.rope.scaling.original_context_length", default=0)
-    if kind == "yarn" and trained:
-        parameters["original_max_position_embeddings"] = trained
+    if kind == "yarn":
+        parameters |= {"original_max_position_embeddings": trained} if trained else {}
+        for option in ("beta_fast", "beta_slow"):
+            if f"{family}.rope.scaling.yarn_{option}" in fields:
+                parameters[option] = fields.number(f"{family}.rope.scaling.yarn_{option}")
+        heat = fields.number(f"{family}.attention.temperature_scale", 0.0, 0.0)
+        if family == "mistral3":
+            parameters["attention_factor"] = 1.0  # as ``llama.cpp`` has it
+            parameters |= {"llama_4_scaling_beta": heat} if heat and trained else {}
     return parameters
+
+
+def _factors(file: GGUF, name: str, turning: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the factors [turning / 2] that divide frequencies, finite and above 0."""
+    tensor = file.tensors[name]
+    if tensor.kind != Kind.F32 or tensor.shape != (turning // 2,):
+        raise ModelError(f"{file.path}: tensor {name!r} is not {turning // 2} F32.")
+    factors = file.read(tensor).view(np.float32)
+    if not (np.isfinite(factors).all() and (factors > 0).all()):
+        raise ModelError(f"tensor {name!r} holds numbers that are not positive and finite.")
+    return factors
+
+
+def _longrope(
+    file: GGUF, fields: Fields, base: float, turning: int, head_dim: int
+) -> dict[str, Any]:
+    """Return the rope options of Phi-3 and Phi-4-mini."""
+    share = _share(turning, head_dim)
+    plain = {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}
+    names = {f"{kind}_factor": f"rope_factors_{kind}.weight" for kind in ("short", "long")}
+    if not all(name in file.tensors for name in names.values()):
+        return plain
+    lists = {option: _factors(file, name, turning).tolist() for option, name in names.items()}
+    trained = fields.whole("phi3.rope.scaling.original_context_length", 1)
+    given = "phi3.rope.scaling.attn_factor"
+    factor = {"attention_factor": fields.number(given, positive=True)} if given in fields else {}
+    own = {"rope_type": "longrope", "original_max_position_embeddings": trained}
+    return plain | own | lists | factor
 
 
 def _divided(
@@ -167,10 +293,6 @@ def _divided(
     They are Llama 3's scaling if that yields these factors (``llama.cpp`` stores no other here),
     else a list of the factors.
     """
-    if not (np.isfinite(factors).all() and (factors > 0).all()):
-        raise ModelError(
-            "tensor 'rope_freqs.weight' holds numbers that are not positive and finite."
-        )
     largest = float(factors.max())
     for trained in sorted(TRAINED, key=lambda n: n != 8192):
         if np.allclose(divisors(base, size, trained, largest), factors, rtol=1e-4):

@@ -5,6 +5,7 @@ take what the ``gguf`` package dequantises.
 """
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from math import prod
 
@@ -16,7 +17,7 @@ from ...errors import ModelError
 from ..coded import Coded, CodedPart
 from ..quantize import Matrix, Quantized
 from .gguf import GGUF, StoredTensor
-from .gguf_config import interleaves
+from .gguf_config import form_of
 
 GROUP = 32
 """Weights of a block of Q8_0 and Q4_0."""
@@ -29,6 +30,7 @@ PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bflo
 CHUNK = 1 << 20
 """Elements that are dequantised at a time, in fp32."""
 
+GATE_UP = "mlp.gate_up_proj"
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 IN_LAYER = {
     "input_layernorm": "attn_norm",
@@ -43,25 +45,28 @@ IN_LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_AFTER = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_AROUND = {**_AFTER, "pre_feedforward_layernorm": "ffn_norm"}
+OTHERWISE = {
+    "gemma2": _AROUND,
+    "gemma3": _AROUND,
+    "olmo2": _AFTER,
+    "phi3": {"self_attn.qkv_proj": "attn_qkv", GATE_UP: "ffn_up"},
+}
+"""What architectures name in another way."""
+SHIFTED = ("gemma2", "gemma3")
+"""Their files hold norms as 1 + w."""
 
 
-def key_of(name: str) -> str:
-    """Return the name that the tensor ``name`` has in a file."""
+def key_of(name: str, in_layer: Mapping[str, str] = IN_LAYER) -> str:
+    """Return the name that the tensor ``name`` has in a file that calls modules so."""
     module, _, part = name.rpartition(".")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
-    key = f"blk.{layer[1]}.{IN_LAYER.get(layer[2])}" if layer else TOP.get(module)
+    key = f"blk.{layer[1]}.{in_layer.get(layer[2])}" if layer else TOP.get(module)
     return f"{key}.{part}"
-
-
-def _name(key: str) -> str | None:
-    """Return the name of the tensor that a file calls ``key``; None if no model reads it."""
-    module, _, part = key.rpartition(".")
-    layer = re.fullmatch(r"blk\.(\d+)\.(.+)", module)
-    own = layer[2] if layer else module
-    for name, theirs in (IN_LAYER if layer else TOP).items():
-        if theirs == own:
-            return f"model.layers.{layer[1]}.{name}.{part}" if layer else f"{name}.{part}"
-    return None
 
 
 def row_order(name: str, rows: int, head_dim: int) -> torch.Tensor | None:
@@ -100,7 +105,9 @@ class GGUFTensors:
         self.folder = file.path
         self._head_dim = head_dim
         self._file = file
-        self._interleaved = interleaves(file.metadata)
+        name = str(file.metadata.get("general.architecture"))
+        self._interleaved, self._shifted = form_of(file.metadata).interleaved, name in SHIFTED
+        self._in_layer = {**IN_LAYER, **OTHERWISE.get(name, {})}
         kinds = {t.kind for t in file.tensors.values()} - set(CODED) - set(PLAIN)
         names = ", ".join(sorted(kind.name for kind in kinds))
         self.note = (
@@ -112,6 +119,8 @@ class GGUFTensors:
     ) -> torch.Tensor:
         """Return the tensor ``name`` of ``shape``, in ``dtype``, fp32 if None."""
         tensor = self._plain(self._find(name, shape), dtype or torch.float32)
+        if self._shifted and name.endswith("norm.weight"):
+            tensor -= 1
         order = self._order(name, shape[0])
         return tensor if order is None else tensor[order]
 
@@ -120,11 +129,16 @@ class GGUFTensors:
         stored = self._find(name, shape)
         if stored.kind not in CODED:
             return self.get(name, shape, dtype)
-        part = CodedPart(
-            stored.file, stored.begin, int(stored.kind), stored.kind.name, shape[0],
-            self._order(name, shape[0]), partial(self._plain, stored),
-        )  # fmt: skip
-        return Coded((part,), shape[1])
+        count = 2 if GATE_UP in name else 1  # a gate is a part, and what it gates another
+        rows, width = shape[0] // count, stored.nbytes // shape[0]
+        parts = [
+            CodedPart(
+                stored.file, stored.begin + first * width, int(stored.kind), stored.kind.name,
+                rows, self._order(name, rows), partial(self._plain, stored, first=first, rows=rows),
+            )
+            for first in range(0, count * rows, rows)
+        ]  # fmt: skip
+        return Coded(tuple(parts), shape[1])
 
     def grid(self, name: str, shape: tuple[int, int]) -> Quantized | None:
         """Return a matrix of Q8_0 (int8) or Q4_0 (nibbles), whose codes are a plain grid's."""
@@ -144,12 +158,12 @@ class GGUFTensors:
 
     def kept(self, name: str) -> str | None:
         """Return the type of the codes that the matrix ``name`` keeps; None if it keeps none."""
-        stored = self._file.tensors.get(key_of(name))
+        stored = self._file.tensors.get(self._key(name))
         return stored.kind.name if stored is not None and stored.kind in CODED else None
 
     def nbytes(self, name: str) -> int:
         """Return the number of stored bytes of the tensor ``name``."""
-        return self._file.tensors[key_of(name)].nbytes
+        return self._file.tensors[self._key(name)].nbytes
 
     def held(self, size: int, keeps: bool) -> dict[str, int]:
         """See ``Tensors.held``."""
@@ -165,11 +179,25 @@ class GGUFTensors:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each of the model's tensors by name, layer by layer."""
-        shapes = {_name(key): tensor.shape for key, tensor in self._file.tensors.items()}
+        shapes = {self._name(key): tensor.shape for key, tensor in self._file.tensors.items()}
         return {name: shape for name, shape in shapes.items() if name is not None}
 
+    def _key(self, name: str) -> str:
+        """Return the name that the tensor ``name`` has in the file."""
+        return key_of(name, self._in_layer)
+
+    def _name(self, key: str) -> str | None:
+        """Return the name of the tensor that the file calls ``key``; None if no model reads it."""
+        module, _, part = key.rpartition(".")
+        layer = re.fullmatch(r"blk\.(\d+)\.(.+)", module)
+        names = {theirs: name for name, theirs in (self._in_layer if layer else TOP).items()}
+        name = names.get(layer[2] if layer else module)
+        if name is None:
+            return None
+        return f"model.layers.{layer[1]}.{name}.{part}" if layer else f"{name}.{part}"
+
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        key = key_of(name)
+        key = self._key(name)
         stored = self._file.tensors.get(key)
         if stored is None:
             raise ModelError(f"{self.folder} has no tensor {key!r}; its metadata requires one.")
@@ -180,12 +208,17 @@ class GGUFTensors:
             )
         return stored
 
-    def _plain(self, stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
-        tensor = torch.empty(stored.shape, dtype=dtype)
-        flat = tensor.view(-1, stored.shape[-1])
-        step = max(1, CHUNK // stored.shape[-1])
+    def _plain(
+        self, stored: StoredTensor, dtype: torch.dtype, first: int = 0, rows: int | None = None
+    ) -> torch.Tensor:
+        """Return a tensor, or ``rows`` of it from ``first`` on, in ``dtype``."""
+        shape = stored.shape if rows is None else (rows, *stored.shape[1:])
+        tensor = torch.empty(shape, dtype=dtype)
+        flat = tensor.view(-1, shape[-1])
+        step = max(1, CHUNK // shape[-1])
         for at in range(0, len(flat), step):
-            flat[at : at + step] = rows_of(self._file, stored, at, min(step, len(flat) - at))
+            count = min(step, len(flat) - at)
+            flat[at : at + step] = rows_of(self._file, stored, first + at, count)
         return tensor
 
     def _order(self, name: str, rows: int) -> torch.Tensor | None:

@@ -25,6 +25,12 @@ PICKLED = (".bin", ".pt", ".pth", ".bin.index.json")
 NAMED = ("pytorch_model", "medusa_lm_head", "model")
 """Suffixes of pickled files, and prefixes of the names of those that hold weights."""
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+IN_WRAPPERS = (
+    ("language_model.model.", "model."),
+    ("model.language_model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+"""Beginnings of names in models of images and text, and what the part for text has instead."""
 REMEDY = "give the checkpoint in float32, bfloat16 or float16"
 
 
@@ -58,17 +64,27 @@ def _remedy(folder: Path) -> str:
     )
 
 
+def _alone(name: str) -> str:
+    for begins, alone in IN_WRAPPERS:
+        if name.startswith(begins):
+            return alone + name.removeprefix(begins)
+    return name
+
+
 class Tensors:
     """The tensors of a folder's safetensors files, by name, read one by one.
 
     Every method refuses a folder without files, and a tensor that is missing, misshapen or of an
-    unsupported type. ``format`` is that of the quantised matrices.
+    unsupported type. ``format`` is that of the quantised matrices. With ``wrapped`` the model is
+    the part for text of another, and its tensors have the names that they would have alone.
     """
 
-    def __init__(self, files: Files, format: Format | None = None) -> None:
+    def __init__(self, files: Files, format: Format | None = None, wrapped: bool = False) -> None:
         self.folder = files.folder
         self.note = None if format is None else format.note
         self._entries, self._format = files.tensors, format
+        if wrapped:
+            self._entries = {_alone(name): entry for name, entry in files.tensors.items()}
 
     @property
     def entries(self) -> Mapping[str, Entry]:

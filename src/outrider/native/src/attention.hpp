@@ -16,14 +16,15 @@ namespace outrider {
 template <class T>
 class Attention {
 public:
-    Attention(const Cache<T>& cache, const Rows& rows, const Tasks& tasks, int window, float scale,
-              int head_dim)
+    Attention(const Cache<T>& cache, const Rows& rows, const Tasks& tasks, int window,
+              const Config& c)
         : cache_(cache),
           rows_(rows),
           tasks_(tasks),
           window_(window),
-          scale_(scale),
-          head_dim_(head_dim) {}
+          scale_(c.scale),
+          cap_(c.attention_cap),
+          head_dim_(c.head_dim) {}
 
     // `q` and `out` are the rows' first heads of the task's key head, `q_stride` and `out_stride`
     // apart from row to row, and heads `width` and `head_dim`.
@@ -64,6 +65,7 @@ private:
     const Tasks& tasks_;
     const int window_;
     const float scale_;
+    const float cap_;  // 0: none
     const int head_dim_;
     const int blocks_ = cache_.blocks();  // of a page
 
@@ -263,6 +265,8 @@ private:
             const int low = least - chunk.token[i];
             const int high = std::min(chunk.room[i], length - chunk.token[i]);
             F32x16 s = load(at) * splat(scale_);
+            if (cap_ > 0) [[unlikely]]
+                s = capped(s, cap_);
             if (low > 0) s = where_less(load(lanes), splat(float(low)), never, s);
             if (high < BLOCK) s = where_less(load(lanes), splat(float(high)), s, never);
             store(at, s);

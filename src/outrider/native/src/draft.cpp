@@ -140,6 +140,7 @@ struct Drafting {
             row.slot = slot(node.run, page_size);
             row.pages = pages;
             row.first = from.first;
+            row.far = is_far(model.c, from.prompt, row.position);
             row.above = int(rows.above.size());
             row.logits = rows.num_logits++;
             row.prefix = node.straight ? row.position + 1 : from.committed;

@@ -21,7 +21,7 @@ struct Forward : Work, Multiplier<T> {
     float* const logits;
     float* const hidden_out;
     const std::size_t hidden_rows;
-    float *x, *qkv;  // see Scratch
+    float *x, *qkv, *added;  // see Scratch
     T *normed, *q, *attended, *gated, *paired;
     std::uint8_t* nonfinite;
     const Config c = m.c;
@@ -52,6 +52,10 @@ struct Forward : Work, Multiplier<T> {
         const std::size_t count = padded(n, LANES);
         x = s.x.reserve(count * width);
         qkv = s.qkv.reserve(count * qkv_width);
+        const bool behind = std::any_of(m.layers.begin(), m.layers.end(), [](const Layer<T>& l) {
+            return l.after_norm.size() || l.output_norm.size();
+        });
+        added = s.added.reserve(behind ? count * width : 0);
         const std::size_t alone = std::size_t(ALONE) * pool_size();
         normed = s.normed.reserve((count > alone ? count : alone) * normed_stride);
         q = s.q.reserve(count * c.heads * head_pad);
@@ -69,7 +73,7 @@ struct Forward : Work, Multiplier<T> {
 
     int phases() const {
         const int kept = int(hidden.size());
-        return 8 + kept + int(sublayers.size()) * (12 + kept);  // three parts at most
+        return 9 + kept + int(sublayers.size()) * (14 + kept);  // three parts at most
     }
 
     int helpers() const {
@@ -79,15 +83,22 @@ struct Forward : Work, Multiplier<T> {
         return all < WORTH_SHARING ? 1 : pool_size();
     }
 
-    // The product of the RMSNorm of rows of x, `pick` saying which. Few rows every worker
-    // normalises for itself, at its first chunk, rather than wait for another.
+    // The product of the RMSNorm of rows of x, or of the rows themselves where the norm has no
+    // weights, `pick` saying which. Few rows every worker normalises for itself, at its first
+    // chunk, rather than wait for another.
     template <class Pick>
-    void norm_multiply(Team& team, const float* norm, const Weight<T>& weight, int count, Pick pick,
-                       const Epilogue& epilogue) {
+    void norm_multiply(Team& team, const Memory<float>& norm, const Weight<T>& weight, int count,
+                       Pick pick, const Epilogue& epilogue) {
         auto normalise = [&](T* to, int first, int last) {
-            for (int r = first; r < last; ++r)
-                rms_norm(to + std::size_t(r) * normed_stride, x + std::size_t(pick(r)) * width,
-                         norm, c.hidden, width, c.norm_eps);
+            for (int r = first; r < last; ++r) {
+                T* row = to + std::size_t(r) * normed_stride;
+                const float* from = x + std::size_t(pick(r)) * width;
+                if (norm.size()) {
+                    rms_norm(row, from, norm.data(), c.hidden, width, c.norm_eps);
+                } else {
+                    for (int i = 0; i < width; i += LANES) store(row + i, load(from + i));
+                }
+            }
         };
         if (count > ALONE) {
             team.share(count, 4, [&](int first, int last) { normalise(normed, first, last); });
@@ -166,7 +177,8 @@ struct Forward : Work, Multiplier<T> {
         return room;
     }
 
-    // Writes one head, normalised and turned, as T; lines of 16 may reach into the next half.
+    // Writes one head, normalised and turned (not where `cos` is null), as T; lines of 16 may reach
+    // into the next half.
     void turn(T* to, const float* from, const float* norm, const float* cos, const float* sin) {
         alignas(64) float room[MAX_HEAD_DIM + LANES];
         const int half = c.head_dim / 2;
@@ -176,10 +188,11 @@ struct Forward : Work, Multiplier<T> {
             head = room;
         }
         const float* other = head + half;
-        for (int i = 0; i < half; i += LANES)
+        for (int i = 0; cos && i < half; i += LANES)
             store(to + i, load(head + i) * load(cos + i) - load(other + i) * load(sin + i));
-        for (int i = 0; i < half; i += LANES)
+        for (int i = 0; cos && i < half; i += LANES)
             store(to + half + i, load(other + i) * load(cos + i) + load(head + i) * load(sin + i));
+        for (int i = 0; !cos && i < head_pad; i += LANES) store(to + i, load(head + i));
         std::fill(to + c.head_dim, to + head_pad, T());
     }
 
@@ -204,17 +217,27 @@ struct Forward : Work, Multiplier<T> {
     void turn_all(int first, int last, int number, const Layer<T>& layer) {
         const int group = c.heads / c.kv_heads, half = c.head_dim / 2, d = c.head_dim;
         const Cache<T> to = cache(number);
+        const float* q_norm = layer.wide_q ? nullptr : layer.q_norm.data();
+        const float* k_norm = layer.wide_k ? nullptr : layer.k_norm.data();
         alignas(64) T key[MAX_HEAD_DIM], value[MAX_HEAD_DIM];
         for (int task = first; task < last; ++task) {
             const int r = task / c.kv_heads, h = task % c.kv_heads;
             const Row& row = rows.rows[r];
-            const float* from = qkv + std::size_t(r) * qkv_width;
-            const float* cos = m.cos[layer.table].data() + std::size_t(row.position) * half;
-            const float* sin = m.sin[layer.table].data() + std::size_t(row.position) * half;
+            float* from = qkv + std::size_t(r) * qkv_width;
+            const float *cos = nullptr, *sin = nullptr;
+            if (layer.table >= 0) {
+                const int table = layer.table + row.far;
+                cos = m.cos[table].data() + std::size_t(row.position) * half;
+                sin = m.sin[table].data() + std::size_t(row.position) * half;
+            }
+            if (c.heat != 0 && row.position >= c.heat_step) {
+                const float by = 1 + c.heat * std::log(1 + float(row.position / c.heat_step));
+                for (int i = h * group * d; i < (h + 1) * group * d; ++i) from[i] *= by;
+            }
             T* queries = q + std::size_t(r) * c.heads * head_pad;
             for (int g = h * group; g < (h + 1) * group; ++g)
-                turn(queries + g * head_pad, from + g * d, layer.q_norm.data(), cos, sin);
-            turn(key, from + (c.heads + h) * d, layer.k_norm.data(), cos, sin);
+                turn(queries + g * head_pad, from + g * d, q_norm, cos, sin);
+            turn(key, from + (c.heads + h) * d, k_norm, cos, sin);
             put_value(value, from + (c.heads + c.kv_heads + h) * d, r);
             to.put(row.slot, h, key, value);
         }
@@ -237,7 +260,7 @@ struct Forward : Work, Multiplier<T> {
     void attention(Team& team, int number, const Layer<T>& layer) {
         const int group = c.heads / c.kv_heads;
         const Cache<T> from = cache(number);
-        const Attention<T> work(from, rows, tasks, layer.window, c.scale, c.head_dim);
+        const Attention<T> work(from, rows, tasks, layer.window, c);
         AttentionScratch<T> bench;
         team.share(tasks.count(), 1, [&](int first, int last) {
             for (int i = first; i < last; ++i) {
@@ -278,6 +301,26 @@ struct Forward : Work, Multiplier<T> {
                 .scale = c.residual_scale};
     }
 
+    // The product that ends a sublayer: to the residual stream, normalised where `norm` has
+    // weights.
+    void end(Team& team, const Weight<T>& weight, const T* from, int stride,
+             const Memory<float>& norm) {
+        if (!norm.size()) {
+            multiply(team, weight, from, stride, n, residual());
+            return;
+        }
+        Epilogue apart = residual();
+        apart.kind = Epilogue::put;
+        apart.scale = 1;
+        apart.y = added;
+        multiply(team, weight, from, stride, n, apart);
+        team.share(n, 1, [&](int first, int last) {
+            for (int r = first; r < last; ++r)
+                add_normed(x + std::size_t(r) * width, added + std::size_t(r) * width, norm.data(),
+                           c.hidden, width, c.norm_eps, c.residual_scale);
+        });
+    }
+
     void run_attention(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
         Upcoming upcoming = this->upcoming(team, number);
@@ -289,22 +332,32 @@ struct Forward : Work, Multiplier<T> {
         if (number == 0 && c.input == INPUT_PAIRED)
             multiply(team, layer.matrices[MATRIX_QKV], paired, paired_stride, n, epilogue);
         else
-            norm_multiply(team, layer.input_norm.data(), layer.matrices[MATRIX_QKV], n, same,
-                          epilogue);
+            norm_multiply(team, layer.input_norm, layer.matrices[MATRIX_QKV], n, same, epilogue);
+        if (layer.wide_q || layer.wide_k)
+            team.share(n, 1, [&](int first, int last) {
+                const int queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
+                for (int r = first; r < last; ++r) {
+                    float* row = qkv + std::size_t(r) * qkv_width;
+                    if (layer.wide_q) normalise(row, layer.q_norm.data(), queries, c.norm_eps);
+                    if (layer.wide_k)
+                        normalise(row + queries, layer.k_norm.data(), keys, c.norm_eps);
+                }
+            });
         team.share(n * c.kv_heads, 4,
                    [&](int first, int last) { turn_all(first, last, number, layer); });
         attention(team, number, layer);
-        multiply(team, layer.matrices[MATRIX_OUTPUT], attended, out_width, n, residual());
+        end(team, layer.matrices[MATRIX_OUTPUT], attended, out_width, layer.after_norm);
     }
 
     void run_mlp(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
-        norm_multiply(team, layer.mlp_norm.data(), layer.matrices[MATRIX_GATE_UP], n, same,
-                      {.kind = Epilogue::gate,
-                       .gated = gated,
-                       .gated_stride = std::size_t(inner),
-                       .narrow = sizeof(T) == 2});
-        multiply(team, layer.matrices[MATRIX_DOWN], gated, inner, n, residual());
+        norm_multiply(
+            team, layer.mlp_norm, layer.matrices[MATRIX_GATE_UP], n, same,
+            {.kind = c.activation == ACTIVATION_GELU ? Epilogue::gelu_gate : Epilogue::gate,
+             .gated = gated,
+             .gated_stride = std::size_t(inner),
+             .narrow = sizeof(T) == 2});
+        end(team, layer.matrices[MATRIX_DOWN], gated, inner, layer.output_norm);
     }
 
     void run(Team& team) override {
@@ -331,13 +384,24 @@ struct Forward : Work, Multiplier<T> {
             }
         });
         if (scored.empty()) return;
-        norm_multiply(team, m.norm.data(), *m.head, int(scored.size()),
-                      [&](int r) { return scored[r]; },
+        norm_multiply(team, m.norm, *m.head, int(scored.size()), [&](int r) { return scored[r]; },
                       {.kind = Epilogue::put,
                        .y = logits,
                        .stride = std::size_t(c.vocabulary),
                        .columns = c.vocabulary,
                        .scale = 1.0f / c.logits_scale});
+        if (!(c.logits_cap > 0)) return;
+        const int lines = padded(c.vocabulary, LANES) / LANES;
+        team.share(int(scored.size()) * lines, 64, [&](int first, int last) {
+            for (int i = first; i < last; ++i) {
+                const int at = i % lines * LANES, count = std::min(LANES, c.vocabulary - at);
+                float* to = logits + std::size_t(i / lines) * c.vocabulary + at;
+                alignas(64) float some[LANES] = {};
+                std::copy(to, to + count, some);
+                store(some, capped(load(some), c.logits_cap));
+                std::copy(some, some + count, to);
+            }
+        });
     }
 };
 
@@ -403,8 +467,10 @@ bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
     for (int i = 0; i < count; ++i) {
         const Layer<T>& layer = m.layers[sublayers[i] / 2];
         for (const auto& matrix : layer.matrices) all = all && !matrix.empty();
-        all = all && layer.input_norm.size() && layer.mlp_norm.size();
-        all = all && m.cos[layer.table].size() && m.sin[layer.table].size();
+        all = all && (layer.input_norm.size() || layer.after_norm.size());
+        all = all && (layer.mlp_norm.size() || layer.output_norm.size());
+        for (int t = layer.table; t >= 0 && t <= layer.table + (c.far > 0); ++t)
+            all = all && m.cos[t].size() && m.sin[t].size();
         all = all && (layer.q_norm.size() > 0) == (layer.k_norm.size() > 0);
     }
     return all;

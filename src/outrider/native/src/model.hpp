@@ -41,16 +41,17 @@ struct Weight {
 template <class T>
 struct Layer {
     Weight<T> matrices[4];  // MATRIX_QKV to MATRIX_DOWN
-    Memory<float> input_norm, mlp_norm, q_norm, k_norm;
-    int window = 0;  // positions that a row sees, itself included; 0: all
-    int table = 0;   // which rotary table
+    Memory<float> input_norm, mlp_norm, after_norm, output_norm, q_norm, k_norm;
+    bool wide_q = false, wide_k = false;  // whether q_norm and k_norm span all heads
+    int window = 0;                       // positions that a row sees, itself included; 0: all
+    int table = 0;                        // which rotary table; -1: none
 };
 
 // What a forward works in, in its turn with the pool. Strides are the model's, so that what pads a
 // row stays zero.
 template <class T>
 struct Scratch {
-    Memory<float> x, qkv;
+    Memory<float> x, qkv, added;
     Memory<T> normed, q, attended, gated, paired;
     Memory<std::int8_t> digits;
     Memory<BlockSummary> parts;
@@ -120,13 +121,20 @@ struct Row {
     std::int32_t pages;             // where that starts in Rows::pages
     std::int32_t above, num_above;  // slots of ancestors behind the prefix, in Rows::above
     std::int32_t logits;            // which line of logits, or -1
+    bool far;                       // see Config
 };
+
+// Whether a row turns by the far table.
+inline bool is_far(const Config& c, int prompt, int position) {
+    return c.far && (prompt > c.far || position >= c.far);
+}
 
 // A segment that wants logits, as it was read: what points does so into the words.
 struct Scored {
     const std::int32_t *nodes, *parents, *pages;
     int num_nodes, num_pages, committed, logits;  // `committed`: tokens before its nodes
     int first;                                    // position of the first token that is seen
+    int prompt;                                   // its length
     bool chain;
 };
 

@@ -23,6 +23,28 @@ void rms_norm(T* to, const float* x, const float* weight, int width, int stride,
     for (int i = 0; i < stride; i += LANES) store(to + i, load(x + i) * factor * load(weight + i));
 }
 
+// Adds `scale` times the RMSNorm of y to x. What stands behind the last number of y is zero, and
+// stays so.
+inline void add_normed(float* x, const float* y, const float* weight, int width, int stride,
+                       float eps, float scale) {
+    F32x16 sum = splat(0.0f);
+    for (int i = 0; i < stride; i += LANES) sum = fma(load(y + i), load(y + i), sum);
+    const F32x16 factor = splat(1.0f / std::sqrt(total(sum) / float(width) + eps));
+    for (int i = 0; i < stride; i += LANES)
+        store(x + i, fma(load(y + i) * factor * load(weight + i), splat(scale), load(x + i)));
+}
+
+// The RMSNorm of `count` numbers, in place; others may stand behind them.
+inline void normalise(float* x, const float* weight, int count, float eps) {
+    const int whole = count / LANES * LANES;
+    F32x16 lanes = splat(0.0f);
+    for (int i = 0; i < whole; i += LANES) lanes = fma(load(x + i), load(x + i), lanes);
+    float sum = total(lanes);
+    for (int i = whole; i < count; ++i) sum += x[i] * x[i];
+    const float factor = 1.0f / std::sqrt(sum / float(count) + eps);
+    for (int i = 0; i < count; ++i) x[i] *= factor * weight[i];
+}
+
 template <class T>
 struct Multiplier {
     const Weights<T>& m;
@@ -73,7 +95,8 @@ struct Multiplier {
             body(&gate, gate.units,
                  {.kind = Epilogue::put, .y = gates, .stride = stride, .columns = int(stride)});
             Epilogue last = epilogue;
-            last.kind = Epilogue::gated_by;
+            last.kind =
+                epilogue.kind == Epilogue::gate ? Epilogue::gated_by : Epilogue::gelu_gated_by;
             last.y = gates;
             last.stride = stride;
             return body(&up, up.units, last);

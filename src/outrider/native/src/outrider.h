@@ -37,6 +37,12 @@ enum InputKind {
     INPUT_HEADS,   // a state; there are no layers, but heads that draft one token each (Medusa)
 };
 
+// What a gate becomes before it multiplies.
+enum ActivationKind {
+    ACTIVATION_SILU,
+    ACTIVATION_GELU,  // by a tanh
+};
+
 // Matrices: the first four belong to a layer. DRAFT: of heads, each one's residual blocks and then
 // what makes its logits.
 enum MatrixKind {
@@ -50,10 +56,13 @@ enum MatrixKind {
     MATRIX_DRAFT,
 };
 
-// The weights of norms.
+// The weights of norms. INPUT and MLP come before attention and MLP, AFTER and OUTPUT behind them:
+// each layer has those before, those behind, or both. Q and K are of a head, or of all heads.
 enum VectorKind {
     VECTOR_INPUT,
     VECTOR_MLP,
+    VECTOR_AFTER,
+    VECTOR_OUTPUT,
     VECTOR_FINAL,
     VECTOR_Q,
     VECTOR_K,
@@ -92,7 +101,13 @@ typedef struct Config {
     int32_t output_normed;  // a state ends with a norm
     int32_t blocks;         // residual blocks before the last matrix of each head
     int32_t coarse;         // matrices in codes take activations of 8 bits rather than 16
-    float norm_eps, scale, embedding_scale, residual_scale, logits_scale;
+    int32_t activation;
+    // Rows of a prompt that is longer, and rows at later positions, turn by the table behind their
+    // layer's; 0: none do.
+    int32_t far;
+    int32_t heat_step;  // queries at position p are multiplied by 1 + heat log(1 + p / heat_step)
+    float norm_eps, scale, embedding_scale, residual_scale, logits_scale, heat;
+    float attention_cap, logits_cap;  // scores x of attention and logits become cap tanh(x / cap)
 } Config;
 
 // A quantised matrix.
@@ -201,7 +216,8 @@ OUTRIDER_API const char* outrider_vector(Model* model, int32_t number, int32_t k
 // between calls.
 OUTRIDER_API const char* outrider_rotary(Model* model, int32_t table, const float* cos,
                                          const float* sin, int32_t length, int32_t width);
-// A layer's rows see `window` positions, or all with 0, and turn by a rotary table.
+// A layer's rows see `window` positions, or all with 0, and turn by a rotary table, or with -1 do
+// not.
 OUTRIDER_API const char* outrider_layer(Model* model, int32_t layer, int32_t window, int32_t table);
 // `target_token_ids` [vocabulary] are the target's ids for a drafter's, `input_token_ids` [count] a
 // drafter's ids, by which its embedding is looked up, for the target's; -1 stands for none.
@@ -233,8 +249,9 @@ OUTRIDER_API const char* outrider_move(Store* store, const int32_t* from_slots,
 
 // Runs some sublayers: twice its number stands for a layer's attention, one more for its MLP.
 //
-// `words` are segments one after the other, each [tokens, nodes, start, pages, logits, first] and
-// then the token ids, the nodes' ids, their parents and the page table. `logits` has room for
+// `words` are segments one after the other, each [tokens, nodes, start, pages, logits, first,
+// prompt] and then the token ids, the nodes' ids, their parents and the page table; `prompt` is the
+// prompt's length. `logits` has room for
 // [num_logits, vocabulary], `hidden_out` for [num_hidden, num_rows, width]. `states` [num_rows,
 // width] are those that rows begin with, null where the model wants none. Of heads a segment has
 // one, and a row of logits for each head. `hidden` are layers after which the residual stream is

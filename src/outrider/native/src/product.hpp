@@ -31,13 +31,13 @@ struct Units {
 
 // What becomes of finished sums.
 struct Epilogue {
-    enum Kind { put, add, gate, gated_by, swish } kind;
+    enum Kind { put, add, swish, gated_by, gelu_gated_by, gate, gelu_gate } kind;
     // put: y = sum; add: y += scale * sum; swish: y += silu(sum); gated_by: the gates' sums
     float* y = nullptr;
     std::size_t stride = 0;  // of y
     int columns = 0;         // of y that may be written
     float scale = 1;         // put: sum * scale
-    // gate: silu(even unit) * odd unit; gated_by: silu(y) * sum; bf16 or fp32
+    // gate: silu(even unit) * odd unit; gated_by: silu(y) * sum; bf16 or fp32; or gelu for silu
     void* gated = nullptr;
     std::size_t gated_stride = 0;
     bool narrow = false;           // gate: to bf16
@@ -60,6 +60,21 @@ struct Epilogue {
 
 inline F32x16 silu(F32x16 x) { return x / (splat(1.0f) + exp(splat(0.0f) - x)); }
 
+inline F32x16 tanh(F32x16 x) {
+    const F32x16 one = splat(1.0f), e = exp(x + x);
+    return one - splat(2.0f) / (e + one);
+}
+
+[[gnu::noinline]] inline F32x16 capped(F32x16 x, float cap) {
+    return splat(cap) * tanh(x / splat(cap));
+}
+
+// gelu(x), by its usual approximation; no part of the loops that many models share.
+[[gnu::noinline]] inline F32x16 gelu(F32x16 x) {
+    const F32x16 inner = fma(splat(0.044715f) * x * x, x, x) * splat(0.7978845608028654f);
+    return splat(0.5f) * x * (splat(1.0f) + tanh(inner));
+}
+
 inline void finish_one(const Epilogue& epilogue, int row, int unit, F32x16 sum) {
     float* y = epilogue.y + row * epilogue.stride + std::size_t(unit) * LANES;
     int left = epilogue.columns - unit * LANES;
@@ -72,9 +87,11 @@ inline void finish_one(const Epilogue& epilogue, int row, int unit, F32x16 sum) 
             store(last, sum);
             for (int i = 0; i < left; ++i) y[i] = last[i];
         }
-    } else if (epilogue.kind == Epilogue::gated_by) {
+    } else if (epilogue.kind == Epilogue::gated_by || epilogue.kind == Epilogue::gelu_gated_by) {
         const std::size_t at = row * epilogue.gated_stride + std::size_t(unit) * LANES;
-        epilogue.put_gated(at, silu(load(y)) * sum);
+        const F32x16 gate = load(y);
+        epilogue.put_gated(at,
+                           (epilogue.kind == Epilogue::gated_by ? silu(gate) : gelu(gate)) * sum);
     } else if (epilogue.kind == Epilogue::swish) {
         store(y, load(y) + silu(sum));
     } else {
@@ -85,10 +102,14 @@ inline void finish_one(const Epilogue& epilogue, int row, int unit, F32x16 sum) 
 template <int C>
 inline void finish(const Epilogue& epilogue, const float* bias, int row, int unit, F32x16* sums) {
     for (int c = 0; bias && c < C; ++c) sums[c] = sums[c] + load(bias + (unit + c) * LANES);
-    if (epilogue.kind == Epilogue::gate) {
+    if (epilogue.kind >= Epilogue::gate) {
         const std::size_t at = row * epilogue.gated_stride + std::size_t(unit / 2) * LANES;
-        for (int c = 0; c + 1 < C; c += 2)
-            epilogue.put_gated(at + c / 2 * LANES, silu(sums[c]) * sums[c + 1]);
+        if (epilogue.kind == Epilogue::gelu_gate) [[unlikely]]
+            for (int c = 0; c + 1 < C; c += 2)
+                epilogue.put_gated(at + c / 2 * LANES, gelu(sums[c]) * sums[c + 1]);
+        else
+            for (int c = 0; c + 1 < C; c += 2)
+                epilogue.put_gated(at + c / 2 * LANES, silu(sums[c]) * sums[c + 1]);
         return;
     }
     for (int c = 0; c < C; ++c) finish_one(epilogue, row, unit + c, sums[c]);

@@ -20,11 +20,12 @@ struct Reader {
 };
 
 const char* read_segment(const Model& model, const Store& store, Reader& in, Rows& out) {
-    if (!in.has(6)) return "a segment is cut short";
-    const std::int32_t* head = in.take(6);
+    if (!in.has(7)) return "a segment is cut short";
+    const std::int32_t* head = in.take(7);
     const int tokens = head[0], nodes = head[1], start = head[2], pages = head[3], logits = head[4];
-    const int first = head[5];
-    if (tokens < 1 || nodes < 0 || start < 0 || pages < 1 || first < 0 || first > start)
+    const int first = head[5], prompt = head[6];
+    if (tokens < 1 || nodes < 0 || start < 0 || pages < 1 || first < 0 || first > start ||
+        prompt < 0)
         return "a segment has a bad size";
     if (!in.has(std::int64_t(tokens) + 2 * std::int64_t(nodes) + pages))
         return "a segment is cut short";
@@ -47,7 +48,7 @@ const char* read_segment(const Model& model, const Store& store, Reader& in, Row
     }
     if (logits)
         out.scored.push_back({drafted, parents, table, nodes, pages, int(committed), logits, first,
-                              straight == nodes});
+                              prompt, straight == nodes});
     const int first_page = int(out.pages.size());
     out.pages.insert(out.pages.end(), table, table + pages);
     auto slot = [&](std::int64_t place) {
@@ -85,6 +86,7 @@ const char* read_segment(const Model& model, const Store& store, Reader& in, Row
             row.position = int(committed) + row.num_above - 1;
         }
         if (row.position >= longest) return TOO_LONG;
+        row.far = is_far(model.c, prompt, row.position);
         out.rows.push_back(row);
     }
     return nullptr;

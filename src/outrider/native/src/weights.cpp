@@ -14,10 +14,12 @@ constexpr int MOST_LAYERS = 1 << 16;
 bool fits(const Config& c) {
     const bool whole =
         c.input != INPUT_HEADS || c.layers * std::int64_t(c.blocks + 1) <= MOST_LAYERS;
-    const bool right = c.embeddings > 0 && c.embeddings <= MOST && c.input >= INPUT_EMBEDDED &&
-                       c.input <= INPUT_HEADS && c.fused >= 0 && c.fused <= MOST &&
-                       c.fused_norms >= 0 && (!c.fused_norms || c.fused % c.fused_norms == 0) &&
-                       c.blocks >= 0 && whole;
+    const bool right =
+        c.embeddings > 0 && c.embeddings <= MOST && c.input >= INPUT_EMBEDDED &&
+        c.input <= INPUT_HEADS && c.fused >= 0 && c.fused <= MOST && c.fused_norms >= 0 &&
+        (!c.fused_norms || c.fused % c.fused_norms == 0) && c.blocks >= 0 && whole &&
+        c.activation >= ACTIVATION_SILU && c.activation <= ACTIVATION_GELU && c.far >= 0 &&
+        c.heat_step >= (c.heat != 0) && !(c.attention_cap < 0) && !(c.logits_cap < 0);
     const bool above = right && c.layers > 0 && c.hidden > 0 && c.inner > 0 && c.kv_heads > 0 &&
                        c.heads > 0 && c.head_dim > 0 && c.vocabulary > 0 && c.max_length > 0;
     return above && (c.dtype == 0 || c.dtype == 1) && c.heads % c.kv_heads == 0 &&
@@ -206,21 +208,25 @@ template <class T>
 const char* set_norm(Weights<T>& m, int number, int kind, const float* data, std::int64_t count) {
     const Config& c = m.c;
     const bool whole = kind == VECTOR_FINAL || kind >= VECTOR_STATE;
+    const bool heads = kind == VECTOR_Q || kind == VECTOR_K;
     if (kind < VECTOR_INPUT || kind > VECTOR_FUSE || number < 0 ||
         number >= (whole ? 1 : int(m.layers.size())))
         return "there is no such vector";
     Layer<T>* layer = whole ? nullptr : &m.layers[number];
     Memory<float>* places[] = {whole ? nullptr : &layer->input_norm,
                                whole ? nullptr : &layer->mlp_norm,
+                               whole ? nullptr : &layer->after_norm,
+                               whole ? nullptr : &layer->output_norm,
                                &m.norm,
                                whole ? nullptr : &layer->q_norm,
                                whole ? nullptr : &layer->k_norm,
                                &m.state_norm,
                                &m.fuse_norm};
-    const int size = kind == VECTOR_Q || kind == VECTOR_K ? c.head_dim
-                     : kind == VECTOR_FUSE                ? c.fused
-                                                          : c.hidden;
-    if (count != size) return "a vector has another length than its model";
+    const int size = heads ? c.head_dim : kind == VECTOR_FUSE ? c.fused : c.hidden;
+    const int all = kind == VECTOR_Q ? c.heads : kind == VECTOR_K ? c.kv_heads : 1;
+    if (count != size && count != std::int64_t(all) * size)
+        return "a vector has another length than its model";
+    if (heads) (kind == VECTOR_Q ? layer->wide_q : layer->wide_k) = count != size;
     *places[kind] = padded_copy(data, count);
     return nullptr;
 }
@@ -338,7 +344,8 @@ const char* outrider_layer(Model* model, int layer, int window, int table) {
     return with(model, [&](auto& m) -> const char* {
         if (layer < 0 || layer >= int(m.layers.size())) return NO_LAYER;
         if (window < 0) return "a layer has a window below 0";
-        if (table < 0 || table >= ROTARY_TABLES) return "there is no such rotary table";
+        if (table < -1 || table + (table >= 0 && m.c.far) >= ROTARY_TABLES)
+            return "there is no such rotary table";
         m.layers[layer].window = window;
         m.layers[layer].table = table;
         return nullptr;
