@@ -223,7 +223,7 @@ def _names(a: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{base}{part}_proj.weight", (rows, columns)
             if biased:
                 yield f"{base}{part}_proj.bias", (rows,)
-        if a.qk_norm:
+        if a.layout.qk_norm:
             yield f"{base}self_attn.q_norm.weight", (a.head_dim,)
             yield f"{base}self_attn.k_norm.weight", (a.head_dim,)
         yield f"{base}post_attention_layernorm.weight", (width,)

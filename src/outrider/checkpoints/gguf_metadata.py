@@ -23,12 +23,14 @@ from ..text.codec import TextCodec
 from .checkpoint import Checkpoint
 from .families import Architecture, read_shape
 from .formats.gguf import GGUF, StoredTensor
-from .formats.gguf_config import FAMILIES, GRANITE, divisors, end_token_ids, gguf_config
+from .formats.gguf_config import GRANITE, divisors, end_token_ids, gguf_config
 from .formats.gguf_tokenizer import CUTS, SPACE, SPECIALS, TEMPLATE, WHOLE, gguf_tokenizer
 from .rope import rope_parameters
 
-NAMES = {"mistral": "llama"} | {family: family for family in FAMILIES}
-"""Architectures of GGUF by the families that they hold."""
+NAMES = {
+    "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "granite": "granite",
+}  # fmt: skip
+"""Families that are written, and their architectures of GGUF."""
 ROPES = {
     "default": (),
     "linear": ("factor",),
