@@ -2,6 +2,7 @@
 #include <atomic>
 
 #include "attention.hpp"
+#include "marks.hpp"
 #include "multiply.hpp"
 
 namespace outrider {
@@ -405,42 +406,6 @@ struct Forward : Work, Multiplier<T> {
     }
 };
 
-// How many positions a row's logits depend on, where every layer has a window.
-template <class T>
-int reach_of(const Weights<T>& m) {
-    std::int64_t reach = 1;
-    for (const auto& layer : m.layers) {
-        if (!layer.window) return m.c.max_length;
-        reach += layer.window - 1;
-    }
-    return int(std::min<std::int64_t>(reach, m.c.max_length));
-}
-
-// Rows that are not finite leave a mark, and whoever depends on a mark has NaN logits: most such
-// rows are NaN by themselves, but not one that sees a row whose last layer alone went wrong.
-void mark(Store& store, const Rows& rows, const std::vector<std::uint8_t>& nonfinite,
-          const ForwardRequest& request, int vocabulary, int reach) {
-    for (std::size_t r = 0; r < nonfinite.size(); ++r) {
-        std::uint8_t& old = store.nonfinite[rows.rows[r].slot];
-        store.num_nonfinite += int(nonfinite[r]) - int(old);
-        old = nonfinite[r];
-    }
-    if (!store.num_nonfinite) return;
-    for (const Row& row : rows.rows) {
-        if (row.logits < 0) continue;
-        bool sees = false;
-        const int first = std::max(row.first, row.prefix + row.num_above - reach);
-        for (int j = first; j < row.prefix && !sees; ++j) {
-            int page = rows.pages[row.pages + j / store.page_size];
-            sees = store.nonfinite[std::size_t(page) * store.page_size + j % store.page_size];
-        }
-        for (int j = 0; j < row.num_above && !sees; ++j)
-            sees = store.nonfinite[rows.above[row.above + j]];
-        float* line = request.logits + std::size_t(row.logits) * vocabulary;
-        for (int i = 0; sees && i < vocabulary; ++i) line[i] = NAN;
-    }
-}
-
 template <class T>
 void forward_as(const Weights<T>& m, Store& store, const Rows& rows,
                 const ForwardRequest& request) {
@@ -453,36 +418,7 @@ void forward_as(const Weights<T>& m, Store& store, const Rows& rows,
     mark(store, rows, m.scratch.nonfinite, request, m.c.vocabulary, reach_of(m));
 }
 
-template <class T>
-bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
-    const Config& c = m.c;
-    if (c.input == INPUT_HEADS) {
-        bool all = m.norm.size();
-        for (const auto& matrix : m.drafts) all = all && !matrix.empty();
-        return all;
-    }
-    bool all = m.head && !m.head->empty() && m.norm.size();
-    if (c.input == INPUT_PAIRED) all = all && m.state_norm.size();
-    if (c.fused) all = all && !m.fuse.empty() && (!c.fused_norms || m.fuse_norm.size());
-    for (int i = 0; i < count; ++i) {
-        const Layer<T>& layer = m.layers[sublayers[i] / 2];
-        for (const auto& matrix : layer.matrices) all = all && !matrix.empty();
-        all = all && (layer.input_norm.size() || layer.after_norm.size());
-        all = all && (layer.mlp_norm.size() || layer.output_norm.size());
-        for (int t = layer.table; t >= 0 && t <= layer.table + (c.far > 0); ++t)
-            all = all && m.cos[t].size() && m.sin[t].size();
-        all = all && (layer.q_norm.size() > 0) == (layer.k_norm.size() > 0);
-    }
-    return all;
-}
-
 }  // namespace
-
-bool ready(const Model& model, const std::int32_t* sublayers, int count) {
-    if (model.c.dtype == 0)
-        return ready_as(static_cast<const Weights<float>&>(model), sublayers, count);
-    return ready_as(static_cast<const Weights<bf16>&>(model), sublayers, count);
-}
 
 void forward(const Model& model, Store& store, const Rows& rows, const ForwardRequest& request) {
     if (model.c.dtype == 0)

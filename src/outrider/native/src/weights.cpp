@@ -279,7 +279,37 @@ std::unique_ptr<Model> make_model(const Config& config, const void* embedding) {
     return made;
 }
 
+template <class T>
+bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
+    const Config& c = m.c;
+    if (c.input == INPUT_HEADS) {
+        bool all = m.norm.size();
+        for (const auto& matrix : m.drafts) all = all && !matrix.empty();
+        return all;
+    }
+    bool all = m.head && !m.head->empty() && m.norm.size();
+    if (c.input == INPUT_PAIRED) all = all && m.state_norm.size();
+    if (c.fused) all = all && !m.fuse.empty() && (!c.fused_norms || m.fuse_norm.size());
+    for (int i = 0; i < count; ++i) {
+        const Layer<T>& layer = m.layers[sublayers[i] / 2];
+        for (const auto& matrix : layer.matrices) all = all && !matrix.empty();
+        all = all && (layer.input_norm.size() || layer.after_norm.size());
+        all = all && (layer.mlp_norm.size() || layer.output_norm.size());
+        for (int t = layer.table; t >= 0 && t <= layer.table + (c.far > 0); ++t)
+            all = all && m.cos[t].size() && m.sin[t].size();
+        all = all && (layer.q_norm.size() > 0) == (layer.k_norm.size() > 0);
+    }
+    return all;
+}
+
 }  // namespace
+
+bool ready(const Model& model, const std::int32_t* sublayers, int count) {
+    if (model.c.dtype == 0)
+        return ready_as(static_cast<const Weights<float>&>(model), sublayers, count);
+    return ready_as(static_cast<const Weights<bf16>&>(model), sublayers, count);
+}
+
 const char* outrider_model(const Config* config, const void* embedding, Model** made) {
     return guarded({}, [&]() -> const char* {
         Config c = *config;
