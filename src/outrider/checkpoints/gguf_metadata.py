@@ -207,8 +207,9 @@ def _candidates(codec: TextCodec, state: Mapping[str, Any], size: int) -> Iterat
         for octet in range(256):
             if (id := state["vocab"].get(f"<0x{octet:02X}>")) is not None:
                 kinds[id] = int(TokenType.BYTE)
-        unknown = options.get("unknown_token_id")
+        unknown = state["vocab"].get(state.get("unk_token"))
         if unknown is not None:
+            options["unknown_token_id"] = unknown
             kinds[unknown] = int(TokenType.UNKNOWN)
         prefix = backend.encode("a", add_special_tokens=False).tokens[:1]
         options |= {"add_space_prefix": bool(prefix and prefix[0].startswith(SPACE))}
