@@ -120,7 +120,10 @@ def test_a_checkpoint_becomes_what_llama_cpps_converter_makes_of_it(
     theirs, ours = open_gguf(path), open_gguf(tmp_path / "b.gguf")
     assert octets(theirs) == octets(ours)
     assert vars(gguf_config(theirs)) == vars(gguf_config(ours))
-    for key in ("tokens", "token_type", "merges", "model", "pre", "eos_token_id"):
+    codecs = read_codec(plain), read_codec(tmp_path / "b.gguf")
+    for text in ("def greet(name):  # 123 <|user|>it's\n", "  Äpfel, 漢字 😀"):
+        assert codecs[0].encode(text) == codecs[1].encode(text)
+    for key in ("tokens", "token_type", "merges", "model", "eos_token_id"):
         assert ours.metadata[f"tokenizer.ggml.{key}"] == theirs.metadata[f"tokenizer.ggml.{key}"]
     assert ours.metadata["tokenizer.chat_template"] == theirs.metadata["tokenizer.chat_template"]
     read = gguf.GGUFReader(tmp_path / "b.gguf")

@@ -97,13 +97,15 @@ def kind_of(key: str, shape: tuple[int, ...], most: Kind, a: Architecture, famil
     kind = most
     if most != Kind.Q8_0 and key == (EMBEDDING if a.tied else HEAD):
         kind = Kind.Q6_K
-    elif most == Kind.Q4_K and (layer := re.match(r"blk\.(\d+)\.(attn_v|ffn_down)\.", key)):
+    elif most == Kind.Q4_K and (
+        layer := re.match(r"blk\.(\d+)\.(attn_v|attn_qkv|ffn_down)\.", key)
+    ):
         number, eighth = int(layer[1]), a.num_layers // 8
         more = number < eighth or number >= 7 * a.num_layers // 8 or (number - eighth) % 3 == 2
         grouped = a.num_heads > a.num_kv_heads and a.num_layers == LARGE
         if more:
             kind = Kind.Q6_K
-        elif layer[2] == "attn_v" and grouped and family in ("llama", "qwen2"):
+        elif layer[2] != "ffn_down" and grouped and family in ("llama", "qwen2"):
             kind = Kind.Q5_K
     if shape[-1] % GGML_QUANT_SIZES[kind][0]:
         kind = FALLBACK.get(kind, Kind.F16)
