@@ -212,6 +212,13 @@ def not_finite(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
+def half_a_character(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    file = folder / "tokenizer_config.json"
+    options = json.loads(file.read_text()) | {"chat_template": chr(0xD800)}
+    file.write_text(json.dumps(options))
+
+
 def option(name: str, value: Any) -> Any:
     def change(folder: Path) -> None:
         options = json.loads((folder / "config.json").read_text()) | {name: value}
@@ -228,6 +235,7 @@ REFUSED = {
     "nan": (not_finite, "'blk.1.ffn_down.weight' cannot be quantised: a weight is not finite"),
     "rope": (option("rope_parameters", YARN), "rope of type 'yarn' with beta_fast cannot"),
     "activation": (option("hidden_act", "gelu"), "a model with activation = gelu cannot"),
+    "template": (half_a_character, "a text or number of its config or tokenizer cannot be written"),
     "ends": (option("eos_token_id", [0, 5, 6, 7, 8]), r"with end tokens \[5, 6, 7, 8\] cannot"),
 }
 

@@ -18,6 +18,7 @@ from gguf.constants import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 
 from ..base.fields import Fields
+from ..base.outside.text import printable
 from ..errors import ModelError
 from ..text.codec import TextCodec
 from .checkpoint import Checkpoint
@@ -130,7 +131,7 @@ def _model(checkpoint: Checkpoint, a: Architecture) -> dict[str, Any]:
         own |= {name: float(getattr(config, option)) for option, name, _ in GRANITE}
     family = NAMES[a.family]
     general = {
-        "architecture": family, "type": "model", "name": checkpoint.folder.resolve().name or "model"
+        "architecture": family, "type": "model", "name": printable(checkpoint.folder.resolve().name)
     }  # fmt: skip
     return {f"general.{name}": value for name, value in general.items()} | {
         f"{family}.{name}": value for name, value in own.items()
