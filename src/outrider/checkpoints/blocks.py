@@ -17,6 +17,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 
 from ..base.config import Recipe
+from ..base.limits import LARGEST_FLOAT
 from .quantize import best_grid, codes_of, inverse_of
 
 Blocks = npt.NDArray[np.uint8]
@@ -32,16 +33,21 @@ NEAR = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1))
 ROUNDS = 2
 """How often a block's two fp16 numbers are solved for again."""
 LARGEST = 63
+HALF = 65504.0
+"""The largest number of fp16."""
+FLAT = 1e-5
+"""Share of a determinant's terms below which it is rounding."""
 
 
 def encode(weights: torch.Tensor, kind: Kind) -> Blocks:
     """Return ``weights`` fp32 [rows, inputs] as blocks: uint8 [rows, bytes].
 
-    The inputs are a multiple of the block's. Raises ValueError: a weight is not finite, or its
-    scale is too large for fp16.
+    The inputs are a multiple of the block's. Raises ValueError: a weight is not finite, or beyond
+    what the fp16 of the types with fewer bits holds.
     """
-    if not torch.isfinite(weights).all():
-        raise ValueError("a weight is not a finite number")
+    most = LARGEST_FLOAT if kind == Kind.F32 else HALF
+    if not bool((weights.abs() <= most).all()):
+        raise ValueError(f"a weight is not finite, or its size is above {most:g}")
     rows, inputs = weights.shape
     if kind in UNEVEN:
         blocks = _uneven(weights.reshape(-1, 32).T.contiguous(), UNEVEN[kind])
@@ -50,27 +56,9 @@ def encode(weights: torch.Tensor, kind: Kind) -> Blocks:
     elif kind == Kind.Q6_K:
         blocks = _six(weights.reshape(-1, 16).T.contiguous())
     else:
-        with np.errstate(over="ignore"):
-            plain = quants.quantize(weights.contiguous().numpy(), kind)
-        return _finite(plain.view(np.uint8).reshape(rows, -1), kind)
+        return quants.quantize(weights.contiguous().numpy(), kind).view(np.uint8)
     size, octets = GGML_QUANT_SIZES[kind]
     return blocks.numpy().reshape(rows, inputs // size * octets)
-
-
-def _finite(blocks: Blocks, kind: Kind) -> Blocks:
-    """Return blocks of F16, or that begin with a scale, refused if one is infinite."""
-    halves = blocks if kind == Kind.F16 else blocks.reshape(-1, GGML_QUANT_SIZES[kind][1])[:, :2]
-    if kind in (Kind.F16, Kind.Q8_0) and not np.isfinite(halves.copy().view(np.float16)).all():
-        raise ValueError("a weight is too large for fp16")
-    return blocks
-
-
-def _half(scale: torch.Tensor) -> torch.Tensor:
-    """Return a scale as fp16."""
-    half = scale.half()
-    if not torch.isfinite(half).all():
-        raise ValueError("a weight is too large for scales in fp16")
-    return half
 
 
 def _octets(half: torch.Tensor) -> torch.Tensor:
@@ -86,7 +74,7 @@ def _nibbles(codes: torch.Tensor) -> torch.Tensor:
 def _even(x: torch.Tensor, bits: int) -> torch.Tensor:
     """Return Q4_0 or Q5_0 of x [32, blocks]: a scale, then codes."""
     scale, zero = best_grid(x, Recipe(bits, 32))
-    half = _half(scale)
+    half = scale.half()
     codes = codes_of(x, inverse_of(half.float()), zero, bits).to(torch.uint8).T
     parts = [_octets(half), _nibbles(codes.reshape(-1, 2, 16))]
     if bits == 5:
@@ -100,7 +88,7 @@ def _six(x: torch.Tensor) -> torch.Tensor:
     scale, zero = best_grid(x, Recipe(6, 16))
     wide = scale.view(-1, 16)
     largest = wide.gather(1, wide.abs().argmax(1, keepdim=True))
-    half = _half(largest / -128)
+    half = (largest / -128).half()
     unit = half.float().expand(-1, 16).reshape(1, -1)
     first = (scale * inverse_of(unit)).round_()
     size, best = x.abs(), torch.full_like(scale, torch.inf)
@@ -130,7 +118,7 @@ def _uneven(x: torch.Tensor, bits: int) -> torch.Tensor:
     top = (1 << bits) - 1
     size = x.abs().add_(x.square().mean(0, keepdim=True).sqrt_())
     scale, least = _best_range(x, size, top)
-    units = [_half(each.view(-1, 8).amax(1, keepdim=True) / LARGEST) for each in (scale, least)]
+    units = [(e.view(-1, 8).amax(1, keepdim=True) / LARGEST).half() for e in (scale, least)]
     steps, lows = (
         (each.view(-1, 8) * inverse_of(unit.float())).round_().clamp_(0, LARGEST).view(1, -1)
         for each, unit in zip((scale, least), units, strict=True)
@@ -184,16 +172,18 @@ def _best_range(x: torch.Tensor, size: torch.Tensor, top: int) -> tuple[torch.Te
     best = torch.full_like(low, -1.0)
     scale, least = torch.zeros_like(low), torch.zeros_like(low)
     for below, above in product(SHARES, SHARES):
-        start = low + (high - low) * below
-        codes = _above(x, (high - low) * ((1 - below - above) / top), -start, top)
+        start, width = low + (high - low) * below, (high - low) * ((1 - below - above) / top)
+        codes = _above(x, width, -start, top)
         first, second = (codes * size).sum(0, keepdim=True), (codes * sized).sum(0, keepdim=True)
         square = codes.square_().mul_(size).sum(0, keepdim=True)
         step, down = _two(square, first, total, second, along)
-        gain = step * second - down * along
         alone = (down < 0) | (step <= 0)
-        single = second * inverse_of(square)
-        step, down = torch.where(alone, single, step), torch.where(alone, 0.0, down)
-        gain = torch.where(alone, single * second, gain)
+        step = torch.where(alone, second * inverse_of(square), step)
+        down = torch.where(alone, 0.0, down)
+        flat = square * total - first * first <= FLAT * square * total  # all codes are the same
+        step, down = torch.where(flat, width, step), torch.where(flat, -start, down).clamp_min_(0)
+        gain = 2 * (step * second - down * along)
+        gain -= step * step * square - 2 * step * down * first + down * down * total
         better = (gain > best) & (step > 0)
         best = torch.where(better, gain, best)
         scale, least = torch.where(better, step, scale), torch.where(better, down, least)

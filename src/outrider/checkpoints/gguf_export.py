@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from gguf.constants import (
 from gguf.constants import GGMLQuantizationType as Kind
 from tqdm import tqdm
 
+from ..base.fields import one_line
 from ..errors import ConfigError, ModelError, shown
 from .blocks import Blocks, encode
 from .checkpoint import Checkpoint, open_checkpoint
@@ -97,13 +99,15 @@ def kind_of(key: str, shape: tuple[int, ...], most: Kind, a: Architecture, famil
     kind = most
     if most != Kind.Q8_0 and key == (EMBEDDING if a.tied else HEAD):
         kind = Kind.Q6_K
-    elif most == Kind.Q4_K and (layer := re.match(r"blk\.(\d+)\.(attn_v|ffn_down)\.", key)):
+    elif most == Kind.Q4_K and (
+        layer := re.match(r"blk\.(\d+)\.(attn_v|attn_qkv|ffn_down)\.", key)
+    ):
         number, eighth = int(layer[1]), a.num_layers // 8
         more = number < eighth or number >= 7 * a.num_layers // 8 or (number - eighth) % 3 == 2
         grouped = a.num_heads > a.num_kv_heads and a.num_layers == LARGE
         if more:
             kind = Kind.Q6_K
-        elif layer[2] == "attn_v" and grouped and family in ("llama", "qwen2"):
+        elif layer[2] != "ffn_down" and grouped and family in ("llama", "qwen2"):
             kind = Kind.Q5_K
     if shape[-1] % GGML_QUANT_SIZES[kind][0]:
         kind = FALLBACK.get(kind, Kind.F16)
@@ -130,7 +134,7 @@ def export_gguf(folder: Path, out: Path, recipe: str) -> float:
         family = str(files.gguf.metadata["general.architecture"])
         parts = _of_file(files.gguf, checkpoint, most, family)
         metadata = {k: v for k, v in files.gguf.metadata.items() if not DROPPED.fullmatch(k)}
-        kinds = files.gguf.kinds
+        kinds = {key: files.gguf.kinds[key] for key in metadata}
     else:
         if not has_tokenizer(files):
             raise ModelError(f"{folder} has no tokenizer, which a GGUF file holds; put it there.")
@@ -150,6 +154,9 @@ def export_gguf(folder: Path, out: Path, recipe: str) -> float:
         try:
             _describe(writer, metadata, kinds, parts)
             _write(writer, parts, folder)
+        except (UnicodeError, struct.error) as error:
+            what = f"{folder}: a text or number of its config or tokenizer cannot be written"
+            raise ModelError(f"{what} ({one_line(error)}).") from None
         finally:
             writer.close()
     weights = sum(prod(part.shape) for part in parts.values())

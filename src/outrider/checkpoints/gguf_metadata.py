@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import TokenType
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 
 from ..base.fields import Fields
+from ..base.outside.text import printable
 from ..errors import ModelError
 from ..text.codec import TextCodec
 from .checkpoint import Checkpoint
@@ -40,8 +41,8 @@ ROPES = {
     ),
 }  # fmt: skip
 """Rope types that a file can express, and their options."""
-FREE = ("family", "dtype", "eos_token_ids")
-"""Fields of an ``Architecture`` that need not be read back the same."""
+FREE = ("family", "layout", "dtype", "eos_token_ids")
+"""Fields of an ``Architecture`` that need not be read back the same; ``NAMES`` gives two."""
 ENDS = ("eos", "eot", "eom")
 """Keys for end tokens."""
 TRIAL = (
@@ -130,7 +131,7 @@ def _model(checkpoint: Checkpoint, a: Architecture) -> dict[str, Any]:
         own |= {name: float(getattr(config, option)) for option, name, _ in GRANITE}
     family = NAMES[a.family]
     general = {
-        "architecture": family, "type": "model", "name": checkpoint.folder.resolve().name or "model"
+        "architecture": family, "type": "model", "name": printable(checkpoint.folder.resolve().name)
     }  # fmt: skip
     return {f"general.{name}": value for name, value in general.items()} | {
         f"{family}.{name}": value for name, value in own.items()
@@ -160,12 +161,11 @@ def _words(codec: TextCodec, size: int) -> dict[str, Any]:
     """Return what the file says of a tokenizer; refuse one that would be read back another."""
     unable = f"{codec.source}: its tokenizer cannot be written as GGUF"
     state = json.loads(codec.backend.to_str())["model"]
-    ids = codec.backend.get_vocab()
     if state.get("type") != "BPE":
         raise ModelError(f"{unable}: it is {state.get('type')}, and only BPE is.")
-    if max(ids.values(), default=size) >= size:
+    if max(state["vocab"].values(), default=size) >= size:
         raise ModelError(f"{unable}: it has ids beyond the model's vocabulary of {size}.")
-    texts = _texts(codec.backend, state)
+    texts = _texts(codec.backend, state, size)
     expected = [codec.backend.encode(text).ids for text in texts]
     for options in _candidates(codec, state, size):
         metadata = {f"tokenizer.ggml.{name}": value for name, value in options.items()}
@@ -180,9 +180,15 @@ def _words(codec: TextCodec, size: int) -> dict[str, Any]:
     raise ModelError(f"{unable}: how it cuts texts has no name there that gives the same tokens.")
 
 
-def _texts(backend: Tokenizer, state: Mapping[str, Any]) -> list[str]:
+def _added(backend: Tokenizer, size: int) -> dict[int, AddedToken]:
+    """Return the added tokens that the model knows, by their ids."""
+    added = backend.get_added_tokens_decoder()
+    return {id: token for id, token in added.items() if id < size}
+
+
+def _texts(backend: Tokenizer, state: Mapping[str, Any], size: int) -> list[str]:
     """Return what is tried: with special tokens in a byte-level BPE, whose places are known."""
-    special = [token.content for token in backend.get_added_tokens_decoder().values()][:8]
+    special = [token.content for token in _added(backend, size).values()][:8]
     return [*TRIAL, *([] if state.get("byte_fallback") else ["a ".join(["", *special, " b"])])]
 
 
@@ -193,10 +199,10 @@ def _candidates(codec: TextCodec, state: Mapping[str, Any], size: int) -> Iterat
     kinds = [int(TokenType.UNUSED)] * size
     for token, id in state["vocab"].items():
         tokens[id], kinds[id] = token, int(TokenType.NORMAL)
-    for id, added in backend.get_added_tokens_decoder().items():
+    for id, added in _added(backend, size).items():
         tokens[id] = added.content
         kinds[id] = int(TokenType.CONTROL if added.special else TokenType.USER_DEFINED)
-    options: dict[str, Any] = {"tokens": tokens, "token_type": kinds, **_specials(codec)}
+    options: dict[str, Any] = {"tokens": tokens, "token_type": kinds, **_specials(codec, size)}
     merges = [m.split(" ", 1) if isinstance(m, str) else m for m in state["merges"]]
     if state.get("byte_fallback"):
         scores = [0.0] * size
@@ -207,8 +213,9 @@ def _candidates(codec: TextCodec, state: Mapping[str, Any], size: int) -> Iterat
         for octet in range(256):
             if (id := state["vocab"].get(f"<0x{octet:02X}>")) is not None:
                 kinds[id] = int(TokenType.BYTE)
-        unknown = options.get("unknown_token_id")
+        unknown = state["vocab"].get(state.get("unk_token"))
         if unknown is not None:
+            options["unknown_token_id"] = unknown
             kinds[unknown] = int(TokenType.UNKNOWN)
         prefix = backend.encode("a", add_special_tokens=False).tokens[:1]
         options |= {"add_space_prefix": bool(prefix and prefix[0].startswith(SPACE))}
@@ -235,13 +242,14 @@ def _cuts_alike(backend: Tokenizer, expressions: tuple[str, ...]) -> bool:
     )
 
 
-def _specials(codec: TextCodec) -> dict[str, Any]:
+def _specials(codec: TextCodec, size: int) -> dict[str, Any]:
     """Return the ids of special tokens, and which of them surround a text."""
     backend = codec.backend
     ids = {
         key: id
         for name, key in SPECIALS.items()
         if (id := backend.token_to_id(str(codec.special_tokens.get(name)))) is not None
+        and id < size
     }
     inner, outer = (backend.encode("a", add_special_tokens=each).ids for each in (False, True))
     first = outer.index(inner[0]) if inner and inner[0] in outer else 0
