@@ -8,16 +8,16 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from math import prod
+from pathlib import Path
 
 import torch
-from gguf.constants import GGMLQuantizationType as Kind
-from gguf.quants import dequantize
 
 from ...errors import ModelError
 from ..coded import Coded, CodedPart
 from ..quantize import Matrix, Quantized
 from .gguf import GGUF, StoredTensor
 from .gguf_config import form_of
+from .gguf_types import Kind
 
 GROUP = 32
 """Weights of a block of Q8_0 and Q4_0."""
@@ -171,6 +171,11 @@ class GGUFTensors:
             key: stored.nbytes if keeps and stored.kind in CODED else size * prod(stored.shape)
             for key, stored in self._file.tensors.items()
         }
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold the tensors."""
+        return self._file.files
 
     @property
     def file_bytes(self) -> int:
