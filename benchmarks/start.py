@@ -141,8 +141,11 @@ def running(words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def start(words: list[str], path: str, chats: int, tokens: int) -> Start:
-    """Return what one start of a server took; ``{port}`` in its command stands for its port."""
+def start(words: list[str], path: str, chats: int, tokens: int, rest: float) -> Start:
+    """Return what one start of a server took; ``{port}`` in its command stands for its port.
+
+    After the chats it has ``rest`` seconds for what it does while it is idle.
+    """
     port = free_port()
     base = f"http://127.0.0.1:{port}"
     begin = time.perf_counter()
@@ -156,6 +159,7 @@ def start(words: list[str], path: str, chats: int, tokens: int) -> Start:
         cpu, ready = cpu_seconds(pids), memory(pids)
         for _ in range(chats):
             chat(base, tokens)
+        time.sleep(rest)
         return Start(seconds, cpu, ready, memory(tree(process.pid)))
 
 
@@ -207,6 +211,9 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Starts of each, behind a first one.")] = 3,
     chats: Annotated[int, typer.Option(min=0, help="Chats before memory is read again.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each chat.")] = 64,
+    rest: Annotated[
+        float, typer.Option(min=0, help="Idle seconds at the end of each first start.")
+    ] = 30,
     beside: Annotated[
         str | None, typer.Option(metavar="PYTHON", help="The Python of another build.")
     ] = None,
@@ -224,9 +231,10 @@ def main(
     if command is not None:
         contenders[Path(shlex.split(command)[0]).name] = (shlex.split(command), "/health")
     starts: dict[str, list[Start]] = {name: [] for name in contenders}
-    for _ in range(1 + rounds):
+    for number in range(1 + rounds):
         for name, (words, path) in contenders.items():
-            starts[name].append(start(words, path, chats, tokens))
+            one = start(words, path, chats, tokens, 0 if number else rest)
+            starts[name].append(one)
     parts = phases(model, drafter, sys.executable)
     if out is not None:
         whole = {name: [asdict(one) for one in each] for name, each in starts.items()}

@@ -92,7 +92,7 @@ def large() -> Grammars:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     found = Grammars(lambda: tokenizer, 100_000, frozenset([0]))
-    found.warm_up()
+    compiled(found, regex="b")  # reads the vocabulary
     return found
 
 
@@ -207,7 +207,6 @@ def test_a_refused_grammar_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_tokenizer_that_cannot_be_read_is_said() -> None:
     grammars = Grammars(lambda: Tokenizer(models.WordLevel({"a": 0, "b": 1})), 2, frozenset([0]))
-    grammars.warm_up()
     with pytest.raises(RequestError, match="this model's tokenizer cannot be used"):
         compiled(grammars, regex="b")
 

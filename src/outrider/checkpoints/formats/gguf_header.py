@@ -58,10 +58,14 @@ class UnreadList:
     def find(self, texts: Collection[str]) -> dict[str, int]:
         """Return the last place of each of ``texts`` that is an item; reads no others."""
         octets, length_at, at = self.octets, _LENGTH.unpack_from, 0
-        wanted = {text.encode(): text for text in texts}
-        lengths = {len(each) for each in wanted}
-        places = {}
+        encoded = {text.encode(): text for text in texts}
+        ends = {each: octets.rfind(_LENGTH.pack(len(each)) + each) for each in encoded}
+        wanted = {each: encoded[each] for each, end in ends.items() if end >= 0}
+        lengths, last = {len(each) for each in wanted}, max(ends.values(), default=-1)
+        places: dict[str, int] = {}
         for number in range(self.count if self.kind == STRING else 0):
+            if at > last:
+                break
             start = at + 8
             at = start + length_at(octets, at)[0]
             if at - start in lengths and octets[start:at] in wanted:

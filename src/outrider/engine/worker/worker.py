@@ -50,7 +50,7 @@ from .spare_time import SpareTime
 
 logger = logging.getLogger("outrider")
 
-WARM_TOKENS = 4  # tokens that are decoded before the worker says that it is ready
+WARM_TOKENS = 2  # decoded before the worker says that it is ready: after a prompt, after a draft
 COMPILERS = 2
 """Threads that compile grammars, so that a slow one holds up neither steps nor other requests."""
 TOLD_SECONDS = 1.0
