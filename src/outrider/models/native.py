@@ -102,6 +102,9 @@ class NativeTransformer(NativeModel, Model):
             beside = None
         near = None if beside is None else beside.handle
         config = step_config(a, dtype, max_length, coarse)
+        config.far = _far(checkpoint.config, a, max_length)
+        # Keys that are turned by the prompt's length are of use to that prompt alone.
+        self.paged = not config.far
         self.kept = kept
         if kept is not None and kept.path.is_file():
             super().__init__(library, a, config, dtype, None, checkpoint.config)

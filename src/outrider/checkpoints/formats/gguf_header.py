@@ -108,12 +108,17 @@ class Metadata(Mapping[str, Any]):
     def count(self, key: str) -> int:
         """Return how many items the list ``key`` has, 0 where there is none; reads no list."""
         value = self._values.get(key)
-        return value.count if isinstance(value, UnreadList) else 0
+        if isinstance(value, UnreadList):
+            return value.count
+        return len(value) if isinstance(value, list) else 0
 
     def find(self, key: str, texts: Collection[str]) -> dict[str, int]:
         """Return the last place of each of ``texts`` that is in the list ``key``; reads no list."""
         value = self._values.get(key)
-        return value.find(texts) if isinstance(value, UnreadList) else {}
+        if isinstance(value, UnreadList):
+            return value.find(texts)
+        listed = value if isinstance(value, list) else []
+        return {text: i for i, text in enumerate(listed) if text in texts}
 
     def same(self, other: Metadata, key: str) -> bool:
         """Return whether another file has the same value of ``key``; reads no list."""

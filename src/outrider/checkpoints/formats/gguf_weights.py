@@ -89,8 +89,12 @@ def rows_of(file: GGUF, stored: StoredTensor, first: int, count: int) -> torch.T
     octets = file.read(stored, first * width, count * width)
     if stored.kind in PLAIN:
         return torch.from_numpy(octets).view(PLAIN[stored.kind]).view(count, columns)
+    from gguf.constants import GGMLQuantizationType  # slow to import, and seldom needed
+    from gguf.quants import dequantize
+
+    kind = GGMLQuantizationType(stored.kind)
     try:
-        return torch.from_numpy(dequantize(octets.reshape(count, width), stored.kind))
+        return torch.from_numpy(dequantize(octets.reshape(count, width), kind))
     except NotImplementedError:
         raise ModelError(
             f"{file.path}: weights of type {stored.kind.name} are not read; give a file of another "

@@ -251,9 +251,11 @@ bool sound(const Weights<T>& m) {
         const Weight<T>* w = layer.matrices;
         if (!sound(w[0], query + 2 * key, c.hidden, false) ||
             !sound(w[1], c.hidden, query, false) || !sound(w[2], 2 * c.inner, c.hidden, true) ||
-            !sound(w[3], c.hidden, c.inner, false) || !sound(layer.input_norm, c.hidden, true) ||
-            !sound(layer.mlp_norm, c.hidden, true) || !sound(layer.q_norm, c.head_dim, false) ||
-            !sound(layer.k_norm, c.head_dim, false))
+            !sound(w[3], c.hidden, c.inner, false) || !sound(layer.input_norm, c.hidden, false) ||
+            !sound(layer.mlp_norm, c.hidden, false) || !sound(layer.after_norm, c.hidden, false) ||
+            !sound(layer.output_norm, c.hidden, false) ||
+            !sound(layer.q_norm, (layer.wide_q ? c.heads : 1) * c.head_dim, false) ||
+            !sound(layer.k_norm, (layer.wide_k ? c.kv_heads : 1) * c.head_dim, false))
             return false;
     }
     return sound(*m.head, c.vocabulary, c.hidden, false) && sound(m.norm, c.hidden, true) &&
