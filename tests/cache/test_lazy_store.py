@@ -1,4 +1,4 @@
-"""A cache takes memory as it is used: nothing when it is made, and zeros where nothing was written."""
+"""A cache takes memory as it is used: none when it is made, and zeros until then."""
 
 import sys
 from pathlib import Path

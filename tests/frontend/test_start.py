@@ -18,6 +18,7 @@ from gguf import GGMLQuantizationType as Kind
 from outrider import LLM, SamplingParams
 from outrider.async_llm import AsyncLLM
 from outrider.checkpoints import unread
+from outrider.checkpoints.formats.gguf_tokenizer import gguf_tokenizer
 from outrider.engine.setup import set_up
 from outrider.engine.worker import process, spare_time
 from outrider.errors import ModelError
@@ -32,7 +33,7 @@ Make = Callable[..., Path]
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files whose tokenizers were built."""
     built: list[str] = []
-    build = unread.gguf_tokenizer
+    build = gguf_tokenizer
 
     def counted(file: Any) -> Any:
         built.append(str(file.path))

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import quants
-from gguf.constants import GGML_QUANT_SIZES
-from gguf.constants import GGMLQuantizationType as Kind
+from gguf.constants import GGMLQuantizationType
 
 from ..base.config import Recipe
+from .formats.gguf_types import SIZES, Kind
 from .quantize import best_grid, codes_of, inverse_of
 
 Blocks = npt.NDArray[np.uint8]
@@ -51,15 +51,15 @@ def encode(weights: torch.Tensor, kind: Kind) -> Blocks:
         blocks = _six(weights.reshape(-1, 16).T.contiguous())
     else:
         with np.errstate(over="ignore"):
-            plain = quants.quantize(weights.contiguous().numpy(), kind)
+            plain = quants.quantize(weights.contiguous().numpy(), GGMLQuantizationType(kind))
         return _finite(plain.view(np.uint8).reshape(rows, -1), kind)
-    size, octets = GGML_QUANT_SIZES[kind]
+    size, octets = SIZES[kind]
     return blocks.numpy().reshape(rows, inputs // size * octets)
 
 
 def _finite(blocks: Blocks, kind: Kind) -> Blocks:
     """Return blocks of F16, or that begin with a scale, refused if one is infinite."""
-    halves = blocks if kind == Kind.F16 else blocks.reshape(-1, GGML_QUANT_SIZES[kind][1])[:, :2]
+    halves = blocks if kind == Kind.F16 else blocks.reshape(-1, SIZES[kind][1])[:, :2]
     if kind in (Kind.F16, Kind.Q8_0) and not np.isfinite(halves.copy().view(np.float16)).all():
         raise ValueError("a weight is too large for fp16")
     return blocks

@@ -124,7 +124,7 @@ class NativeModel(RowsModel):
 
     def _load_layer(self, loader: Loader, index: int, inputs: int | None = None) -> None:
         """Pack one layer; what was read is dropped before the next, so that memory stays single."""
-        library, model, a = self.library, self.handle, self.shape
+        library, model = self.library, self.handle
         weights = loader.layer(index, inputs)
         mlp = weights.mlp
         assert isinstance(mlp, Mlp)
