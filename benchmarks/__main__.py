@@ -16,6 +16,7 @@ BENCHMARKS = {
     "portfolio": ("portfolio.command", "drafter auto against fixed choices"),
     "recording": ("portfolio.recording", "costs and acceptance of the portfolio's cells"),
     "serving": ("serving", "speed over HTTP beside the engine's own"),
+    "start": ("start", "seconds to ready and memory of a server, beside other builds and servers"),
     "slower": ("slower", "what drafter auto costs where drafts do not pay, by processes"),
     "load": ("load", "what one core of bench serve carries, and agreement with other clients"),
     "soak": ("soak", "a server under load, a killed engine and hostile clients"),

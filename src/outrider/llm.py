@@ -51,17 +51,18 @@ class LLM:
         **options: Unpack[EngineOptions],
     ) -> None:
         setup = set_up(model, drafter, cast(Mapping[str, Any], options))
-        self._wire(setup, build_engine(setup))
+        inputs = InputProcessor(setup.facts)  # what is wrong with a tokenizer comes before weights
+        self._wire(setup, build_engine(setup), inputs)
 
     @classmethod
     def from_engine(cls, setup: EngineSetup, engine: Engine) -> LLM:
         """Return an ``LLM`` over an engine that was built from a setup."""
         llm = cls.__new__(cls)
-        llm._wire(setup, engine)
+        llm._wire(setup, engine, InputProcessor(setup.facts))
         return llm
 
-    def _wire(self, setup: EngineSetup, engine: Engine) -> None:
-        self.inputs, self.engine = InputProcessor(setup.facts), engine
+    def _wire(self, setup: EngineSetup, engine: Engine, inputs: InputProcessor) -> None:
+        self.inputs, self.engine = inputs, engine
         self.config = setup.config
         drafts = self.speculation.drafter == setup.spec.name
         self.drafter = setup.spec if drafts else NoSpec()

@@ -133,7 +133,7 @@ def test_an_edit_returns_the_file_with_one_change() -> None:
 
 
 def test_json_answers_keep_to_their_schemas(codec: TextCodec) -> None:
-    grammars = Grammars(codec.backend, 4096, frozenset([0]))
+    grammars = Grammars(lambda: codec.backend, 4096, frozenset([0]))
     for item in load_workload("json").items:
         form = StructuredOutputsParams(json=item.schema)
         grammar = grammars.compile(SamplingParams(structured_outputs=form))

@@ -21,7 +21,7 @@ from outrider import LLM, SamplingParams
 from outrider.audit.reference import transformers_model
 from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.formats.gguf import open_gguf
-from outrider.checkpoints.formats.gguf_config import end_token_ids
+from outrider.checkpoints.formats.gguf_ends import end_token_ids
 from outrider.checkpoints.formats.gguf_weights import CODED, GGUFTensors
 from outrider.checkpoints.formats.shared import warn_once
 from outrider.checkpoints.quantize import Quantized

@@ -49,7 +49,7 @@ def test_a_bomb_ends_its_request_only(text: str) -> None:
 def test_what_the_parser_says_of_drafts_reaches_no_output() -> None:
     """Behind drafted tokens it may give up: the grammar goes on from the committed ones."""
     codec = read_codec(Path(PATH))
-    grammar = compiled(Grammars(codec.backend, 4096, frozenset([0])), grammar=BOMB)
+    grammar = compiled(Grammars(lambda: codec.backend, 4096, frozenset([0])), grammar=BOMB)
     ids = codec.encode("abcdefgh" * 8)
     first, behind = grammar.masks([[], ids])
     assert isinstance(first, np.ndarray)
@@ -91,8 +91,8 @@ def large() -> Grammars:
     tokenizer = Tokenizer(models.BPE(coded, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    found = Grammars(tokenizer, 100_000, frozenset([0]))
-    found.warm_up()
+    found = Grammars(lambda: tokenizer, 100_000, frozenset([0]))
+    compiled(found, regex="b")  # reads the vocabulary
     return found
 
 
@@ -142,7 +142,7 @@ def test_thousands_of_choices(large: Grammars) -> None:
 
 
 def pocket() -> Grammars:
-    return Grammars(read_codec(Path(PATH)).backend, 4096, frozenset([0]))
+    return Grammars(lambda: read_codec(Path(PATH)).backend, 4096, frozenset([0]))
 
 
 def test_masks_that_take_long_end_their_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +206,7 @@ def test_a_refused_grammar_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_tokenizer_that_cannot_be_read_is_said() -> None:
-    grammars = Grammars(Tokenizer(models.WordLevel({"a": 0, "b": 1})), 2, frozenset([0]))
-    grammars.warm_up()
+    grammars = Grammars(lambda: Tokenizer(models.WordLevel({"a": 0, "b": 1})), 2, frozenset([0]))
     with pytest.raises(RequestError, match="this model's tokenizer cannot be used"):
         compiled(grammars, regex="b")
 
@@ -221,7 +220,7 @@ def test_prompts_of_one_call_compile_their_form_once(monkeypatch: pytest.MonkeyP
         return LLMatcher(*args, **more)
 
     monkeypatch.setattr(limits, "LLMatcher", counted)
-    grammars = Grammars(read_codec(Path(PATH)).backend, 4096, frozenset([0]))
+    grammars = Grammars(lambda: read_codec(Path(PATH)).backend, 4096, frozenset([0]))
     first, second = (compiled(grammars, regex="[a-z]+") for _ in range(2))
     assert made == 1
     assert first is not second
@@ -241,7 +240,7 @@ def test_lone_surrogates_are_refused(form: dict[str, Any]) -> None:
     "form", [{"json": {"type": "\x1b]0;title\x07"}}, {"grammar": f"root ::= a{'0' * 5000}"}]
 )
 def test_what_the_parser_says_is_one_printable_line(form: dict[str, Any]) -> None:
-    grammars = Grammars(read_codec(PATH).backend, 5000, frozenset({0}))
+    grammars = Grammars(lambda: read_codec(PATH).backend, 5000, frozenset({0}))
     with pytest.raises(RequestError, match="correct it") as refused:
         grammars.compile(SamplingParams(structured_outputs=form))
     assert str(refused.value).isprintable()

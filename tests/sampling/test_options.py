@@ -242,7 +242,7 @@ def test_options_that_do_not_fit_the_model_are_refused(
 
 
 def grammars() -> Grammars:
-    return Grammars(tiny_tokenizer(), VOCABULARY, frozenset([END]))
+    return Grammars(tiny_tokenizer, VOCABULARY, frozenset([END]))
 
 
 def allowed(grammar: Grammar, *paths: list[int]) -> torch.Tensor:
@@ -387,4 +387,4 @@ def test_a_model_without_text_has_no_structured_output() -> None:
     with pytest.raises(RequestError, match="need a model with a tokenizer"):
         Grammars(None, 9, frozenset([1])).compile(params)
     with pytest.raises(RequestError, match="need a model with an end-of-sequence token"):
-        Grammars(tiny_tokenizer(), VOCABULARY, frozenset()).compile(params)
+        Grammars(tiny_tokenizer, VOCABULARY, frozenset()).compile(params)

@@ -24,7 +24,7 @@ A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
 DEFS = {"A": A, "B": B}
 CODEC = read_codec(Path(PATH))
-GRAMMARS = Grammars(CODEC.backend, 4096, frozenset([0]))
+GRAMMARS = Grammars(lambda: CODEC.backend, 4096, frozenset([0]))
 
 
 def compiled(**form: Any) -> Grammar:
@@ -279,7 +279,7 @@ def test_added_tokens_that_are_not_special_are_text() -> None:
     tokenizer.add_tokens(["<think>", "<a b>"])
     tokenizer.add_special_tokens(["<|end|>", "<|start|>"])
     think, odd, start = map(tokenizer.token_to_id, ("<think>", "<a b>", "<|start|>"))
-    grammars = Grammars(tokenizer, tokenizer.get_vocab_size() + 3, frozenset([0]))
+    grammars = Grammars(lambda: tokenizer, tokenizer.get_vocab_size() + 3, frozenset([0]))
     for form in ({"regex": "(.|\n)*"}, {"choice": ["<think>", "<a b>"]}):
         grammar = grammars.compile(SamplingParams(structured_outputs=form))
         assert grammar is not None

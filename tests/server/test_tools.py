@@ -111,7 +111,7 @@ def asked(parameters: Any, choice: str = "required", **more: Any) -> str:
 
 def arguments_fit(parameters: Any, arguments: str, **more: Any) -> bool:
     tokenizer = Tokenizer.from_file(str(Path(PATH) / "tokenizer.json"))
-    grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), frozenset([0]))
+    grammars = Grammars(lambda: tokenizer, tokenizer.get_vocab_size(), frozenset([0]))
     params = SamplingParams(structured_outputs={"grammar": asked(parameters, **more)})
     grammar = grammars.compile(params)
     assert grammar is not None
@@ -171,7 +171,7 @@ def test_free_text_has_every_token_of_the_model(form: Form, special: bool) -> No
     others = [id for token, id in added.items() if id and "tool_call" not in token]
     found = constraint(body("auto"), "auto", form, added, others)
     size = tokenizer.get_vocab_size()
-    grammar = Grammars(tokenizer, size, frozenset([0])).compile(
+    grammar = Grammars(lambda: tokenizer, size, frozenset([0])).compile(
         SamplingParams(structured_outputs=found)
     )
     assert grammar is not None

@@ -175,15 +175,15 @@ def make_engine(
 
 PAGE_BYTES: dict[tuple[Any, ...], int] = {}
 """What a page takes, by what it is of."""
-COSTS: dict[tuple[Any, ...], Costs] = {}
+COSTS: dict[tuple[Any, ...], tuple[Costs, None]] = {}
 """What steps cost; no output depends on it, so the first measurement is good for all engines."""
 
 
-def known_costs(model: Model, drafters: Mapping[str, Drafter], *more: Any) -> Costs:
+def known_costs(model: Model, drafters: Mapping[str, Drafter], *more: Any) -> tuple[Costs, None]:
     """Return what ``find_costs`` does, measured once for the same drafters."""
     key = *drafters, *more[0]
     if key not in COSTS:
-        COSTS[key] = find_costs(model, drafters, *more)
+        COSTS[key] = find_costs(model, drafters, *more)[0], None
     return deepcopy(COSTS[key])
 
 

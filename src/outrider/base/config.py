@@ -245,6 +245,11 @@ class EngineConfig:
     enable_prefix_caching: bool = option(
         True, "Sequences with the same beginning share its cache pages. Output stays the same."
     )
+    repack_cache: bool = option(
+        True,
+        "Weights that are packed or quantised at load are kept in the user's cache folder, 20 GiB "
+        "at most, and later starts map them. Output stays the same.",
+    )
     memory: int | float | str | None = option(
         None,
         "Memory of the cache: bytes, a text such as 2GiB, or a share of free memory such as 0.5. "
@@ -375,6 +380,7 @@ class EngineOptions(TypedDict, total=False):
     max_num_batched_tokens: int
     scheduling_policy: str
     enable_prefix_caching: bool
+    repack_cache: bool
     memory: int | float | str | None
     seed: int | None
     logprobs_mode: str

@@ -11,7 +11,7 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
     count = math.prod(shape)
     if device.type != "cpu" or not count:
         return torch.zeros(shape, dtype=dtype, device=device)
-    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     room = mmap.mmap(-1, count * dtype.itemsize, flags=kind)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # one token would make a huge page resident in every layer
         room.madvise(mmap.MADV_NOHUGEPAGE)

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import quants
-from gguf.constants import GGML_QUANT_SIZES
-from gguf.constants import GGMLQuantizationType as Kind
+from gguf.constants import GGMLQuantizationType
 
 from ..base.config import Recipe
 from ..base.limits import LARGEST_FLOAT
+from .formats.gguf_types import SIZES, Kind
 from .quantize import best_grid, codes_of, inverse_of
 
 Blocks = npt.NDArray[np.uint8]
@@ -56,8 +56,9 @@ def encode(weights: torch.Tensor, kind: Kind) -> Blocks:
     elif kind == Kind.Q6_K:
         blocks = _six(weights.reshape(-1, 16).T.contiguous())
     else:
-        return quants.quantize(weights.contiguous().numpy(), kind).view(np.uint8)
-    size, octets = GGML_QUANT_SIZES[kind]
+        plain = quants.quantize(weights.contiguous().numpy(), GGMLQuantizationType(kind))
+        return plain.view(np.uint8)
+    size, octets = SIZES[kind]
     return blocks.numpy().reshape(rows, inputs // size * octets)
 
 

@@ -22,13 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGUFWriter
-from gguf.constants import (
-    GGML_QUANT_SIZES,
-    GGML_QUANT_VERSION,
-    GGUFValueType,
-    LlamaFileType,
-)
-from gguf.constants import GGMLQuantizationType as Kind
+from gguf.constants import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFValueType, LlamaFileType
 from tqdm import tqdm
 
 from ..base.fields import one_line
@@ -39,6 +33,7 @@ from .families import Architecture
 from .files import Files, new_file
 from .formats.gguf import GGUF, StoredTensor
 from .formats.gguf_config import FORMS
+from .formats.gguf_types import SIZES, Kind
 from .formats.gguf_weights import key_of, row_order, rows_of
 from .gguf_metadata import NAMES, gguf_metadata, rope_divisors, unfit
 from .tokenizers import has_tokenizer, read_codec
@@ -84,7 +79,7 @@ class Part:
     @property
     def stored(self) -> StoredTensor:
         """It as a reader sees it, without a place."""
-        block, octets = GGML_QUANT_SIZES[self.kind]
+        block, octets = SIZES[self.kind]
         size = prod(self.shape) // block * octets
         return StoredTensor(Path(), self.shape, self.kind, 0, size)
 
@@ -109,9 +104,9 @@ def kind_of(key: str, shape: tuple[int, ...], most: Kind, a: Architecture, famil
             kind = Kind.Q6_K
         elif layer[2] != "ffn_down" and grouped and family in ("llama", "qwen2"):
             kind = Kind.Q5_K
-    if shape[-1] % GGML_QUANT_SIZES[kind][0]:
+    if shape[-1] % SIZES[kind][0]:
         kind = FALLBACK.get(kind, Kind.F16)
-    return Kind.F16 if shape[-1] % GGML_QUANT_SIZES[kind][0] else kind
+    return Kind.F16 if shape[-1] % SIZES[kind][0] else kind
 
 
 def parse(name: str) -> str:
@@ -254,8 +249,9 @@ def _describe(
             key, value, GGUFValueType(kind), None if items is None else GGUFValueType(items)
         )
     for key, part in parts.items():
-        stored = part.stored
-        writer.add_tensor_info(key, part.shape, np.dtype(np.float32), stored.nbytes, part.kind)
+        kind_there = GGMLQuantizationType(part.kind)
+        size = part.stored.nbytes
+        writer.add_tensor_info(key, part.shape, np.dtype(np.float32), size, kind_there)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()

@@ -24,7 +24,9 @@ from ..text.codec import TextCodec
 from .checkpoint import Checkpoint
 from .families import Architecture, read_shape
 from .formats.gguf import GGUF, StoredTensor
-from .formats.gguf_config import GRANITE, divisors, end_token_ids, gguf_config
+from .formats.gguf_config import GRANITE, divisors, gguf_config
+from .formats.gguf_ends import end_token_ids
+from .formats.gguf_header import Metadata
 from .formats.gguf_tokenizer import CUTS, SPACE, SPECIALS, TEMPLATE, WHOLE, gguf_tokenizer
 from .rope import rope_parameters
 
@@ -67,13 +69,13 @@ def gguf_metadata(
         raise unfit(checkpoint.folder, f"a {checkpoint.shape.family!r} model as configured")
     metadata = _model(checkpoint, architecture)
     metadata |= _words(codec, architecture.vocab_size)
-    file = GGUF(checkpoint.folder, metadata, {}, dict(tensors), ())
+    file = GGUF(checkpoint.folder, Metadata(checkpoint.folder, metadata), {}, dict(tensors), ())
     more = sorted(architecture.eos_token_ids - end_token_ids(file))
     free = [key for end in ENDS if (key := f"tokenizer.ggml.{end}_token_id") not in metadata]
     if len(more) > len(free):
         raise unfit(checkpoint.folder, f"a model with end tokens {more}")
     metadata |= dict(zip(free, more, strict=False))
-    _compare(checkpoint, architecture, replace(file, metadata=metadata))
+    _compare(checkpoint, architecture, replace(file, metadata=Metadata(file.path, metadata)))
     return metadata
 
 
@@ -174,7 +176,7 @@ def _words(codec: TextCodec, size: int) -> dict[str, Any]:
         else:
             for name, template in (codec.chat_template or {}).items():
                 metadata[TEMPLATE if name == "default" else f"{TEMPLATE}.{name}"] = template
-        words = gguf_tokenizer(GGUF(codec.source, metadata, {}, {}, ()))
+        words = gguf_tokenizer(GGUF(codec.source, Metadata(codec.source, metadata), {}, {}, ()))
         if words and [words.backend.encode(text).ids for text in texts] == expected:
             return metadata
     raise ModelError(f"{unable}: how it cuts texts has no name there that gives the same tokens.")

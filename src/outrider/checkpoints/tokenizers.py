@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from ..base.fields import readable
 from ..errors import ModelError
-from ..text.codec import TextCodec
+from ..text.codec import TextCodec, differing_entries
 from .files import Files, files_of
 from .formats.gguf import GGUF, is_gguf
 from .formats.gguf_tokenizer import SPECIALS, Words, chat_templates, gguf_tokenizer
-from .growth import check_growth, check_specials
+from .growth import check_growth
+from .unread import UnreadCodec, codec_of, trying
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+TOKENS = "tokenizer.ggml.tokens"
+"""The key of a GGUF file's list of tokens."""
 
 
 def read_codec(folder: Path | Files, specials: bool = True) -> TextCodec:
@@ -26,14 +29,32 @@ def read_codec(folder: Path | Files, specials: bool = True) -> TextCodec:
     ``specials`` is as of ``TextCodec``.
     """
     files = files_of(folder)
-    with readable(f"the tokenizer in {folder} cannot be read", "fetch the checkpoint again."):
+    with trying(files.folder):
         words = _of_gguf(files.gguf) or _words(files)
-        backend = words.backend
-        check_specials(backend, files.folder)
-        backend.no_truncation()
-        backend.no_padding()
-        backend.decode(backend.encode("a tokenizer's try: 1, 2\n").ids)  # finds damage
-    return TextCodec(backend, words.template, words.specials, words.end, files.folder, specials)
+        return codec_of(words, files.folder, specials)
+
+
+def codec_to_read(files: Files, specials: bool) -> TextCodec | UnreadCodec:
+    """Return the codec of a checkpoint, unread if that needs nothing but its GGUF file."""
+    if files.gguf is None or files.folder.with_name("tokenizer.json").is_file():
+        return read_codec(files, specials)
+    return UnreadCodec(files.folder, specials, files.gguf)
+
+
+def vocabulary_of(files: Files) -> dict[str, int]:
+    """Return the ids of a checkpoint's tokens; builds no tokenizer if a GGUF file lists them."""
+    if files.gguf is None or files.folder.with_name("tokenizer.json").is_file():
+        return read_codec(files).backend.get_vocab()
+    tokens = files.gguf.metadata[TOKENS]
+    return {token: id for id, token in enumerate(tokens)}
+
+
+def differences(target: Files, drafter: Files) -> list[str]:
+    """Return how the vocabularies of two checkpoints differ, see ``differing_entries``."""
+    one, other = target.gguf, drafter.gguf
+    if one is not None and other is not None and one.metadata.same(other.metadata, TOKENS):
+        return []
+    return differing_entries(vocabulary_of(target), vocabulary_of(drafter))
 
 
 def read_tokenizer(folder: Path | Files) -> PreTrainedTokenizerBase:
@@ -97,7 +118,7 @@ def has_tokenizer(folder: Path | Files) -> bool:
     """Return whether the checkpoint, which may be opened already, has a tokenizer."""
     files = files_of(folder)
     if files.gguf is not None:
-        has_tokens = bool(files.gguf.metadata.get("tokenizer.ggml.tokens"))
+        has_tokens = files.gguf.metadata.count(TOKENS) > 0
         return has_tokens or files.folder.with_name("tokenizer.json").is_file()
     names = "tokenizer.json", "tokenizer.model", "vocab.json"
     return any((files.folder / name).is_file() for name in names)

@@ -57,7 +57,7 @@ def at_hand(model: str) -> tuple[list[DrafterFacts], int]:
 
     own = set_up(model, None, {})
     target, folder = load_target(own.checkpoint, own.config), own.checkpoint.folder
-    context = DrafterContext(target, own.tokenizer, own.config, own.facts.max_model_len)
+    context = DrafterContext(target, own.tokenizes, own.config, own.facts.max_model_len)
     auto = {PredictionSpec.name, *(each.name for each in find_drafter(AUTO, folder).members)}
     rows = [row | _of_model(row["name"], folder, context, auto) for row in known()]
     return rows, own.config.page_size

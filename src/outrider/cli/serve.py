@@ -73,8 +73,14 @@ def serve(model: Target = None, config: File = None, **flags: Any) -> None:
     Options come from a TOML file, the environment (OUTRIDER_PORT=8001) and flags; the later win.
     """
     from ..base.stderr import guard
+    from ..engine.worker.process import early_worker
 
     guard()
+    with early_worker():
+        _serve(model, config, flags)
+
+
+def _serve(model: str | None, config: str | None, flags: dict[str, Any]) -> None:
     with warnings.catch_warnings(record=True) as early:
         name, options = resolved(model, config, flags)
     from ..server.build import build, choice

@@ -1,7 +1,7 @@
 """The protocol of drafters: a specification that can be pickled, and the drafter it makes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -169,7 +169,7 @@ class DrafterContext:
 
     Args:
         model: the target.
-        tokenizer: the target's, None for a model without text.
+        tokenizes: returns the target's tokenizer; None for a model without text.
         config: limits of the engine.
         max_model_len: longest sequence, in tokens.
         needs_logits: drafts must carry the distributions that they were drawn from.
@@ -178,12 +178,17 @@ class DrafterContext:
     """
 
     model: Model
-    tokenizer: Tokenizer | None
+    tokenizes: Callable[[], Tokenizer] | None
     config: EngineConfig
     max_model_len: int
     needs_logits: bool = False
     num_pages: int = 0
     needs: Needs = Needs()
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The target's tokenizer; the first to ask waits until it is built."""
+        return None if self.tokenizes is None else self.tokenizes()
 
 
 class DrafterSpec(ABC):

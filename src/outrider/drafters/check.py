@@ -11,10 +11,9 @@ from ..checkpoints.families import Architecture
 from ..checkpoints.files import Files
 from ..checkpoints.head_tensors import HeadTensors, drafted_ids, misfits
 from ..checkpoints.heads import MEDUSA, Head, read_head
-from ..checkpoints.tokenizers import has_tokenizer, read_codec
+from ..checkpoints.tokenizers import differences, has_tokenizer, read_codec, vocabulary_of
 from ..errors import ModelError
 from ..models.native import is_native
-from ..text.codec import differing_entries
 from ..text.intersection import Intersection, intersection, pieces_of
 from .retokenize import RetokenizeSpec
 
@@ -120,7 +119,7 @@ def _model(folder: Files, target: Files) -> Iterator[Fact]:
 def _vocabulary(folder: Files, target: Files, own: int, theirs: int) -> Fact:
     """Return whether the sizes of two vocabularies are equal, or differ by padding only."""
     held = [
-        1 + max(read_codec(each).backend.get_vocab().values(), default=-1)
+        1 + max(vocabulary_of(each).values(), default=-1)
         for each in (folder, target)
         if has_tokenizer(each)
     ]
@@ -134,8 +133,7 @@ def _vocabulary(folder: Files, target: Files, own: int, theirs: int) -> Fact:
 def _tokenizer(folder: Files, target: Files, needed: str) -> Iterator[Fact]:
     """Yield whether two checkpoints have the same tokenizer, if both have one."""
     if has_tokenizer(folder) and has_tokenizer(target):
-        both = (read_codec(each).backend.get_vocab() for each in (target, folder))
-        entries = differing_entries(*both)
+        entries = differences(target, folder)
         more = f" and {len(entries) - SHOWN_ENTRIES} more" if len(entries) > SHOWN_ENTRIES else ""
         said = "; ".join(entries[:SHOWN_ENTRIES]) + more if entries else "the same"
         yield Fact("tokenizer", said, needed, not entries)

@@ -41,6 +41,7 @@ class ModelSpec(FolderSpec):
             config.drafter_recipe,
             config.window_of(self.name),
             target,
+            keeps=config.repack_cache,
         )
         if not model.truncates:
             why = cannot_go_back(self.folder, model)

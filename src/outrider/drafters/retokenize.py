@@ -66,7 +66,8 @@ class RetokenizeSpec(DrafterSpec):
 
     def needs(self, context: DrafterContext) -> Needs:
         config, target = context.config, native_target(self.name, context)
-        if context.tokenizer is None:
+        tokenizer = context.tokenizer
+        if tokenizer is None:
             raise ConfigError(
                 f"drafter {self.name!r} reads the target's text, and the target has no tokenizer; "
                 "give a drafter that shares its token ids."
@@ -81,6 +82,7 @@ class RetokenizeSpec(DrafterSpec):
             min(checkpoint.shape.context, IDS_PER_TOKEN * context.max_model_len),
             config.drafter_recipe,
             config.window_of(self.name),
+            keeps=config.repack_cache,
         )
         if not isinstance(model, NativeTransformer):
             raise ModelError(
@@ -88,7 +90,7 @@ class RetokenizeSpec(DrafterSpec):
                 "give one of a native family."
             )
         own = read_codec(self.files).backend
-        theirs = pieces_of(context.tokenizer, target.shape.vocab_size, "the target")
+        theirs = pieces_of(tokenizer, target.shape.vocab_size, "the target")
         ours = pieces_of(own, model.shape.vocab_size, str(self.folder))
         shared = intersection(theirs, ours)
         if not shared.count:
@@ -97,7 +99,7 @@ class RetokenizeSpec(DrafterSpec):
         return Needs(
             model.page_bytes(config.page_size),
             max_nodes=num_nodes(config, config.max_draft_length),
-            loaded=(model, Reencoder(context.tokenizer, own, theirs, ours, shared)),
+            loaded=(model, Reencoder(tokenizer, own, theirs, ours, shared)),
             weight_bytes=model.added_bytes(None),
             note=str(shared),
         )

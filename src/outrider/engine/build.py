@@ -29,7 +29,7 @@ from .control.survival import Survival
 from .control.tuning import USUAL
 from .drafting import overrides
 from .engine import Engine
-from .measure import find_costs
+from .measure import Steps, find_costs
 from .memory import plan_budget
 from .setup import EngineSetup
 
@@ -40,10 +40,10 @@ def load_target(checkpoint: Checkpoint, config: EngineConfig) -> Model:
     """Return the model of a checkpoint on the CPU, see ``load_model``."""
     length = config.model_length(checkpoint.shape.context)
     device = torch.device("cpu")
-    bits = config.activations
     return load_model(
-        checkpoint, config.dtype, device, length, config.quantization, activations=bits
-    )
+        checkpoint, config.dtype, device, length, config.quantization,
+        activations=config.activations, keeps=config.repack_cache,
+    )  # fmt: skip
 
 
 def fitting_spec(spec: DrafterSpec, folder: Path, model: Model) -> DrafterSpec:
@@ -62,15 +62,13 @@ def build_engine(
     *,
     model: Model | None = None,
     rule: AcceptanceRule | None = None,
-    thorough: bool = False,
 ) -> Engine:
     """Return an engine that drafts as its setup says, and as requests ask.
 
-    The target may be loaded already; without a rule it is ``config.acceptance_rule``. If
-    ``thorough``, measuring what steps cost takes seconds, and is kept for other starts. Raises
+    The target may be loaded already; without a rule it is ``config.acceptance_rule``. Raises
     ModelError, ConfigError or MemoryBudgetError where that cannot be served.
     """
-    config, tokenizer, folder = setup.config, setup.tokenizer, setup.checkpoint.folder
+    config, tokenizes, folder = setup.config, setup.tokenizes, setup.checkpoint.folder
     target = model or load_target(setup.checkpoint, config)
     rule = RULES[config.acceptance_rule]() if rule is None else rule
     length = config.model_length(target.shape.context)
@@ -78,7 +76,7 @@ def build_engine(
     lookups = (NgramSpec(), SuffixSpec(), PredictionSpec()) if target.truncates else ()
     specs = {each.name: each for each in (NoSpec(), *lookups, *(spec.members or (spec,)))}
     together = _together(spec, specs, rule.trees and target.trees)
-    context = DrafterContext(target, tokenizer, config, length, rule.needs_logits)
+    context = DrafterContext(target, tokenizes, config, length, rule.needs_logits)
     needs = {name: each.needs(context) for name, each in specs.items()}
     budget = plan_budget(config, length, target, needs.values(), max(map(len, together), default=1))
     added = [
@@ -93,18 +91,20 @@ def build_engine(
     }
     for name, each in drafters.items():
         check_drafter(each, needs[name], rule, target)
-    controller = None
+    controller, later = None, None
     if target.truncates and (spec.auto or config.num_speculative_tokens is None):
         key = {"model": folder, "dtype": target.dtype, "quantization": config.quantization}
         key |= {"activations": config.activations}
         files = [each.folder for each in specs.values() if each.folder is not None]
         key |= {"drafters": files, "drafter": config.drafter_quantization}
-        controller = _controller(target, drafters, rule, config, together, key, thorough)
+        controller, later = _controller(target, drafters, rule, config, together, key)
     portfolio = [each.name for each in spec.members] or [SuffixSpec.name]
-    return Engine(
-        target, drafters, rule, config, budget, length, spec.name, tokenizer, together, portfolio,
+    engine = Engine(
+        target, drafters, rule, config, budget, length, spec.name, tokenizes, together, portfolio,
         controller,
     )  # fmt: skip
+    engine.later = later
+    return engine
 
 
 def _together(
@@ -132,16 +132,15 @@ def _controller(
     config: EngineConfig,
     together: Sequence[tuple[str, ...]],
     key: Mapping[str, object],
-    thorough: bool,
-) -> Controller:
-    """Return the controller of an engine, with what its steps cost."""
+) -> tuple[Controller, Steps[None]]:
+    """Return the controller of an engine with what its steps cost, and what is to do later."""
     trees = rule.trees and model.trees
     methods = methods_of(drafters, config.max_draft_length, together, trees)
     longest = max([each.max_depth * each.width for each in methods.values()], default=0)
     drafting = {name: each for name, each in drafters.items() if name in methods}
     rows = config.max_num_seqs * (1 + longest)
     merging = [*map(TOGETHER.join, together)]
-    costs = find_costs(model, drafting, merging, config.page_size, rows, key, thorough)
+    costs, later = find_costs(model, drafting, merging, config.page_size, rows, key)
     one, depth = costs.target.at(1), config.max_draft_length
     for drafter in drafting.values():
         drafter.measured((costs.target.at(1 + depth) / one - 1) / depth)
@@ -154,7 +153,7 @@ def _controller(
         if name not in drafters
     }
     shadowed = frozenset(n for n, each in drafting.items() if overrides(each, "peek"))
-    return Controller(CostModel(costs), Survival(priors, wider), methods, shadowed)
+    return Controller(CostModel(costs), Survival(priors, wider), methods, shadowed), later
 
 
 def check_drafter(drafter: Drafter, needs: Needs, rule: AcceptanceRule, model: Model) -> None:

@@ -54,7 +54,7 @@ class Engine:
         budget: Budget,
         max_model_len: int,
         drafter: str,
-        tokenizer: Tokenizer | None,
+        tokenizes: Callable[[], Tokenizer] | None,
         together: Sequence[tuple[str, ...]] = (),
         portfolio: Sequence[str] = (),
         controller: Controller | None = None,
@@ -98,10 +98,11 @@ class Engine:
                 self.menu, controller, drafters, drafting.preparing, *calls, free
             )
         self.counts = Counts()
-        self._tokenizer = tokenizer
-        self.grammars = Grammars(tokenizer, shape.vocab_size, shape.eos_token_ids)
+        self._tokenizes = tokenizes
+        self.grammars = Grammars(tokenizes, shape.vocab_size, shape.eos_token_ids)
         self._live: dict[str, dict[int, SequenceState]] = {}
         self.record: StepRecord | None = None  # the last step
+        self.later: Iterator[None] | None = None  # work for spare time, see ``find_costs``
         self._settled = True
         self._bad_words = lru_cache(KNOWN_WORD_LISTS)(self._bad_word_ids)  # once for all prompts
 
@@ -133,7 +134,8 @@ class Engine:
         keys: list[bytes] = []
         size = self.config.page_size
         extend_keys(keys, prompt, len(prompt) // size, size, request.cache_salt)
-        writes = self._tokenizer if params.stop else None  # else the frontend writes the text
+        # Without stop strings the frontend writes the text.
+        writes = self._tokenizes() if params.stop and self._tokenizes else None
         stops, shows = params.stop or (), params.include_stop_str_in_output
         sequences: list[SequenceState] = []
         for i in range(params.n):
@@ -158,10 +160,11 @@ class Engine:
         """
         written: list[list[int]] = []
         for word in words:
-            assert self._tokenizer is not None
+            assert self._tokenizes is not None
+            tokenizer = self._tokenizes()
             with no_panic():
                 bare, spaced = (
-                    self._tokenizer.encode(text, add_special_tokens=False).ids
+                    tokenizer.encode(text, add_special_tokens=False).ids
                     for text in (word.lstrip(), " " + word.lstrip())
                 )
             written.append(bare)

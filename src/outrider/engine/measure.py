@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from ..base.homes import cache_home
 from ..drafters.base import Drafter
 from ..models.base import RowsModel, Store
 from ..native.choice import library
@@ -20,17 +19,18 @@ from .control.costs import Costs, Curve, DraftCosts
 from .control.kept_costs import read_costs, write_costs
 from .control.tuning import USUAL
 
-logger = logging.getLogger("outrider")
-
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of the forwards that are measured, as far as the time goes."""
 FEWEST_FORWARDS, MOST_ROUNDS = 3, 5
 """Forwards that are measured in any case, and how often each is at most."""
 QUICK_SECONDS, THOROUGH_SECONDS = 0.2, 1.0
-"""Seconds that may go into each model when an engine is made, and when a server starts."""
+"""Seconds that may go into each model when an engine is made, and while a server is idle."""
 BATCH_OF_DRAFTS = 8  # sequences whose drafts in one pass tell what each of them costs
 BYTES_PER_SECOND = 1e10  # speed at which attention reads the cache, about
 VERSION = 2
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Work that can rest between its steps, and comes to a value."""
 
 
 def measure(
@@ -39,22 +39,25 @@ def measure(
     most_rows: int,
     seconds: float,
     forward: Callable[[RowsModel, Store, int], float],
-) -> tuple[Curve, float]:
+) -> Steps[tuple[Curve, float]]:
     """Return the seconds of a model's forward by rows, and what a token of context adds.
 
-    Measuring takes about ``seconds``; ``forward`` runs as many rows and returns what they took.
+    Its forwards take about ``seconds``, and it yields after each; ``forward`` runs as many rows
+    and returns what they took.
     """
     rows = [n for n in ROWS if n <= max(2, most_rows)]
     store = model.new_store(rows[-1] + 1, page_size)
-    begin = time.perf_counter()
     took: list[float] = []
-    forward(model, store, rows[0])  # which no measurement should pay the first touch for
+    # The first one no measurement should pay the first touch for.
+    spent = forward(model, store, rows[0])
     # Round after round, since others may use the machine for a while.
     for number in range(MOST_ROUNDS * len(rows)):
-        if number >= FEWEST_FORWARDS and time.perf_counter() - begin > seconds:
+        if number >= FEWEST_FORWARDS and spent > seconds:
             break
+        yield
         place = number % len(rows)
         second = forward(model, store, rows[place])
+        spent += second
         if place == len(took):
             took.append(second)
         took[place] = min(took[place], second)
@@ -106,28 +109,54 @@ def find_costs(
     page_size: int,
     most_rows: int,
     key: Mapping[str, Any],
-    thorough: bool = False,
-) -> Costs:
-    """Return what steps cost: as it is kept under ``key``, else measured.
+) -> tuple[Costs, Steps[None]]:
+    """Return what steps cost, as it is kept under ``key``, else measured for a moment.
 
-    ``merging`` are the names of drafters whose drafts are merged. If ``thorough``, measuring takes
-    seconds, and the result is kept.
+    With it comes what is to be done when there is time, forward by forward: measure thoroughly, and
+    keep that for other starts. ``merging`` are the names of drafters whose drafts are merged.
     """
     file = _file({**key, "rows": most_rows, "names": [*drafters, *merging]})
     kept = read_costs(file)
     if kept is not None and kept.drafters.keys() == {*drafters, *merging}:
-        return kept
-    seconds = THOROUGH_SECONDS if thorough else QUICK_SECONDS
-    if thorough:
-        logger.info("measuring what steps cost, for a second or two")
-    target, per_context = measure(model, page_size, most_rows, seconds, _forward)
+        return kept, _keep(None, file)
+    what = model, drafters, merging, page_size, most_rows
+    return finished(_all_costs(*what, QUICK_SECONDS)), _keep(
+        _all_costs(*what, THOROUGH_SECONDS), file
+    )
+
+
+def finished(steps: Steps[T]) -> T:
+    """Return what all steps come to."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def _keep(steps: Steps[Costs] | None, file: Path) -> Steps[None]:
+    """Measure, and keep the result in ``file``."""
+    if steps is not None:
+        write_costs(file, (yield from steps))
+
+
+def _all_costs(
+    model: RowsModel,
+    drafters: Mapping[str, Drafter],
+    merging: Sequence[str],
+    page_size: int,
+    most_rows: int,
+    seconds: float,
+) -> Steps[Costs]:
+    """Return what steps cost; a model's forwards take about ``seconds``."""
+    target, per_context = yield from measure(model, page_size, most_rows, seconds, _forward)
     by_name = {name: DraftCosts(None, USUAL.call, USUAL.per_sequence) for name in merging}
     for name, drafter in drafters.items():
         passes, call, more = None, USUAL.call, USUAL.per_sequence
         if drafter.model is model:
             passes = Curve(target.rows, tuple(drafter.share * s for s in target.seconds))
         elif drafter.model is not None:
-            passes, _ = measure(drafter.model, page_size, most_rows, seconds, _pass)
+            passes, _ = yield from measure(drafter.model, page_size, most_rows, seconds, _pass)
             if rows := drafter.rows_at_once:
                 one = passes.at(rows)
                 each = (passes.at(BATCH_OF_DRAFTS * rows) - one) / (BATCH_OF_DRAFTS - 1)
@@ -135,10 +164,7 @@ def find_costs(
             else:
                 call += measure_cold(drafter.model, model, page_size, passes.at(1))
         by_name[name] = DraftCosts(passes, call, more)
-    costs = Costs(target, by_name, per_context)
-    if thorough:
-        write_costs(file, costs)
-    return costs
+    return Costs(target, by_name, per_context)
 
 
 def _file(key: Mapping[str, Any]) -> Path:
@@ -147,5 +173,4 @@ def _file(key: Mapping[str, Any]) -> Path:
     isa = native.isa if native else "off"
     whole = {**key, "cpu": cpu_name(), "isa": isa, "threads": allowed_threads(), "version": VERSION}
     name = hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "outrider" / "costs" / f"{name[:32]}.json"
+    return cache_home() / "costs" / f"{name[:32]}.json"

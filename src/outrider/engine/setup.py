@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,13 +15,14 @@ from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoints.families import find_folder
 from ..checkpoints.files import Files
 from ..checkpoints.heads import read_head
-from ..checkpoints.tokenizers import has_tokenizer, read_codec
+from ..checkpoints.tokenizers import codec_to_read, differences, has_tokenizer
+from ..checkpoints.unread import UnreadCodec
 from ..drafters.base import DrafterSpec
 from ..drafters.heads import verifier_of
 from ..drafters.ngram import NgramSpec
 from ..drafters.registry import GroupSpec, find_drafter, with_head
 from ..errors import ModelError
-from ..text.codec import TextCodec, differing_entries
+from ..text.codec import TextCodec
 from .worker.given import given
 from .worker.messages import Facts
 
@@ -33,12 +34,15 @@ class EngineSetup:
     checkpoint: Checkpoint
     spec: DrafterSpec
     config: EngineConfig
-    codec: TextCodec | None
+    codec: TextCodec | UnreadCodec | None
 
     @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The target's tokenizer; None for a model without text."""
-        return None if self.codec is None else self.codec.backend
+    def tokenizes(self) -> Callable[[], Tokenizer] | None:
+        """What returns the target's tokenizer; None for a model without text."""
+        codec = self.codec
+        if isinstance(codec, UnreadCodec):
+            return lambda: codec.read().backend
+        return None if codec is None else lambda: codec.backend
 
     @property
     def facts(self) -> Facts:
@@ -76,23 +80,23 @@ def set_up(
         members = (lookup if isinstance(m, NgramSpec) else m for m in spec.members)
         spec = replace(spec, members=tuple(members))
     source = files if wanted.tokenizer is None else Files(find_folder(wanted.tokenizer))
-    codec = read_codec(source, config.special_tokens_in_text) if has_tokenizer(source) else None
+    codec = codec_to_read(source, config.special_tokens_in_text) if has_tokenizer(source) else None
     if codec is None and wanted.tokenizer is not None:
         raise ModelError(f"{wanted.tokenizer} has no tokenizer; give a folder with tokenizer.json.")
     for each in (spec, *spec.members):
-        _check_tokenizers(codec, each)
-    if codec is not None:
+        if codec is not None:
+            _check_tokenizers(source, each)
+    if isinstance(codec, TextCodec):  # an unread one has the ends of its GGUF file
         ends = checkpoint.shape.eos_token_ids | codec.end_token_ids
         checkpoint = replace(checkpoint, shape=replace(checkpoint.shape, eos_token_ids=ends))
     return EngineSetup(checkpoint, spec, config, codec)
 
 
-def _check_tokenizers(target: TextCodec | None, spec: DrafterSpec) -> None:
+def _check_tokenizers(target: Files, spec: DrafterSpec) -> None:
     """Raise ModelError where a drafter's token ids mean other text than the target's."""
-    if spec.folder is None or spec.retokenizes or target is None or not has_tokenizer(spec.files):
+    if spec.folder is None or spec.retokenizes or not has_tokenizer(spec.files):
         return
-    codecs = target, read_codec(spec.files)
-    entries = differing_entries(*(codec.backend.get_vocab() for codec in codecs))
+    entries = differences(target, spec.files)
     if entries:
         more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
         raise ModelError(

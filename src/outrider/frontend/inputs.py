@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..base.types import DEFAULT_SPECULATION, Request, SamplingParams, Speculation, check_vocabulary
+from ..checkpoints.unread import UnreadCodec
 from ..engine.worker.messages import Facts
 from ..errors import RequestError, shown
 from ..params import DEFAULT_MAX_TOKENS
@@ -16,10 +17,11 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class InputProcessor:
-    """Makes requests for an engine."""
+    """Makes requests for an engine. Raises ModelError: the tokenizer cannot be read."""
 
     def __init__(self, facts: Facts) -> None:
-        self.folder, self.config, self.codec = facts.folder, facts.config, facts.codec
+        self.folder, self.config, codec = facts.folder, facts.config, facts.codec
+        self.codec = codec.read() if isinstance(codec, UnreadCodec) else codec
         self.drafter = facts.drafter
         self.vocab_size, self.max_model_len = facts.vocab_size, facts.max_model_len
         self.eos_token_ids = facts.eos_token_ids

@@ -21,6 +21,7 @@ from ..errors import ConfigError, MemoryBudgetError, ModelError
 from ..native.choice import library
 from ..native.threads import one_thread
 from .base import Model
+from .kept_weights import place_of
 from .native import NativeTransformer, covers
 from .transformer import Transformer
 
@@ -44,6 +45,7 @@ def load_model(
     window: int | None = None,
     share_weights_with: Model | None = None,
     activations: str = "auto",
+    keeps: bool = False,
 ) -> Model:
     """Return the model of a checkpoint: by the native step, else by torch, else by transformers.
 
@@ -53,6 +55,7 @@ def load_model(
         window: positions that a row of any layer sees, itself included.
         share_weights_with: a model; weights that two native models have in common are held once.
         activations: bits of activations beside few-bit weights, "16", "8" or "auto".
+        keeps: packed weights are taken from disk, and may be kept there, see ``kept_weights``.
 
     Raises:
         ConfigError: ``quantization`` is no recipe, or leaves weights out that it may not.
@@ -92,10 +95,11 @@ def load_model(
                 coarse = _coarse(checkpoint, recipe, activations)
                 other = share_weights_with
                 native = other if isinstance(other, NativeTransformer) else None
+                kept = place_of(checkpoint, str(chosen), recipe, step) if keeps else None
                 # A recipe's search multiplies whole matrices, which wants all threads.
                 with one_thread() if recipe is None else nullcontext():
                     return NativeTransformer(
-                        step, checkpoint, chosen, max_length, recipe, native, coarse
+                        step, checkpoint, chosen, max_length, recipe, native, coarse, kept
                     )
         chosen = choose_dtype(dtype, architecture.dtype)
         return Transformer(checkpoint, chosen, device, max_length, recipe)

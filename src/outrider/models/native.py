@@ -21,6 +21,7 @@ from ..native.native_sampling import NativeNoise, NativePipeline
 from ..sampling.shared_noise import Noise
 from .base import Model, Output, Store
 from .decide import Keep, SampleInput, Samples, grammar_masks, sample_in_python, with_kept
+from .kept_weights import Kept
 from .native_model import NativeModel, PythonDraft, rope_tables, step_config, words_of
 from .native_store import NativeStore
 from .python_step import draft_in_python
@@ -77,7 +78,7 @@ class NativeTransformer(NativeModel, Model):
     Every row goes through the same kernels in the same order of summation, whatever comes along:
     its logits are bit-equal in any company, on one instruction set. Sums are fp32. An embedding or
     head that ``beside``, another model, holds to the bit is held once. With ``coarse`` activations
-    get 8 bits beside few-bit weights, not 16.
+    get 8 bits beside few-bit weights, not 16. Weights come from ``kept`` where it has them.
     """
 
     trees = True
@@ -92,15 +93,29 @@ class NativeTransformer(NativeModel, Model):
         recipe: Recipe | None = None,
         beside: NativeTransformer | None = None,
         coarse: bool = False,
+        kept: Kept | None = None,
     ) -> None:
         a = checkpoint.architecture
         assert a is not None
         self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
+        if beside is not None and beside.library is not library:
+            beside = None
+        near = None if beside is None else beside.handle
+        config = step_config(a, dtype, max_length, coarse)
+        config.far = _far(checkpoint.config, a, max_length)
+        # Keys that are turned by the prompt's length are of use to that prompt alone.
+        self.paged = not config.far
+        self.kept = kept
+        if kept is not None and kept.path.is_file():
+            super().__init__(library, a, config, dtype, None, checkpoint.config)
+            if kept.take(library, self.handle, near):
+                for index in range(a.num_layers):
+                    self._set_layer(index)
+                library.check(self.handle)
+                return
         loader = Loader(
             checkpoint.tensors, a, dtype, self.device, torch.Tensor.contiguous, True, recipe
         )
-        if beside is not None and beside.library is not library:
-            beside = None
         table, embedding = loader.table(), None
         # Tied, the head is the only copy, and tokens are looked up in it. Not beside a packed
         # embedding either, which could not be compared with it.
@@ -110,12 +125,7 @@ class NativeTransformer(NativeModel, Model):
             theirs = None if beside is None else beside.embedding
             if theirs is not None and _same_bits(embedding, theirs):
                 embedding = theirs
-        config = step_config(a, dtype, max_length, coarse)
-        config.far = _far(checkpoint.config, a, max_length)
-        # Keys that are turned by the prompt's length are of use to that prompt alone.
-        self.paged = not config.far
         super().__init__(library, a, config, dtype, embedding, checkpoint.config)
-        near = None if beside is None else beside.handle
         self._pack(0, "head", loader.head(table), None, near)
         if embedding is None and not a.tied:
             self._pack(0, "embedding", table, None, near)
@@ -125,6 +135,13 @@ class NativeTransformer(NativeModel, Model):
             self._load_layer(loader, index)
         library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
         library.check(self.handle)
+        if recipe is not None:
+            self.keep()
+
+    def keep(self) -> None:
+        """Keep the packed weights for other starts, if that is wanted and worth it."""
+        if self.kept is not None and self.embedding is None:
+            self.kept.keep(self.library, self.handle)
 
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """See ``base.Model``; hidden states are fp32. Raises ModelError."""

@@ -124,7 +124,7 @@ class NativeModel(RowsModel):
 
     def _load_layer(self, loader: Loader, index: int, inputs: int | None = None) -> None:
         """Pack one layer; what was read is dropped before the next, so that memory stays single."""
-        library, model, a = self.library, self.handle, self.shape
+        library, model = self.library, self.handle
         weights = loader.layer(index, inputs)
         mlp = weights.mlp
         assert isinstance(mlp, Mlp)
@@ -132,11 +132,7 @@ class NativeModel(RowsModel):
         self._pack(index, "output", weights.output, weights.output_bias)
         self._pack(index, "gate_up", mlp.gate_up, mlp.gate_up_bias)
         self._pack(index, "down", mlp.down, mlp.down_bias)
-        window = a.windows[index]  # one beyond the longest sequence hides nothing
-        seen = None if window is None else min(window, self.max_length)
-        kind = a.kinds[index]
-        table = -1 if kind == STILL else self._tables.index((kind, False))
-        library.set_layer(model, index, seen, table)
+        self._set_layer(index)
         norms = {
             "input": weights.input_norm,
             "mlp": weights.mlp_norm,
@@ -148,6 +144,15 @@ class NativeModel(RowsModel):
         for name, norm in norms.items():
             if norm is not None:  # they stand twice, as torch's kernels want them
                 library.set_vector(model, index, name, norm[: len(norm) // 2])
+
+    def _set_layer(self, index: int) -> None:
+        """Say what a layer's rows see, and how they turn."""
+        a, window = self.shape, self.shape.windows[index]
+        # A window beyond the longest sequence hides nothing.
+        seen = None if window is None else min(window, self.max_length)
+        kind = a.kinds[index]
+        table = -1 if kind == STILL else self._tables.index((kind, False))
+        self.library.set_layer(self.handle, index, seen, table)
 
     def added_bytes(self, beside: RowsModel | None) -> int:
         """See ``base.Model``; norms and rotary tables do not count."""

@@ -103,7 +103,7 @@ class Library:
     """
 
     def __init__(self, isa: str, file: Path) -> None:
-        self.isa = isa
+        self.isa, self.file = isa, file
         # It stays loaded: the threads of its pool sleep in it until the process ends.
         self._c = ffi.dlopen(str(file), ffi.RTLD_NOW | ffi.RTLD_NODELETE)
         if getattr(self._c, "outrider_abi", int)() != ABI:
@@ -244,6 +244,21 @@ class Library:
                 given.order = ffi.cast("int32_t *", expect(order, (part.rows,), torch.int32))
                 given.file = files.enter_context(part.path.open("rb")).fileno()
             self.run("coded", *place, parts, len(parts), by, out, width, at(beside))
+
+    def keep(self, model: int, path: str, key: bytes) -> None:
+        """Write a model's packed weights to a new file, under a key of 32 bytes."""
+        self.run("keep", at(model), path.encode(), key)
+
+    def take_kept(
+        self, model: int, path: str, key: bytes, copies: bool, beside: int | None = None
+    ) -> bool:
+        """Give a new model the weights that a file keeps under ``key``; False if it keeps none.
+
+        They stay in the file, mapped, if large pages hold it; else they are read if ``copies``. The
+        model ``beside`` may hold the same head or embedding. ModelError: the file is damaged.
+        """
+        given = at(model), path.encode(), key, copies, at(beside)
+        return bool(self.made("int32_t", "take", *given))
 
     def set_ids(self, model: int, targets: Sequence[int], inputs: Sequence[int]) -> None:
         """Say which ids of the target a model's ids are, and which are looked up for the target's.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -73,46 +74,47 @@ class _Words(TokenizerWrapper):
 class Grammars:
     """Compiles the grammars of requests for one tokenizer, and for a vocabulary with its padding.
 
-    Without a tokenizer or an end token every request for structured output is refused.
+    Without a tokenizer or an end token every request for structured output is refused. The
+    tokenizer and llguidance's reading of its vocabulary wait for the first grammar; a large one
+    takes a second.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: frozenset[int]
+        self,
+        tokenizes: Callable[[], Tokenizer] | None,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
     ) -> None:
-        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._tokenizes, self._vocab_size = tokenizes, vocab_size
         self._eos = sorted(i for i in eos_token_ids if 0 <= i < vocab_size)
         self._llguidance: LLTokenizer | None = None
+        self._reading = threading.Lock()
         # Prompts of one call share a grammar; none is kept beyond the requests that use it.
         self._compiled: WeakValueDictionary[StructuredOutputsParams, Grammar] = (
             WeakValueDictionary()
         )
 
-    def warm_up(self) -> None:
-        """Read the vocabulary now; a large one takes seconds on all threads."""
-        if self._tokenizer is not None and self._eos:
-            with suppress(RequestError):  # raised again for a request with a grammar
-                self._vocabulary(self._tokenizer)
-
-    def _vocabulary(self, tokenizer: Tokenizer) -> LLTokenizer:
-        if self._llguidance is None:
-            try:
-                words = _Words(tokenizer, self._vocab_size, self._eos)
-                self._llguidance = LLTokenizer(words, eos_token=self._eos)
-            except (ValueError, ModelError):
-                raise RequestError(
-                    "this model's tokenizer cannot be used for structured_outputs: "
-                    "it is neither byte-level nor SentencePiece."
-                ) from None
-            words.tokens = []  # already read
-        return self._llguidance
+    def _vocabulary(self, tokenizes: Callable[[], Tokenizer]) -> LLTokenizer:
+        with self._reading:
+            if self._llguidance is None:
+                try:
+                    words = _Words(tokenizes(), self._vocab_size, self._eos)
+                    self._llguidance = LLTokenizer(words, eos_token=self._eos)
+                except (ValueError, ModelError):
+                    raise RequestError(
+                        "this model's tokenizer cannot be used for structured_outputs: "
+                        "it is neither byte-level nor SentencePiece."
+                    ) from None
+                words.tokens = []  # already read
+            return self._llguidance
 
     def compile(self, params: SamplingParams) -> Grammar | None:
         """Return the grammar of a request, if it has one; RequestError if that is impossible."""
         form = params.structured_outputs
         if form is None:
             return None
-        if self._tokenizer is None or not self._eos:
-            missing = "a tokenizer" if self._tokenizer is None else "an end-of-sequence token"
+        if self._tokenizes is None or not self._eos:
+            missing = "a tokenizer" if self._tokenizes is None else "an end-of-sequence token"
             raise RequestError(
                 f"structured_outputs need a model with {missing}; drop them, or take one."
             )
@@ -120,7 +122,7 @@ class Grammars:
         compiled = self._compiled.get(form)
         if compiled is not None:
             return compiled.copy()
-        vocabulary = self._vocabulary(self._tokenizer)
+        vocabulary = self._vocabulary(self._tokenizes)
         name, text = _source(form)
 
         def parser(items: int) -> LLMatcher:

@@ -156,6 +156,8 @@ def differing_entries(target: dict[str, int], drafter: dict[str, int]) -> list[s
 
     Entries past the shorter vocabulary's end are padding and do not count.
     """
+    if target == drafter:
+        return []
     length = 1 + min(max(v.values(), default=-1) for v in (target, drafter))
     differences = []
     for entry in sorted({*target, *drafter}, key=lambda e: (target.get(e, length), e)):

@@ -188,7 +188,7 @@ def grammars() -> Any:
     from outrider.sampling.grammar import Grammars
     from tests.support.tiny import byte_level_tokenizer
 
-    return Grammars(byte_level_tokenizer(), 320, frozenset({0}))
+    return Grammars(byte_level_tokenizer, 320, frozenset({0}))
 
 
 def compiled(compiler: Any, **form: Any) -> None:

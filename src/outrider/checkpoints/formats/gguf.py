@@ -1,7 +1,7 @@
 """Reads the headers of GGUF files: metadata, and where each tensor lies.
 
 The layout is ggml's (docs/gguf.md there), versions 2 and 3, little-endian. The ``gguf`` package's
-reader takes several seconds for a vocabulary of 128k; only its tensor types are used here.
+reader takes several seconds for a vocabulary of 128k.
 
 A model may come in parts, ``NAME-00001-of-0000N.gguf``, as llama.cpp's ``llama-gguf-split`` writes
 them: each is a file of its own that says its number and their count, and the first has all other
@@ -16,34 +16,17 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from ...base.fields import Fields, check_plain, fill
 from ...errors import ModelError
+from .gguf_header import AGAIN, Header, Metadata
+from .gguf_types import SIZES, Kind
 
 SUFFIX = ".gguf"
 VERSIONS = (2, 3)
-STRING, ARRAY = 8, 9
-NUMBERS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
-"""Types of fixed size in metadata, as ``struct`` codes."""
-DIMENSIONS = 4
-AGAIN = "fetch the file again"
 LARGEST_UNIT = 1 << 20
 """Bound on ``general.alignment``, the unit of tensors' offsets; its default is 32."""
 NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
@@ -64,7 +47,7 @@ class StoredTensor:
 
     file: Path
     shape: tuple[int, ...]
-    kind: GGMLQuantizationType
+    kind: Kind
     begin: int
     nbytes: int
 
@@ -78,7 +61,7 @@ class GGUF:
     """
 
     path: Path
-    metadata: dict[str, Any]
+    metadata: Metadata
     kinds: dict[str, tuple[int, int | None]]
     tensors: dict[str, StoredTensor]
     files: tuple[Path, ...]
@@ -160,14 +143,15 @@ def _open(path: Path) -> GGUF:
         raise ModelError(f"{path} is too short for a GGUF file; fetch it again.")
     try:
         with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
+            header = Header(file, size)
+            if header.octets(4) != b"GGUF":
                 raise ModelError(f"{path} is no GGUF file; fetch it again.")
-            return _parsed(path, _Header(file, size), size)
+            return _parsed(path, header, size)
     except OSError as error:
         raise ModelError(f"{path} cannot be read ({error.strerror}).") from None
 
 
-def _parsed(path: Path, header: _Header, size: int) -> GGUF:
+def _parsed(path: Path, header: Header, size: int) -> GGUF:
     version, num_tensors, num_entries = header.take("IQQ")
     if version not in VERSIONS:
         raise ModelError(f"{path} is GGUF of version {version}; versions 2 and 3 are read.")
@@ -176,7 +160,7 @@ def _parsed(path: Path, header: _Header, size: int) -> GGUF:
         entries = [header.tensor() for _ in range(num_tensors)]
     except (struct.error, UnicodeDecodeError, KeyError, MemoryError, OverflowError):
         raise ModelError(f"{path}: the header is damaged; {AGAIN}.") from None
-    metadata = {key: value for key, (value, _) in values.items()}
+    metadata = Metadata(path, {key: value for key, (value, _) in values.items()})
     kinds = {key: kind for key, (_, kind) in values.items()}
     unit = Fields(metadata, str(path)).whole("general.alignment", high=LARGEST_UNIT, default=32)
     unit = unit or 32
@@ -198,58 +182,11 @@ def _placed(
 ) -> StoredTensor:
     """Return the tensor ``name`` at the byte ``begin`` of a file of ``size`` bytes."""
     try:
-        type = GGMLQuantizationType(kind)
+        type = Kind(kind)
     except ValueError:
         raise ModelError(f"{path}: tensor {name!r} is of unknown type {kind}.") from None
-    block, octets = GGML_QUANT_SIZES[type]
+    block, octets = SIZES[type]
     length = prod(shape) // block * octets
     if not shape or 0 in shape or shape[-1] % block or begin + length > size:
         raise ModelError(f"{path}: tensor {name!r} is damaged or cut off; {AGAIN}.")
     return StoredTensor(path, shape, type, begin, length)
-
-
-class _Header:
-    """Reads a header from start to end; ``at`` is the next byte."""
-
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file = file
-        self._size = size
-        self.at = 4
-
-    def _read(self, length: int) -> bytes:
-        octets = self._file.read(length) if length <= self._size - self.at else b""
-        if len(octets) != length:
-            raise struct.error("the file ends inside its header")
-        self.at += length
-        return octets
-
-    def take(self, form: str) -> tuple[Any, ...]:
-        """Return the next numbers, by their ``struct`` codes."""
-        return struct.unpack("<" + form, self._read(struct.calcsize("<" + form)))
-
-    def text(self) -> str:
-        """Return the next string."""
-        (length,) = self.take("Q")
-        return str(self._read(length), "utf-8")
-
-    def value(self) -> tuple[Any, tuple[int, int | None]]:
-        """Return the next value of metadata and its kind: a number, a string, or a list of one."""
-        (kind,) = self.take("I")
-        if kind == STRING:
-            return self.text(), (kind, None)
-        if kind != ARRAY:
-            return self.take(NUMBERS[kind])[0], (kind, None)
-        items, count = self.take("IQ")
-        if items == STRING:
-            return [self.text() for _ in range(count)], (kind, items)
-        return list(self.take(f"{count}{NUMBERS[items]}")), (kind, items)
-
-    def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Return the next tensor's name, shape, type and offset."""
-        name = self.text()
-        (dims,) = self.take("I")
-        if dims > DIMENSIONS:
-            raise struct.error("a tensor of too many dimensions")
-        shape = self.take(f"{dims}Q")
-        kind, offset = self.take("IQ")
-        return name, tuple(reversed(shape)), kind, offset

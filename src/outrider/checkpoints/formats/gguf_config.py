@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf.constants import GGMLQuantizationType as Kind
 
 from ...base.fields import Fields, one_line
 from ...base.limits import LARGEST_INT
 from ...errors import ModelError, shown
 from ..configs import PlainConfig, whole
 from .gguf import GGUF
+from .gguf_ends import end_token_ids
+from .gguf_types import Kind
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -60,22 +61,6 @@ GRANITE = (
     ("logits_scaling", "logit_scale", 1.0),
 )
 """Options of Granite, their names in files, and their defaults; None stands for head_dim**-0.5."""
-
-KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-"""Ids that a file may name; padding or another file follows where a hole was filled."""
-TEXTS = frozenset(
-    {
-        "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>",
-        "<end_of_turn>", "<end_of_utterance>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>",
-        "<eos>", "</s>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<turn|>", "<|tool_response>", "[e~[",
-        "<｜end▁of▁sentence｜>",
-        "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
-        "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
-    }
-)  # fmt: skip
-HARMONY = {"<|return|>", "<|call|>"}
-"""In vocabularies that have these, "<|end|>" ends a message but not a turn."""
-NORMAL = 1
 
 
 def form_of(metadata: Mapping[str, Any]) -> Form:
@@ -122,11 +107,11 @@ def _options(file: GGUF, name: str) -> dict[str, Any]:
     if head_dim != values or head_dim % 2 or not (turning == head_dim or partial):
         heads_of = f"heads of which {turning} of {head_dim} elements turn and values have {values}"
         raise _unread(file.path, f"{heads_of} are not read")
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    tokens = file.metadata.count("tokenizer.ggml.tokens")
     begins = "tokenizer.ggml.bos_token_id"
     options: dict[str, Any] = {
         "model_type": FORMS[name].family,
-        "vocab_size": len(tokens) if isinstance(tokens, list) and tokens else size("vocab_size"),
+        "vocab_size": tokens or size("vocab_size"),
         "hidden_size": width,
         "intermediate_size": size("feed_forward_length"),
         "num_hidden_layers": size("block_count", high=max(1, len(tensors))),
@@ -209,7 +194,9 @@ def _windows(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> 
 
 def _per_model(file: GGUF, family: str) -> Fields:
     """Return the metadata, lists of one value repeated for each layer replaced by that value."""
-    metadata = dict(file.metadata)
+    own = [name for name in file.metadata if not name.startswith("tokenizer.")]
+    own.extend(name for name in file.metadata if name == "tokenizer.ggml.bos_token_id")
+    metadata = {name: file.metadata[name] for name in own}
     for name, value in metadata.items():
         if name.startswith(f"{family}.") and isinstance(value, list) and value:
             if all(each == value[0] for each in value):
@@ -322,29 +309,3 @@ def divisors(
     waves = 2 * np.pi * base ** (np.arange(0, size, 2) / size)
     smooth = np.clip((trained / waves - low) / (high - low), 0.0, 1.0)
     return np.asarray(1 / ((1 - smooth) / factor + smooth))
-
-
-def end_token_ids(file: GGUF) -> frozenset[int]:
-    """Return the ids that end a turn: those that the file names, and those known by their text.
-
-    Many files name only the base model's EOS, or no end of a turn at all. So llama.cpp recognises
-    such tokens by their texts, too ("end of generation" in ``llama-vocab.cpp``): this is its list.
-    A normal token that merges produce is a word, whatever its text: Qwen's vocabulary has "</s>".
-    Damaged lists of the tokenizer are ignored here; reading the tokenizer refuses them.
-    """
-    fields = file.fields
-    names = [name for key in KEYS if (name := f"tokenizer.ggml.{key}_token_id") in fields]
-    tokens, kinds, merges = (_listed(file, name) for name in ("tokens", "token_type", "merges"))
-    known = {token: i for i, token in enumerate(tokens) if token in TEXTS}
-    if known.keys() >= HARMONY:
-        known.pop("<|end|>", None)
-    normal = {token for token, i in known.items() if i < len(kinds) and kinds[i] == NORMAL}
-    if normal:
-        normal &= {str(merge).replace(" ", "", 1) for merge in merges}
-    ends = {i for token, i in known.items() if token not in normal}
-    return frozenset({fields.whole(name) for name in names} | ends)
-
-
-def _listed(file: GGUF, name: str) -> list[Any]:
-    value = file.metadata.get(f"tokenizer.ggml.{name}")
-    return value if isinstance(value, list) else []

@@ -17,7 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from ...base.fields import Fields, readable
 from ...errors import ModelError, shown
 from .gguf import GGUF
-from .gguf_config import end_token_ids
+from .gguf_ends import end_token_ids
 
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are matched in a text before anything else."""
@@ -78,8 +78,8 @@ class Words(NamedTuple):
 def gguf_tokenizer(file: GGUF) -> Words | None:
     """Return the tokenizer in ``file``, if it has one."""
     options = {
-        key.removeprefix("tokenizer.ggml."): value
-        for key, value in file.metadata.items()
+        key.removeprefix("tokenizer.ggml."): file.metadata[key]
+        for key in file.metadata
         if key.startswith("tokenizer.ggml.")
     }
     fields = Fields(options, f"{file.path}: tokenizer.ggml")

@@ -8,16 +8,16 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from math import prod
+from pathlib import Path
 
 import torch
-from gguf.constants import GGMLQuantizationType as Kind
-from gguf.quants import dequantize
 
 from ...errors import ModelError
 from ..coded import Coded, CodedPart
 from ..quantize import Matrix, Quantized
 from .gguf import GGUF, StoredTensor
 from .gguf_config import form_of
+from .gguf_types import Kind
 
 GROUP = 32
 """Weights of a block of Q8_0 and Q4_0."""
@@ -89,8 +89,12 @@ def rows_of(file: GGUF, stored: StoredTensor, first: int, count: int) -> torch.T
     octets = file.read(stored, first * width, count * width)
     if stored.kind in PLAIN:
         return torch.from_numpy(octets).view(PLAIN[stored.kind]).view(count, columns)
+    from gguf.constants import GGMLQuantizationType  # slow to import, and seldom needed
+    from gguf.quants import dequantize
+
+    kind = GGMLQuantizationType(stored.kind)
     try:
-        return torch.from_numpy(dequantize(octets.reshape(count, width), stored.kind))
+        return torch.from_numpy(dequantize(octets.reshape(count, width), kind))
     except NotImplementedError:
         raise ModelError(
             f"{file.path}: weights of type {stored.kind.name} are not read; give a file of another "
@@ -171,6 +175,11 @@ class GGUFTensors:
             key: stored.nbytes if keeps and stored.kind in CODED else size * prod(stored.shape)
             for key, stored in self._file.tensors.items()
         }
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold the tensors."""
+        return self._file.files
 
     @property
     def file_bytes(self) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...base.config import EngineConfig
 from ...base.types import Event, Folder, Request
+from ...checkpoints.unread import UnreadCodec
 from ...errors import OutriderError
 from ...text.codec import TextCodec
 from ..control.switch import SpeculationState
@@ -36,7 +37,7 @@ class Facts:
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
-    codec: TextCodec | None
+    codec: TextCodec | UnreadCodec | None
 
 
 class Abort(NamedTuple):

@@ -11,12 +11,17 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import WorkerError
-from .messages import Command, Message, WorkerSpec
+
+if TYPE_CHECKING:
+    from .messages import Command, Message, WorkerSpec
 
 logger = logging.getLogger("outrider")
 
@@ -83,11 +88,55 @@ def unguarded() -> WorkerError:
     )
 
 
-def run(link: Connection, spec: WorkerSpec, generation: int) -> None:
-    """Run a worker in this new process; it imports torch, which the frontend does without."""
+def run(link: Connection) -> None:
+    """Run a worker in this new process, once it has imported all and been told what to load."""
     from .worker import run_worker
 
+    try:
+        spec, generation = pickle.loads(link.recv_bytes())
+    except (EOFError, OSError):  # nobody wanted it
+        return
     run_worker(link, spec, generation)
+
+
+def begin() -> tuple[SpawnProcess, Connection]:
+    """Return a new worker, which imports its modules, and this end of its pipe."""
+    context = multiprocessing.get_context("spawn")
+    link, its = context.Pipe()
+    process = context.Process(target=run, args=(its,), name=NAME, daemon=True)
+    try:
+        with uninterrupted():
+            process.start()
+    except BaseException:
+        link.close()
+        raise
+    finally:
+        its.close()
+    return process, link
+
+
+_early: list[tuple[SpawnProcess, Connection]] = []
+"""A worker that was begun before anyone knew what it is to load."""
+
+
+@contextmanager
+def early_worker() -> Iterator[None]:
+    """Begin a worker for the first ``WorkerProcess`` inside, so that both processes import at once.
+
+    It is killed if there is none. Where it cannot be begun, that one says why.
+    """
+    main = sys.modules["__main__"]
+    if Path(getattr(main, "__file__", None) or "").name == "outrider":
+        main.__file__ = None  # the command's script, which a worker needs not import
+    with suppress(OSError):
+        _early.append(begin())
+    try:
+        yield
+    finally:
+        while _early:
+            process, link = _early.pop()
+            link.close()
+            process.kill()
 
 
 @contextmanager
@@ -127,20 +176,11 @@ class WorkerProcess:
         refuse_unguarded()
         self._take, self._ended, self._outbox = take, ended, Outbox()
         self.withdraw = self._outbox.withdraw
-        context = multiprocessing.get_context("spawn")
-        self._link, its = context.Pipe()
-        self._process = context.Process(
-            target=run, args=(its, spec, generation), name=NAME, daemon=True
-        )
+        told = pickle.dumps((spec, generation), pickle.HIGHEST_PROTOCOL)
+        self._process, self._link = _early.pop() if _early else begin()
         self.kill = self._process.kill  # at once, also one that is stopped
-        try:
-            with uninterrupted():
-                self._process.start()
-        except BaseException:
-            self._link.close()
-            raise
-        finally:
-            its.close()
+        with suppress(OSError):  # it is dead already, which the reading thread finds
+            self._link.send_bytes(told)
         self._writer = threading.Thread(target=self._write, name="outrider-commands", daemon=True)
         reader = threading.Thread(target=self._read, name="outrider-events", daemon=True)
         try:

@@ -46,10 +46,11 @@ from .messages import (
     Stepped,
     WorkerSpec,
 )  # fmt: skip
+from .spare_time import SpareTime
 
 logger = logging.getLogger("outrider")
 
-WARM_TOKENS = 4  # tokens that are decoded before the worker says that it is ready
+WARM_TOKENS = 2  # decoded before the worker says that it is ready: after a prompt, after a draft
 COMPILERS = 2
 """Threads that compile grammars, so that a slow one holds up neither steps nor other requests."""
 TOLD_SECONDS = 1.0
@@ -100,7 +101,7 @@ def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
         try:
             setup = set_up(spec.model, spec.drafter, spec.options)
             outlet.send(setup.facts)
-            engine = build_engine(setup, thorough=True)
+            engine = build_engine(setup)
             del setup
         except OutriderError as error:
             outlet.send(error)
@@ -142,8 +143,8 @@ class Worker:
 
     def serve(self) -> None:
         """Decode a few tokens, send ``Ready``, and step until the frontend is gone."""
-        self._warm_up()
-        engine, pulse = self.engine, self.pulse
+        self.warm_up()
+        engine, pulse, spare = self.engine, self.pulse, SpareTime(self.engine)
         menu, budget = engine.menu, engine.budget
         self._tell()
         self.outlet.send(
@@ -157,16 +158,15 @@ class Worker:
             waits = not engine.has_work
             pulse.step = None if waits else number
             while waits or not self.inbox.empty():
-                call = self.inbox.get()
+                call = spare.wait(self.inbox) if waits else self.inbox.get()
                 pulse.step, waits = number, False
                 call()
             if engine.has_work:
                 self._step()
             self._tell()
 
-    def _warm_up(self) -> None:
+    def warm_up(self) -> None:
         """Decode a few tokens, so that the first request meets warm caches."""
-        self.engine.grammars.warm_up()
         params = SamplingParams(temperature=0, max_tokens=WARM_TOKENS, ignore_eos=True)
         shortest = min(self.engine.max_model_len - 1, 8)
         self.engine.add(Request("warm-up", (0,) * max(1, shortest - WARM_TOKENS), params, 0))

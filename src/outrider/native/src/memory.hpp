@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <memory>
 #include <new>
 #include <utility>
 
@@ -34,13 +35,19 @@ public:
     explicit Memory(std::size_t count) : Memory(count, true) {}
     // Memory that is written before it is read.
     static Memory unset(std::size_t count) { return Memory(count, false); }
+    // What lies in memory of another owner, who keeps it for as long.
+    Memory(T* data, std::size_t count, std::shared_ptr<void> owner)
+        : data_(data), count_(count), owner_(std::move(owner)) {}
     Memory(Memory&& other) noexcept { *this = std::move(other); }
     Memory& operator=(Memory&& other) noexcept {
         std::swap(data_, other.data_);
         std::swap(count_, other.count_);
+        std::swap(owner_, other.owner_);
         return *this;
     }
-    ~Memory() { std::free(data_); }
+    ~Memory() {
+        if (!owner_) std::free(data_);
+    }
 
     T* data() const { return data_; }
     std::size_t size() const { return count_; }
@@ -71,6 +78,7 @@ private:
     }
     T* data_ = nullptr;
     std::size_t count_ = 0;
+    std::shared_ptr<void> owner_;  // null: it is its own
 };
 
 // Zeroed memory whose pages the system gives when they are first written to.
@@ -79,7 +87,9 @@ public:
     LazyMemory() = default;
     explicit LazyMemory(std::size_t bytes) : bytes_(bytes) {
         if (!bytes) return;
-        constexpr int access = PROT_READ | PROT_WRITE, kind = MAP_PRIVATE | MAP_ANONYMOUS;
+        constexpr int access = PROT_READ | PROT_WRITE;
+        // What no page is written to is promised to nobody.
+        constexpr int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         void* made = mmap(nullptr, bytes, access, kind, -1, 0);
         if (made == MAP_FAILED) throw std::bad_alloc();
         data_ = static_cast<char*>(made);

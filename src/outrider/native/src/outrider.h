@@ -229,6 +229,13 @@ OUTRIDER_API const char* outrider_ids(Model* model, const int32_t* target_token_
 OUTRIDER_API const char* outrider_borrow(Model* model, const Model* from);
 // Fails unless the model has all its weights.
 OUTRIDER_API const char* outrider_check(const Model* model);
+// Writes the packed weights of a model to a new file, under a `key` [32].
+OUTRIDER_API const char* outrider_keep(Model* model, const char* path, const uint8_t* key);
+// Gives a new model the weights that a file has under `key` [32], where there are any: `taken` says
+// whether it did. They stay in the file, mapped, if large pages hold it; else they are read if
+// `copies`.
+OUTRIDER_API const char* outrider_take(Model* model, const char* path, const uint8_t* key,
+                                       int32_t copies, const Model* beside, int32_t* taken);
 // Returns the bytes of the matrices of a model, without those that `beside` (or null) holds too.
 OUTRIDER_API int64_t outrider_weights(Model* model, const Model* beside);
 

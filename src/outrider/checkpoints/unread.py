@@ -1,0 +1,58 @@
+"""The codec of a GGUF file, read when it is first needed, by the process that needs it.
+
+Building the tokenizer takes most of a second for 152,000 tokens, and as long again for each process
+that it is sent to. The frontend needs it at once, the worker for its first grammar or not at all.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+from pathlib import Path
+from weakref import ref
+
+from ..base.fields import readable
+from ..errors import ModelError
+from ..text.codec import TextCodec
+from .formats.gguf import GGUF, open_gguf
+from .formats.gguf_tokenizer import Words, gguf_tokenizer
+from .growth import check_specials
+
+
+def trying(path: Path) -> AbstractContextManager[None]:
+    """Return the context in which the tokenizer at ``path`` is read: damage is a ModelError."""
+    return readable(f"the tokenizer in {path} cannot be read", "fetch the checkpoint again.")
+
+
+def codec_of(words: Words, folder: Path, specials: bool) -> TextCodec:
+    """Return the codec of a tokenizer, which is tried."""
+    backend = words.backend
+    check_specials(backend, folder)
+    backend.no_truncation()
+    backend.no_padding()
+    backend.decode(backend.encode("a tokenizer's try: 1, 2\n").ids)  # finds damage
+    return TextCodec(backend, words.template, words.specials, words.end, folder, specials)
+
+
+class UnreadCodec:
+    """The codec in the GGUF file at ``path``; it can be pickled, and is read once a process."""
+
+    def __init__(self, path: Path, specials: bool, file: GGUF | None = None) -> None:
+        self._path, self._specials = path, specials
+        self._file = None if file is None else ref(file)  # while others hold it open
+        self._codec: TextCodec | None = None
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[UnreadCodec], tuple[Path, bool]]:
+        return UnreadCodec, (self._path, self._specials)
+
+    def read(self) -> TextCodec:
+        """Return the codec; ModelError where it cannot be used."""
+        with self._lock:
+            if self._codec is None:
+                with trying(self._path):
+                    words = gguf_tokenizer((self._file and self._file()) or open_gguf(self._path))
+                    if words is None:
+                        raise ModelError(f"{self._path} names no tokenizer; give another file.")
+                    self._codec = codec_of(words, self._path, self._specials)
+            return self._codec

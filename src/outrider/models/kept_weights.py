@@ -1,0 +1,123 @@
+"""Packed weights on disk: a later start maps them instead of packing or quantising again.
+
+A file of its own holds what one checkpoint becomes by one recipe, dtype and library, under a key of
+all that. Files that were not used for longest go first. A damaged file is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..base.config import Recipe
+from ..base.homes import cache_home
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.files import weight_files
+from ..checkpoints.formats.gguf_weights import GGUFTensors
+from ..errors import ModelError
+from ..native.library import Library
+
+logger = logging.getLogger("outrider")
+
+BOUND = 20 << 30
+"""Bytes of all kept files, at most; one takes half of them at most."""
+LEAST = 32 << 20
+"""Bytes of a checkpoint whose weights are kept; smaller ones are packed in no time."""
+LEFT_FREE = 4 << 30
+"""Bytes of the disk that stay free."""
+STALE_SECONDS = 3600.0
+"""Age of an unfinished file that nobody writes any more."""
+SUFFIX, UNFINISHED = ".packed", ".part"
+VERSION = 1
+"""Raise it where a recipe makes other weights of the same files."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where the packed weights of a model are kept, or would be.
+
+    ``copies`` says that reading them is worth it where they cannot be mapped in large pages: that
+    is quicker than quantising, but not than packing.
+    """
+
+    path: Path
+    key: bytes
+    nbytes: int
+    copies: bool
+
+    def take(self, library: Library, handle: int, beside: int | None) -> bool:
+        """Give a new model its weights; False where they are not kept."""
+        try:
+            taken = self.path.is_file() and library.take_kept(
+                handle, str(self.path), self.key, self.copies, beside
+            )
+        except ModelError as error:
+            logger.info("%s is removed (%s); weights are packed anew.", self.path, error)
+            self.path.unlink(missing_ok=True)
+            return False
+        if taken:
+            os.utime(self.path)
+        return taken
+
+    def keep(self, library: Library, handle: int) -> None:
+        """Write a model's weights, unless they are there or there is no room for them."""
+        part = self.path.with_suffix(f".{os.getpid()}{UNFINISHED}")
+        try:
+            if self.path.exists() or not _has_room(self.path.parent, self.nbytes):
+                return
+            library.keep(handle, str(part), self.key)
+            part.replace(self.path)
+        except (OSError, ModelError) as error:
+            logger.info("packed weights are not kept (%s)", error)
+        finally:
+            with suppress(OSError):
+                part.unlink()
+
+
+def place_of(
+    checkpoint: Checkpoint, dtype: str, recipe: Recipe | None, library: Library
+) -> Kept | None:
+    """Return where the packed weights of a checkpoint are kept; None where they are not."""
+    tensors = checkpoint.tensors
+    of_gguf = isinstance(tensors, GGUFTensors)
+    if (recipe is None and not of_gguf) or tensors.file_bytes < LEAST:
+        return None
+    folder = checkpoint.folder
+    files = [folder] if of_gguf else [folder / "config.json", *weight_files(folder)]
+    if isinstance(tensors, GGUFTensors):
+        files = [*tensors.files]
+    states = [(str(file.resolve()), file.stat()) for file in (*files, library.file)]
+    about = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
+    key = _digest([VERSION, dtype, str(recipe), about])
+    path = cache_home() / "weights" / f"{key.hex()[:32]}{SUFFIX}"
+    return Kept(path, key, tensors.file_bytes, recipe is not None)
+
+
+def _digest(about: list[Any]) -> bytes:
+    return hashlib.sha256(json.dumps(about).encode()).digest()
+
+
+def _has_room(folder: Path, nbytes: int) -> bool:
+    """Return whether ``nbytes`` more may be kept in ``folder``; removes what has to go for them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in folder.glob(f"*{UNFINISHED}"):
+        if time.time() - file.stat().st_mtime > STALE_SECONDS:
+            file.unlink(missing_ok=True)
+    if nbytes > BOUND // 2:
+        return False
+    files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)
+    total = nbytes + sum(file.stat().st_size for file in files)
+    for file in files:
+        if total <= BOUND:
+            break
+        total -= file.stat().st_size
+        file.unlink(missing_ok=True)
+    return shutil.disk_usage(folder).free >= nbytes + LEFT_FREE
