@@ -91,9 +91,9 @@ def test_each_mismatch_of_a_head_is_told_with_both_values(
 def test_a_target_without_a_native_step_does_not_fit_a_head(
     head: Path, make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    found = facts(make_checkpoint(tmp_path / "gemma", "gemma2"), "--drafter", head)
+    found = facts(make_checkpoint(tmp_path / "olmo", "olmo"), "--drafter", head)
     assert not found["family"]["fits"]
-    assert found["family"]["target"] == "gemma2"
+    assert found["family"]["target"] == "olmo"
 
 
 def test_a_heads_own_tokenizer_is_compared(head: Path, tmp_path: Path) -> None:
@@ -151,10 +151,8 @@ def test_another_tokenizer_that_does_not_serve_is_told(
     found = facts(pocket.PATH, "--drafter", f"retokenize:{words}")
     assert "neither byte-level nor SentencePiece" in found["tokenizer"]["drafter"]
     assert not found["tokenizer"]["fits"]
-    found = facts(
-        pocket.PATH, "--drafter", f"retokenize:{make_checkpoint(tmp_path / 'g', 'gemma2')}"
-    )
-    assert found["family"]["drafter"] == "gemma2, no native step"
+    found = facts(pocket.PATH, "--drafter", f"retokenize:{make_checkpoint(tmp_path / 'o', 'olmo')}")
+    assert found["family"]["drafter"] == "olmo, no native step"
     assert not found["family"]["fits"]
 
 

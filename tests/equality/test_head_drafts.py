@@ -356,11 +356,11 @@ def recomputed(engine: Engine, sequence: SequenceState, first: int) -> torch.Ten
 
 def made_up_costs(
     _: Model, drafters: Mapping[str, Drafter], merging: Sequence[str], *__: Any
-) -> Costs:
+) -> tuple[Costs, None]:
     passes = Curve((1, 64), (1e-4, 5e-4))
     found = {n: DraftCosts(passes if d.model else None, 2e-5, 5e-6) for n, d in drafters.items()}
     found |= {name: DraftCosts(None, 2e-5, 5e-6) for name in merging}
-    return Costs(Curve((1, 64), (1e-3, 5e-3)), found)
+    return Costs(Curve((1, 64), (1e-3, 5e-3)), found), None
 
 
 @pytest.mark.parametrize(

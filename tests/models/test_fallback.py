@@ -48,14 +48,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"n_head": 4, "n_layer": 2}),  # alibi
     "falcon": ("falcon", {}),
     "phi": ("phi", {}),
-    "olmo2": ("olmo2", {}),
+    "olmo": ("olmo", {}),
     "starcoder2": ("starcoder2", {"sliding_window": 24}),
     "cohere2": ("cohere2", WINDOWS),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "gpt_oss": ("gpt_oss", {**WINDOWS, "num_local_experts": 4, "num_experts_per_tok": 2,
                             "head_dim": 8, "intermediate_size": 64}),
     "phimoe-longrope": ("phimoe", LONGROPE),
-    "olmo2-dynamic": ("olmo2", SCALED),
+    "olmo-dynamic": ("olmo", SCALED),
     "no cache": ("openai-gpt", GPT2),
 }  # fmt: skip
 PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -193,7 +193,7 @@ def test_a_context_that_is_no_multiple_of_the_span_is_used_to_its_end(
 def test_rows_that_are_no_numbers_spoil_what_follows_them_only(
     tmp_path: Path, make_checkpoint: MakeCheckpoint
 ) -> None:
-    model, ids, poison = load(make_checkpoint(tmp_path, "olmo2")), ids_of(20), 127
+    model, ids, poison = load(make_checkpoint(tmp_path, "olmo")), ids_of(20), 127
     assert poison not in ids
     expected = logits(model, model.new_store(2, 16), whole(ids))
     model._model.get_input_embeddings().weight.data[poison] = float("nan")

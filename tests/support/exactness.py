@@ -108,6 +108,12 @@ def planted_pair(folder: Path, family: str = "llama", **sizes: int) -> Path:
             "tie_word_embeddings": False, "eos_token_id": END, "bos_token_id": None,
             "pad_token_id": None, **options, **sizes,
         }  # fmt: skip
+        rope = options.get("rope_parameters")
+        if rope is not None:  # a factor for each pair that turns
+            pairs = int(options["head_dim"] * rope["partial_rotary_factor"] / 2)
+            lists = {name: each for name, each in rope.items() if isinstance(each, list)}
+            tiled = {name: (each * pairs)[:pairs] for name, each in lists.items()}
+            options["rope_parameters"] = rope | tiled
         config = AutoConfig.for_model(family, num_hidden_layers=layers, **options)
         return AutoModelForCausalLM.from_config(config)
 

@@ -11,8 +11,7 @@
 #include <cstdio>
 #include <string>
 
-#include "guard.hpp"
-#include "model.hpp"
+#include "with.hpp"
 
 namespace outrider {
 namespace {
@@ -453,27 +452,15 @@ bool take(Weights<T>& m, const char* path, const std::uint8_t* key, bool copies,
     return true;
 }
 
-// Calls `work` with the weights as what they are, and with those of `beside` if of the same dtype.
-template <class Work>
-const char* typed(Model* model, const Model* beside, Work work) {
-    return guarded({model, beside}, [&]() -> const char* {
-        const Model* near = beside && beside->c.dtype == model->c.dtype ? beside : nullptr;
-        if (model->c.dtype == 0)
-            return work(*static_cast<Weights<float>*>(model),
-                        static_cast<const Weights<float>*>(near));
-        return work(*static_cast<Weights<bf16>*>(model), static_cast<const Weights<bf16>*>(near));
-    });
-}
-
 }  // namespace
 
 const char* outrider_keep(Model* model, const char* path, const std::uint8_t* key) {
-    return typed(model, nullptr, [&](auto& m, const auto*) { return keep(m, path, key); });
+    return with(model, [&](auto& m) { return keep(m, path, key); });
 }
 
 const char* outrider_take(Model* model, const char* path, const std::uint8_t* key,
                           std::int32_t copies, const Model* beside, std::int32_t* taken) {
-    return typed(model, beside, [&](auto& m, const auto* other) -> const char* {
+    return with(model, beside, [&](auto& m, const auto* other) -> const char* {
         const char* wrong = nullptr;
         if (m.c.input != INPUT_EMBEDDED || m.c.fused || m.embedding || m.head)
             return "weights of this kind are not kept";

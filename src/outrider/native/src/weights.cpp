@@ -4,6 +4,7 @@
 #include "coded.hpp"
 #include "guard.hpp"
 #include "model.hpp"
+#include "with.hpp"
 
 namespace outrider {
 
@@ -247,25 +248,6 @@ const char* set_rotary(Weights<T>& m, int table, const float* cos, const float* 
     for (int other : m.turned_to) length = other ? std::min(length, other) : length;
     m.turned = length;
     return nullptr;
-}
-
-// Calls `work` with the weights as what they are, and with those of `beside` if of the same dtype.
-template <class Work>
-const char* with(Model* model, const Model* beside, Work work) {
-    const Model* near = beside && beside->c.dtype == model->c.dtype ? beside : nullptr;
-    auto typed = [&]() -> const char* {
-        if (model->c.dtype == 0)
-            return work(*static_cast<Weights<float>*>(model),
-                        static_cast<const Weights<float>*>(near));
-        return work(*static_cast<Weights<bf16>*>(model), static_cast<const Weights<bf16>*>(near));
-    };
-    return guarded({model, beside}, typed);
-}
-
-// Calls `work` with the weights as what they are.
-template <class Work>
-const char* with(Model* model, Work work) {
-    return with(model, nullptr, [&](auto& m, const auto*) { return work(m); });
 }
 
 template <class T>
