@@ -321,7 +321,10 @@ def test_a_key_that_no_header_can_carry_is_refused() -> None:
 
 
 def test_a_call_is_interrupted() -> None:
-    code = "import sys; from outrider.base.outside.http import call; call(sys.argv[1], seconds=60)"
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from outrider.base.outside.http import call; call(sys.argv[1], seconds=60)"
+    )  # background jobs of a script ignore SIGINT
     with peer(drips(b"", b"HTTP/1.1 100 Continue\r\n\r\n")) as (url, asked):
         process = subprocess.Popen([sys.executable, "-c", code, url], stderr=subprocess.PIPE)
         try:
