@@ -12,14 +12,13 @@ from itertools import chain, product
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 from ..base.types import Request, SamplingParams
 from ..models.base import Model
 from ..models.rows import Segment
 from ..native.native_sampling import sequence_pipeline
-from ..sampling.pipeline import NEVER, RequestPipeline
+from ..sampling.arrays import softmax, widened
+from ..sampling.pipeline import NEVER, Logits, RequestPipeline
 from . import oracle
 from .oracle import Distribution
 
@@ -51,8 +50,8 @@ class Recorded:
     that was not drawn.
     """
 
-    target: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    drafter: tuple[torch.Tensor, torch.Tensor] | None
+    target: tuple[Logits, Logits, Logits]
+    drafter: tuple[Logits, Logits] | None
     joint: Distribution
     certain: tuple[int, int]
 
@@ -67,7 +66,7 @@ class Contexts:
         self._pages = [range(1 + i * each, 1 + (i + 1) * each) for i in range(len(contexts))]
         self._store = model.new_store(1 + each * len(contexts), PAGE_SIZE)
 
-    def after(self, paths: Sequence[Sequence[int]] | None) -> torch.Tensor:
+    def after(self, paths: Sequence[Sequence[int]] | None) -> Logits:
         """Return logits [contexts, vocabulary] behind contexts and paths, first behind none."""
         rows = paths or self._contexts
         segments = [
@@ -84,8 +83,8 @@ class _ContextNode:
     """Processed logits after one path in local ``ids``, and the oracle's distribution."""
 
     ids: list[int]
-    target: torch.Tensor
-    drafter: torch.Tensor | None
+    target: Logits
+    drafter: Logits | None
     exact: Distribution
     wrong: float
     usable: bool
@@ -102,17 +101,16 @@ class _Request:
         self.tokens = list(tokens)
         self.prompt = tuple(tokens[: -(-len(tokens) // 2)])
         request = Request("audit", self.prompt, self.params, 0)
-        self.pipeline = sequence_pipeline(
-            RequestPipeline(request, model.shape.vocab_size, model.device)
-        )
+        self.pipeline = sequence_pipeline(RequestPipeline(request, model.shape.vocab_size))
 
-    def z(self, raw: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
+    def z(self, raw: Logits, path: Sequence[int]) -> Logits:
         """Return raw logits after ``path`` as the engine processes them: fp32 [vocabulary]."""
-        return self.pipeline.apply(raw[None].clone(), self.tokens, [list(path)])[0]
+        z: Logits = self.pipeline.apply(raw[None].copy(), self.tokens, [list(path)])[0]
+        return z
 
 
 def _node(
-    request: _Request, path: Sequence[int], raw: torch.Tensor, drafted: torch.Tensor | None
+    request: _Request, path: Sequence[int], raw: Logits, drafted: Logits | None
 ) -> _ContextNode:
     """Return the node after ``path`` from raw logits [vocabulary] of the target and the drafter."""
     params = request.params
@@ -120,7 +118,7 @@ def _node(
     shares = [name for name, value in oracle.TRUNCATIONS.items() if isinstance(value, float)]
     penalties = {name: getattr(params, name) for name in PENALTIES}
     output = [*request.tokens[len(request.prompt) :], *path]
-    precise = oracle.processed(raw.double().cpu().numpy(), request.prompt, output, **penalties)
+    precise = oracle.processed(raw, request.prompt, output, **penalties)
     exact = oracle.distribution(precise, **options)
     usable = True
     for share in (1 - EDGE_SHARE, 1 + EDGE_SHARE):
@@ -129,12 +127,12 @@ def _node(
         usable = usable and bool(((moved > 0) == (exact > 0)).all())
     z = request.z(raw, path)
     z_q = None if drafted is None else request.z(drafted, path)
-    distribution = z.double().softmax(-1).cpu().numpy()
+    distribution = softmax(z.astype(np.float64))
     order = np.argsort(-exact, kind="stable")
     ids = [int(i) for i in order[: int((exact > 0).sum())]]
     for other in (z, z_q):
         if other is not None:
-            ids += sorted(set((other > NEVER).nonzero()[:, 0].tolist()) - set(ids))
+            ids += sorted(set(np.flatnonzero(other > NEVER).tolist()) - set(ids))
     wrong = oracle.total_variation(exact, distribution) if usable else 0.0
     local = np.zeros(LOCAL_IDS)
     local[: len(ids[:LOCAL_IDS])] = exact[ids[:LOCAL_IDS]]
@@ -142,15 +140,14 @@ def _node(
     return _ContextNode(ids, _local(z, ids), drawn, local, wrong, usable and len(ids) <= LOCAL_IDS)
 
 
-def _local(z: torch.Tensor, ids: list[int]) -> torch.Tensor:
+def _local(z: Logits, ids: list[int]) -> Logits:
     """Return z [vocabulary] at local ids, -inf past their end: fp32 [LOCAL_IDS]."""
-    local = torch.full((LOCAL_IDS,), NEVER)
+    local = np.full(LOCAL_IDS, NEVER, np.float32)
     ids = [i for i in ids[:LOCAL_IDS] if i < len(z)]
-    local[: len(ids)] = z[ids].cpu()
+    local[: len(ids)] = z[ids]
     return local
 
 
-@torch.inference_mode()
 def record(
     target: Model,
     drafter: Model | None,
@@ -170,10 +167,9 @@ def record(
 
     def nodes(paths: Sequence[Sequence[int]] | None, drafted: bool = True) -> list[_ContextNode]:
         raw = [model.after(paths) for model in models[: 1 + drafted]]
-        q: Sequence[torch.Tensor | None] = [None] * len(contexts)
+        q: Sequence[Logits | None] = [None] * len(contexts)
         if len(raw) > 1:
-            wider = raw[0].shape[1] - raw[1].shape[1]
-            q = F.pad(raw[1], (0, wider), value=NEVER).unbind()
+            q = list(widened(raw[1], raw[0].shape[1]))
         taken = paths or [[] for _ in contexts]
         return [_node(*row) for row in zip(requests, taken, raw[0], q, strict=True)]
 
@@ -199,8 +195,8 @@ def _place(tree: _Tree, ranks: Sequence[int]) -> tuple[tuple[int, ...], list[int
 
 def _recorded(tree: _Tree, drafted: bool, rng: np.random.Generator) -> Recorded:
     """Return the nodes as tables; after tokens that the target never emits, weights are equal."""
-    target = tuple(torch.zeros((LOCAL_IDS,) * (n + 1)) for n in range(3))
-    drafter = tuple(torch.zeros((LOCAL_IDS,) * (n + 1)) for n in range(2))
+    target = [np.zeros((LOCAL_IDS,) * (n + 1), np.float32) for n in range(3)]
+    drafter = [np.zeros((LOCAL_IDS,) * (n + 1), np.float32) for n in range(2)]
     joint = np.zeros((LOCAL_IDS,) * 3)
     for path, node in tree.items():
         target[len(path)][path] = node.target

@@ -10,12 +10,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from ..base.types import Row, SequenceState
 from ..errors import RequestError
 from ..frontend.inputs import Prompt
 from ..llm import LLM
+from ..sampling.arrays import highest, log_sum_exp
+from ..sampling.pipeline import Logits
 from ..sampling.shared_noise import SharedNoise
 from .watch import StepWatch, WatchedStep, watch_step
 
@@ -202,7 +204,7 @@ class _View:
             len(step.tokens),
         )  # fmt: skip
         z = step.target[path]
-        noise = SharedNoise(len(z), z.device)
+        noise = SharedNoise(len(z))
         target = _Distribution(z, noise.scores(z[None], [row])[0])
         drafting, own = None, step.drafter.get(path)
         if draft is not None and own is not None:
@@ -278,15 +280,12 @@ class _View:
 class _Distribution:
     """Processed logits, and scores z + g as log probabilities, so their order is the draw's."""
 
-    def __init__(self, z: torch.Tensor, score: torch.Tensor) -> None:
-        whole = z.double().logsumexp(-1)
-        self._log_p = z.double() - whole
-        self._score = score.double() - whole
-        self.drawn = int(score.max(-1).indices)
-        best = z.topk(min(LISTED_TOKENS, len(z)))
-        self.top = [
-            i for i, v in zip(best.indices.tolist(), best.values, strict=True) if v.isfinite()
-        ]
+    def __init__(self, z: Logits, score: Logits) -> None:
+        whole = log_sum_exp(z.astype(np.float64))
+        self._log_p, self._score = z - whole, score - whole
+        self.drawn = int(score.argmax())
+        best = highest(z[None], min(LISTED_TOKENS, len(z)))[0].tolist()
+        self.top = [i for i in best if np.isfinite(z[i])]
 
     def p(self, id: int) -> float:
         return math.exp(float(self._log_p[id]))

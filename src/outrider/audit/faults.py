@@ -4,18 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base.types import Draft, DraftBudget, LogitsPipeline, Row, Scheduled, SequenceState
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
-from ..sampling.ratio import Chains, Ratio, Rejection
+from ..sampling.ratio import Chains, Floats, Ints, Ratio, Rejection, of_drafted
 from ..sampling.ratio_noise import DRAFTING, FreshNoise
 from ..sampling.shared_noise import Noise, SharedNoise
 from .wrapped import WrappedDrafter, WrappedPipeline
 
 THRESHOLD = 0.1
 
-Odds = tuple[torch.Tensor, torch.Tensor]
+Odds = tuple[Floats, Floats]
 
 
 class AcceptAlways(Rejection):
@@ -25,7 +26,7 @@ class AcceptAlways(Rejection):
 
     def odds(self, chains: Chains) -> Odds:
         w, h = super().odds(chains)
-        return w, torch.ones_like(h)
+        return w, np.ones_like(h)
 
 
 class AcceptLikely(Rejection):
@@ -34,9 +35,8 @@ class AcceptLikely(Rejection):
     name = "threshold"
 
     def odds(self, chains: Chains) -> Odds:
-        w, h = super().odds(chains)
-        p = chains.p[:, : h.shape[1]].gather(-1, chains.x[..., None])[..., 0]
-        return w, (p > THRESHOLD).double()
+        w, _ = super().odds(chains)
+        return w, (of_drafted(chains.p, chains.x) > THRESHOLD).astype(np.float64)
 
 
 class OwnSample(Rejection):
@@ -44,19 +44,22 @@ class OwnSample(Rejection):
 
     name = "own-sample"
 
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
+
     def odds(self, chains: Chains) -> Odds:
-        w, h = super().odds(chains)
-        p, q = (distribution[:, : h.shape[1]] for distribution in (chains.p, chains.q))
-        gumbel = -torch.empty_like(p).exponential_().log()
-        own = p.gather(-1, (p.log() + gumbel).argmax(-1, keepdim=True))
-        return w, (q.gather(-1, chains.x[..., None]) / own).clamp(max=1)[..., 0]
+        w, _ = super().odds(chains)
+        p = chains.p[:, : chains.x.shape[1]]
+        gumbel = self._rng.gumbel(size=p.shape)
+        own = of_drafted(p, (np.log(p) + gumbel).argmax(-1))
+        return w, np.minimum(of_drafted(chains.q, chains.x) / own, 1)
 
 
 class _NoNoise(FreshNoise):
     """Makes the drafter take its likeliest token."""
 
-    def of(self, rows: Sequence[Row]) -> torch.Tensor:
-        return torch.zeros(len(rows), self.vocab_size, device=self.device)
+    def of(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        return np.zeros((len(rows), self.vocab_size), np.float32)
 
 
 class GreedyDrafts(Rejection):
@@ -65,7 +68,7 @@ class GreedyDrafts(Rejection):
     name = "greedy-drafts"
 
     def drafting(self, noise: SharedNoise) -> Noise:
-        return _NoNoise(noise.vocab_size, noise.device, DRAFTING)
+        return _NoNoise(noise.vocab_size, DRAFTING)
 
 
 class NoSubtraction(Rejection):
@@ -73,8 +76,8 @@ class NoSubtraction(Rejection):
 
     name = "no-subtraction"
 
-    def after(self, chains: Chains, w: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
-        return chains.p[torch.arange(len(accepted), device=accepted.device), accepted]
+    def after(self, chains: Chains, w: Floats, accepted: Ints) -> Floats:
+        return chains.p[np.arange(len(accepted)), accepted]
 
 
 class SharedDraws(Rejection):
@@ -85,7 +88,7 @@ class SharedDraws(Rejection):
     def drafting(self, noise: SharedNoise) -> Noise:
         return noise
 
-    def ending(self, rows: list[Row], noise: SharedNoise) -> torch.Tensor:
+    def ending(self, rows: list[Row], noise: SharedNoise) -> NDArray[np.float32]:
         return noise.of(rows)
 
 

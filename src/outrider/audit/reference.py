@@ -1,17 +1,22 @@
 """transformers' model of a checkpoint in fp32, which the audit compares with."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from ..base.config import Recipe
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.configs import whole
+from ..checkpoints.dtypes import FLOAT32
 from ..checkpoints.export import recipe_of
 from ..checkpoints.weights import plain, quantized
 from ..errors import ModelError
+from ..models.tensors import as_array, as_tensor
 
 
 def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
@@ -35,13 +40,19 @@ def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
         source = checkpoint.tensors
         for name, weight in model.named_parameters():
             if weight.dim() == 1:
-                weight.copy_(source.get(name, tuple(weight.shape), torch.float32))
+                weight.copy_(as_tensor(source.get(name, tuple(weight.shape), FLOAT32)))
                 continue
             outputs, inputs = weight.shape
             own = recipe_of(name, recipe, architecture.tied)
             if own is None:
-                matrix = source.matrix(name, (outputs, inputs), torch.float32)
+                matrix = source.matrix(name, (outputs, inputs), FLOAT32)
             else:
                 matrix = quantized(source, name, (outputs, inputs), own)
-            weight.copy_(plain(matrix, torch.float32))
+            weight.copy_(as_tensor(plain(matrix, FLOAT32)))
     return model
+
+
+@torch.inference_mode()
+def logits_of(model: Any, ids: Sequence[int]) -> NDArray[np.float32]:
+    """Return the logits of a model of transformers behind each of ``ids``: [ids, vocabulary]."""
+    return as_array(model(torch.tensor([ids])).logits[0])

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base.types import SamplingParams
 from ..drafters.registry import find_drafter
@@ -19,9 +20,9 @@ from .oracle import TRUNCATIONS
 MOST_ALLOWED = 200
 
 
-def unlike_before(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+def unlike_before(ids: list[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return logits with the last two tokens made unlikely: a processor that needs the text."""
-    out = logits.clone()
+    out = logits.copy()
     out[ids[-2:]] -= 3
     return out
 

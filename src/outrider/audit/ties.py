@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-import torch
+import numpy as np
 
 from ..base.types import Request, Row, SamplingParams
 from ..llm import LLM
 from ..models.base import Model
 from ..models.rows import Segment
 from ..native.native_sampling import sequence_pipeline
+from ..sampling.pipeline import Logits
 from ..sampling.shared_noise import SharedNoise
 
 PAGE_SIZE = 16
@@ -60,9 +61,7 @@ def _ways(prompt: int, length: int, chunk: int, draft: int) -> list[_Way]:
     return list(dict.fromkeys([*ways, _Way((length,))]))
 
 
-def _logits(
-    model: Model, context: Sequence[int], prompt: int, way: _Way, draft: int
-) -> torch.Tensor:
+def _logits(model: Model, context: Sequence[int], prompt: int, way: _Way, draft: int) -> Logits:
     """Return the logits after ``context``, computed in a new cache: fp32 [vocabulary]."""
     pages = -(-len(context) // PAGE_SIZE)
     store = model.new_store(1 + pages + way.neighbours, PAGE_SIZE)
@@ -78,7 +77,7 @@ def _logits(
     neighbours = [Segment(context[:1], 0, [page], 1, 1, key=f"{page}") for page in others]
     logits = model.run([last, *neighbours], store).logits
     assert logits is not None  # every segment asks for some
-    return logits[rows - 1].clone()
+    return logits[rows - 1].copy()
 
 
 def classify(
@@ -89,21 +88,21 @@ def classify(
     prompt, draft = len(request.prompt_token_ids), config.max_draft_length
     context = [*request.prompt_token_ids, *output]
     ways = _ways(prompt, len(context), config.max_num_batched_tokens, draft)
-    z = torch.stack([_logits(model, context, prompt, way, draft) for way in ways])
+    z = np.stack([_logits(model, context, prompt, way, draft) for way in ways])
     distribution = sequence_pipeline(llm.engine.pipeline_of(request))
     distribution.apply(z, context, [[]] * len(ways))
     row = Row("", request.seed, sample_index, len(context), request.params.greedy, len(context))
-    score = SharedNoise(z.shape[1], z.device).scores(z, [row] * len(ways))
-    pair = torch.tensor(tokens, device=z.device)
+    score = SharedNoise(z.shape[1]).scores(z, [row] * len(ways))
+    pair = list(tokens)
     # How far each of the two is below the highest score: [ways, 2], infinite if masked.
-    behind = score.amax(-1, keepdim=True) - score[:, pair]
-    masked = z[:, pair].isneginf()
+    behind = score.max(-1, keepdims=True) - score[:, pair]
+    masked = np.isneginf(z[:, pair])
     # For a token on the edge of top-k, top-p or min-p, the best way counts.
     on_edge = bool((masked.any(0) & ~masked.all(0)).any())
-    gap = float((behind.amin(0) if on_edge else behind[0]).max())
-    highest = z[:, pair].masked_fill(masked, -math.inf).amax(0)
-    lowest = z[:, pair].masked_fill(masked, math.inf).amin(0)
-    measured = float((highest - lowest).masked_fill(masked.all(0), 0).sum())
+    gap = float((behind.min(0) if on_edge else behind[0]).max())
+    highest = z[:, pair].max(0)
+    lowest = np.where(masked, math.inf, z[:, pair]).min(0)
+    measured = float(np.where(masked.all(0), 0, highest - lowest).sum())
     return Difference(len(context), tokens, gap, measured, gap <= measured)
 
 

@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..base.types import Draft, Row
 from ..sampling.acceptance import AcceptanceRule
-from ..sampling.pipeline import StepLogits
+from ..sampling.pipeline import Logits, StepLogits
 from ..sampling.shared_noise import SharedNoise
 from .contexts import LOCAL_IDS, Recorded
 from .oracle import Distribution
@@ -82,27 +81,28 @@ def emitted(
     ``certain`` drafts the context's own two tokens instead of the drafter's draws. Tokens after
     those that the step emits are -1.
     """
-    n, device = len(seeds), torch.device("cpu")
-    shared = SharedNoise(LOCAL_IDS, device)
+    n = len(seeds)
+    shared = SharedNoise(LOCAL_IDS)
     noise = rule.drafting(shared)
     rows = [
         [Row("", seed, 0, COMMITTED_TOKENS + i, False, COMMITTED_TOKENS) for seed in seeds]
         for i in range(3)
     ]
     if certain or context.drafter is None:
-        first, second = (torch.full((n,), token) for token in context.certain)
-        distributions: list[torch.Tensor] | list[None] = [None] * n
+        first, second = (np.full(n, token) for token in context.certain)
+        distributions: list[Logits] | list[None] = [None] * n
     else:
-        z = context.drafter[0].expand(n, -1)
-        first = torch.tensor(noise.draw(z, rows[0])[0])
-        z_q = torch.stack((z, context.drafter[1][first]), 1)
-        second = torch.tensor(noise.draw(z_q[:, 1], rows[1])[0])
-        distributions = list(z_q.unbind())
-    chains = Draft.chains(torch.stack((first, second), 1).tolist())
+        z = np.broadcast_to(context.drafter[0], (n, LOCAL_IDS))
+        first = np.array(noise.draw(z, rows[0])[0])
+        z_q = np.stack((z, context.drafter[1][first]), 1)
+        second = np.array(noise.draw(z_q[:, 1], rows[1])[0])
+        distributions = list(z_q)
+    chains = Draft.chains(np.stack((first, second), 1).tolist())
     pairs = zip(chains, distributions, strict=True)
     draft = Draft(nodes._replace(logits=z) for nodes, z in pairs)
     root, one, two = context.target
-    z_p = torch.stack((root.expand(n, -1), one[first], two[first, second]), 1).reshape(3 * n, -1)
+    after = np.broadcast_to(root, (n, LOCAL_IDS)), one[first], two[first, second]
+    z_p = np.stack(after, 1).reshape(3 * n, -1)
     ordered = [row for triple in zip(*rows, strict=True) for row in triple]
     verdict = rule(StepLogits(z_p, ordered, list(range(0, 3 * n, 3))), draft, shared)
     lengths = np.array([len(emitted) for emitted in verdict.tokens])

@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..base.config import Recipe
 from ..base.methods import AUTO
@@ -38,7 +37,6 @@ from ..sampling.seeds import fresh_seed
 from .contexts import LAW_ERROR, record
 from .faults import Fault
 from .outcome import AuditReport, Check, visible_error
-from .reference import transformers_model
 from .sweep import MIXES, MORE_MIXES, TEXT_OPTIONS, Mix, asks, decode, open_mix
 from .ties import Difference, compare
 from .trial import comparisons, try_rule
@@ -127,12 +125,13 @@ class Audit:
         """Return check (a): one forward of transformers judges all tokens of a prompt."""
         self.progress("plain decoding against transformers")
         check = Check("greedy", "plain greedy decoding says what transformers says, fp32")
+        from .reference import logits_of, transformers_model  # with torch, for this check alone
+
         theirs = transformers_model(self.folder, self._recipe)
         params = SamplingParams(temperature=0, max_tokens=self.size.tokens, ignore_eos=True)
         for prompt in self.prompts:
             ids = self.plain.generate([prompt], params)[0].outputs[0].token_ids
-            with torch.inference_mode():
-                logits = theirs(torch.tensor([prompt + ids[:-1]])).logits[0, len(prompt) - 1 :]
+            logits = logits_of(theirs, prompt + ids[:-1])[len(prompt) - 1 :]
             check.tested += len(ids)
             for at, token in enumerate(logits.argmax(-1).tolist()):
                 ours, expected = ids[: at + 1], [*ids[:at], token]

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
-
 from ..base.types import (
     Draft,
     DraftBudget,
@@ -25,6 +23,7 @@ from ..drafters.base import Drafter
 from ..errors import NumericalError, RequestError
 from ..frontend.inputs import Prompt
 from ..llm import LLM
+from ..sampling.pipeline import Logits
 from ..sampling.shared_noise import Noise
 from .wrapped import WrappedDrafter, WrappedPipeline
 
@@ -46,8 +45,8 @@ class WatchedStep:
     number: int
     tokens: list[int]
     room: int
-    target: dict[Path, torch.Tensor] = field(default_factory=dict)
-    drafter: dict[Path, torch.Tensor] = field(default_factory=dict)
+    target: dict[Path, Logits] = field(default_factory=dict)
+    drafter: dict[Path, Logits] = field(default_factory=dict)
     draft: list[int] = field(default_factory=list)
     standing: int = 0
     emitted: list[int] = field(default_factory=list)
@@ -63,12 +62,12 @@ class _WatchedPipeline(WrappedPipeline):
 
     def __init__(self, inner: LogitsPipeline) -> None:
         super().__init__(inner)
-        self.rows: dict[Path, torch.Tensor] = {}
+        self.rows: dict[Path, Logits] = {}
 
     def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
         z = super().apply(logits, tokens, paths)
         for row, path in zip(z, paths, strict=True):
-            self.rows[tuple(path)] = row.clone()
+            self.rows[tuple(path)] = row.copy()
         return z
 
 

@@ -11,7 +11,6 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..models.rows import Track
 from ..sampling.noise import words
@@ -74,11 +73,11 @@ def planted_track(target: Track, vocab_size: int, seed: int, agreement: float) -
     that another token is the likeliest, and its margin tells. At a share ``SURE_ERRORS`` of its
     errors its tokens are shifted by one, so that it is as sure of another.
     """
-    peak = target.z[:, 0].double().exp().numpy()
+    peak = np.exp(target.z[:, 0].astype(np.float64))
     u, v = uniforms(target.ids[:, 0].tolist(), seed, AGREEMENT_STREAM, 2).T
     agrees, sure = u < agreement, u >= 1 - SURE_ERRORS * (1 - agreement)
     notable, rest = _law(_peaks(peak, v, agrees | sure, doubt(agreement, vocab_size)), vocab_size)
-    recorded = target.ids.numpy()
+    recorded = target.ids
     ids = np.where((sure & ~agrees)[:, None], np.roll(recorded, -1, 1), recorded)
     order = np.argsort(-notable, 1, kind="stable")
     rows = np.arange(len(ids))[:, None]
@@ -135,7 +134,7 @@ def doubt(agreement: float, vocab_size: int) -> float:
 def _track(ids: npt.NDArray[np.int64], notable: Floats, rest: Floats) -> Track:
     """Return a track of these ids' probabilities, the most likely first."""
     return Track(
-        torch.from_numpy(np.ascontiguousarray(ids)),
-        torch.from_numpy(np.log(notable)).float(),
-        torch.from_numpy(np.log(rest)).float(),
+        np.ascontiguousarray(ids),
+        np.log(notable).astype(np.float32),
+        np.log(rest).astype(np.float32),
     )

@@ -4,13 +4,12 @@ import os
 import platform
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..native.choice import library
-from ..native.threads import cpu_name
+from ..native.threads import allowed_threads, cpu_name
 
 
 def machine() -> dict[str, Any]:
@@ -20,12 +19,20 @@ def machine() -> dict[str, Any]:
         "cpu": cpu_name(),
         "instruction_set": native.isa if native else "off",
         "cores": available_cores(),
-        "threads": torch.get_num_threads(),
+        "threads": allowed_threads(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": _torch_version(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _torch_version() -> str | None:
+    """Return the version of torch, which may not be installed."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
 
 
 def available_cores() -> int:

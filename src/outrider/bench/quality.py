@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
-import torch
+import numpy as np
 from tqdm import tqdm
 
 from ..base.config import Recipe
@@ -22,6 +22,8 @@ from ..errors import ConfigError
 from ..llm import LLM
 from ..models.base import Model
 from ..models.rows import Segment
+from ..sampling.arrays import log_sum_exp
+from ..sampling.pipeline import Logits
 from ..text.codec import TextCodec
 
 WINDOW_TOKENS = 512  # tokens of a window, at most the model's context
@@ -52,29 +54,28 @@ def cut(texts: Sequence[str], codec: TextCodec, length: int, most: int) -> list[
     return [pieces[i * len(pieces) // count] for i in range(count)]
 
 
-def distribution(model: Model, window: Sequence[int]) -> torch.Tensor:
+def distribution(model: Model, window: Sequence[int]) -> Logits:
     """Return log probabilities behind each token but the last: fp32 [tokens - 1, vocabulary]."""
     pages = range(1, 1 + -(-len(window) // PAGE_SIZE))
     store = model.new_store(1 + len(pages), PAGE_SIZE)
     rows = len(window) - 1
     logits = model.run([Segment(window[:-1], 0, pages, rows, rows, key="it")], store).logits
     assert logits is not None  # every row wants them
-    return logits.log_softmax(-1)
+    logits -= log_sum_exp(logits)
+    return logits
 
 
-def compare(
-    exact: torch.Tensor, own: torch.Tensor, window: Sequence[int]
-) -> tuple[float, float, float]:
+def compare(exact: Logits, own: Logits, window: Sequence[int]) -> tuple[float, float, float]:
     """Return nats, nats of divergence, and agreement with the ``exact`` model in a window."""
-    divergence = float((exact.exp() * (exact - own)).sum(-1).mean())
+    divergence = float((np.exp(exact) * (exact - own)).sum(-1).mean())
     same = exact.argmax(-1) == own.argmax(-1)
-    return loss(own, window), divergence, float(same.float().mean())
+    return loss(own, window), divergence, float(same.mean())
 
 
-def loss(own: torch.Tensor, window: Sequence[int]) -> float:
+def loss(own: Logits, window: Sequence[int]) -> float:
     """Return the mean nats of the tokens that really follow."""
-    after = torch.tensor(window[1:])
-    return -float(own.gather(-1, after[:, None]).mean())
+    after = np.array(window[1:])[:, None]
+    return -float(np.take_along_axis(own, after, -1).mean())
 
 
 def interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
@@ -146,7 +147,7 @@ def quality(
             model_rows.append(compare(expected, distribution(models[name], window), window))
     return {
         "model": str(model),
-        "dtype": str(reference.dtype).removeprefix("torch."),
+        "dtype": str(reference.dtype),
         "bits_per_weight": bits_per_weight(folder, None),
         "perplexity": math.exp(fmean(exact)),
         "windows": len(read),

@@ -16,6 +16,8 @@ alone: after a sampled token that differs, the recording goes on at the next ind
 it says EOS.
 """
 
+import json
+import math
 import re
 import shutil
 import weakref
@@ -25,10 +27,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-import torch
-from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from safetensors.numpy import save_file
 
 from ..base.methods import AUTO, TOGETHER
 from ..base.types import Request, SequenceState
@@ -50,6 +51,8 @@ from .distributions import planted_track, target_track
 
 ABOUT = "random weights at the cost of a real model, distributions planted on recorded answers"
 HEAD_DIM = 64
+SPREAD = 0.02
+"""Standard deviation of random weights."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,29 @@ class ReplaySize:
     kv_heads: int
 
     def parameters(self, vocab_size: int) -> int:
-        attention = 2 * self.width * HEAD_DIM * (self.heads + self.kv_heads)
-        layer = attention + 3 * self.width * self.inner + 2 * self.width
-        return self.layers * layer + (vocab_size + 1) * self.width
+        return sum(map(math.prod, self.tensors(vocab_size).values()))
+
+    def tensors(self, vocab_size: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all weights by their names in a checkpoint."""
+        queries, keys = HEAD_DIM * self.heads, HEAD_DIM * self.kv_heads
+        shapes: dict[str, tuple[int, ...]] = {
+            "self_attn.q_proj": (queries, self.width),
+            "self_attn.k_proj": (keys, self.width),
+            "self_attn.v_proj": (keys, self.width),
+            "self_attn.o_proj": (self.width, queries),
+            "mlp.gate_proj": (self.inner, self.width),
+            "mlp.up_proj": (self.inner, self.width),
+            "mlp.down_proj": (self.width, self.inner),
+            "input_layernorm": (self.width,),
+            "post_attention_layernorm": (self.width,),
+        }
+        layers = {
+            f"model.layers.{layer}.{name}.weight": shape
+            for layer in range(self.layers)
+            for name, shape in shapes.items()
+        }
+        outer = {"embed_tokens": (vocab_size, self.width), "norm": (self.width,)}
+        return {f"model.{name}.weight": shape for name, shape in outer.items()} | layers
 
 
 # Named by their weights with a vocabulary of 4,096; 3m is the shape of the pocket pair's drafter.
@@ -89,21 +112,24 @@ def write_random(
     size: ReplaySize, folder: Path, vocab_size: int, context: int, eos: Collection[int], seed: int
 ) -> None:
     """Save a Llama of random weights, the same every time, in bf16."""
-    config = LlamaConfig(
-        vocab_size=vocab_size, hidden_size=size.width, intermediate_size=size.inner,
-        num_hidden_layers=size.layers, num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads, head_dim=HEAD_DIM,
-        max_position_embeddings=context, tie_word_embeddings=True, bos_token_id=None,
-        eos_token_id=sorted(eos) or None, dtype="bfloat16",
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
-    weights = {name: w.to(torch.bfloat16) for name, w in model.state_dict().items()}
-    del weights["lm_head.weight"]  # the embeddings
     folder.mkdir(exist_ok=True)
-    config.save_pretrained(folder)
-    # Not by save_pretrained, which draws a bar.
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
+        "vocab_size": vocab_size, "hidden_size": size.width, "intermediate_size": size.inner,
+        "num_hidden_layers": size.layers, "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads, "head_dim": HEAD_DIM, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "max_position_embeddings": context, "tie_word_embeddings": True,
+        "eos_token_id": sorted(eos) or None,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    rng = np.random.default_rng(seed)
+    weights = {
+        name: (
+            np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape, np.float32) * SPREAD
+        ).astype(ml_dtypes.bfloat16)
+        for name, shape in size.tensors(vocab_size).items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 

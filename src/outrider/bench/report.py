@@ -24,7 +24,7 @@ def setting(bench: Bench) -> dict[str, Any]:
     engine = bench.options.engine
     return {
         **machine(),
-        "dtype": str(bench.plain.engine.model.dtype).removeprefix("torch."),
+        "dtype": str(bench.plain.engine.model.dtype),
         **{name: engine.get(name) for name in ("quantization", "drafter_window", "preset")},
         "drafter_quantization": engine.get("drafter_quantization") or "auto",
     }

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from ..base.config import EngineConfig
 from ..base.types import Draft, DraftBudget, Scheduled, SequenceState, StepRecord
@@ -94,7 +94,7 @@ def begun(segment: Segment, depth: int, model: NativeHead) -> Segment:
         logits=1 + later,
         nodes=[token] * later,
         parents=range(-1, later - 1),
-        states=torch.cat([segment.states, mask.expand(later, -1)]),
+        states=np.concatenate([segment.states, mask.repeat(later, 0)]),
     )
 
 
@@ -115,7 +115,7 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         self._window = config.window_of(self.name)
         self._usual = self.max_length + 1
         self._ring = StateRing(_room(config, self.max_nodes), model.hidden_size)
-        self._end_states = torch.zeros(context.num_pages, model.hidden_size)
+        self._end_states = np.zeros((context.num_pages, model.hidden_size), np.float32)
         """Of the last token of each page, so that others may go on behind a shared prefix."""
         self._notes = PageNotes(self._page_size)
         self._ended: dict[int, bytes] = {}  # those whose last token's state is kept, or waits
@@ -161,7 +161,7 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
             page = sequence.pages[start // self._page_size - 1]
             if any(page in each.ends for parts in self._waiting.values() for each in parts):
                 self._make([*self._waiting])
-            states = torch.cat([self._end_states[page : page + 1], states])
+            states = np.concatenate([self._end_states[page : page + 1], states])
         self._ring.forget(sequence.id, end - 1)
         first = state.first if self._window is None else max(state.first, end - self._window)
         return Segment(
@@ -198,7 +198,7 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         assert states is not None
         room, waiting = states.layers, self._waiting
         assert isinstance(room, HiddenRoom)
-        hidden, offset, number = room.room.tensor, room.first, room.number
+        hidden, offset, number = room.room.array, room.first, room.number
         # There may be layers in between that other drafters want.
         order = [room.room.layers.index(layer) for layer in self._model.target_layers]
         now: list[tuple[str, Waiting]] = []

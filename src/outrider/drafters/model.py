@@ -35,7 +35,7 @@ class ModelSpec(FolderSpec):
         config, target = context.config, context.model
         model = load_model(
             open_checkpoint(self.files),
-            str(target.dtype).removeprefix("torch."),
+            str(target.dtype),
             target.device,
             context.max_model_len,
             config.drafter_recipe,

@@ -77,7 +77,7 @@ class RetokenizeSpec(DrafterSpec):
             raise ModelError(f"{self.folder} has no tokenizer; give a folder with tokenizer.json.")
         model = load_model(
             checkpoint,
-            str(target.dtype).removeprefix("torch."),
+            str(target.dtype),
             target.device,
             min(checkpoint.shape.context, IDS_PER_TOKEN * context.max_model_len),
             config.drafter_recipe,

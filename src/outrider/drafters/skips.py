@@ -13,13 +13,15 @@ from itertools import accumulate, repeat
 from operator import mul
 from random import Random
 
-import torch
+import numpy as np
 
 from ..base.types import Row, SequenceState
 from ..cache.store import Store
 from ..checkpoints.families import Architecture
 from ..models.native import NativeTransformer
 from ..models.rows import Segment
+from ..sampling.arrays import highest, softmax
+from ..sampling.pipeline import Logits
 from ..sampling.shared_noise import Noise
 
 ROWS = 32
@@ -288,11 +290,10 @@ class ScoredWindow:
         ]
         z = self._logits(range(2 * target.shape.num_layers))
         self._written, _ = noise.draw(z, self._rows)
-        self._ids = z.topk(min(COMPARED_IDS, z.shape[1])).indices
+        self._ids = highest(z, min(COMPARED_IDS, z.shape[1]))
         self._warm = warm
         self._chances = self._chances_of(z)
 
-    @torch.inference_mode()
     def score(self, sublayers: Iterable[int]) -> float:
         """Return how likely a draw by these sublayers is the whole target's.
 
@@ -303,11 +304,11 @@ class ScoredWindow:
         self.scored += 1
         drawn, _ = self._noise.draw(z, self._rows)
         alike = sum(a == b for a, b in zip(drawn, self._written, strict=True)) / len(drawn)
-        shared = torch.minimum(self._chances, self._chances_of(z)).sum(-1)
-        reckoned = float((shared / (2 - shared)).nan_to_num(0.0).mean())
+        shared = np.minimum(self._chances, self._chances_of(z)).sum(-1)
+        reckoned = float(np.nan_to_num(shared / (2 - shared)).mean())
         return (alike + reckoned) / 2
 
-    def _logits(self, sublayers: Iterable[int]) -> torch.Tensor:
+    def _logits(self, sublayers: Iterable[int]) -> Logits:
         page, scratch, count = self._head
         size = self._store.page_size
         if count:  # the page in which the window begins
@@ -316,10 +317,12 @@ class ScoredWindow:
             )
         z = self._target.forward([self._segment], self._store, tuple(sublayers)).logits
         assert z is not None
-        return z if self._heat == 1 else z.div_(self._heat)
+        if self._heat != 1:
+            z /= self._heat
+        return z
 
-    def _chances_of(self, z: torch.Tensor) -> torch.Tensor:
-        return (z.gather(1, self._ids) / self._warm).softmax(-1)
+    def _chances_of(self, z: Logits) -> Logits:
+        return softmax(np.take_along_axis(z, self._ids, 1) / self._warm)
 
 
 def scratch_pages(page_size: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from ..base.trees import num_alike
 from ..base.types import SequenceState
@@ -29,11 +29,11 @@ class StateRing:
     room: int
     width: int
     written: int = 0
-    states: torch.Tensor = field(init=False)
+    states: NDArray[np.float32] = field(init=False)
     _runs: dict[str, list[RingRun]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.states = torch.zeros(self.room, self.width)
+        self.states = np.zeros((self.room, self.width), np.float32)
 
     def append(self, sequence: str, start: int, count: int) -> array[int]:
         """Return where to write states of ``count`` tokens, the last ones of a sequence so far."""
@@ -64,7 +64,7 @@ class StateRing:
                 break
         return first
 
-    def read(self, sequence: str, start: int, stop: int) -> torch.Tensor:
+    def read(self, sequence: str, start: int, stop: int) -> NDArray[np.float32]:
         """Return the states of positions ``start`` to ``stop``, all known: fp32 [., width]."""
         rows: list[int] = []
         for first, number, length in self._runs.get(sequence, []):
@@ -92,7 +92,7 @@ class Waiting:
     the tokens is their last. ``number`` is that of a ``HiddenRoom``, None for a copy.
     """
 
-    hidden: torch.Tensor
+    hidden: NDArray[np.float32]
     order: Sequence[int]
     rows: list[int]
     start: int
@@ -100,13 +100,12 @@ class Waiting:
     number: int | None
 
     def copied(self) -> Waiting:
-        """Return the same with a copy, by NumPy: those of torch wake its threads, which spin."""
-        layers = self.hidden.numpy()
-        own = torch.from_numpy(np.stack([layers[i].take(self.rows, 0) for i in self.order]))
+        """Return the same with a copy."""
+        own = np.stack([self.hidden[i].take(self.rows, 0) for i in self.order])
         order, rows = range(len(own)), [*range(len(self.rows))]
         return Waiting(own, order, rows, self.start, self.ends, None)
 
-    def goes_on(self, hidden: torch.Tensor, start: int) -> bool:
+    def goes_on(self, hidden: NDArray[np.float32], start: int) -> bool:
         """Return True where rows of ``hidden`` from position ``start`` on follow, in one place."""
         return hidden is self.hidden and start == self.start + len(self.rows)
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from ..base.config import PRESETS, EngineConfig
 from ..base.methods import TOGETHER
 from ..checkpoints.checkpoint import Checkpoint
@@ -39,9 +37,8 @@ logger = logging.getLogger("outrider")
 def load_target(checkpoint: Checkpoint, config: EngineConfig) -> Model:
     """Return the model of a checkpoint on the CPU, see ``load_model``."""
     length = config.model_length(checkpoint.shape.context)
-    device = torch.device("cpu")
     return load_model(
-        checkpoint, config.dtype, device, length, config.quantization,
+        checkpoint, config.dtype, "cpu", length, config.quantization,
         activations=config.activations, keeps=config.repack_cache,
     )  # fmt: skip
 
@@ -93,7 +90,7 @@ def build_engine(
         check_drafter(each, needs[name], rule, target)
     controller, later = None, None
     if target.truncates and (spec.auto or config.num_speculative_tokens is None):
-        key = {"model": folder, "dtype": target.dtype, "quantization": config.quantization}
+        key = {"model": folder, "dtype": str(target.dtype), "quantization": config.quantization}
         key |= {"activations": config.activations}
         files = [each.folder for each in specs.values() if each.folder is not None]
         key |= {"drafters": files, "drafter": config.drafter_quantization}

@@ -59,12 +59,12 @@ class Engine:
         portfolio: Sequence[str] = (),
         controller: Controller | None = None,
     ) -> None:
-        shape, device, drafters = model.shape, model.device, dict(drafters)
+        shape, drafters = model.shape, dict(drafters)
         self.model = model
         self.config = config
         self.budget = budget
         self.max_model_len = max_model_len
-        self.noise = shared_noise(shape.vocab_size, device)
+        self.noise = shared_noise(shape.vocab_size)
         self.scheduler = Scheduler(
             PagePool(budget.pages, config.page_size),
             config.max_num_seqs,
@@ -76,7 +76,7 @@ class Engine:
         for each in drafters.values():
             each.attach(store)
         raw = config.logprobs_mode == "raw_logprobs"
-        self.verifier = Verifier(model, store, rule, self.noise, raw, measurer(device))
+        self.verifier = Verifier(model, store, rule, self.noise, raw, measurer())
         self.controller = controller
         self.menu = Menu(
             drafters,
@@ -151,7 +151,7 @@ class Engine:
         params, vocabulary = request.params, self.model.shape.vocab_size
         words = self._bad_words(tuple(params.bad_words or ()))
         grammar = self.grammars.compile(params)
-        return RequestPipeline(request, vocabulary, self.model.device, words, grammar)
+        return RequestPipeline(request, vocabulary, words, grammar)
 
     def _bad_word_ids(self, words: tuple[str, ...]) -> list[list[int]]:
         """Return the ids of every bad word, behind a space and at the beginning of a text.

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from typing import Any
-
-import torch
 
 from ..base.config import EngineConfig
 from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -70,18 +69,29 @@ def num_weights(architecture: Architecture) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Return torch's version, threads, the native step's instruction sets, and GPUs."""
+    """Return threads, the native step's instruction sets, and what torch says."""
     try:
         chosen = library()
         isa, trouble = (None if chosen is None else chosen.isa), ""
     except OutriderError as error:
         isa, trouble = None, str(error)
     return {
-        "torch": torch.__version__,
+        **torch_and_gpus(),
         "threads": allowed_threads(),
         "isas": list(available()),
         "isa": isa,
         "isa_error": trouble,
+    }
+
+
+def torch_and_gpus() -> dict[str, Any]:
+    """Return torch's version and the GPUs that it can use; None and none where it is missing."""
+    if find_spec("torch") is None:
+        return {"torch": None, "cuda_build": None, "cuda": []}
+    import torch  # one that is there but broken is to be told
+
+    return {
+        "torch": torch.__version__,
         "cuda_build": torch.version.cuda,
         "cuda": [
             {
@@ -114,7 +124,7 @@ def checkpoint(model: str, drafts: bool = False) -> dict[str, Any]:
         "folder": str(opened.folder.absolute()),
         "family": shape.family,
         "native": native,
-        "dtype": str(shape.dtype).removeprefix("torch."),
+        "dtype": str(shape.dtype),
         "context": shape.context,
         "vocabulary": shape.vocab_size,
         "largest_id": largest,

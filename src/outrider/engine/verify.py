@@ -4,7 +4,8 @@ import time
 from collections.abc import Sequence
 from itertools import accumulate
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base.types import Draft, HiddenStates, Plan, Row, Scheduled, Verdict
 from ..errors import RequestError
@@ -88,7 +89,6 @@ class Verifier:
         plan.seconds.verify = time.perf_counter() - begin
         return verdict, states
 
-    @torch.inference_mode()
     def _score(self, plan: Plan, verdict: Verdict, samples: Samples) -> None:
         """Measure the log probabilities that are asked of prompts and of the step's tokens."""
         for i, logits in samples.scored.items():
@@ -135,7 +135,7 @@ def _rows(segments: list[Segment], inputs: list[SampleInput | None]) -> list[Row
     return rows
 
 
-def _score_prompt(item: Scheduled, logits: torch.Tensor, measure: Measure) -> None:
+def _score_prompt(item: Scheduled, logits: NDArray[np.float32], measure: Measure) -> None:
     """Note the log probabilities of a prompt's tokens; ``logits`` are of the item's first rows."""
     sequence = item.sequence
     if not sequence.prompt_logprobs:

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..cache.store import KVStore
-from .rows import LANES, TILE, Rows, Tile
+from .kv_store import KVStore
+from .tiles import LANES, TILE, Rows, Tile
 
 Lanes = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 

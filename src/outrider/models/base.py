@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ..cache.store import Store as Store
 from ..checkpoints.families import Shape
@@ -18,17 +20,18 @@ from .rows import Segment
 
 @dataclass(frozen=True)
 class Output:
-    """``logits`` fp32 [wanted rows, vocabulary]; ``hidden`` by layer, [rows, hidden_size]."""
+    """``logits`` fp32 [wanted rows, vocabulary]; ``hidden`` by layer, fp32 [rows, hidden_size]."""
 
-    logits: torch.Tensor | None
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    logits: NDArray[np.float32] | None
+    hidden: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
 
 class RowsModel(ABC):
     """A model that runs rows of paged sequences and drafts behind them: whole, or a head."""
 
-    dtype: torch.dtype
-    device: torch.device
+    dtype: np.dtype[Any]
+    device: str
+    """Where it runs; what it takes and returns is the host's."""
     shape: Shape
     """Sizes and names from the checkpoint."""
     hidden_layers: int = 0

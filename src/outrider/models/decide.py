@@ -8,14 +8,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from ..base.types import DraftBudget, Row, SequenceState
 from ..base.types import DraftNodes as DraftNodes
 from ..native.masks import AllowedAfter
+from ..sampling.arrays import widened
 from ..sampling.grammar import Mask
-from ..sampling.pipeline import NEVER
+from ..sampling.pipeline import Logits
 from ..sampling.shared_noise import Noise
 from .rows import Segment
 
@@ -64,7 +64,7 @@ EMPTY: Any = MappingProxyType({})
 
 
 class Samples(NamedTuple):
-    """The result of ``Model.decide``. Its tensors are valid until the next call on the same cache.
+    """The result of ``Model.decide``. Its arrays are valid until the next call on the same cache.
 
     ``tokens`` and ``scores`` have an entry for each row of logits, as of ``Noise.draw``, without
     meaning where none is sampled. ``logits``, fp32 [rows and more, vocabulary], are processed in
@@ -73,12 +73,12 @@ class Samples(NamedTuple):
 
     tokens: Sequence[int]
     scores: Sequence[float]
-    logits: torch.Tensor
-    kept: Mapping[int, torch.Tensor] = EMPTY  # for its input, fp32 [sampled rows, vocabulary]
-    scored: Mapping[int, torch.Tensor] = EMPTY  # raw, of rows that are scored only
+    logits: Logits
+    kept: Mapping[int, Logits] = EMPTY  # for its input, fp32 [sampled rows, vocabulary]
+    scored: Mapping[int, Logits] = EMPTY  # raw, of rows that are scored only
     errors: Mapping[int, Exception] = EMPTY  # that its pipeline raised
     reasons: Mapping[int, str] = EMPTY  # why that made rows NaN
-    hidden: Mapping[int, torch.Tensor] = EMPTY  # by layer, [all rows, hidden_size]
+    hidden: Mapping[int, NDArray[np.float32]] = EMPTY  # by layer, [all rows, hidden_size]
 
 
 class DraftInput(NamedTuple):
@@ -88,7 +88,6 @@ class DraftInput(NamedTuple):
     limits: DraftBudget
 
 
-@torch.inference_mode()
 def sample_in_python(
     samples: Samples,
     segments: Sequence[Segment],
@@ -101,9 +100,8 @@ def sample_in_python(
     Without ``noise`` logits are processed and nothing is drawn.
     """
     logits = samples.logits
-    missing = 0 if noise is None else noise.vocab_size - logits.shape[1]
-    if missing:  # padded or cut to the target's vocabulary, which its options speak of
-        logits = F.pad(logits, (0, missing), value=NEVER)
+    if noise is not None:  # of the target's vocabulary, which its options speak of
+        logits = widened(logits, noise.vocab_size)
     kept, scored = dict(samples.kept), dict(samples.scored)
     errors: dict[int, Exception] = {}
     reasons: dict[int, str] = {}
@@ -122,8 +120,7 @@ def sample_in_python(
             continue
         z, sequence = logits[first:end], asked.sequence
         if asked.keep == Keep.RAW:
-            # By NumPy: copies of torch wake its threads, which then spin beside the step's.
-            kept[i] = torch.from_numpy(z.numpy().copy()) if z.is_cpu else z.clone()
+            kept[i] = z.copy()
         try:
             sequence.pipeline.apply(z, sequence.tokens, paths)
         except Exception as error:  # of its options: the others go on

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
@@ -29,7 +30,9 @@ from ..checkpoints.rope import BY_LENGTH
 from ..errors import ModelError
 from .base import Output, Store
 from .python_step import PythonStep
-from .rows import TILE, Segment, padded
+from .rows import Segment
+from .tensors import as_array, torch_dtype
+from .tiles import TILE, padded
 
 logger = logging.getLogger("outrider")
 
@@ -89,7 +92,7 @@ class Fallback(PythonStep):
     trees = False
     paged = False
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str, device: torch.device) -> None:
+    def __init__(self, checkpoint: Checkpoint, dtype: str, device: str) -> None:
         self.shape, folder, config = checkpoint.shape, checkpoint.folder, checkpoint.config
         if checkpoint.quantised:
             raise ModelError(
@@ -98,7 +101,7 @@ class Fallback(PythonStep):
             )
         self.dtype = choose_dtype(dtype, self.shape.dtype)
         self.device = device
-        self._model = _load(checkpoint, self.dtype).to(device).eval()
+        self._model = _load(checkpoint, torch_dtype(self.dtype)).to(device).eval()
         takes = inspect.signature(self._model.forward).parameters
         self._name = next((name for name in CACHES if name in takes), None)
         self._skips_logits = "logits_to_keep" in takes
@@ -179,7 +182,7 @@ class Fallback(PythonStep):
             return
         whole = logits(list(range(1, TILE + 1)))
         # Well beyond rounding, which is all that another kernel may change.
-        far = (0.001 if self.dtype == torch.float32 else 0.05) * float(whole.std())
+        far = (0.001 if self.dtype == np.float32 else 0.05) * float(whole.std())
         for count in range(1, TILE):
             part = logits(list(range(1, count + 1)))
             if not torch.allclose(part, whole[:count], rtol=0, atol=far, equal_nan=True):
@@ -212,7 +215,7 @@ class Fallback(PythonStep):
         assert isinstance(store, SequenceStore)
         assert not hidden
         logits = torch.cat([self._rows(store.kept[s.key], s) for s in segments])
-        return Output(logits if len(logits) else None)
+        return Output(as_array(logits) if len(logits) else None)
 
     def _rows(self, kept: _KeptSequence, segment: Segment) -> torch.Tensor:
         """Run a segment's rows; fp32 logits [segment.logits, vocabulary]."""

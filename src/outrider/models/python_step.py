@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from ..base.types import SequenceState
 from ..native.interface import MARGINS, DraftBudget
 from ..native.rates import DEPTHS, RANKS
+from ..sampling.arrays import highest
+from ..sampling.pipeline import Logits
 from ..sampling.shared_noise import Noise
 from .base import Model, Store
 from .decide import DraftInput, DraftNodes, Keep, SampleInput, Samples, sample_in_python
@@ -35,7 +36,7 @@ class PythonStep(Model):
         output = self.run(segments, store, hidden)
         logits = output.logits
         if logits is None:
-            logits = torch.empty(0, self.shape.vocab_size)
+            logits = np.empty((0, self.shape.vocab_size), np.float32)
         plant(logits, segments)
         raw = Samples([0] * len(logits), [0.0] * len(logits), logits, hidden=output.hidden)
         return sample_in_python(raw, segments, inputs, range(len(inputs)), noise)
@@ -61,7 +62,7 @@ class Node:
     survival: np.float32  # chance that it and all before it are accepted
     margin: float
     run: int = -1  # place among the rows run behind the committed tokens, -1 where it was not
-    logits: torch.Tensor | None = None
+    logits: Logits | None = None
     path: tuple[int, ...] = ()  # of ranks
 
 
@@ -95,7 +96,7 @@ class Tree:
         parent: int,
         tokens: Sequence[int],
         scores: Sequence[float],
-        logits: torch.Tensor | None,
+        logits: Logits | None,
     ) -> None:
         """Take in the highest draws behind a node, from its processed logits."""
         depth = 1 if parent < 0 else self.nodes[parent].depth + 1
@@ -185,7 +186,7 @@ class Tree:
             [node.run for node in nodes],
             [node.margin for node in nodes],
             [float(node.survival) for node in nodes],
-            torch.stack(logits) if logits else None,
+            np.stack(logits) if logits else None,
         )
 
 
@@ -215,14 +216,15 @@ def draft_in_python(
                 z = samples.kept[number][lines]
                 rows = wish.rows(wish.paths(current[i]))
                 chosen = [rows[line] for line in lines]
-                scores, ids = noise.scores(z, chosen).sort(stable=True, dim=-1, descending=True)
-                tokens, values = ids[:, : tree.draws].tolist(), scores[:, : tree.draws].tolist()
+                scores = noise.scores(z, chosen)
+                ids = highest(scores, min(tree.draws, scores.shape[1]))
+                tokens, values = ids.tolist(), np.take_along_axis(scores, ids, 1).tolist()
             else:
                 z = None
                 tokens = [[samples.tokens[begin + line]] for line in lines]
                 values = [[samples.scores[begin + line]] for line in lines]
             for place, parent in enumerate(tree.open):
-                logits = z[place].clone() if needs_logits and z is not None else None
+                logits = z[place].copy() if needs_logits and z is not None else None
                 tree.branch(parent, tokens[place], values[place], logits)
             tree.open_next(first, model.shape.vocab_size)
             if tree.open:

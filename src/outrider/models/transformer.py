@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ..base.config import Recipe
-from ..cache.store import KVStore, Store
+from ..cache.store import Store
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.families import Architecture
 from ..checkpoints.quantize import Matrix
@@ -17,8 +19,11 @@ from ..checkpoints.rope import STILL, Rope
 from ..checkpoints.weights import PACKED_LINEAR, Experts, LayerWeights, Mlp, Weights, load_weights
 from .attention import Attention
 from .base import Output
+from .kv_store import KVStore
 from .python_step import PythonStep
-from .rows import TILE, Rows, Segment, build_rows, padded
+from .rows import Segment
+from .tensors import as_array, torch_dtype
+from .tiles import TILE, Rows, build_rows, padded
 
 
 def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -97,8 +102,8 @@ class Transformer(PythonStep):
     def __init__(
         self,
         checkpoint: Checkpoint,
-        dtype: torch.dtype,
-        device: torch.device,
+        dtype: np.dtype[Any],
+        device: str,
         max_length: int,
         recipe: Recipe | None = None,
     ) -> None:
@@ -106,13 +111,15 @@ class Transformer(PythonStep):
         assert architecture is not None
         self.shape = architecture
         self.hidden_layers, self.hidden_size = architecture.num_layers, architecture.hidden_size
-        self.dtype = dtype
-        self.device = device
-        self.weights = load_weights(checkpoint.tensors, self.shape, dtype, device, recipe)
+        self.dtype, self.device = np.dtype(dtype), device
+        self._dtype, self._device = torch_dtype(self.dtype), torch.device(device)
+        self.weights = load_weights(
+            checkpoint.tensors, self.shape, self._dtype, self._device, recipe
+        )
         with torch.inference_mode():
-            self._unit = TILE if self.dtype == torch.float32 else row_unit(self.weights)
+            self._unit = TILE if self._dtype == torch.float32 else row_unit(self.weights)
         kinds = set(architecture.kinds) - {STILL}
-        self._ropes = {k: Rope(config, max_length, self.dtype, device, k) for k in kinds}
+        self._ropes = {k: Rope(config, max_length, self._dtype, self._device, k) for k in kinds}
         for rope in self._ropes.values():
             rope.fill()  # before the memory for the cache is counted
         # Keys that are turned by the prompt's length are of use to that prompt alone.
@@ -130,15 +137,14 @@ class Transformer(PythonStep):
     def new_store(self, num_pages: int, page_size: int) -> KVStore:
         """An empty cache for this model."""
         s = self.shape
-        return KVStore(
-            s.num_layers, s.num_kv_heads, s.head_dim, num_pages, page_size, self.dtype, self.device
-        )
+        sizes = s.num_layers, s.num_kv_heads, s.head_dim, num_pages, page_size
+        return KVStore(*sizes, self._dtype, self._device)
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
-        """See ``base.Model``; hidden states are in the model's dtype."""
+        """See ``base.Model``."""
         assert isinstance(store, KVStore)
-        rows = build_rows(segments, store.page_size, store.num_slots, self.device, self._unit)
+        rows = build_rows(segments, store.page_size, store.num_slots, self._device, self._unit)
         s = self.shape
         attention = Attention(rows, store, s.num_heads, s.num_kv_heads, s.windows, s.attention_cap)
         x, kept = self._layers(rows, store, attention, hidden, False)
@@ -149,8 +155,9 @@ class Transformer(PythonStep):
             x, kept = self._layers(rows, store, attention, hidden, True)
         if store.any_harmed or not finite:
             store.mark(rows.slots[: rows.count], ~x[: rows.count].isfinite().all(-1))
+        states = {layer: as_array(x.float()) for layer, x in kept.items()}
         if not rows.num_logits:
-            return Output(None, kept)
+            return Output(None, states)
         if rows.logits is not None:
             x = x.index_select(0, rows.logits)
         x = rms_norm(x, self.weights.norm, s.norm_eps)
@@ -163,7 +170,7 @@ class Transformer(PythonStep):
             harmed = rows.seeing(store.harmed, s.reach)
             harmed = harmed if rows.logits is None else harmed.index_select(0, rows.logits)
             logits[harmed[: rows.num_logits]] = float("nan")
-        return Output(logits, kept)
+        return Output(as_array(logits), states)
 
     def _layers(
         self, rows: Rows, store: KVStore, attention: Attention, hidden: Sequence[int], clean: bool
@@ -181,7 +188,7 @@ class Transformer(PythonStep):
         embedded = F.embedding(rows.tokens, self.weights.embedding)
         if s.embedding_scale != 1:
             # Rounded first, as transformers does.
-            embedded = embedded * torch.tensor(s.embedding_scale, dtype=self.dtype)
+            embedded = embedded * torch.tensor(s.embedding_scale, dtype=self._dtype)
         stream = ResidualStream(embedded)
         kept = {-1: stream.x[: rows.count].clone()} if -1 in hidden else {}
         for index, weights in enumerate(self.weights.layers):
@@ -213,7 +220,7 @@ class Transformer(PythonStep):
     def _heat(self, positions: torch.Tensor) -> torch.Tensor:
         """What queries at ``positions`` [rows] are multiplied by, [rows, 1, 1]."""
         far = torch.floor(positions / self.shape.heat_step)
-        return (1 + self.shape.heat * torch.log(1 + far)).to(self.dtype)[:, None, None]
+        return (1 + self.shape.heat * torch.log(1 + far)).to(self._dtype)[:, None, None]
 
     def _heads(
         self,

@@ -3,12 +3,10 @@
 import math
 from collections.abc import Sequence
 
-import torch
-
 from ..base.types import Row
 from ..sampling.logprobs import Measure, measure
 from ..sampling.philox import WORD
-from ..sampling.pipeline import RequestPipeline, SequencePipeline
+from ..sampling.pipeline import Logits, RequestPipeline, SequencePipeline
 from ..sampling.shared_noise import SharedNoise
 from .checks import free_with
 from .choice import library
@@ -60,7 +58,7 @@ class NativePipeline(SequencePipeline):
         self.handle = step.new_pipeline(
             options,
             request.banned,
-            request.ends.tolist() if least else (),
+            request.ends if least else (),
             params.logit_bias or {},
             self._prompt if params.penalises else (),
         )
@@ -74,9 +72,7 @@ class NativePipeline(SequencePipeline):
             self._step.count(self.handle, tokens[self._known :])
             self._known = len(tokens)
 
-    def apply(
-        self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
-    ) -> torch.Tensor:
+    def apply(self, logits: Logits, tokens: list[int], paths: list[list[int]]) -> Logits:
         """Process logits as ``SequencePipeline.apply`` does; they must be contiguous."""
         self._constrain(logits, tokens, paths)
         if not self._changes and not self._late:
@@ -93,30 +89,28 @@ class NativePipeline(SequencePipeline):
 class NativeNoise(SharedNoise):
     """The shared noise, drawn where a token could win by it and never kept."""
 
-    def __init__(self, vocab_size: int, device: torch.device, step: Library) -> None:
-        super().__init__(vocab_size, device)
+    def __init__(self, vocab_size: int, step: Library) -> None:
+        super().__init__(vocab_size)
         self._step = step
 
-    def draw(self, z: torch.Tensor, rows: Sequence[Row]) -> tuple[list[int], list[float]]:
+    def draw(self, z: Logits, rows: Sequence[Row]) -> tuple[list[int], list[float]]:
         keys = [(r.seed & WORD, r.seed >> 32, r.position, r.sample_index) for r in rows]
         return self._step.draw(z, keys, [r.greedy for r in rows])
 
 
-def measurer(device: torch.device) -> Measure:
-    """Return the function that measures log probabilities on ``device``."""
-    step = library() if device.type == "cpu" else None
+def measurer() -> Measure:
+    """Return the function that measures log probabilities."""
+    step = library()
     return measure if step is None else step.logprobs
 
 
 def sequence_pipeline(request: RequestPipeline, sample: int = 0) -> SequencePipeline:
-    """Return the pipeline of a request's sample, native where the logits are on the CPU."""
-    step = library() if request.device.type == "cpu" else None
+    """Return the pipeline of a request's sample, native where there is a library."""
+    step = library()
     return SequencePipeline(request) if step is None else NativePipeline(request, sample, step)
 
 
-def shared_noise(vocab_size: int, device: torch.device) -> SharedNoise:
-    """Return the shared noise of an engine whose logits are on ``device``."""
-    step = library() if device.type == "cpu" else None
-    if step is None:
-        return SharedNoise(vocab_size, device)
-    return NativeNoise(vocab_size, device, step)
+def shared_noise(vocab_size: int) -> SharedNoise:
+    """Return the shared noise of an engine, native where there is a library."""
+    step = library()
+    return SharedNoise(vocab_size) if step is None else NativeNoise(vocab_size, step)

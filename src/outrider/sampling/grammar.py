@@ -12,7 +12,6 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 import numpy as np
-import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
@@ -182,13 +181,10 @@ def _failed(reason: str) -> str:
     return f"structured_outputs failed: {printable(reason)}; simplify the grammar."
 
 
-def keep(z: torch.Tensor, mask: Mask) -> None:
+def keep(z: NDArray[np.float32], mask: Mask) -> None:
     """Set the logits z [vocabulary] of tokens that the mask refuses to -inf, in place."""
     refused = np.unpackbits(mask, count=len(z), bitorder="little") == 0
-    if z.is_cpu:  # by NumPy: torch would wake its threads, which then compete with a step's
-        np.putmask(z.numpy(), refused, -np.inf)
-    else:
-        z.masked_fill_(torch.from_numpy(refused).to(z.device), -torch.inf)
+    np.putmask(z, refused, -np.inf)
 
 
 class Grammar:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from ..base.types import SamplingParams
 
@@ -35,7 +35,7 @@ class History:
         return slot
 
     def penalise(
-        self, logits: torch.Tensor, tokens: Sequence[int], paths: Sequence[Sequence[int]]
+        self, logits: NDArray[np.float32], tokens: Sequence[int], paths: Sequence[Sequence[int]]
     ) -> None:
         """Apply the penalties in place, in vLLM's order and scopes.
 
@@ -54,15 +54,13 @@ class History:
         for row, path in enumerate(ahead):
             for slot in path:
                 times[row, slot] += 1
-        params, device = self._params, logits.device
-        ids = torch.from_numpy(self._ids[:size]).to(device)
-        z = logits.index_select(1, ids)
+        params, ids = self._params, self._ids[:size]
+        z = logits[:, ids]
         if params.repetition_penalty != 1:
             strength = np.where(times > 0, np.float32(params.repetition_penalty), np.float32(1))
             strength[:, : self._in_prompt] = params.repetition_penalty
-            by = torch.from_numpy(strength).to(device)
-            z = torch.where(z > 0, z / by, z * by)
+            z = np.where(z > 0, z / strength, z * strength)
         if params.frequency_penalty or params.presence_penalty:
             off = params.frequency_penalty * times + params.presence_penalty * (times > 0)
-            z -= torch.from_numpy(off.astype(np.float32, copy=False)).to(device)
-        logits.index_copy_(1, ids, z)
+            z -= off.astype(np.float32, copy=False)
+        logits[:, ids] = z

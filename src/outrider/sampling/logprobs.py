@@ -2,33 +2,33 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base.types import Logprob, Logprobs
+from .arrays import highest, log_sum_exp
 
 Measured = tuple[list[float], list[int], list[list[int]], list[list[float]]]
 """By row: log probability and rank of its token; the likeliest ids and their values."""
-Measure = Callable[[torch.Tensor, Sequence[int], Sequence[int], int], Measured]
+Measure = Callable[[NDArray[np.float32], Sequence[int], Sequence[int], int], Measured]
 """``measure``, or the native step's."""
 
 
-def measure(z: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], count: int) -> Measured:
+def measure(
+    z: NDArray[np.float32], rows: Sequence[int], tokens: Sequence[int], count: int
+) -> Measured:
     """Return the figures of ``tokens`` under ``rows`` of z, see ``logprobs``."""
     z = z[list(rows)]
-    whole = z.logsumexp(-1, keepdim=True)
-    chosen = z.gather(1, torch.tensor(tokens, device=z.device)[:, None])
+    whole = log_sum_exp(z)
+    chosen = np.take_along_axis(z, np.array(tokens, np.int64)[:, None], 1)
     ranks = (z > chosen).sum(-1) + 1
-    best = z.topk(min(count, z.shape[1]), -1)
-    return (
-        (chosen - whole)[:, 0].tolist(),
-        ranks.tolist(),
-        best.indices.tolist(),
-        (best.values - whole).tolist(),
-    )
+    ids = highest(z, min(count, z.shape[1]))
+    values = np.take_along_axis(z, ids, 1) - whole
+    return (chosen - whole)[:, 0].tolist(), ranks.tolist(), ids.tolist(), values.tolist()
 
 
 def logprobs(
-    z: torch.Tensor,
+    z: NDArray[np.float32],
     rows: Sequence[int],
     tokens: Sequence[int],
     count: int,

@@ -41,13 +41,13 @@ below 1e-7 in absolute terms elsewhere; the tests hold it to that.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from types import ModuleType
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from .philox import WORD, check, rounds
+from .philox import WORD, Words, check, rounds
 
 SHARED_STREAM = 0  # shared by target and drafters; the ratio rules use higher streams
 Streams = int | Sequence[int]  # one for all rows, or one each
@@ -74,13 +74,13 @@ _CHUNK = 65536  # words that NumPy works on at once, so that the intermediates s
 
 # The same code serves both: uint64 and float32 arrays in NumPy, int64 (wrapping) and float32
 # tensors in torch. In-place operators keep dtypes, and a Python float meets fp32 as fp32.
-_A = TypeVar("_A", NDArray[Any], torch.Tensor)
+Floats = Any
 
 
-def _words(rows: _A, quarters: _A, out: _A) -> _A:
+def words_at(rows: Words, quarters: Words, out: Words) -> Words:
     """Write the words of `rows` [n, 5] at `quarters` [1, m] to `out` [n, m, 4]; return [n, 4 * m].
 
-    All have one integer dtype; see `_row_words` for the columns of `rows`.
+    All have one integer dtype; see `row_words` for the columns of `rows`.
     """
     position, sample, stream, low, high = (rows[:, i : i + 1] for i in range(5))
     for lane, word in enumerate(rounds((position, quarters, sample, stream), (low, high))):
@@ -88,19 +88,7 @@ def _words(rows: _A, quarters: _A, out: _A) -> _A:
     return out.reshape(len(out), 4 * out.shape[1])
 
 
-def _view(x: _A, kind: Literal["int32", "float32"]) -> _A:
-    """Return the bits of an array as numbers of another kind, sharing its memory."""
-    return x.view(getattr(torch if isinstance(x, torch.Tensor) else np, kind))
-
-
-def _rounded(integers: _A) -> _A:
-    """Return integers as fp32, rounded to nearest even."""
-    if isinstance(integers, torch.Tensor):
-        return integers.to(torch.float32)
-    return integers.astype(np.float32)
-
-
-def _neg_log(f: _A, n: _A) -> _A:
+def _neg_log(f: Floats, n: Floats) -> Floats:
     """Return n log 2 - log(1 + f) as the module docstring defines it; overwrites `n`."""
     q = f * C10
     for c in C9_TO_C2:
@@ -115,40 +103,41 @@ def _neg_log(f: _A, n: _A) -> _A:
     return r
 
 
-def gumbel_of_words(words: _A) -> _A:
+def gumbel_of_words(words: Words, of: ModuleType = np) -> Floats:
     """Return the noise g of 32-bit words, as the module docstring defines it: contiguous float32.
 
-    Words are uint64 or int64 in NumPy, int64 in torch, each in [0, 2^32).
+    Words are uint64 or int64 in NumPy, int64 in torch, each in [0, 2^32); ``of`` is the module that
+    they are of.
     """
     odd = words << 1
     odd |= 1
     # Below 2^33, so the signed view is the same number, and converts faster.
-    w = _rounded(odd if isinstance(odd, torch.Tensor) else odd.view(np.int64))
+    w = of.asarray(odd.view(of.int64), dtype=of.float32)
     w *= 2.0**-33
     w = w.clip(None, _LARGEST_W)
 
-    shift = _view(1.0 - w, "int32")
+    shift = (1.0 - w).view(of.int32)
     shift -= TWO_THIRDS
     shift &= EXPONENT
-    n = _rounded(shift)
+    n = of.asarray(shift, dtype=of.float32)
     n *= -(2.0**-23)
-    f = _view(_ONE - shift, "float32")
+    f = (_ONE - shift).view(of.float32)
     w *= f
     f -= 1.0
     f -= w
     f = _neg_log(f, n)  # e
 
-    shift = _view(f, "int32") - TWO_THIRDS
+    shift = f.view(of.int32) - TWO_THIRDS
     shift &= EXPONENT
-    n = _rounded(shift)
+    n = of.asarray(shift, dtype=of.float32)
     n *= -(2.0**-23)
-    mantissa = _view(f, "int32")
+    mantissa = f.view(of.int32)
     mantissa -= shift
     f -= 1.0
     return _neg_log(f, n)
 
 
-def _row_words(
+def row_words(
     seeds: Sequence[int], samples: Sequence[int], positions: Sequence[int], stream: Streams
 ) -> NDArray[np.uint64]:
     """Return Philox's input by row: uint64 [n, 5] of position, sample, stream, seed low, high."""
@@ -176,7 +165,8 @@ def check_vocab_size(size: int) -> int:
     return size
 
 
-def _quarters(vocab_size: int) -> int:
+def quarters_of(vocab_size: int) -> int:
+    """Return how many groups of four ids a vocabulary has."""
     return (check_vocab_size(vocab_size) + 3) // 4
 
 
@@ -188,14 +178,16 @@ def words(
     stream: Streams = SHARED_STREAM,
 ) -> NDArray[np.uint32]:
     """Return the words behind `gumbel`, of the same arguments: uint32 [rows, vocab_size]."""
-    rows = _row_words(seeds, samples, positions, stream)
-    return _numpy_words(rows, _quarters(vocab_size))[:, :vocab_size].astype(np.uint32)
+    rows = row_words(seeds, samples, positions, stream)
+    return _numpy_words(rows, quarters_of(vocab_size))[:, :vocab_size].astype(np.uint32)
 
 
 def _numpy_words(rows: NDArray[np.uint64], quarters: int) -> NDArray[Any]:
     """Return uint64 [n, 4 * quarters]."""
     out = np.empty((len(rows), quarters, 4), np.uint64)
-    return _words(rows, np.arange(quarters, dtype=np.uint64)[None], out)
+    numbers = np.arange(quarters, dtype=np.uint64)[None]
+    made: NDArray[np.uint64] = words_at(rows, numbers, out)
+    return made
 
 
 def gumbel(
@@ -210,46 +202,10 @@ def gumbel(
     Seeds are in [0, 2^64), sample indices, positions in prompt + output, and streams in [0, 2^32),
     one a row; else it raises ValueError. A smaller vocabulary sees the first columns of a larger.
     """
-    rows, quarters = _row_words(seeds, samples, positions, stream), _quarters(vocab_size)
+    rows, quarters = row_words(seeds, samples, positions, stream), quarters_of(vocab_size)
     out = np.empty((len(rows), vocab_size), np.float32)
     step = max(1, _CHUNK // vocab_size)
     for start in range(0, len(rows), step):
         chunk = _numpy_words(rows[start : start + step], quarters)[:, :vocab_size]
         out[start : start + step] = gumbel_of_words(chunk)
     return out
-
-
-def gumbel_of_tensors(
-    seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int
-) -> torch.Tensor:
-    """Return the shared noise of sample 0 on the device that seeds and positions are on.
-
-    Both are int64 [rows], seeds the two's complement of numbers in [0, 2^64). The result has the
-    bits of `gumbel`: float32 [rows, vocab_size].
-    """
-    zeros = torch.zeros_like(seeds)
-    rows = torch.stack((positions, zeros, zeros, seeds & WORD, (seeds >> 32) & WORD), 1)
-    return _torch_gumbel(rows, vocab_size)
-
-
-def _torch_gumbel(rows: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Return the noise of int64 rows as `_row_words` makes them."""
-    quarters = _quarters(vocab_size)
-    out = torch.empty((len(rows), quarters, 4), dtype=torch.int64, device=rows.device)
-    numbers = torch.arange(quarters, dtype=torch.int64, device=rows.device)[None]
-    return gumbel_of_words(_words(rows, numbers, out)[:, :vocab_size])
-
-
-def gumbel_on(
-    device: torch.device,
-    seeds: Sequence[int],
-    samples: Sequence[int],
-    positions: Sequence[int],
-    vocab_size: int,
-    stream: Streams = SHARED_STREAM,
-) -> torch.Tensor:
-    """Return `gumbel` as a tensor on `device`, by NumPy for a CPU, where it is faster."""
-    if device.type == "cpu":
-        return torch.from_numpy(gumbel(seeds, samples, positions, vocab_size, stream))
-    host = _row_words(seeds, samples, positions, stream).view(np.int64)
-    return _torch_gumbel(torch.from_numpy(host).to(device), vocab_size)

@@ -5,22 +5,22 @@ Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 20
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-if TYPE_CHECKING:
-    import torch
 
 WORD = 2**32 - 1  # a word with all bits set
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 
-_A = TypeVar("_A", NDArray[Any], "torch.Tensor")
+Words = Any
+"""An array of uint64, or a tensor of int64, of torch, whose operators wrap alike."""
 
 
-def rounds(counter: tuple[_A, _A, _A, _A], key: tuple[_A, _A]) -> tuple[_A, _A, _A, _A]:
+def rounds(
+    counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]
+) -> tuple[Words, Words, Words, Words]:
     """Return Philox4x32-10 of broadcastable words.
 
     Between rounds only the low halves of c1 and c3 are valid: a mask is needed only before a word

@@ -11,21 +11,23 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from ..base.types import Request, Row, check_vocabulary
 from ..errors import RequestError
 from ..params import LogitsProcessor, SamplingParams
+from .arrays import softmax
 from .grammar import Grammar, Mask, keep
 from .history import History
 
 NEVER = float("-inf")
+Logits = NDArray[np.float32]
 
 
 class RequestPipeline:
     """The part of a request's options that is the same at every position, shared by its samples.
 
-    ``device`` has the logits. ``bad_words`` are the ids of each, in every way that it is written.
+    ``bad_words`` are the ids of each, in every way that it is written.
     Raises RequestError where an option names an id outside the vocabulary, or nothing is left.
     """
 
@@ -33,35 +35,31 @@ class RequestPipeline:
         self,
         request: Request,
         vocab_size: int,
-        device: torch.device,
         bad_words: Sequence[Sequence[int]] = (),
         grammar: Grammar | None = None,
     ) -> None:
-        self.request, self.vocab_size, self.device = request, vocab_size, device
+        self.request, self.vocab_size = request, vocab_size
         self.params = params = request.params
         self.grammar = grammar
         bias, allowed = params.logit_bias or {}, params.allowed_token_ids or ()
         for name, ids in (("logit_bias", bias), ("allowed_token_ids", allowed)):
             check_vocabulary(name, ids, vocab_size)
 
-        def tensor(ids: Sequence[int]) -> torch.Tensor:
-            return torch.tensor(ids, dtype=torch.int64, device=device)
-
-        self.bias_ids = tensor(list(bias))
-        self.bias = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
-        self.ends = tensor(sorted(i for i in request.end_token_ids if 0 <= i < vocab_size))
-        self.banned: torch.Tensor | None = None  # bool [vocabulary]: never, at any position
+        self.bias_ids = np.array(list(bias), np.int64)
+        self.bias = np.array(list(bias.values()), np.float32)
+        self.ends = sorted(i for i in request.end_token_ids if 0 <= i < vocab_size)
+        self.banned: NDArray[np.bool_] | None = None  # [vocabulary]: never, at any position
         # A word with an id that the model lacks is never completed.
         words = [word for word in bad_words if max(word) < vocab_size]
         alone = [word[0] for word in words if len(word) == 1]
         if allowed or alone:
-            self.banned = torch.full((vocab_size,), bool(allowed), device=device)
-            self.banned[tensor(list(allowed))] = False
-            self.banned[tensor(alone)] = True
+            self.banned = np.full(vocab_size, bool(allowed))
+            self.banned[list(allowed)] = False
+            self.banned[alone] = True
             left = ~self.banned
             if params.min_tokens:
                 left[self.ends] = False
-            if not bool(left.any()):
+            if not left.any():
                 names = "allowed_token_ids, bad_words and min_tokens"
                 raise RequestError(f"{names} together leave no token to sample; allow another.")
         self.bad_words = [tuple(word) for word in words if len(word) > 1]
@@ -88,9 +86,7 @@ class SequencePipeline:
         self.error: str | None = None
         """The cause of NaN rows after the last ``apply``: a processor, or a grammar's parser."""
 
-    def apply(
-        self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
-    ) -> torch.Tensor:
+    def apply(self, logits: Logits, tokens: list[int], paths: list[list[int]]) -> Logits:
         """Process logits in place, fp32 [rows, vocabulary], and return them, now z.
 
         ``tokens`` are the committed ids, prompt and output; ``paths`` for each row the drafted ids
@@ -102,14 +98,14 @@ class SequencePipeline:
         self._process(logits, tokens, paths)
         return self._shape(logits, tokens, paths)
 
-    def _constrain(self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]) -> None:
+    def _constrain(self, logits: Logits, tokens: list[int], paths: list[list[int]]) -> None:
         """Mask what the grammar and bad words of several tokens forbid."""
         self.error = None
         if self.has_grammar:
             for z, mask in zip(logits, self.masks(tokens, paths), strict=True):
                 if isinstance(mask, str):
                     self.error = self.error or mask
-                    z.fill_(torch.nan)
+                    z.fill(np.nan)
                 elif mask is not None:
                     keep(z, mask)
         if self._pipeline.bad_words:
@@ -137,22 +133,20 @@ class SequencePipeline:
     def _going_on(self, mask: Mask) -> Mask:
         """Return a mask without end tokens; the mask itself if the form is complete."""
         going_on = mask.copy()
-        for id in self._pipeline.ends.tolist():
+        for id in self._pipeline.ends:
             going_on[id // 8] &= ~np.uint8(1 << id % 8)
         return going_on if going_on.any() else mask
 
-    def _ban_and_bias(
-        self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
-    ) -> None:
+    def _ban_and_bias(self, logits: Logits, tokens: list[int], paths: list[list[int]]) -> None:
         pipeline = self._pipeline
         if pipeline.banned is not None:
-            logits.masked_fill_(pipeline.banned, NEVER)
+            np.copyto(logits, NEVER, where=pipeline.banned)
         if not self.has_grammar:  # a grammar's masks do it
             self._keep_going(logits, len(tokens) - len(self._prompt), paths)
         if len(pipeline.bias_ids):
-            logits.index_add_(1, pipeline.bias_ids, pipeline.bias.expand(len(paths), -1))
+            logits[:, pipeline.bias_ids] += pipeline.bias
 
-    def _process(self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]) -> None:
+    def _process(self, logits: Logits, tokens: list[int], paths: list[list[int]]) -> None:
         """Let processors remake every row, the first time twice to see that they are pure."""
         for number, processor in enumerate(self._pipeline.params.logits_processors or ()):
             for row, path in enumerate(paths):
@@ -160,7 +154,8 @@ class SequencePipeline:
                 try:
                     made = self._made(number, processor, logits[row], ids)
                     if number not in self._pipeline.tried:
-                        if not torch.equal(made, self._made(number, processor, logits[row], ids)):
+                        again = self._made(number, processor, logits[row], ids)
+                        if not np.array_equal(made, again):
                             raise RequestError(
                                 f"logits_processors[{number}] gave two results for the same ids "
                                 "and logits; it must be a pure function of them."
@@ -170,11 +165,10 @@ class SequencePipeline:
                 except RequestError as error:
                     # A failure after drafted tokens counts only if they turn out to be the output.
                     self.error = self.error or str(error)
-                    logits[row] = torch.nan
+                    logits[row] = np.nan
 
-    def _shape(
-        self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
-    ) -> torch.Tensor:
+    @np.errstate(over="ignore", invalid="ignore")
+    def _shape(self, logits: Logits, tokens: list[int], paths: list[list[int]]) -> Logits:
         """Penalties, temperature and truncation."""
         params = self._pipeline.params
         if self._history is None and params.penalises:
@@ -184,10 +178,10 @@ class SequencePipeline:
         if params.greedy:
             return logits
         if params.temperature != 1:
-            logits.div_(params.temperature)
+            logits /= params.temperature
         return truncate(logits, params)
 
-    def _ban_words(self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]) -> None:
+    def _ban_words(self, logits: Logits, tokens: list[int], paths: list[list[int]]) -> None:
         """Mask the last token of a bad word whose other tokens stand at the end of the output."""
         longest = max(map(len, self._pipeline.bad_words)) - 1
         recent = tokens[len(self._prompt) :][-longest:]
@@ -197,30 +191,31 @@ class SequencePipeline:
                 if before[len(before) - len(word) + 1 :] == word[:-1]:
                     logits[row, word[-1]] = NEVER
 
-    def _keep_going(self, logits: torch.Tensor, output: int, paths: list[list[int]]) -> None:
+    def _keep_going(self, logits: Logits, output: int, paths: list[list[int]]) -> None:
         """Mask what would end the output before ``min_tokens``."""
         least, ends = self._pipeline.params.min_tokens, self._pipeline.ends
         early = [row for row, path in enumerate(paths) if output + len(path) < least]
-        if early and len(ends):
-            logits[torch.tensor(early, device=logits.device)[:, None], ends] = NEVER
+        if early and ends:
+            logits[np.ix_(early, ends)] = NEVER
 
     @staticmethod
-    def _made(
-        number: int, processor: LogitsProcessor, row: torch.Tensor, ids: list[int]
-    ) -> torch.Tensor:
+    def _made(number: int, processor: LogitsProcessor, row: Logits, ids: list[int]) -> Logits:
         name = f"logits_processors[{number}]"
         try:
-            made = processor(ids, row.clone())
+            made = processor(ids, row.copy())
         except Exception as error:  # whatever a user's function raises is this request's error
             raise RequestError(f"{name} raised {type(error).__name__}: {error}") from error
-        if not isinstance(made, torch.Tensor) or made.shape != row.shape:
-            shape = list(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
+        array = isinstance(made, np.ndarray)
+        if not array or made.shape != row.shape or not np.issubdtype(made.dtype, np.floating):
+            kind = f"{made.dtype} {list(made.shape)}" if array else type(made).__name__
             raise RequestError(
-                f"{name} returned {shape}; it must return logits [{row.shape[0]}], as it was given."
+                f"{name} returned {kind}; it must return a NumPy array of logits "
+                f"[{row.shape[0]}], as it was given."
             )
-        if bool(made.isnan().any()):
+        if np.isnan(made).any():
             raise RequestError(f"{name} returned NaN; ban a token with -inf.")
-        return made.to(row.device, torch.float32)
+        with np.errstate(over="ignore"):
+            return np.asarray(made, np.float32)
 
     def fit(
         self, tokens: list[int], nodes: list[int], parents: list[int], length: int
@@ -251,21 +246,21 @@ class SequencePipeline:
         return kept, above
 
 
-def truncate(z: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def truncate(z: Logits, params: SamplingParams) -> Logits:
     """Mask what min_p, top_k and top_p leave out, in place; z is fp32 [rows, vocabulary].
 
     min_p keeps p >= min_p * max p; top_k keeps ties with the k-th; top_p keeps the smallest set of
     most likely tokens whose mass reaches it, the lowest id first among equals, one at least.
     """
     if params.min_p > 0:
-        z.masked_fill_(z < z.amax(-1, keepdim=True) + math.log(params.min_p), NEVER)
+        z[z < z.max(-1, keepdims=True) + math.log(params.min_p)] = NEVER
     if 0 < params.top_k < z.shape[1]:
-        z.masked_fill_(z < z.topk(params.top_k, -1).values[:, -1:], NEVER)
+        z[z < np.partition(z, -params.top_k)[:, -params.top_k, None]] = NEVER
     if params.top_p < 1:
-        ordered, ids = z.sort(dim=-1, descending=True, stable=True)
-        mass = ordered.softmax(-1)
-        ordered.masked_fill_(mass.cumsum(-1) - mass >= params.top_p, NEVER)
-        z.scatter_(-1, ids, ordered)
+        ids = np.argsort(-z, kind="stable")
+        mass = np.take_along_axis(softmax(z), ids, -1)
+        out = mass.cumsum(-1) - mass >= params.top_p
+        z[np.nonzero(out)[0], ids[out]] = NEVER
     return z
 
 
@@ -277,7 +272,7 @@ class StepLogits(NamedTuple):
     noise, where the model drew them itself; there are no z and rows then.
     """
 
-    logits: torch.Tensor
+    logits: Logits
     rows: list[Row]
     first: list[int | None]
     drawn: tuple[Sequence[int], Sequence[float]] | None = None

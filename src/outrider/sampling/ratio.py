@@ -22,15 +22,21 @@ agree, and in fp32 their rounding would decide where the drafter is good.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-import torch.nn.functional as F
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base.types import Draft, Row, Verdict
 from .acceptance import NOT_FINITE, NOTHING_LEFT, AcceptanceRule, Coupled
-from .pipeline import NEVER, StepLogits
+from .arrays import softmax, widened
+from .pipeline import NEVER, Logits, StepLogits
 from .ratio_noise import DRAFTING, ENDING, FreshNoise, uniforms
 from .shared_noise import Noise, SharedNoise
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -40,15 +46,20 @@ class Chains:
     ``p`` is fp64 [B, K+1, V], ``q`` too; the last row of ``q`` is 0.
     """
 
-    p: torch.Tensor
-    q: torch.Tensor
-    x: torch.Tensor
+    p: Floats
+    q: Floats
+    x: Ints
 
     @property
-    def ratio(self) -> torch.Tensor:
+    def ratio(self) -> Floats:
         """p(x_i) / q(x_i): fp64 [B, K]."""
-        length, x = self.x.shape[1], self.x[..., None]
-        return (self.p[:, :length].gather(-1, x) / self.q[:, :length].gather(-1, x))[..., 0]
+        ratio: Floats = of_drafted(self.p, self.x) / of_drafted(self.q, self.x)
+        return ratio
+
+
+def of_drafted(rows: NDArray[Any], x: Ints) -> NDArray[Any]:
+    """Return what ``rows`` [B, K or K+1, V] have for the drafted ids: [B, K]."""
+    return np.take_along_axis(rows[:, : x.shape[1]], x[..., None], -1)[..., 0]
 
 
 _PROBABILITIES = 2**22  # worked on at once: 32 MiB of them
@@ -62,36 +73,32 @@ class Ratio(ABC):
     needs_logits = True
 
     def drafting(self, noise: SharedNoise) -> Noise:
-        return FreshNoise(noise.vocab_size, noise.device, DRAFTING)
+        return FreshNoise(noise.vocab_size, DRAFTING)
 
-    def ending(self, rows: list[Row], noise: SharedNoise) -> torch.Tensor:
+    def ending(self, rows: list[Row], noise: SharedNoise) -> Logits:
         """Return the noise of the token behind the accepted ones, by first rows: [B, V]."""
-        return FreshNoise(noise.vocab_size, noise.device, ENDING).of(rows)
+        return FreshNoise(noise.vocab_size, ENDING).of(rows)
 
     @abstractmethod
-    def odds(self, chains: Chains) -> tuple[torch.Tensor, torch.Tensor]:
+    def odds(self, chains: Chains) -> tuple[Floats, Floats]:
         """Return the weights w fp64 [B, K+1] and the odds h fp64 [B, K]."""
 
     @abstractmethod
-    def count(self, passed: torch.Tensor) -> torch.Tensor:
+    def count(self, passed: Bools) -> Ints:
         """Return how many tokens are accepted where ``passed`` bool [B, K]: int64 [B]."""
 
-    def after(self, chains: Chains, w: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
+    def after(self, chains: Chains, w: Floats, accepted: Ints) -> Floats:
         """Return weights of the token after ``accepted`` [B] ones: (w p - q)+, fp64 [B, V]."""
-        at = torch.arange(len(accepted), device=accepted.device), accepted
+        at = np.arange(len(accepted)), accepted
         p = chains.p[at]
-        left = (w[at][:, None] * p - chains.q[at]).clamp(min=0)
+        left = np.maximum(w[at][:, None] * p - chains.q[at], 0)
         # Nothing is left only where p and q differ by less than rounding can tell.
-        return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
+        return np.where(left.sum(-1, keepdims=True) > 0, left, p)
 
+    @np.errstate(divide="ignore", invalid="ignore")
     def decide(
-        self,
-        z_p: torch.Tensor,
-        z_q: torch.Tensor | None,
-        x: torch.Tensor,
-        u: torch.Tensor,
-        g: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, z_p: Logits, z_q: Logits | None, x: Ints, u: Floats, g: Logits
+    ) -> tuple[Ints, Ints]:
         """Decide B drafts of one length K: how many tokens stand, and the next one, int64 [B] each.
 
         Args:
@@ -104,7 +111,7 @@ class Ratio(ABC):
         chains = _chains(z_p, z_q, x)
         w, h = self.odds(chains)
         accepted = self.count(u < h)
-        return accepted, (self.after(chains, w, accepted).log() + g).argmax(-1)
+        return accepted, (np.log(self.after(chains, w, accepted)) + g).argmax(-1)
 
     def __call__(self, target: StepLogits, draft: Draft, noise: SharedNoise) -> Verdict:
         number = len(target.first)
@@ -130,30 +137,29 @@ class Ratio(ABC):
         verdict: Verdict,
     ) -> None:
         """Decide the sequences ``members``, which have drafts of one length, into ``verdict``."""
-        device, vocabulary = target.logits.device, target.logits.shape[1]
+        vocabulary = target.logits.shape[1]
         starts = [first for s in members if (first := target.first[s]) is not None]
-        x = torch.tensor([draft[s].tokens for s in members], dtype=torch.int64, device=device)
+        x = np.array([draft[s].tokens for s in members], np.int64)
         length = x.shape[1]
-        chain = torch.arange(length + 1, device=device)
-        z_p = target.logits[torch.tensor(starts, device=device)[:, None] + chain]
-        best = z_p.amax(-1)
-        finite, masked = best.isfinite(), best == NEVER
-        z_p.masked_fill_(~finite[..., None], 0)
-        greedy = torch.tensor([target.rows[first].greedy for first in starts], device=device)
-        z_p = torch.where(greedy[:, None, None], _only(z_p.max(-1).indices, vocabulary), z_p)
-        z_q = None if certain else torch.stack([draft[s].logits for s in members])
+        z_p = target.logits[np.array(starts)[:, None] + np.arange(length + 1)]
+        best = z_p.max(-1)
+        finite, masked = np.isfinite(best), best == NEVER
+        z_p[~finite] = 0
+        greedy = np.array([target.rows[first].greedy for first in starts])
+        z_p[greedy] = _only(z_p[greedy].argmax(-1), vocabulary)
+        z_q = None if certain else np.stack([draft[s].logits for s in members])
         # Greedy rows have one outcome and need no noise.
-        u = torch.full((len(members), length), 0.5, dtype=torch.float64, device=device)
-        g = torch.zeros((len(members), vocabulary), device=device)
+        u = np.full((len(members), length), 0.5)
+        g = np.zeros((len(members), vocabulary), np.float32)
         drawn = [first for first in starts if not target.rows[first].greedy]
         if drawn:
             rows = [target.rows[first + i] for first in drawn for i in range(length)]
-            u[~greedy] = uniforms(rows, device).reshape(len(drawn), length)
+            u[~greedy] = uniforms(rows).reshape(len(drawn), length)
             g[~greedy] = self.ending([target.rows[first] for first in drawn], noise)[:, :vocabulary]
         accepted, tokens = self.decide(z_p, z_q, x, u, g)
         # A row behind a token that the target never says may be anything.
-        likely = z_p[:, :length].gather(-1, x[..., None])[..., 0] > NEVER
-        reached = F.pad(likely.long().cumprod(-1), (1, 0), value=1).bool()
+        likely = of_drafted(z_p, x) > NEVER
+        reached = np.insert(np.logical_and.accumulate(likely, -1), 0, True, -1)
         nothing = (masked & reached).any(-1).tolist()
         broken = (~finite & ~masked & reached).any(-1).tolist()
         decided = zip(members, accepted.tolist(), tokens.tolist(), broken, nothing, strict=True)
@@ -168,11 +174,12 @@ class Rejection(Ratio):
 
     name = "rejection"
 
-    def odds(self, chains: Chains) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.ones_like(chains.p[..., 0]), chains.ratio.clamp(max=1)
+    def odds(self, chains: Chains) -> tuple[Floats, Floats]:
+        return np.ones_like(chains.p[..., 0]), np.minimum(chains.ratio, 1)
 
-    def count(self, passed: torch.Tensor) -> torch.Tensor:
-        return passed.long().cumprod(-1).sum(-1)
+    def count(self, passed: Bools) -> Ints:
+        count: Ints = np.logical_and.accumulate(passed, -1).sum(-1)
+        return count
 
 
 class Block(Ratio):
@@ -180,18 +187,19 @@ class Block(Ratio):
 
     name = "block"
 
-    def odds(self, chains: Chains) -> tuple[torch.Tensor, torch.Tensor]:
-        w = torch.ones_like(chains.p[..., 0])
-        for i, ratio in enumerate(chains.ratio.unbind(-1), 1):
-            w[:, i] = (w[:, i - 1] * ratio).clamp(max=1)
-        left = (w[..., None] * chains.p - chains.q).clamp(min=0).sum(-1)
+    def odds(self, chains: Chains) -> tuple[Floats, Floats]:
+        w = np.ones_like(chains.p[..., 0])
+        for i, ratio in enumerate(chains.ratio.T, 1):
+            w[:, i] = np.minimum(w[:, i - 1] * ratio, 1)
+        left = np.maximum(w[..., None] * chains.p - chains.q, 0).sum(-1)
         # 0 / 0 only where w = 1 and p = q: every later w is 1 too, until one surely passes.
-        h = torch.where(left + 1 - w > 0, left / (left + 1 - w), 1)
-        return w, torch.cat((h[:, 1:-1], w[:, 1:][:, -1:]), -1)
+        h = np.where(left + 1 - w > 0, left / (left + 1 - w), 1)
+        return w, np.concatenate((h[:, 1:-1], w[:, 1:][:, -1:]), -1)
 
-    def count(self, passed: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(1, passed.shape[1] + 1, device=passed.device)
-        return F.pad(passed * places, (1, 0)).amax(-1)
+    def count(self, passed: Bools) -> Ints:
+        places = np.arange(1, passed.shape[1] + 1)
+        count: Ints = (passed * places).max(-1, initial=0)
+        return count
 
 
 RULES: dict[str, Callable[[], AcceptanceRule]] = {
@@ -199,22 +207,23 @@ RULES: dict[str, Callable[[], AcceptanceRule]] = {
 }  # fmt: skip
 
 
-def _only(ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
+def _only(ids: Ints, vocabulary: int) -> Logits:
     """Return log-weights with one outcome each: fp32 [..., vocabulary] from ids [...]."""
-    z = torch.full((*ids.shape, vocabulary), NEVER, device=ids.device)
-    return z.scatter_(-1, ids[..., None], 0.0)
+    z = np.full((*ids.shape, vocabulary), NEVER, np.float32)
+    np.put_along_axis(z, ids[..., None], 0.0, -1)
+    return z
 
 
-def _chains(z_p: torch.Tensor, z_q: torch.Tensor | None, x: torch.Tensor) -> Chains:
+def _chains(z_p: Logits, z_q: Logits | None, x: Ints) -> Chains:
     """Normalise processed logits; shapes as in ``Ratio.decide``, z_q may be narrower than z_p.
 
     A draft distribution that is not finite counts as certain: an argmax over it has one outcome.
     """
-    p = z_p.double().softmax(-1)
-    q, length = torch.zeros_like(p), x.shape[1]
-    q[:, :length].scatter_(-1, x[..., None], 1.0)
+    p = softmax(z_p.astype(np.float64))
+    q, length = np.zeros_like(p), x.shape[1]
+    np.put_along_axis(q[:, :length], x[..., None], 1.0, -1)
     if z_q is not None:
-        finite = z_q.amax(-1, keepdim=True).isfinite()
-        q_own = F.pad(z_q.double().softmax(-1), (0, p.shape[-1] - z_q.shape[-1]))
-        q[:, :length] = torch.where(finite, q_own, q[:, :length])
+        finite = np.isfinite(z_q.max(-1))
+        own = softmax(widened(z_q[finite], p.shape[-1]).astype(np.float64))
+        q[:, :length][finite] = own
     return Chains(p, q, x)

@@ -12,10 +12,11 @@ lies below, the seeds' 2^32 - 1 above.
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base.types import Row
-from .noise import gumbel_on, words
+from .noise import gumbel, words
 from .shared_noise import Noise
 
 DRAFTING, ACCEPTING, ENDING = range(3)
@@ -33,18 +34,17 @@ def streams(kind: int, rows: Sequence[Row]) -> list[int]:
 class FreshNoise(Noise):
     """Gumbel noise keyed by seed, sample, position, base and ``kind``; nothing is kept."""
 
-    def __init__(self, vocab_size: int, device: torch.device, kind: int) -> None:
-        self.vocab_size, self.device, self.kind = vocab_size, torch.device(device), kind
+    def __init__(self, vocab_size: int, kind: int) -> None:
+        self.vocab_size, self.kind = vocab_size, kind
 
-    def of(self, rows: Sequence[Row]) -> torch.Tensor:
-        own = streams(self.kind, rows)
-        return gumbel_on(self.device, *_keys(rows), self.vocab_size, own)
+    def of(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        return gumbel(*_keys(rows), self.vocab_size, streams(self.kind, rows))
 
 
-def uniforms(rows: Sequence[Row], device: torch.device) -> torch.Tensor:
+def uniforms(rows: Sequence[Row]) -> NDArray[np.float64]:
     """Return a uniform of each row: fp64 [rows], (k + 0.5) / 2^32 of id 0's word k."""
     k = words(*_keys(rows), 1, streams(ACCEPTING, rows))[:, 0]
-    return torch.from_numpy((k + 0.5) * 2.0**-32).to(device)
+    return (k.astype(np.float64) + 0.5) * 2.0**-32
 
 
 def _keys(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int]]:

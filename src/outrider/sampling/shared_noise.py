@@ -2,16 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base.types import Row
-from .noise import check_vocab_size, gumbel_on
+from .noise import check_vocab_size, gumbel
 from .philox import check
 
 BLOCK = 2**17  # numbers of noise in a block, unless one position has more
 
 _Key = tuple[str, int, int]  # sequence id, seed, sample index
+_Place = tuple[_Key, int]  # and which of its blocks
 
 
 class Noise(ABC):
@@ -20,14 +23,14 @@ class Noise(ABC):
     vocab_size: int
 
     @abstractmethod
-    def of(self, rows: Sequence[Row]) -> torch.Tensor:
+    def of(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """Return the noise of every row: fp32 [rows, vocab_size], not to be written into."""
 
     def release(self, seq_id: str) -> None:
         """Forget what is kept for a sequence."""
         return
 
-    def scores(self, z: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    def scores(self, z: NDArray[np.float32], rows: Sequence[Row]) -> NDArray[np.float32]:
         """Return z + g where a row is sampled, z where it is greedy; z may be narrower than g."""
         drawn = [i for i, row in enumerate(rows) if not row.greedy]
         if not drawn:
@@ -35,14 +38,15 @@ class Noise(ABC):
         g = self.of([rows[i] for i in drawn])[:, : z.shape[1]]
         if len(drawn) == len(rows):
             return z + g
-        out = z.clone()
-        out[torch.tensor(drawn, device=z.device)] += g
+        out = z.copy()
+        out[drawn] += g
         return out
 
-    def draw(self, z: torch.Tensor, rows: Sequence[Row]) -> tuple[list[int], list[float]]:
+    def draw(self, z: NDArray[np.float32], rows: Sequence[Row]) -> tuple[list[int], list[float]]:
         """Return the token of each row, the lowest id on a tie, and its score."""
-        best, ids = self.scores(z, rows).max(-1)
-        return ids.tolist(), best.tolist()
+        scores = self.scores(z, rows)
+        ids = scores.argmax(-1)
+        return ids.tolist(), scores[np.arange(len(ids)), ids].tolist()
 
 
 class SharedNoise(Noise):
@@ -53,12 +57,14 @@ class SharedNoise(Noise):
     never its bits.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.vocab_size, self.device = check_vocab_size(vocab_size), torch.device(device)
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = check_vocab_size(vocab_size)
         self.block_size = max(1, min(16, BLOCK // vocab_size))  # positions
-        self._kept: dict[str, dict[tuple[_Key, int], torch.Tensor]] = {}  # last used comes last
+        self._kept: dict[
+            str, dict[tuple[_Key, int], NDArray[np.float32]]
+        ] = {}  # last used comes last
 
-    def of(self, rows: Sequence[Row]) -> torch.Tensor:
+    def of(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """Return the noise of every row; consecutive rows of one block are a view of it."""
         size = self.block_size
         places = [
@@ -79,14 +85,14 @@ class SharedNoise(Noise):
             pieces.append(blocks[key, index][first : first + length])
             row += length
         if not pieces:
-            return torch.empty((0, self.vocab_size), dtype=torch.float32, device=self.device)
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            return np.empty((0, self.vocab_size), np.float32)
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def release(self, seq_id: str) -> None:
         """Forget the blocks of a sequence; one that is not known is no error."""
         self._kept.pop(seq_id, None)
 
-    def _blocks(self, wanted: list[tuple[_Key, int]]) -> dict[tuple[_Key, int], torch.Tensor]:
+    def _blocks(self, wanted: list[_Place]) -> dict[tuple[_Key, int], NDArray[np.float32]]:
         """Return the blocks `wanted` (without repetition), [<= block_size, vocab_size] each."""
         names = {name for (name, _, _), _ in wanted}
         known = {b: g for name in names for b, g in self._kept.get(name, {}).items()}
@@ -102,7 +108,7 @@ class SharedNoise(Noise):
                 del kept[next(iter(kept))]
         return blocks
 
-    def _draw(self, wanted: list[tuple[_Key, int]]) -> list[torch.Tensor]:
+    def _draw(self, wanted: list[_Place]) -> list[NDArray[np.float32]]:
         """Return blocks drawn in one call, each in memory of its own."""
         size = self.block_size  # the last block may be cut short
         spans = [range(index * size, min((index + 1) * size, 2**32)) for _, index in wanted]
@@ -112,7 +118,7 @@ class SharedNoise(Noise):
             for position in span
         ]
         seeds, samples, positions = map(list, zip(*rows, strict=True))
-        noise = gumbel_on(self.device, seeds, samples, positions, self.vocab_size)
-        blocks = noise.split([len(span) for span in spans])
+        noise = gumbel(seeds, samples, positions, self.vocab_size)
+        blocks = np.split(noise, [*accumulate(map(len, spans))][:-1])
         # A view would keep the noise of all sequences alive for as long as one of them is.
-        return list(blocks) if len(blocks) == 1 else [block.clone() for block in blocks]
+        return blocks if len(blocks) == 1 else [block.copy() for block in blocks]

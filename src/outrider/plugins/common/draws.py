@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...sampling.noise import gumbel, gumbel_of_tensors
+from ...sampling.noise import gumbel
 from ...sampling.philox import WORD
 from ...sampling.seeds import request_seed
+from .gumbel import gumbel_of_tensors
 
 if TYPE_CHECKING:
     from ...native.library import Library
@@ -101,7 +102,7 @@ def _drawn_natively(
     ]
     z = z if z.stride(1) == 1 and z.dtype == torch.float32 else z.float().contiguous()
     cold = [False] * len(z) if greedy is None else greedy.tolist()
-    return torch.tensor(step.draw(z, keys, cold)[0], dtype=torch.int64)
+    return torch.tensor(step.draw(z.numpy(), keys, cold)[0], dtype=torch.int64)
 
 
 def truncate(
