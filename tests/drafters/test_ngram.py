@@ -118,7 +118,7 @@ def item(id: str, tokens: list[int], length: int, samples: bool = True) -> Sched
 
 
 def test_the_drafter_keeps_its_sequences_apart() -> None:
-    noise = SharedNoise(8, torch.device("cpu"))
+    noise = SharedNoise(8)
     drafter: Drafter = NgramDrafter(5)
     assert (drafter.name, drafter.max_length, drafter.max_nodes) == ("ngram", 5, 5)
     batch = [

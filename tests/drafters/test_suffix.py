@@ -285,7 +285,7 @@ def item(state: SequenceState, depth: int, nodes: int = 0) -> Scheduled:
 
 
 def proposed(drafter: SuffixDrafter, *items: Scheduled) -> Draft:
-    noise = SharedNoise(32, torch.device("cpu"))
+    noise = SharedNoise(32)
     return drafter.propose(items, [each.budget for each in items], noise)
 
 

@@ -231,7 +231,7 @@ def test_prompt_lookup_has_the_window() -> None:
         config = EngineConfig(drafter_window=window)
         context = DrafterContext(None, None, config, 64)  # type: ignore[arg-type]
         made = NgramSpec().make(context)
-        (nodes,) = made.propose(batch, [budget], SharedNoise(32, CPU))
+        (nodes,) = made.propose(batch, [budget], SharedNoise(32))
         assert nodes.tokens == expected
 
 

@@ -52,7 +52,7 @@ def drafts(
     ]
     asked = [DraftInput(s, limit) for s, limit in zip(sequences, limits, strict=True)]
     store = model.new_store(1 + each * len(sequences), PAGE)
-    noise = NativeNoise(model.shape.vocab_size, CPU, model.library)
+    noise = NativeNoise(model.shape.vocab_size, model.library)
     return draft(model, segments, store, asked, noise)
 
 

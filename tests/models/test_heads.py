@@ -236,7 +236,7 @@ def test_medusas_logits_are_those_of_the_defining_code(
     states = torch.randn(2, config.hidden_size)
     norm = Tensors(Files(tiny_llama)).get("model.norm.weight", (config.hidden_size,), torch.float32)
     normed = torch.nn.functional.rms_norm(states, norm.shape, norm, config.rms_norm_eps)
-    noise = NativeNoise(config.vocab_size, torch.device("cpu"), step)
+    noise = NativeNoise(config.vocab_size, step)
     sequences = [sequence_of(target, number, temperature=0) for number in range(2)]
     segments = [model.segment(states[i : i + 1], each.id) for i, each in enumerate(sequences)]
     inputs = [DraftInput(each, DraftBudget(heads, heads)) for each in sequences]
@@ -266,7 +266,7 @@ def test_medusas_choices_are_the_tree(tiny_llama: Path, tmp_path: Path) -> None:
     target = native_model(step, tiny_llama, "float32", 64)
     model = NativeMedusa(head, target, "none")
     paths = [(0,), (3,), (9,), (0, 0), (0, 7), (3, 1), (0, 7, 2), (0, 7, 5)]
-    noise = NativeNoise(config.vocab_size, torch.device("cpu"), step)
+    noise = NativeNoise(config.vocab_size, step)
     sequence = sequence_of(target, 1, temperature=0)
     segments = [model.segment(torch.randn(1, config.hidden_size), sequence.id)]
     store = model.new_store(len(paths), 1)
@@ -342,7 +342,7 @@ def test_what_cannot_be_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     assert medusa is not None
     target = native_model(step, tiny_llama, "float32", 64)
     model, heads = NativeHead(eagle, target, 64, "none"), NativeMedusa(medusa, target, "none")
-    noise = NativeNoise(config.vocab_size, torch.device("cpu"), step)
+    noise = NativeNoise(config.vocab_size, step)
     store, none, wide = model.new_store(3, 16), heads.new_store(4, 1), config.hidden_size
     asked = DraftInput(sequence_of(target, 1), DraftBudget(2, 2))
     handle = asked.sequence.pipeline.native_handle

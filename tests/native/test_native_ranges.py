@@ -122,11 +122,11 @@ def test_top_k_above_the_vocabulary_is_the_vocabulary(step: Library) -> None:
     for top_k in (WIDTH, WIDTH + 1, 2**31 - 1):
         params = SamplingParams(top_k=top_k, temperature=0.7)
         pipeline = NativePipeline(
-            RequestPipeline(Request("r", (1,), params, 0), WIDTH, CPU), 0, step
+            RequestPipeline(Request("r", (1,), params, 0), WIDTH), 0, step
         )
         z = torch.randn(1, WIDTH)
         assert pipeline.apply(z.clone(), [1], [[]])[0].isfinite().all()
-    made = RequestPipeline(Request("r", (1,), SamplingParams(), 0), WIDTH, CPU)
+    made = RequestPipeline(Request("r", (1,), SamplingParams(), 0), WIDTH)
     object.__setattr__(made.params, "top_k", 2**31)  # what a door let through
     assert NativePipeline(made, 0, step).apply(z.clone(), [1], [[]])[0].isfinite().all()
 
@@ -139,7 +139,7 @@ def test_options_that_no_field_can_hold_are_refused(step: Library) -> None:
         ("frequency_penalty", 1e39),
         ("repetition_penalty", math.inf),
     ):
-        request = RequestPipeline(Request("r", (1,), SamplingParams(), 0), WIDTH, CPU)
+        request = RequestPipeline(Request("r", (1,), SamplingParams(), 0), WIDTH)
         object.__setattr__(request.params, name, value)
         with pytest.raises(ModelError, match=name.partition("_p")[0]):
             NativePipeline(request, 0, step)

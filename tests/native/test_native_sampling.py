@@ -26,7 +26,7 @@ from outrider.native.native_sampling import NativeNoise, NativePipeline, measure
 from outrider.sampling.grammar import keep
 from outrider.sampling.logprobs import measure
 from outrider.sampling.noise import gumbel
-from outrider.sampling.pipeline import RequestPipeline, SequencePipeline
+from outrider.sampling.pipeline import Logits, RequestPipeline, SequencePipeline
 from outrider.sampling.shared_noise import SharedNoise
 from outrider.text.detokenize import Detokenizer
 from tests.support.loading import native_model
@@ -67,7 +67,7 @@ def test_noise_has_the_specified_bits(isa: str) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_law_is_samplings(name: str) -> None:
     params = SamplingParams(**OPTIONS[name])
-    pipeline = RequestPipeline(Request("r", PROMPT, params, 0, frozenset({2})), WIDTH, CPU)
+    pipeline = RequestPipeline(Request("r", PROMPT, params, 0, frozenset({2})), WIDTH)
     tokens = [*PROMPT, 10, 11, 10]
     paths = [[], [10], [10, 44], [10, 44, 44], [3], []]
     expected = SequencePipeline(pipeline).apply(random_logits(6), tokens, paths)
@@ -79,7 +79,7 @@ def test_a_law_is_samplings(name: str) -> None:
 
 
 def test_equals_at_the_edge_of_top_p_are_kept_by_id() -> None:
-    pipeline = RequestPipeline(Request("r", (1,), SamplingParams(top_p=0.45), 0), WIDTH, CPU)
+    pipeline = RequestPipeline(Request("r", (1,), SamplingParams(top_p=0.45), 0), WIDTH)
     z = torch.full((1, WIDTH), -30.0)
     z[0, 100:110] = 2.0
     for isa in HERE:
@@ -93,9 +93,9 @@ def test_a_draw_is_the_argmax_over_all_noise(scale: float) -> None:
     z = random_logits(20) * scale
     z[3, 10:] = -torch.inf
     z[5] = z[5].round()  # ties
-    expected = SharedNoise(WIDTH, CPU).draw(z, rows)
+    expected = SharedNoise(WIDTH).draw(z, rows)
     for isa in HERE:
-        assert NativeNoise(WIDTH, CPU, step(isa)).draw(z, rows) == expected
+        assert NativeNoise(WIDTH, step(isa)).draw(z, rows) == expected
 
 
 def test_a_row_that_is_no_law_has_no_finite_score() -> None:
@@ -105,7 +105,7 @@ def test_a_row_that_is_no_law_has_no_finite_score() -> None:
     z[2, 4] = torch.inf
     rows = [Row("s", 1, 0, i, greedy, 0) for i in range(3) for greedy in (False,)]
     for isa in HERE:
-        scores = NativeNoise(WIDTH, CPU, step(isa)).draw(z, rows)[1]
+        scores = NativeNoise(WIDTH, step(isa)).draw(z, rows)[1]
         assert np.isnan(scores[0])
         assert scores[1:] == [-np.inf, np.inf]
 
@@ -116,7 +116,7 @@ def test_log_probabilities_are_samplings(count: int) -> None:
     z[2, 50:] = -torch.inf
     rows, tokens = [0, 2, 3], [17, 3, 1002]
     expected_own, *expected, expected_values = measure(z, rows, tokens, count)
-    own, *mine, values = measurer(CPU)(z, rows, tokens, count)
+    own, *mine, values = measurer()(z, rows, tokens, count)
     assert mine == expected  # ranks and ids
     np.testing.assert_allclose(own, expected_own, atol=2e-6)
     np.testing.assert_allclose(values, expected_values, atol=2e-6)
@@ -126,7 +126,7 @@ def test_ids_past_the_vocabulary_are_refused() -> None:
     found = native.library()
     assert found is not None
     pipeline = RequestPipeline(
-        Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), WIDTH, CPU
+        Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), WIDTH
     )
     mine = NativePipeline(pipeline, 0, found)
     with pytest.raises(ModelError, match="past the vocabulary"):
@@ -134,7 +134,7 @@ def test_ids_past_the_vocabulary_are_refused() -> None:
     with pytest.raises(ModelError, match="past the vocabulary"):
         found.logprobs(random_logits(1), [0], [-1], 2)
     narrow = RequestPipeline(
-        Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), 100, CPU
+        Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), 100
     )
     with pytest.raises(ModelError, match="of a pipeline is past the vocabulary"):
         NativePipeline(narrow, 0, found)
@@ -144,7 +144,7 @@ def test_what_a_law_cannot_read_is_refused() -> None:
     found = native.library()
     assert found is not None
     request = Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0)
-    mine = NativePipeline(RequestPipeline(request, WIDTH, CPU), 0, found)
+    mine = NativePipeline(RequestPipeline(request, WIDTH), 0, found)
     z, key = random_logits(2), (1, 0, 0, 0)
     for wrong in (z[:, :-1].contiguous(), z.double(), z[:, ::2]):
         with pytest.raises(ModelError, match=r"vocabulary|cannot read"):
@@ -233,12 +233,12 @@ def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
     folder = make_checkpoint(tmp_path, "llama", vocab_size=WIDTH)
     model = native_model(found, folder, "float32", 64)
     params = SamplingParams(**OPTIONS[options])
-    noise = NativeNoise(WIDTH, CPU, found)
+    noise = NativeNoise(WIDTH, found)
     plans: list[tuple[list[int], list[int]]] = [CHAIN, ([], []), TREE]
     sequences, segments, pipelines = [], [], []
     for i, (nodes, parents) in enumerate(plans):
         request = Request(f"{i}", (1, 2, 3), params, 11 + i, frozenset({0}))
-        pipeline = NativePipeline(RequestPipeline(request, WIDTH, CPU), 0, found)
+        pipeline = NativePipeline(RequestPipeline(request, WIDTH), 0, found)
         pipelines.append(pipeline)
         tokens = [1, 2, 3, 4, 2][: 5 - i]
         sequences.append(
@@ -287,7 +287,7 @@ def test_a_row_that_needs_python_leaves_its_neighbours_alone(
     """One batch: a pipeline in C++, one that keeps logits, a processor, a scored prompt."""
     found = step(HERE[-1])
     model = native_model(found, make_checkpoint(tmp_path, "llama", vocab_size=WIDTH), "float32", 64)
-    noise = NativeNoise(WIDTH, CPU, found)
+    noise = NativeNoise(WIDTH, found)
     plans = [CHAIN, CHAIN, TREE, TREE]
     keeps = [Keep.NOTHING, Keep.RAW, Keep.PROCESSED, Keep.RAW]
     inputs: list[SampleInput | None] = []
@@ -296,7 +296,7 @@ def test_a_row_that_needs_python_leaves_its_neighbours_alone(
         processors = [lambda ids, logits: -logits] if i == 3 else None
         params = SamplingParams(**OPTIONS[options], logits_processors=processors)
         request = Request(f"{i}", (1, 2, 3), params, 11 + i, frozenset({0}))
-        pipeline = NativePipeline(RequestPipeline(request, WIDTH, CPU), 0, found)
+        pipeline = NativePipeline(RequestPipeline(request, WIDTH), 0, found)
         sequence = SequenceState(
             f"{i}", request, 0, Detokenizer(None, (), ()), pipeline, [1, 2, 3, 4]
         )
@@ -347,7 +347,7 @@ def test_what_cannot_be_decided_is_refused(
     store = model.new_store(3, 16)
     width = model.shape.vocab_size
 
-    asked = RequestPipeline(Request("r", (1,), SamplingParams(), 0), width, CPU)
+    asked = RequestPipeline(Request("r", (1,), SamplingParams(), 0), width)
     good = NativePipeline(asked, 0, found)
 
     def decide(segments: list[Segment], pipelines: list[NativePipeline], **options: Any) -> None:
@@ -439,5 +439,5 @@ def test_what_cannot_be_decided_is_refused(
             [one],
             store,
             [DraftInput(sequence, DraftBudget(2**32 + 1, 2**32 + 1))],
-            NativeNoise(width, CPU, found),
+            NativeNoise(width, found),
         )

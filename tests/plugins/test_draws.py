@@ -61,11 +61,11 @@ def test_draws_are_those_of_outriders_sampler(
         Row("s", seed, 0, position, one, 0)
         for seed, position, one in zip(seeds, positions, greedy, strict=True)
     ]
-    expected = SharedNoise(301, CPU).draw(z, rows)[0]
+    expected = SharedNoise(301).draw(z, rows)[0]
     got = draws.draw(z, *tensors(seeds, positions), torch.tensor(greedy))
     assert got.tolist() == expected
     rows = [row._replace(greedy=False) for row in rows]
-    expected = SharedNoise(301, CPU).draw(z, rows)[0]
+    expected = SharedNoise(301).draw(z, rows)[0]
     assert draws.draw(z, *tensors(seeds, positions), None).tolist() == expected
     z[:, 3:] = -torch.inf  # masked ids, equal scores, columns of a wider tensor
     z[:5, :3] = 0.0

@@ -8,8 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.base.types import Row
+from outrider.plugins.common.gumbel import gumbel_of_rows
 from outrider.sampling import noise, shared_noise
-from outrider.sampling.noise import gumbel, gumbel_of_words, gumbel_on
+from outrider.sampling.noise import gumbel, gumbel_of_words
 from outrider.sampling.philox import philox
 from outrider.sampling.seeds import SEED_STREAM, fresh_seed, request_seed
 from outrider.sampling.shared_noise import SharedNoise
@@ -28,9 +29,9 @@ def gumbel_torch(
     seeds: list[int], samples: list[int], positions: list[int], size: int, device: torch.device,
     stream: noise.Streams = noise.SHARED_STREAM,
 ) -> torch.Tensor:  # fmt: skip
-    """The noise by torch, also on a CPU, for which `gumbel_on` takes NumPy."""
-    rows = noise._row_words(seeds, samples, positions, stream).view(np.int64)
-    return noise._torch_gumbel(torch.from_numpy(rows).to(device), size)
+    """The noise by torch, also on a CPU."""
+    rows = noise.row_words(seeds, samples, positions, stream).view(np.int64)
+    return gumbel_of_rows(torch.from_numpy(rows).to(device), size)
 
 
 def word_set() -> NDArray[np.uint64]:
@@ -133,7 +134,7 @@ def test_golden_bits_of_words() -> None:
 
 def test_torch_has_the_bits_of_numpy() -> None:
     words = word_set()
-    assert same_bits(gumbel_of_words(words), gumbel_of_words(torch.from_numpy(words.view("i8"))))
+    assert same_bits(gumbel_of_words(words), gumbel_of_words(torch.from_numpy(words.view("i8")), torch))
     rng = np.random.default_rng(1)
     seeds = [0, 2**64 - 1, 2**63, *(int(s) for s in rng.integers(0, 2**63, 5))]
     samples = [0, ONES, 2**31, 1, 2, 3, 4, 5]
@@ -151,7 +152,7 @@ def test_torch_on_the_gpu_has_the_bits_of_numpy() -> None:
         pytest.skip("needs a GPU")
     gpu = torch.device("cuda")
     words = word_set()
-    got = gumbel_of_words(torch.from_numpy(words.view("i8")).to(gpu))
+    got = gumbel_of_words(torch.from_numpy(words.view("i8")).to(gpu), torch)
     assert same_bits(gumbel_of_words(words), got.cpu())
     where = [2**64 - 1, 5], [0, ONES], [ONES, 0]
     assert same_bits(gumbel(*where, 10_001), gumbel_torch(*where, 10_001, gpu).cpu())
@@ -264,7 +265,7 @@ def expected_rows(
 
 def test_shared_noise_is_the_noise_for_any_access() -> None:
     rng = np.random.default_rng(4)
-    shared = SharedNoise(101, CPU)
+    shared = SharedNoise(101)
     assert shared.block_size == 16
     for _ in range(60):
         n = int(rng.integers(0, 9))
@@ -284,23 +285,19 @@ def test_blocks_are_drawn_once_together_and_bounded(monkeypatch: pytest.MonkeyPa
     drawn: list[list[int]] = []
 
     def counting(
-        device: torch.device,
-        seeds: list[int],
-        samples: list[int],
-        positions: list[int],
-        vocab_size: int,
-    ) -> torch.Tensor:
+        seeds: list[int], samples: list[int], positions: list[int], vocab_size: int
+    ) -> NDArray[np.float32]:
         drawn.append(positions)
-        return gumbel_on(device, seeds, samples, positions, vocab_size)
+        return gumbel(seeds, samples, positions, vocab_size)
 
-    monkeypatch.setattr(shared_noise, "gumbel_on", counting)
-    shared = SharedNoise(64, CPU)
+    monkeypatch.setattr(shared_noise, "gumbel", counting)
+    shared = SharedNoise(64)
     a, b = ("a", 1, 0), ("b", 2, 0)
     rows_of(shared, [a, b, b], [3, 40, 40])
     assert drawn == [[*range(16), *range(32, 48)]]  # both sequences in one call
     first = rows_of(shared, [a, a], [3, 4])
     again = rows_of(shared, [a], [4])
-    assert first[1].data_ptr() == again.data_ptr()  # views of one block
+    assert np.shares_memory(first, again)  # views of one block
     rows_of(shared, [a, b, a, a], [15, 47, 0, 0])
     assert len(drawn) == 1
     rows_of(shared, [a] * 40, list(range(40)))  # more blocks than are kept: 0 is there, 1 and 2 not
@@ -318,10 +315,10 @@ def test_blocks_are_drawn_once_together_and_bounded(monkeypatch: pytest.MonkeyPa
 
 
 def test_blocks_at_the_ends() -> None:
-    assert SharedNoise(8192, CPU).block_size == 16
-    assert SharedNoise(32_000, CPU).block_size == 4
-    assert SharedNoise(300_000, CPU).block_size == 1
-    shared = SharedNoise(13_000, CPU)  # 10 positions: the last block of all is cut short
+    assert SharedNoise(8192).block_size == 16
+    assert SharedNoise(32_000).block_size == 4
+    assert SharedNoise(300_000).block_size == 1
+    shared = SharedNoise(13_000)  # 10 positions: the last block of all is cut short
     last = [ONES - 1, ONES]
     key = ("a", 2**64 - 1, ONES)
     assert same_bits(expected_rows([key] * 2, last, 13_000), rows_of(shared, [key] * 2, last))

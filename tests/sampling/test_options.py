@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -28,10 +29,10 @@ from outrider.base.types import Request
 from outrider.errors import ConfigError, RequestError
 from outrider.params import SamplingParams, StructuredOutputsParams
 from outrider.sampling.grammar import Grammar, Grammars, keep
-from outrider.sampling.pipeline import RequestPipeline, SequencePipeline
+from outrider.sampling.arrays import softmax
+from outrider.sampling.pipeline import Logits, RequestPipeline, SequencePipeline
 from tests.support.exactness import VOCABULARY, tiny_tokenizer
 
-CPU = torch.device("cpu")
 WIDTH = 50
 END = 3
 BAD_WORDS = [[7], [8, 9], [5, 6, 7]]
@@ -53,11 +54,11 @@ def pipeline_of(
     params: SamplingParams, prompt: list[int], bad_words: list[list[int]] | None = None
 ) -> SequencePipeline:
     request = Request("r", tuple(prompt), params, 0, frozenset([END]))
-    return SequencePipeline(RequestPipeline(request, WIDTH, CPU, bad_words or []))
+    return SequencePipeline(RequestPipeline(request, WIDTH, bad_words or []))
 
 
 def reference(
-    raw: torch.Tensor,
+    raw: Logits,
     params: SamplingParams,
     prompt: list[int],
     output: list[int],
@@ -65,7 +66,7 @@ def reference(
 ) -> oracle.Distribution:
     """The distribution of one position in float64."""
     z = oracle.processed(
-        raw.double().numpy(), prompt, output,
+        raw, prompt, output,
         allowed=params.allowed_token_ids or (), bad_words=bad_words, ends=[END],
         min_tokens=params.min_tokens, logit_bias=params.logit_bias,
         repetition_penalty=params.repetition_penalty,
@@ -74,11 +75,11 @@ def reference(
     return oracle.distribution(z, params.temperature, params.top_k, params.top_p, params.min_p)
 
 
-def normalised(z: torch.Tensor, params: SamplingParams) -> oracle.Distribution:
+def normalised(z: Logits, params: SamplingParams) -> oracle.Distribution:
     """What the engine draws from."""
     if params.greedy:
         return np.asarray(np.arange(len(z)) == int(z.argmax()), np.float64)
-    return np.asarray(z.double().softmax(-1).numpy())
+    return softmax(z.astype(np.float64))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def normalised(z: torch.Tensor, params: SamplingParams) -> oracle.Distribution:
 def test_every_position_of_a_draft_has_the_law_of_the_reference(seed: int) -> None:
     """Random options together; rows of a random tree, each as if its path were output."""
     rng = random.Random(seed)
-    generator = torch.Generator().manual_seed(seed)
+    generator = np.random.default_rng(seed)
     for _ in range(5):
         params = SamplingParams(**{name: rng.choice(list(c)) for name, c in CHOICES.items()})
         bad_words = rng.choice([[], BAD_WORDS])
@@ -97,30 +98,30 @@ def test_every_position_of_a_draft_has_the_law_of_the_reference(seed: int) -> No
         paths: list[list[int]] = [[]]
         for _ in range(rng.randint(0, 7)):
             paths.append([*rng.choice(paths), rng.randrange(4, 12)])
-        raw = torch.randn(len(paths), WIDTH, generator=generator) * 2
+        raw = generator.standard_normal((len(paths), WIDTH), np.float32) * 2
         together = pipeline_of(params, prompt, bad_words)
-        z = together.apply(raw.clone(), prompt + output, paths)
+        z = together.apply(raw.copy(), prompt + output, paths)
         for row, path in enumerate(paths):
             expected = reference(raw[row], params, prompt, [*output, *path], bad_words)
             got = normalised(z[row], params)
             assert oracle.total_variation(expected, got) < 1e-5, (params, path)
             # The same bits as plain decoding has after the same tokens.
             alone = pipeline_of(params, prompt, bad_words)
-            plain = alone.apply(raw[row : row + 1].clone(), prompt + output + path, [[]])[0]
-            assert torch.equal(plain, z[row])
+            plain = alone.apply(raw[row : row + 1].copy(), prompt + output + path, [[]])[0]
+            assert np.array_equal(plain, z[row])
 
 
 @pytest.mark.engine
 def test_a_law_follows_its_sequence_step_by_step() -> None:
     """What was drafted and refused leaves nothing behind."""
     params = SamplingParams(repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.2)
-    generator = torch.Generator().manual_seed(0)
+    generator = np.random.default_rng(0)
     rng = random.Random(0)
     distribution, tokens = pipeline_of(params, [4, 5]), [4, 5]
     for _ in range(20):
         draft = [rng.randrange(4, 9) for _ in range(3)]
-        raw = torch.randn(4, WIDTH, generator=generator)
-        z = distribution.apply(raw.clone(), tokens, [draft[:i] for i in range(4)])
+        raw = generator.standard_normal((4, WIDTH), np.float32)
+        z = distribution.apply(raw.copy(), tokens, [draft[:i] for i in range(4)])
         for i in range(4):
             output = tokens[2:] + draft[:i]
             expected = reference(raw[i], params, [4, 5], output, [])
@@ -165,11 +166,11 @@ def test_parity_with_transformers(name: str) -> None:
         raw = torch.randn(1, WIDTH, generator=generator) * 2
         bad_words = [[7], [8, 9]] if name == "bad_words" else []
         z = pipeline_of(SamplingParams(**options), prompt, bad_words).apply(
-            raw.clone(), prompt + output, [[]]
+            raw.numpy().copy(), prompt + output, [[]]
         )
         ids = torch.tensor([prompt + output])
         theirs = LogitsProcessorList(processors)(ids, raw.clone())
-        torch.testing.assert_close(z.softmax(-1), theirs.softmax(-1), atol=1e-6, rtol=1e-5)
+        np.testing.assert_allclose(softmax(z), theirs.softmax(-1), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.engine
@@ -177,12 +178,12 @@ def test_min_p_comes_before_top_p_as_in_vllm() -> None:
     """transformers has top_k, top_p, min_p; vLLM has min_p first. The two differ here."""
     raw = torch.tensor([[3.0, 2.0, 1.0, 0.0, *[-1.0] * (WIDTH - 4)]])
     params = SamplingParams(min_p=0.2, top_p=0.8)
-    ours = pipeline_of(params, [4]).apply(raw.clone(), [4], [[]]).isfinite().sum()
+    ours = np.isfinite(pipeline_of(params, [4]).apply(raw.numpy().copy(), [4], [[]])).sum()
     both = [TopPLogitsWarper(0.8), MinPLogitsWarper(0.2)]
     theirs = LogitsProcessorList(both)(torch.tensor([[4]]), raw.clone()).isfinite().sum()
     assert (int(ours), int(theirs)) == (2, 2)
     raw[0, 2:] = 0.6
-    ours = pipeline_of(params, [4]).apply(raw.clone(), [4], [[]]).isfinite().sum()
+    ours = np.isfinite(pipeline_of(params, [4]).apply(raw.numpy().copy(), [4], [[]])).sum()
     theirs = LogitsProcessorList(both)(torch.tensor([[4]]), raw.clone()).isfinite().sum()
     assert int(ours) < int(theirs) or int(ours) == 2
 
@@ -190,35 +191,36 @@ def test_min_p_comes_before_top_p_as_in_vllm() -> None:
 def test_a_processor_sees_what_was_drafted_before_its_position() -> None:
     seen: list[list[int]] = []
 
-    def note(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    def note(ids: list[int], logits: Logits) -> Logits:
         seen.append(ids)
         assert logits.shape == (WIDTH,)
-        return logits.index_fill(0, torch.tensor(ids[-1:]), -math.inf)
+        logits[ids[-1]] = -math.inf
+        return logits
 
     distribution = pipeline_of(SamplingParams(logits_processors=[note]), [4, 5])
-    z = distribution.apply(torch.zeros(3, WIDTH), [4, 5, 6], [[], [7], [7, 8]])
+    z = distribution.apply(np.zeros((3, WIDTH), np.float32), [4, 5, 6], [[], [7], [7, 8]])
     assert [list(ids) for ids, _ in itertools.groupby(seen)] == [
         [4, 5, 6],
         [4, 5, 6, 7],
         [4, 5, 6, 7, 8],
     ]
-    assert [int(row.isneginf().nonzero()) for row in z] == [6, 7, 8]
+    assert [np.flatnonzero(np.isneginf(row)).tolist() for row in z] == [[6], [7], [8]]
 
 
 def test_a_processor_fails_only_where_it_is_reached() -> None:
     """Its error after drafted tokens is no error unless they become output."""
 
-    def touchy(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    def touchy(ids: list[int], logits: Logits) -> Logits:
         if ids[-1] == 9:
             raise KeyError(9)
         return logits
 
     distribution = pipeline_of(SamplingParams(logits_processors=[touchy]), [4])
-    z = distribution.apply(torch.zeros(2, WIDTH), [4], [[], [9]])
-    assert z[0].isfinite().all()
-    assert z[1].isnan().all()
+    z = distribution.apply(np.zeros((2, WIDTH), np.float32), [4], [[], [9]])
+    assert np.isfinite(z[0]).all()
+    assert np.isnan(z[1]).all()
     assert distribution.error == "logits_processors[0] raised KeyError: 9"
-    distribution.apply(torch.zeros(1, WIDTH), [4, 5], [[]])
+    distribution.apply(np.zeros((1, WIDTH), np.float32), [4, 5], [[]])
     assert distribution.error is None
 
 
@@ -245,13 +247,13 @@ def grammars() -> Grammars:
     return Grammars(tiny_tokenizer, VOCABULARY, frozenset([END]))
 
 
-def allowed(grammar: Grammar, *paths: list[int]) -> torch.Tensor:
+def allowed(grammar: Grammar, *paths: list[int]) -> NDArray[np.bool_]:
     """bool [paths, VOCABULARY]"""
     masks = [mask for mask in grammar.masks(paths) if isinstance(mask, np.ndarray)]
-    z = torch.zeros(len(paths), VOCABULARY)
+    z = np.zeros((len(paths), VOCABULARY), np.float32)
     for row, mask in zip(z, masks, strict=True):
         keep(row, mask)
-    return z.isfinite()
+    return np.isfinite(z)
 
 
 def texts(form: dict[str, Any], count: int) -> list[str]:
@@ -267,7 +269,7 @@ def texts(form: dict[str, Any], count: int) -> list[str]:
         while not tokens or tokens[-1] != END:
             grammar.advance(tokens)
             # Short words first, so that texts come to an end.
-            choices = allowed(grammar, [])[0].nonzero()[:, 0].tolist()
+            choices = np.flatnonzero(allowed(grammar, [])[0]).tolist()
             tokens.append(END if END in choices else int(rng.choice(choices)))
             assert len(tokens) < 200
         found.append(tokenizer.decode(tokens))
@@ -309,7 +311,7 @@ def test_masks_inside_a_draft_are_those_of_plain_decoding() -> None:
         alone = grammars().compile(params)
         assert alone is not None
         alone.advance(ids[:i])
-        assert torch.equal(allowed(alone, [])[0], together[i])
+        assert np.array_equal(allowed(alone, [])[0], together[i])
 
 
 @pytest.mark.engine
@@ -324,7 +326,7 @@ def test_drafts_are_cut_and_continued() -> None:
     params = SamplingParams(structured_outputs={"json": schema})
     request = Request("r", (4,), params, 0, frozenset([END]))
     distribution = SequencePipeline(
-        RequestPipeline(request, VOCABULARY, CPU, grammar=grammars().compile(params))
+        RequestPipeline(request, VOCABULARY, grammar=grammars().compile(params))
     )
     tokens, parents = distribution.fit([4], [], [], 8)
     assert parents == list(range(-1, len(tokens) - 1))
@@ -378,7 +380,7 @@ def test_a_grammar_that_no_token_continues_leaves_nothing() -> None:
     """The tokenizer cannot write what must come: no EOS either, the output is not complete."""
     grammar = grammars().compile(SamplingParams(structured_outputs={"regex": "[0-9]\u00e9"}))
     assert grammar is not None
-    digit = int(allowed(grammar, [])[0].nonzero()[0])
+    digit = int(np.flatnonzero(allowed(grammar, [])[0])[0])
     assert not allowed(grammar, [], [digit])[1].any()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from outrider.audit import oracle
 from outrider.audit.adversary import AdversarySpec
@@ -24,15 +25,22 @@ from outrider.models.rows import Segment
 from outrider.sampling import ratio_noise
 from outrider.sampling.acceptance import NOT_FINITE
 from outrider.sampling.noise import SHARED_STREAM
-from outrider.sampling.pipeline import RequestPipeline, SequencePipeline, StepLogits
-from outrider.sampling.ratio import RULES, Block, Chains, Ratio, Rejection, _chains
+from outrider.sampling.pipeline import Logits, RequestPipeline, SequencePipeline, StepLogits
+from outrider.sampling.ratio import (
+    RULES,
+    Block,
+    Chains,
+    Ratio,
+    Rejection,
+    _chains,
+    of_drafted,
+)
 from outrider.sampling.seeds import SEED_STREAM
 from outrider.sampling.shared_noise import SharedNoise
 from tests.support import enumeration
 from tests.support.enumeration import Emissions, Model
 from tests.support.exactness import make_engine, planted_pair, requests, run
 
-CPU = torch.device("cpu")
 PROMPT = (0, 2)
 PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 OPTIONS: list[dict[str, Any]] = [
@@ -53,16 +61,16 @@ REFERENCES = {
     "rejection": enumeration.token_rule_output_law,
     "block": enumeration.block_rule_output_law,
 }
-Raw = Callable[[tuple[int, ...]], torch.Tensor]
+Raw = Callable[[tuple[int, ...]], Logits]
 
 
 def raw_logits(seed: int, vocabulary: int) -> Raw:
     """Logits that depend on the path: fp32 [vocabulary]."""
-    generator = torch.Generator().manual_seed(seed)
+    rng = np.random.default_rng(seed)
 
     @cache
-    def raw(_: tuple[int, ...]) -> torch.Tensor:
-        return torch.randn(vocabulary, generator=generator) * 1.5
+    def raw(_: tuple[int, ...]) -> Logits:
+        return rng.standard_normal(vocabulary, np.float32) * 1.5
 
     return raw
 
@@ -76,21 +84,21 @@ def oracle_model(raw: Raw, options: dict[str, Any]) -> Model:
 
     @cache
     def distribution(path: tuple[int, ...]) -> oracle.Distribution:
-        z = oracle.processed(raw(path).double().numpy(), PROMPT, path, ends=[1], **before)
+        z = oracle.processed(raw(path), PROMPT, path, ends=[1], **before)
         return oracle.distribution(z, **given)
 
     return distribution
 
 
-def processed(raw: Raw, options: dict[str, Any], paths: list[tuple[int, ...]]) -> torch.Tensor:
+def processed(raw: Raw, options: dict[str, Any], paths: list[tuple[int, ...]]) -> Logits:
     """Processed logits after ``paths``, one-hot where greedy: fp32 [paths, vocabulary]."""
     params = SamplingParams(**options)  # type: ignore[arg-type]
-    z = torch.stack([raw(path) for path in paths])
+    z = np.stack([raw(path) for path in paths])
     request = Request("r", PROMPT, params, 0, frozenset([1]))
-    distribution = SequencePipeline(RequestPipeline(request, z.shape[1], z.device))
+    distribution = SequencePipeline(RequestPipeline(request, z.shape[1]))
     z = distribution.apply(z, list(PROMPT), [list(path) for path in paths])
     if params.greedy:
-        z = torch.where(z == z.amax(-1, keepdim=True), 0.0, -math.inf)
+        z = np.where(z == z.max(-1, keepdims=True), 0.0, -math.inf).astype(np.float32)
     return z
 
 
@@ -101,28 +109,30 @@ def emissions(rule: Ratio, target: Raw, drafter: Raw, options: dict[str, Any], l
     drafts = list(itertools.product(range(vocabulary), repeat=length))
     if certain:
         drafts = drafts[len(drafts) // 2 :][:1]
-    x = torch.tensor(drafts, dtype=torch.int64).reshape(len(drafts), length)
+    x = np.array(drafts, np.int64).reshape(len(drafts), length)
     stacked = [processed(target, options, [d[:i] for i in range(length + 1)]) for d in drafts]
     q_rows = [
-        processed(drafter, options, [d[:i] for i in range(length)]) if length else torch.empty(0, 1)
+        processed(drafter, options, [d[:i] for i in range(length)])
         for d in drafts
+        if length
     ]
-    z_q = None if certain or not length else torch.stack(q_rows)
-    chains = _chains(torch.stack(stacked), z_q, x)
-    drawn = chains.q[:, :length].gather(-1, x[..., None])[..., 0].prod(-1)
+    z_q = None if certain or not length else np.stack(q_rows)
+    chains = _chains(np.stack(stacked), z_q, x)
+    drawn = of_drafted(chains.q, x).prod(-1)
     chains = Chains(chains.p[drawn > 0], chains.q[drawn > 0], chains.x[drawn > 0])
-    w, h = rule.odds(chains)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        w, h = rule.odds(chains)
     found: Emissions = {}
     for passed in itertools.product((False, True), repeat=length):
-        mask = torch.tensor(passed, dtype=torch.bool).expand(len(w), length)
-        chance = drawn[drawn > 0] * torch.where(mask, h, 1 - h).prod(-1)
+        mask = np.broadcast_to(np.array(passed, bool), (len(w), length))
+        chance = drawn[drawn > 0] * np.where(mask, h, 1 - h).prod(-1)
         accepted = rule.count(mask)
         weights = rule.after(chains, w, accepted)
-        distribution = chance[:, None] * weights / weights.sum(-1, keepdim=True)
+        distribution = chance[:, None] * weights / weights.sum(-1, keepdims=True)
         for draft, count, row in zip(
             chains.x.tolist(), accepted.tolist(), distribution, strict=True
         ):
-            for token in row.nonzero()[:, 0].tolist():
+            for token in np.flatnonzero(row).tolist():
                 key = (*draft[:count], token)
                 found[key] = found.get(key, 0.0) + float(row[token])
     return found
@@ -163,20 +173,21 @@ def test_block_accepts_at_least_as_much_as_rejection() -> None:
 
 @pytest.mark.parametrize("rule", [Rejection(), Block()])
 def test_a_perfect_drafter_is_always_accepted(rule: Ratio) -> None:
-    z = torch.randn(500, 4, 300, generator=torch.Generator().manual_seed(0)) * 3
-    x = torch.distributions.Categorical(logits=z[:, :3]).sample()
-    u = torch.full((500, 3), 1 - 2.0**-33, dtype=torch.float64)
-    accepted, _ = rule.decide(z, z[:, :3], x, u, torch.zeros(500, 300))
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((500, 4, 300), np.float32) * 3
+    x = (z[:, :3] + rng.gumbel(size=(500, 3, 300))).argmax(-1)
+    u = np.full((500, 3), 1 - 2.0**-33)
+    accepted, _ = rule.decide(z, z[:, :3], x, u, np.zeros((500, 300), np.float32))
     assert accepted.tolist() == [3] * 500
 
 
 def test_where_p_and_q_cannot_be_told_apart_the_target_draws() -> None:
     """The drafter's token has no mass in p, and what p has more of elsewhere is below rounding."""
-    z_p = torch.tensor([[[0.0, -math.inf], [0.0, -math.inf]]])
-    z_q = torch.tensor([[[0.0, -50.0]]])
-    x, u = torch.tensor([[1]]), torch.tensor([[0.5]], dtype=torch.float64)
+    z_p = np.array([[[0.0, -math.inf], [0.0, -math.inf]]], np.float32)
+    z_q = np.array([[[0.0, -50.0]]], np.float32)
+    x, u = np.array([[1]]), np.array([[0.5]])
     for rule in (Rejection(), Block()):
-        accepted, token = rule.decide(z_p, z_q, x, u, torch.zeros(1, 2))
+        accepted, token = rule.decide(z_p, z_q, x, u, np.zeros((1, 2), np.float32))
         assert (accepted.item(), token.item()) == (0, 0)
 
 
@@ -187,28 +198,28 @@ def _row(name: str, position: int, base: int, greedy: bool = False, seed: int = 
 @pytest.mark.parametrize("rule", [Rejection(), Block()])
 def test_a_step_decides_each_sequence_as_it_would_alone(rule: Ratio) -> None:
     """Greedy and sampled, certain and drawn drafts, several lengths, and one that draws nothing."""
-    generator = torch.Generator().manual_seed(5)
+    rng = np.random.default_rng(5)
     lengths, certain, greedy = [2, 0, 2, 3, 2, 0], [0, 1, 1, 0, 0, 1], [0, 0, 0, 0, 1, 1]
-    tokens = [torch.randint(0, 20, (n,), generator=generator).tolist() for n in lengths]
-    drafter = [None if c else torch.randn(n, 20, generator=generator)
+    tokens = [rng.integers(0, 20, n).tolist() for n in lengths]
+    drafter = [None if c else rng.standard_normal((n, 20), np.float32)
                for n, c in zip(lengths, certain, strict=True)]  # fmt: skip
-    z = [torch.randn(n + 1, 30, generator=generator) for n in lengths]
+    z = [rng.standard_normal((n + 1, 30), np.float32) for n in lengths]
     rows = [[_row(f"s{s}", 50 + s + i, 50 + s, bool(greedy[s])) for i in range(n + 1)]
             for s, n in enumerate(lengths)]  # fmt: skip
-    noise = SharedNoise(40, CPU)
+    noise = SharedNoise(40)
     starts = np.cumsum([0, *(n + 1 for n in lengths)]).tolist()
     draft = Draft.chains([*tokens, []])
     logits = [*drafter, None]
     draft = Draft(each._replace(logits=z) for each, z in zip(draft, logits, strict=True))
     distributions = StepLogits(
-        torch.cat(z), [row for part in rows for row in part], [*starts[:-1], None]
+        np.concatenate(z), [row for part in rows for row in part], [*starts[:-1], None]
     )
     together = rule(distributions, draft, noise)
     assert together.tokens[-1] == []
     assert together.errors == [None] * 7
     for s in range(6):
         one = Draft([draft[s]])
-        alone = rule(StepLogits(z[s].clone(), rows[s], [0]), one, noise)
+        alone = rule(StepLogits(z[s].copy(), rows[s], [0]), one, noise)
         assert alone.tokens[0] == together.tokens[s]
         assert together.path[s] == list(range(len(together.tokens[s]) - 1))
         assert together.tokens[s][:-1] == tokens[s][: len(together.path[s])]
@@ -220,17 +231,17 @@ def test_a_step_decides_each_sequence_as_it_would_alone(rule: Ratio) -> None:
 
 
 def test_laws_that_are_not_numbers_are_reported_where_they_can_be_reached() -> None:
-    z = torch.zeros(3, 8)
+    z = np.zeros((3, 8), np.float32)
     z[2] = math.nan
     rows = [_row("s", 10 + i, 10) for i in range(3)]
     for rule in (Rejection(), Block()):
         verdict = rule(
-            StepLogits(z.clone(), rows, [0]), Draft.chains([[1, 2]]), SharedNoise(8, CPU)
+            StepLogits(z.copy(), rows, [0]), Draft.chains([[1, 2]]), SharedNoise(8)
         )
         assert verdict.errors == [NOT_FINITE]
-        masked = z.clone()
+        masked = z.copy()
         masked[1, 2] = -math.inf
-        verdict = rule(StepLogits(masked, rows, [0]), Draft.chains([[1, 2]]), SharedNoise(8, CPU))
+        verdict = rule(StepLogits(masked, rows, [0]), Draft.chains([[1, 2]]), SharedNoise(8))
         assert verdict.errors == [None]
 
 
@@ -246,11 +257,11 @@ def test_no_draw_is_used_twice() -> None:
     for base in (-1, ratio_noise.LARGEST_BASE + 1):
         with pytest.raises(ValueError, match="base"):
             ratio_noise.streams(0, [_row("s", 5, base)])
-    noise = [ratio_noise.FreshNoise(16, CPU, kind).of(rows) for kind in kinds]
-    assert len(torch.cat(noise).unique(dim=0)) == 15
-    again = ratio_noise.FreshNoise(16, CPU, 0).of(rows[2:3])
-    assert torch.equal(again, noise[0][2:3])
-    u = ratio_noise.uniforms([_row("s", i, 0) for i in range(4000)], CPU)
+    noise = [ratio_noise.FreshNoise(16, kind).of(rows) for kind in kinds]
+    assert len(np.unique(np.concatenate(noise), axis=0)) == 15
+    again = ratio_noise.FreshNoise(16, 0).of(rows[2:3])
+    assert np.array_equal(again, noise[0][2:3])
+    u = ratio_noise.uniforms([_row("s", i, 0) for i in range(4000)])
     assert 0 < u.min() < u.max() < 1
     # 5 standard deviations: a false alarm once in 1.7 million seeds, and the seed is fixed.
     assert abs(u.mean() - 0.5) < 5 * math.sqrt(1 / 12 / 4000)
@@ -264,7 +275,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return planted_pair(tmp_path_factory.mktemp("ratio"))
 
 
-def logits_after(model: Target, tokens: list[int]) -> torch.Tensor:
+def logits_after(model: Target, tokens: list[int]) -> Logits:
     pages = list(range(1, len(tokens) // 4 + 2))
     store = model.new_store(len(pages) + 1, 4)
     found = model.run([Segment(tokens, 0, pages, 1, 1, key="it")], store).logits
@@ -286,8 +297,8 @@ def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
 class NoNoise(ratio_noise.FreshNoise):
     """Lets the drafter take its likeliest token."""
 
-    def of(self, rows: Sequence[Row]) -> torch.Tensor:
-        return torch.zeros(len(rows), self.vocab_size)
+    def of(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        return np.zeros((len(rows), self.vocab_size), np.float32)
 
 
 @pytest.mark.parametrize("certain", [False, True])
@@ -301,7 +312,7 @@ def test_the_engine_emits_the_targets_law(
     prompt = [11]
     if certain:
         monkeypatch.setattr(engine.drafter, "_needs_logits", False)
-        engine.drafting._noise = NoNoise(211, CPU, ratio_noise.DRAFTING)
+        engine.drafting._noise = NoNoise(211, ratio_noise.DRAFTING)
     seen = np.zeros((211,) * 3)
     for start in range(0, 1000, 100):
         queued = [

@@ -55,7 +55,7 @@ class Drafts:
         self.stores = [self.model.new_store(17, 16) for _ in range(2)]
         asked = Request("r", (1, 2, 3), SamplingParams(presence_penalty=0.5), 7)
         self.pipeline = NativePipeline(
-            RequestPipeline(asked, self.model.shape.vocab_size, CPU), 0, self.step
+            RequestPipeline(asked, self.model.shape.vocab_size), 0, self.step
         )
         self.words = array("i", [3, 0, 0, 16, 1, 0, 3, 1, 2, 3, *range(1, 17)])
 
@@ -172,7 +172,7 @@ def memory() -> None:
     assert step.start(4) == 4
     width, rows = 1 << 20, 8
     asked = Request("r", (1,), SamplingParams(top_p=0.5), 0)
-    pipeline = NativePipeline(RequestPipeline(asked, width, CPU), 0, step)
+    pipeline = NativePipeline(RequestPipeline(asked, width), 0, step)
     z = torch.randn(rows, width)
     broken, paths = z.clone(), [[]] * rows
     for _ in range(3):

@@ -42,6 +42,6 @@ def sequence_of(model: NativeTransformer, number: int, **options: Any) -> Sequen
     rng = random.Random(number)
     tokens = [rng.randrange(4, model.shape.vocab_size) for _ in range(rng.randint(2, 30))]
     request = Request(f"{number}", tuple(tokens), SamplingParams(**options), 77 + number)
-    pipeline = RequestPipeline(request, model.shape.vocab_size, torch.device("cpu"))
+    pipeline = RequestPipeline(request, model.shape.vocab_size)
     native = NativePipeline(pipeline, 0, model.library)
     return SequenceState(f"{number}", request, 0, Detokenizer(None, (), ()), native, tokens)

@@ -59,7 +59,7 @@ def make(
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
     request = Request(id, tuple(prompt), sampling, seed, frozenset(eos))
     text = Letters(sampling.stop or ())
-    law = SequencePipeline(RequestPipeline(request, 100, torch.device("cpu")))
+    law = SequencePipeline(RequestPipeline(request, 100))
     return SequenceState(f"{id}/0", request, 0, text, law, list(request.prompt_token_ids))
 
 
