@@ -14,7 +14,7 @@ import pytest
 from outrider import LLM, SamplingParams
 from outrider.base.groups import GROUPS, cpu_quota
 from outrider.native import choice as native
-from outrider.native.threads import allowed_threads
+from outrider.base.threads import allowed_threads
 from tests.support import REPOSITORY
 from tests.support.exactness import planted_pair
 from tests.support.forked import run_program
@@ -29,7 +29,7 @@ if sys.argv[3] == "one":
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 from outrider import LLM, SamplingParams
 from outrider.native.choice import library
-from outrider.native.threads import allowed_threads
+from outrider.base.threads import allowed_threads
 for group in sys.argv[4:]:  # joined once all is imported, which a quota would make slow
     open(group + "/cgroup.procs", "w").write("0")
 params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)

@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ..base.threads import allowed_threads, cpu_name
 from ..native.choice import library
-from ..native.threads import allowed_threads, cpu_name
 
 
 def machine() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The layouts of blocks are ggml's. Which numbers stand in them is searched for here: weights come
 without data on what they multiply, so an error counts squared, times the size of its weight
-(``quantize``). Groups stand side by side, so that torch's loops are long: x [group, groups].
+(``quantize``). Groups stand side by side, so that numpy's loops are long: x [group, groups].
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
+from numpy.typing import NDArray
 
 from ..base.config import Recipe
 from ..base.limits import LARGEST_FLOAT
 from .formats.gguf_types import SIZES, Kind
-from .quantize import best_grid, codes_of, inverse_of
+from .quantize import Codes as Blocks
+from .quantize import Floats, best_grid, codes_of, inverse_of, total
 
-Blocks = npt.NDArray[np.uint8]
+Halves = NDArray[np.float16]
 
 EVEN = {Kind.Q4_0: 4, Kind.Q5_0: 5}
 """Types of blocks of 32 with one scale, and their bits."""
@@ -39,205 +39,232 @@ FLAT = 1e-5
 """Share of a determinant's terms below which it is rounding."""
 
 
-def encode(weights: torch.Tensor, kind: Kind) -> Blocks:
+@np.errstate(all="ignore")
+def encode(weights: Floats, kind: Kind) -> Blocks:
     """Return ``weights`` fp32 [rows, inputs] as blocks: uint8 [rows, bytes].
 
     The inputs are a multiple of the block's. Raises ValueError: a weight is not finite, or beyond
     what the fp16 of the types with fewer bits holds.
     """
     most = LARGEST_FLOAT if kind == Kind.F32 else HALF
-    if not bool((weights.abs() <= most).all()):
+    if not (np.abs(weights) <= most).all():
         raise ValueError(f"a weight is not finite, or its size is above {most:g}")
     rows, inputs = weights.shape
     if kind in UNEVEN:
-        blocks = _uneven(weights.reshape(-1, 32).T.contiguous(), UNEVEN[kind])
+        blocks = _uneven(_groups(weights, 32), UNEVEN[kind])
     elif kind in EVEN:
-        blocks = _even(weights.reshape(-1, 32).T.contiguous(), EVEN[kind])
+        blocks = _even(_groups(weights, 32), EVEN[kind])
     elif kind == Kind.Q6_K:
-        blocks = _six(weights.reshape(-1, 16).T.contiguous())
+        blocks = _six(_groups(weights, 16))
     else:
-        plain = quants.quantize(weights.contiguous().numpy(), GGMLQuantizationType(kind))
+        plain = quants.quantize(np.ascontiguousarray(weights), GGMLQuantizationType(kind))
         return plain.view(np.uint8)
     size, octets = SIZES[kind]
-    return blocks.numpy().reshape(rows, inputs // size * octets)
+    return blocks.reshape(rows, inputs // size * octets)
 
 
-def _octets(half: torch.Tensor) -> torch.Tensor:
+def _groups(weights: Floats, group: int) -> Floats:
+    """Return groups of ``weights`` side by side: [group, groups]."""
+    return np.ascontiguousarray(weights.reshape(-1, group).T)
+
+
+def _octets(half: Halves) -> Blocks:
     """Return fp16 numbers, one of each block, as uint8 [blocks, 2]."""
-    return half.flatten().view(torch.uint8).view(-1, 2)
+    return half.reshape(-1, 1).view(np.uint8)
 
 
-def _nibbles(codes: torch.Tensor) -> torch.Tensor:
+def _each(block: Floats | Halves, groups: int) -> Floats:
+    """Return a number of each block for each of its groups: fp32 [1, all groups]."""
+    return np.repeat(block.astype(np.float32).reshape(1, -1), groups, 1)
+
+
+def _nibbles(codes: Blocks) -> Blocks:
     """Return the low 4 bits of codes uint8 [..., 2, n], the second n above the first: [..., n]."""
     return codes[..., 0, :] & 15 | codes[..., 1, :] << 4
 
 
-def _even(x: torch.Tensor, bits: int) -> torch.Tensor:
+def _even(x: Floats, bits: int) -> Blocks:
     """Return Q4_0 or Q5_0 of x [32, blocks]: a scale, then codes."""
     scale, zero = best_grid(x, Recipe(bits, 32))
-    half = scale.half()
-    codes = codes_of(x, inverse_of(half.float()), zero, bits).to(torch.uint8).T
+    half = scale.astype(np.float16)
+    codes = codes_of(x, inverse_of(half.astype(np.float32)), zero, bits).astype(np.uint8).T
     parts = [_octets(half), _nibbles(codes.reshape(-1, 2, 16))]
     if bits == 5:
-        high = (codes >> 4).reshape(-1, 4, 8) << torch.arange(8, dtype=torch.uint8)
-        parts.insert(1, high.sum(2, dtype=torch.uint8))
-    return torch.cat(parts, 1)
+        high = (codes >> 4).reshape(-1, 4, 8) << np.arange(8, dtype=np.uint8)
+        parts.insert(1, high.sum(2, dtype=np.uint8))
+    return np.concatenate(parts, 1)
 
 
-def _six(x: torch.Tensor) -> torch.Tensor:
+def _six(x: Floats) -> Blocks:
     """Return Q6_K of x [16, groups]: codes, int8 scales of 16 groups, a scale of these."""
     scale, zero = best_grid(x, Recipe(6, 16))
-    wide = scale.view(-1, 16)
-    largest = wide.gather(1, wide.abs().argmax(1, keepdim=True))
-    half = (largest / -128).half()
-    unit = half.float().expand(-1, 16).reshape(1, -1)
-    first = (scale * inverse_of(unit)).round_()
-    size, best = x.abs(), torch.full_like(scale, torch.inf)
-    steps = torch.zeros_like(scale)
+    wide = scale.reshape(-1, 16)
+    largest = np.take_along_axis(wide, np.abs(wide).argmax(1, keepdims=True), 1)
+    half = (largest / -128).astype(np.float16)
+    unit = _each(half, 16)
+    first = np.rint(scale * inverse_of(unit))
+    size, best = np.abs(x), np.full_like(scale, np.inf)
+    steps = np.zeros_like(scale)
     for near in (0, 1, -1):
-        tried = (first + near).clamp_(-128, 127)
+        tried = np.clip(first + near, -128, 127)
         step = tried * unit
-        codes = codes_of(x, inverse_of(step), zero, 6).sub_(zero)
-        error = codes.mul_(step).sub_(x).square_().mul_(size).sum(0, keepdim=True)
+        codes = codes_of(x, inverse_of(step), zero, 6)
+        codes -= zero
+        error = _error(codes, step, 0, x, size)
         better = error < best
-        best, steps = torch.where(better, error, best), torch.where(better, tried, steps)
-    codes = codes_of(x, inverse_of(steps * unit), zero, 6).to(torch.uint8).T
+        best, steps = np.where(better, error, best), np.where(better, tried, steps)
+    codes = codes_of(x, inverse_of(steps * unit), zero, 6).astype(np.uint8).T
     quarters = codes.reshape(-1, 2, 4, 32)
-    low = _nibbles(quarters.view(-1, 2, 2, 2, 32).transpose(2, 3))
-    high = (quarters >> 4 << torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]).sum(
-        2, dtype=torch.uint8
-    )
-    signed = steps.view(-1, 16).to(torch.int8).view(torch.uint8)
-    return torch.cat([low.flatten(1), high.flatten(1), signed, _octets(half)], 1)
+    low = _nibbles(quarters.reshape(-1, 2, 2, 2, 32).swapaxes(2, 3))
+    high = quarters >> 4 << np.array([0, 2, 4, 6], np.uint8)[:, None]
+    signed = steps.reshape(-1, 16).astype(np.int8).view(np.uint8)
+    parts = low, high.sum(2, dtype=np.uint8), signed, _octets(half)
+    return np.concatenate([part.reshape(len(half), -1) for part in parts], 1)
 
 
-def _uneven(x: torch.Tensor, bits: int) -> torch.Tensor:
+def _error(
+    codes: Floats, step: Floats, low: Floats | int, x: Floats, size: Floats
+) -> Floats:
+    """Return the weighed squared errors of groups, fp32 [1, groups]; ``codes`` are overwritten."""
+    codes *= step
+    codes -= low
+    codes -= x
+    codes *= codes
+    codes *= size
+    return total(codes)
+
+
+def _uneven(x: Floats, bits: int) -> Blocks:
     """Return Q4_K or Q5_K of x [32, groups]: two scales, scales and minima of 8 groups, codes.
 
     A weight is d * scale * code - e * minimum, d and e in fp16, scale and minimum of 6 bits.
     """
     top = (1 << bits) - 1
-    size = x.abs().add_(x.square().mean(0, keepdim=True).sqrt_())
+    size = np.abs(x)
+    size += np.sqrt(total(x * x) / len(x))
     scale, least = _best_range(x, size, top)
-    units = [(e.view(-1, 8).amax(1, keepdim=True) / LARGEST).half() for e in (scale, least)]
+    units = [
+        (each.reshape(-1, 8).max(1, keepdims=True) / LARGEST).astype(np.float16)
+        for each in (scale, least)
+    ]
     steps, lows = (
-        (each.view(-1, 8) * inverse_of(unit.float())).round_().clamp_(0, LARGEST).view(1, -1)
+        np.clip(np.rint(each * _each(inverse_of(unit.astype(np.float32)), 8)), 0, LARGEST)
         for each, unit in zip((scale, least), units, strict=True)
     )
     steps, lows, error = _nearest(x, size, top, units, steps, lows)
     for _ in range(ROUNDS):
         again = _solved(x, size, top, units, steps, lows)
         tried = _nearest(x, size, top, again, steps, lows)
-        better = tried[2].view(-1, 8).sum(1, keepdim=True) < error.view(-1, 8).sum(1, keepdim=True)
-        units = [torch.where(better, a, b) for a, b in zip(again, units, strict=True)]
-        wide = better.expand(-1, 8).reshape(1, -1)
+        better = _of_blocks(tried[2]) < _of_blocks(error)
+        units = [np.where(better, a, b) for a, b in zip(again, units, strict=True)]
+        wide = np.repeat(better.T, 8, 1)
         steps, lows, error = (
-            torch.where(wide, a, b) for a, b in zip(tried, (steps, lows, error), strict=True)
+            np.where(wide, a, b) for a, b in zip(tried, (steps, lows, error), strict=True)
         )
     step, low = _applied(units, steps, lows)
-    codes = _above(x, step, low, top).to(torch.uint8).T.reshape(-1, 8, 32)
-    s, m = (each.to(torch.uint8).view(-1, 8) for each in (steps, lows))
-    packed = torch.cat(
+    codes = _above(x, step, low, top).astype(np.uint8).T.reshape(-1, 4, 2, 32)
+    s, m = (each.astype(np.uint8).reshape(-1, 8) for each in (steps, lows))
+    packed = np.concatenate(
         [s[:, :4] | s[:, 4:] >> 4 << 6, m[:, :4] | m[:, 4:] >> 4 << 6,
          s[:, 4:] & 15 | (m[:, 4:] & 15) << 4], 1
     )  # fmt: skip
-    parts = [*map(_octets, units), packed, _nibbles(codes.view(-1, 4, 2, 32)).flatten(1)]
+    parts = [*map(_octets, units), packed, _nibbles(codes).reshape(len(s), -1)]
     if bits == 5:
-        high = codes >> 4 << torch.arange(8, dtype=torch.uint8)[:, None]
-        parts.insert(3, high.sum(1, dtype=torch.uint8))
-    return torch.cat(parts, 1)
+        high = codes.reshape(-1, 8, 32) >> 4 << np.arange(8, dtype=np.uint8)[:, None]
+        parts.insert(3, high.sum(1, dtype=np.uint8))
+    return np.concatenate(parts, 1)
 
 
-def _applied(
-    units: list[torch.Tensor], steps: torch.Tensor, lows: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _of_blocks(groups: Floats) -> Floats:
+    """Return sums of a number of each group over the blocks, fp32 [blocks, 1]."""
+    return total(np.ascontiguousarray(groups.reshape(-1, 8).T)).T
+
+
+def _applied(units: list[Halves], steps: Floats, lows: Floats) -> tuple[Floats, Floats]:
     """Return each group's scale and minimum, fp32 [1, groups]."""
-    d, e = (unit.float().expand(-1, 8).reshape(1, -1) for unit in units)
+    d, e = (_each(unit, 8) for unit in units)
     return d * steps, e * lows
 
 
-def _above(x: torch.Tensor, step: torch.Tensor, low: torch.Tensor, top: int) -> torch.Tensor:
+def _above(x: Floats, step: Floats, low: Floats, top: int) -> Floats:
     """Return the nearest codes of x + low, from 0 to ``top``, as fp32."""
     inverse = inverse_of(step)
-    return (x * inverse).add_(low * inverse).round_().clamp_(0, top)
+    codes: Floats = x * inverse
+    codes += low * inverse
+    np.rint(codes, out=codes)
+    return np.clip(codes, 0, top, out=codes)
 
 
-def _best_range(x: torch.Tensor, size: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _best_range(x: Floats, size: Floats, top: int) -> tuple[Floats, Floats]:
     """Return each group's best scale and minimum, fp32 [1, groups] of at least 0.
 
     For some ranges codes are rounded, scale and minimum solved for, and the best pair wins.
     """
     sized = x * size
-    total, along = size.sum(0, keepdim=True), sized.sum(0, keepdim=True)
-    low, high = x.amin(0, keepdim=True).clamp_max_(0), x.amax(0, keepdim=True).clamp_min_(0)
-    best = torch.full_like(low, -1.0)
-    scale, least = torch.zeros_like(low), torch.zeros_like(low)
+    whole, along = total(size), total(sized)
+    low, high = np.minimum(x.min(0, keepdims=True), 0), np.maximum(x.max(0, keepdims=True), 0)
+    best = np.full_like(low, -1.0)
+    scale, least = np.zeros_like(low), np.zeros_like(low)
     for below, above in product(SHARES, SHARES):
         start, width = low + (high - low) * below, (high - low) * ((1 - below - above) / top)
         codes = _above(x, width, -start, top)
-        first, second = (codes * size).sum(0, keepdim=True), (codes * sized).sum(0, keepdim=True)
-        square = codes.square_().mul_(size).sum(0, keepdim=True)
-        step, down = _two(square, first, total, second, along)
+        first, second = total(codes * size), total(codes * sized)
+        codes *= codes
+        codes *= size
+        square = total(codes)
+        step, down = _two(square, first, whole, second, along)
         alone = (down < 0) | (step <= 0)
-        step = torch.where(alone, second * inverse_of(square), step)
-        down = torch.where(alone, 0.0, down)
-        flat = square * total - first * first <= FLAT * square * total  # all codes are the same
-        step, down = torch.where(flat, width, step), torch.where(flat, -start, down).clamp_min_(0)
+        step = np.where(alone, second * inverse_of(square), step)
+        down = np.where(alone, np.float32(0), down)
+        flat = square * whole - first * first <= FLAT * square * whole  # all codes are the same
+        step, down = np.where(flat, width, step), np.where(flat, -start, down)
+        down = np.where(down < 0, np.float32(0), down)
         gain = 2 * (step * second - down * along)
-        gain -= step * step * square - 2 * step * down * first + down * down * total
+        gain -= step * step * square - 2 * step * down * first + down * down * whole
         better = (gain > best) & (step > 0)
-        best = torch.where(better, gain, best)
-        scale, least = torch.where(better, step, scale), torch.where(better, down, least)
+        best = np.where(better, gain, best)
+        scale, least = np.where(better, step, scale), np.where(better, down, least)
     return scale, least
 
 
 def _two(
-    aa: torch.Tensor, ab: torch.Tensor, bb: torch.Tensor, ax: torch.Tensor, bx: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    aa: Floats, ab: Floats, bb: Floats, ax: Floats, bx: Floats
+) -> tuple[Floats, Floats]:
     """Return p and q for which p a - q b is nearest to x, from sums of products; 0 where free."""
     inverse = inverse_of(aa * bb - ab * ab)
     return (ax * bb - ab * bx) * inverse, (ab * ax - aa * bx) * inverse
 
 
 def _nearest(
-    x: torch.Tensor,
-    size: torch.Tensor,
-    top: int,
-    units: list[torch.Tensor],
-    steps: torch.Tensor,
-    lows: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: Floats, size: Floats, top: int, units: list[Halves], steps: Floats, lows: Floats
+) -> tuple[Floats, Floats, Floats]:
     """Return the best of the 6-bit numbers near ``steps`` and ``lows``, and their error."""
-    best = torch.full_like(steps, torch.inf)
+    best = np.full_like(steps, np.inf)
     chosen = steps, lows
     for more, deeper in NEAR:
-        tried = (steps + more).clamp_(0, LARGEST), (lows + deeper).clamp_(0, LARGEST)
+        tried = np.clip(steps + more, 0, LARGEST), np.clip(lows + deeper, 0, LARGEST)
         step, low = _applied(units, *tried)
         codes = _above(x, step, low, top)
-        error = codes.mul_(step).sub_(low).sub_(x).square_().mul_(size).sum(0, keepdim=True)
+        error = _error(codes, step, low, x, size)
         better = error < best
-        best = torch.where(better, error, best)
-        chosen = (
-            torch.where(better, tried[0], chosen[0]), torch.where(better, tried[1], chosen[1])
-        )  # fmt: skip
+        best = np.where(better, error, best)
+        chosen = np.where(better, tried[0], chosen[0]), np.where(better, tried[1], chosen[1])
     return *chosen, best
 
 
 def _solved(
-    x: torch.Tensor,
-    size: torch.Tensor,
-    top: int,
-    units: list[torch.Tensor],
-    steps: torch.Tensor,
-    lows: torch.Tensor,
-) -> list[torch.Tensor]:
+    x: Floats, size: Floats, top: int, units: list[Halves], steps: Floats, lows: Floats
+) -> list[Halves]:
     """Return the two scales of each block that fit its codes best, fp16 [blocks, 1]."""
     codes = _above(x, *_applied(units, steps, lows), top)
     sized = codes * size
     sums = (
-        (sized * codes).sum(0) * steps * steps, sized.sum(0) * steps * lows,
-        size.sum(0) * lows * lows, (sized * x).sum(0) * steps, (size * x).sum(0) * lows,
+        total(sized * codes) * steps * steps, total(sized) * steps * lows,
+        total(size) * lows * lows, total(sized * x) * steps, total(size * x) * lows,
     )  # fmt: skip
-    d, e = _two(*(each.view(-1, 8).sum(1, keepdim=True) for each in sums))
+    d, e = _two(*map(_of_blocks, sums))
     kept = (d <= 0) | (e < 0)
-    return [torch.where(kept, unit, each.half()) for unit, each in zip(units, (d, e), strict=True)]
+    return [
+        np.where(kept, unit, each.astype(np.float16))
+        for unit, each in zip(units, (d, e), strict=True)
+    ]

@@ -11,8 +11,6 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ..base.fields import Fields
 from ..errors import ModelError, shown
 from .files import Files
@@ -88,6 +86,7 @@ def check_model(
                 f"{folder / 'config.json'}: {name} is {shown(value)}, which is more than its "
                 "tensors hold."
             )
+    import torch  # only where transformers runs the model
     from transformers import AutoModelForCausalLM
 
     try:

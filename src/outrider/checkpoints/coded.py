@@ -6,8 +6,12 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
+
+from .dtypes import Array
 
 UNIT = 16
 """Outputs that stand side by side in the native step; a part of another type begins with one."""
@@ -31,10 +35,10 @@ class CodedPart:
     kind: int
     name: str
     rows: int
-    order: torch.Tensor | None
-    read: Callable[[torch.dtype], torch.Tensor]
+    order: NDArray[np.int64] | None
+    read: Callable[[np.dtype[Any]], Array]
 
-    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+    def dequantized(self, dtype: np.dtype[Any]) -> Array:
         """Return the rows [rows, in], computed in fp32 and rounded to ``dtype``."""
         tensor = self.read(dtype)
         return tensor if self.order is None else tensor[self.order]
@@ -52,11 +56,11 @@ class Coded:
         """(out, in) of the matrix."""
         return sum(part.rows for part in self.parts), self.inputs
 
-    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+    def dequantized(self, dtype: np.dtype[Any]) -> Array:
         """Return the matrix [out, in], computed in fp32 and rounded to ``dtype``."""
-        return torch.cat([part.dequantized(dtype) for part in self.parts])
+        return np.concatenate([part.dequantized(dtype) for part in self.parts])
 
-    def rows(self, order: torch.Tensor) -> Coded:
+    def rows(self, order: NDArray[np.int64]) -> Coded:
         """Return it with its rows in ``order`` [out], which moves none from part to part."""
         parts, begin = [], 0
         for part in self.parts:

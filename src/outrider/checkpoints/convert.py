@@ -8,12 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from safetensors.torch import load_file
-
 from ..base.fields import read_object
 from ..base.outside.text import printable
 from ..errors import ConfigError, ModelError
-from .files import INDEX, Files, new_folder, save_file, weight_files
+from .files import INDEX, Files, new_folder, read_header, save_file, weight_files
 from .formats.gguf import is_gguf
 from .formats.shared import NAMED
 
@@ -94,7 +92,7 @@ def _named(folder: Path) -> int:
     tensors = Files(folder).tensors
     if tensors and all(name.startswith(PREFIX) for name in tensors):
         for file in weight_files(folder):
-            loaded = {n.removeprefix(PREFIX): t for n, t in load_file(file).items()}
+            loaded = {n.removeprefix(PREFIX): e.read() for n, e in read_header(file).items()}
             save_file(loaded, file, {"format": "pt"})
         index = folder / INDEX
         if index.is_file():

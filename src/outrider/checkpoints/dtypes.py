@@ -1,11 +1,30 @@
-"""Chooses each path's arithmetic by the ``dtype`` option and the checkpoint."""
+"""The numbers of checkpoints, and each path's arithmetic by the ``dtype`` option."""
 
-import torch
+from typing import Any
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+FLOAT32, FLOAT16, BFLOAT16 = map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16))
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": FLOAT32,
+    "bfloat16": BFLOAT16,
+    "float16": FLOAT16,
+}
+PLAIN = {**DTYPES, "float64": np.dtype(np.float64)}
+"""Types of numbers that are not quantised."""
 
 
-def choose_dtype(name: str, checkpoint: torch.dtype) -> torch.dtype:
+def cast(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return ``array`` in ``dtype``, itself if it is; what is too large becomes infinite."""
+    with np.errstate(all="ignore"):
+        return array.astype(dtype, copy=False)
+
+
+def choose_dtype(name: str, checkpoint: np.dtype[Any]) -> np.dtype[Any]:
     """Return torch's arithmetic for a ``dtype`` option, given the checkpoint's.
 
     "auto" takes the checkpoint's, except bfloat16 and float16 on a CPU without instructions for
@@ -13,14 +32,19 @@ def choose_dtype(name: str, checkpoint: torch.dtype) -> torch.dtype:
     """
     if name != "auto":
         return DTYPES[name]
-    if checkpoint == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return torch.float32
-    if checkpoint == torch.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
-        return torch.float32
-    return checkpoint
+    if checkpoint not in (BFLOAT16, FLOAT16):
+        return checkpoint
+    import torch  # which the native step does without
+
+    ops: Any = torch.ops.mkldnn
+    bf16 = checkpoint == BFLOAT16
+    fast = ops._is_mkldnn_bf16_supported() if bf16 else ops._is_mkldnn_fp16_supported()
+    return checkpoint if fast else FLOAT32
 
 
-def native_dtype(name: str, checkpoint: torch.dtype, isa: str | None = None) -> torch.dtype:
+def native_dtype(
+    name: str, checkpoint: np.dtype[Any], isa: str | None = None
+) -> np.dtype[Any]:
     """Return the native step's arithmetic for a ``dtype`` option, given the checkpoint's.
 
     "auto" takes the checkpoint's, and bfloat16 for float16, which the native step does not have:
@@ -28,7 +52,7 @@ def native_dtype(name: str, checkpoint: torch.dtype, isa: str | None = None) -> 
     fp32. A "portable" ``isa``, which cannot widen bfloat16 as fast as it reads, takes float32.
     """
     if name != "auto":
-        return choose_dtype(name, checkpoint)
-    if checkpoint in (torch.float16, torch.bfloat16):
-        return torch.float32 if isa == "portable" else torch.bfloat16
+        return DTYPES[name]
+    if checkpoint in (FLOAT16, BFLOAT16):
+        return FLOAT32 if isa == "portable" else BFLOAT16
     return checkpoint

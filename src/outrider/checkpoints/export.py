@@ -17,19 +17,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.nn.functional as F
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ..base.config import Recipe
 from ..errors import ConfigError, ModelError
 from .checkpoint import open_checkpoint
 from .configs import whole
+from .dtypes import FLOAT16, FLOAT32, Array, cast
 from .families import Architecture
 from .files import INDEX, Files, new_folder, save_file
 from .formats.gguf_weights import GGUFTensors
 from .formats.shared import Tensors
-from .quantize import Quantized, quantize
+from .quantize import Codes, Quantized, quantize
 from .tokenizers import has_tokenizer, read_tokenizer
 from .weights import Source, check_left, plain, quantized, stays
 
@@ -110,7 +111,7 @@ def _write_weights(source: Source, out: Path, recipe: Recipe, architecture: Arch
     """Write the safetensors files of the copy, and return the mean bits per weight."""
     parts: list[list[str]] = []
     size = bits = count = 0
-    shard: dict[str, torch.Tensor] = {}
+    shard: dict[str, Array] = {}
 
     def write() -> None:
         file = out / f"part-{len(parts)}.safetensors"
@@ -132,7 +133,7 @@ def _write_weights(source: Source, out: Path, recipe: Recipe, architecture: Arch
 
 def _tensors(
     source: Source, recipe: Recipe, tied: bool
-) -> Iterator[tuple[dict[str, torch.Tensor], int]]:
+) -> Iterator[tuple[dict[str, Array], int]]:
     """Yield the tensors that each tensor of ``source`` becomes, and how many weights it holds."""
     shapes = source.shapes()
     names = [n for n in sorted(shapes) if not (tied and n == HEAD) and not n.endswith(SCALES)]
@@ -142,7 +143,7 @@ def _tensors(
             case (rows, inputs) if own is not None:
                 yield as_tensors(name, _grid(source, name, (rows, inputs), own)), size
             case (rows, inputs):
-                yield {name: plain(source.matrix(name, (rows, inputs), None), torch.float32)}, size
+                yield {name: plain(source.matrix(name, (rows, inputs), None), FLOAT32)}, size
             case shape:
                 yield {name: source.get(name, shape)}, size
 
@@ -153,7 +154,7 @@ def _grid(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> 
     if isinstance(matrix, Quantized):
         return matrix
     own = source.grid(name, shape) if isinstance(source, GGUFTensors) else None
-    return quantize(matrix.dequantized(torch.float32), recipe) if own is None else own
+    return quantize(matrix.dequantized(FLOAT32), recipe) if own is None else own
 
 
 def _name(out: Path, parts: list[list[str]], size: int) -> None:
@@ -190,26 +191,26 @@ def bits_per_weight(folder: Path, recipe: Recipe | None) -> float:
     return bits / count
 
 
-def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+def pack(codes: Codes, bits: int) -> NDArray[np.int32]:
     """Return codes uint8 [rows, n] of 4 or 8 bits as int32 [rows, ceil(n * bits / 32)]."""
-    octets = F.pad(codes, (0, -codes.shape[1] % (WORD // bits)))
+    octets = np.pad(codes, ((0, 0), (0, -codes.shape[1] % (WORD // bits))))
     if bits == 4:
         octets = octets[:, ::2] | octets[:, 1::2] << 4
-    return octets.flatten().view(torch.int32).view(len(codes), -1)
+    return np.ascontiguousarray(octets).view(np.int32)
 
 
-def as_tensors(name: str, matrix: Quantized) -> dict[str, torch.Tensor]:
+def as_tensors(name: str, matrix: Quantized) -> dict[str, Array]:
     """Return the tensors that store ``matrix``, by name; ``name`` ends in ".weight"."""
-    halves = matrix.scales.half()
-    exact = torch.equal(halves.float(), matrix.scales)
+    halves = cast(matrix.scales, FLOAT16)
+    exact = np.array_equal(halves.astype(np.float32), matrix.scales)
     tensors = {
         f"{name}_packed": pack(matrix.codes, matrix.bits),
         f"{name}_scale": halves if exact else matrix.scales,
-        f"{name}_shape": torch.tensor(matrix.shape),
+        f"{name}_shape": np.array(matrix.shape, np.int64),
     }
     if matrix.zeros is not None:
-        zeros = pack(matrix.zeros.T.contiguous(), matrix.bits)
-        tensors[f"{name}_zero_point"] = zeros.T.contiguous()
+        zeros = pack(matrix.zeros.T, matrix.bits)
+        tensors[f"{name}_zero_point"] = np.ascontiguousarray(zeros.T)
     return tensors
 
 

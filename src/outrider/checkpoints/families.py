@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
+import numpy as np
 
 from ..base.config import BUNDLED, POCKET
 from ..base.fields import Fields, read_object
@@ -19,8 +19,8 @@ from ..base.limits import LARGEST_INT
 from ..base.types import Folder
 from ..errors import ModelError, shown
 from .configs import is_plain
+from .dtypes import PLAIN
 from .formats.gguf import is_gguf
-from .formats.shared import PLAIN
 from .rope import ROPE_TYPES, STILL, check_rope, head_dim, rope_parameters, rotary_dim
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Shape:
     family: str
     vocab_size: int
     context: int
-    dtype: torch.dtype
+    dtype: np.dtype[Any]
     eos_token_ids: frozenset[int]
 
 
@@ -176,10 +176,11 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
     if not is_plain(config):
         _check_kind(config, text, folder)
     values = fields_of(text, folder)
-    dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32
-    if dtype not in PLAIN:
+    said = getattr(config, "dtype", None) or getattr(text, "dtype", None) or "float32"
+    dtype = PLAIN.get(str(said).removeprefix("torch."))
+    if dtype is None:
         needed = "float32, bfloat16, float16 or float64 is needed"
-        raise ModelError(f"{values.where}: dtype is {shown(dtype)}; {needed}.")
+        raise ModelError(f"{values.where}: dtype is {shown(said)}; {needed}.")
     shape = Shape(
         family=kind,
         vocab_size=values.whole("vocab_size", 1),

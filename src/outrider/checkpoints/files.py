@@ -16,28 +16,30 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import torch
+import ml_dtypes
+import numpy as np
 from safetensors import safe_open
-from safetensors.torch import save_file as save
+from safetensors.numpy import save_file as save
 
 from ..base.fields import check_plain, fill, one_line, read_object, readable
 from ..errors import ConfigError, ModelError, shown
+from .dtypes import Array
 from .formats.gguf import GGUF, is_gguf, open_gguf
 
 INDEX = "model.safetensors.index.json"
-TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+TYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
 }
 
 
@@ -51,14 +53,14 @@ class Entry:
     begin: int
     nbytes: int
 
-    def read(self) -> torch.Tensor:
+    def read(self) -> Array:
         """Return the tensor, in memory of its own."""
         dtype = TYPES.get(self.type)
         if dtype is None:
             raise ModelError(f"{self.file} holds tensors of type {self.type}, which are not read.")
-        octets = torch.empty(self.nbytes, dtype=torch.uint8)
-        fill(octets.numpy(), self.file, self.begin)
-        return octets.view(dtype).view(self.shape)
+        octets = np.empty(self.nbytes, np.uint8)
+        fill(octets, self.file, self.begin)
+        return octets.view(dtype).reshape(self.shape)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -119,7 +121,7 @@ def read_header(file: Path) -> dict[str, Entry]:
         raise ModelError(f"{file} is missing; fetch the checkpoint again.") from None
     check_plain(file, state)
     with readable(f"{file} is damaged", "fetch it again."):
-        with safe_open(file, framework="pt"):
+        with safe_open(file, framework="np"):
             pass  # checks types, shapes and offsets
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
@@ -168,9 +170,9 @@ def _renamed(out: Path) -> Iterator[Path]:
         shutil.rmtree(filling, ignore_errors=True)
 
 
-def save_file(tensors: dict[str, torch.Tensor], file: Path, metadata: dict[str, str]) -> None:
+def save_file(tensors: dict[str, Array], file: Path, metadata: dict[str, str]) -> None:
     """Write a safetensors file."""
     try:
-        save(tensors, file, metadata)
+        save({name: np.asarray(each, order="C") for name, each in tensors.items()}, file, metadata)
     except Exception as error:
         raise ModelError(f"{file.name} cannot be written ({one_line(error)}).") from None

@@ -11,8 +11,6 @@ import logging
 import re
 import struct
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -20,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFValueType, LlamaFileType
 from tqdm import tqdm
 
 from ..base.fields import one_line
+from ..base.threads import on_all_threads
 from ..errors import ConfigError, ModelError, shown
 from .blocks import Blocks, encode
 from .checkpoint import Checkpoint, open_checkpoint
+from .dtypes import FLOAT32, Array, cast
 from .families import Architecture
 from .files import Files, new_file
 from .formats.gguf import GGUF, StoredTensor
@@ -58,7 +57,7 @@ DROPPED = re.compile(r"general\.(alignment|file_type|quantization_version)|(spli
 CHUNK = 1 << 16
 """Weights that are searched at once; every pass over them stays in the cache."""
 
-Rows = Callable[[int, int], torch.Tensor]
+Rows = Callable[[int, int], Array]
 """Returns so many rows of a tensor, from the first on."""
 
 
@@ -188,7 +187,7 @@ def _of_folder(checkpoint: Checkpoint, most: Kind) -> tuple[str, dict[str, Part]
         if len(shape) == 1:
             tensor = source.get(name, shape)
         else:
-            tensor = plain(source.matrix(name, (shape[0], shape[1]), None), torch.float32)
+            tensor = plain(source.matrix(name, (shape[0], shape[1]), None), FLOAT32)
         order = row_order(name, shape[0], a.head_dim) if FORMS[family].interleaved else None
         if order is not None:
             tensor = tensor[order.argsort()]
@@ -203,7 +202,7 @@ def _of_folder(checkpoint: Checkpoint, most: Kind) -> tuple[str, dict[str, Part]
         parts[key] = Part(shape, kind, was, partial(opened, name, shape))
     factors = rope_divisors(checkpoint)
     if factors is not None:
-        rows = torch.from_numpy(factors)[None]
+        rows = factors[None]
         parts[DIVISORS] = Part(factors.shape, Kind.F32, Kind.F32, lambda: lambda first, count: rows)
     return family, parts
 
@@ -265,14 +264,10 @@ def _usual(value: object) -> GGUFValueType:
 def _write(writer: GGUFWriter, parts: dict[str, Part], source: Path) -> None:
     """Write the tensors, one after the other: a tensor's rows on all threads."""
     total = sum(prod(part.shape) for part in parts.values())
-    with (
-        _single_threads() as threads,
-        ThreadPoolExecutor(threads) as pool,
-        tqdm(
-            total=total, desc="Quantising weights", unit=" weights", unit_scale=True,
-            disable=None, leave=False,
-        ) as bar,
-    ):  # fmt: skip
+    with tqdm(
+        total=total, desc="Quantising weights", unit=" weights", unit_scale=True,
+        disable=None, leave=False,
+    ) as bar:  # fmt: skip
         for key, part in parts.items():
             if part.kind == part.was and part.raw is not None:
                 writer.write_tensor_data(part.raw())
@@ -283,7 +278,7 @@ def _write(writer: GGUFWriter, parts: dict[str, Part], source: Path) -> None:
             step = max(1, CHUNK // part.shape[-1])
             one = partial(_encode, part.open(), part.kind, octets.reshape(count, -1), step)
             try:
-                for done in pool.map(one, range(0, count, step)):
+                for done in on_all_threads(one, range(0, count, step)):
                     bar.update(done)
             except ValueError as error:
                 what = f"tensor {key!r} cannot be quantised: {error}"
@@ -293,17 +288,6 @@ def _write(writer: GGUFWriter, parts: dict[str, Part], source: Path) -> None:
 
 def _encode(rows: Rows, kind: Kind, table: Blocks, step: int, first: int) -> int:
     """Fill ``step`` rows of ``table`` from ``first`` on, and return how many weights these hold."""
-    some = rows(first, min(step, len(table) - first)).float()
+    some = cast(rows(first, min(step, len(table) - first)), FLOAT32)
     table[first : first + len(some)] = encode(some, kind)
-    return some.numel()
-
-
-@contextmanager
-def _single_threads() -> Iterator[int]:
-    """Let each thread that calls torch compute alone; yield how many threads there are to use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield before
-    finally:
-        torch.set_num_threads(before)
+    return some.size

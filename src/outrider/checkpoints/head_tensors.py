@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
+import numpy as np
 
 from ..errors import ModelError
+from .dtypes import PLAIN
 from .files import TYPES, Entry, Files
-from .formats.shared import PLAIN, Tensors
+from .formats.shared import Tensors
 from .heads import MEDUSA, PARTS, PEAGLE, SAFEAILAB, Head
 
 
@@ -86,7 +87,7 @@ def misfits(head: Head) -> Iterator[Misfit]:
                 yield Misfit(name, "missing", f"its config.json says {[*shape]}")
         elif entry.shape != shape:
             yield Misfit(name, f"{[*entry.shape]}", f"its config.json says {[*shape]}")
-        elif name != "d2t" and TYPES.get(entry.type) not in PLAIN:
+        elif name != "d2t" and TYPES.get(entry.type) not in PLAIN.values():
             yield Misfit(name, f"of type {entry.type}", "F32, BF16 or F16 is needed")
 
 
@@ -108,17 +109,17 @@ def drafted_ids(tensors: HeadTensors, head: Head) -> list[int] | None:
             )
         return None
     offsets = tensors.raw("d2t")
-    if offsets.shape != (size,) or offsets.is_floating_point() or offsets.dtype == torch.bool:
+    if offsets.shape != (size,) or offsets.dtype.kind not in "iu":
         raise ModelError(f"{head.folder}: tensor 'd2t' is no list of {size} whole numbers.")
-    ids = torch.arange(size) + offsets.to(torch.int64)
-    if int(ids.min()) < 0 or int(ids.max()) >= vocabulary or len(ids.unique()) != size:
+    ids = np.arange(size) + offsets.astype(np.int64)
+    if int(ids.min()) < 0 or int(ids.max()) >= vocabulary or len(np.unique(ids)) != size:
         raise ModelError(
             f"{head.folder}: tensor 'd2t' names ids twice, or outside the vocabulary of "
             f"{vocabulary}; it holds offsets, target id = draft id + d2t[draft id]."
         )
     if "t2d" in tensors:
-        known = tensors.raw("t2d").to(torch.bool)
-        if known.shape != (vocabulary,) or not bool(known[ids].all()) or int(known.sum()) != size:
+        known = tensors.raw("t2d").astype(np.bool_)
+        if known.shape != (vocabulary,) or not known[ids].all() or int(known.sum()) != size:
             raise ModelError(f"{head.folder}: tensors 'd2t' and 't2d' name different ids.")
     listed: list[int] = ids.tolist()
     return listed

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-import torch.nn.functional as F
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base.config import Recipe
+from ..base.threads import on_all_threads
 from .coded import Coded
+from .dtypes import FLOAT32, Array, cast
 
 BITS = (4, 8)
 BLOCK = 1 << 16
@@ -25,6 +28,11 @@ SHARES = (0.75, 0.85, 0.92, 0.98, 1.04)
 EXPONENTS = 14
 """fp16 is exact to 11 bits from 2^-14 up to 2^15; far smaller scales may lose some bits."""
 TINY = 1e-30
+ADDED = 16
+"""Numbers that are added one to the next; sums of many are sums of such sums."""
+
+Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,9 @@ class Quantized:
     last group may be short; a group is a whole row at most ("per channel").
     """
 
-    codes: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor | None
+    codes: Codes
+    scales: Floats
+    zeros: Codes | None
     bits: int
     group: int
 
@@ -47,19 +55,29 @@ class Quantized:
         """(out, in) of the matrix."""
         return (self.codes.shape[0], self.codes.shape[1])
 
-    def dequantized(self, dtype: torch.dtype, groups: torch.Tensor | None = None) -> torch.Tensor:
+    def dequantized(self, dtype: np.dtype[Any], groups: NDArray[np.int64] | None = None) -> Array:
         """Return the matrix [out, in], computed in fp32 and rounded to ``dtype``.
 
         ``groups`` int64 [in] are the inputs' groups, if these are not contiguous.
         """
+        out, inputs = self.shape
         if groups is None:
-            groups = torch.arange(self.codes.shape[1]) // self.group
-        offset: torch.Tensor | int = 1 << (self.bits - 1)
-        if self.zeros is not None:
-            offset = self.zeros.int()[:, groups]
-        return ((self.codes.int() - offset) * self.scales[:, groups]).to(dtype)
+            groups = np.arange(inputs) // self.group
+        matrix, step = np.empty(self.shape, dtype), max(1, BLOCK // inputs)
 
-    def rows(self, index: torch.Tensor) -> Quantized:
+        @np.errstate(all="ignore")
+        def one(begin: int) -> None:
+            rows = slice(begin, begin + step)
+            wide = self.codes[rows].astype(np.float32)
+            wide -= 1 << (self.bits - 1) if self.zeros is None else self.zeros[rows][:, groups]
+            wide *= self.scales[rows][:, groups]
+            matrix[rows] = wide
+
+        for _ in on_all_threads(one, range(0, out, step)):
+            pass
+        return matrix
+
+    def rows(self, index: NDArray[np.int64]) -> Quantized:
         """Return the outputs ``index``, in that order."""
         zeros = None if self.zeros is None else self.zeros[index]
         return Quantized(self.codes[index], self.scales[index], zeros, self.bits, self.group)
@@ -69,22 +87,22 @@ class Quantized:
         """Return the outputs of ``parts``, which share bits and group."""
         first, zeros = parts[0], None
         if any(p.zeros is not None for p in parts):
-            middle = torch.tensor(1 << (first.bits - 1), dtype=torch.uint8)
-            each = (middle.expand_as(p.scales) if p.zeros is None else p.zeros for p in parts)
-            zeros = torch.cat(list(each))
+            middle = np.uint8(1 << (first.bits - 1))
+            each = (np.full(p.scales.shape, middle) if p.zeros is None else p.zeros for p in parts)
+            zeros = np.concatenate(list(each))
         return Quantized(
-            torch.cat([p.codes for p in parts]),
-            torch.cat([p.scales for p in parts]),
+            np.concatenate([p.codes for p in parts]),
+            np.concatenate([p.scales for p in parts]),
             zeros,
             first.bits,
             first.group,
         )
 
 
-Matrix = torch.Tensor | Quantized | Coded
+Matrix = Array | Quantized | Coded
 
 
-def quantize(weight: torch.Tensor, recipe: Recipe) -> Quantized:
+def quantize(weight: Array, recipe: Recipe) -> Quantized:
     """Return ``weight`` [out, in] quantised by ``recipe``, each group on the grid of least error.
 
     The error is the squared error times the size of the weight: squares alone favour grids that
@@ -98,80 +116,104 @@ def quantize(weight: torch.Tensor, recipe: Recipe) -> Quantized:
     out, inputs = weight.shape
     group = min(recipe.group or inputs, inputs)
     groups = -(-inputs // group)
-    codes = torch.empty(out, groups * group, dtype=torch.uint8)
-    scales = torch.empty(out, groups)
-    zeros = torch.empty(out, groups, dtype=torch.uint8)
+    codes = np.empty((out, inputs), np.uint8)
+    scales = np.empty((out, groups), np.float32)
+    zeros = np.empty((out, groups), np.uint8)
     unit = _unit(weight, recipe.bits)
     step = max(1, BLOCK // inputs)
-    for begin in range(0, out, step):
+
+    @np.errstate(all="ignore")
+    def one(begin: int) -> None:
         rows = slice(begin, begin + step)
-        block = F.pad(weight[rows].float(), (0, groups * group - inputs))
-        # Groups side by side, so that torch's loops are long.
-        x = block.view(-1, group).T.contiguous()
+        block = cast(weight[rows], FLOAT32)
+        if groups * group > inputs:
+            block = np.pad(block, ((0, 0), (0, groups * group - inputs)))
+        # Groups side by side, so that numpy's loops are long.
+        x = np.ascontiguousarray(block.reshape(-1, group).T)
         scale, zero = best_grid(x, recipe)
-        scale = (scale / unit).half().float() * unit
-        block_codes = codes_of(x, inverse_of(scale), zero, recipe.bits).to(torch.uint8)
-        codes[rows] = block_codes.T.reshape(-1, groups * group)
-        scales[rows], zeros[rows] = scale.view(-1, groups), zero.view(-1, groups)
-    offsets = zeros if recipe.zeros else None
-    return Quantized(codes[:, :inputs].contiguous(), scales, offsets, recipe.bits, group)
+        scale = (scale / unit).astype(np.float16).astype(np.float32) * unit
+        best = codes_of(x, inverse_of(scale), zero, recipe.bits).astype(np.uint8)
+        codes[rows] = best.T.reshape(len(block), -1)[:, :inputs]
+        scales[rows], zeros[rows] = scale.reshape(-1, groups), zero.reshape(-1, groups)
+
+    for _ in on_all_threads(one, range(0, out, step)):
+        pass
+    return Quantized(codes, scales, zeros if recipe.zeros else None, recipe.bits, group)
 
 
-def _unit(weight: torch.Tensor, bits: int) -> float:
+def _unit(weight: Array, bits: int) -> float:
     """Return the power of two that scales are multiples of: 1, unless fp16 cannot hold them."""
-    low, high = map(float, weight.aminmax())  # without a copy of the weights
-    largest = max(high, -low) / (1 << (bits - 1))
+    largest = max(float(weight.max()), -float(weight.min())) / (1 << (bits - 1))
     if not math.isfinite(largest):
         raise ValueError("a weight is not a finite number")
     exponent = math.frexp(largest)[1]
     return 1.0 if largest == 0 or abs(exponent) < EXPONENTS else 2.0 ** (exponent - EXPONENTS)
 
 
-def inverse_of(scale: torch.Tensor) -> torch.Tensor:
+def total(x: Floats) -> Floats:
+    """Return the sums of x [n, m] over n, fp32 [1, m]: few errors of rounding add up."""
+    rests = []
+    while len(x) >= ADDED:
+        whole = len(x) // ADDED * ADDED
+        rests.append(x[whole:].sum(0))
+        x = x[:whole].reshape(-1, ADDED, x.shape[1]).sum(1)
+    for rest in (*rests[1:], x.sum(0)) if rests else ():
+        rests[0] += rest
+    return (rests[0] if rests else x.sum(0))[None]
+
+
+def inverse_of(scale: Floats) -> Floats:
     """Return 1 / scale, or 0 where the scale is below ``TINY``."""
-    return torch.where(scale.abs() < TINY, 0.0, 1 / scale)
+    return np.divide(1, scale, out=np.zeros_like(scale), where=np.abs(scale) >= TINY)
 
 
-def codes_of(x: torch.Tensor, inverse: torch.Tensor, zero: torch.Tensor, bits: int) -> torch.Tensor:
+def codes_of(x: Floats, inverse: Floats, zero: Floats, bits: int) -> Floats:
     """Return the nearest codes of x [group, groups] as fp32; inverse and zero are [1, groups]."""
-    return (x * inverse).add_(zero).round_().clamp_(0, (1 << bits) - 1)
+    codes: Floats = x * inverse
+    codes += zero
+    np.rint(codes, out=codes)
+    return np.clip(codes, 0, (1 << bits) - 1, out=codes)
 
 
-def best_grid(x: torch.Tensor, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
+def best_grid(x: Floats, recipe: Recipe) -> tuple[Floats, Floats]:
     """Return scale and zero point, fp32 [1, groups], of each group of x [group, groups]."""
-    size = x.abs()
+    size = np.abs(x)
     sized = x * size
 
-    def fit(inverse: torch.Tensor, zero: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def fit(inverse: Floats, zero: Floats) -> tuple[Floats, Floats]:
         """Return the best scale for a grid's codes, and its gain over all zeros."""
-        codes = codes_of(x, inverse, zero, recipe.bits).sub_(zero)
-        along = (codes * sized).sum(0, keepdim=True)
-        scale = along / codes.square_().mul_(size).sum(0, keepdim=True).clamp_min(TINY)
+        codes = codes_of(x, inverse, zero, recipe.bits)
+        codes -= zero
+        along = total(codes * sized)
+        codes *= codes
+        codes *= size
+        scale = along / np.maximum(total(codes), TINY)
         return scale, scale * along
 
-    best = x.new_full((1, x.shape[1]), -1.0)
-    scale, zero = torch.zeros_like(best), torch.zeros_like(best)
+    best = np.full((1, x.shape[1]), -1.0, np.float32)
+    scale, zero = np.zeros_like(best), np.zeros_like(best)
     for inverse, offset in _with_zeros(x, recipe.bits) if recipe.zeros else _even(x, recipe.bits):
         fitted, gain = fit(inverse, offset)
         better = gain > best
-        best = torch.where(better, gain, best)
-        scale, zero = torch.where(better, fitted, scale), torch.where(better, offset, zero)
+        best = np.where(better, gain, best)
+        scale, zero = np.where(better, fitted, scale), np.where(better, offset, zero)
     return fit(inverse_of(scale), zero)[0], zero
 
 
-def _even(x: torch.Tensor, bits: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _even(x: Floats, bits: int) -> Iterator[tuple[Floats, Floats]]:
     """Yield symmetric grids (1 / scale, zero point): the largest weight near the last code."""
     half = 1 << (bits - 1)
-    largest = x.gather(0, x.abs().argmax(0, keepdim=True))
-    inverse, zero = inverse_of(largest), torch.full_like(largest, half)
+    largest = np.take_along_axis(x, np.abs(x).argmax(0, keepdims=True), 0)
+    inverse, zero = inverse_of(largest), np.full_like(largest, half)
     for step in STEPS:
         yield inverse * -(half + step), zero
 
 
-def _with_zeros(x: torch.Tensor, bits: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _with_zeros(x: Floats, bits: int) -> Iterator[tuple[Floats, Floats]]:
     """Yield grids with zero points (1 / scale, zero point), narrowed towards their middle."""
     top = (1 << bits) - 1
-    low, high = x.amin(0, keepdim=True).clamp_max(0), x.amax(0, keepdim=True).clamp_min(0)
+    low, high = np.minimum(x.min(0, keepdims=True), 0), np.maximum(x.max(0, keepdims=True), 0)
     for share in SHARES:
         inverse = inverse_of((high - low) * (share / top))
-        yield inverse, (top / 2 - (high + low) / 2 * inverse).round_().clamp_(0, top)
+        middle = np.rint(top / 2 - (high + low) / 2 * inverse)
+        yield inverse, np.clip(middle, 0, top)

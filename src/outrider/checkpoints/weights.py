@@ -1,19 +1,20 @@
 """Loads the weights of a checkpoint, fused as the forward needs them."""
 
 import logging
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ..base.config import Recipe
 from ..errors import ConfigError, ModelError
 from .coded import Coded
+from .dtypes import FLOAT32, Array
 from .families import Architecture
 from .formats.gguf_weights import GGUFTensors
 from .formats.shared import Tensors, warn_once
@@ -25,30 +26,31 @@ TILE = 8
 their sums: see ``models.transformer.linear``."""
 SLOW_TO_QUANTISE = 1 << 26
 """Elements of a matrix from which quantising shows a progress bar."""
-# Multiplies by a ``packed`` weight; None in a torch built without oneDNN.
-PACKED_LINEAR: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
+
+M = TypeVar("M")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
-class Mlp:
+class Mlp(Generic[M, V]):
     """A gated MLP; ``gate_up`` stacks gate and up."""
 
-    gate_up: Matrix
-    gate_up_bias: torch.Tensor | None
-    down: Matrix
-    down_bias: torch.Tensor | None
+    gate_up: M
+    gate_up_bias: V | None
+    down: M
+    down_bias: V | None
 
 
 @dataclass(frozen=True)
-class Experts:
+class Experts(Generic[M, V]):
     """A mixture of MLPs, and the router that scores them."""
 
-    router: Matrix
-    mlps: tuple[Mlp, ...]
+    router: M
+    mlps: tuple[Mlp[M, V], ...]
 
 
 @dataclass(frozen=True)
-class LayerWeights:
+class LayerWeights(Generic[M, V]):
     """One decoder layer. ``qkv`` stacks the rows of queries, keys and values.
 
     The elements of a head have the order of ``rope.half_split``. ``input_norm`` and ``mlp_norm``
@@ -56,33 +58,23 @@ class LayerWeights:
     has them. ``q_norm`` and ``k_norm`` are of a head or of all.
     """
 
-    input_norm: torch.Tensor | None
-    qkv: Matrix
-    qkv_bias: torch.Tensor | None
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    output: Matrix
-    output_bias: torch.Tensor | None
-    attention_norm: torch.Tensor | None
-    mlp_norm: torch.Tensor | None
-    mlp: Mlp | Experts
-    output_norm: torch.Tensor | None
+    input_norm: V | None
+    qkv: M
+    qkv_bias: V | None
+    q_norm: V | None
+    k_norm: V | None
+    output: M
+    output_bias: V | None
+    attention_norm: V | None
+    mlp_norm: V | None
+    mlp: Mlp[M, V] | Experts[M, V]
+    output_norm: V | None
 
-    def products(self) -> list[Matrix]:
+    def products(self) -> list[M]:
         """Return the matrices that multiply every row."""
         mlp = self.mlp
         inner = [mlp.router] if isinstance(mlp, Experts) else [mlp.gate_up, mlp.down]
         return [self.qkv, self.output, *inner]
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A model's weights: matrices are ``packed``, norms are repeated twice."""
-
-    embedding: torch.Tensor
-    layers: tuple[LayerWeights, ...]
-    norm: torch.Tensor
-    head: Matrix
 
 
 logger = logging.getLogger("outrider")
@@ -132,10 +124,10 @@ def quantized(
 ) -> Quantized | Coded:
     """Return the matrix ``name`` of ``shape`` (out, in), stored if it ``stays``, or by recipe."""
     matrix = source.matrix(name, shape, None)
-    if not isinstance(matrix, torch.Tensor):
+    if not isinstance(matrix, np.ndarray):
         if stays(source, name):
             return matrix
-        matrix = matrix.dequantized(torch.float32)
+        matrix = matrix.dequantized(FLOAT32)
     try:
         return quantize(matrix, recipe)
     except ValueError as error:
@@ -143,12 +135,12 @@ def quantized(
         raise ModelError(f"{source.folder}: {what}.") from None
 
 
-def plain(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
-    """Return ``matrix`` as a tensor, dequantised to ``dtype`` if it is quantised."""
-    return matrix if isinstance(matrix, torch.Tensor) else matrix.dequantized(dtype)
+def plain(matrix: Matrix, dtype: np.dtype[Any]) -> Array:
+    """Return ``matrix`` as an array, dequantised to ``dtype`` if it is quantised."""
+    return matrix if isinstance(matrix, np.ndarray) else matrix.dequantized(dtype)
 
 
-def stacked(parts: list[Matrix], dtype: torch.dtype) -> Matrix:
+def stacked(parts: list[Matrix], dtype: np.dtype[Any]) -> Matrix:
     """Return ``parts`` stacked, dequantised to ``dtype`` unless their codes fit together."""
     coded = [p for p in parts if isinstance(p, Coded)]
     together = Coded.stacked(coded) if len(coded) == len(parts) else None
@@ -157,70 +149,48 @@ def stacked(parts: list[Matrix], dtype: torch.dtype) -> Matrix:
     quantised = [p for p in parts if isinstance(p, Quantized)]
     if len(quantised) == len(parts) and len({(p.bits, p.group) for p in quantised}) == 1:
         return Quantized.stacked(quantised)
-    return torch.cat([plain(p, dtype) for p in parts])
-
-
-def packed(weight: torch.Tensor) -> torch.Tensor:
-    """Return ``weight`` [out, in] in the layout of oneDNN's bf16 kernels, if those would run.
-
-    Otherwise every product rearranges its weight, which costs as much as the product of a few
-    rows. The results are the same bits.
-    """
-    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not bf16_kernels():
-        return weight
-    out: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TILE)
-    return out
-
-
-def bf16_kernels() -> bool:
-    """Return whether torch has oneDNN's prepacked products and the CPU has bf16 instructions."""
-    ops = torch.ops.mkldnn
-    return PACKED_LINEAR is not None and bool(ops._is_mkldnn_bf16_supported())
+    return np.concatenate([plain(p, dtype) for p in parts])
 
 
 @dataclass(frozen=True)
 class Loader:
     """Reads the weights of a checkpoint layer by layer.
 
-    ``pack`` returns a matrix in the layout that products need. With ``keeps`` quantised matrices
-    stay quantised, and norms and biases are fp32; otherwise they are dequantised. ``recipe``
-    quantises matrices as they are read, but routers, norms and biases.
+    With ``keeps`` quantised matrices stay quantised, and norms and biases are fp32; otherwise they
+    are dequantised. ``recipe`` quantises matrices as they are read, but routers, norms and biases.
     """
 
     source: Source
     architecture: Architecture
-    dtype: torch.dtype
-    device: torch.device
-    pack: Callable[[torch.Tensor], torch.Tensor] = packed
+    dtype: np.dtype[Any]
     keeps: bool = False
     recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         warn_once(self.source.note)
 
-    def get(self, name: str, *size: int) -> torch.Tensor:
+    def get(self, name: str, *size: int) -> Array:
         """Return the norm or bias ``name``, of ``size``."""
-        dtype = torch.float32 if self.keeps else self.dtype
-        return self.source.get(name, size, dtype).to(self.device)
+        dtype = FLOAT32 if self.keeps else self.dtype
+        return self.source.get(name, size, dtype)
 
     def matrix(self, name: str, outputs: int, inputs: int, recipe: Recipe | None) -> Matrix:
         """Return the matrix ``name``, quantised by ``recipe``, or as stored if that is None."""
         if recipe is not None:
             return quantized(self.source, name, (outputs, inputs), recipe)
-        matrix = self.source.matrix(name, (outputs, inputs), self.dtype)
-        return matrix.to(self.device) if isinstance(matrix, torch.Tensor) else matrix
+        return self.source.matrix(name, (outputs, inputs), self.dtype)
 
     def _ready(self, matrix: Matrix) -> Matrix:
-        """Return ``matrix`` in the layout that products need."""
-        if self.keeps and not isinstance(matrix, torch.Tensor):
+        """Return ``matrix``, dequantised unless it may stay quantised."""
+        if self.keeps and not isinstance(matrix, np.ndarray):
             return matrix
-        return self.pack(plain(matrix, self.dtype).to(self.device))
+        return np.ascontiguousarray(plain(matrix, self.dtype))
 
-    def norm(self, name: str, size: int | None = None) -> torch.Tensor:
+    def norm(self, name: str, size: int | None = None) -> Array:
         """Return a norm's weight, repeated twice for ``transformer.rms_norm``."""
         weight = self.get(f"{name}.weight", size or self.architecture.hidden_size)
         weight = weight + 1 if self.architecture.layout.shifted else weight
-        return torch.cat((weight, weight))
+        return np.concatenate((weight, weight))
 
     def _stacked(self, prefix: str, parts: dict[str, int], width: int, fused: str = "") -> Matrix:
         """Return several projections stacked, or ``fused``, the tensor that holds them as one."""
@@ -230,12 +200,12 @@ class Loader:
         matrices = [self.matrix(name, n, width, self.recipe) for name, n in names.items()]
         return stacked(matrices, self.dtype)
 
-    def _biases(self, prefix: str, parts: dict[str, int], fused: str = "") -> torch.Tensor:
+    def _biases(self, prefix: str, parts: dict[str, int], fused: str = "") -> Array:
         if fused:
             return self.get(f"{fused}.bias", sum(parts.values()))
-        return torch.cat([self.get(f"{prefix}{p}_proj.bias", n) for p, n in parts.items()])
+        return np.concatenate([self.get(f"{prefix}{p}_proj.bias", n) for p, n in parts.items()])
 
-    def _rotary_order(self) -> torch.Tensor | None:
+    def _rotary_order(self) -> NDArray[np.int64] | None:
         """Return the order of qkv rows that puts heads in the order of ``half_split``, if needed.
 
         Products of queries and keys do not depend on that order, and then all heads turn alike.
@@ -244,11 +214,11 @@ class Loader:
         if a.rotary_dim == a.head_dim:
             return None
         rotated = a.num_heads + a.num_kv_heads
-        rows = torch.arange((rotated + a.num_kv_heads) * a.head_dim).view(-1, a.head_dim)
+        rows = np.arange((rotated + a.num_kv_heads) * a.head_dim).reshape(-1, a.head_dim)
         rows[:rotated] = rows[:rotated, half_split(a.head_dim, a.rotary_dim)]
-        return rows.flatten()
+        return rows.ravel()
 
-    def layer(self, index: int, inputs: int | None = None) -> LayerWeights:
+    def layer(self, index: int, inputs: int | None = None) -> LayerWeights[Matrix, Array]:
         """Return the weights of one layer; ``inputs`` of its queries, if not its width."""
         a, base = self.architecture, f"model.layers.{index}."
         attn, width = f"{base}self_attn.", a.hidden_size
@@ -260,7 +230,7 @@ class Loader:
         bias = self._biases(attn, parts, fused) if a.qkv_bias else None
         order = self._rotary_order()
         if order is not None:
-            qkv = qkv[order] if isinstance(qkv, torch.Tensor) else qkv.rows(order)
+            qkv = qkv[order] if isinstance(qkv, np.ndarray) else qkv.rows(order)
             bias = None if bias is None else bias[order]
         after, before = layout.norms != "before", layout.norms != "after"
         post = f"{base}post_attention_layernorm"
@@ -281,12 +251,12 @@ class Loader:
             output_norm=self.norm(f"{base}post_feedforward_layernorm") if after else None,
         )
 
-    def _mlp(self, base: str) -> Mlp:
+    def _mlp(self, base: str) -> Mlp[Matrix, Array]:
         a = self.architecture
         fused = a.layout.fused_mlp and f"{base}{a.layout.fused_mlp}"
         return self._gated(f"{base}mlp.", fused, f"{base}{a.layout.down}", a.intermediate_size)
 
-    def _gated(self, prefix: str, fused: str, down: str, inner: int) -> Mlp:
+    def _gated(self, prefix: str, fused: str, down: str, inner: int) -> Mlp[Matrix, Array]:
         a, gated = self.architecture, {"gate": inner, "up": inner}
         width = a.hidden_size
         return Mlp(
@@ -296,7 +266,7 @@ class Loader:
             down_bias=self.get(f"{down}.bias", width) if a.mlp_bias else None,
         )
 
-    def _experts(self, prefix: str) -> Experts:
+    def _experts(self, prefix: str) -> Experts[Matrix, Array]:
         a = self.architecture
         each = [f"{prefix}experts.{i}." for i in range(a.num_experts)]
         router = self.matrix(f"{prefix}gate.weight", a.num_experts, a.hidden_size, None)
@@ -321,19 +291,3 @@ def layer_numbers(architecture: Architecture, doing: str, slow: float) -> Iterab
     a = architecture
     quick = a.num_layers * a.hidden_size * a.intermediate_size < slow
     return tqdm(range(a.num_layers), doing, disable=quick or None, leave=False)
-
-
-def load_weights(
-    source: Source,
-    architecture: Architecture,
-    dtype: torch.dtype,
-    device: torch.device,
-    recipe: Recipe | None = None,
-) -> Weights:
-    """Return the weights of a checkpoint, dequantised to ``dtype`` for torch."""
-    loader = Loader(source, architecture, dtype, device, recipe=recipe)
-    slow = math.inf if recipe is None else SLOW_TO_QUANTISE
-    layers = tuple(map(loader.layer, layer_numbers(architecture, "Quantising weights", slow)))
-    embedding = loader.table()
-    table = plain(embedding, dtype).to(device)
-    return Weights(table, layers, loader.norm("model.norm"), loader.head(embedding))

@@ -20,7 +20,7 @@ from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import OutriderError
 from ..models.native import is_native
 from ..native.choice import available, library
-from ..native.threads import allowed_threads
+from ..base.threads import allowed_threads
 from .memory import usual_pages, working_bytes
 
 LANES = 16

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import ModelError
 from . import __path__ as folders
 from .library import Library
-from .threads import allowed_threads
+from ..base.threads import allowed_threads
 
 logger = logging.getLogger("outrider")
 

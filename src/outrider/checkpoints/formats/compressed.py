@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from ...base.fields import Fields
 from ...errors import ModelError, shown
-from ..quantize import BITS, Matrix, Quantized
+from ..dtypes import PLAIN, cast
+from ..quantize import BITS, Codes, Floats, Matrix, Quantized
 from .patterns import matches, patterns
 from .shared import (
     FLOAT8,
-    PLAIN,
     REMEDY,
     Tensors,
     block_size,
@@ -85,25 +85,25 @@ class Compressed:
             )
 
     def matrix(
-        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Tensors, name: str, shape: tuple[int, int], dtype: np.dtype[Any]
     ) -> Matrix:
         if f"{name}_packed" in source:
             return self._packed(source, name, shape, dtype)
         codes = source.raw(name, shape)
-        if codes.dtype in PLAIN:
-            return codes.to(dtype)
+        if codes.dtype in PLAIN.values():
+            return cast(codes, dtype)
         scales, group = self._scales(source, name, shape)
         if codes.dtype in FLOAT8:
             warn_once(f"{source.folder}: FP8 weights are dequantised at load.")
             return dequantized_float8(codes, scales, group, dtype)
-        if codes.dtype != torch.int8:
+        if codes.dtype != np.int8:
             raise source.unread(name, codes)
         zeros = self._zeros(source, name, scales.shape, 8)
-        return Quantized((codes.int() + 128).to(torch.uint8), scales, zeros, 8, group)
+        return Quantized(codes.view(np.uint8) ^ 128, scales, zeros, 8, group)
 
     def _scales(
         self, source: Tensors, name: str, shape: tuple[int, int]
-    ) -> tuple[torch.Tensor, int]:
+    ) -> tuple[Floats, int]:
         """Return the scales of the matrix ``name``, see ``read_scales``.
 
         Group sizes are tried in the config's order, that of a scheme that names the matrix first.
@@ -114,11 +114,11 @@ class Compressed:
         return read_scales(source, f"{name}_scale", shape, sizes, self._block)
 
     def _packed(
-        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Tensors, name: str, shape: tuple[int, int], dtype: np.dtype[Any]
     ) -> Matrix:
         outputs, inputs = shape
         words = source.words(f"{name}_packed")
-        fitting = [b for b in BITS if tuple(words.shape) == (outputs, num_words(inputs, b))]
+        fitting = [b for b in BITS if words.shape == (outputs, num_words(inputs, b))]
         if not fitting:
             raise source.misshapen(f"{name}_packed", words, shape)
         bits = fitting[0]
@@ -126,7 +126,7 @@ class Compressed:
             raise source.misshapen(f"{name}_shape", words, shape)
         scales, group = self._scales(source, name, shape)
         zeros = self._zeros(source, name, scales.shape, bits)
-        codes = unpack(words, bits)[:, :inputs].contiguous()
+        codes = np.ascontiguousarray(unpack(words, bits)[:, :inputs])
         matrix = Quantized(codes, scales, zeros, bits, group)
         if f"{name}_g_idx" in source:
             index = source.raw(f"{name}_g_idx", (inputs,))
@@ -136,19 +136,20 @@ class Compressed:
 
     def _zeros(
         self, source: Tensors, name: str, shape: tuple[int, ...], bits: int
-    ) -> torch.Tensor | None:
+    ) -> Codes | None:
         """Return zeros uint8 of ``shape`` [out, groups], or None where all are the middle code."""
         full = f"{name}_zero_point"
         if full not in source:
             return None
         outputs, groups = shape
         stored = source.raw(full)
-        if (stored.dtype, *stored.shape) == (torch.int32, num_words(outputs, bits), groups):
+        if (stored.dtype, *stored.shape) == (np.int32, num_words(outputs, bits), groups):
             return unless_symmetric(unpack(stored.T, bits)[:, :outputs].T, bits)
-        signed = stored.reshape(1, 1).expand(outputs, groups) if stored.numel() == 1 else stored
-        if tuple(signed.shape) != (outputs, groups):
+        signed = np.broadcast_to(stored.reshape(1, 1), shape) if stored.size == 1 else stored
+        if signed.shape != (outputs, groups):
             raise source.misshapen(full, stored, (outputs, groups))
-        return unless_symmetric((signed.int() + (1 << bits - 1)).to(torch.uint8), bits)
+        zeros = cast(signed, np.dtype(np.int32)) + (1 << bits - 1)
+        return unless_symmetric(zeros.astype(np.uint8), bits)
 
 
 class Fp8:
@@ -163,11 +164,11 @@ class Fp8:
         self._block = block_size(Fields(options, str(where)), "weight_block_size") or BLOCK
 
     def matrix(
-        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Tensors, name: str, shape: tuple[int, int], dtype: np.dtype[Any]
     ) -> Matrix:
         codes = source.raw(name, shape)
-        if codes.dtype in PLAIN:
-            return codes.to(dtype)
+        if codes.dtype in PLAIN.values():
+            return cast(codes, dtype)
         if codes.dtype not in FLOAT8:
             raise source.unread(name, codes)
         suffix = "_scale_inv" if f"{name}_scale_inv" in source else "_scale"

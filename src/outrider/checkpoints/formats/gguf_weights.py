@@ -9,11 +9,16 @@ from collections.abc import Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Any
 
-import torch
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
 
+from ...base.threads import on_all_threads
 from ...errors import ModelError
 from ..coded import Coded, CodedPart
+from ..dtypes import FLOAT32, Array
 from ..quantize import Matrix, Quantized
 from .gguf import GGUF, StoredTensor
 from .gguf_config import form_of
@@ -26,7 +31,7 @@ CODED = (
     Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4,
 )  # fmt: skip
 """Types that native/src/coded.cpp reads."""
-PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
+PLAIN = {Kind.F32: np.float32, Kind.F16: np.float16, Kind.BF16: ml_dtypes.bfloat16}
 CHUNK = 1 << 20
 """Elements that are dequantised at a time, in fp32."""
 
@@ -69,17 +74,17 @@ def key_of(name: str, in_layer: Mapping[str, str] = IN_LAYER) -> str:
     return f"{key}.{part}"
 
 
-def row_order(name: str, rows: int, head_dim: int) -> torch.Tensor | None:
+def row_order(name: str, rows: int, head_dim: int) -> NDArray[np.int64] | None:
     """Return where a file has each row of a query or key matrix; None keeps the file's order.
 
     Llama's files pair element i of a head with i + 1, where Hugging Face has i + head_dim / 2.
     """
     if not re.search(r"\.[qk]_proj\.", name):
         return None
-    return torch.arange(rows).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()
+    return np.arange(rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel()
 
 
-def rows_of(file: GGUF, stored: StoredTensor, first: int, count: int) -> torch.Tensor:
+def rows_of(file: GGUF, stored: StoredTensor, first: int, count: int) -> Array:
     """Return ``count`` rows of a tensor from ``first`` on, dequantised: [count, columns].
 
     They have the file's dtype where it is a plain one, and fp32 otherwise.
@@ -88,13 +93,13 @@ def rows_of(file: GGUF, stored: StoredTensor, first: int, count: int) -> torch.T
     width = stored.nbytes // (prod(stored.shape) // columns)  # bytes of a row
     octets = file.read(stored, first * width, count * width)
     if stored.kind in PLAIN:
-        return torch.from_numpy(octets).view(PLAIN[stored.kind]).view(count, columns)
+        return octets.view(PLAIN[stored.kind]).reshape(count, columns)
     from gguf.constants import GGMLQuantizationType  # slow to import, and seldom needed
     from gguf.quants import dequantize
 
     kind = GGMLQuantizationType(stored.kind)
     try:
-        return torch.from_numpy(dequantize(octets.reshape(count, width), kind))
+        return dequantize(octets.reshape(count, width), kind)
     except NotImplementedError:
         raise ModelError(
             f"{file.path}: weights of type {stored.kind.name} are not read; give a file of another "
@@ -119,16 +124,16 @@ class GGUFTensors:
         )
 
     def get(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
-    ) -> torch.Tensor:
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None
+    ) -> Array:
         """Return the tensor ``name`` of ``shape``, in ``dtype``, fp32 if None."""
-        tensor = self._plain(self._find(name, shape), dtype or torch.float32)
+        tensor = self._plain(self._find(name, shape), dtype or FLOAT32)
         if self._shifted and name.endswith("norm.weight"):
             tensor -= 1
         order = self._order(name, shape[0])
         return tensor if order is None else tensor[order]
 
-    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any] | None) -> Matrix:
         """Return the matrix ``name`` of ``shape`` (out, in): as stored, or in ``dtype``."""
         stored = self._find(name, shape)
         if stored.kind not in CODED:
@@ -149,14 +154,15 @@ class GGUFTensors:
         stored = self._find(name, shape)
         if stored.kind not in (Kind.Q8_0, Kind.Q4_0):
             return None
-        blocks = torch.from_numpy(self._file.read(stored)).view(shape[0], shape[1] // GROUP, -1)
-        scales = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1).float()
+        blocks = self._file.read(stored).reshape(shape[0], shape[1] // GROUP, -1)
+        halves = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
         octets = blocks[..., 2:]
         if stored.kind == Kind.Q8_0:
             codes, bits = octets ^ 128, 8  # as int8 + 128
         else:
-            codes, bits = torch.cat((octets & 15, octets >> 4), -1), 4
-        matrix = Quantized(codes.flatten(1).contiguous(), scales, None, bits, GROUP)
+            codes, bits = np.concatenate((octets & 15, octets >> 4), -1), 4
+        scales, codes = halves.astype(np.float32), codes.reshape(len(codes), -1)
+        matrix = Quantized(codes, scales, None, bits, GROUP)
         order = self._order(name, shape[0])
         return matrix if order is None else matrix.rows(order)
 
@@ -218,17 +224,22 @@ class GGUFTensors:
         return stored
 
     def _plain(
-        self, stored: StoredTensor, dtype: torch.dtype, first: int = 0, rows: int | None = None
-    ) -> torch.Tensor:
+        self, stored: StoredTensor, dtype: np.dtype[Any], first: int = 0, rows: int | None = None
+    ) -> Array:
         """Return a tensor, or ``rows`` of it from ``first`` on, in ``dtype``."""
         shape = stored.shape if rows is None else (rows, *stored.shape[1:])
-        tensor = torch.empty(shape, dtype=dtype)
-        flat = tensor.view(-1, shape[-1])
+        tensor = np.empty(shape, dtype)
+        flat = tensor.reshape(-1, shape[-1])
         step = max(1, CHUNK // shape[-1])
-        for at in range(0, len(flat), step):
+
+        @np.errstate(all="ignore")
+        def one(at: int) -> None:
             count = min(step, len(flat) - at)
             flat[at : at + step] = rows_of(self._file, stored, first + at, count)
+
+        for _ in on_all_threads(one, range(0, len(flat), step)):
+            pass
         return tensor
 
-    def _order(self, name: str, rows: int) -> torch.Tensor | None:
+    def _order(self, name: str, rows: int) -> NDArray[np.int64] | None:
         return row_order(name, rows, self._head_dim) if self._interleaved else None

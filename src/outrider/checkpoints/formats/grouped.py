@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ...base.fields import Fields
 from ...errors import ModelError, shown
-from ..quantize import BITS, Matrix, Quantized
+from ..dtypes import FLOAT32, cast
+from ..quantize import BITS, Codes, Matrix, Quantized
 from .shared import (
     REMEDY,
     Tensors,
@@ -59,7 +61,7 @@ class Gptq:
         self._group = stated_group(Fields(options, str(where)), "group_size")
 
     def matrix(
-        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Tensors, name: str, shape: tuple[int, int], dtype: np.dtype[Any]
     ) -> Matrix:
         base = name.removesuffix("weight")
         if f"{base}qweight" not in source:
@@ -70,13 +72,13 @@ class Gptq:
         if bits is None:
             raise source.misshapen(f"{base}qweight", words, shape)
         scales = source.raw(f"{base}scales")
-        if scales.dim() != 2 or scales.shape[1] != outputs:
+        if scales.ndim != 2 or scales.shape[1] != outputs:
             raise source.misshapen(f"{base}scales", scales, shape)
         groups = len(scales)
         zeros = source.words(f"{base}qzeros", (groups, num_words(outputs, bits)))
         matrix = Quantized(
-            self._codes(words, bits)[:outputs, :inputs].contiguous(),
-            scales.T.float().contiguous(),
+            np.ascontiguousarray(self._codes(words, bits)[:outputs, :inputs]),
+            np.ascontiguousarray(cast(scales.T, FLOAT32)),
             unless_symmetric(self._zeros(zeros, bits)[:outputs], bits),
             bits,
             group_size(groups, inputs, [self._group]) or 0,
@@ -88,17 +90,17 @@ class Gptq:
             raise source.misshapen(f"{base}scales", scales, shape)
         return matrix
 
-    def _bits(self, words: torch.Tensor, shape: tuple[int, int]) -> int | None:
+    def _bits(self, words: NDArray[np.int32], shape: tuple[int, int]) -> int | None:
         """Return the bits of a matrix, its own in GPTQModel's "dynamic"; None where none fit."""
         outputs, inputs = shape
-        fitting = (b for b in BITS if tuple(words.shape) == (num_words(inputs, b), outputs))
+        fitting = (b for b in BITS if words.shape == (num_words(inputs, b), outputs))
         return next(fitting, None)
 
-    def _codes(self, words: torch.Tensor, bits: int) -> torch.Tensor:
+    def _codes(self, words: NDArray[np.int32], bits: int) -> Codes:
         """Return uint8 [out, in], padded."""
         return unpack(words.T, bits)
 
-    def _zeros(self, words: torch.Tensor, bits: int) -> torch.Tensor:
+    def _zeros(self, words: NDArray[np.int32], bits: int) -> Codes:
         """Return uint8 [out, groups], padded."""
         # Added to whole words, as GPTQModel subtracts it: a zero of 0 borrows from the next code.
         return unpack(words + self._subtracted * ONES[bits], bits).T
@@ -121,14 +123,15 @@ class Awq(Gptq):
         name = "group_size" if "group_size" in options else "q_group_size"
         self._group = stated_group(Fields(options, str(where)), name)
 
-    def _bits(self, words: torch.Tensor, shape: tuple[int, int]) -> int | None:
+    def _bits(self, words: NDArray[np.int32], shape: tuple[int, int]) -> int | None:
         outputs, inputs = shape
-        return 4 if tuple(words.shape) == (inputs, num_words(outputs, 4)) else None
+        return 4 if words.shape == (inputs, num_words(outputs, 4)) else None
 
-    def _codes(self, words: torch.Tensor, bits: int) -> torch.Tensor:
+    def _codes(self, words: NDArray[np.int32], bits: int) -> Codes:
         return self._zeros(words, bits)
 
-    def _zeros(self, words: torch.Tensor, bits: int) -> torch.Tensor:
-        codes = unpack(words, bits).view(len(words), -1, len(AWQ_ORDER))
+    def _zeros(self, words: NDArray[np.int32], bits: int) -> Codes:
+        codes = unpack(words, bits)
+        codes = codes.reshape(len(codes), -1, len(AWQ_ORDER))
         place = [AWQ_ORDER.index(i) for i in range(len(AWQ_ORDER))]
-        return codes[..., place].flatten(1).T
+        return codes[..., place].reshape(len(codes), -1).T

@@ -8,23 +8,25 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
 
 from ...base.fields import Fields, readable
 from ...base.limits import LARGEST_INT
 from ...errors import ModelError
+from ..dtypes import FLOAT32, PLAIN, Array, cast
 from ..files import TYPES, Entry, Files
-from ..quantize import Matrix, Quantized
+from ..quantize import Codes, Floats, Matrix, Quantized
 
 logger = logging.getLogger("outrider")
 
-PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 PICKLED = (".bin", ".pt", ".pth", ".bin.index.json")
 NAMED = ("pytorch_model", "medusa_lm_head", "model")
 """Suffixes of pickled files, and prefixes of the names of those that hold weights."""
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+FLOAT8 = tuple(map(np.dtype, (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))
 IN_WRAPPERS = (
     ("language_model.model.", "model."),
     ("model.language_model.", "model."),
@@ -43,7 +45,7 @@ class Format(Protocol):
     """True if quantised matrices keep their codes; otherwise they are dequantised at load."""
 
     def matrix(
-        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Tensors, name: str, shape: tuple[int, int], dtype: np.dtype[Any]
     ) -> Matrix:
         """Return the matrix ``name`` ("....weight") of ``shape`` (out, in).
 
@@ -100,7 +102,7 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return self.entry(name) is not None
 
-    def raw(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    def raw(self, name: str, shape: tuple[int, ...] | None = None) -> Array:
         """Return the tensor ``name`` as stored, checked against ``shape`` unless None."""
         entry = self.entry(name)
         if entry is None:
@@ -115,33 +117,33 @@ class Tensors:
         """Return the error for a tensor; ``what`` says what it is or holds."""
         return ModelError(f"{self.folder}: tensor {name!r} {what}.")
 
-    def misshapen(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> ModelError:
+    def misshapen(self, name: str, tensor: Array, shape: tuple[int, ...]) -> ModelError:
         """Return the error for a part of a quantised matrix that does not fit the matrix."""
         what = f"is {list(tensor.shape)}, which is no part of the {list(shape)} matrix"
         return self.wrong(name, f"{what} that its config.json says")
 
-    def unread(self, name: str, tensor: torch.Tensor) -> ModelError:
+    def unread(self, name: str, tensor: Array) -> ModelError:
         """Return the error for a tensor whose dtype no format uses."""
         return self.wrong(name, f"holds {tensor.dtype}, which is not read; {REMEDY}")
 
-    def words(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    def words(self, name: str, shape: tuple[int, ...] | None = None) -> NDArray[np.int32]:
         """Return the tensor ``name``, rows of int32 words."""
         words = self.raw(name, shape)
-        if words.dtype != torch.int32 or words.dim() != 2:
+        if words.dtype != np.int32 or words.ndim != 2:
             raise self.wrong(name, "does not hold rows of int32 words")
         return words
 
     def get(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
-    ) -> torch.Tensor:
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None
+    ) -> Array:
         """Return the tensor ``name``, which is not quantised, in ``dtype``, or as stored."""
         tensor = self.raw(name, shape)
-        if tensor.dtype not in PLAIN:
+        if tensor.dtype not in PLAIN.values():
             why = f"and its config.json does not say how to read that; {REMEDY}"
             raise self.wrong(name, f"holds {tensor.dtype}, {why}")
-        return tensor if dtype is None else tensor.to(dtype)
+        return tensor if dtype is None else cast(tensor, dtype)
 
-    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any] | None) -> Matrix:
         """Return the matrix ``name`` of ``shape`` (out, in), quantised as stored or in ``dtype``.
 
         ``dtype`` None keeps the stored dtype; dequantised matrices are then fp32.
@@ -149,7 +151,7 @@ class Tensors:
         if self._format is None:
             return self.get(name, shape, dtype)
         with readable(f"{self.folder}: tensor {name!r} cannot be read", f"{REMEDY}."):
-            return self._format.matrix(self, name, shape, dtype or torch.float32)
+            return self._format.matrix(self, name, shape, dtype or FLOAT32)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor by name."""
@@ -166,7 +168,7 @@ class Tensors:
         matrices stay quantised.
         """
         return {
-            name: size * prod(entry.shape) if TYPES.get(entry.type) in PLAIN else entry.nbytes
+            name: size * prod(entry.shape) if TYPES.get(entry.type) in PLAIN.values() else entry.nbytes
             for name, entry in self._entries.items()
         }
 
@@ -187,10 +189,13 @@ def warn_once(sentence: str | None) -> None:
         logger.warning("%s", sentence)
 
 
-def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
+def unpack(words: NDArray[np.int32], bits: int) -> Codes:
     """Return the codes in int32 ``words`` [rows, n], low bits first, as uint8 [rows, codes]."""
-    octets = words.contiguous().view(torch.uint8)
-    return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), -1).flatten(-2)
+    octets = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 8:
+        return octets
+    rows, size = octets.shape
+    return np.stack((octets & 15, octets >> 4), -1).reshape(rows, 2 * size)
 
 
 def num_words(count: int, bits: int) -> int:
@@ -230,7 +235,7 @@ def read_scales(
     shape: tuple[int, int],
     sizes: Iterable[int],
     block: tuple[int, int] | None = None,
-) -> tuple[torch.Tensor, int]:
+) -> tuple[Floats, int]:
     """Return the scales ``name`` of a matrix of ``shape`` (out, in) and the inputs that share one.
 
     They are fp32 [out, groups], whether they are stored by tensor, output, ``block`` (outputs,
@@ -238,16 +243,16 @@ def read_scales(
     """
     stored = source.raw(name)
     outputs, inputs = shape
-    scales = stored.float()
-    if scales.numel() == 1:
-        return scales.reshape(1, 1).repeat(outputs, 1), inputs
-    if scales.dim() == 1:
+    scales: Floats = cast(stored, FLOAT32)
+    if scales.size == 1:
+        return np.full((outputs, 1), scales.item(), np.float32), inputs
+    if scales.ndim == 1:
         scales = scales[:, None]
     blocks = block and (-(-outputs // block[0]), -(-inputs // block[1]))
-    if block is not None and tuple(scales.shape) == blocks:
-        wide = scales.repeat_interleave(min(block[0], outputs), 0)[:outputs]
+    if block is not None and scales.shape == blocks:
+        wide = np.repeat(scales, min(block[0], outputs), 0)[:outputs]
         return wide, min(block[1], inputs)
-    if scales.dim() == 2 and scales.shape[0] == outputs:
+    if scales.ndim == 2 and scales.shape[0] == outputs:
         group = group_size(scales.shape[1], inputs, sizes)
         if group is not None:
             return scales, group
@@ -255,15 +260,17 @@ def read_scales(
 
 
 def dequantized_float8(
-    codes: torch.Tensor, scales: torch.Tensor, group: int, dtype: torch.dtype
-) -> torch.Tensor:
+    codes: Array, scales: Floats, group: int, dtype: np.dtype[Any]
+) -> Array:
     """Return float8 ``codes`` [out, in] times ``scales`` [out, groups], in ``dtype``."""
-    wide = scales.repeat_interleave(group, 1)[:, : codes.shape[1]]
-    return (codes.float() * wide).to(dtype)
+    with np.errstate(all="ignore"):
+        matrix = codes.astype(np.float32)
+        matrix *= np.repeat(scales, group, 1)[:, : codes.shape[1]]
+    return cast(matrix, dtype)
 
 
 def regrouped(
-    source: Tensors, name: str, matrix: Quantized, index: torch.Tensor, dtype: torch.dtype
+    source: Tensors, name: str, matrix: Quantized, index: Array, dtype: np.dtype[Any]
 ) -> Matrix:
     """Return ``matrix`` where input i belongs to group ``index[i]``.
 
@@ -274,15 +281,15 @@ def regrouped(
     if int(index.min()) < 0 or int(index.max()) >= groups:
         raise source.wrong(name, f"names more than {groups} groups")
     group = int((index == 0).sum())
-    if group and torch.equal(index.long(), torch.arange(inputs) // group):
+    if group and np.array_equal(index.astype(np.int64), np.arange(inputs) // group):
         return replace(matrix, group=group)
     warn_once(
         f"{source.folder}: matrices quantised in the order of activations (g_idx) are dequantised "
         "at load."
     )
-    return matrix.dequantized(dtype, index.long())
+    return matrix.dequantized(dtype, index.astype(np.int64))
 
 
-def unless_symmetric(zeros: torch.Tensor, bits: int) -> torch.Tensor | None:
+def unless_symmetric(zeros: Codes, bits: int) -> Codes | None:
     """Return ``zeros``, or None where all are the middle code, as in a symmetric recipe."""
-    return None if bool((zeros == 1 << (bits - 1)).all()) else zeros.contiguous()
+    return None if (zeros == 1 << (bits - 1)).all() else np.ascontiguousarray(zeros)
