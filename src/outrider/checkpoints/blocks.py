@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from ..base.config import Recipe
 from ..base.limits import LARGEST_FLOAT
 from .formats.gguf_types import SIZES, Kind
-from .quantize import Codes as Blocks
-from .quantize import Floats, best_grid, codes_of, inverse_of, total
+from .quantize import Codes, Floats, best_grid, codes_of, inverse_of, total
 
 Halves = NDArray[np.float16]
 
@@ -40,7 +39,7 @@ FLAT = 1e-5
 
 
 @np.errstate(all="ignore")
-def encode(weights: Floats, kind: Kind) -> Blocks:
+def encode(weights: Floats, kind: Kind) -> Codes:
     """Return ``weights`` fp32 [rows, inputs] as blocks: uint8 [rows, bytes].
 
     The inputs are a multiple of the block's. Raises ValueError: a weight is not finite, or beyond
@@ -68,7 +67,7 @@ def _groups(weights: Floats, group: int) -> Floats:
     return np.ascontiguousarray(weights.reshape(-1, group).T)
 
 
-def _octets(half: Halves) -> Blocks:
+def _octets(half: Halves) -> Codes:
     """Return fp16 numbers, one of each block, as uint8 [blocks, 2]."""
     return half.reshape(-1, 1).view(np.uint8)
 
@@ -78,12 +77,13 @@ def _each(block: Floats | Halves, groups: int) -> Floats:
     return np.repeat(block.astype(np.float32).reshape(1, -1), groups, 1)
 
 
-def _nibbles(codes: Blocks) -> Blocks:
+def _nibbles(codes: Codes) -> Codes:
     """Return the low 4 bits of codes uint8 [..., 2, n], the second n above the first: [..., n]."""
-    return codes[..., 0, :] & 15 | codes[..., 1, :] << 4
+    low: Codes = codes[..., 0, :] & np.uint8(15)
+    return low | codes[..., 1, :] << np.uint8(4)
 
 
-def _even(x: Floats, bits: int) -> Blocks:
+def _even(x: Floats, bits: int) -> Codes:
     """Return Q4_0 or Q5_0 of x [32, blocks]: a scale, then codes."""
     scale, zero = best_grid(x, Recipe(bits, 32))
     half = scale.astype(np.float16)
@@ -95,7 +95,7 @@ def _even(x: Floats, bits: int) -> Blocks:
     return np.concatenate(parts, 1)
 
 
-def _six(x: Floats) -> Blocks:
+def _six(x: Floats) -> Codes:
     """Return Q6_K of x [16, groups]: codes, int8 scales of 16 groups, a scale of these."""
     scale, zero = best_grid(x, Recipe(6, 16))
     wide = scale.reshape(-1, 16)
@@ -113,8 +113,8 @@ def _six(x: Floats) -> Blocks:
         error = _error(codes, step, 0, x, size)
         better = error < best
         best, steps = np.where(better, error, best), np.where(better, tried, steps)
-    codes = codes_of(x, inverse_of(steps * unit), zero, 6).astype(np.uint8).T
-    quarters = codes.reshape(-1, 2, 4, 32)
+    own = codes_of(x, inverse_of(steps * unit), zero, 6).astype(np.uint8)
+    quarters = own.T.reshape(-1, 2, 4, 32)
     low = _nibbles(quarters.reshape(-1, 2, 2, 2, 32).swapaxes(2, 3))
     high = quarters >> 4 << np.array([0, 2, 4, 6], np.uint8)[:, None]
     signed = steps.reshape(-1, 16).astype(np.int8).view(np.uint8)
@@ -122,9 +122,7 @@ def _six(x: Floats) -> Blocks:
     return np.concatenate([part.reshape(len(half), -1) for part in parts], 1)
 
 
-def _error(
-    codes: Floats, step: Floats, low: Floats | int, x: Floats, size: Floats
-) -> Floats:
+def _error(codes: Floats, step: Floats, low: Floats | int, x: Floats, size: Floats) -> Floats:
     """Return the weighed squared errors of groups, fp32 [1, groups]; ``codes`` are overwritten."""
     codes *= step
     codes -= low
@@ -134,7 +132,7 @@ def _error(
     return total(codes)
 
 
-def _uneven(x: Floats, bits: int) -> Blocks:
+def _uneven(x: Floats, bits: int) -> Codes:
     """Return Q4_K or Q5_K of x [32, groups]: two scales, scales and minima of 8 groups, codes.
 
     A weight is d * scale * code - e * minimum, d and e in fp16, scale and minimum of 6 bits.
@@ -227,9 +225,7 @@ def _best_range(x: Floats, size: Floats, top: int) -> tuple[Floats, Floats]:
     return scale, least
 
 
-def _two(
-    aa: Floats, ab: Floats, bb: Floats, ax: Floats, bx: Floats
-) -> tuple[Floats, Floats]:
+def _two(aa: Floats, ab: Floats, bb: Floats, ax: Floats, bx: Floats) -> tuple[Floats, Floats]:
     """Return p and q for which p a - q b is nearest to x, from sums of products; 0 where free."""
     inverse = inverse_of(aa * bb - ab * ab)
     return (ax * bb - ab * bx) * inverse, (ab * ax - aa * bx) * inverse

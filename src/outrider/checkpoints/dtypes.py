@@ -42,9 +42,7 @@ def choose_dtype(name: str, checkpoint: np.dtype[Any]) -> np.dtype[Any]:
     return checkpoint if fast else FLOAT32
 
 
-def native_dtype(
-    name: str, checkpoint: np.dtype[Any], isa: str | None = None
-) -> np.dtype[Any]:
+def native_dtype(name: str, checkpoint: np.dtype[Any], isa: str | None = None) -> np.dtype[Any]:
     """Return the native step's arithmetic for a ``dtype`` option, given the checkpoint's.
 
     "auto" takes the checkpoint's, and bfloat16 for float16, which the native step does not have:

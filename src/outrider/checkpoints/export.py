@@ -131,9 +131,7 @@ def _write_weights(source: Source, out: Path, recipe: Recipe, architecture: Arch
     return bits / count
 
 
-def _tensors(
-    source: Source, recipe: Recipe, tied: bool
-) -> Iterator[tuple[dict[str, Array], int]]:
+def _tensors(source: Source, recipe: Recipe, tied: bool) -> Iterator[tuple[dict[str, Array], int]]:
     """Yield the tensors that each tensor of ``source`` becomes, and how many weights it holds."""
     shapes = source.shapes()
     names = [n for n in sorted(shapes) if not (tied and n == HEAD) and not n.endswith(SCALES)]
@@ -195,7 +193,7 @@ def pack(codes: Codes, bits: int) -> NDArray[np.int32]:
     """Return codes uint8 [rows, n] of 4 or 8 bits as int32 [rows, ceil(n * bits / 32)]."""
     octets = np.pad(codes, ((0, 0), (0, -codes.shape[1] % (WORD // bits))))
     if bits == 4:
-        octets = octets[:, ::2] | octets[:, 1::2] << 4
+        octets = octets[:, ::2] | octets[:, 1::2] << np.uint8(4)
     return np.ascontiguousarray(octets).view(np.int32)
 
 

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from ..base.fields import one_line
 from ..base.threads import on_all_threads
 from ..errors import ConfigError, ModelError, shown
-from .blocks import Blocks, encode
+from .blocks import encode
 from .checkpoint import Checkpoint, open_checkpoint
 from .dtypes import FLOAT32, Array, cast
 from .families import Architecture
@@ -35,6 +35,7 @@ from .formats.gguf_config import FORMS
 from .formats.gguf_types import SIZES, Kind
 from .formats.gguf_weights import key_of, row_order, rows_of
 from .gguf_metadata import NAMES, gguf_metadata, rope_divisors, unfit
+from .quantize import Codes
 from .tokenizers import has_tokenizer, read_codec
 from .weights import plain
 
@@ -73,7 +74,7 @@ class Part:
     kind: Kind
     was: Kind
     open: Callable[[], Rows]
-    raw: Callable[[], Blocks] | None = None
+    raw: Callable[[], Codes] | None = None
 
     @property
     def stored(self) -> StoredTensor:
@@ -286,7 +287,7 @@ def _write(writer: GGUFWriter, parts: dict[str, Part], source: Path) -> None:
             writer.write_tensor_data(octets)
 
 
-def _encode(rows: Rows, kind: Kind, table: Blocks, step: int, first: int) -> int:
+def _encode(rows: Rows, kind: Kind, table: Codes, step: int, first: int) -> int:
     """Fill ``step`` rows of ``table`` from ``first`` on, and return how many weights these hold."""
     some = cast(rows(first, min(step, len(table) - first)), FLOAT32)
     table[first : first + len(some)] = encode(some, kind)

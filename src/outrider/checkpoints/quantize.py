@@ -152,19 +152,20 @@ def _unit(weight: Array, bits: int) -> float:
 
 def total(x: Floats) -> Floats:
     """Return the sums of x [n, m] over n, fp32 [1, m]: few errors of rounding add up."""
-    rests = []
+    rests: list[Floats] = []
     while len(x) >= ADDED:
         whole = len(x) // ADDED * ADDED
         rests.append(x[whole:].sum(0))
         x = x[:whole].reshape(-1, ADDED, x.shape[1]).sum(1)
-    for rest in (*rests[1:], x.sum(0)) if rests else ():
-        rests[0] += rest
-    return (rests[0] if rests else x.sum(0))[None]
+    sums: Floats = sum([*rests[1:], x.sum(0)], rests[0]) if rests else x.sum(0)
+    return sums[None]
 
 
 def inverse_of(scale: Floats) -> Floats:
     """Return 1 / scale, or 0 where the scale is below ``TINY``."""
-    return np.divide(1, scale, out=np.zeros_like(scale), where=np.abs(scale) >= TINY)
+    inverse = np.zeros_like(scale)
+    np.divide(1, scale, out=inverse, where=np.abs(scale) >= TINY)
+    return inverse
 
 
 def codes_of(x: Floats, inverse: Floats, zero: Floats, bits: int) -> Floats:
@@ -187,11 +188,12 @@ def best_grid(x: Floats, recipe: Recipe) -> tuple[Floats, Floats]:
         along = total(codes * sized)
         codes *= codes
         codes *= size
-        scale = along / np.maximum(total(codes), TINY)
+        scale: Floats = along / np.maximum(total(codes), np.float32(TINY))
         return scale, scale * along
 
-    best = np.full((1, x.shape[1]), -1.0, np.float32)
-    scale, zero = np.zeros_like(best), np.zeros_like(best)
+    best: Floats = np.full((1, x.shape[1]), -1, np.float32)
+    scale: Floats = np.zeros_like(best)
+    zero: Floats = np.zeros_like(best)
     for inverse, offset in _with_zeros(x, recipe.bits) if recipe.zeros else _even(x, recipe.bits):
         fitted, gain = fit(inverse, offset)
         better = gain > best

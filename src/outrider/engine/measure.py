@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..base.homes import cache_home
+from ..base.threads import allowed_threads, cpu_name
 from ..drafters.base import Drafter
 from ..models.base import RowsModel, Store
 from ..native.choice import library
-from ..base.threads import allowed_threads, cpu_name
 from .control.costs import Costs, Curve, DraftCosts
 from .control.kept_costs import read_costs, write_costs
 from .control.tuning import USUAL

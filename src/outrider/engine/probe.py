@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..base.config import EngineConfig
+from ..base.threads import allowed_threads
 from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoints.dtypes import choose_dtype, native_dtype
 from ..checkpoints.families import Architecture, find_folder
@@ -20,7 +21,6 @@ from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import OutriderError
 from ..models.native import is_native
 from ..native.choice import available, library
-from ..base.threads import allowed_threads
 from .memory import usual_pages, working_bytes
 
 LANES = 16

@@ -36,7 +36,7 @@ LEFT_FREE = 4 << 30
 STALE_SECONDS = 3600.0
 """Age of an unfinished file that nobody writes any more."""
 SUFFIX, UNFINISHED = ".packed", ".part"
-VERSION = 1
+VERSION = 2
 """Raise it where a recipe makes other weights of the same files."""
 
 

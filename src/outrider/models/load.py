@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from ..base.config import AUTOMATIC, NO_RECIPES, Recipe, free_memory
 from ..base.fields import readable
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.dtypes import choose_dtype, native_dtype
+from ..checkpoints.dtypes import BFLOAT16, FLOAT16, choose_dtype, native_dtype
 from ..checkpoints.families import Architecture
 from ..checkpoints.formats.gguf_weights import GGUFTensors
 from ..checkpoints.rope import STILL
 from ..checkpoints.weights import check_left
 from ..errors import ConfigError, MemoryBudgetError, ModelError
 from ..native.choice import library
-from ..native.threads import one_thread
 from .base import Model
 from .kept_weights import place_of
 from .native import NativeTransformer, covers
-from .transformer import Transformer
 
 logger = logging.getLogger("outrider")
 
 TABLE_BYTES = 1 << 30
 """Bytes of rotary tables that every checkpoint may have: a million positions of 128 elements."""
-FLOAT16_ROUNDED = (torch.float16, torch.bfloat16)
+FLOAT16_ROUNDED = (FLOAT16, BFLOAT16)
 FLOAT16_WARNING = (
     "%s: a float16 checkpoint, computed in bfloat16: what is not quantised loses 3 of 11 bits. "
     "dtype='float32' keeps them, with twice the memory for it and the cache."
@@ -39,7 +36,7 @@ FLOAT16_WARNING = (
 def load_model(
     checkpoint: Checkpoint,
     dtype: str,
-    device: torch.device,
+    device: str,
     max_length: int,
     quantization: str | None = None,
     window: int | None = None,
@@ -84,7 +81,7 @@ def load_model(
         if recipe and checkpoint.quantised:
             check_left(checkpoint.tensors, recipe)
         _check_tables(checkpoint, architecture, max_length)
-        step = library() if device.type == "cpu" else None
+        step = library() if device == "cpu" else None
         if step is not None:
             chosen = native_dtype(dtype, architecture.dtype, step.isa)
             if covers(config, architecture, chosen):
@@ -96,11 +93,11 @@ def load_model(
                 other = share_weights_with
                 native = other if isinstance(other, NativeTransformer) else None
                 kept = place_of(checkpoint, str(chosen), recipe, step) if keeps else None
-                # A recipe's search multiplies whole matrices, which wants all threads.
-                with one_thread() if recipe is None else nullcontext():
-                    return NativeTransformer(
-                        step, checkpoint, chosen, max_length, recipe, native, coarse, kept
-                    )
+                return NativeTransformer(
+                    step, checkpoint, chosen, max_length, recipe, native, coarse, kept
+                )
+        from .transformer import Transformer  # with torch
+
         chosen = choose_dtype(dtype, architecture.dtype)
         return Transformer(checkpoint, chosen, device, max_length, recipe)
 
@@ -124,7 +121,7 @@ def cannot_go_back(folder: Path, model: Model) -> str:
 def _check_tables(checkpoint: Checkpoint, architecture: Architecture, max_length: int) -> None:
     """Refuse rotary tables beyond the files and ``TABLE_BYTES``, or beyond the free memory."""
     kinds = len(set(architecture.kinds) - {STILL})
-    tables = 2 * kinds * max_length * architecture.head_dim * torch.float32.itemsize
+    tables = 2 * kinds * max_length * architecture.head_dim * np.dtype(np.float32).itemsize
     folder, stored, free = checkpoint.folder, checkpoint.tensors.file_bytes, free_memory()
     what = f"max_model_len is {max_length}, whose rotary tables take {tables >> 20} MiB"
     if tables > max(TABLE_BYTES, stored):

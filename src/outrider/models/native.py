@@ -5,13 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from ..base.config import Recipe
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.dtypes import native_dtype
+from ..checkpoints.dtypes import Array, native_dtype
 from ..checkpoints.families import Architecture
 from ..checkpoints.rope import STILL, rope_parameters
 from ..checkpoints.weights import SLOW_TO_QUANTISE, Loader, layer_numbers
@@ -35,7 +35,7 @@ SLOW_TO_LOAD = 1 << 30
 """Weights of this many elements and more are loaded under a progress bar."""
 
 
-def covers(config: PretrainedConfig, architecture: Architecture, dtype: torch.dtype) -> bool:
+def covers(config: PretrainedConfig, architecture: Architecture, dtype: np.dtype[Any]) -> bool:
     """Return True if the native step has everything that a checkpoint needs."""
     a = architecture
     ropes = _rope_types(config, a)
@@ -62,8 +62,9 @@ def _far(config: PretrainedConfig, a: Architecture, max_length: int) -> int:
     return trained if trained < max_length else 0
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+def same_bits(a: Array, b: Array) -> bool:
+    """Return whether arrays are the same to the bit."""
+    return a.dtype == b.dtype and np.array_equal(a.view(np.uint8), b.view(np.uint8))
 
 
 def is_native(checkpoint: Checkpoint) -> bool:
@@ -88,7 +89,7 @@ class NativeTransformer(NativeModel, Model):
         self,
         library: Library,
         checkpoint: Checkpoint,
-        dtype: torch.dtype,
+        dtype: np.dtype[Any],
         max_length: int,
         recipe: Recipe | None = None,
         beside: NativeTransformer | None = None,
@@ -113,17 +114,15 @@ class NativeTransformer(NativeModel, Model):
                     self._set_layer(index)
                 library.check(self.handle)
                 return
-        loader = Loader(
-            checkpoint.tensors, a, dtype, self.device, torch.Tensor.contiguous, True, recipe
-        )
+        loader = Loader(checkpoint.tensors, a, dtype, True, recipe)
         table, embedding = loader.table(), None
         # Tied, the head is the only copy, and tokens are looked up in it. Not beside a packed
         # embedding either, which could not be compared with it.
         plain = beside is None or beside.embedding is not None
-        if isinstance(table, torch.Tensor) and not a.tied and plain:
-            embedding = table.contiguous()
+        if isinstance(table, np.ndarray) and not a.tied and plain:
+            embedding = np.ascontiguousarray(table)
             theirs = None if beside is None else beside.embedding
-            if theirs is not None and _same_bits(embedding, theirs):
+            if theirs is not None and same_bits(embedding, theirs):
                 embedding = theirs
         super().__init__(library, a, config, dtype, embedding, checkpoint.config)
         self._pack(0, "head", loader.head(table), None, near)
@@ -204,13 +203,13 @@ class NativeTransformer(NativeModel, Model):
             0 if states is None else states.first,
             [planted_of(s) for s, a in zip(segments, inputs, strict=True) if a] if planted else (),
         )
-        samples = Samples(tokens, scores, room.tensor)
+        samples = Samples(tokens, scores, room.array)
         if states is not None:
             samples = samples._replace(hidden=states)
         if keeping:
             samples = with_kept(samples, segments, inputs, slow)
         if slow:
-            samples = samples._replace(logits=room.tensor[:rows])
+            samples = samples._replace(logits=room.array[:rows])
             samples = sample_in_python(samples, segments, inputs, slow, noise)
         return samples
 

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from math import isfinite
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base.config import NO_RECIPES, Recipe
+from ..checkpoints.dtypes import FLOAT32, Array
 from ..checkpoints.formats.shared import Tensors
 from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids
 from ..checkpoints.heads import PEAGLE, Head, check_target
@@ -20,11 +22,12 @@ from ..native.interface import HEADS, PAIRED
 from ..sampling.shared_noise import Noise
 from .base import Output, Store
 from .decide import DraftInput, DraftNodes, SampleInput, Samples, sample_in_python
-from .native import NativeTransformer
+from .native import NativeTransformer, same_bits
 from .native_model import NativeModel, PythonDraft, step_config
 from .native_store import NativeStore
 from .rows import Segment
 
+Floats = NDArray[np.float32]
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -39,17 +42,17 @@ class HeadModel(NativeModel):
     """A model whose rows begin with states."""
 
     @abstractmethod
-    def _draft_pass(self, store: Store, segment: Segment) -> tuple[torch.Tensor, Segment | None]:
+    def _draft_pass(self, store: Store, segment: Segment) -> tuple[Floats, Segment | None]:
         """Return the logits of a pass, a row for each next depth, and the segment that follows.
 
         It follows by its state; None where one pass is all.
         """
 
-    def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
+    def _states(self, segments: Sequence[Segment]) -> Floats | None:
         states = [segment.states for segment in segments if segment.states is not None]
         if len(states) != len(segments):
             raise ModelError("a row of a head begins with no state.")
-        return states[0] if len(states) == 1 else torch.cat(states)
+        return states[0] if len(states) == 1 else np.concatenate(states)
 
     def _in_python(self, store: Store, needs_logits: bool) -> PythonDraft:
         return partial(self._draft_chains, store)
@@ -107,7 +110,7 @@ class NativeHead(HeadModel):
         self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
         recipe, source = head_recipe(quantization), HeadTensors(head.files)
         library, dtype = target.library, target.dtype
-        loader = Loader(source, a, dtype, self.device, torch.Tensor.contiguous, True, recipe)
+        loader = Loader(source, a, dtype, True, recipe)
         embedding = self._own_embedding(source)
         config = step_config(a, dtype, max_length, recipe is not None and recipe.coarse)
         config.embeddings, config.input = head.vocab_size, PAIRED
@@ -117,7 +120,7 @@ class NativeHead(HeadModel):
         super().__init__(library, a, config, dtype, embedding, head.config)
         if embedding is None:
             library.borrow(self.handle, target.handle)
-        self._pack(0, "head", loader.head(torch.empty(0)), None, target.handle)
+        self._pack(0, "head", loader.head(np.empty(0)), None, target.handle)
         self._set_fuse(loader, source, recipe)
         for index in range(a.num_layers):
             self._load_layer(loader, index, None if index else 2 * a.hidden_size)
@@ -127,12 +130,12 @@ class NativeHead(HeadModel):
         ids = drafted_ids(source, head)
         if ids is not None:
             library.set_ids(self.handle, ids, ())
-        self.drafted_ids = torch.tensor(ids if ids is not None else range(a.vocab_size))
+        self.drafted_ids = np.array(ids if ids is not None else range(a.vocab_size))
         library.check(self.handle)
         self.mask_state = self._mask_state(source)
         """The state of later positions, of heads that draft in one pass: fp32 [1, width]."""
 
-    def _own_embedding(self, source: HeadTensors) -> torch.Tensor | None:
+    def _own_embedding(self, source: HeadTensors) -> Array | None:
         """Return the head's embedding, None where it is the target's."""
         if EMBEDDING not in source:
             if self.hidden_size != self.target.hidden_size:
@@ -143,9 +146,9 @@ class NativeHead(HeadModel):
                 )
             return None
         shape = self.head.vocab_size, self.hidden_size
-        own = source.get(EMBEDDING, shape, self.target.dtype).contiguous()
+        own = np.ascontiguousarray(source.get(EMBEDDING, shape, self.target.dtype))
         theirs = self.target.embedding
-        same = theirs is not None and theirs.shape == own.shape and torch.equal(own, theirs)
+        same = theirs is not None and theirs.shape == own.shape and same_bits(own, theirs)
         return None if same else own
 
     def _set_fuse(self, loader: Loader, source: HeadTensors, recipe: Recipe | None) -> None:
@@ -156,24 +159,24 @@ class NativeHead(HeadModel):
         names = self.head.fused_norms
         if names:
             size = (wide // len(names),)
-            norms = [source.get(name, size, torch.float32) for name in names]
-            self.library.set_vector(self.handle, 0, "fuse", torch.cat(norms))
+            norms = [source.get(name, size, FLOAT32) for name in names]
+            self.library.set_vector(self.handle, 0, "fuse", np.concatenate(norms))
 
-    def _mask_state(self, source: HeadTensors) -> torch.Tensor | None:
+    def _mask_state(self, source: HeadTensors) -> Floats | None:
         if self.head.kind != PEAGLE:
             return None
         parts = len(self.target_layers)
         shape = 1, 1, parts * self.head.hidden_size
-        hidden = source.get("mask_hidden", shape, torch.float32).view(parts, 1, -1)
-        state = torch.empty(1, self.hidden_size)
-        self.fuse([part.contiguous() for part in hidden], array("i", [0]), state, array("i", [0]))
+        hidden = source.get("mask_hidden", shape, FLOAT32).reshape(parts, 1, -1)
+        state = np.empty((1, self.hidden_size), np.float32)
+        self.fuse(list(hidden), array("i", [0]), state, array("i", [0]))
         return state
 
     def fuse(
         self,
-        hidden: Sequence[torch.Tensor],
+        hidden: Sequence[Floats],
         which: array[int],
-        states: torch.Tensor,
+        states: Floats,
         to: array[int],
     ) -> None:
         """Make states of rows of the target's hidden states, see ``Library.fuse``."""
@@ -187,16 +190,16 @@ class NativeHead(HeadModel):
         output = self.forward(segments, store, None, hidden)
         if output.logits is None:
             return output
-        logits = torch.full((len(output.logits), self.head.vocab_size), -torch.inf)
+        logits = np.full((len(output.logits), self.head.vocab_size), -np.inf, np.float32)
         logits[:, self.drafted_ids] = output.logits
         return Output(logits, output.hidden)
 
     def try_rows(self, count: int, store: Store) -> None:
-        state = torch.ones(1, self.hidden_size)
+        state = np.ones((1, self.hidden_size), np.float32)
         tables = [array("i", (page,)) for page in range(count)]
         self.run([Segment([1], 0, pages, 1, 1, states=state) for pages in tables], store)
 
-    def _draft_pass(self, store: Store, segment: Segment) -> tuple[torch.Tensor, Segment | None]:
+    def _draft_pass(self, store: Store, segment: Segment) -> tuple[Floats, Segment | None]:
         behind = self.hidden_layers
         output = self.run([segment], store, (behind,))
         assert output.logits is not None
@@ -220,7 +223,7 @@ class NativeMedusa(HeadModel):
         self.hidden_size, self.num_heads = target.hidden_size, head.longest or 1
         recipe, source = head_recipe(quantization), Tensors(head.files)
         library, dtype, each = target.library, target.dtype, head.blocks + 1
-        loader = Loader(source, target.shape, dtype, self.device, keeps=True, recipe=recipe)
+        loader = Loader(source, target.shape, dtype, True, recipe)
         config = step_config(
             target.shape, dtype, target.max_length, recipe is not None and recipe.coarse
         )
@@ -234,7 +237,7 @@ class NativeMedusa(HeadModel):
             shape = (head.vocab_size if last else head.hidden_size), head.hidden_size
             matrix, bias = loader.matrix(f"{name}weight", *shape, recipe), None
             if f"{name}bias" in source:
-                bias = source.get(f"{name}bias", shape[:1], torch.float32)
+                bias = source.get(f"{name}bias", shape[:1], FLOAT32)
             self._pack(number, "draft", matrix, bias)
         library.check(self.handle)
 
@@ -243,20 +246,20 @@ class NativeMedusa(HeadModel):
         return super().new_store(max(num_pages, self.num_heads), page_size)
 
     def try_rows(self, count: int, store: Store) -> None:
-        self.run([self.segment(torch.ones(1, self.hidden_size), "")] * count, store)
+        self.run([self.segment(np.ones((1, self.hidden_size), np.float32), "")] * count, store)
 
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """Return the logits of each segment's heads, [segments * heads, vocabulary]."""
         return self.forward(segments, store, wanted=len(segments) * self.num_heads)
 
-    def segment(self, states: torch.Tensor, key: str) -> Segment:
+    def segment(self, states: Floats, key: str) -> Segment:
         """Return the segment of a sequence whose last state is ``states`` fp32 [1, hidden_size]."""
         later = self.num_heads - 1
         pages, parents = range(1 + later), range(-1, later - 1)
         nodes = [0] * later
         return Segment([0], 0, pages, 1 + later, 0, nodes, parents, key, states=states)
 
-    def _draft_pass(self, store: Store, segment: Segment) -> tuple[torch.Tensor, None]:
+    def _draft_pass(self, store: Store, segment: Segment) -> tuple[Floats, None]:
         logits = self.run([segment], store).logits
         assert logits is not None
         return logits, None

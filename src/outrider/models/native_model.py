@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ..checkpoints.coded import Coded
+from ..checkpoints.dtypes import Array
 from ..checkpoints.families import Architecture
 from ..checkpoints.quantize import Matrix, Quantized
 from ..checkpoints.rope import STILL, Rope
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 PythonDraft = Callable[[Sequence[Segment], Sequence[DraftInput | None], Noise], list[DraftNodes]]
 
 
-def step_config(shape: Architecture, dtype: torch.dtype, max_length: int, coarse: bool) -> Config:
+def step_config(shape: Architecture, dtype: np.dtype[Any], max_length: int, coarse: bool) -> Config:
     """Return what the library asks to know of a model with layers of ``shape``."""
     return Config(
         dtype=DTYPES[dtype],
@@ -70,7 +72,7 @@ class NativeModel(RowsModel):
     A number out of range is a ModelError. An ``embedding`` is kept beside the packed weights.
     """
 
-    device = torch.device("cpu")
+    device = "cpu"
     shape: Architecture
 
     def __init__(
@@ -78,8 +80,8 @@ class NativeModel(RowsModel):
         library: Library,
         shape: Architecture,
         config: Config,
-        dtype: torch.dtype,
-        embedding: torch.Tensor | None,
+        dtype: np.dtype[Any],
+        embedding: Array | None,
         ropes: PretrainedConfig | None = None,
     ) -> None:
         self.library, self.shape, self.dtype, self.embedding = library, shape, dtype, embedding
@@ -100,8 +102,12 @@ class NativeModel(RowsModel):
         if self._ropes is None or length <= self._turned:
             return
         for number, (kind, far) in enumerate(self._tables):
-            rope = Rope(self._ropes, length, torch.float32, self.device, kind)
-            self.library.set_rotary(self.handle, number, *rope.halves(far))
+            import torch
+
+            from .tensors import as_array
+
+            rope = Rope(self._ropes, length, torch.float32, torch.device("cpu"), kind)
+            self.library.set_rotary(self.handle, number, *map(as_array, rope.halves(far)))
         self._turned = length
 
     def _pack(
@@ -109,7 +115,7 @@ class NativeModel(RowsModel):
         index: int,
         kind: str,
         matrix: Matrix,
-        bias: torch.Tensor | None = None,
+        bias: Array | None = None,
         beside: int | None = None,
     ) -> None:
         """Give a matrix to the library; the model ``beside`` may hold the same."""
@@ -174,7 +180,7 @@ class NativeModel(RowsModel):
         self._turn(store.num_slots)
         return store
 
-    def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
+    def _states(self, segments: Sequence[Segment]) -> NDArray[np.float32] | None:
         """Return the states that rows begin with, None where they begin with an embedding."""
         return None
 
@@ -197,8 +203,8 @@ class NativeModel(RowsModel):
         rows = (
             sum(len(s.tokens) + len(s.nodes) for s in segments) if states is None else len(states)
         )
-        logits = torch.empty(wanted, self.shape.vocab_size)
-        kept = torch.empty(len(hidden), rows, self.hidden_size)
+        logits = np.empty((wanted, self.shape.vocab_size), np.float32)
+        kept = np.empty((len(hidden), rows, self.hidden_size), np.float32)
         if sublayers is None:
             sublayers = range(2 * self.hidden_layers)
         handles = self.handle, store.handle

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ..cache.store import Store
 from ..checkpoints.families import Architecture
@@ -19,7 +20,7 @@ LASTING_ROWS = HIDDEN_ROWS - 2 * FEW_ROWS
 """Rows of such steps for which the states of earlier ones stay."""
 
 
-class HiddenRoom(Mapping[int, torch.Tensor]):
+class HiddenRoom(Mapping[int, NDArray[np.float32]]):
     """The hidden states of one call, by layer fp32 [rows, hidden_size].
 
     They are the rows ``first`` to ``first + count`` of ``room``. ``number`` counts all rows that
@@ -30,11 +31,11 @@ class HiddenRoom(Mapping[int, torch.Tensor]):
     def __init__(self, room: LayerRoom, first: int, count: int, number: int | None) -> None:
         self.room, self.first, self.count, self.number = room, first, count, number
 
-    def __getitem__(self, layer: int) -> torch.Tensor:
-        """Return a view, which takes torch longer than a small model a layer."""
+    def __getitem__(self, layer: int) -> NDArray[np.float32]:
+        """Return a view."""
         if layer not in self.room.layers:
             raise KeyError(layer)
-        states = self.room.tensor[self.room.layers.index(layer)]
+        states: NDArray[np.float32] = self.room.array[self.room.layers.index(layer)]
         return states[self.first : self.first + self.count]
 
     def __iter__(self) -> Iterator[int]:
@@ -57,7 +58,7 @@ class NativeStore(Store):
         self._shape = shape
         self.page_size = page_size
         self.num_slots = num_pages * page_size
-        self._room = Room(torch.empty(0, shape.vocab_size))
+        self._room = Room(np.empty((0, shape.vocab_size), np.float32))
         self._hidden: dict[tuple[tuple[int, ...], bool], LayerRoom] = {}
         self._first = self._given = 0
         self.handle = library.new_store(model, num_pages, page_size)
@@ -71,7 +72,7 @@ class NativeStore(Store):
     def room(self, rows: int) -> Room:
         """Return room for the logits of one call, at least ``rows``; the next writes them anew."""
         if self._room.rows < rows:
-            self._room = Room(torch.empty(rows, self._room.width))
+            self._room = Room(np.empty((rows, self._room.width), np.float32))
         return self._room
 
     def hidden_room(self, layers: Sequence[int], rows: int) -> HiddenRoom:
@@ -81,7 +82,7 @@ class NativeStore(Store):
         room = self._hidden.get(key)
         if room is None or (room.rows < rows and not few):
             shape = len(layers), HIDDEN_ROWS if few else rows, self._shape.hidden_size
-            room = self._hidden[key] = LayerRoom(torch.empty(shape), layers)
+            room = self._hidden[key] = LayerRoom(np.empty(shape, np.float32), layers)
         if not few:
             return HiddenRoom(room, 0, rows, None)
         if self._first + rows > HIDDEN_ROWS:

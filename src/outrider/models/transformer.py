@@ -14,9 +14,8 @@ from ..base.config import Recipe
 from ..cache.store import Store
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.families import Architecture
-from ..checkpoints.quantize import Matrix
 from ..checkpoints.rope import STILL, Rope
-from ..checkpoints.weights import PACKED_LINEAR, Experts, LayerWeights, Mlp, Weights, load_weights
+from ..checkpoints.weights import Experts
 from .attention import Attention
 from .base import Output
 from .kv_store import KVStore
@@ -24,9 +23,17 @@ from .python_step import PythonStep
 from .rows import Segment
 from .tensors import as_array, torch_dtype
 from .tiles import TILE, Rows, build_rows, padded
+from .torch_weights import (
+    PACKED_LINEAR,
+    TorchExperts,
+    TorchLayer,
+    TorchMlp,
+    Weights,
+    load_weights,
+)
 
 
-def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return x [padded rows, in] times weight [out, in], plus bias, fp32 in tiles of ``TILE`` rows.
 
     Libraries choose another kernel, with another order of summation, for another number of rows;
@@ -34,7 +41,6 @@ def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) ->
     ``row_unit`` says: oneDNN's bf16 kernels were measured (AMX) to sum in one order for up to 32
     rows, and beyond that for most shapes; ``numerical_ties`` reports where that is not enough.
     """
-    assert isinstance(weight, torch.Tensor)  # ``load_weights`` makes plain what is quantised
     if weight.is_mkldnn:
         out: torch.Tensor = PACKED_LINEAR(x, weight, bias, "none", [], "")
         return out
@@ -113,9 +119,7 @@ class Transformer(PythonStep):
         self.hidden_layers, self.hidden_size = architecture.num_layers, architecture.hidden_size
         self.dtype, self.device = np.dtype(dtype), device
         self._dtype, self._device = torch_dtype(self.dtype), torch.device(device)
-        self.weights = load_weights(
-            checkpoint.tensors, self.shape, self._dtype, self._device, recipe
-        )
+        self.weights = load_weights(checkpoint.tensors, self.shape, self.dtype, device, recipe)
         with torch.inference_mode():
             self._unit = TILE if self._dtype == torch.float32 else row_unit(self.weights)
         kinds = set(architecture.kinds) - {STILL}
@@ -225,7 +229,7 @@ class Transformer(PythonStep):
     def _heads(
         self,
         x: torch.Tensor,
-        weights: LayerWeights,
+        weights: TorchLayer,
         turn: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> torch.Tensor:
         """Queries, keys and values [rows, all heads, head_dim], turned by their positions."""
@@ -244,11 +248,11 @@ class Transformer(PythonStep):
         swapped = heads.roll(s.head_dim // 2, -1)
         return heads.mul_(cos).addcmul_(swapped, sin)
 
-    def _mlp(self, x: torch.Tensor, weights: Mlp) -> torch.Tensor:
+    def _mlp(self, x: torch.Tensor, weights: TorchMlp) -> torch.Tensor:
         gate, up = linear(x, weights.gate_up, weights.gate_up_bias).chunk(2, -1)
         return linear(self._activation(gate).mul_(up), weights.down, weights.down_bias)
 
-    def _experts(self, x: torch.Tensor, weights: Experts) -> torch.Tensor:
+    def _experts(self, x: torch.Tensor, weights: TorchExperts) -> torch.Tensor:
         """Each row's best experts, weighed by the router; their rows go in tiles of ``TILE``."""
         s = self.shape
         scores = linear(x, weights.router).softmax(-1, dtype=torch.float32)

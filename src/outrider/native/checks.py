@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from ..base.limits import LARGEST_FLOAT
 from ..errors import ModelError, shown
@@ -18,22 +19,22 @@ def free_with(owner: object, free: Callable[[str, int], None], kind: str, handle
     weakref.finalize(owner, free, kind, handle).atexit = False
 
 
-def expect(tensor: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype | None) -> Any:
-    """Return a pointer to a tensor's data, a null pointer for None.
+def expect(array: NDArray[Any] | None, shape: tuple[int, ...], dtype: DTypeLike | None) -> Any:
+    """Return a pointer to an array's data, a null pointer for None.
 
-    Raises ModelError: it is no whole CPU tensor of that shape and dtype.
+    Raises ModelError: it is no whole array of that shape and dtype.
     """
-    if tensor is None:
+    if array is None:
         return ffi.NULL
-    fits = tuple(tensor.shape) == shape and tensor.is_contiguous() and tensor.device.type == "cpu"
-    if not fits or tensor.dtype != dtype:
-        raise ModelError(f"the native step cannot read a tensor of {list(tensor.shape)}.")
-    return ffi.cast("void *", tensor.data_ptr())
+    fits = array.shape == shape and array.flags.c_contiguous
+    if not fits or dtype is None or array.dtype != dtype:
+        raise ModelError(f"the native step cannot read an array of {list(array.shape)}.")
+    return ffi.cast("void *", array.ctypes.data)
 
 
-def floats(tensor: torch.Tensor) -> Any:
+def floats(array: NDArray[np.float32]) -> Any:
     """Return a pointer to a matrix of fp32, see ``expect``."""
-    return expect(tensor, tuple(tensor.shape[:2]), torch.float32)
+    return expect(array, array.shape[:2], np.float32)
 
 
 def same_length(first: Sequence[object], second: Sequence[object]) -> None:
@@ -43,21 +44,21 @@ def same_length(first: Sequence[object], second: Sequence[object]) -> None:
 
 
 class Room:
-    """A tensor on the CPU that calls write to: fp32 [rows, width], checked once."""
+    """An array that calls write to: fp32 [rows, width], checked once."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.rows, self.width = tensor.shape
-        self.tensor, self.pointer = tensor, floats(tensor)
+    def __init__(self, array: NDArray[np.float32]) -> None:
+        self.rows, self.width = array.shape
+        self.array, self.pointer = array, floats(array)
 
 
 class LayerRoom:
-    """A tensor for the hidden states of some layers: fp32 [layers, rows, width], checked once."""
+    """An array for the hidden states of some layers: fp32 [layers, rows, width], checked once."""
 
-    def __init__(self, tensor: torch.Tensor, layers: Sequence[int]) -> None:
-        count, self.rows, self.width = tensor.shape
+    def __init__(self, array: NDArray[np.float32], layers: Sequence[int]) -> None:
+        count, self.rows, self.width = array.shape
         same_length(layers, range(count))
-        self.tensor, self.layers = tensor, list(layers)
-        self.pointer = expect(tensor, (count, self.rows, self.width), torch.float32)
+        self.array, self.layers = array, list(layers)
+        self.pointer = expect(array, (count, self.rows, self.width), np.float32)
 
 
 def within(name: str, value: int, least: int, most: int) -> int:

@@ -5,10 +5,10 @@ import logging
 import os
 from pathlib import Path
 
+from ..base.threads import allowed_threads
 from ..errors import ModelError
 from . import __path__ as folders
 from .library import Library
-from ..base.threads import allowed_threads
 
 logger = logging.getLogger("outrider")
 

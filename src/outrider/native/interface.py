@@ -4,10 +4,12 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base.types import DraftBudget as DraftBudget
 from ..base.types import DraftNodes as DraftNodes
+from ..checkpoints import dtypes
 from ._interface import ROTARY_TABLES, ffi
 from ._interface import SUFFIX_DEPTH as SUFFIX_DEPTH
 from .checks import CFields
@@ -23,7 +25,7 @@ def _kinds(enumeration: str) -> dict[str, int]:
     return {names[number].partition("_")[2].lower(): number for number in sorted(names)}
 
 
-DTYPES = {getattr(torch, name): number for name, number in _kinds("Dtype").items()}
+DTYPES = {dtypes.DTYPES[name]: number for name, number in _kinds("Dtype").items()}
 MATRICES, VECTORS = _kinds("MatrixKind"), _kinds("VectorKind")
 GATES = {"silu": 0, "gelu_pytorch_tanh": 1}
 """The numbers of ``enum ActivationKind``, by the names in configs."""
@@ -84,7 +86,7 @@ class Planted(NamedTuple):
     position ``first``, and the last those of all positions from its own on.
     """
 
-    ids: torch.Tensor
-    z: torch.Tensor
-    rest: torch.Tensor
+    ids: NDArray[np.int64]
+    z: NDArray[np.float32]
+    rest: NDArray[np.float32]
     first: int

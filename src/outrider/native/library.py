@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ..base.limits import LARGEST_INT
 from ..checkpoints.coded import Coded
+from ..checkpoints.dtypes import Array
 from ..errors import ModelError, shown
 from ..sampling.logprobs import Measured
 from ._interface import ABI, PARAMETERS, ffi
@@ -34,7 +33,6 @@ from .interface import (
 )
 from .masks import NO_MASKS, AllowedAfter, MaskCalls
 
-FP32 = torch.float32
 KNOWN_LIMITS = 1024
 """Limits that stay packed; those of one step come again in the next."""
 
@@ -62,9 +60,14 @@ def _planted(segments: Sequence[Planted | None]) -> list[Any]:
         ids, z, rest, first = each
         count, columns = within("planted entries", len(ids), 1, LARGEST_INT), ids.shape[-1]
         within("a planted position", first, 0, LARGEST_INT)
-        logits = expect(ids, (count, columns), torch.int64), expect(z, (count, columns), FP32)
-        entries.append((*logits, expect(rest, (count,), FP32), count, columns, first))
+        logits = expect(ids, (count, columns), np.int64), expect(z, (count, columns), np.float32)
+        entries.append((*logits, expect(rest, (count,), np.float32), count, columns, first))
     return entries
+
+
+def _wide(bias: Array | None) -> NDArray[np.float32] | None:
+    """Return a bias in fp32."""
+    return None if bias is None else np.ascontiguousarray(bias, np.float32)
 
 
 def at(handle: int | None) -> Any:
@@ -148,7 +151,7 @@ class Library:
         """
         return int(self._c.outrider_start(within("threads", threads, 1, LARGEST_INT)))
 
-    def new_model(self, config: Config, embedding: Tensor | None) -> int:
+    def new_model(self, config: Config, embedding: Array | None) -> int:
         """Return a model without weights; ``embedding`` [embeddings, hidden] must outlive it.
 
         None where embeddings are tied: tokens are looked up in the head.
@@ -166,8 +169,8 @@ class Library:
         model: int,
         layer: int,
         kind: str,
-        data: Tensor,
-        bias: Tensor | None,
+        data: Array,
+        bias: Array | None,
         beside: int | None = None,
     ) -> None:
         """Pack ``data`` [out, in], in the model's dtype, with ``bias`` [out].
@@ -179,9 +182,9 @@ class Library:
             ModelError: shape or dtype are not the model's.
         """
         dtype = data.dtype if data.dtype in DTYPES else None
-        given = expect(data, tuple(data.shape[:2]), dtype), DTYPES[data.dtype]
-        wide = None if bias is None else bias.float().contiguous()
-        by, place = expect(wide, (len(data),), FP32), (at(model), layer, MATRICES[kind])
+        given = expect(data, data.shape[:2], dtype), DTYPES[data.dtype]
+        wide = _wide(bias)
+        by, place = expect(wide, (len(data),), np.float32), (at(model), layer, MATRICES[kind])
         self.run("matrix", *place, *given, by, *data.shape, at(beside))
 
     def set_quantized(
@@ -189,12 +192,12 @@ class Library:
         model: int,
         layer: int,
         kind: str,
-        codes: Tensor,
-        scales: Tensor,
-        zeros: Tensor | None,
+        codes: Array,
+        scales: Array,
+        zeros: Array | None,
         bits: int,
         group: int,
-        bias: Tensor | None,
+        bias: Array | None,
         beside: int | None = None,
     ) -> None:
         """Pack a quantised matrix in place of one of the model's dtype, see ``set_matrix``.
@@ -209,14 +212,14 @@ class Library:
         """
         out, width = codes.shape
         groups = -(-width // max(1, group))
-        codes, scales = codes.contiguous(), scales.contiguous()
-        zeros = None if zeros is None else zeros.contiguous()
-        wide = None if bias is None else bias.float().contiguous()
+        codes, scales = np.ascontiguousarray(codes), np.ascontiguousarray(scales)
+        zeros = None if zeros is None else np.ascontiguousarray(zeros)
+        wide = _wide(bias)
         given = QuantizedData(bits=bits, group=group, groups=groups)
-        given.codes = expect(codes, (out, width), torch.uint8)
-        given.scales = expect(scales, (out, groups), FP32)
-        given.zeros = expect(zeros, (out, groups), torch.uint8)
-        by, place = expect(wide, (out,), FP32), (at(model), layer, MATRICES[kind])
+        given.codes = expect(codes, (out, width), np.uint8)
+        given.scales = expect(scales, (out, groups), np.float32)
+        given.zeros = expect(zeros, (out, groups), np.uint8)
+        by, place = expect(wide, (out,), np.float32), (at(model), layer, MATRICES[kind])
         self.run("quantized", *place, given.pointer, by, out, width, at(beside))
 
     def set_coded(
@@ -225,7 +228,7 @@ class Library:
         layer: int,
         kind: str,
         matrix: Coded,
-        bias: Tensor | None,
+        bias: Array | None,
         beside: int | None = None,
     ) -> None:
         """Read a matrix in the codes of GGUF files and pack it, see ``set_matrix``.
@@ -235,13 +238,13 @@ class Library:
         """
         out, width = matrix.shape
         parts = ffi.new("CodedData[]", len(matrix.parts))
-        orders = [None if p.order is None else p.order.int().contiguous() for p in matrix.parts]
-        wide = None if bias is None else bias.float().contiguous()
-        by, place = expect(wide, (out,), FP32), (at(model), layer, MATRICES[kind])
+        orders = [None if p.order is None else p.order.astype(np.int32) for p in matrix.parts]
+        wide = _wide(bias)
+        by, place = expect(wide, (out,), np.float32), (at(model), layer, MATRICES[kind])
         with ExitStack() as files:
             for part, order, given in zip(matrix.parts, orders, parts, strict=True):
                 given.offset, given.type, given.rows = part.begin, part.kind, part.rows
-                given.order = ffi.cast("int32_t *", expect(order, (part.rows,), torch.int32))
+                given.order = ffi.cast("int32_t *", expect(order, (part.rows,), np.int32))
                 given.file = files.enter_context(part.path.open("rb")).fileno()
             self.run("coded", *place, parts, len(parts), by, out, width, at(beside))
 
@@ -274,16 +277,16 @@ class Library:
         """
         self.run("borrow", at(model), at(beside))
 
-    def set_vector(self, model: int, number: int, kind: str, data: Tensor) -> None:
+    def set_vector(self, model: int, number: int, kind: str, data: Array) -> None:
         """Keep ``data``, a norm's weight of layer ``number``; the model's own has number 0."""
-        wide = data.float().contiguous()
-        pointer, size = expect(wide, tuple(wide.shape), FP32), wide.numel()
+        wide = np.ascontiguousarray(data, np.float32)
+        pointer, size = expect(wide, wide.shape, np.float32), wide.size
         self.run("vector", at(model), number, VECTORS[kind], pointer, size)
 
-    def set_rotary(self, model: int, table: int, cos: Tensor, sin: Tensor) -> None:
+    def set_rotary(self, model: int, table: int, cos: Array, sin: Array) -> None:
         """Keep a rotary table, fp32 [positions, head_dim / 2] each; a longer one may follow."""
-        shape = tuple(cos.shape[:2])
-        halves = [expect(half, shape, FP32) for half in (cos, sin)]
+        shape = cos.shape[:2]
+        halves = [expect(half, shape, np.float32) for half in (cos, sin)]
         self.run("rotary", at(model), table, *halves, *shape)
 
     def set_layer(self, model: int, layer: int, window: int | None, table: int) -> None:
@@ -322,9 +325,9 @@ class Library:
         words: array[int],
         sublayers: Sequence[int],
         hidden: Sequence[int],
-        logits: Tensor,
-        kept: Tensor,
-        states: Tensor | None = None,
+        logits: Array,
+        kept: Array,
+        states: Array | None = None,
     ) -> None:
         """Run the segments in ``words`` (see src/outrider.h) through some sublayers.
 
@@ -334,17 +337,17 @@ class Library:
         """
         rows, width = kept.shape[1:3]
         given = ffi.from_buffer(_INTS, words), len(words)
-        begin = expect(states, (rows, width), FP32)
+        begin = expect(states, (rows, width), np.float32)
         which = [*sublayers], len(sublayers), [*hidden], len(hidden)
-        out = floats(logits), *logits.shape, expect(kept, (len(hidden), rows, width), FP32)
+        out = floats(logits), *logits.shape, expect(kept, (len(hidden), rows, width), np.float32)
         self.run("forward", at(model), at(store), *given, begin, *which, *out, rows, width)
 
     def fuse(
         self,
         model: int,
-        hidden: Sequence[Tensor],
+        hidden: Sequence[Array],
         which: array[int],
-        states: Tensor,
+        states: Array,
         to: array[int],
     ) -> None:
         """Make states of rows ``which`` of hidden states, and put them to rows ``to``.
@@ -352,8 +355,8 @@ class Library:
         ``hidden`` are fp32 [rows, width of the target] each, ``states`` fp32 [any, width].
         """
         same_length(which, to)
-        shape = tuple(hidden[0].shape[:2])
-        parts = [expect(each, shape, FP32) for each in hidden]
+        shape = hidden[0].shape[:2]
+        parts = [expect(each, shape, np.float32) for each in hidden]
         rows = ffi.from_buffer(_INTS, which), len(which)
         out = floats(states), ffi.from_buffer(_INTS, to), *states.shape
         self.run("fuse", at(model), parts, len(parts), *shape, *rows, *out)
@@ -361,14 +364,14 @@ class Library:
     def new_pipeline(
         self,
         options: Options,
-        banned: Tensor | None,
+        banned: Array | None,
         ends: Sequence[int],
         bias: Mapping[int, float],
         prompt: Sequence[int],
     ) -> int:
         """Return a sequence's pipeline; ``banned`` (bool [vocabulary]) must outlive it."""
         by = [as_float32("logit_bias", value) for value in bias.values()]
-        never = expect(banned, (options.vocabulary,), torch.bool)
+        never = expect(banned, (options.vocabulary,), np.bool_)
         ids = [*ends, *bias, *prompt], len(ends), by, len(by), len(prompt)
         return self.made("Pipeline *", "pipeline", options.pointer, never, *ids)
 
@@ -377,7 +380,7 @@ class Library:
         self.run("pipeline_count", at(pipeline), [*tokens], len(tokens))
 
     def apply_pipeline(
-        self, pipeline: int, logits: Tensor, output: int, paths: list[list[int]], late_only: bool
+        self, pipeline: int, logits: Array, output: int, paths: list[list[int]], late_only: bool
     ) -> None:
         """Process ``logits``, fp32 [rows, the pipeline's vocabulary], in place."""
         words = [i for path in paths for i in (len(path), *path)]
@@ -385,7 +388,7 @@ class Library:
         self.run("pipeline_apply", at(pipeline), *rows, output, words, len(words), late_only)
 
     def draw(
-        self, z: Tensor, keys: list[tuple[int, int, int, int]], greedy: list[bool]
+        self, z: Array, keys: list[tuple[int, int, int, int]], greedy: list[bool]
     ) -> tuple[list[int], list[float]]:
         """Return the token of each row of ``z``, and its score.
 
@@ -395,13 +398,13 @@ class Library:
             greedy: rows without noise.
         """
         rows = len(z)
-        if z.stride(1) != 1 or z.dtype != FP32:
+        if z.strides[1] != z.itemsize or z.dtype != np.float32:
             raise ModelError("the native step draws from fp32 rows that lie in one piece.")
         same_length(range(rows), keys)
         same_length(range(rows), greedy)
         words = [word for key in keys for word in key]
         tokens, scores = ffi.new(_INTS, rows), ffi.new(_FLOATS, rows)
-        given = at(z.data_ptr()), rows, z.stride(0), z.shape[1]
+        given = at(z.ctypes.data), rows, z.strides[0] // z.itemsize, z.shape[1]
         self.run("draw", *given, words, bytes(greedy), tokens, scores)
         return ffi.unpack(tokens, rows), ffi.unpack(scores, rows)
 
@@ -472,7 +475,7 @@ class Library:
         planted: Sequence[Planted | None] = (),
         masks: Mapping[int, AllowedAfter] = NO_MASKS,
         mask_bytes: int = 0,
-        states: Tensor | None = None,
+        states: Array | None = None,
         before: Sequence[int] = (),
         sublayers: Sequence[int] = (),
     ) -> list[DraftNodes]:
@@ -526,7 +529,7 @@ class Library:
         return drafts
 
     def logprobs(
-        self, z: Tensor, rows: Sequence[int], tokens: Sequence[int], count: int
+        self, z: Array, rows: Sequence[int], tokens: Sequence[int], count: int
     ) -> Measured:
         """Return what ``logprobs.measure`` does; ``z`` is fp32 [any, vocabulary]."""
         count = within("count", min(count, z.shape[1]), 0, z.shape[1])

@@ -18,9 +18,9 @@ import numpy.typing as npt
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ..base.threads import cpu_name
 from ..base.types import SamplingParams
 from ..llm import LLM
-from ..base.threads import cpu_name
 from . import corpus as text
 from .evaluate import acceptance, held_out_loss, held_out_prompts, model_card, teacher_forced
 from .train import TrainingPlan, distillation_loss, keep_heap, narrow_norms, optimise, text_loss

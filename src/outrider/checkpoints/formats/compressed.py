@@ -99,11 +99,9 @@ class Compressed:
         if codes.dtype != np.int8:
             raise source.unread(name, codes)
         zeros = self._zeros(source, name, scales.shape, 8)
-        return Quantized(codes.view(np.uint8) ^ 128, scales, zeros, 8, group)
+        return Quantized(codes.view(np.uint8) ^ np.uint8(128), scales, zeros, 8, group)
 
-    def _scales(
-        self, source: Tensors, name: str, shape: tuple[int, int]
-    ) -> tuple[Floats, int]:
+    def _scales(self, source: Tensors, name: str, shape: tuple[int, int]) -> tuple[Floats, int]:
         """Return the scales of the matrix ``name``, see ``read_scales``.
 
         Group sizes are tried in the config's order, that of a scheme that names the matrix first.
@@ -134,9 +132,7 @@ class Compressed:
                 return regrouped(source, f"{name}_g_idx", matrix, index, dtype)
         return matrix
 
-    def _zeros(
-        self, source: Tensors, name: str, shape: tuple[int, ...], bits: int
-    ) -> Codes | None:
+    def _zeros(self, source: Tensors, name: str, shape: tuple[int, ...], bits: int) -> Codes | None:
         """Return zeros uint8 of ``shape`` [out, groups], or None where all are the middle code."""
         full = f"{name}_zero_point"
         if full not in source:

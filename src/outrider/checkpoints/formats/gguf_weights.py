@@ -19,7 +19,7 @@ from ...base.threads import on_all_threads
 from ...errors import ModelError
 from ..coded import Coded, CodedPart
 from ..dtypes import FLOAT32, Array
-from ..quantize import Matrix, Quantized
+from ..quantize import Codes, Matrix, Quantized
 from .gguf import GGUF, StoredTensor
 from .gguf_config import form_of
 from .gguf_types import Kind
@@ -93,13 +93,15 @@ def rows_of(file: GGUF, stored: StoredTensor, first: int, count: int) -> Array:
     width = stored.nbytes // (prod(stored.shape) // columns)  # bytes of a row
     octets = file.read(stored, first * width, count * width)
     if stored.kind in PLAIN:
-        return octets.view(PLAIN[stored.kind]).reshape(count, columns)
+        plain: Array = octets.view(PLAIN[stored.kind])
+        return plain.reshape(count, columns)
     from gguf.constants import GGMLQuantizationType  # slow to import, and seldom needed
     from gguf.quants import dequantize
 
     kind = GGMLQuantizationType(stored.kind)
     try:
-        return dequantize(octets.reshape(count, width), kind)
+        rows: Array = dequantize(octets.reshape(count, width), kind)
+        return rows
     except NotImplementedError:
         raise ModelError(
             f"{file.path}: weights of type {stored.kind.name} are not read; give a file of another "
@@ -123,9 +125,7 @@ class GGUFTensors:
             f"{file.path}: weights of type {names} are dequantised at load." if names else None
         )
 
-    def get(
-        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None
-    ) -> Array:
+    def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
         """Return the tensor ``name`` of ``shape``, in ``dtype``, fp32 if None."""
         tensor = self._plain(self._find(name, shape), dtype or FLOAT32)
         if self._shifted and name.endswith("norm.weight"):
@@ -157,10 +157,11 @@ class GGUFTensors:
         blocks = self._file.read(stored).reshape(shape[0], shape[1] // GROUP, -1)
         halves = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
         octets = blocks[..., 2:]
+        codes: Codes
         if stored.kind == Kind.Q8_0:
-            codes, bits = octets ^ 128, 8  # as int8 + 128
+            codes, bits = octets ^ np.uint8(128), 8  # as int8 + 128
         else:
-            codes, bits = np.concatenate((octets & 15, octets >> 4), -1), 4
+            codes, bits = np.concatenate((octets & np.uint8(15), octets >> np.uint8(4)), -1), 4
         scales, codes = halves.astype(np.float32), codes.reshape(len(codes), -1)
         matrix = Quantized(codes, scales, None, bits, GROUP)
         order = self._order(name, shape[0])

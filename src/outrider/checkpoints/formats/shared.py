@@ -133,9 +133,7 @@ class Tensors:
             raise self.wrong(name, "does not hold rows of int32 words")
         return words
 
-    def get(
-        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None
-    ) -> Array:
+    def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
         """Return the tensor ``name``, which is not quantised, in ``dtype``, or as stored."""
         tensor = self.raw(name, shape)
         if tensor.dtype not in PLAIN.values():
@@ -168,7 +166,9 @@ class Tensors:
         matrices stay quantised.
         """
         return {
-            name: size * prod(entry.shape) if TYPES.get(entry.type) in PLAIN.values() else entry.nbytes
+            name: size * prod(entry.shape)
+            if TYPES.get(entry.type) in PLAIN.values()
+            else entry.nbytes
             for name, entry in self._entries.items()
         }
 
@@ -259,9 +259,7 @@ def read_scales(
     raise source.misshapen(name, stored, shape)
 
 
-def dequantized_float8(
-    codes: Array, scales: Floats, group: int, dtype: np.dtype[Any]
-) -> Array:
+def dequantized_float8(codes: Array, scales: Floats, group: int, dtype: np.dtype[Any]) -> Array:
     """Return float8 ``codes`` [out, in] times ``scales`` [out, groups], in ``dtype``."""
     with np.errstate(all="ignore"):
         matrix = codes.astype(np.float32)
