@@ -14,7 +14,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": BFLOAT16,
     "float16": FLOAT16,
 }
-PLAIN = {**DTYPES, "float64": np.dtype(np.float64)}
+PLAIN = (*DTYPES.values(), np.dtype(np.float64))
 """Types of numbers that are not quantised."""
 
 

@@ -177,7 +177,7 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
         _check_kind(config, text, folder)
     values = fields_of(text, folder)
     said = getattr(config, "dtype", None) or getattr(text, "dtype", None) or "float32"
-    dtype = PLAIN.get(str(said).removeprefix("torch."))
+    dtype = {str(d): d for d in PLAIN}.get(str(said).removeprefix("torch."))
     if dtype is None:
         needed = "float32, bfloat16, float16 or float64 is needed"
         raise ModelError(f"{values.where}: dtype is {shown(said)}; {needed}.")

@@ -87,7 +87,7 @@ def misfits(head: Head) -> Iterator[Misfit]:
                 yield Misfit(name, "missing", f"its config.json says {[*shape]}")
         elif entry.shape != shape:
             yield Misfit(name, f"{[*entry.shape]}", f"its config.json says {[*shape]}")
-        elif name != "d2t" and TYPES.get(entry.type) not in PLAIN.values():
+        elif name != "d2t" and TYPES.get(entry.type) not in PLAIN:
             yield Misfit(name, f"of type {entry.type}", "F32, BF16 or F16 is needed")
 
 

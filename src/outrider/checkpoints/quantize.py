@@ -188,7 +188,8 @@ def best_grid(x: Floats, recipe: Recipe) -> tuple[Floats, Floats]:
         along = total(codes * sized)
         codes *= codes
         codes *= size
-        scale: Floats = along / np.maximum(total(codes), np.float32(TINY))
+        square: Floats = np.maximum(total(codes), TINY)
+        scale = along / square
         return scale, scale * along
 
     best: Floats = np.full((1, x.shape[1]), -1, np.float32)

@@ -90,7 +90,7 @@ class Compressed:
         if f"{name}_packed" in source:
             return self._packed(source, name, shape, dtype)
         codes = source.raw(name, shape)
-        if codes.dtype in PLAIN.values():
+        if codes.dtype in PLAIN:
             return cast(codes, dtype)
         scales, group = self._scales(source, name, shape)
         if codes.dtype in FLOAT8:
@@ -163,7 +163,7 @@ class Fp8:
         self, source: Tensors, name: str, shape: tuple[int, int], dtype: np.dtype[Any]
     ) -> Matrix:
         codes = source.raw(name, shape)
-        if codes.dtype in PLAIN.values():
+        if codes.dtype in PLAIN:
             return cast(codes, dtype)
         if codes.dtype not in FLOAT8:
             raise source.unread(name, codes)

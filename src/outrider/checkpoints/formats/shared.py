@@ -136,7 +136,7 @@ class Tensors:
     def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
         """Return the tensor ``name``, which is not quantised, in ``dtype``, or as stored."""
         tensor = self.raw(name, shape)
-        if tensor.dtype not in PLAIN.values():
+        if tensor.dtype not in PLAIN:
             why = f"and its config.json does not say how to read that; {REMEDY}"
             raise self.wrong(name, f"holds {tensor.dtype}, {why}")
         return tensor if dtype is None else cast(tensor, dtype)
@@ -166,9 +166,7 @@ class Tensors:
         matrices stay quantised.
         """
         return {
-            name: size * prod(entry.shape)
-            if TYPES.get(entry.type) in PLAIN.values()
-            else entry.nbytes
+            name: size * prod(entry.shape) if TYPES.get(entry.type) in PLAIN else entry.nbytes
             for name, entry in self._entries.items()
         }
 
