@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-import torch
 
 from outrider import LLM
 from outrider.base.types import Request, Row, SamplingParams, SequenceState
@@ -33,7 +32,6 @@ from tests.support.loading import native_model
 from tests.support.native_steps import HERE, native_noise, step
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
-CPU = torch.device("cpu")
 WIDTH = 1003  # no multiple of a block
 PROMPT = (3, 5, 3, 900)
 
@@ -50,9 +48,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def random_logits(rows: int, width: int = WIDTH, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, width, generator=generator) * 4
+def random_logits(rows: int, width: int = WIDTH, seed: int = 0) -> Logits:
+    return np.random.default_rng(seed).standard_normal((rows, width), np.float32) * 4
+
+
+def room(rows: int, width: int) -> Room:
+    return Room(np.empty((rows, width), np.float32))
+
+
+def layer_room(rows: int, width: int, layer: int) -> LayerRoom:
+    return LayerRoom(np.empty((1, rows, width), np.float32), [layer])
 
 
 @pytest.mark.parametrize("isa", HERE)
@@ -75,23 +80,23 @@ def test_a_law_is_samplings(name: str) -> None:
         mine = NativePipeline(pipeline, 0, step(isa))
         for length in (5, 7):  # committed bit by bit, and each token counted once
             z = mine.apply(random_logits(6), tokens[:length], paths)
-        assert torch.equal(z, expected)
+        assert np.array_equal(z, expected)
 
 
 def test_equals_at_the_edge_of_top_p_are_kept_by_id() -> None:
     pipeline = RequestPipeline(Request("r", (1,), SamplingParams(top_p=0.45), 0), WIDTH)
-    z = torch.full((1, WIDTH), -30.0)
+    z = np.full((1, WIDTH), -30.0, np.float32)
     z[0, 100:110] = 2.0
     for isa in HERE:
-        kept = NativePipeline(pipeline, 0, step(isa)).apply(z.clone(), [1], [[]])[0].isfinite()
-        assert kept.nonzero()[:, 0].tolist() == list(range(100, 105))
+        kept = NativePipeline(pipeline, 0, step(isa)).apply(z.copy(), [1], [[]])[0]
+        assert np.flatnonzero(np.isfinite(kept)).tolist() == list(range(100, 105))
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
 def test_a_draw_is_the_argmax_over_all_noise(scale: float) -> None:
     rows = [Row("s", 2**63 + i, i % 2, 1000 * i, i % 5 == 4, 0) for i in range(20)]
     z = random_logits(20) * scale
-    z[3, 10:] = -torch.inf
+    z[3, 10:] = -np.inf
     z[5] = z[5].round()  # ties
     expected = SharedNoise(WIDTH).draw(z, rows)
     for isa in HERE:
@@ -100,9 +105,9 @@ def test_a_draw_is_the_argmax_over_all_noise(scale: float) -> None:
 
 def test_a_row_that_is_no_law_has_no_finite_score() -> None:
     z = random_logits(3)
-    z[0, 999] = torch.nan
-    z[1] = -torch.inf
-    z[2, 4] = torch.inf
+    z[0, 999] = np.nan
+    z[1] = -np.inf
+    z[2, 4] = np.inf
     rows = [Row("s", 1, 0, i, greedy, 0) for i in range(3) for greedy in (False,)]
     for isa in HERE:
         scores = NativeNoise(WIDTH, step(isa)).draw(z, rows)[1]
@@ -113,7 +118,7 @@ def test_a_row_that_is_no_law_has_no_finite_score() -> None:
 @pytest.mark.parametrize("count", [0, 1, 20])
 def test_log_probabilities_are_samplings(count: int) -> None:
     z = random_logits(4)
-    z[2, 50:] = -torch.inf
+    z[2, 50:] = -np.inf
     rows, tokens = [0, 2, 3], [17, 3, 1002]
     expected_own, *expected, expected_values = measure(z, rows, tokens, count)
     own, *mine, values = measurer()(z, rows, tokens, count)
@@ -146,10 +151,10 @@ def test_what_a_law_cannot_read_is_refused() -> None:
     request = Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0)
     mine = NativePipeline(RequestPipeline(request, WIDTH), 0, found)
     z, key = random_logits(2), (1, 0, 0, 0)
-    for wrong in (z[:, :-1].contiguous(), z.double(), z[:, ::2]):
+    for wrong in (z[:, :-1].copy(), z.astype(np.float64), z[:, ::2]):
         with pytest.raises(ModelError, match=r"vocabulary|cannot read"):
             found.apply_pipeline(mine.handle, wrong, 0, [[], []], False)
-    for rows, keys, greedy in ((z.double(), [key] * 2, [True] * 2), (z.T, [key] * 2, [True] * 2),
+    for rows, keys, greedy in ((z.astype(np.float64), [key] * 2, [True] * 2), (z.T, [key] * 2, [True] * 2),
                                (z, [key], [True] * 2), (z, [key] * 2, [True])):  # fmt: skip
         with pytest.raises(ModelError, match=r"in one piece|belong together"):
             found.draw(rows, keys, greedy)
@@ -254,25 +259,25 @@ def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
     some = rng.integers(0, 256, (10, -(-WIDTH // 8)), np.uint8)
     masks = [mask if row % 3 else None for row, mask in enumerate(some)]
 
-    def decide(masks: list[Any]) -> tuple[Any, torch.Tensor]:
+    def decide(masks: list[Any]) -> tuple[Any, Logits]:
         store, handles = (
             model.new_store(5, 16),
             array("Q", [pipeline.handle for pipeline in pipelines]),
         )
-        logits = Room(torch.empty(14, WIDTH))
+        logits = room(14, WIDTH)
         keeps = [True, False, False]
         words = words_of(segments)
         return found.decide(
             model.handle, store.handle, words, handles, 10, logits, masks, keeps
-        ), logits.tensor[10:]
+        ), logits.array[10:]
 
     drawn, raw = decide([])
     masked, _ = decide(masks)
     assert masked != drawn
     logits = model.run(segments, model.new_store(5, 16)).logits
     assert logits is not None
-    assert torch.equal(raw, logits[:4])
-    kept = logits.clone()
+    assert np.array_equal(raw, logits[:4])
+    kept = logits.copy()
     for row, mask in zip(kept, masks, strict=True):
         if mask is not None:
             keep(row, mask)
@@ -315,13 +320,13 @@ def test_a_row_that_needs_python_leaves_its_neighbours_alone(
     for name, numbers in (("kept", {1, 3, 4}), ("scored", {0}), ("hidden", {-1, 0})):
         values, expected = getattr(mine, name), getattr(theirs, name)
         assert set(values) == set(expected) == numbers
-        assert all(torch.equal(values[n], expected[n]) for n in numbers)
+        assert all(np.array_equal(values[n], expected[n]) for n in numbers)
     assert not mine.errors
     assert not mine.reasons
 
 
 def judged(
-    z: torch.Tensor,
+    z: Logits,
     sequences: list[SequenceState],
     plans: list[tuple[list[int], list[int]]],
     noise: NativeNoise,
@@ -352,7 +357,7 @@ def test_what_cannot_be_decided_is_refused(
 
     def decide(segments: list[Segment], pipelines: list[NativePipeline], **options: Any) -> None:
         rows = sum(segment.logits for segment in segments)
-        options = {"logits": Room(torch.empty(rows, width))} | options
+        options = {"logits": room(rows, width)} | options
         handles = array("Q", [pipeline.handle for pipeline in pipelines])
         found.decide(model.handle, store.handle, words_of(segments), handles, rows, **options)
 
@@ -369,31 +374,33 @@ def test_what_cannot_be_decided_is_refused(
         with pytest.raises(ModelError, match=sentence):
             decide([segment], pipelines)
     # Ids past the vocabulary are left out, and other ones get what was planted for them.
-    planted = Planted(torch.tensor([[width, -1, 3]]), torch.zeros(1, 3), -torch.ones(1), 0)
-    room = Room(torch.empty(1, width))
-    decide([one], [good], planted=[planted], logits=room)
-    assert room.tensor[0].tolist() == [0.0 if id == 3 else -1.0 for id in range(width)]
+    planted = Planted(
+        np.array([[width, -1, 3]]), np.zeros((1, 3), np.float32), -np.ones(1, np.float32), 0
+    )
+    out = room(1, width)
+    decide([one], [good], planted=[planted], logits=out)
+    assert out.array[0].tolist() == [0.0 if id == 3 else -1.0 for id in range(width)]
     short, whole = np.zeros(width // 8 - 1, np.uint8), np.full(-(-width // 8), 255, np.uint8)
     decide([one], [good], masks=[whole])
     wide = model.shape.hidden_size
     for options, sentence in (
-        ({"logits": Room(torch.empty(0, width))}, "as many as announced"),
-        ({"logits": Room(torch.empty(1, width + 1))}, "another shape"),
+        ({"logits": room(0, width)}, "as many as announced"),
+        ({"logits": room(1, width + 1)}, "another shape"),
         ({"keeps": [True]}, "no room for logits"),
         ({"keeps": [True] * 2}, "belong together"),
         ({"masks": [None] * 2}, "belong together"),
         ({"masks": [short]}, "shorter than"),
         ({"masks": [whole, None]}, "belong together"),
         ({"planted": [None] * 2}, "belong together"),
-        ({"planted": [planted._replace(z=planted.z.double())]}, "cannot read"),
+        ({"planted": [planted._replace(z=planted.z.astype(np.float64))]}, "cannot read"),
         ({"planted": [planted._replace(rest=planted.rest[:0])]}, "cannot read"),
         ({"planted": [planted._replace(first=-1)]}, "a planted position"),
         ({"planted": [Planted(planted.ids[:0], planted.z[:0], planted.rest[:0], 0)]}, "entries is"),
-        ({"hidden": LayerRoom(torch.empty(1, 1, wide), [2])}, "no such layer"),
-        ({"hidden": LayerRoom(torch.empty(1, 1, wide), [-2])}, "no such layer"),
-        ({"hidden": LayerRoom(torch.empty(1, 1, wide + 1), [0])}, "another sh"),
-        ({"hidden": LayerRoom(torch.empty(1, 1, wide), [0]), "first": 1}, "as many as ann"),
-        ({"hidden": LayerRoom(torch.empty(1, 2, wide), [0]), "first": -1}, "as many as ann"),
+        ({"hidden": layer_room(1, wide, 2)}, "no such layer"),
+        ({"hidden": layer_room(1, wide, -2)}, "no such layer"),
+        ({"hidden": layer_room(1, wide + 1, 0)}, "another sh"),
+        ({"hidden": layer_room(1, wide, 0), "first": 1}, "as many as ann"),
+        ({"hidden": layer_room(2, wide, 0), "first": -1}, "as many as ann"),
     ):
         with pytest.raises(ModelError, match=sentence):
             decide([one], [good], **options)
@@ -430,7 +437,7 @@ def test_what_cannot_be_decided_is_refused(
                 masks={0: mask},
                 mask_bytes=size,
             )
-    for wrong in (torch.empty(2, 2, dtype=torch.float64), torch.empty(2, 2).T[:1]):
+    for wrong in (np.empty((2, 2)), np.empty((2, 2), np.float32).T[:1]):
         with pytest.raises(ModelError, match="cannot read"):
             Room(wrong)
     sequence = SequenceState("r", asked.request, 0, Detokenizer(None, (), ()), good, [1])
