@@ -7,20 +7,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from outrider.cache.store import KVStore
 from outrider.checkpoints.weights import bf16_kernels
 from outrider.models import transformer
 from outrider.models.base import Output
+from outrider.models.kv_store import KVStore
 from outrider.models.native import NativeTransformer
-from outrider.models.rows import LANES, TILE, Segment, build_rows
+from outrider.models.rows import Segment
+from outrider.models.tensors import as_array
+from outrider.models.tiles import LANES, TILE, build_rows
 from outrider.models.transformer import Transformer, row_unit
 from outrider.native.choice import library
+from outrider.sampling.pipeline import Logits
 from tests.support.loading import native_model, torch_model
 
-CPU = torch.device("cpu")
+CPU = "cpu"
 PAGE = 8
 LENGTH = 150
 MakeCheckpoint = Callable[..., Path]
@@ -89,8 +94,11 @@ def ids_of(length: int, seed: int = 0) -> list[int]:
     return [draw.randrange(128) for _ in range(length)]
 
 
-def embedding_of(model: Paths) -> torch.Tensor:
-    return model.embedding if isinstance(model, NativeTransformer) else model.weights.embedding
+def embedding_of(model: Paths) -> NDArray[Any]:
+    if isinstance(model, Transformer):
+        return as_array(model.weights.embedding)
+    assert model.embedding is not None
+    return model.embedding
 
 
 class Cache:
@@ -103,7 +111,7 @@ class Cache:
     def forward(self, *segments: Segment, hidden: Sequence[int] = ()) -> Output:
         return self.model.run(segments, self.store, hidden)
 
-    def logits(self, *segments: Segment) -> torch.Tensor:
+    def logits(self, *segments: Segment) -> Logits:
         logits = self.forward(*segments).logits
         assert logits is not None
         assert logits.shape[0] == sum(s.logits for s in segments)
@@ -116,13 +124,13 @@ def chunk(ids: Sequence[int], start: int, stop: int, pages: Sequence[int]) -> Se
 
 def in_chunks(
     model: Paths, ids: Sequence[int], sizes: Sequence[int], pages: Sequence[int]
-) -> torch.Tensor:
+) -> Logits:
     cache, start, parts = Cache(model), 0, []
     for size in sizes:
         parts.append(cache.logits(chunk(ids, start, start + size, pages)))
         start += size
     assert start == len(ids)
-    return torch.cat(parts)
+    return np.concatenate(parts)
 
 
 RUN = list(range(1, 33))
@@ -135,7 +143,7 @@ def ids() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def single(model: Paths, ids: list[int]) -> torch.Tensor:
+def single(model: Paths, ids: list[int]) -> Logits:
     """Logits of one-row-at-a-time decoding."""
     return in_chunks(model, ids, [1] * LENGTH, RUN)
 
@@ -152,9 +160,9 @@ def single(model: Paths, ids: list[int]) -> torch.Tensor:
     ],
 )
 def test_chunks_are_bit_equal(
-    sizes: list[int], model: Paths, ids: list[int], single: torch.Tensor
+    sizes: list[int], model: Paths, ids: list[int], single: Logits
 ) -> None:
-    assert torch.equal(in_chunks(model, ids, sizes, RUN), single)
+    assert np.array_equal(in_chunks(model, ids, sizes, RUN), single)
 
 
 def test_long_contexts_are_bit_equal(model: Paths) -> None:
@@ -162,17 +170,17 @@ def test_long_contexts_are_bit_equal(model: Paths) -> None:
     ids, pages = ids_of(600, 4), list(range(1, 76))
     single = in_chunks(model, ids, [1] * 600, pages)
     for sizes in ([600], [37] * 16 + [8], [3] * 200):
-        assert torch.equal(in_chunks(model, ids, sizes, pages), single)
+        assert np.array_equal(in_chunks(model, ids, sizes, pages), single)
 
 
-def test_shuffled_pages_are_bit_equal(model: Paths, ids: list[int], single: torch.Tensor) -> None:
-    assert torch.equal(in_chunks(model, ids, [1] * LENGTH, SHUFFLED), single)
-    assert torch.equal(in_chunks(model, ids, [70, 80], SHUFFLED), single)
+def test_shuffled_pages_are_bit_equal(model: Paths, ids: list[int], single: Logits) -> None:
+    assert np.array_equal(in_chunks(model, ids, [1] * LENGTH, SHUFFLED), single)
+    assert np.array_equal(in_chunks(model, ids, [70, 80], SHUFFLED), single)
     # A run that ends at the last page of the store cannot be read past its end.
-    assert torch.equal(in_chunks(model, ids, [77, 73], list(range(61, 80))), single)
+    assert np.array_equal(in_chunks(model, ids, [77, 73], list(range(61, 80))), single)
 
 
-def test_mixed_batches_are_bit_equal(model: Paths, ids: list[int], single: torch.Tensor) -> None:
+def test_mixed_batches_are_bit_equal(model: Paths, ids: list[int], single: Logits) -> None:
     other, third = ids_of(90, 1), ids_of(40, 2)
     pages = [RUN[:20], list(range(60, 40, -1)), [30, 25, 32, 27, 36, 35, 38]]
     alone = [single, in_chunks(model, other, [90], RUN), in_chunks(model, third, [40], RUN)]
@@ -190,7 +198,7 @@ def test_mixed_batches_are_bit_equal(model: Paths, ids: list[int], single: torch
         logits = cache.logits(*segments)
         for i, segment in zip(order, segments, strict=True):
             stop = at[i] + len(segment.tokens)
-            assert torch.equal(logits[: len(segment.tokens)], alone[i][at[i] : stop])
+            assert np.array_equal(logits[: len(segment.tokens)], alone[i][at[i] : stop])
             logits = logits[len(segment.tokens) :]
             at[i] = stop
 
@@ -225,8 +233,8 @@ def test_tree_rows_are_bit_equal_to_chains(
     together = cache.logits(neighbour, tree, behind)
     logits = together[2:-1]
     alone = Cache(model).logits(neighbour), Cache(model).logits(behind)
-    assert torch.equal(together[:2], alone[0])
-    assert torch.equal(together[-1:], alone[1])
+    assert np.array_equal(together[:2], alone[0])
+    assert np.array_equal(together[-1:], alone[1])
     for node in range(-1, len(nodes)):
         path, above = [], node
         while above >= 0:
@@ -234,7 +242,7 @@ def test_tree_rows_are_bit_equal_to_chains(
             above = parents[above]
         chain = [*known, *reversed(path)]
         expected = in_chunks(model, chain, [len(chain)], RUN)[-1]
-        assert torch.equal(logits[1 + node], expected)
+        assert np.array_equal(logits[1 + node], expected)
 
 
 def test_a_tree_behind_several_committed_rows(model: Paths, ids: list[int]) -> None:
@@ -244,7 +252,7 @@ def test_a_tree_behind_several_committed_rows(model: Paths, ids: list[int]) -> N
     logits = cache.logits(tree)
     for row, tail in enumerate([[], [3], [4], [3, 5]]):
         chain = [*ids[:70], *tail]
-        assert torch.equal(logits[row], in_chunks(model, chain, [len(chain)], RUN)[-1])
+        assert np.array_equal(logits[row], in_chunks(model, chain, [len(chain)], RUN)[-1])
 
 
 def test_accepted_nodes_are_gathered(model: Paths, ids: list[int]) -> None:
@@ -256,38 +264,38 @@ def test_accepted_nodes_are_gathered(model: Paths, ids: list[int]) -> None:
     cache.store.move(slots[1:4], slots[0:3])
     logits = cache.logits(Segment([5], 23, SHUFFLED, 1, 20))
     chain = [*known, 8, 7, 6, 5]
-    assert torch.equal(logits, in_chunks(model, chain, [len(chain)], RUN)[-1:])
+    assert np.array_equal(logits, in_chunks(model, chain, [len(chain)], RUN)[-1:])
 
 
-def test_rows_that_want_no_logits(model: Paths, ids: list[int], single: torch.Tensor) -> None:
+def test_rows_that_want_no_logits(model: Paths, ids: list[int], single: Logits) -> None:
     cache = Cache(model)
     first = cache.forward(Segment(ids[:9], 0, RUN, 0, LENGTH))
     assert first.logits is None
     logits = cache.logits(
         Segment(ids[9:30], 9, RUN, 3, LENGTH), Segment(ids[:20], 0, [60, 62, 61], 0, 20)
     )
-    assert torch.equal(logits, single[27:30])
+    assert np.array_equal(logits, single[27:30])
     output = cache.forward(Segment(ids[30:37], 30, RUN, 1, LENGTH))
     assert output.hidden == {}
     assert output.logits is not None
-    assert torch.equal(output.logits, single[36:37])
+    assert np.array_equal(output.logits, single[36:37])
 
 
 def test_hidden_rows_are_the_rows_asked(model: Paths, ids: list[int]) -> None:
     hidden = Cache(model).forward(chunk(ids, 0, 13, RUN), hidden=(-1, 0, 1)).hidden
     assert set(hidden) == {-1, 0, 1}
     assert {tuple(h.shape) for h in hidden.values()} == {(13, model.shape.hidden_size)}
-    embedded = embedding_of(model)[ids[:13]] * model.shape.embedding_scale
-    assert torch.equal(hidden[-1], embedded)
+    embedded = embedding_of(model)[ids[:13]].astype(np.float32) * model.shape.embedding_scale
+    assert np.array_equal(hidden[-1], embedded)
     again = Cache(model)
     again.forward(chunk(ids, 0, 6, RUN))
     rest = again.forward(chunk(ids, 6, 13, RUN), hidden=(1,)).hidden
-    assert torch.equal(rest[1], hidden[1][6:])
+    assert np.array_equal(rest[1], hidden[1][6:])
 
 
 def test_the_lengths_of_a_prompt_reach_dynamic_rope() -> None:
     segment = Segment([1, 2, 3], 4, [1, 2], 3, 6, [5, 6, 7], [-1, -1, 0])
-    rows = build_rows([segment], PAGE, 64, CPU)
+    rows = build_rows([segment], PAGE, 64, torch.device(CPU))
     assert rows.lengths == [6, 6, 7, 8, 8, 9, 1, 1]
     assert rows.positions.tolist() == [4, 5, 6, 7, 7, 8, 0, 0]
     assert rows.slots.tolist() == [12, 13, 14, 15, 16, 17, 0, 0]
@@ -312,19 +320,19 @@ def test_rows_that_are_no_numbers_harm_nobody(
     one = Segment(good[:20], 0, [1, 2, 3], 20, 60)
     two = Segment(bad[:8], 0, [4, 5, 6], 8, 20)
     logits = cache.logits(one, two)
-    assert torch.equal(logits[:20], whole[:20])
-    assert torch.equal(logits[20:25], whole[:5])
-    assert logits[25:].isnan().all()
+    assert np.array_equal(logits[:20], whole[:20])
+    assert np.array_equal(logits[20:25], whole[:5])
+    assert np.isnan(logits[25:]).all()
     later = cache.logits(Segment(bad[8:20], 8, [4, 5, 6], 3, 20), chunk(good, 20, 23, [1, 2, 3]))
-    assert later[:3].isnan().all()
-    assert torch.equal(later[3:], whole[20:23])
+    assert np.isnan(later[:3]).all()
+    assert np.array_equal(later[3:], whole[20:23])
     # A tree: what hangs on the bad node is spoilt, its siblings are not.
     tree = Segment(good[23:24], 23, [1, 2, 3, 7], 4, 60, [poison, 5, 6], [-1, -1, 0])
-    assert cache.logits(tree).isnan().all(-1).tolist() == [False, True, False, True]
-    assert torch.equal(cache.logits(chunk(good, 24, 27, [1, 2, 3, 7])), whole[24:27])
+    assert np.isnan(cache.logits(tree)).all(-1).tolist() == [False, True, False, True]
+    assert np.array_equal(cache.logits(chunk(good, 24, 27, [1, 2, 3, 7])), whole[24:27])
     # Whoever is given the pages next starts clean.
     after = cache.logits(chunk(good, 0, len(good), [4, 5, 6, *range(10, 18)]))
-    assert torch.equal(after, whole)
+    assert np.array_equal(after, whole)
     assert not cache.store.any_harmed
 
 
@@ -332,7 +340,7 @@ def test_low_precision_rows(low: Transformer) -> None:
     ids = ids_of(100)
     single = in_chunks(low, ids, [1] * 100, RUN)
     for sizes in ([100], [8] * 12 + [4], [3] * 33 + [1]):
-        torch.testing.assert_close(in_chunks(low, ids, sizes, RUN), single, atol=0.25, rtol=0.05)
+        np.testing.assert_allclose(in_chunks(low, ids, sizes, RUN), single, atol=0.25, rtol=0.05)
 
 
 def test_rows_are_padded_where_their_number_changes_the_bits(
@@ -352,12 +360,12 @@ def test_rows_are_padded_where_their_number_changes_the_bits(
 @pytest.mark.skipif(not bf16_kernels(), reason="measured for oneDNN's bf16 kernels")
 def test_rows_of_bf16_need_no_padding(low: Transformer) -> None:
     assert row_unit(low.weights) == 1
-    rows = build_rows([chunk([1, 2, 3], 0, 3, RUN)], PAGE, 8 * PAGE, CPU, low._unit)
+    rows = build_rows([chunk([1, 2, 3], 0, 3, RUN)], PAGE, 8 * PAGE, torch.device(CPU), low._unit)
     assert len(rows.tokens) == 3
 
 
 def test_store_move() -> None:
-    store = KVStore(2, 3, 4, 5, PAGE, torch.float32, CPU)
+    store = KVStore(2, 3, 4, 5, PAGE, torch.float32, torch.device(CPU))
     assert store.num_slots == 40
     before = [torch.randn_like(layer) for layer in store.layers]
     for layer, values in zip(store.layers, before, strict=True):
