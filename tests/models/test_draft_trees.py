@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from outrider.base.types import SequenceState
 from outrider.models.decide import DraftInput, DraftNodes
@@ -25,7 +24,7 @@ from tests.support.loading import native_model
 from tests.support.native_steps import HERE, sequence_of, step
 
 pytestmark = pytest.mark.engine
-CPU = torch.device("cpu")
+CPU = "cpu"
 PAGE = 7
 CHOICES = Choices([[0], [9], [2], [0, 0], [0, 3], [9, 1], [0, 3, 2]])
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from outrider.base.types import DraftBudget
-from outrider.checkpoints.files import Files
-from outrider.checkpoints.formats.shared import Tensors
 from outrider.checkpoints.heads import read_head
 from outrider.drafters.eagle import begun
 from outrider.drafters.forward import draft_limits
@@ -24,10 +24,12 @@ from outrider.models.decide import DraftInput
 from outrider.models.native_heads import NativeHead, NativeMedusa
 from outrider.models.native_model import words_of
 from outrider.models.rows import Segment
+from outrider.models.tensors import as_tensor
 from outrider.native import choice as native
 from outrider.native.checks import Room
 from outrider.native.interface import Choices
 from outrider.native.native_sampling import NativeNoise
+from outrider.sampling.pipeline import Logits
 from tests.support.heads import MASK, Eagle, Reference, make_head, make_medusa, save_head
 from tests.support.loading import native_model
 from tests.support.native_steps import sequence_of
@@ -83,10 +85,10 @@ def rows_of(
     return found
 
 
-def same(found: torch.Tensor, expected: torch.Tensor) -> None:
-    kept = expected.isfinite()
-    assert (found.isfinite() == kept).all()
-    torch.testing.assert_close(found[kept], expected[kept], rtol=1e-3, atol=1e-4)
+def same(found: Logits, expected: torch.Tensor) -> None:
+    kept = np.isfinite(expected.numpy())
+    assert (np.isfinite(found) == kept).all()
+    np.testing.assert_allclose(found[kept], expected[kept], rtol=1e-3, atol=1e-4)
 
 
 @torch.inference_mode()
@@ -102,14 +104,14 @@ def agrees(reference: Reference, checkpoint: Path, target_folder: Path) -> None:
     pages = array("i", [5, 1, 4, 2, 3, 6])
     store = target.new_store(8, PAGE)
     output = target.run([Segment(tokens.tolist(), 0, pages, 0, LENGTH)], store, (-1, 0, 1))
-    hidden = torch.cat([output.hidden[layer] for layer in about.layers], -1)
+    hidden = as_tensor(np.concatenate([output.hidden[layer] for layer in about.layers], -1))
     wanted = rows_of(reference, tokens, hidden, MORE)
 
-    states = torch.empty(LENGTH, model.hidden_size)
+    states = np.empty((LENGTH, model.hidden_size), np.float32)
     parts = [output.hidden[layer] for layer in model.target_layers]
     places = array("i", range(LENGTH))
     model.fuse(parts, places, states, places)
-    torch.testing.assert_close(states, reference.fused(hidden), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(states, reference.fused(hidden), rtol=1e-4, atol=1e-5)
     own = model.new_store(8, PAGE)
     ended = model.shape.num_layers
     # Read in two pieces, and then what it drafts itself.
@@ -127,7 +129,7 @@ def agrees(reference: Reference, checkpoint: Path, target_folder: Path) -> None:
         assert found.logits is not None
         same(found.logits[0], expected)
         token = int(found.logits[0].argmax())
-        state = found.hidden[ended][-1:].clone()
+        state = found.hidden[ended][-1:].copy()
         rest = Segment([token], LENGTH + step, pages, 1, LENGTH, first=1, states=state)
 
 
@@ -156,9 +158,9 @@ def test_a_state_that_is_not_finite_spoils_no_other_row(
     assert step is not None
     target = native_model(step, target_folder, "float32", 64)
     model = NativeHead(head, target, 64, "none")
-    states = torch.randn(4, model.hidden_size)
+    states = np.random.default_rng(0).standard_normal((4, model.hidden_size), np.float32)
 
-    def logits(first: torch.Tensor) -> list[torch.Tensor]:
+    def logits(first: Logits) -> list[Logits]:
         store = model.new_store(8, PAGE)
         segments = [
             Segment([number], 1, array("i", [number + 1]), 1, 2, first=1, states=state[None])
@@ -169,10 +171,10 @@ def test_a_state_that_is_not_finite_spoils_no_other_row(
         return [*found]
 
     expected = logits(states[0])
-    found = logits(torch.full_like(states[0], torch.nan))
-    assert not found[0].isfinite().any()
+    found = logits(np.full_like(states[0], np.nan))
+    assert not np.isfinite(found[0]).any()
     for row, other in zip(found[1:], expected[1:], strict=True):
-        assert torch.equal(row, other)
+        assert np.array_equal(row, other)
 
 
 def swapped(tensors: dict[str, torch.Tensor], first: str, second: str) -> None:
@@ -234,11 +236,13 @@ def test_medusas_logits_are_those_of_the_defining_code(
     target = native_model(step, tiny_llama, "float32", 64)
     model = NativeMedusa(head, target, "none")
     states = torch.randn(2, config.hidden_size)
-    norm = Tensors(Files(tiny_llama)).get("model.norm.weight", (config.hidden_size,), torch.float32)
+    norm = load_file(tiny_llama / "model.safetensors")["model.norm.weight"].float()
     normed = torch.nn.functional.rms_norm(states, norm.shape, norm, config.rms_norm_eps)
     noise = NativeNoise(config.vocab_size, step)
     sequences = [sequence_of(target, number, temperature=0) for number in range(2)]
-    segments = [model.segment(states[i : i + 1], each.id) for i, each in enumerate(sequences)]
+    segments = [
+        model.segment(states[i : i + 1].numpy(), each.id) for i, each in enumerate(sequences)
+    ]
     inputs = [DraftInput(each, DraftBudget(heads, heads)) for each in sequences]
     drafts = model.draft(segments, model.new_store(heads, 1), inputs, noise)
     for row, draft in zip(normed, drafts, strict=True):
@@ -268,11 +272,12 @@ def test_medusas_choices_are_the_tree(tiny_llama: Path, tmp_path: Path) -> None:
     paths = [(0,), (3,), (9,), (0, 0), (0, 7), (3, 1), (0, 7, 2), (0, 7, 5)]
     noise = NativeNoise(config.vocab_size, step)
     sequence = sequence_of(target, 1, temperature=0)
-    segments = [model.segment(torch.randn(1, config.hidden_size), sequence.id)]
+    some = np.random.default_rng(0).standard_normal((1, config.hidden_size), np.float32)
+    segments = [model.segment(some, sequence.id)]
     store = model.new_store(len(paths), 1)
     wanted = model.run(segments, store).logits
     assert wanted is not None
-    ranked = wanted.argsort(-1, descending=True).tolist()
+    ranked = np.argsort(-wanted, -1).tolist()
     for depth, most in ((3, 8), (2, 8), (3, 4)):
         budget = DraftBudget(depth, most)
         asked = DraftInput(sequence, draft_limits(budget, Choices(paths)))
@@ -328,6 +333,10 @@ def test_what_a_head_adds_is_what_the_target_does_not_hold(
     assert target.added_bytes(None) > target.added_bytes(target)
 
 
+def zeros(*shape: int) -> NDArray[np.float32]:
+    return np.zeros(shape, np.float32)
+
+
 def test_what_cannot_be_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(tiny_llama)
     save_head(make_head(Eagle(), config), tmp_path / "eagle")
@@ -346,8 +355,8 @@ def test_what_cannot_be_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     store, none, wide = model.new_store(3, 16), heads.new_store(4, 1), config.hidden_size
     asked = DraftInput(sequence_of(target, 1), DraftBudget(2, 2))
     handle = asked.sequence.pipeline.native_handle
-    row = Segment([5], 3, [1], 1, 1, first=1, states=torch.zeros(1, wide))
-    one = torch.zeros(1, wide)
+    row = Segment([5], 3, [1], 1, 1, first=1, states=zeros(1, wide))
+    one = zeros(1, wide)
 
     def draft(model: Any, store: Any, segment: Segment, **options: Any) -> Callable[[], object]:
         words, limits = words_of([segment]), [asked.limits]
@@ -361,9 +370,9 @@ def test_what_cannot_be_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
         (lambda: model.run([row._replace(first=-1)], store), "bad size"),
         (lambda: model.run([row._replace(tokens=[config.vocab_size])], store), "no embedding"),
         (draft(model, store, row), "begin with a state"),
-        (draft(model, store, row, states=torch.zeros(2, wide)), "as many states"),
-        (draft(model, store, row, states=one.double()), "cannot read"),
-        (draft(model, store, row, states=torch.zeros(1, wide - 1)), "another width"),
+        (draft(model, store, row, states=zeros(2, wide)), "as many states"),
+        (draft(model, store, row, states=one.astype(np.float64)), "cannot read"),
+        (draft(model, store, row, states=zeros(1, wide - 1)), "another width"),
         (draft(target, plain, row, states=one), "begin with a state"),
         (draft(target, plain, row, sublayers=[4]), "no such layer"),
         (draft(target, plain, row, sublayers=[-1]), "no such layer"),
@@ -387,7 +396,7 @@ def test_what_cannot_be_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
         (lambda: step.set_ids(model.handle, [0] * 120, [config.vocab_size]), "no embedding"),
         (lambda: step.set_ids(model.handle, [2**31] * 120, ()), "token ids"),
         (lambda: step.decide(model.handle, store.handle, words_of([row]), array("Q", [handle]), 1,
-                             Room(torch.empty(1, 120))), "begin with a state"),
+                             Room(zeros(1, 120))), "begin with a state"),
     ):  # fmt: skip
         with pytest.raises(ModelError, match=sentence):
             call()

@@ -130,17 +130,13 @@ def test_log_probabilities_are_samplings(count: int) -> None:
 def test_ids_past_the_vocabulary_are_refused() -> None:
     found = native.library()
     assert found is not None
-    pipeline = RequestPipeline(
-        Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), WIDTH
-    )
+    pipeline = RequestPipeline(Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), WIDTH)
     mine = NativePipeline(pipeline, 0, found)
     with pytest.raises(ModelError, match="past the vocabulary"):
         mine.apply(random_logits(1), list(PROMPT), [[WIDTH]])
     with pytest.raises(ModelError, match="past the vocabulary"):
         found.logprobs(random_logits(1), [0], [-1], 2)
-    narrow = RequestPipeline(
-        Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), 100
-    )
+    narrow = RequestPipeline(Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), 100)
     with pytest.raises(ModelError, match="of a pipeline is past the vocabulary"):
         NativePipeline(narrow, 0, found)
 
@@ -154,8 +150,12 @@ def test_what_a_law_cannot_read_is_refused() -> None:
     for wrong in (z[:, :-1].copy(), z.astype(np.float64), z[:, ::2]):
         with pytest.raises(ModelError, match=r"vocabulary|cannot read"):
             found.apply_pipeline(mine.handle, wrong, 0, [[], []], False)
-    for rows, keys, greedy in ((z.astype(np.float64), [key] * 2, [True] * 2), (z.T, [key] * 2, [True] * 2),
-                               (z, [key], [True] * 2), (z, [key] * 2, [True])):  # fmt: skip
+    for rows, keys, greedy in (
+        (z.astype(np.float64), [key] * 2, [True] * 2),
+        (z.T, [key] * 2, [True] * 2),
+        (z, [key], [True] * 2),
+        (z, [key] * 2, [True]),
+    ):
         with pytest.raises(ModelError, match=r"in one piece|belong together"):
             found.draw(rows, keys, greedy)
     with pytest.raises(ModelError, match="no such row"):

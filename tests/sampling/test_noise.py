@@ -15,7 +15,7 @@ from outrider.sampling.philox import philox
 from outrider.sampling.seeds import SEED_STREAM, fresh_seed, request_seed
 from outrider.sampling.shared_noise import SharedNoise
 
-CPU = torch.device("cpu")
+CPU = "cpu"
 ONES = 2**32 - 1
 
 
@@ -134,7 +134,9 @@ def test_golden_bits_of_words() -> None:
 
 def test_torch_has_the_bits_of_numpy() -> None:
     words = word_set()
-    assert same_bits(gumbel_of_words(words), gumbel_of_words(torch.from_numpy(words.view("i8")), torch))
+    assert same_bits(
+        gumbel_of_words(words), gumbel_of_words(torch.from_numpy(words.view("i8")), torch)
+    )
     rng = np.random.default_rng(1)
     seeds = [0, 2**64 - 1, 2**63, *(int(s) for s in rng.integers(0, 2**63, 5))]
     samples = [0, ONES, 2**31, 1, 2, 3, 4, 5]

@@ -28,8 +28,8 @@ from outrider.audit import oracle
 from outrider.base.types import Request
 from outrider.errors import ConfigError, RequestError
 from outrider.params import SamplingParams, StructuredOutputsParams
-from outrider.sampling.grammar import Grammar, Grammars, keep
 from outrider.sampling.arrays import softmax
+from outrider.sampling.grammar import Grammar, Grammars, keep
 from outrider.sampling.pipeline import Logits, RequestPipeline, SequencePipeline
 from tests.support.exactness import VOCABULARY, tiny_tokenizer
 

@@ -111,11 +111,7 @@ def emissions(rule: Ratio, target: Raw, drafter: Raw, options: dict[str, Any], l
         drafts = drafts[len(drafts) // 2 :][:1]
     x = np.array(drafts, np.int64).reshape(len(drafts), length)
     stacked = [processed(target, options, [d[:i] for i in range(length + 1)]) for d in drafts]
-    q_rows = [
-        processed(drafter, options, [d[:i] for i in range(length)])
-        for d in drafts
-        if length
-    ]
+    q_rows = [processed(drafter, options, [d[:i] for i in range(length)]) for d in drafts if length]
     z_q = None if certain or not length else np.stack(q_rows)
     chains = _chains(np.stack(stacked), z_q, x)
     drawn = of_drafted(chains.q, x).prod(-1)
@@ -235,9 +231,7 @@ def test_laws_that_are_not_numbers_are_reported_where_they_can_be_reached() -> N
     z[2] = math.nan
     rows = [_row("s", 10 + i, 10) for i in range(3)]
     for rule in (Rejection(), Block()):
-        verdict = rule(
-            StepLogits(z.copy(), rows, [0]), Draft.chains([[1, 2]]), SharedNoise(8)
-        )
+        verdict = rule(StepLogits(z.copy(), rows, [0]), Draft.chains([[1, 2]]), SharedNoise(8))
         assert verdict.errors == [NOT_FINITE]
         masked = z.copy()
         masked[1, 2] = -math.inf

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from ..base.config import Recipe
 from ..checkpoints.checkpoint import open_checkpoint
@@ -27,6 +28,7 @@ def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
 
     Raises ModelError: the checkpoint cannot be read, or is a quantised mixture of experts.
     """
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
     checkpoint = open_checkpoint(folder)
     if recipe is None and not checkpoint.quantised:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

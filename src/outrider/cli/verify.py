@@ -231,14 +231,10 @@ def verify(
         if getattr(flags, name) is not None:
             raise typer.BadParameter(f"--{name} needs --endpoint, the server to audit.")
     with status("loading the models"):
-        from transformers.utils import logging
-
         from .. import pocket
         from ..audit.faults import FAULTS
         from ..audit.verify import QUICK, THOROUGH
         from ..audit.verify import verify as audit
-
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
     if flags.fault is not None and flags.fault not in FAULTS:
         raise typer.BadParameter(f"--fault is {flags.fault!r}; give one of {', '.join(FAULTS)}.")
     folder, size = model_folder(model), THOROUGH if flags.thorough else QUICK
