@@ -10,7 +10,7 @@ verification exceeds 1 - TV, since what comes later counts too.
 from collections.abc import Sequence
 from typing import Annotated
 
-import torch
+import numpy as np
 import typer
 
 from outrider.base.types import Draft, SamplingParams, Verdict
@@ -21,8 +21,9 @@ from outrider.engine.setup import EngineSetup, set_up
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.sampling.acceptance import AcceptanceRule
+from outrider.sampling.arrays import softmax
 from outrider.sampling.pipeline import StepLogits
-from outrider.sampling.ratio import RULES
+from outrider.sampling.ratio import RULES, Floats
 from outrider.sampling.shared_noise import Noise, SharedNoise
 
 from .common import POCKET, PROMPTS, Length, Model, Prompts, Seed, Tokens, read_prompts, table
@@ -30,27 +31,29 @@ from .common import POCKET, PROMPTS, Length, Model, Prompts, Seed, Tokens, read_
 COLUMNS = ("T", "rule", "rate", "length", "survival", "1 - TV", "coupled", "(1 - TV) / (1 + TV)")
 
 
-def coupled_acceptance(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+def coupled_acceptance(p: Floats, q: Floats) -> Floats:
     """``oracle.coupled_acceptance`` of many laws: fp64 [rows] from p and q, fp64 [rows, ids].
 
     max(p_j / p_i, q_j / q_i) is the first where p_j / q_j exceeds p_i / q_i; with ids in that order
     the sums over j are running sums.
     """
-    order = (p / q).nan_to_num(nan=0, posinf=torch.inf).argsort(-1)
-    p, q = p.gather(-1, order), q.gather(-1, order)
-    behind = p.flip(-1).cumsum(-1).flip(-1) - p
-    total = behind / p + q.cumsum(-1) / q
-    return torch.where((p > 0) & (q > 0), 1 / total, 0.0).sum(-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        order = np.nan_to_num(p / q, nan=0, posinf=np.inf).argsort(-1)
+        p, q = (np.take_along_axis(law, order, -1) for law in (p, q))
+        behind = np.flip(np.flip(p, -1).cumsum(-1), -1) - p
+        total = behind / p + q.cumsum(-1) / q
+        alike: Floats = np.where((p > 0) & (q > 0), 1 / total, 0.0).sum(-1)
+    return alike
 
 
-def first_bounds(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+def first_bounds(p: Floats, q: Floats) -> Floats:
     """Return what theory says of drafts' first position, fp64 [rows, 3].
 
     They are 1 - TV, the closed form of coupled sampling, and (1 - TV) / (1 + TV), from laws p and
     q, fp64 [rows, vocabulary] both.
     """
-    ratio = torch.minimum(p, q).sum(-1)
-    return torch.stack((ratio, coupled_acceptance(p, q), ratio / (2 - ratio)), -1)
+    ratio = np.minimum(p, q).sum(-1)
+    return np.stack((ratio, coupled_acceptance(p, q), ratio / (2 - ratio)), -1)
 
 
 class Recorder:
@@ -62,7 +65,7 @@ class Recorder:
     def __init__(self, rule: AcceptanceRule) -> None:
         self.rule = rule
         self.name = rule.name
-        self.bounds = [torch.empty(0, 3, dtype=torch.float64)]
+        self.bounds = [np.empty((0, 3))]
 
     def drafting(self, noise: SharedNoise) -> Noise:
         return self.rule.drafting(noise)
@@ -71,8 +74,8 @@ class Recorder:
         drafted = [(first, nodes.logits) for first, nodes in zip(target.first, draft, strict=True)]
         pairs = [(f, z) for f, z in drafted if f is not None and z is not None]
         if pairs:
-            p = target.logits[torch.tensor([f for f, _ in pairs])].double().softmax(-1)
-            q = torch.stack([z[0] for _, z in pairs]).double().softmax(-1)
+            p = softmax(target.logits[[f for f, _ in pairs]].astype(np.float64))
+            q = softmax(np.stack([z[0] for _, z in pairs]).astype(np.float64))
             self.bounds.append(first_bounds(p, q))
         return self.rule(target, draft, noise)
 
@@ -84,7 +87,7 @@ def measure(
     temperature: float,
     tokens: int,
     seed: int,
-) -> tuple[LLM, torch.Tensor]:
+) -> tuple[LLM, Floats]:
     """Decode every prompt in a new engine; return it, and the ``first_bounds`` of every draft.
 
     The setup's drafter is a model; ``seed`` is of the first prompt, the next one's is one
@@ -97,7 +100,7 @@ def measure(
         for i in range(len(prompts))
     ]
     llm.generate(list(prompts), params)
-    return llm, torch.cat(recorder.bounds)
+    return llm, np.concatenate(recorder.bounds)
 
 
 def main(
@@ -122,10 +125,10 @@ def main(
                 f"{temperature:g}", name, f"{counts.acceptance_rate or 0.0:.3f}",
                 f"{counts.acceptance_length or 1.0:.2f}",
                 " ".join(f"{share:.3f}" for share in counts.acceptance_by_position),
-                *(f"{bound:.3f}" for bound in bounds.mean(0).nan_to_num()),
+                *(f"{bound:.3f}" for bound in np.nan_to_num(bounds.mean(0))),
             ])  # fmt: skip
     print("\n".join(table(COLUMNS, rows)))
-    dtype = str(llm.engine.model.dtype).removeprefix("torch.")
+    dtype = str(llm.engine.model.dtype)
     where = machine()
     print(
         f"\n{model}, K = {num_speculative_tokens}, {len(texts)} prompts of {tokens} output tokens, "

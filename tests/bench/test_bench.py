@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner, Result
 
 from benchmarks import host
@@ -29,6 +28,7 @@ from outrider.models.base import Output, Store
 from outrider.models.rows import Segment
 from outrider.native.choice import library
 from outrider.sampling.noise import gumbel
+from outrider.sampling.pipeline import Logits
 from tests.support.pages import check_engine
 
 A, B, P = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN
@@ -271,7 +271,7 @@ def test_what_was_there_before_is_a_repeat() -> None:
 
 @contextmanager
 def planted(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor, int], None]
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, change: Callable[[Logits, int], None]
 ) -> Iterator[None]:
     """Let ``change(logits, rows)`` alter every forward's logits."""
     forward = llm.engine.model.run
@@ -280,7 +280,7 @@ def planted(
         output = forward(segments, store)
         if output.logits is None:
             return output
-        logits = output.logits.clone()
+        logits = output.logits.copy()
         change(logits, sum(len(s.tokens) + len(s.nodes) for s in segments))
         return Output(logits, output.hidden)
 
@@ -306,10 +306,10 @@ def judge(llm: LLM, params: SamplingParams, tokens: tuple[int, int], seed: int =
     return found
 
 
-def gap_of(gap: float, noise: float) -> Callable[[torch.Tensor, int], None]:
+def gap_of(gap: float, noise: float) -> Callable[[Logits, int], None]:
     """Token 8 leads, and 9 is ``gap`` behind, or less by ``noise`` with an odd number of rows."""
 
-    def change(logits: torch.Tensor, rows: int) -> None:
+    def change(logits: Logits, rows: int) -> None:
         logits[:] = -5.0
         logits[:, 8] = 4.0
         logits[:, 9] = 4.0 - gap + noise * (rows % 2)
@@ -345,7 +345,7 @@ def test_the_gap_is_measured_under_the_shared_noise(
 ) -> None:
     g = gumbel([5], [0], [len(PROMPT) + len(OUTPUT)], 320)[0]
 
-    def change(logits: torch.Tensor, rows: int) -> None:
+    def change(logits: Logits, rows: int) -> None:
         logits[:] = -50.0
         logits[:, 8] = -float(g[8])
         logits[:, 9] = 0.01 * (rows % 2) - 0.005 - float(g[9])
@@ -359,7 +359,7 @@ def test_the_gap_is_measured_under_the_shared_noise(
 def test_a_token_on_the_edge_of_a_mask_is_a_tie_if_it_flips(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def change(logits: torch.Tensor, rows: int) -> None:
+    def change(logits: Logits, rows: int) -> None:
         logits[:] = -50.0
         logits[:, 8] = 10.0
         logits[:, 9] = 10.0 + 1e-3 * (rows % 2) - 0.5e-3

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -93,7 +94,10 @@ def test_a_drafter_of_trees_sees_hidden_states(dtype: str, tiny_llama: Path) -> 
     )
     for output, states in zip(outputs, drafter.seen.values(), strict=True):
         ids = [*output.prompt_token_ids, *output.outputs[0].token_ids][:-1]
-        mine = [torch.stack([states[p, layer] for p in range(len(ids))]) for layer in (0, 1)]
+        mine = [
+            torch.from_numpy(np.stack([states[p, layer] for p in range(len(ids))]))
+            for layer in (0, 1)
+        ]
         mine[1] = exact.norm(mine[1].float())  # where transformers' last ones are
         with torch.inference_mode():
             right, theirs = (

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
 from outrider import LLM
 from outrider.base.config import USUAL_LENGTH, EngineConfig
@@ -28,11 +28,11 @@ def resident() -> int:
 
 
 def by_torch(folder: Path, length: int) -> Model:
-    return Transformer(open_checkpoint(folder), torch.float32, torch.device("cpu"), length)
+    return Transformer(open_checkpoint(folder), np.dtype(np.float32), "cpu", length)
 
 
 def by_choice(folder: Path, length: int) -> Model:
-    return load_model(open_checkpoint(folder), "float32", torch.device("cpu"), length)
+    return load_model(open_checkpoint(folder), "float32", "cpu", length)
 
 
 @pytest.mark.parametrize("load", [by_choice, by_torch])

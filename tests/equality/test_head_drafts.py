@@ -14,8 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.audit.wrapped import WrappedPipeline
@@ -30,6 +30,7 @@ from outrider.engine.worker.worker import Worker
 from outrider.models.base import Model
 from outrider.models.rows import Segment
 from outrider.native import choice as native
+from outrider.sampling.pipeline import Logits
 from tests.support import exactness
 from tests.support.exactness import VOCABULARY, make_engine, make_fickle, planted_pair, requests
 from tests.support.heads import Eagle, agreeing_head, agreeing_medusa, save_head
@@ -329,7 +330,7 @@ def firsts_of_right_contexts(engine: Engine) -> dict[str, int]:
     return found
 
 
-def recomputed(engine: Engine, sequence: SequenceState, first: int) -> torch.Tensor:
+def recomputed(engine: Engine, sequence: SequenceState, first: int) -> Logits:
     """The logits of the last entry of a sequence's head, with everything computed anew."""
     drafter, target = engine.drafting.drafters["eagle3"], engine.model
     assert isinstance(drafter, EagleDrafter)
@@ -337,7 +338,8 @@ def recomputed(engine: Engine, sequence: SequenceState, first: int) -> torch.Ten
     pages = range(1 + len(tokens) // 4)
     whole = Segment(tokens, 0, pages, 0, 1)
     hidden = target.run([whole], target.new_store(len(pages), 4), drafter.target_layers).hidden
-    states, rows = torch.empty(len(tokens), head.hidden_size), array("i", range(len(tokens)))
+    states = np.empty((len(tokens), head.hidden_size), np.float32)
+    rows = array("i", range(len(tokens)))
     head.fuse([hidden[layer] for layer in head.target_layers], rows, states, rows)
     count = len(tokens) - first
     mine = Segment(
@@ -350,7 +352,7 @@ def recomputed(engine: Engine, sequence: SequenceState, first: int) -> torch.Ten
     kept = head.run([last], drafter._store).logits
     assert found is not None
     assert kept is not None
-    assert torch.equal(found, kept)
+    assert np.array_equal(found, kept)
     return found
 
 

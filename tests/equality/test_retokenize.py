@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.base.types import Request, SamplingParams
@@ -15,6 +15,8 @@ from outrider.drafters.retokenize import RetokenizeDrafter
 from outrider.engine.engine import Engine
 from outrider.models.rows import Segment
 from outrider.native import choice as native
+from outrider.sampling.arrays import softmax
+from outrider.sampling.ratio import Floats
 from tests.support.exactness import VOCABULARY, make_engine, make_fickle, planted_pair, run
 from tests.support.pages import check_pool
 from tests.support.products import OPTIONS, Product, dealt, prompts, rest
@@ -157,7 +159,7 @@ def test_what_is_kept_is_what_would_be_computed(target: Path, chunk: int, drafte
             kept = own.model.run([last], own._store).logits
             assert expected is not None
             assert kept is not None
-            assert torch.equal(expected, kept)
+            assert np.array_equal(expected, kept)
             seen += 1
     assert seen > 20
     assert shared
@@ -166,7 +168,7 @@ def test_what_is_kept_is_what_would_be_computed(target: Path, chunk: int, drafte
 
 def laws(
     engine: Engine, tokens: list[int], ids: list[int], temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Floats, Floats]:
     """What the target says behind a text, and what the drafter says of the shared tokens."""
     own = drafter_of(engine)
     rows = [
@@ -178,32 +180,31 @@ def laws(
     ]
     assert rows[0] is not None
     assert rows[1] is not None
-    p = (rows[0][0].double() / temperature).softmax(0)
-    targets = torch.tensor(own._reencoder.shared.targets)
-    q = torch.full_like(p, -torch.inf)
-    q[targets[targets >= 0]] = rows[1][0][targets >= 0].double() / temperature
-    return p, q.softmax(0)
+    p = softmax(rows[0][0] / np.float64(temperature))
+    targets = np.array(own._reencoder.shared.targets)
+    q = np.full_like(p, -np.inf)
+    q[targets[targets >= 0]] = rows[1][0][targets >= 0] / np.float64(temperature)
+    return p, softmax(q)
 
 
-def expected_acceptance(p: torch.Tensor, q: torch.Tensor) -> float:
+def expected_acceptance(p: Floats, q: Floats) -> float:
     """P(argmax log p + g = argmax log q + g) for Gumbel noise g.
 
     With E = exp(-g) both are i where E_j > E_i max(p_j / p_i, q_j / q_i) for all other j, which has
     the chance 1 / sum_j max(p_j / p_i, q_j / q_i), and 0 where p_i or q_i is.
     """
     both = (p > 0) & (q > 0)
-    ratios = torch.maximum(p / p[both, None], q / q[both, None])
+    ratios = np.maximum(p / p[both, None], q / q[both, None])
     return float((1 / ratios.sum(1)).sum())
 
 
 def test_the_expected_acceptance_is_that_of_many_draws() -> None:
-    rng = torch.Generator().manual_seed(0)
-    p = torch.randn(40, generator=rng, dtype=torch.float64).mul(2).softmax(0)
-    z = torch.randn(40, generator=rng, dtype=torch.float64) + p.log()
-    z[::2] = -torch.inf
-    q = z.softmax(0)
-    noise = torch.rand(400_000, 40, generator=rng, dtype=torch.float64).log().neg().log().neg()
-    alike = ((p.log() + noise).argmax(1) == (q.log() + noise).argmax(1)).double().mean()
+    rng = np.random.default_rng(0)
+    y = softmax(rng.standard_normal(40) * 2)
+    p, z = y, rng.standard_normal(40) + np.log(y)
+    z[::2] = -np.inf
+    q, noise = softmax(z), rng.gumbel(size=(400_000, 40))
+    alike = ((np.log(p) + noise).argmax(1) == (z + noise).argmax(1)).mean()
     assert abs(float(alike) - expected_acceptance(p, q)) < 0.003
 
 

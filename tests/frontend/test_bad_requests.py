@@ -9,15 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
 from outrider.base.types import Draft, Request, SequenceState
 from outrider.errors import ConfigError, GenerationError, RequestError
 from outrider.frontend.outputs import RequestState
-from outrider.sampling.pipeline import SequencePipeline
+from outrider.sampling.pipeline import Logits, SequencePipeline
 from outrider.text.detokenize import Detokenizer
 from tests.support.pages import check_engine
 from tests.support.tiny import build_checkpoint, byte_level_tokenizer
@@ -34,39 +36,44 @@ def llm(request: pytest.FixtureRequest, tiny_llama: Path, tiny_drafter: Path) ->
     return llm
 
 
-def too_wide(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(len(logits) + 1)
+def too_wide(ids: list[int], logits: Logits) -> Logits:
+    return np.zeros(len(logits) + 1, np.float32)
 
 
-def a_list(ids: list[int], logits: torch.Tensor) -> Any:
+def a_list(ids: list[int], logits: Logits) -> Any:
     return logits.tolist()
 
 
-def raises(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+def raises(ids: list[int], logits: Logits) -> Logits:
     raise RuntimeError("no such table")
 
 
-def not_a_number(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-    return logits * torch.nan
+def not_a_number(ids: list[int], logits: Logits) -> Logits:
+    return logits * np.float32(np.nan)
 
 
-def nothing(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-    return torch.full_like(logits, -math.inf)
+def of_torch(ids: list[int], logits: Logits) -> torch.Tensor:
+    return torch.from_numpy(logits)
+
+
+def nothing(ids: list[int], logits: Logits) -> Logits:
+    return np.full_like(logits, -math.inf)
 
 
 class Impure:
     def __init__(self) -> None:
         self.calls = itertools.count()
 
-    def __call__(self, ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-        return logits + next(self.calls) * torch.arange(len(logits))
+    def __call__(self, ids: list[int], logits: Logits) -> NDArray[np.float64]:
+        return logits + next(self.calls) * np.arange(len(logits))
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"logits_processors": [too_wide]}, r"logits_processors\[0\] returned \[321\]; it must"),
+        ({"logits_processors": [too_wide]}, r"\[0\] returned float32 \[321\]; it must"),
         ({"logits_processors": [a_list]}, r"logits_processors\[0\] returned list; it must return"),
+        ({"logits_processors": [of_torch]}, r"returned Tensor; it must return a NumPy array of"),
         ({"logits_processors": [raises]}, "raised RuntimeError: no such table"),
         ({"logits_processors": [not_a_number]}, "returned NaN; ban a token with -inf"),
         ({"logits_processors": [Impure()]}, "it must be a pure function"),
@@ -151,7 +158,7 @@ def test_a_processor_that_only_dislikes_wrong_drafts_is_no_error(
     known = [o.prompt_token_ids + o.outputs[0].token_ids for o in expected]
     refused = []
 
-    def strict(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    def strict(ids: list[int], logits: Logits) -> Logits:
         if not any(whole[: len(ids)] == ids for whole in known):
             refused.append(ids)
             raise ValueError("this is not the text")

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from outrider import LLM, SamplingParams
 from outrider.base.types import Speculation
 from outrider.errors import ConfigError, RequestError
+from outrider.sampling.pipeline import Logits
 from tests.support.tiny import PAD, VOCABULARY, build_checkpoint, padded_copy
 
 BASE = SamplingParams(temperature=0.8, max_tokens=8, seed=5, ignore_eos=True)
@@ -91,8 +92,8 @@ def test_a_drafter_stops_behind_an_id_that_it_lacks(
     """A processor may want an id that the drafter's smaller vocabulary does not have."""
     drafter = build_checkpoint(tmp_path / "drafter", "llama", vocab_size=VOCABULARY - 20)
 
-    def late(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-        made = torch.full_like(logits, -torch.inf)
+    def late(ids: list[int], logits: Logits) -> Logits:
+        made = np.full_like(logits, -np.inf)
         made[VOCABULARY - 1 if len(ids) == 5 else 7] = 0.0
         return made
 

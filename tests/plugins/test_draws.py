@@ -35,7 +35,7 @@ def test_noise_has_the_golden_bits(seed: int, position: int, token: int, bits: i
 
 
 def test_noise_of_tensors_is_the_noise_of_numbers() -> None:
-    from outrider.sampling.noise import gumbel_of_tensors
+    from outrider.plugins.common.gumbel import gumbel_of_tensors
 
     seeds = [0, 1, 2**32, 2**53 - 1, 2**63, 2**64 - 1]
     positions = [0, 7, 2**20, 2**31, 2**32 - 1, 3]
@@ -61,11 +61,11 @@ def test_draws_are_those_of_outriders_sampler(
         Row("s", seed, 0, position, one, 0)
         for seed, position, one in zip(seeds, positions, greedy, strict=True)
     ]
-    expected = SharedNoise(301).draw(z, rows)[0]
+    expected = SharedNoise(301).draw(z.numpy(), rows)[0]
     got = draws.draw(z, *tensors(seeds, positions), torch.tensor(greedy))
     assert got.tolist() == expected
     rows = [row._replace(greedy=False) for row in rows]
-    expected = SharedNoise(301).draw(z, rows)[0]
+    expected = SharedNoise(301).draw(z.numpy(), rows)[0]
     assert draws.draw(z, *tensors(seeds, positions), None).tolist() == expected
     z[:, 3:] = -torch.inf  # masked ids, equal scores, columns of a wider tensor
     z[:5, :3] = 0.0

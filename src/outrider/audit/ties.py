@@ -77,7 +77,8 @@ def _logits(model: Model, context: Sequence[int], prompt: int, way: _Way, draft:
     neighbours = [Segment(context[:1], 0, [page], 1, 1, key=f"{page}") for page in others]
     logits = model.run([last, *neighbours], store).logits
     assert logits is not None  # every segment asks for some
-    return logits[rows - 1].copy()
+    last_row: Logits = logits[rows - 1].copy()
+    return last_row
 
 
 def classify(

@@ -264,7 +264,9 @@ class PlantedDrafter(ChainDrafter):
 
     def __init__(self, tracks: Tracks, max_length: int) -> None:
         super().__init__(max_length)
-        self._tokens = {key: track.ids[:, 0].tolist() for key, track in tracks.items()}
+        self._tokens: dict[bytes, list[int]] = {
+            key: track.ids[:, 0].tolist() for key, track in tracks.items()
+        }
 
     def draft(self, sequence: SequenceState, length: int) -> list[int]:
         tokens = self._tokens.get(prompt_key(sequence.request.prompt_token_ids), [])
