@@ -15,6 +15,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf import quants
+from numpy.linalg import norm
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
@@ -44,23 +45,23 @@ MOST_ERROR = {
 
 @pytest.mark.parametrize("kind", MOST_ERROR)
 def test_blocks_are_read_by_ggmls_rules(kind: Kind) -> None:
-    weights = torch.randn(64, 512, generator=torch.Generator().manual_seed(0)) * 0.02
+    weights = np.random.default_rng(0).normal(0, 0.02, (64, 512)).astype(np.float32)
     weights[0], weights[1, :256], weights[2], weights[3] = 0, 0.01, -0.01, 0
     weights[3, 300], weights[4] = 3.0, weights[4] * 1e-4
-    back = torch.from_numpy(quants.dequantize(encode(weights, kind), kind))
+    back = quants.dequantize(encode(weights, kind), kind)
     for rows in (slice(5, None), slice(1, 3), slice(3, 4)):
-        lost = (back[rows] - weights[rows]).norm() / weights[rows].norm()
+        lost = norm(back[rows] - weights[rows]) / norm(weights[rows])
         assert lost <= MOST_ERROR[kind]
     assert (back[0] == 0).all()
     if kind in (Kind.Q4_0, Kind.Q5_0):
-        theirs = torch.from_numpy(quants.dequantize(quants.quantize(weights.numpy(), kind), kind))
-        assert (back - weights).norm() < (theirs - weights).norm()
+        theirs = quants.dequantize(quants.quantize(weights, kind), kind)
+        assert norm(back - weights) < norm(theirs - weights)
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0, Kind.Q4_K, Kind.Q6_K, Kind.F16])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
 def test_weights_that_no_block_holds(kind: Kind, value: float) -> None:
-    weights = torch.ones(2, 256)
+    weights = np.ones((2, 256), np.float32)
     weights[1, 7] = value
     with pytest.raises(ValueError, match="a weight is not finite, or its size is above 65504"):
         encode(weights, kind)

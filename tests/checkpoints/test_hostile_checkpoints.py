@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from outrider import LLM, SamplingParams
@@ -34,11 +35,12 @@ from outrider.checkpoints.rope import PART, Rope
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.errors import ConfigError, ModelError
 from outrider.models.load import load_model
+from outrider.models.tensors import as_tensor
 from outrider.server.build import read_defaults
 from tests.support.ggufs import changed, convert, empty
 from tests.support.tiny import build_checkpoint
 
-CPU = torch.device("cpu")
+CPU = "cpu"
 Edit = Callable[..., Path]
 
 
@@ -247,12 +249,12 @@ def test_scales_take_the_room_of_their_matrix() -> None:
     class Source:
         folder = Path("x")
 
-        def raw(self, name: str) -> torch.Tensor:
-            return torch.ones(1, 2)
+        def raw(self, name: str) -> NDArray[np.float32]:
+            return np.ones((1, 2), np.float32)
 
     scales, group = read_scales(Source(), "s", (64, 32), (), (10**9, 16))  # type: ignore[arg-type]
     assert scales.shape == (64, 2)
-    assert scales.untyped_storage().nbytes() < 10_000
+    assert scales.base is None or scales.base.nbytes < 10_000
     assert group == 16
 
 
@@ -297,7 +299,7 @@ def test_lists_that_are_not_of_layers_are_not_read(tmp_path: Path) -> None:
 def test_tables_made_in_parts_are_the_whole(plain: Path) -> None:
     """The same bits as one product over all positions."""
     config, length = open_checkpoint(plain).config, 2 * PART + 77
-    made = Rope(config, length, torch.float32, CPU)
+    made = Rope(config, length, torch.float32, torch.device(CPU))
     angles = torch.arange(length).float()[:, None] * made._short[None, :]
     whole = made._tables(angles)
     cos, sin = made.halves()
@@ -334,7 +336,7 @@ def test_what_is_read_is_what_was_stored(plain: Path) -> None:
 
     checkpoint = Tensors(Files(plain))
     for name, tensor in load_file(plain / "model.safetensors").items():
-        assert torch.equal(checkpoint.raw(name), tensor)
+        assert torch.equal(as_tensor(checkpoint.raw(name)), tensor)
     architecture = open_checkpoint(plain).architecture
     assert architecture is not None
     llm = LLM(plain, drafter=None)

@@ -13,8 +13,8 @@ import pytest
 
 from outrider import LLM, SamplingParams
 from outrider.base.groups import GROUPS, cpu_quota
-from outrider.native import choice as native
 from outrider.base.threads import allowed_threads
+from outrider.native import choice as native
 from tests.support import REPOSITORY
 from tests.support.exactness import planted_pair
 from tests.support.forked import run_program

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from outrider.base.config import Recipe
 from outrider.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.checkpoints.dtypes import choose_dtype, native_dtype
@@ -25,7 +23,7 @@ def opened(folder: Path, window: int | None) -> Checkpoint:
 def torch_model(
     folder: Path,
     dtype: str,
-    device: torch.device,
+    device: str,
     max_length: int,
     recipe: Recipe | None = None,
     window: int | None = None,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.checkpoints.coded import Coded
-from outrider.checkpoints.quantize import Matrix, Quantized
+from outrider.checkpoints.quantize import Codes, Floats, Matrix, Quantized
+from outrider.models.tensors import as_array
 from outrider.native.checks import free_with
 from outrider.native.interface import Config
 from outrider.native.library import Library
@@ -15,7 +18,7 @@ from outrider.native.library import Library
 PAGE = 16
 
 
-def parts(q: Quantized) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int, int]:
+def parts(q: Quantized) -> tuple[Codes, Floats, Codes | None, int, int]:
     return q.codes, q.scales, q.zeros, q.bits, q.group
 
 
@@ -29,7 +32,7 @@ class Products:
         self,
         library: Library,
         head: Matrix,
-        table: torch.Tensor | None,
+        table: Floats | None,
         size: float = 1,
         coarse: bool = False,
     ) -> None:
@@ -41,7 +44,7 @@ class Products:
             residual_scale=1, logits_scale=1, coarse=coarse,
         )  # fmt: skip
         self.model = library.new_model(config, table)
-        library.set_vector(self.model, 0, "final", torch.full((width,), size))
+        library.set_vector(self.model, 0, "final", np.full(width, size, np.float32))
         if isinstance(head, Coded):
             library.set_coded(self.model, 0, "head", head, None)
         elif isinstance(head, Quantized):
@@ -52,17 +55,18 @@ class Products:
         free_with(self, library.free, "store", self.store)
         free_with(self, library.free, "model", self.model)
 
-    def __call__(self, rows: list[int]) -> torch.Tensor:
-        logits = torch.empty(len(rows), self.shape[0])
-        kept = torch.empty(0, len(rows), self.shape[1])
+    def __call__(self, rows: list[int]) -> Floats:
+        logits = np.empty((len(rows), self.shape[0]), np.float32)
+        kept = np.empty((0, len(rows), self.shape[1]), np.float32)
         words = array(
             "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 1, 0, 1, row, page))
         )
         self.library.forward(self.model, self.store, words, [], [], logits, kept)
         return logits
 
-    def looked_up(self, rows: list[int]) -> torch.Tensor:
-        logits, kept = torch.empty(0, self.shape[0]), torch.empty(1, len(rows), self.shape[1])
+    def looked_up(self, rows: list[int]) -> Floats:
+        logits = np.empty((0, self.shape[0]), np.float32)
+        kept = np.empty((1, len(rows), self.shape[1]), np.float32)
         words = array(
             "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 0, 0, 1, row, page))
         )
@@ -70,9 +74,10 @@ class Products:
         return kept[0]
 
 
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+def noise(*shape: int, seed: int = 0) -> Floats:
+    return as_array(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
 
 
-def normed(table: torch.Tensor) -> torch.Tensor:
-    return table.double() / table.double().square().mean(-1, keepdim=True).sqrt()
+def normed(table: Floats) -> NDArray[np.float64]:
+    wide = table.astype(np.float64)
+    return wide / np.sqrt((wide**2).mean(-1, keepdims=True))

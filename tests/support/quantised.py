@@ -7,12 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from outrider.checkpoints.dtypes import FLOAT32
 from outrider.checkpoints.quantize import Quantized
+from outrider.models.tensors import as_array, as_tensor
 
-Tensors = dict[str, torch.Tensor]
+Array = NDArray[Any]
+Tensors = dict[str, Array]
 
 
 Writer = Callable[[str, Quantized], Tensors]
@@ -28,22 +33,22 @@ def quantised(out: int, width: int, bits: int, group: int, zeros: bool, seed: in
     scales = (torch.rand(out, groups, generator=g) + 0.5) * 4 / (top * width**0.5)
     drawn = torch.randint(top, (out, groups), generator=g, dtype=torch.uint8)
     return Quantized(
-        torch.randint(top, (out, width), generator=g, dtype=torch.uint8),
-        scales.half().float(),
-        drawn if zeros else None,
+        as_array(torch.randint(top, (out, width), generator=g, dtype=torch.uint8)),
+        as_array(scales.half().float()),
+        as_array(drawn) if zeros else None,
         bits,
         group,
     )
 
 
-def middle(matrix: Quantized) -> torch.Tensor:
+def middle(matrix: Quantized) -> Array:
     """The zeros [out, groups], written out."""
     if matrix.zeros is not None:
-        return matrix.zeros.int()
-    return torch.full(matrix.scales.shape, 1 << (matrix.bits - 1), dtype=torch.int32)
+        return matrix.zeros.astype(np.int32)
+    return np.full(matrix.scales.shape, 1 << (matrix.bits - 1), np.int32)
 
 
-def pack(codes: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
+def pack(codes: Array, bits: int, order: tuple[int, ...] | None = None) -> Array:
     """Non-negative codes [rows, n] into int32 words, as the formats' definitions say."""
     count = 32 // bits
     rows = []
@@ -56,7 +61,7 @@ def pack(codes: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -
                 word |= row[start + item] << (place * bits)
             words.append(word - (1 << 32) if word >> 31 else word)
         rows.append(words)
-    return torch.tensor(rows, dtype=torch.int32)
+    return np.array(rows, np.int32)
 
 
 def projections(tensors: Tensors) -> list[str]:
@@ -73,33 +78,33 @@ def write(
 ) -> tuple[Path, Path, dict[str, Quantized]]:
     """``source`` with its projections quantised, the same dequantised, and the matrices."""
     config = json.loads((source / "config.json").read_text())
-    tensors = load_file(source / "model.safetensors")
+    tensors = {name: as_array(t) for name, t in load_file(source / "model.safetensors").items()}
     stored, plain, matrices = dict(tensors), dict(tensors), {}
     for seed, name in enumerate(projections(tensors)):
         if but in name:
             continue
         matrix = matrices[name] = make(*tensors[name].shape, seed)
         stored |= writer(stored and name, matrix)
-        plain[name] = matrix.dequantized(torch.float32)
+        plain[name] = matrix.dequantized(FLOAT32)
         if name not in writer(name, matrix):
             del stored[name]
     for place, held, more in (("q", stored, {"quantization_config": options}), ("p", plain, {})):
         (folder / place).mkdir(parents=True)
-        held = {name: tensor.contiguous() for name, tensor in held.items()}
-        save_file(held, folder / place / "model.safetensors", metadata={"format": "pt"})
+        whole = {name: as_tensor(np.asarray(each, order="C")) for name, each in held.items()}
+        save_file(whole, folder / place / "model.safetensors", metadata={"format": "pt"})
         (folder / place / "config.json").write_text(json.dumps({**config, **more}))
     return folder / "q", folder / "p", matrices
 
 
-def gptq(less: int = 1, index: Callable[[int, int], torch.Tensor] | None = None) -> Writer:
+def gptq(less: int = 1, index: Callable[[int, int], Array] | None = None) -> Writer:
     def writer(name: str, m: Quantized) -> Tensors:
         base, ones = name.removesuffix("weight"), {4: 0x11111111, 8: 0x01010101}[m.bits]
-        order = index or (lambda n, group: torch.arange(n) // group)
+        order = index or (lambda n, group: np.arange(n) // group)
         return {
             f"{base}qweight": pack(m.codes, m.bits).T,
             f"{base}qzeros": pack(middle(m).T, m.bits) - less * ones,
-            f"{base}scales": m.scales.T.half(),
-            f"{base}g_idx": order(m.shape[1], m.group).int(),
+            f"{base}scales": m.scales.T.astype(np.float16),
+            f"{base}g_idx": order(m.shape[1], m.group).astype(np.int32),
         }
 
     return writer
@@ -110,15 +115,15 @@ def awq(name: str, m: Quantized) -> Tensors:
     return {
         f"{base}qweight": pack(m.codes.T, 4, AWQ_ORDER),
         f"{base}qzeros": pack(middle(m).T, 4, AWQ_ORDER),
-        f"{base}scales": m.scales.T.half(),
+        f"{base}scales": m.scales.T.astype(np.float16),
     }
 
 
 def packed(name: str, m: Quantized) -> Tensors:
     found = {
         f"{name}_packed": pack(m.codes, m.bits),
-        f"{name}_scale": m.scales.half(),
-        f"{name}_shape": torch.tensor(m.shape),
+        f"{name}_scale": m.scales.astype(np.float16),
+        f"{name}_shape": np.array(m.shape),
     }
     if m.zeros is not None:
         found[f"{name}_zero_point"] = pack(m.zeros.T, m.bits).T
@@ -126,9 +131,9 @@ def packed(name: str, m: Quantized) -> Tensors:
 
 
 def integers(name: str, m: Quantized) -> Tensors:
-    found = {name: (m.codes.int() - 128).to(torch.int8), f"{name}_scale": m.scales.half()}
+    found = {name: (m.codes ^ 128).view(np.int8), f"{name}_scale": m.scales.astype(np.float16)}
     if m.zeros is not None:
-        found[f"{name}_zero_point"] = (m.zeros.int() - 128).to(torch.int8)
+        found[f"{name}_zero_point"] = (m.zeros ^ 128).view(np.int8)
     return found
 
 
@@ -171,9 +176,9 @@ CASES: dict[str, tuple[dict[str, Any], Writer, int, int, bool]] = {
 }
 
 
-def eighths(out: int, width: int, seed: int) -> torch.Tensor:
+def eighths(out: int, width: int, seed: int) -> Array:
     noise = torch.randn(out, width, generator=torch.Generator().manual_seed(seed))
-    return noise.to(torch.float8_e4m3fn)
+    return as_array(noise.to(torch.float8_e4m3fn))
 
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
