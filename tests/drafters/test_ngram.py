@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from outrider.base.types import (
     DraftBudget,

@@ -121,7 +121,9 @@ def test_an_array_holds_what_it_was_given_or_refuses_it(make: Any) -> None:
 def test_top_k_above_the_vocabulary_is_the_vocabulary(step: Library) -> None:
     for top_k in (WIDTH, WIDTH + 1, 2**31 - 1):
         params = SamplingParams(top_k=top_k, temperature=0.7)
-        pipeline = NativePipeline(RequestPipeline(Request("r", (1,), params, 0), WIDTH), 0, step)
+        pipeline = NativePipeline(
+            RequestPipeline(Request("r", (1,), params, 0), WIDTH), 0, step
+        )
         z = torch.randn(1, WIDTH)
         assert pipeline.apply(z.clone(), [1], [[]])[0].isfinite().all()
     made = RequestPipeline(Request("r", (1,), SamplingParams(), 0), WIDTH)
