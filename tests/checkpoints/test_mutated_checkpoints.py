@@ -13,6 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
+from outrider.models.tensors import as_tensor
 from tests.support import REPOSITORY
 from tests.support.ggufs import byte_level, convert
 from tests.support.mutations import attempt, mutated
@@ -29,7 +30,7 @@ def fp8(source: Path, folder: Path) -> None:
     stored = load_file(source / "model.safetensors")
     for seed, name in enumerate(projections(stored)):
         out, width = stored[name].shape
-        stored[name] = eighths(out, width, seed)
+        stored[name] = as_tensor(eighths(out, width, seed))
         stored[name + "_scale_inv"] = torch.full((-(-out // 16), -(-width // 16)), 0.1)
     folder.mkdir()
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})

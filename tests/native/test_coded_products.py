@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 
 from outrider.checkpoints.coded import Coded, CodedPart
+from outrider.checkpoints.dtypes import FLOAT32
 from outrider.checkpoints.formats.gguf_weights import CODED
 from outrider.errors import ModelError
 from outrider.native import choice as native
@@ -44,13 +44,15 @@ def stored(kind: Kind, out: int, width: int) -> np.ndarray:
     return blocks.reshape(out, -1)
 
 
-def coded(path: Path, kind: Kind, out: int, width: int, order: torch.Tensor | None = None) -> Coded:
+def coded(
+    path: Path, kind: Kind, out: int, width: int, order: NDArray[np.int64] | None = None
+) -> Coded:
     """A matrix of random codes in a file of its own."""
     rows = stored(kind, out, width)
     file = path / f"{kind.name}-{out}-{width}"
     file.write_bytes(bytes(BEGIN) + rows.tobytes())
-    weights = torch.from_numpy(dequantize(rows, kind))
-    part = CodedPart(file, BEGIN, int(kind), kind.name, out, order, partial(weights.to))
+    weights = dequantize(rows, kind)
+    part = CodedPart(file, BEGIN, int(kind), kind.name, out, order, weights.astype)
     return Coded((part,), width)
 
 
@@ -58,25 +60,25 @@ def coded(path: Path, kind: Kind, out: int, width: int, order: torch.Tensor | No
 @pytest.mark.parametrize("kind", CODED, ids=lambda kind: kind.name)
 def test_weights_are_ggmls_and_products_are_of_them(isa: str, kind: Kind, tmp_path: Path) -> None:
     out, width, rows = 70, 768, list(range(41))
-    order = torch.randperm(out, generator=torch.Generator().manual_seed(0))
+    order = np.random.default_rng(0).permutation(out)
     head = coded(tmp_path, kind, out, width, order)
-    weights = head.dequantized(torch.float32)
+    weights = head.dequantized(FLOAT32)
     looked_up = Products(step(isa), head, None).looked_up(rows)
-    assert torch.equal(looked_up, weights[:41])
+    assert np.array_equal(looked_up, weights[:41])
     table = noise(out, width, seed=1)
-    table[3] *= torch.logspace(-3, 3, width)
+    table[3] *= np.logspace(-3, 3, width, dtype=np.float32)
     table[5, : width // 2] = 0
-    x, exact = normed(table[:41]), weights.double()
+    x, exact = normed(table[:41]), weights.astype(np.float64)
     for coarse in (False, True):
         product = Products(step(isa), head, table, 1, coarse)
         found = product(rows)
-        blocks = x.abs().amax(-1, keepdim=True) / (127 if coarse else 32512) / 2
+        blocks = np.abs(x).max(-1, keepdims=True) / (127 if coarse else 32512) / 2
         # Codes and what they are lessened by may be far larger than their difference.
-        size = x.abs() @ exact.abs().amax(-1, keepdim=True).expand_as(exact).T
-        bound = blocks * exact.abs().sum(-1) + 4e-6 * size + 1e-9
-        assert ((found - x @ exact.T).abs() <= bound).all()
+        size = np.abs(x).sum(-1, keepdims=True) * np.abs(exact).max(-1)
+        bound = blocks * np.abs(exact).sum(-1) + 4e-6 * size + 1e-9
+        assert (np.abs(found - x @ exact.T) <= bound).all()
         for count in (1, 2, 3, 5, 8, 9, 17, 33):
-            assert torch.equal(product(rows[:count]), found[:count]), count
+            assert np.array_equal(product(rows[:count]), found[:count]), count
 
 
 @pytest.mark.parametrize("isa", [isa for isa in HERE if isa not in ("portable", "avx2")])
@@ -87,7 +89,7 @@ def test_every_set_gives_the_same_bits(isa: str, kind: Kind, tmp_path: Path) -> 
         for count in (1, 4, 33):
             rows = list(range(count))
             expected = Products(step("avx2"), head, table, 1, coarse)(rows)
-            assert torch.equal(Products(step(isa), head, table, 1, coarse)(rows), expected)
+            assert np.array_equal(Products(step(isa), head, table, 1, coarse)(rows), expected)
 
 
 @pytest.mark.parametrize("isa", HERE)
@@ -102,15 +104,15 @@ def test_the_largest_sums_are_exact(isa: str, kind: Kind, tmp_path: Path) -> Non
         block[..., 0] = 127
     file = tmp_path / "head"
     file.write_bytes(block.tobytes())
-    weights = torch.from_numpy(dequantize(block.reshape(32, -1), kind))
-    head = Coded((CodedPart(file, 0, int(kind), kind.name, 32, None, weights.to),), 512)
-    table = torch.ones(32, 512)
+    weights = dequantize(block.reshape(32, -1), kind)
+    head = Coded((CodedPart(file, 0, int(kind), kind.name, 32, None, weights.astype),), 512)
+    table = np.ones((32, 512), np.float32)
     table[1::2] = -1
     for coarse in (False, True):
         for count in (1, 2, 3, 7, 9):
             found = Products(step(isa), head, table, 1, coarse)(list(range(count)))
-            expected = (table[:count].double() @ weights.double().T).float()
-            assert torch.allclose(found, expected, rtol=3e-6, atol=0)
+            expected = table[:count].astype(np.float64) @ weights.astype(np.float64).T
+            assert np.allclose(found, expected, rtol=3e-6, atol=0)
 
 
 @pytest.mark.parametrize("kinds", [(Kind.Q4_K, Kind.Q6_K), (Kind.Q5_0, Kind.Q5_0, Kind.Q8_0)])
@@ -124,7 +126,7 @@ def test_parts_of_several_types_are_one_matrix(kinds: tuple[Kind, ...], tmp_path
     alone = [Products(library, one, table[: one.shape[0]]) for one in each]
     for count in (1, 4, 20):
         rows = list(range(count))
-        assert torch.equal(whole(rows), torch.cat([one(rows) for one in alone], -1))
+        assert np.array_equal(whole(rows), np.concatenate([one(rows) for one in alone], -1))
 
 
 def test_a_type_that_changes_within_a_unit_is_no_stack(tmp_path: Path) -> None:
@@ -146,8 +148,8 @@ def part_of(matrix: Coded, **changes: object) -> Coded:
         (lambda m: part_of(m, begin=-1), "no such place"),
         (lambda m: part_of(m, kind=1), "no such type"),
         (lambda m: part_of(m, rows=47), "other rows|another shape"),
-        (lambda m: part_of(m, order=torch.arange(48) + 1), "no such row"),
-        (lambda m: part_of(m, order=torch.arange(47)), "cannot read a tensor"),
+        (lambda m: part_of(m, order=np.arange(48) + 1), "no such row"),
+        (lambda m: part_of(m, order=np.arange(47)), "cannot read an array"),
         (lambda m: replace(m, inputs=128), "another shape"),
         (lambda m: replace(m, parts=m.parts * 2), "another shape"),
     ],

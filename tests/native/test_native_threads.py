@@ -23,8 +23,7 @@ POCKET = REPOSITORY / "src/outrider/pocket/model"
 PROMPTS = [[5, 6, 7, 8] * 9, [40, 41]]
 ALONE = """
 import json, os, sys
-import torch
-torch.set_num_threads(2)
+os.environ["OMP_NUM_THREADS"] = "2"
 if sys.argv[3] == "one":
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 from outrider import LLM, SamplingParams
@@ -71,7 +70,7 @@ def run_alone(folder: Path, *groups: Path, cores: str = "all") -> tuple[int, lis
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair whose products threads share; torch, whose own would spin on one core, shares none."""
+    """A pair whose products threads share."""
     sizes = {"hidden_size": 128, "intermediate_size": 240, "head_dim": 32}
     return planted_pair(tmp_path_factory.mktemp("wide"), **sizes)
 

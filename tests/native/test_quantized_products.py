@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
-import torch
 
-from outrider.checkpoints.quantize import Quantized
+from outrider.checkpoints.dtypes import FLOAT32, Array
+from outrider.checkpoints.quantize import Matrix, Quantized
 from outrider.checkpoints.weights import LayerWeights, Loader, Mlp
 from outrider.errors import ModelError
 from outrider.models import native as models_native
@@ -24,32 +26,33 @@ from tests.support.native_products import PAGE, Products, noise, normed, parts
 from tests.support.native_steps import HERE, step
 
 MakeCheckpoint = Callable[..., Path]
-Recipe = Callable[[torch.Tensor], torch.Tensor | Quantized]
+Recipe = Callable[[Matrix], Matrix]
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 
 
-def quantized(matrix: torch.Tensor, bits: int, group: int, zeros: bool = False) -> Quantized:
+def quantized(matrix: Array, bits: int, group: int, zeros: bool = False) -> Quantized:
     """``matrix`` [out, in] rounded to a grid; scales are fp16 numbers, which pack exactly."""
     out, width = matrix.shape
     groups = -(-width // group)
-    padded = torch.zeros(out, groups * group)
-    padded[:, :width] = matrix.bfloat16()  # the same codes from a model in fp32 and one in bf16
-    parts = padded.view(out, groups, group)
+    padded = np.zeros((out, groups * group), np.float32)
+    # The same codes from a model in fp32 and one in bf16.
+    padded[:, :width] = matrix.astype(ml_dtypes.bfloat16)
+    parts = padded.reshape(out, groups, group)
     top, middle = (1 << bits) - 1, 1 << (bits - 1)
     if zeros:
-        low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
-        scales = ((high - low) / top).clamp(min=1e-6).half().float()
-        offset = (-low / scales).round().clamp(0, top)
+        low, high = np.minimum(parts.min(-1), 0), np.maximum(parts.max(-1), 0)
+        scales = np.maximum((high - low) / top, 1e-6).astype(np.float16).astype(np.float32)
+        offset = np.clip(np.rint(-low / scales), 0, top)
     else:
-        scales = (parts.abs().amax(-1) / (middle - 1)).half().float()
-        offset = torch.full_like(scales, middle)
-    codes = (parts / scales.clamp(min=1e-9)[..., None]).round() + offset[..., None]
-    codes = codes.clamp(0, top).view(out, -1)[:, :width]
+        scales = (np.abs(parts).max(-1) / (middle - 1)).astype(np.float16).astype(np.float32)
+        offset = np.full_like(scales, middle)
+    codes = np.rint(parts / np.maximum(scales, 1e-9)[..., None]) + offset[..., None]
+    codes = np.clip(codes, 0, top).reshape(out, -1)[:, :width]
     return Quantized(
-        codes.to(torch.uint8).contiguous(),
+        codes.astype(np.uint8),
         scales,
-        offset.to(torch.uint8) if zeros else None,
+        offset.astype(np.uint8) if zeros else None,
         bits,
         group,
     )
@@ -77,15 +80,15 @@ def test_a_product_is_that_of_the_dequantised_matrix(
 ) -> None:
     head = quantized(noise(out, width), bits, group, zeros)
     table = noise(out, width, seed=1)
-    table[3] *= torch.logspace(-3, 3, width)  # few large among many small
+    table[3] *= np.logspace(-3, 3, width, dtype=np.float32)  # few large among many small
     table[5, : width // 2] = 0
     table[7] *= 1e15
     found = Products(step(isa), head, table, 1, coarse)(list(range(41)))
-    x, weights = normed(table[:41]), head.dequantized(torch.float64)
+    x, weights = normed(table[:41]), head.dequantized(np.dtype(np.float64))
     # A digit is off by half a unit at most, of a block's largest over 32512, or over 127.
-    blocks = x.abs().amax(-1, keepdim=True) / (127 if coarse else 32512) / 2
-    bound = blocks * weights.abs().sum(-1) + 4e-6 * (x.abs() @ weights.abs().T) + 1e-6
-    assert ((found - x @ weights.T).abs() <= bound).all()
+    blocks = np.abs(x).max(-1, keepdims=True) / (127 if coarse else 32512) / 2
+    bound = blocks * np.abs(weights).sum(-1) + 4e-6 * (np.abs(x) @ np.abs(weights).T) + 1e-6
+    assert (np.abs(found - x @ weights.T) <= bound).all()
 
 
 @pytest.mark.parametrize("isa", HERE)
@@ -98,9 +101,9 @@ def test_a_row_has_the_same_bits_in_any_company(
 ) -> None:
     head, table = quantized(noise(150, 160), bits, group, zeros), noise(150, 160, seed=1)
     product = Products(step(isa), head, table, 1, coarse)
-    expected = torch.cat([product([row]) for row in range(40)])
+    expected = np.concatenate([product([row]) for row in range(40)])
     for count in range(2, 41):
-        assert torch.equal(product(list(range(count))), expected[:count]), count
+        assert np.array_equal(product(list(range(count))), expected[:count]), count
 
 
 @pytest.mark.parametrize("isa", HERE)
@@ -110,15 +113,15 @@ def test_the_largest_sums_are_exact(isa: str, coarse: bool, bits: int) -> None:
     """Sums of the largest codes and digits fit where they are kept, whichever the sign."""
     out, width, top = 32, 256, (1 << bits) - 1
     head = Quantized(
-        torch.full((out, width), top, dtype=torch.uint8), torch.ones(out, 2),
-        torch.zeros(out, 2, dtype=torch.uint8), bits, 128,
+        np.full((out, width), top, np.uint8), np.ones((out, 2), np.float32),
+        np.zeros((out, 2), np.uint8), bits, 128,
     )  # fmt: skip
-    table = torch.ones(32, width)
+    table = np.ones((32, width), np.float32)
     table[1::2] = -1
     for count in (1, 2, 3, 7, 9):
         found = Products(step(isa), head, table, 1, coarse)(list(range(count)))
         expected = table[:count, :1] * (top * width)
-        assert torch.allclose(found, expected.expand(-1, out), rtol=1e-6, atol=0)
+        assert np.allclose(found, expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("isa", [isa for isa in HERE if isa not in ("portable", "avx2")])
@@ -132,7 +135,7 @@ def test_every_set_gives_the_same_bits(
     for count in (1, 4, 33):
         rows = list(range(count))
         expected = Products(step("avx2"), head, table, 1, coarse)(rows)
-        assert torch.equal(Products(step(isa), head, table, 1, coarse)(rows), expected)
+        assert np.array_equal(Products(step(isa), head, table, 1, coarse)(rows), expected)
 
 
 @pytest.mark.parametrize("isa", HERE)
@@ -140,29 +143,33 @@ def test_what_is_no_number_stays_in_its_row(isa: str) -> None:
     head, table = quantized(noise(64, 256), 4, 64), noise(64, 256, seed=1)
     table[6] = 0
     expected = Products(step(isa), head, table)(list(range(12)))
-    assert not expected.isnan().any()
+    assert not np.isnan(expected).any()
     assert not expected[6].any()
-    broken = table.clone()
+    broken = table.copy()
     broken[2, 9] = float("nan")
     broken[4, 200] = float("inf")
     found = Products(step(isa), head, broken)(list(range(12)))
     for row in range(12):
         if row in (2, 4):
-            assert found[row].isnan().all()
+            assert np.isnan(found[row]).all()
         else:
-            assert torch.equal(found[row], expected[row])
+            assert np.array_equal(found[row], expected[row])
 
 
 @pytest.mark.parametrize("isa", HERE)
 def test_size_is_not_lost(isa: str) -> None:
     """Powers of two go through a product untouched, up to where activations count as zeros."""
     head, table = quantized(noise(64, 256), 8, 64, True), noise(64, 256, seed=1)
-    head = replace(head, scales=head.scales * 2.0 ** torch.arange(-16, 0)[:, None].repeat(4, 4))
+    head = replace(
+        head,
+        scales=head.scales
+        * np.tile(np.float32(2) ** np.arange(-16, 0)[:, None], (4, 4)).astype(np.float32),
+    )
     rows = list(range(5))
     expected = Products(step(isa), head, table)(rows)
     for power in (-90, -40, 40, 90):
         found = Products(step(isa), head, table, 2.0**power)(rows)
-        assert torch.equal(found, expected * 2.0**power)
+        assert np.array_equal(found, expected * np.float32(2.0**power))
     assert not Products(step(isa), head, table, 2.0**-115)(rows).any()
 
 
@@ -171,37 +178,37 @@ def test_size_is_not_lost(isa: str) -> None:
 def test_tied_embeddings_are_rows_of_the_head(isa: str, bits: int) -> None:
     head, rows = quantized(noise(41, 72), bits, 24, True), list(range(41))
     tied = Products(step(isa), head, None)
-    assert torch.equal(tied.looked_up(rows), head.dequantized(torch.float32))
-    apart = Products(step(isa), head, head.dequantized(torch.float32))
-    assert torch.equal(tied(rows), apart(rows))
+    assert np.array_equal(tied.looked_up(rows), head.dequantized(FLOAT32))
+    apart = Products(step(isa), head, head.dequantized(FLOAT32))
+    assert np.array_equal(tied(rows), apart(rows))
     plain = noise(41, 72)
     whole = Products(step(isa), plain, None)
-    assert torch.equal(whole.looked_up(rows), plain)
-    assert torch.equal(whole(rows), Products(step(isa), plain, plain)(rows))
+    assert np.array_equal(whole.looked_up(rows), plain)
+    assert np.array_equal(whole(rows), Products(step(isa), plain, plain)(rows))
 
 
 def quantized_loader(monkeypatch: pytest.MonkeyPatch, recipe: dict[str, Recipe]) -> None:
     """Have models load their matrices as ``recipe`` makes them, by kind."""
 
     class Stub(Loader):
-        def layer(self, index: int, inputs: int | None = None) -> LayerWeights:
+        def layer(self, index: int, inputs: int | None = None) -> LayerWeights[Matrix, Array]:
             weights = super().layer(index)
             assert isinstance(weights.mlp, Mlp)
             made = {kind: recipe[kind] for kind in ("qkv", "output", "gate_up", "down")}
             mlp = replace(
                 weights.mlp,
-                gate_up=made["gate_up"](weights.mlp.gate_up),  # type: ignore[arg-type]
-                down=made["down"](weights.mlp.down),  # type: ignore[arg-type]
+                gate_up=made["gate_up"](weights.mlp.gate_up),
+                down=made["down"](weights.mlp.down),
             )
             return replace(
                 weights,
-                qkv=made["qkv"](weights.qkv),  # type: ignore[arg-type]
-                output=made["output"](weights.output),  # type: ignore[arg-type]
+                qkv=made["qkv"](weights.qkv),
+                output=made["output"](weights.output),
                 mlp=mlp,
             )
 
-        def head(self, embedding: torch.Tensor) -> torch.Tensor:
-            return recipe["head"](super().head(embedding))  # type: ignore[return-value]
+        def head(self, embedding: Matrix) -> Matrix:
+            return recipe["head"](super().head(embedding))
 
     monkeypatch.setattr(models_native, "Loader", Stub)
 
@@ -216,7 +223,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def dequantized(recipe: Recipe) -> Recipe:
-    def make(matrix: torch.Tensor) -> torch.Tensor:
+    def make(matrix: Matrix) -> Matrix:
         out = recipe(matrix)
         return out.dequantized(matrix.dtype) if isinstance(out, Quantized) else out
 
@@ -229,7 +236,7 @@ def whole(model: NativeTransformer, ids: list[int]) -> Output:
 
 
 def ids_of(length: int) -> list[int]:
-    return torch.randint(128, (length,), generator=torch.Generator().manual_seed(2)).tolist()
+    return np.random.default_rng(2).integers(128, size=length).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +261,7 @@ def test_a_model_of_quantised_matrices(
     """Mixed freely with others: also where only every second kind is quantised."""
     for kinds in (list(RECIPES), ["qkv", "gate_up"], ["output", "down", "head"]):
         mixed: dict[str, Recipe] = {
-            kind: RECIPES[kind] if kind in kinds else torch.Tensor.contiguous for kind in RECIPES
+            kind: RECIPES[kind] if kind in kinds else np.ascontiguousarray for kind in RECIPES
         }
         quantized_loader(monkeypatch, mixed)
         model = native_model(step(isa), folder, dtype, 256)
@@ -265,9 +272,9 @@ def test_a_model_of_quantised_matrices(
         assert logits is not None
         assert expected is not None
         if dtype == "float32":
-            assert (logits - expected).abs().max() < 5e-3  # of a spread of about 3
+            assert np.abs(logits - expected).max() < 5e-3  # of a spread of about 3
         else:
-            assert (logits - expected).square().mean().sqrt() < 0.1
+            assert ((logits - expected) ** 2).mean() ** 0.5 < 0.1
         for size in (1, 5, 8, 17):
             store, parts = model.new_store(6, PAGE), []
             for start in range(0, 50, size):
@@ -275,7 +282,7 @@ def test_a_model_of_quantised_matrices(
                 out = model.run([Segment(chunk, start, [5, 2, 4, 1], len(chunk), 50)], store)
                 assert out.logits is not None
                 parts.append(out.logits)
-            assert torch.equal(torch.cat(parts), logits), size
+            assert np.array_equal(np.concatenate(parts), logits), size
 
 
 def test_workers_change_no_bits(
@@ -300,19 +307,19 @@ def test_workers_change_no_bits(
             found = whole(shared, ids_of(length)).logits
             assert found is not None
             assert expected is not None
-            assert torch.equal(found, expected)
+            assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         (lambda q: replace(q, codes=q.codes + 9), "more bits"),
-        (lambda q: replace(q, zeros=torch.full_like(q.scales, 16).byte()), "more bits"),
+        (lambda q: replace(q, zeros=np.full(q.scales.shape, 16, np.uint8)), "more bits"),
         (lambda q: replace(q, scales=q.scales * float("inf")), "not finite"),
-        (lambda q: replace(q, scales=q.scales[:, :1]), "cannot read a tensor"),
-        (lambda q: replace(q, scales=q.scales.double()), "cannot read a tensor"),
-        (lambda q: replace(q, codes=q.codes.int()), "cannot read a tensor"),
-        (lambda q: replace(q, zeros=q.codes), "cannot read a tensor"),
+        (lambda q: replace(q, scales=q.scales[:, :1]), "cannot read an array"),
+        (lambda q: replace(q, scales=q.scales.astype(np.float64)), "cannot read an array"),
+        (lambda q: replace(q, codes=q.codes.astype(np.int32)), "cannot read an array"),
+        (lambda q: replace(q, zeros=q.codes), "cannot read an array"),
         (lambda q: replace(q, bits=3), "bits other than 4 and 8"),
         (lambda q: quantized(noise(8, 72), 4, 24), "another shape"),
         (lambda q: replace(q, group=0, scales=noise(64, 72)), "groups of no inputs"),
