@@ -32,7 +32,6 @@ from tests.support.quantised import (
     AWQ,
     CASES,
     FP8,
-    Tensors,
     compressed_options,
     eighths,
     gptq,
@@ -288,8 +287,8 @@ def test_what_cannot_be_read_is_refused(
     assert "\n" not in str(error.value)
 
 
-def cut(name: str, rows: int) -> Callable[[Tensors], object]:
-    def change(tensors: Tensors) -> None:
+def cut(name: str, rows: int) -> Callable[[dict[str, torch.Tensor]], object]:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors[name] = tensors[name][:rows].clone()
 
     return change
@@ -340,7 +339,7 @@ BASE = Q.removesuffix("weight")
     ],
 )
 def test_damage_is_told_in_a_sentence(
-    case: str, change: Callable[[Tensors], object], sentence: str, llama: Path, tmp_path: Path
+    case: str, change: Callable[[dict[str, torch.Tensor]], object], sentence: str, llama: Path, tmp_path: Path
 ) -> None:
     options, writer, bits, group, zeros = CASES[case]
     folder, _, _ = write(

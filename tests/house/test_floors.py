@@ -40,6 +40,7 @@ TOP_OF_ENGINE = FLOOR["outrider"]
 ENGINE_NEEDS = {
     "torch",
     "numpy",
+    "ml_dtypes",
     "safetensors",
     "tokenizers",
     "transformers",
