@@ -339,7 +339,11 @@ BASE = Q.removesuffix("weight")
     ],
 )
 def test_damage_is_told_in_a_sentence(
-    case: str, change: Callable[[dict[str, torch.Tensor]], object], sentence: str, llama: Path, tmp_path: Path
+    case: str,
+    change: Callable[[dict[str, torch.Tensor]], object],
+    sentence: str,
+    llama: Path,
+    tmp_path: Path,
 ) -> None:
     options, writer, bits, group, zeros = CASES[case]
     folder, _, _ = write(
