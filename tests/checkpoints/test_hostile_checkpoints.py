@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gguf
 import numpy as np
@@ -80,9 +81,9 @@ def rope(**options: Any) -> dict[str, Any]:
         ({"model_type": "qwen2", "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({"num_hidden_layers": -(10**30)}, "num_hidden_layers is -1000.*a whole number is needed"),
         ({"dtype": 1}, "dtype is 1; float32, bfloat16"),
-        ({"dtype": "int8"}, "dtype is torch.int8; float32, bfloat16"),
-        ({"dtype": "nn"}, "dtype is .*float32, bfloat16|cannot be used"),
-        ({"dtype": ["float32"]}, r"dtype is .*; float32|cannot be used"),
+        ({"dtype": "int8"}, "dtype is 'int8'; float32, bfloat16"),
+        ({"dtype": "nn"}, "dtype is 'nn'; float32, bfloat16"),
+        ({"dtype": ["float32"]}, r"dtype is .*; float32"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0|cannot be used"),
         ({"head_dim": -8}, "head_dim is -8; a whole number from 1"),
         ({"num_key_value_heads": 0}, "num_key_value_heads is 0; a whole number from 1"),
@@ -299,22 +300,25 @@ def test_lists_that_are_not_of_layers_are_not_read(tmp_path: Path) -> None:
 def test_tables_made_in_parts_are_the_whole(plain: Path) -> None:
     """The same bits as one product over all positions."""
     config, length = open_checkpoint(plain).config, 2 * PART + 77
-    made = Rope(config, length, torch.float32, torch.device(CPU))
-    angles = torch.arange(length).float()[:, None] * made._short[None, :]
+    made = Rope(config, length)
+    angles = np.arange(length, dtype=np.float32)[:, None] * made._short[None, :]
     whole = made._tables(angles)
     cos, sin = made.halves()
-    assert torch.equal(cos, whole[:, 0, 4:])
-    assert torch.equal(sin, whole[:, 1, 4:])
-    assert torch.equal(made._table, whole)
+    assert np.array_equal(cos, whole[:, 0, 4:])
+    assert np.array_equal(sin, whole[:, 1, 4:])
+    assert np.array_equal(made.table(), whole)
 
 
-def test_a_tokenizer_of_python_is_refused(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_of_python_is_refused(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Slow:
         pass
 
+    shutil.copyfile(plain / "tokenizer_config.json", tmp_path / "tokenizer_config.json")
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: Slow())
     with pytest.raises(ModelError, match=r"written in Python and has no tokenizer.json"):
-        read_codec(plain)
+        read_codec(tmp_path)
 
 
 def test_a_panic_of_the_tokenizer_is_a_sentence(
@@ -326,7 +330,7 @@ def test_a_panic_of_the_tokenizer_is_a_sentence(
     def panic(*_: Any, **__: Any) -> Tokenizer:
         raise Panic("called `Option::unwrap()` on a `None` value")
 
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", panic)
+    monkeypatch.setattr("outrider.checkpoints.folder_tokenizer.Tokenizer", Mock(from_file=panic))
     with pytest.raises(ModelError, match=r"cannot be read \(called `Option::unwrap"):
         read_codec(plain)
 

@@ -449,7 +449,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, copy: Path) -> None:
         open_checkpoint(tmp_path)
     for damage in ("{", "", "[]", "3", '{"model_type": 3}', '{"hidden_size": 8}'):
         (copy / "config.json").write_text(damage)
-        with pytest.raises(ModelError, match=r"config.json (cannot be used|is damaged)"):
+        with pytest.raises(ModelError, match=r"config.json(: model_type is| is damaged)"):
             open_checkpoint(copy)
 
 
@@ -471,8 +471,8 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, copy: Path) -> None:
             "needs Python code of its own",
         ),
         ("klingon", {}, "config.json cannot be used.*klingon"),
-        ("llama", {"hidden_size": "wide"}, r"config.json cannot be used.*hidden_size"),
-        ("llama", {"num_attention_heads": 5}, r"cannot be used.*(not a multiple|head)"),
+        ("llama", {"hidden_size": "wide"}, "config.json: hidden_size is 'wide'; a whole number"),
+        ("llama", {"num_attention_heads": 5}, "num_key_value_heads is 2, which does not divide"),
         ("llama", {"num_key_value_heads": 3}, "num_key_value_heads"),
     ],
 )

@@ -1,14 +1,10 @@
-"""Imported by the process that engines and servers of tests are forked from: all that they import.
-
-Configs and tokenizers are read without torch's compiler, as engines read them.
-"""
+"""Imported by the process that engines of tests are forked from: all that they import."""
 
 import gc
 
-from outrider.checkpoints.configs import auto_config
+from transformers import AutoConfig, AutoTokenizer  # noqa: F401
 
-auto_config().for_model("llama")
-from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402, F401
+import outrider.engine.worker.worker  # noqa: F401
 
 gc.collect()
 gc.freeze()  # a child's collector need not search what is loaded

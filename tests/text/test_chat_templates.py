@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
-from outrider.checkpoints.tokenizers import read_codec, read_tokenizer
+from outrider.checkpoints.tokenizers import read_codec
 from outrider.errors import RequestError
 from outrider.server.tools import read
 from outrider.text.codec import TextCodec
@@ -80,7 +81,7 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("prompted", [True, False])
 def test_the_text_is_transformers(name: str, prompted: bool, codec: TextCodec) -> None:
-    theirs = read_tokenizer(codec.source)
+    theirs = AutoTokenizer.from_pretrained(codec.source)
     theirs.chat_template = TEMPLATES[name]
     for tools in (None, TOOLS):
         expected = theirs.apply_chat_template(
@@ -93,7 +94,7 @@ def test_the_text_is_transformers(name: str, prompted: bool, codec: TextCodec) -
 
 @pytest.mark.parametrize("content", ["It is", "It is  ", [{"type": "text", "text": "It is"}]])
 def test_a_last_message_is_continued_as_transformers_does(content: Any, codec: TextCodec) -> None:
-    theirs = read_tokenizer(codec.source)
+    theirs = AutoTokenizer.from_pretrained(codec.source)
     theirs.chat_template = codec.chat_template = (
         "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content | trim }}"
         "{% else %}{{ m.content[0].text }}{% endif %}</>{% endfor %}"

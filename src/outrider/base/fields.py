@@ -142,6 +142,24 @@ class Fields:
             raise self.refuse(name, "a text")
         return value
 
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        """Return true or false."""
+        value = self._values.get(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, bool):
+            raise self.refuse(name, "true or false")
+        return value
+
+    def ids(self, name: str) -> int | list[int] | None:
+        """Return an id, or a list of ids."""
+        value = self._values.get(name)
+        if value is None or type(value) is int:
+            return value
+        if not isinstance(value, list):
+            raise self.refuse(name, "an id, or a list of ids")
+        return self.listed(name, int)
+
     def listed(self, name: str, kind: type) -> list[Any]:
         """Return a list whose items are all of ``kind``; empty if it is missing."""
         value = self._values.get(name)

@@ -6,22 +6,19 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.fields import one_line
 from ..errors import ModelError, shown
 from .claims import check_claims
-from .configs import auto_config
-from .families import WRAPPERS, Architecture, Shape, read_shape
+from .configs import WRAPPERS, ModelConfig, auto_config, plain_config
+from .families import Architecture, Shape, read_shape
 from .files import Files, files_of
 from .formats.compressed import Compressed, Fp8
 from .formats.gguf_config import gguf_config
 from .formats.gguf_weights import GGUFTensors
 from .formats.grouped import Awq, Gptq
 from .formats.shared import REMEDY, Format, Tensors
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 logger = logging.getLogger("outrider")
 
@@ -44,7 +41,7 @@ class Checkpoint:
     """
 
     folder: Path
-    config: PretrainedConfig
+    config: ModelConfig
     shape: Shape
     tensors: Tensors | GGUFTensors
 
@@ -64,26 +61,24 @@ def open_checkpoint(folder: Path | Files) -> Checkpoint:
     """Return the checkpoint in ``folder``, whose files may be opened already."""
     files = files_of(folder)
     if files.gguf is not None:
-        config = gguf_config(files.gguf)
-        shape = read_shape(config, files.folder)
+        described = gguf_config(files.gguf)
+        shape = read_shape(described, files.folder)
         head_dim = shape.head_dim if isinstance(shape, Architecture) else 1
-        return Checkpoint(files.folder, config, shape, GGUFTensors(files.gguf, head_dim))
-    config = _config_of(files)
+        return Checkpoint(files.folder, described, shape, GGUFTensors(files.gguf, head_dim))
+    config, shape = _model(files)
     format = find_format(getattr(config, "quantization_config", None), files.folder)
-    shape = read_shape(config, files.folder)
-    wrapped = False
-    if isinstance(shape, Architecture) and config.model_type in WRAPPERS:
-        wrapped = True
+    wrapped = isinstance(shape, Architecture) and config.model_type in WRAPPERS
+    if isinstance(shape, Architecture) and wrapped:
         config, shape = _text_part(config, shape, files)
     return Checkpoint(files.folder, config, shape, Tensors(files, format, wrapped))
 
 
 def _text_part(
-    config: PretrainedConfig, shape: Architecture, files: Files
-) -> tuple[PretrainedConfig, Architecture]:
+    config: ModelConfig, shape: Architecture, files: Files
+) -> tuple[ModelConfig, Architecture]:
     """Return config and shape of the part for text; where wrappers tie heads, defaults differ."""
     options = getattr(config, "quantization_config", None)
-    text = config.get_text_config(decoder=True)
+    text: ModelConfig = config.get_text_config(decoder=True)
     if options:
         text.quantization_config = options
     text.tie_word_embeddings = not any("lm_head.weight" in name for name in files.tensors)
@@ -103,8 +98,8 @@ def find_format(options: Mapping[str, Any] | None, where: Path) -> Format | None
     return FORMATS[method](options, where)
 
 
-def _config_of(files: Files) -> PretrainedConfig:
-    """Return the config of the checkpoint in a folder."""
+def _model(files: Files) -> tuple[ModelConfig, Shape]:
+    """Return config and shape of the model in a folder; transformers reads what is not native."""
     folder = files.folder
     if not folder.is_dir():
         raise ModelError(
@@ -115,15 +110,30 @@ def _config_of(files: Files) -> PretrainedConfig:
             f"{folder} has no config.json; give a Hugging Face checkpoint's folder or a .gguf file."
         )
     check_claims(files.config, files)
+    plain = plain_config(files.config, str(folder / "config.json"))
+    if plain is not None:
+        shape = read_shape(plain, folder)
+        if isinstance(shape, Architecture):
+            if "auto_map" in files.config:
+                logger.info("%s: its own code (auto_map) is ignored.", folder)
+            return plain, shape
+    config = _foreign(folder, files.config)
+    return config, read_shape(config, folder)
+
+
+def _foreign(folder: Path, options: Mapping[str, Any]) -> ModelConfig:
+    """Return the config of a model that is not native, as transformers reads it."""
+    kind = shown(options.get("model_type"))
+    reader = auto_config(f"{folder}: a model of type {kind}, as configured, is not native; it")
     try:
-        config: PretrainedConfig = auto_config().from_pretrained(folder, trust_remote_code=False)
+        config: ModelConfig = reader.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of whatever kind transformers' checks raise
-        if "auto_map" in files.config:
+        if "auto_map" in options:
             raise ModelError(
                 f"{folder} needs Python code of its own (auto_map in config.json), which is never "
                 "run; give a checkpoint that transformers has code for."
             ) from None
         raise ModelError(f"{folder / 'config.json'} cannot be used: {one_line(error)}.") from None
-    if getattr(config, "auto_map", None):
+    if "auto_map" in options:
         logger.info("%s: its own code (auto_map) is ignored; transformers' is run.", folder)
     return config

@@ -86,7 +86,7 @@ def check_model(
                 f"{folder / 'config.json'}: {name} is {shown(value)}, which is more than its "
                 "tensors hold."
             )
-    import torch  # only where transformers runs the model
+    import torch
     from transformers import AutoModelForCausalLM
 
     try:

@@ -1,73 +1,257 @@
-"""Configs without what transformers imports beside them.
+"""Configs of native families, read without transformers, which takes two seconds to import.
 
-Every config of transformers takes the names of activations from ``transformers.activations``, which
-brings torch's compiler, its distributed tensors and sympy along: seconds and memory for each
-process. A ``PlainConfig`` needs no transformers, which takes two seconds to import.
+Names, defaults and what follows from them are those of transformers' config of the same family.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
-from importlib import import_module
-from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from ..base.extras import torch_for
+from ..base.fields import Fields
+from .defaults import (
+    DEFAULTS,
+    KEPT,
+    MINISTRAL3_ROPE,
+    MISTRAL3_TEXT,
+    NEAR_THETA,
+    NONE_COUNTS,
+    RENAMED,
+    THETA,
+    TYPES,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_ACTIVATIONS = "transformers.activations"
-_CHECKS = "transformers.utils.type_validators"
-
-
-class Activations(Mapping[str, Any]):
-    """``transformers.activations.ACT2FN``, imported when it is looked at."""
-
-    def __getitem__(self, name: str) -> Any:
-        return import_module(_ACTIVATIONS).ACT2FN[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(import_module(_ACTIVATIONS).ACT2FN)
-
-    def __len__(self) -> int:
-        return len(import_module(_ACTIVATIONS).ACT2FN)
-
-
-def auto_config() -> Any:
-    """Return transformers' ``AutoConfig``, imported without what runs activations."""
-    if _CHECKS not in sys.modules and _ACTIVATIONS not in sys.modules:
-        stand_in = ModuleType(_ACTIVATIONS)
-        stand_in.__dict__["ACT2FN"] = Activations()
-        sys.modules[_ACTIVATIONS] = stand_in
-        try:
-            import_module(_CHECKS)
-        except ImportError:  # a version that takes more from there imports it whole, later
-            sys.modules.pop(_CHECKS, None)
-        finally:
-            del sys.modules[_ACTIVATIONS]
-    return import_module("transformers").AutoConfig
+ModelConfig: TypeAlias = "PlainConfig | PretrainedConfig"
+"""A config: ours of a native family, or transformers' of another."""
+WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+"""Models of images and text whose part for text is of a native family: by default of this one."""
+KINDS = ("full_attention", "sliding_attention")
+LEGACY = {"attention": "full_attention", "mamba": "linear_attention"}
+"""Older names of kinds of layers."""
+TRAINED_IN_ROPE = ("llama3", "yarn", "longrope")
+"""Types of ropes whose options have the trained context."""
 
 
 class PlainConfig(SimpleNamespace):
-    """The options of the native family ``model_type``, read as ``PretrainedConfig``'s are."""
+    """The options of the native family ``model_type``, or of a wrapper of one.
+
+    They are read as those of transformers' ``PretrainedConfig`` are.
+    """
 
     attribute_map: ClassVar[dict[str, str]] = {}
-    is_encoder_decoder = False
 
     def get_text_config(self, decoder: bool = True) -> PlainConfig:
-        """Return the config of the part that decodes, which is the whole."""
-        return self
+        """Return the config of the part that decodes: the whole, except for wrappers."""
+        text: PlainConfig = getattr(self, "text_config", self)
+        return text
 
 
-def is_plain(config: Any) -> bool:
+def is_plain(config: ModelConfig) -> bool:
     """Return whether a config is a ``PlainConfig``, of a native family."""
     return isinstance(config, PlainConfig)
 
 
-def whole(config: Any) -> PretrainedConfig:
-    """Return ``config`` as transformers has it, with its defaults; its checks may raise."""
-    if not is_plain(config):
-        return cast("PretrainedConfig", config)
-    options = dict(vars(config))
-    complete: PretrainedConfig = auto_config().for_model(options.pop("model_type"), **options)
+def auto_config(what: str) -> Any:
+    """Return transformers' ``AutoConfig``; ``what`` is refused where transformers is missing."""
+    with torch_for(what):
+        from transformers import AutoConfig
+    return AutoConfig
+
+
+def whole(config: ModelConfig) -> PretrainedConfig:
+    """Return ``config`` as transformers has it, with all its defaults; its checks may raise."""
+    if not isinstance(config, PlainConfig):
+        return config
+    options = config_json(config)
+    family = options.pop("model_type")
+    complete: PretrainedConfig = auto_config("transformers' own model").for_model(family, **options)
     return complete
+
+
+def config_json(config: PlainConfig) -> dict[str, Any]:
+    """Return what a config.json says of a model."""
+    return {
+        name: config_json(value) if isinstance(value, PlainConfig) else value
+        for name, value in vars(config).items()
+    }
+
+
+def plain_config(options: Mapping[str, Any], where: str) -> PlainConfig | None:
+    """Return the config of the model that a config.json describes; None if its family is foreign.
+
+    A value of a wrong type is a ModelError, which begins with ``where``.
+    """
+    values = Fields(options, where)
+    family = values.text("model_type")
+    if family in WRAPPERS:
+        return _wrapper(family, values, options)
+    return _config(family, options, where) if family in DEFAULTS else None
+
+
+def _wrapper(family: str, values: Fields, options: Mapping[str, Any]) -> PlainConfig | None:
+    part, inner = values.section("text_config"), options.get("text_config")
+    own = WRAPPERS[family]
+    if family == "mistral3":
+        own = part.text("model_type", own)
+        inner = MISTRAL3_TEXT if inner is None else inner
+    if own not in DEFAULTS:
+        return None
+    given = {name: _read(values, name) for name in ("tie_word_embeddings", "is_encoder_decoder")}
+    return PlainConfig(
+        model_type=family,
+        text_config=_config(own, inner or {}, part.where),
+        tie_word_embeddings=given["tie_word_embeddings"] is not False,
+        is_encoder_decoder=given["is_encoder_decoder"] is True,
+        eos_token_id=options.get("eos_token_id"),
+        **_kept(options),
+    )
+
+
+def _config(family: str, options: Mapping[str, Any], where: str) -> PlainConfig:
+    given = dict(options)
+    for name, other in RENAMED.get(family, {}).items():
+        if given.get(name) is None:
+            given[name] = given.get(other)
+    values = Fields(given, where)
+    config: dict[str, Any] = {"model_type": family}
+    for name, default in DEFAULTS[family].items():
+        value = _read(values, name)
+        none = value is None and name in given and name in NONE_COUNTS
+        config[name] = default if value is None and not none else value
+    _follow(family, config)
+    scaling, ropes = (_copied(values, given, n) for n in ("rope_scaling", "rope_parameters"))
+    bases = values.number("rope_theta", THETA.get(family, 1e4))
+    near = values.number("rope_local_base_freq", NEAR_THETA.get(family, 1e4))
+    if family in NEAR_THETA:
+        ropes = _ropes_of_kinds(ropes, scaling, {KINDS[0]: bases, KINDS[1]: near}, values)
+    else:
+        ropes = _one_rope(family, scaling or ropes, bases, values)
+    _standardise(family, config, ropes, given)
+    return PlainConfig(**config, **_kept(given), rope_parameters=ropes)
+
+
+def _read(values: Fields, name: str) -> Any:
+    """Return an option, checked for its type; None where it is null or missing."""
+    if name not in values:
+        return None
+    match TYPES[name]:
+        case "size":
+            return values.whole(name, 1)
+        case "whole":
+            return values.whole(name)
+        case "number":
+            return values.number(name)
+        case "flag":
+            return values.flag(name)
+        case "text":
+            return values.text(name)
+        case "numbers":
+            return values.listed(name, int)
+        case "texts":
+            return [LEGACY.get(kind, kind) for kind in values.listed(name, str)]
+    return values.ids(name)
+
+
+def _kept(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that any model may have."""
+    kept = {name: options[name] for name in KEPT if options.get(name) is not None}
+    return {"dtype": options.get("dtype") or options.get("torch_dtype"), **kept}
+
+
+def _follow(family: str, config: dict[str, Any]) -> None:
+    """Fill in what follows from other options."""
+    heads, layers = config["num_attention_heads"], range(config["num_hidden_layers"])
+    if config["num_key_value_heads"] is None:
+        config["num_key_value_heads"] = heads
+    if config["head_dim"] is None:
+        config["head_dim"] = config["hidden_size"] // heads
+    if family in ("qwen2", "qwen3", "qwen3_moe") and not config["use_sliding_window"]:
+        config["sliding_window"] = None
+    if config.get("mlp_only_layers", ()) is None:
+        config["mlp_only_layers"] = []
+    if config.get("no_rope_layers", ()) is None:
+        period = config["no_rope_layer_interval"]
+        config["no_rope_layers"] = [int((layer + 1) % period != 0) for layer in layers]
+    if config.get("layer_types", ()) is None:
+        if family == "granitemoehybrid":
+            config["layer_types"] = ["linear_attention" for _ in layers]
+        else:
+            config["layer_types"] = [KINDS[_slides(family, config, layer)] for layer in layers]
+
+
+def _slides(family: str, config: dict[str, Any], layer: int) -> bool:
+    """Return whether a layer sees a window, where the config does not say it."""
+    match family:
+        case "gemma2":
+            return layer % 2 == 0
+        case "gemma3_text":
+            return bool((layer + 1) % config["sliding_window_pattern"])
+        case "olmo3":
+            return (layer + 1) % 4 != 0
+        case "smollm3":
+            still = layer < len(config["no_rope_layers"]) and not config["no_rope_layers"][layer]
+            return config["use_sliding_window"] and config["sliding_window"] is not None and still
+    return config["sliding_window"] is not None and layer >= config.get("max_window_layers", 0)
+
+
+def _copied(values: Fields, options: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """Return a copy of the object ``name``; None where it is null or missing."""
+    values.section(name)  # refuses what is no object
+    return None if options.get(name) is None else dict(options[name])
+
+
+def _one_rope(
+    family: str, ropes: dict[str, Any] | None, base: float, values: Fields
+) -> dict[str, Any]:
+    """Return the options of the rope that all layers share, or of those that are given by kind."""
+    if ropes is None:
+        ropes = dict(MINISTRAL3_ROPE) if family == "ministral3" else {}
+    share = values.number("partial_rotary_factor", 1.0)
+    more = {"partial_rotary_factor": share} if "partial_rotary_factor" in values else {}
+    if family == "phi3":
+        more = {"partial_rotary_factor": share}
+    nested = [kind for kind in KINDS if kind in ropes]
+    for kind in nested:
+        ropes[kind] = {"rope_theta": base} | more | _part(ropes, kind, values)
+    return ropes if nested else {"rope_theta": base} | more | ropes
+
+
+def _ropes_of_kinds(
+    ropes: dict[str, Any] | None, scaling: dict[str, Any] | None, bases: dict[str, float],
+    values: Fields,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the options of ropes by kind; ``scaling`` is that of layers that see all."""
+    ropes = dict(ropes or {})
+    for kind, base in bases.items():
+        given = _part(ropes, kind, values) | (scaling or {} if kind == KINDS[0] else {})
+        ropes[kind] = {"rope_theta": base} | (given or {"rope_type": "default"})
+    return ropes
+
+
+def _part(ropes: dict[str, Any], kind: str, values: Fields) -> dict[str, Any]:
+    part = ropes.get(kind)
+    if not isinstance(part, dict | None):
+        raise values.refuse("rope_parameters", f"an object with an object {kind}")
+    return dict(part or {})
+
+
+def _standardise(
+    family: str, config: dict[str, Any], ropes: dict[str, Any], given: Mapping[str, Any]
+) -> None:
+    """Give each rope its type, and the trained context where its type needs it."""
+    nested = [kind for kind in KINDS if isinstance(ropes.get(kind), dict)]
+    name = "original_max_position_embeddings"
+    trained = config.get(name, given.get(name))
+    for rope in [ropes[kind] for kind in nested] or [ropes]:
+        rope.setdefault("rope_type", rope.get("type", "default"))
+        if family == "phi3" and rope["rope_type"] in ("su", "yarn"):
+            rope["rope_type"] = "longrope"
+        if rope["rope_type"] in TRAINED_IN_ROPE:
+            if trained is not None and not nested:
+                rope[name] = trained
+            rope.setdefault(name, config["max_position_embeddings"])

@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,18 +24,15 @@ from tqdm import tqdm
 from ..base.config import Recipe
 from ..errors import ConfigError, ModelError
 from .checkpoint import open_checkpoint
-from .configs import whole
+from .configs import ModelConfig, PlainConfig, config_json
 from .dtypes import FLOAT16, FLOAT32, Array, cast
-from .families import Architecture
+from .families import CLASSES, Architecture
 from .files import INDEX, Files, new_folder, save_file
 from .formats.gguf_weights import GGUFTensors
 from .formats.shared import Tensors
 from .quantize import Codes, Quantized, quantize
-from .tokenizers import has_tokenizer, read_tokenizer
+from .tokenizers import has_tokenizer, save_tokenizer
 from .weights import Source, check_left, plain, quantized, stays
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
 WORD = 32
@@ -90,7 +87,7 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
         (new / "config.json").write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
         if files.gguf is not None:
             if has_tokenizer(files):
-                read_tokenizer(files).save_pretrained(new)
+                save_tokenizer(files, new)
             return bits
         for file in folder.iterdir():
             copied = file.name != "config.json" and not file.name.endswith(WEIGHT_FILES)
@@ -99,12 +96,11 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
     return bits
 
 
-def _options(config: PretrainedConfig) -> dict[str, Any]:
+def _options(config: ModelConfig) -> dict[str, Any]:
     """Return what a config.json says of a GGUF file's model."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    options: dict[str, Any] = json.loads(whole(config).to_json_string())
-    return {**options, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]}
+    assert isinstance(config, PlainConfig)
+    name = CLASSES.get(config.model_type, config.model_type.capitalize())
+    return {**config_json(config), "architectures": [f"{name}ForCausalLM"]}
 
 
 def _write_weights(source: Source, out: Path, recipe: Recipe, architecture: Architecture) -> float:

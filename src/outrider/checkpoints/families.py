@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,13 +18,10 @@ from ..base.fields import Fields, read_object
 from ..base.limits import LARGEST_INT
 from ..base.types import Folder
 from ..errors import ModelError, shown
-from .configs import is_plain
+from .configs import ModelConfig, PlainConfig
 from .dtypes import PLAIN
 from .formats.gguf import is_gguf
 from .rope import ROPE_TYPES, STILL, check_rope, head_dim, rope_parameters, rotary_dim
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 UNBOUNDED = 32768
@@ -74,8 +71,11 @@ FAMILIES = {
         fused_mlp="shared_mlp.input_linear", down="shared_mlp.output_linear"
     ),
 }  # fmt: skip
-WRAPPERS = ("gemma3", "mistral3")
-"""Models of images and text whose part for text is of a native family."""
+CLASSES = {
+    "gemma3_text": "Gemma3", "granitemoehybrid": "GraniteMoeHybrid", "qwen3_moe": "Qwen3Moe",
+    "smollm3": "SmolLM3",
+}  # fmt: skip
+"""Names of families' classes that are not the family's with a capital."""
 
 
 @dataclass(frozen=True)
@@ -169,15 +169,14 @@ def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
         ) from None
 
 
-def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
+def read_shape(config: ModelConfig, folder: Path) -> Shape:
     """Return the shape of a model: an ``Architecture`` where its family and options are native."""
     text = config.get_text_config(decoder=True)
     kind = config.model_type
-    if not is_plain(config):
-        _check_kind(config, text, folder)
+    _check_kind(config, text, folder)
     values = fields_of(text, folder)
     said = getattr(config, "dtype", None) or getattr(text, "dtype", None) or "float32"
-    dtype = {str(d): d for d in PLAIN}.get(str(said).removeprefix("torch."))
+    dtype = {d.name: d for d in PLAIN}.get(str(said).removeprefix("torch."))
     if dtype is None:
         needed = "float32, bfloat16, float16 or float64 is needed"
         raise ModelError(f"{values.where}: dtype is {shown(said)}; {needed}.")
@@ -188,23 +187,25 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
         dtype=dtype,
         eos_token_ids=end_token_ids(config, text, folder),
     )
-    return _architecture(text if kind in WRAPPERS else config, folder, shape) or shape
+    return _architecture(text, folder, shape) or shape
 
 
-def _check_kind(config: PretrainedConfig, text: PretrainedConfig, folder: Path) -> None:
+def _check_kind(config: ModelConfig, text: ModelConfig, folder: Path) -> None:
     """Refuse a config of something else than a causal language model."""
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        MODEL_FOR_MASKED_LM_MAPPING,
-    )
-
-    kind = config.model_type
-    if type(text if kind in WRAPPERS else config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(
-            f"{folder}: model_type {kind!r} is not supported: transformers has no causal language "
-            "model of it; give one that AutoModelForCausalLM loads."
+    kind, encoder = config.model_type, False
+    if not isinstance(config, PlainConfig):
+        from transformers.models.auto.modeling_auto import (
+            MODEL_FOR_CAUSAL_LM_MAPPING,
+            MODEL_FOR_MASKED_LM_MAPPING,
         )
-    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(text, "is_decoder", False)
+
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ModelError(
+                f"{folder}: model_type {kind!r} is not supported: transformers has no causal "
+                "language model of it; give one that AutoModelForCausalLM loads."
+            )
+        masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
+        encoder = masked and not getattr(text, "is_decoder", False)
     if encoder or config.is_encoder_decoder or getattr(text, "use_bidirectional_attention", False):
         raise ModelError(
             f"{folder}: model_type {kind!r} has an encoder, which reads both ways; only models "
@@ -212,7 +213,7 @@ def _check_kind(config: PretrainedConfig, text: PretrainedConfig, folder: Path) 
         )
 
 
-def fields_of(config: PretrainedConfig, folder: Path) -> Fields:
+def fields_of(config: ModelConfig, folder: Path) -> Fields:
     """Return the options of ``config``, typed; renamed ones also under their common name."""
     file = folder if is_gguf(folder) else folder / "config.json"
     options = dict(vars(config))
@@ -220,11 +221,11 @@ def fields_of(config: PretrainedConfig, folder: Path) -> Fields:
     return Fields(options, str(file))
 
 
-def _architecture(config: PretrainedConfig, folder: Path, shape: Shape) -> Architecture | None:
+def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architecture | None:
     """Return the architecture; None if the family or an option is not native."""
-    family = FAMILIES.get(str(config.model_type))
-    if family is None:
+    if not isinstance(config, PlainConfig):
         return None
+    family = FAMILIES[config.model_type]
     values = fields_of(config, folder)
     _check_heads(config, values)
     if not _options_fit(config, family):
@@ -273,9 +274,7 @@ def _architecture(config: PretrainedConfig, folder: Path, shape: Shape) -> Archi
     )
 
 
-def _experts(
-    values: Fields, family: Family, config: PretrainedConfig, layers: int
-) -> dict[str, Any]:
+def _experts(values: Fields, family: Family, config: PlainConfig, layers: int) -> dict[str, Any]:
     """Return the fields of ``Architecture`` about experts."""
     if not family.experts:
         numbers = dict.fromkeys(("num_experts", "top_experts", "expert_size"), 0)
@@ -293,7 +292,7 @@ def _experts(
     }
 
 
-def _heat(config: PretrainedConfig, values: Fields) -> dict[str, Any]:
+def _heat(config: PlainConfig, values: Fields) -> dict[str, Any]:
     """Return the fields of ``Architecture`` about queries at late positions."""
     rope = Fields(rope_parameters(config), f"{values.where}: rope_parameters")
     heat = rope.number("llama_4_scaling_beta", 0.0)
@@ -305,7 +304,7 @@ def _cap(values: Fields, name: str) -> float | None:
     return values.number(name, positive=True) if name in values else None
 
 
-def _check_heads(config: PretrainedConfig, values: Fields) -> None:
+def _check_heads(config: PlainConfig, values: Fields) -> None:
     """Refuse invalid sizes of heads and rope options."""
     width, heads = values.whole("hidden_size", 1), values.whole("num_attention_heads", 1)
     size = values.whole("head_dim", 1, default=width // heads)
@@ -322,7 +321,7 @@ def _check_heads(config: PretrainedConfig, values: Fields) -> None:
         check_rope(rope_parameters(config, kind), size, f"{values.where}: rope_parameters")
 
 
-def _options_fit(config: PretrainedConfig, family: Family) -> bool:
+def _options_fit(config: PlainConfig, family: Family) -> bool:
     """Return whether the native path supports the activation, ropes and head size of ``config``."""
     if _activation(config) not in ACTIVATIONS:
         return False
@@ -339,17 +338,16 @@ def _options_fit(config: PretrainedConfig, family: Family) -> bool:
     return head_dim(config) % 2 == 0
 
 
-def _activation(config: PretrainedConfig) -> str:
+def _activation(config: PlainConfig) -> str:
     return str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", "silu"))
 
 
-def _kinds(config: PretrainedConfig) -> list[str]:
+def _kinds(config: PlainConfig) -> list[str]:
     """Return "sliding_attention" or "full_attention" for each layer, or a kind that is foreign."""
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    return ["full_attention" if kind == "attention" else kind for kind in kinds]
+    return getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
 
 
-def _rope_kinds(config: PretrainedConfig) -> list[str | None]:
+def _rope_kinds(config: PlainConfig) -> list[str | None]:
     """Return the kind of each layer's rope; None is the one that all share, ``STILL`` is none."""
     kinds = _kinds(config)
     turns = getattr(config, "no_rope_layers", None) or [1] * len(kinds)  # 1 has a rope
@@ -359,7 +357,7 @@ def _rope_kinds(config: PretrainedConfig) -> list[str | None]:
     return [kind if turn else STILL for kind, turn in zip(own, turns, strict=False)]
 
 
-def end_token_ids(config: PretrainedConfig, text: PretrainedConfig, folder: Path) -> frozenset[int]:
+def end_token_ids(config: ModelConfig, text: ModelConfig, folder: Path) -> frozenset[int]:
     """Return the EOS ids of config.json and generation_config.json; chat models list more there."""
     file, where = folder / "generation_config.json", fields_of(config, folder).where
     values = [(getattr(c, "eos_token_id", None), where) for c in (text, config)]
@@ -373,7 +371,7 @@ def end_token_ids(config: PretrainedConfig, text: PretrainedConfig, folder: Path
     return frozenset(id for id in end_ids if id >= 0)  # some checkpoints write -1 for none
 
 
-def context_length(config: PretrainedConfig, values: Fields) -> int:
+def context_length(config: ModelConfig, values: Fields) -> int:
     """Return the context in tokens, rope scaling included; ``UNBOUNDED`` if none is named."""
     names = ("max_position_embeddings", "max_seq_len", "seq_length", "context_length")
     named = next((name for name in names if name in values), None)

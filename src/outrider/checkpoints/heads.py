@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..base.fields import Fields, one_line
+from ..base.fields import Fields
 from ..base.limits import LARGEST_DRAFT, LARGEST_INT
 from ..errors import ModelError, shown
 from .claims import check_claims
-from .configs import auto_config
+from .configs import PlainConfig, plain_config
 from .families import Architecture, Shape, read_shape
 from .files import Files, files_of
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 EAGLE3, PEAGLE, MEDUSA = "eagle3", "peagle", "medusa"
 FAMILIES = ("llama", "qwen3")
@@ -55,7 +52,7 @@ class Head:
     hidden_size: int
     layers: tuple[int, ...] | None
     architecture: Architecture | None = None
-    config: PretrainedConfig | None = None
+    config: PlainConfig | None = None
     state_normed: bool = False
     output_normed: bool = False
     fused_norms: tuple[str, ...] = ()
@@ -132,19 +129,16 @@ def _layers_of(values: Fields, shift: int) -> tuple[int, ...] | None:
 
 def _architecture(
     files: Files, options: Any, values: Fields, vocabulary: int
-) -> tuple[Architecture, PretrainedConfig]:
+) -> tuple[Architecture, PlainConfig]:
     """Return the architecture of a head's layers, and their config."""
     check_claims(options, files)
     family = options.get("model_type", "llama")
     if family not in FAMILIES:
         raise values.refuse("model_type", " or ".join(FAMILIES))
-    given = {name: value for name, value in options.items() if name != "model_type"}
-    given |= {"vocab_size": vocabulary, "tie_word_embeddings": False, "quantization_config": None}
-    given.pop("architectures", None)
-    try:
-        config: PretrainedConfig = auto_config().for_model(family, **given)
-    except Exception as error:  # of whatever kind transformers' checks raise
-        raise ModelError(f"{values.where} cannot be used: {one_line(error)}.") from None
+    given = {**options, "model_type": family, "vocab_size": vocabulary}
+    given |= {"tie_word_embeddings": False, "quantization_config": None}
+    config = plain_config(given, values.where)
+    assert config is not None
     shape = read_shape(config, files.folder)
     if not isinstance(shape, Architecture) or shape.activation != "silu":
         raise ModelError(
@@ -174,7 +168,7 @@ def _speculators(files: Files, values: Fields, options: dict[str, Any]) -> Head:
 
 def _eagle(
     files: Files, values: Fields, options: dict[str, Any], vocab_size: int,
-    own: tuple[Architecture, PretrainedConfig],
+    own: tuple[Architecture, PlainConfig],
 ) -> Head:  # fmt: skip
     """Return an EAGLE-3 head with the architecture and the config of its layers."""
     return Head(
@@ -186,27 +180,20 @@ def _eagle(
         layers=_layers_of(values, -1),
         architecture=own[0],
         config=own[1],
-        state_normed=_flag(values, options, "norm_before_residual"),
-        output_normed=_flag(values, options, "norm_output"),
+        state_normed=values.flag("norm_before_residual", False),
+        output_normed=values.flag("norm_output", False),
         fused_norms=_norms(values, options),
     )
 
 
 def _norms(values: Fields, options: dict[str, Any]) -> tuple[str, ...]:
-    together, apart = (_flag(values, options, name) for name in ("norm_before_fc", "fc_norm"))
+    together, apart = (values.flag(name, False) for name in ("norm_before_fc", "fc_norm"))
     if together and apart:
         raise values.refuse("fc_norm", "one of norm_before_fc and fc_norm")
     layers = values.listed("eagle_aux_hidden_state_layer_ids", int)
     if together:
         return ("input_norm.weight",)
     return tuple(f"fc_norm.{i}.weight" for i in range(len(layers) or PARTS)) if apart else ()
-
-
-def _flag(values: Fields, options: dict[str, Any], name: str) -> bool:
-    value = options.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise values.refuse(name, "true or false")
-    return bool(value)
 
 
 def _proposed(about: Fields) -> int | None:

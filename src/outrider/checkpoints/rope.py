@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from ..base.fields import Fields, is_number, readable
 from ..errors import ModelError
-from .configs import whole
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from .configs import ModelConfig
+from .frequencies import Floats, frequencies
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 BY_LENGTH = ("dynamic", "longrope")
@@ -26,7 +23,7 @@ PART = 1 << 14
 """Positions whose tables are computed at a time."""
 
 
-def rope_parameters(config: PretrainedConfig, kind: str | None = None) -> dict[str, Any]:
+def rope_parameters(config: ModelConfig, kind: str | None = None) -> dict[str, Any]:
     """Return the rope options of layers of ``kind`` ("full_attention", "sliding_attention").
 
     None stands for the options that all layers share; where kinds differ, for full attention.
@@ -36,13 +33,13 @@ def rope_parameters(config: PretrainedConfig, kind: str | None = None) -> dict[s
     return nested if isinstance(nested, dict) else parameters
 
 
-def head_dim(config: PretrainedConfig) -> int:
+def head_dim(config: ModelConfig) -> int:
     """Return the elements of a head."""
     explicit = getattr(config, "head_dim", None)
     return int(explicit or config.hidden_size // config.num_attention_heads)
 
 
-def rotary_dim(config: PretrainedConfig, kind: str | None = None) -> int:
+def rotary_dim(config: ModelConfig, kind: str | None = None) -> int:
     """Return how many elements of a head are rotated."""
     return int(head_dim(config) * rope_parameters(config, kind).get("partial_rotary_factor", 1.0))
 
@@ -83,132 +80,91 @@ def half_split(size: int, turning: int) -> list[int]:
 class Rope:
     """Rotary tables: cos and sin of a row depend on its position and its prompt's length alone.
 
-    transformers' own functions compute the scalings and their attention factor. As in transformers,
-    once max(prompt length, position + 1) exceeds the trained context, "dynamic" NTK scaling raises
-    the base and "longrope" takes its long factors. Here that depends on the row, not on the forward
-    it comes in, so chunks and drafts cannot change it. Tables have ``max_length`` positions; a
-    ``kind`` of layers may have tables of its own.
+    As in transformers, once max(prompt length, position + 1) exceeds the trained context, "dynamic"
+    NTK scaling raises the base and "longrope" takes its long factors. Here that depends on the row,
+    not on the forward it comes in, so chunks and drafts cannot change it. Tables have
+    ``max_length`` positions; a ``kind`` of layers may have tables of its own.
 
     Attributes:
         type: the rope_type.
         trained: the length beyond which the types ``BY_LENGTH`` turn otherwise.
         by_length: whether any row does.
+        head_dim: the elements of a head.
     """
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        max_length: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        kind: str | None = None,
-    ) -> None:
-        parameters = rope_parameters(config, kind)
-        self.type = str(parameters.get("rope_type", "default"))
+    def __init__(self, config: ModelConfig, max_length: int, kind: str | None = None) -> None:
+        self._parameters = rope_parameters(config, kind)
+        self.type = str(self._parameters.get("rope_type", "default"))
         if self.type not in ROPE_TYPES:
             raise ModelError(
                 f"rope_type {self.type!r} is not supported natively; supported are "
                 f"{', '.join(ROPE_TYPES)}."
             )
-        self._config = config
-        self._kind = kind
-        self._device = device
+        self.head_dim = head_dim(config)
         self._dim = rotary_dim(config, kind)
-        self._still = head_dim(config) - self._dim
-        trained = config.max_position_embeddings
+        self._context = int(config.max_position_embeddings)
+        self.trained = self._context
         if self.type == "longrope":
-            trained = parameters["original_max_position_embeddings"]
-        self.trained = int(trained)
-        self._base = float(parameters["rope_theta"])
+            self.trained = int(self._parameters["original_max_position_embeddings"])
         self._max_length = max_length
         self.by_length = self.type in BY_LENGTH and max_length > self.trained
-        self._dtype = dtype
         with readable("rope_parameters make no frequencies", "correct the checkpoint's config."):
-            inverse, self._factor = self._frequencies(None)
-        if not inverse.isfinite().all() or not math.isfinite(self._factor):
+            self._short, self._factor = self._frequencies(0)
+        if not np.isfinite(self._short).all() or not math.isfinite(self._factor):
             raise ModelError(
                 f"rope_parameters of type {self.type!r} make frequencies that are no finite "
                 "numbers; correct the checkpoint's config."
             )
-        self._short = inverse
-        self._unturned = torch.zeros(2, self._dim + self._still, dtype=dtype, device=device)
-        self._unturned[0] = 1
 
-    def _frequencies(self, length: int | None) -> tuple[torch.Tensor, float]:
-        if self.type == "default":
-            exponent = torch.arange(0, self._dim, 2, device=self._device).float() / self._dim
-            return 1.0 / self._base**exponent, 1.0
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    def _frequencies(self, length: int) -> tuple[Floats, float]:
+        with np.errstate(all="ignore"):  # what is not finite is refused
+            return frequencies(self.type, self._parameters, self._dim, self._context, length)
 
-        more = {} if self._kind is None else {"layer_type": self._kind}
-        compute = ROPE_INIT_FUNCTIONS[self.type]
-        inverse, factor = compute(whole(self._config), self._device, seq_len=length, **more)
-        return inverse.float(), float(factor)
-
-    def _parts(self, inverse: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    def _parts(self, inverse: Floats) -> Iterator[tuple[slice, Floats]]:
         """Yield the tables of ``PART`` positions at a time, to keep intermediate results small."""
         for begin in range(0, self._max_length, PART):
             part = slice(begin, min(begin + PART, self._max_length))
-            positions = torch.arange(part.start, part.stop, device=self._device).float()
+            positions = np.arange(part.start, part.stop, dtype=np.float32)
             yield part, self._tables(positions[:, None] * inverse[None, :])
 
-    @cached_property
-    def _table(self) -> torch.Tensor:
-        """The tables of all positions, [max_length, 2, head_dim]."""
-        size = (self._max_length, 2, self._dim + self._still)
-        whole = torch.empty(size, dtype=self._dtype, device=self._device)
+    def table(self) -> Floats:
+        """Return cos and signed sin of all positions: [max_length, 2, head_dim]."""
+        whole = np.empty((self._max_length, 2, self.head_dim), np.float32)
         for part, table in self._parts(self._short):
-            whole[part] = table.to(self._dtype)
+            whole[part] = table
         return whole
 
-    def _tables(self, angles: torch.Tensor) -> torch.Tensor:
+    def _tables(self, angles: Floats) -> Floats:
         """Return cos and signed sin: [rows, 2, head_dim]."""
-        # By NumPy in fp64: torch's fp32 cosine was seen to differ between processes in a last bit.
-        exact = angles.double().cpu().numpy()
-        cos, sin = (
-            torch.from_numpy(turn(exact)).float().to(angles.device) * self._factor
-            for turn in (np.cos, np.sin)
-        )
-        if self._still:  # see ``half_split``
-            more = (*angles.shape[:-1], self._still // 2)
-            cos = torch.cat([cos, cos.new_ones(more)], -1)
-            sin = torch.cat([sin, sin.new_zeros(more)], -1)
-        return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], -2)
+        exact = angles.astype(np.float64)
+        cos, sin = (turn(exact).astype(np.float32) * self._factor for turn in (np.cos, np.sin))
+        if still := self.head_dim - self._dim:  # see ``half_split``
+            more = (*angles.shape[:-1], still // 2)
+            cos = np.concatenate([cos, np.ones(more, np.float32)], -1)
+            sin = np.concatenate([sin, np.zeros(more, np.float32)], -1)
+        return np.stack([np.concatenate([cos, cos], -1), np.concatenate([-sin, sin], -1)], axis=-2)
 
-    def fill(self) -> None:
-        """Compute the tables of ``rows`` now instead of at its first call."""
-        _ = self._table
-
-    def halves(self, far: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    def halves(self, far: bool = False) -> tuple[Floats, Floats]:
         """Return cos and sin of every position, [max_length, head_dim / 2] each.
 
         They are those of rows beyond ``trained`` if ``far``, which longrope alone has for all.
         """
         inverse = self._frequencies(self.trained + 1)[0] if far else self._short
-        half = (self._dim + self._still) // 2
-        size = (self._max_length, half)
-        cos, sin = (torch.empty(size, dtype=self._dtype, device=self._device) for _ in range(2))
+        half = self.head_dim // 2
+        cos, sin = (np.empty((self._max_length, half), np.float32) for _ in range(2))
         for part, table in self._parts(inverse):
             cos[part], sin[part] = table[:, 0, half:], table[:, 1, half:]
         return cos, sin
 
-    def rows(
-        self, positions: torch.Tensor, lengths: list[int], turned: int, kept: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what rotates heads: x * cos + (x with its halves swapped) * sin.
+    def lengthened(self, positions: NDArray[np.int64], lengths: list[int]) -> Floats | None:
+        """Return cos and signed sin of rows [rows, 2, head_dim]; None where ``table`` has them.
 
-        ``lengths`` are max(prompt length, position + 1) of the rows, for the types in
-        ``BY_LENGTH``. The first ``turned`` heads are rotated; the ``kept`` that follow get ones and
-        zeros, so that all go through one product. cos and signed sin are [rows, heads, head_dim].
+        ``lengths`` are max(prompt length, position + 1) of the rows.
         """
-        table = self._table.index_select(0, positions)
-        if self.type in BY_LENGTH and max(lengths) > self.trained:
-            by_length = {
-                n: self._frequencies(n)[0] if n > self.trained else self._short
-                for n in set(lengths)
-            }
-            inverse = torch.stack([by_length[n] for n in lengths])
-            table = self._tables(positions.float()[:, None] * inverse).to(table.dtype)
-        still = self._unturned.expand(len(positions), kept, -1, -1)
-        heads = torch.cat([table[:, None].expand(-1, turned, -1, -1), still], 1)
-        return heads[:, :, 0].contiguous(), heads[:, :, 1].contiguous()
+        if self.type not in BY_LENGTH or max(lengths) <= self.trained:
+            return None
+        by_length = {
+            n: self._frequencies(n)[0] if n > self.trained else self._short for n in set(lengths)
+        }
+        inverse = np.stack([by_length[n] for n in lengths])
+        return self._tables(positions.astype(np.float32)[:, None] * inverse)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
+from ..base.extras import torch_for
 from ..errors import ModelError
 from ..text.codec import TextCodec, differing_entries
 from .files import Files, files_of
-from .formats.gguf import GGUF, is_gguf
-from .formats.gguf_tokenizer import SPECIALS, Words, chat_templates, gguf_tokenizer
-from .growth import check_growth
+from .folder_tokenizer import folder_tokenizer, save_words
+from .formats.gguf import GGUF
+from .formats.gguf_tokenizer import Words, chat_templates, gguf_tokenizer
 from .unread import UnreadCodec, codec_of, trying
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 TOKENS = "tokenizer.ggml.tokens"
 """The key of a GGUF file's list of tokens."""
@@ -57,49 +54,33 @@ def differences(target: Files, drafter: Files) -> list[str]:
     return differing_entries(vocabulary_of(target), vocabulary_of(drafter))
 
 
-def read_tokenizer(folder: Path | Files) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a checkpoint, a folder or a GGUF file, as transformers has it."""
-    from transformers import PreTrainedTokenizerFast
-
-    files = files_of(folder)
-    if files.gguf is None:
-        return _of_folder(files.folder)
+def save_tokenizer(files: Files, folder: Path) -> None:
+    """Write the tokenizer of a checkpoint as the files of a folder."""
     codec = read_codec(files)
-    names = {name: codec.special_tokens.get(name) for name in SPECIALS}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=codec.backend,
-        chat_template=codec.chat_template,
-        clean_up_tokenization_spaces=False,
-        **names,
-    )
-
-
-def _of_folder(folder: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a folder, or in that of a GGUF file."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    path = folder.parent if is_gguf(folder) else folder
-    if (path / "tokenizer.json").is_file():
-        check_growth(path / "tokenizer.json")
-    tokenizer: PreTrainedTokenizerBase = (
-        PreTrainedTokenizerFast.from_pretrained(path)
-        if is_gguf(folder)
-        else AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    )
-    return tokenizer
+    specials = dict(codec.special_tokens)
+    save_words(Words(codec.backend, specials, codec.chat_template, None), folder)
 
 
 def _words(files: Files) -> Words:
-    """Return what a codec takes of the tokenizer in a folder, or in that of a GGUF file."""
-    tokenizer = _of_folder(files.folder)
+    """Return the tokenizer in a folder, or in that of a GGUF file, whose templates come first."""
+    folder = files.folder if files.gguf is None else files.folder.parent
+    words = folder_tokenizer(folder) or _by_transformers(folder)
+    own = None if files.gguf is None else chat_templates(files.gguf)
+    return words._replace(template=own or words.template)
+
+
+def _by_transformers(folder: Path) -> Words:
+    """Return a tokenizer without a tokenizer.json, which transformers makes one of."""
+    with torch_for(f"the tokenizer in {folder} has no tokenizer.json; to make one of its files"):
+        from transformers import AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
-        what = f"the tokenizer in {files} is written in Python and has no tokenizer.json"
+        what = f"the tokenizer in {folder} is written in Python and has no tokenizer.json"
         raise ModelError(f"{what}; convert it to one.")
-    own = None if files.gguf is None else chat_templates(files.gguf)
     end = tokenizer.eos_token_id
     return Words(
-        backend, dict(tokenizer.special_tokens_map), own or tokenizer.chat_template,
+        backend, dict(tokenizer.special_tokens_map), tokenizer.chat_template,
         end if isinstance(end, int) else None,
     )  # fmt: skip
 

@@ -24,6 +24,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from ..base.fields import one_line
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.claims import check_model
+from ..checkpoints.configs import PlainConfig
 from ..checkpoints.dtypes import choose_dtype
 from ..checkpoints.formats.shared import REMEDY
 from ..checkpoints.rope import BY_LENGTH
@@ -274,6 +275,7 @@ class Fallback(PythonStep):
 def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     """The model as transformers has it, from safetensors, without any code of the checkpoint's."""
     folder, config = checkpoint.folder, checkpoint.config
+    assert not isinstance(config, PlainConfig)
     check_model(config, checkpoint.tensors.shapes(), folder)
     try:
         config._experts_implementation = "eager"  # expert by expert, see ``FixedProducts``

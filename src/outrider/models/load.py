@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..base.config import AUTOMATIC, NO_RECIPES, Recipe, free_memory
+from ..base.extras import torch_for
 from ..base.fields import readable
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import BFLOAT16, FLOAT16, choose_dtype, native_dtype
@@ -74,7 +75,8 @@ def load_model(
                         f"{folder}: a {config.model_type!r} model as configured runs through "
                         f"transformers, and only native models can be {refused}."
                     )
-            from .fallback import Fallback  # with most of transformers
+            with torch_for(f"{folder}: a {config.model_type!r} model as configured"):
+                from .fallback import Fallback  # with most of transformers
 
             return Fallback(checkpoint, dtype, device)
         checkpoint = replace(checkpoint, shape=architecture.within(window))

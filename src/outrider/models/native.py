@@ -5,12 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..base.config import Recipe
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.configs import ModelConfig
 from ..checkpoints.dtypes import Array, native_dtype
 from ..checkpoints.families import Architecture
 from ..checkpoints.rope import STILL, rope_parameters
@@ -27,15 +28,12 @@ from .native_store import NativeStore
 from .python_step import draft_in_python
 from .rows import Segment, planted_of
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
 LARGEST_HEAD = 256
 SLOW_TO_LOAD = 1 << 30
 """Weights of this many elements and more are loaded under a progress bar."""
 
 
-def covers(config: PretrainedConfig, architecture: Architecture, dtype: np.dtype[Any]) -> bool:
+def covers(config: ModelConfig, architecture: Architecture, dtype: np.dtype[Any]) -> bool:
     """Return True if the native step has everything that a checkpoint needs."""
     a = architecture
     ropes = _rope_types(config, a)
@@ -49,12 +47,12 @@ def covers(config: PretrainedConfig, architecture: Architecture, dtype: np.dtype
     )
 
 
-def _rope_types(config: PretrainedConfig, a: Architecture) -> set[str]:
+def _rope_types(config: ModelConfig, a: Architecture) -> set[str]:
     kinds = set(a.kinds) - {STILL}
     return {str(rope_parameters(config, kind).get("rope_type", "default")) for kind in kinds}
 
 
-def _far(config: PretrainedConfig, a: Architecture, max_length: int) -> int:
+def _far(config: ModelConfig, a: Architecture, max_length: int) -> int:
     """Return the length beyond which rows turn otherwise; 0 if none is that far."""
     if "longrope" not in _rope_types(config, a):
         return 0

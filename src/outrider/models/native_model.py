@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints.coded import Coded
+from ..checkpoints.configs import ModelConfig
 from ..checkpoints.dtypes import Array
 from ..checkpoints.families import Architecture
 from ..checkpoints.quantize import Matrix, Quantized
@@ -27,9 +28,6 @@ from .base import Output, RowsModel, Store
 from .decide import DraftInput, DraftNodes, allowed_after, mask_bytes
 from .native_store import NativeStore
 from .rows import Segment, planted_of
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 PythonDraft = Callable[[Sequence[Segment], Sequence[DraftInput | None], Noise], list[DraftNodes]]
 
@@ -82,7 +80,7 @@ class NativeModel(RowsModel):
         config: Config,
         dtype: np.dtype[Any],
         embedding: Array | None,
-        ropes: PretrainedConfig | None = None,
+        ropes: ModelConfig | None = None,
     ) -> None:
         self.library, self.shape, self.dtype, self.embedding = library, shape, dtype, embedding
         self.max_length: int = config.max_length
@@ -102,12 +100,8 @@ class NativeModel(RowsModel):
         if self._ropes is None or length <= self._turned:
             return
         for number, (kind, far) in enumerate(self._tables):
-            import torch
-
-            from .tensors import as_array
-
-            rope = Rope(self._ropes, length, torch.float32, torch.device("cpu"), kind)
-            self.library.set_rotary(self.handle, number, *map(as_array, rope.halves(far)))
+            rope = Rope(self._ropes, length, kind)
+            self.library.set_rotary(self.handle, number, *rope.halves(far))
         self._turned = length
 
     def _pack(

@@ -14,7 +14,7 @@ from ..base.config import Recipe
 from ..cache.store import Store
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.families import Architecture
-from ..checkpoints.rope import STILL, Rope
+from ..checkpoints.rope import STILL
 from ..checkpoints.weights import Experts
 from .attention import Attention
 from .base import Output
@@ -31,6 +31,7 @@ from .torch_weights import (
     Weights,
     load_weights,
 )
+from .turns import Turns
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -123,9 +124,7 @@ class Transformer(PythonStep):
         with torch.inference_mode():
             self._unit = TILE if self._dtype == torch.float32 else row_unit(self.weights)
         kinds = set(architecture.kinds) - {STILL}
-        self._ropes = {k: Rope(config, max_length, self._dtype, self._device, k) for k in kinds}
-        for rope in self._ropes.values():
-            rope.fill()  # before the memory for the cache is counted
+        self._ropes = {k: Turns(config, max_length, self._dtype, self._device, k) for k in kinds}
         # Keys that are turned by the prompt's length are of use to that prompt alone.
         self.paged = not any(rope.by_length for rope in self._ropes.values())
         # Not above: it takes a second, which the native step does not need.

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from ...base.fields import Fields, one_line
+from ...base.fields import Fields
 from ...base.limits import LARGEST_INT
 from ...errors import ModelError, shown
-from ..configs import PlainConfig, whole
+from ..configs import PlainConfig, plain_config
 from .gguf import GGUF
 from .gguf_ends import end_token_ids
 from .gguf_types import Kind
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 class Form(NamedTuple):
@@ -72,21 +68,16 @@ def _unread(path: Path, what: str) -> ModelError:
     return ModelError(f"{path}: {what}; give the model as a Hugging Face checkpoint.")
 
 
-def gguf_config(file: GGUF) -> PretrainedConfig:
+def gguf_config(file: GGUF) -> PlainConfig:
     """Return the config of the model in a GGUF file."""
     path = file.path
     name = file.fields.text("general.architecture", "")
     if name not in FORMS:
         only = f"only of {', '.join(FORMS)}"
         raise _unread(path, f"GGUF files of architecture {shown(name)} are not read, {only}")
-    config = PlainConfig(**_options(file, name))
-    ropes = config.rope_parameters
-    if ropes.get("full_attention", ropes)["rope_type"] != "default":  # transformers scales these
-        try:
-            whole(config)
-        except Exception as error:  # of whatever kind transformers' checks raise
-            raise ModelError(f"{path}: its metadata cannot be used: {one_line(error)}.") from None
-    return cast("PretrainedConfig", config)
+    config = plain_config(_options(file, name), str(path))
+    assert config is not None  # the family of each form is native
+    return config
 
 
 def _options(file: GGUF, name: str) -> dict[str, Any]:
@@ -171,7 +162,9 @@ def _windows(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> 
     form, layers = FORMS[name], options["num_hidden_layers"]
     window = fields.whole(f"{name}.attention.sliding_window", default=0) if form.period else 0
     if not window:
-        return {"layer_types": ["full_attention"] * layers} if form.period else {}
+        all_see = {"layer_types": ["full_attention"] * layers} if form.period else {}
+        ropes = {"rope_parameters": {"full_attention": options["rope_parameters"]}}
+        return all_see | (ropes if name == "gemma3" else {})
     key = f"{name}.attention.sliding_window_pattern"
     given = file.metadata.get(key)
     if isinstance(given, list):
@@ -208,11 +201,11 @@ def _per_model(file: GGUF, family: str) -> Fields:
     return Fields(metadata, str(file.path))
 
 
-def _dtype(kinds: set[Kind]) -> torch.dtype:
+def _dtype(kinds: set[Kind]) -> str:
     """Return the dtype to compute in: the file's, or bfloat16 for quantised weights."""
     if kinds <= {Kind.F32}:
-        return torch.float32
-    return torch.float16 if kinds <= {Kind.F32, Kind.F16} else torch.bfloat16
+        return "float32"
+    return "float16" if kinds <= {Kind.F32, Kind.F16} else "bfloat16"
 
 
 def _rope(file: GGUF, fields: Fields, family: str, turning: int, head_dim: int) -> dict[str, Any]:

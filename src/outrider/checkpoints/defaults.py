@@ -1,0 +1,185 @@
+"""Options of the native families' configs, their types and transformers' defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TYPES = {
+    **dict.fromkeys(
+        (
+            "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+            "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
+            "original_max_position_embeddings", "no_rope_layer_interval", "sliding_window_pattern",
+            "decoder_sparse_step", "moe_intermediate_size", "shared_intermediate_size",
+            "query_pre_attn_scalar",
+        ),
+        "size",
+    ),
+    **dict.fromkeys(
+        (
+            "sliding_window", "max_window_layers", "num_experts_per_tok", "num_experts",
+            "num_local_experts",
+        ),
+        "whole",
+    ),
+    **dict.fromkeys(
+        (
+            "rms_norm_eps", "final_logit_softcapping",
+            "attn_logit_softcapping", "embedding_multiplier", "logits_scaling",
+            "residual_multiplier", "attention_multiplier",
+        ),
+        "number",
+    ),
+    **dict.fromkeys(
+        (
+            "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window",
+            "norm_topk_prob", "use_bidirectional_attention", "is_encoder_decoder",
+        ),
+        "flag",
+    ),
+    **dict.fromkeys(("hidden_act", "hidden_activation", "position_embedding_type"), "text"),
+    **dict.fromkeys(("mlp_only_layers", "no_rope_layers"), "numbers"),
+    "layer_types": "texts",
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), "ids"),
+}  # fmt: skip
+"""The type of each option; a "size" is a whole number from 1."""
+NONE_COUNTS = (
+    "sliding_window", "final_logit_softcapping", "attn_logit_softcapping", "bos_token_id",
+    "eos_token_id", "pad_token_id",
+)  # fmt: skip
+"""Options of which null says that there is none; of others it stands for the default."""
+KEPT = ("quantization_config", "architectures")
+"""Options that any model may have, as they are given."""
+RENAMED = {
+    "qwen3_moe": {"num_experts": "num_local_experts"},
+    "granitemoehybrid": {"layer_types": "layers_block_type"},
+}
+"""Other names of options."""
+THETA = {"smollm3": 2e6, "gemma3_text": 1e6, "olmo3": 5e5}
+NEAR_THETA = {"gemma3_text": 1e4, "olmo3": 5e5}
+"""Bases of ropes where they are not 10,000; those of layers that see a window."""
+
+_ALL: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+    "is_encoder_decoder": False,
+}
+_BIAS: dict[str, Any] = {"attention_bias": False}
+_BIASES = _BIAS | {"mlp_bias": False}
+_MISTRAL = _ALL | {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+_QWEN = _ALL | {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+}
+_LAYERED = {"max_window_layers": 28, "layer_types": None}
+_GEMMA = {name: value for name, value in _ALL.items() if name != "hidden_act"} | {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "layer_types": None,
+    "use_bidirectional_attention": False,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+_OLMO = _ALL | _BIAS | {
+    "vocab_size": 50304,
+    "rms_norm_eps": 1e-5,
+    "pad_token_id": 1,
+    "bos_token_id": None,
+    "eos_token_id": 50279,
+}  # fmt: skip
+_GRANITE = {
+    "attention_bias": False,
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _ALL | _BIASES,
+    "mistral": _MISTRAL,
+    "ministral": _MISTRAL | {"layer_types": None},
+    "ministral3": _MISTRAL | {
+        "vocab_size": 131072, "num_hidden_layers": 34, "head_dim": 128, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 262144, "sliding_window": None, "pad_token_id": 11,
+    },
+    "qwen2": _QWEN | _LAYERED,
+    "qwen3": _QWEN | _LAYERED | _BIAS | {"head_dim": 128},
+    "qwen3_moe": _QWEN | _BIAS | {
+        "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
+        "num_key_value_heads": 4, "decoder_sparse_step": 1, "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8, "num_experts": 128, "norm_topk_prob": False,
+        "mlp_only_layers": None,
+    },
+    "smollm3": _ALL | _BIASES | {
+        "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32768,
+        "pad_token_id": 128004, "bos_token_id": 128000, "eos_token_id": 128001,
+        "use_sliding_window": False, "sliding_window": None, "no_rope_layers": None,
+        "no_rope_layer_interval": 4, "layer_types": None, "tie_word_embeddings": True,
+    },
+    "gemma2": _GEMMA | {
+        "vocab_size": 256000, "max_position_embeddings": 8192, "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0, "use_bidirectional_attention": None,
+    },
+    "gemma3_text": _GEMMA | {
+        "vocab_size": 262208, "max_position_embeddings": 131072, "final_logit_softcapping": None,
+        "attn_logit_softcapping": None, "sliding_window_pattern": 6,
+    },
+    "olmo2": _OLMO,
+    "olmo3": _OLMO | {"sliding_window": 4096, "layer_types": None},
+    "phi3": _ALL | {
+        "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192,
+        "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5, "eos_token_id": 32000, "pad_token_id": 32000, "sliding_window": None,
+    },
+    "granite": _ALL | _GRANITE | {"mlp_bias": False},
+    "granitemoehybrid": _ALL | _GRANITE | {
+        "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
+        "position_embedding_type": None, "layer_types": None,
+    },
+}  # fmt: skip
+"""Each family's options and their defaults; None is of those that follow from others."""
+MISTRAL3_TEXT: dict[str, Any] = {
+    "head_dim": 128, "hidden_size": 5120, "intermediate_size": 32768,
+    "max_position_embeddings": 131072, "num_hidden_layers": 40, "rms_norm_eps": 1e-5,
+    "rope_theta": 1e9, "sliding_window": None, "vocab_size": 131072,
+}  # fmt: skip
+"""The part for text of a wrapper that says nothing of it."""
+MINISTRAL3_ROPE: dict[str, Any] = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
+    "original_max_position_embeddings": 16384, "beta_fast": 32.0, "beta_slow": 1.0,
+    "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip

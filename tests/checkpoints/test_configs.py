@@ -1,0 +1,164 @@
+"""Configs of native families are transformers' own, read without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from outrider.checkpoints.configs import PlainConfig, config_json, plain_config, whole
+from outrider.checkpoints.defaults import DEFAULTS, TYPES
+from outrider.checkpoints.families import FAMILIES
+from outrider.errors import ModelError
+
+FILE = "model/config.json"
+TINY: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+LLAMA3 = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5}
+LONG = {
+    "type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6, "factor": 4.0,
+}  # fmt: skip
+GIVEN: list[tuple[str, dict[str, Any]]] = [
+    *((family, {}) for family in FAMILIES),
+    *((family, TINY) for family in FAMILIES),
+    *((family, TINY | {"rope_theta": 5e5, "eos_token_id": [3, 4]}) for family in FAMILIES),
+    *(
+        (family, TINY | {"rope_scaling": scaling, "max_position_embeddings": 512})
+        for family in ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "olmo2", "granite")
+        for scaling in (LINEAR, LLAMA3, YARN)
+    ),
+    ("llama", TINY | {"rope_parameters": {**YARN, "original_max_position_embeddings": 128}}),
+    ("llama", TINY | {"head_dim": 24, "num_key_value_heads": None, "attention_bias": True}),
+    ("llama", TINY | {"dtype": "bfloat16", "tie_word_embeddings": True, "mlp_bias": True}),
+    ("llama", TINY | {"torch_dtype": "float16", "eos_token_id": None}),
+    ("mistral", TINY | {"sliding_window": None}),
+    ("ministral", TINY | {"sliding_window": None}),
+    ("qwen2", TINY | {"use_sliding_window": True, "max_window_layers": 3}),
+    (
+        "qwen2",
+        TINY
+        | {
+            "use_sliding_window": True,
+            "max_window_layers": 3,
+            "rope_parameters": {"full_attention": LINEAR, "sliding_attention": {"rope_theta": 2e4}},
+        },
+    ),
+    ("qwen3", TINY | {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}),
+    ("qwen3_moe", TINY | {"num_experts": 6, "mlp_only_layers": [1], "norm_topk_prob": True}),
+    ("qwen3_moe", TINY | {"num_local_experts": 5}),
+    ("smollm3", TINY | {"use_sliding_window": True, "sliding_window": 32}),
+    ("smollm3", TINY | {"no_rope_layer_interval": 3}),
+    ("gemma2", TINY | {"final_logit_softcapping": None}),
+    ("gemma3_text", TINY | {"sliding_window_pattern": 3, "rope_local_base_freq": 9e3}),
+    ("gemma3_text", TINY | {"rope_parameters": {"full_attention": LINEAR}}),
+    ("gemma3_text", TINY | {"layer_types": ["full_attention"] * 7}),
+    ("olmo3", TINY | {"rope_scaling": YARN}),
+    ("phi3", TINY | {"rope_scaling": LONG, "partial_rotary_factor": 0.75}),
+    ("phi3", TINY | {"original_max_position_embeddings": 64, "sliding_window": 16}),
+    ("granitemoehybrid", TINY | {"layer_types": ["attention", *["mamba"] * 6]}),
+    ("granitemoehybrid", TINY | {"layers_block_type": ["attention"] * 7}),
+    ("granitemoehybrid", TINY | {"position_embedding_type": "rope", "num_local_experts": 0}),
+]
+FREE = {"head_dim", "num_key_value_heads", "sliding_window_pattern"}
+"""What ours fills in where theirs leaves it to the model."""
+WRAPPED: list[tuple[str, dict[str, Any]]] = [
+    ("gemma3", {"text_config": TINY}),
+    ("gemma3", {"text_config": {**TINY, "model_type": "gemma3_text"}, "dtype": "bfloat16"}),
+    ("gemma3", {}),
+    ("mistral3", {"text_config": TINY, "eos_token_id": 7}),
+    ("mistral3", {"text_config": {**TINY, "model_type": "ministral3", "dtype": "bfloat16"}}),
+    ("mistral3", {"tie_word_embeddings": False}),
+]
+
+
+def theirs_of(family: str, given: dict[str, Any]) -> dict[str, Any]:
+    fitting = {"mamba_n_heads": 4} if "hybrid" in family else {}
+    options: dict[str, Any] = AutoConfig.for_model(family, **(fitting | given)).to_dict()
+    if "num_local_experts" in options and family == "qwen3_moe":
+        options["num_experts"] = options.pop("num_local_experts")
+    return options
+
+
+def named(ropes: dict[str, Any]) -> dict[str, Any]:
+    """Return rope options without older names of theirs, and what nothing reads."""
+    left = {name: named(each) if isinstance(each, dict) else each for name, each in ropes.items()}
+    return {n: each for n, each in left.items() if n not in ("type", "max_position_embeddings")}
+
+
+def check(plain: PlainConfig, theirs: dict[str, Any]) -> None:
+    ours = config_json(plain)
+    for name, value in ours.items():
+        if name == "rope_parameters":
+            assert named(value) == named(theirs[name])
+        elif name not in FREE or theirs.get(name) is not None:
+            assert value == theirs.get(name, value and "missing"), name
+    said = {name for name in TYPES if theirs.get(name) is not None}
+    assert said <= ours.keys()
+
+
+@pytest.mark.parametrize(("family", "given"), GIVEN)
+def test_options_are_transformers(family: str, given: dict[str, Any]) -> None:
+    plain = plain_config({"model_type": family, **given}, FILE)
+    assert plain is not None
+    theirs = theirs_of(family, given)
+    check(plain, theirs)
+    if "hybrid" not in family:  # whose sizes of other layers must fit
+        again = whole(plain).rope_parameters
+        assert named(again) == named(theirs["rope_parameters"])
+
+
+@pytest.mark.parametrize(("family", "given"), WRAPPED)
+def test_wrappers_parts_for_text_are_transformers(family: str, given: dict[str, Any]) -> None:
+    plain = plain_config({"model_type": family, **given}, FILE)
+    assert plain is not None
+    theirs = AutoConfig.for_model(family, **given)
+    assert plain.tie_word_embeddings == theirs.tie_word_embeddings
+    assert plain.eos_token_id == getattr(theirs, "eos_token_id", None)
+    check(plain.get_text_config(), theirs.get_text_config(decoder=True).to_dict())
+
+
+def test_every_native_family_has_defaults() -> None:
+    assert DEFAULTS.keys() == FAMILIES.keys()
+    assert all(name in TYPES for options in DEFAULTS.values() for name in options)
+
+
+def test_other_families_are_none() -> None:
+    assert plain_config({"model_type": "mamba"}, FILE) is None
+    wrapped = {"model_type": "mistral3", "text_config": {"model_type": "mamba"}}
+    assert plain_config(wrapped, FILE) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "needed"),
+    [
+        ("hidden_size", "64", "a whole number from 1 to"),
+        ("num_attention_heads", 0, "a whole number from 1 to"),
+        ("rms_norm_eps", [], "a finite number"),
+        ("tie_word_embeddings", "yes", "true or false"),
+        ("hidden_act", 3, "a text"),
+        ("eos_token_id", "end", "an id, or a list of ids"),
+        ("rope_parameters", [1], "an object"),
+        ("rope_theta", "high", "a finite number"),
+        ("model_type", 7, "a text"),
+    ],
+)
+def test_a_wrong_type_is_refused(name: str, value: object, needed: str) -> None:
+    with pytest.raises(ModelError, match=f"^{FILE}: {name} is .*; {needed}.* is needed"):
+        plain_config({"model_type": "llama", name: value}, FILE)
+
+
+def test_wrong_types_in_parts_name_the_part() -> None:
+    options = {"model_type": "gemma3", "text_config": {"layer_types": "full"}}
+    with pytest.raises(ModelError, match=r"text_config: layer_types is 'full'; a list of texts"):
+        plain_config(options, FILE)
+    ropes = {"model_type": "gemma3_text", "rope_parameters": {"full_attention": 4}}
+    with pytest.raises(ModelError, match="an object with an object full_attention is needed"):
+        plain_config(ropes, FILE)
