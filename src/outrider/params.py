@@ -24,11 +24,11 @@ LogitsProcessor = Callable[[list[int], Any], Any]
 """Makes other logits of a position's logits: ``processor(ids, logits) -> logits``.
 
 ``ids`` are the ids of prompt and output up to the position, drafted tokens before it among them as
-if they were output; ``logits`` is fp32 [vocabulary], as the model gave it but for grammar, allowed
-tokens, bad words, min_tokens and logit_bias; penalties, temperature and truncation come after. What
-it returns is a tensor of the same shape, -inf where a token is banned. It must be a pure function
-of its two arguments: it is called in any order, for drafts that never become output, and more than
-once for a position.
+if they were output; ``logits`` is a NumPy array of its own, float32 [vocabulary], as the model gave
+it but for grammar, allowed tokens, bad words, min_tokens and logit_bias; penalties, temperature and
+truncation come after. What it returns is an array of floats of the same shape, -inf where a token
+is banned. It must be a pure function of its two arguments: it is called in any order, for drafts
+that never become output, and more than once for a position.
 """
 
 
