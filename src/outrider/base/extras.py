@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from ..errors import ConfigError
 
@@ -13,16 +14,26 @@ INSTALL = "pip install 'outrider[torch]'"
 
 
 @contextmanager
-def torch_for(what: str) -> Iterator[None]:
-    """Raise ConfigError naming the extra where an import inside lacks torch or transformers.
+def torch_for(what: str, program: bool = False) -> Iterator[None]:
+    """Raise ConfigError naming the extra where an import inside lacks one of its packages.
 
-    ``what`` begins the message: what cannot be had without them.
+    ``what`` begins the message: what cannot be had without them. A ``program`` ends with the
+    message instead.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] not in OF_TORCH:
+        package = str(error.name).partition(".")[0]
+        if package not in OF_TORCH:
             raise
-        raise ConfigError(
-            f"{what} needs torch and transformers, which are not installed: {INSTALL}."
-        ) from None
+        said = f"{what} needs {package}, which is not installed: {INSTALL}."
+        if program:
+            raise SystemExit(said) from None
+        raise ConfigError(said) from None
+
+
+def need_torch(what: str) -> None:
+    """Refuse ``what`` where torch is not installed; imports nothing."""
+    with torch_for(what):
+        if find_spec("torch") is None:
+            raise ModuleNotFoundError(name="torch")

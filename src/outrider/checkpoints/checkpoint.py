@@ -124,7 +124,7 @@ def _model(files: Files) -> tuple[ModelConfig, Shape]:
 def _foreign(folder: Path, options: Mapping[str, Any]) -> ModelConfig:
     """Return the config of a model that is not native, as transformers reads it."""
     kind = shown(options.get("model_type"))
-    reader = auto_config(f"{folder}: a model of type {kind}, as configured, is not native; it")
+    reader = auto_config(f"{folder}: a {kind} model, as configured,")
     try:
         config: ModelConfig = reader.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of whatever kind transformers' checks raise

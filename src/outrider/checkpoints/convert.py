@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ..base.extras import need_torch
 from ..base.fields import read_object
 from ..base.outside.text import printable
 from ..errors import ConfigError, ModelError
@@ -70,6 +71,7 @@ def _pickled(folder: Path) -> list[Path]:
 
 def _unpickle(files: list[Path], out: Path) -> None:
     """Write pickled tensors as safetensors."""
+    need_torch(f"{files[0]} is a pickled file; to read it")
     try:
         size = sum(file.stat().st_size for file in files)
     except OSError as error:

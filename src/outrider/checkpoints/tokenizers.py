@@ -71,7 +71,7 @@ def _words(files: Files) -> Words:
 
 def _by_transformers(folder: Path) -> Words:
     """Return a tokenizer without a tokenizer.json, which transformers makes one of."""
-    with torch_for(f"the tokenizer in {folder} has no tokenizer.json; to make one of its files"):
+    with torch_for(f"{folder} has no tokenizer.json; to make one of its other files"):
         from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     backend = getattr(tokenizer, "backend_tokenizer", None)

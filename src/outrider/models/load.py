@@ -75,7 +75,7 @@ def load_model(
                         f"{folder}: a {config.model_type!r} model as configured runs through "
                         f"transformers, and only native models can be {refused}."
                     )
-            with torch_for(f"{folder}: a {config.model_type!r} model as configured"):
+            with torch_for(f"{folder}: a {config.model_type!r} model, as configured,"):
                 from .fallback import Fallback  # with most of transformers
 
             return Fallback(checkpoint, dtype, device)
@@ -98,8 +98,8 @@ def load_model(
                 return NativeTransformer(
                     step, checkpoint, chosen, max_length, recipe, native, coarse, kept
                 )
-        from .transformer import Transformer  # with torch
-
+        with torch_for(f"{folder}: as configured here, the model has no native step; it"):
+            from .transformer import Transformer
         chosen = choose_dtype(dtype, architecture.dtype)
         return Transformer(checkpoint, chosen, device, max_length, recipe)
 

@@ -15,15 +15,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ..base.extras import torch_for
 from ..base.threads import cpu_name
 from ..base.types import SamplingParams
 from ..llm import LLM
-from . import corpus as text
-from .evaluate import acceptance, held_out_loss, held_out_prompts, model_card, teacher_forced
-from .train import TrainingPlan, distillation_loss, keep_heap, narrow_norms, optimise, text_loss
+
+with torch_for("python -m outrider.pocket.build", program=__name__ == "__main__"):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from . import corpus as text
+    from .evaluate import acceptance, held_out_loss, held_out_prompts, model_card, teacher_forced
+    from .train import TrainingPlan, distillation_loss, keep_heap, narrow_norms, optimise, text_loss
 
 PHASES = ((0.6, 256), (0.3, 512), (0.1, 2048))
 TARGET_RECIPE = TrainingPlan(tokens=11_000_000, muon_rate=4e-3, adam_rate=4e-3, phases=PHASES)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...base.config import DEFAULT_SHARE, EngineConfig, free_memory
+from ...base.extras import INSTALL, OF_TORCH
 from ...errors import ConfigError, shown
 from .facts import data
 from .host import gpus
@@ -26,7 +27,9 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 PROBE = (sys.executable, "-m", "outrider.engine.probe")
 CHECK = (sys.executable, "-m", "outrider", "drafters", "check")
 PROBE_SECONDS = 240.0
-PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+PACKAGES = ("outrider", "tokenizers", "safetensors", "numpy", *OF_TORCH)
+OF_EXTRA = re.compile(r"""extra == ["']torch["']""")
+"""In a requirement: it is of the extra that doctor looks at, too."""
 COMPILERS = ("c++", "g++", "clang++")
 FEW_FILES, LEAST_FILES = 4096, 256
 """Open files below which many clients, or any, are at risk."""
@@ -117,7 +120,10 @@ def versions() -> Iterator[Finding]:
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield _finding(name, "missing", "missing", FAIL)
+            if name in OF_TORCH:
+                yield Finding(name, f"not installed: what has no native step needs it ({INSTALL})")
+            else:
+                yield _finding(name, "missing", "missing", FAIL)
             continue
         old = _parts(version) < _parts(least)
         text = f"{version}, below {least}" if old else version
@@ -137,7 +143,8 @@ def _needed() -> dict[str, str]:
         texts = metadata.requires("outrider") or []
     except metadata.PackageNotFoundError:
         return {}
-    pairs = (re.match(r"([\w.-]+)\s*\(?>=([\d.]+)", text) for text in texts if ";" not in text)
+    own = (text for text in texts if ";" not in text or OF_EXTRA.search(text))
+    pairs = (re.match(r"([\w.-]+)\s*\(?>=([\d.]+)", text) for text in own)
     return {pair[1]: pair[2] for pair in pairs if pair}
 
 
@@ -150,6 +157,8 @@ def _native(probe: dict[str, Any]) -> Iterator[Finding]:
         yield _finding("torch", f"cannot be used: {probe['error']}", "torch", FAIL)
     elif probe["isa_error"]:
         yield _finding("instruction set", probe["isa_error"], "isa", FAIL)
+    elif probe["isa"] is None and probe["torch"] is None:
+        yield _finding("instruction set", "none, and no torch: no model can run", "no_isa", FAIL)
     elif probe["isa"] is None:
         yield _finding("instruction set", "none: torch runs the models, slowly", "no_isa")
     else:
@@ -176,7 +185,8 @@ def _gpus(probe: dict[str, Any]) -> Iterator[Finding]:
         yield _finding("GPU", f"{room}, driver {gpu.driver}", "driver" * old, least=LEAST_DRIVER)
     if devices and not usable and "error" not in probe:
         build = probe["cuda_build"]
-        why = f"torch for CUDA {build} cannot use it" if build else "torch is a build for CPUs"
+        cpus = "torch is a build for CPUs" if probe["torch"] else "torch is not installed"
+        why = f"torch for CUDA {build} cannot use it" if build else cpus
         yield _finding("CUDA", why, "cuda")
     for gpu in usable:
         known = "bf16" if gpu["bf16"] else "no bf16: use float16 or float32"
