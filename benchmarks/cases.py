@@ -23,8 +23,8 @@ import typer
 from safetensors.torch import load_file, save_file
 
 from outrider import pocket
-from outrider.cli.common import write
 from outrider.base.threads import cpu_name
+from outrider.cli.common import write
 from outrider.ops.diagnose.diagnose import compare, derive, judge
 from outrider.ops.diagnose.endpoint import Endpoint
 from outrider.ops.diagnose.facts import Value, check_thresholds

@@ -21,11 +21,11 @@ from typing import Annotated, Any
 import typer
 
 from outrider import pocket
+from outrider.base.threads import cpu_name
 from outrider.bench.load.arrivals import Closed, Open
 from outrider.bench.load.datasets import load_prompts
 from outrider.bench.load.measure import LoadOptions, measure_load
 from outrider.cli.common import Out, write_json
-from outrider.base.threads import cpu_name
 
 from .install import GUIDELLM, VLLM, Environment
 from .peers.known import FOLDER

@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 
 import pytest
-import torch
 
 from outrider.base.types import (
     DraftBudget,

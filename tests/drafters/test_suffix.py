@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from outrider import LLM, SamplingParams
 from outrider.base.config import EngineConfig

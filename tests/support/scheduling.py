@@ -6,8 +6,6 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import torch
-
 from outrider.base.types import (
     Draft,
     DraftBudget,
