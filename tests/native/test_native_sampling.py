@@ -101,6 +101,9 @@ def test_a_draw_is_the_argmax_over_all_noise(scale: float) -> None:
     expected = SharedNoise(WIDTH).draw(z, rows)
     for isa in HERE:
         assert NativeNoise(WIDTH, step(isa)).draw(z, rows) == expected
+        # Each row alone, as a view whose stride says nothing.
+        alone = [NativeNoise(WIDTH, step(isa)).draw(z[i][None], rows[i : i + 1]) for i in range(20)]
+        assert ([t for (t,), _ in alone], [s for _, (s,) in alone]) == expected
 
 
 def test_a_row_that_is_no_law_has_no_finite_score() -> None:

@@ -404,7 +404,8 @@ class Library:
         same_length(range(rows), greedy)
         words = [word for key in keys for word in key]
         tokens, scores = ffi.new(_INTS, rows), ffi.new(_FLOATS, rows)
-        given = at(z.ctypes.data), rows, z.strides[0] // z.itemsize, z.shape[1]
+        stride = z.strides[0] // z.itemsize if rows > 1 else z.shape[1]  # one row's may be any
+        given = at(z.ctypes.data), rows, stride, z.shape[1]
         self.run("draw", *given, words, bytes(greedy), tokens, scores)
         return ffi.unpack(tokens, rows), ffi.unpack(scores, rows)
 
