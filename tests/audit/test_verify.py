@@ -90,7 +90,8 @@ def test_a_spoilt_engine_is_caught(pair: Path) -> None:
 
     class Sharper(WrappedPipeline):
         def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
-            return super().apply(logits.mul_(1.3), tokens, paths)
+            logits *= 1.3
+            return super().apply(logits, tokens, paths)
 
     fault = Fault("sharper", pipeline=lambda sequence: Sharper(sequence.pipeline))
     report = verify(pair, prompts(), "none", SMALL, 6, fault)

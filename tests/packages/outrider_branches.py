@@ -45,7 +45,7 @@ class Branches(Drafter):
         length = min(budget.depth, budget.nodes // 2)
         states = self.seen.get(item.sequence.id, {})
         last = states.get((len(item.sequence.tokens) - 2, 1))
-        first = 0 if last is None else int(last.abs().sum().item()) % self.vocab_size
+        first = 0 if last is None else int(abs(last).sum()) % self.vocab_size
         for branch in range(2):
             for i in range(length):
                 tokens.append((first + branch + 2 * i) % self.vocab_size)
@@ -62,7 +62,7 @@ class Branches(Drafter):
                 rows[item.start + item.count + depth] = item.count + node
             for position, row in rows.items():
                 for layer in self.target_layers:
-                    kept[position, layer] = states.layers[layer][first + row].clone()
+                    kept[position, layer] = states.layers[layer][first + row].copy()
 
     def release(self, seq_id, ended):
         self.released.append((seq_id, ended))
