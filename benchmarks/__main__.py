@@ -5,7 +5,7 @@ from importlib import import_module
 
 import typer
 
-from outrider.cli.common import BAD_USAGE, Commands
+from outrider.cli.commands import BAD_USAGE, Commands
 
 BENCHMARKS = {
     "advise": ("advise", "speedups that planning predicts, beside those that are measured"),

@@ -31,6 +31,13 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 EVERY_COMMAND = dict(commands(typer.main.get_command(app)))
 
 
+def test_the_sentences_of_the_first_help_are_the_commands() -> None:
+    """It imports none of them, so it has these sentences of its own."""
+    group = EVERY_COMMAND[()]
+    said = {name: (one.help or "").split("\n\n")[0] for name, one in group.commands.items()}
+    assert dict(group.sentences()) == said
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_help_has_every_name_whole(width: int) -> None:
     assert ("drafters", "check") in EVERY_COMMAND

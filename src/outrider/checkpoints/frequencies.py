@@ -89,8 +89,8 @@ def _yarn(rope: Fields, base: float, size: int) -> Floats:
     ramp = (np.arange(size // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
     kept: Floats = np.float32(1) - ramp.clip(0, 1)
     stretched: Floats = np.float32(1) / (np.float32(rope.number("factor", positive=True)) * powers)
-    mixed: Floats = stretched * (np.float32(1) - kept) + np.float32(1) / powers * kept
-    return mixed
+    inverse: Floats = stretched * (np.float32(1) - kept) + np.float32(1) / powers * kept
+    return inverse
 
 
 def _yarn_factor(rope: Fields) -> float:

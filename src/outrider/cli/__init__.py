@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from io import TextIOWrapper
 from typing import Annotated
 
@@ -10,48 +9,61 @@ import typer
 
 from .. import __version__
 from ..base import stderr
-from . import (
-    bench,
-    copies,
-    demo,
-    drafters,
-    explain,
-    generate,
-    load,
-    quality,
-    serve,
-    tune,
-    verify,
-)
-from .common import Commands
-from .spelling import App, lazy
+from .commands import Home, LateCommands
+from .spelling import App
+
+HOMES = {
+    "generate": Home(
+        "generate", "generate",
+        "Continue a prompt; accepted tokens are green, the target's own after a draft cyan.",
+    ),
+    "serve": Home("serve", "serve", "Serve a model to clients of OpenAI and vLLM."),
+    "config": Home(
+        "serve", "config",
+        "Show the options that a server would have, and where each comes from.",
+    ),
+    "quantize": Home("copies", "quantize", "Write a quantised copy of a checkpoint."),
+    "convert": Home(
+        "copies", "convert",
+        "Write a checkpoint with safetensors, which are all that serving reads.",
+    ),
+    "demo": Home(
+        "demo", "demo", "Decode held-out code plainly and speculatively, side by side.",
+    ),
+    "verify": Home(
+        "verify", "verify",
+        "Prove that nothing is lost: plain against speculative, every rule against the oracle.",
+    ),
+    "explain": Home(
+        "explain", "explain",
+        "Show one decode step token by token: draft, probabilities, noise, what stands and why.",
+    ),
+    "tune": Home(
+        "tune", "tune",
+        "Find the drafter, the draft length and the batch size that are fastest here.",
+    ),
+    "bench": Home(
+        "benches", "app", "Measure speculation against plain decoding; load servers.",
+    ),
+    "drafters": Home("drafters", "app", "List all drafters; check one against a target."),
+    "ops": Home(
+        "ops", "app", "Plan, deploy, watch and mend speculation, of this engine and of others.",
+    ),
+}  # fmt: skip
+"""The commands in the order of the help, which imports none of them."""
+
+
+class _All(LateCommands):
+    homes = HOMES
+
 
 app = App(
-    cls=Commands,
+    cls=_All,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.",
-)
-COMMANDS: tuple[Callable[..., None], ...] = (
-    generate.generate, serve.serve, serve.config, copies.quantize, copies.convert, demo.demo,
-    verify.verify, explain.explain, tune.tune,
-)  # fmt: skip
-for command in COMMANDS:
-    app.command()(command)
-benches = App(default="run", help="Measure speculation against plain decoding; load servers.")
-benches.command("run")(bench.bench)
-benches.command()(quality.quality)
-benches.command()(load.serve)
-app.add_typer(benches, name="bench")
-app.add_typer(drafters.app, name="drafters")
-app.add_typer(
-    App(
-        cls=lazy("outrider.cli.ops"),
-        help="Plan, deploy, watch and mend speculation, of this engine and of others.",
-    ),
-    name="ops",
 )
 
 

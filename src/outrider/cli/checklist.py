@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import ConfigError
-from .common import FAILED, ApiKey, AsJson, Out, status
+from .commands import FAILED
+from .common import ApiKey, AsJson, Out, status
 from .diagnose import pairs
 from .flags import argument, setting
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -22,15 +20,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import ConfigError, NumericalError, OutriderError, RequestError
-from .spelling import MOVED, PanelGroup, hint
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from ..llm import LLM
 
-FAILED, BAD_USAGE = 1, 2
 WIDE = 160
-INTERRUPTED, BROKEN_PIPE = 130, 141  # a shell's codes for SIGINT and SIGPIPE
 
 # A terminal would obey control characters: all but newline and tab are shown as signs instead.
 SIGNS = {
@@ -138,59 +133,6 @@ def write_report(report: Any, as_json: bool, out: str | None) -> None:
     """Write a report as JSON: to the file of ``--out``, and to stdout with ``--json``."""
     write_json(report, out)
     write_json(report, "-" if as_json else None)
-
-
-def exit_code(error: OutriderError) -> int:
-    """Return 2 for bad usage, 1 for a failure."""
-    wrong = isinstance(error, ConfigError | RequestError) and not isinstance(error, NumericalError)
-    return BAD_USAGE if wrong else FAILED
-
-
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    # What is old is for the user to know; other warnings are for developers.
-    if issubclass(category, FutureWarning):
-        typer.echo(f"warning: {message}", err=True)
-
-
-class Commands(PanelGroup):
-    """The commands, with one place where their errors become a sentence and an exit code."""
-
-    def main(self, *args: Any, **options: Any) -> Any:
-        try:
-            return super().main(*args, **options)
-        except OSError as error:  # a full disk, a read-only folder, too many open files
-            where = "" if error.filename is None else f"{error.filename}: "
-            typer.echo(f"error: {where}{error.strerror or error}.", err=True)
-            sys.exit(FAILED)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        if args[0] in MOVED and args[0] not in self.commands:
-            now = MOVED[args[0]]
-            hint(f"outrider {args[0]} is outrider ops {now} now.")
-            args = ["ops", now, *args[1:]]
-        return super().resolve_command(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no notices of libraries
-        if not sys.stderr.isatty():
-            os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("always", FutureWarning)
-                warnings.showwarning = _show_warning
-                result = super().invoke(ctx)
-            sys.stdout.flush()  # so that a broken pipe shows here and not at the very end
-            return result
-        except OutriderError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(exit_code(error)) from None
-        except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            # The interpreter flushes stdout once more at its end: let that go nowhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(BROKEN_PIPE) from None
 
 
 def write(text: str) -> None:

@@ -10,7 +10,8 @@ import typer
 
 from ..base.methods import WITH_CHECKPOINT, find_method, named_method, suggested_method
 from ..errors import ConfigError
-from .common import FAILED, Advised, AsJson, Out, read_text, write
+from .commands import FAILED
+from .common import Advised, AsJson, Out, read_text, write
 from .flags import argument, setting
 from .spelling import App
 

@@ -9,8 +9,8 @@ import typer
 
 from ..base.outside.documents import read_toml
 from ..errors import ConfigError
+from .commands import FAILED
 from .common import (
-    FAILED,
     ApiKey,
     AsJson,
     Model,

@@ -9,7 +9,8 @@ import typer
 from rich.table import Table
 
 from ..errors import ConfigError, OutriderError
-from .common import FAILED, AsJson, new_table, report_console, status, write
+from .commands import FAILED
+from .common import AsJson, new_table, report_console, status, write
 from .flags import argument, setting
 from .spelling import App, hint
 

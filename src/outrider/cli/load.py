@@ -18,8 +18,8 @@ from rich.table import Table
 from ..bench.intervals import shown
 from ..errors import ConfigError
 from .bench import named_workload
+from .commands import INTERRUPTED
 from .common import (
-    INTERRUPTED,
     AsJson,
     Out,
     new_table,

@@ -3,7 +3,7 @@
 from . import advise, alerts, checklist, deploy, diagnose, guard, roi
 from .spelling import App
 
-app = App()
+app = App(help="Plan, deploy, watch and mend speculation, of this engine and of others.")
 for command in (
     advise.advise, roi.roi, checklist.checklist, diagnose.doctor, diagnose.diagnose,
 ):  # fmt: skip

@@ -21,7 +21,8 @@ from ..server.options import (
     resolve,
     toml,
 )
-from .common import AsJson, exit_code, model_folder, write, write_json
+from .commands import exit_code
+from .common import AsJson, model_folder, write, write_json
 from .flags import COMMON, parameter, with_parameters
 
 FIRST = (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from functools import cached_property
-from importlib import import_module
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -139,29 +137,16 @@ class PanelGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands with a sentence each."""
-        rows = [
+        with formatter.section("Commands"):
+            formatter.write_dl(self.sentences())
+
+    def sentences(self) -> list[tuple[str, str]]:
+        """Return the commands with a sentence each."""
+        return [
             (name, (one.help or "").split("\n\n")[0])
             for name, one in self.commands.items()
             if name != self.default
         ]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-
-def lazy(module: str) -> type[PanelGroup]:
-    """Return the class of a group whose commands are those of a module's ``app``, imported late."""
-
-    class Lazy(PanelGroup):
-        @cached_property
-        def commands(self) -> Any:  # type: ignore[override]
-            group: Any = typer.main.get_command(import_module(module).app)
-            return group.commands
-
-        def __init__(self, *, commands: Any = None, **options: Any) -> None:
-            super().__init__(**options)
-            del self.commands
-
-    return Lazy
 
 
 class App(typer.Typer):
@@ -170,7 +155,12 @@ class App(typer.Typer):
     def __init__(self, default: str | None = None, **options: Any) -> None:
         kind = type("Default", (PanelGroup,), {"default": default}) if default else PanelGroup
         # Rich's boxes cut long names, and its markup swallows outrider[plot].
-        usual = {"cls": kind, "no_args_is_help": True, "rich_markup_mode": None}
+        usual = {
+            "cls": kind,
+            "no_args_is_help": True,
+            "rich_markup_mode": None,
+            "add_completion": False,
+        }
         super().__init__(**{**usual, **options})
 
     def command(self, *args: Any, **options: Any) -> Callable[[Function], Function]:

@@ -19,12 +19,12 @@ import numpy.typing as npt
 from ..base.extras import torch_for
 from ..base.threads import cpu_name
 from ..base.types import SamplingParams
-from ..llm import LLM
 
 with torch_for("python -m outrider.pocket.build", program=__name__ == "__main__"):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+    from ..llm import LLM
     from . import corpus as text
     from .evaluate import acceptance, held_out_loss, held_out_prompts, model_card, teacher_forced
     from .train import TrainingPlan, distillation_loss, keep_heap, narrow_norms, optimise, text_loss
