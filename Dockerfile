@@ -13,17 +13,17 @@ WORKDIR /build
 # Both, as in the Makefile: older and newer pips read them for the packages that build this one.
 ENV PIP_CONSTRAINT=/build/constraints.txt PIP_BUILD_CONSTRAINT=/build/constraints.txt
 COPY constraints.txt pyproject.toml ./
-# Where the CPU build of torch lies; empty for the build that pip finds by itself.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Where the CPU build of torch lies, for models without a native step; empty: no torch.
+ARG TORCH_INDEX=
 # The dependencies alone: a change of the sources does not fetch them again.
-RUN python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
-    > requirements.txt \
+RUN python3 -c "import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *(p['optional-dependencies']['torch'] if sys.argv[1] else ()), sep='\n')" \
+    "$TORCH_INDEX" > requirements.txt \
  && pip --python /opt/outrider/bin/python install --no-cache-dir --requirement requirements.txt \
     ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
 COPY CMakeLists.txt README.md LICENSE ./
 COPY src src
 # One library for each instruction set, chosen at run time: the image runs on every CPU of its kind.
-# Without a compiler there would be none, and torch alone would serve: that fails here.
+# Without a compiler there would be none, and no model would run: that fails here.
 RUN pip --python /opt/outrider/bin/python install --no-cache-dir --no-deps . \
  && ls /opt/outrider/lib/python3*/site-packages/outrider/native/outrider_portable.so
 
@@ -31,7 +31,7 @@ FROM ${BASE}
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3 \
  && rm -rf /var/lib/apt/lists/*
-# torch asks for the name of its user.
+# Libraries ask for the name of their user.
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin outrider
 COPY --from=build /opt/outrider /opt/outrider
 # What libraries want to write goes to /tmp, the only place that need be writable.

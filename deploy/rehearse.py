@@ -1,7 +1,7 @@
 """Builds the image and runs it as in production, without a Docker daemon: buildah and runc.
 
-    sudo python deploy/rehearse.py                             # torch from PyTorch's index
-    sudo python deploy/rehearse.py --build-arg TORCH_INDEX=    # torch from where pip looks anyway
+    sudo python deploy/rehearse.py
+    sudo python deploy/rehearse.py --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
 All arguments are those of ``buildah build``. The server then runs as the image's user and process
 1, without capabilities, on a read-only root and in a network that leads nowhere. The health check

@@ -110,6 +110,7 @@ def test_other_missing_packages_are_not_the_extra(model: Path) -> None:
     assert run(code, fails=True) == "ModuleNotFoundError: No module named 'nothing_here'"
 
 
+@ARRAYS
 def test_the_pocket_pair_is_built_with_the_extra_only() -> None:
     code = "import runpy\nrunpy.run_module('outrider.pocket.build', run_name='__main__')"
     said = run(code, fails=True)
