@@ -61,6 +61,9 @@ NEEDS: dict[str, set[str]] = {
 WITHOUT_TORCH = {
     "outrider.base.types",
     "outrider.cache.pages",
+    "outrider.checkpoints.configs",
+    "outrider.checkpoints.folder_tokenizer",
+    "outrider.checkpoints.rope",
     "outrider.engine.scheduler",
     "outrider.engine.control.chooser",
     "outrider.engine.control.kept_costs",
