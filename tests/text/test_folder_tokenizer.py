@@ -19,7 +19,12 @@ TEXT = "<a>ab<img> <b>cd</b><x> ab"
 BESIDE: dict[str, dict[str, Any]] = {
     "as saved": {},
     "no config": {"tokenizer_config.json": None},
-    "named": {"tokenizer_config.json": {"eos_token": "<a>", "pad_token": {"__type": "AddedToken", "content": "<b>"}}},
+    "named": {
+        "tokenizer_config.json": {
+            "eos_token": "<a>",
+            "pad_token": {"__type": "AddedToken", "content": "<b>"},
+        }
+    },
     "added": {
         "tokenizer_config.json": {
             "eos_token": "<x>",
