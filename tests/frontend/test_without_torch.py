@@ -189,3 +189,9 @@ def test_a_server_answers(tmp_path: Path) -> None:
                 pytest.fail("no answer")
         finally:
             server.terminate()
+
+
+@ARRAYS
+def test_an_audit_names_the_extra() -> None:
+    said = command("verify", fails=True)
+    assert said.startswith("error: outrider verify needs transformers, which is not installed")

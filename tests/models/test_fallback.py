@@ -324,7 +324,7 @@ def test_code_of_a_checkpoint_is_never_run(
     add_code(folder, marker)
     with caplog.at_level(logging.INFO, "outrider"):
         after = LLM(folder, drafter=None).generate([[1, 2, 3]], params)
-    assert "its own code (auto_map) is ignored; transformers' is run" in caplog.text
+    assert "its own code (auto_map) is ignored" in caplog.text
     assert before[0].outputs[0].token_ids == after[0].outputs[0].token_ids
     add_code(folder, marker, model_type="made-up")
     with pytest.raises(ModelError, match=r"needs Python code of its own .*which is never run"):
