@@ -44,7 +44,8 @@ def expected(text: tuple[int, ...], one: dict[str, Any]) -> int:
     if not temperature:
         return int(z.argmax())
     z = z / temperature
-    z = truncate(z, SamplingParams(top_k=one.get("top_k", 0), top_p=one.get("top_p", 1.0)))
+    params = SamplingParams(top_k=one.get("top_k", 0), top_p=one.get("top_p", 1.0))
+    z = torch.from_numpy(truncate(z.numpy().copy(), params))
     if "min_p" in one:
         z = z.masked_fill(z < z.max() + torch.tensor(one["min_p"]).log(), -torch.inf)
     g = torch.from_numpy(gumbel([one["seed"] % 2**64], [0], [len(text)], VOCABULARY))

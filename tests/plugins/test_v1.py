@@ -138,7 +138,8 @@ def expected(one: dict[str, Any], logits: torch.Tensor) -> list[int]:
         z = row[None].clone()
         if one["temperature"]:
             z /= one["temperature"]
-            z = truncate(z, SamplingParams(top_k=one["top_k"], top_p=one["top_p"]))
+            params = SamplingParams(top_k=one["top_k"], top_p=one["top_p"])
+            z = torch.from_numpy(truncate(z.numpy().copy(), params))
             position = one["computed"] + i + 1
             z = z + torch.from_numpy(gumbel([one["seed"] % 2**64], [0], [position], VOCABULARY))
         tokens.append(int(z.argmax()))
