@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from ..base.config import Recipe
-from ..base.extras import torch_for
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.configs import whole
 from ..checkpoints.dtypes import FLOAT32
@@ -27,9 +26,9 @@ def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
 
     Raises ModelError: the checkpoint cannot be read, or is a quantised mixture of experts.
     """
-    with torch_for("an audit"):
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
     logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
     checkpoint = open_checkpoint(folder)
     if recipe is None and not checkpoint.quantised:

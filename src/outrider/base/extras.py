@@ -33,7 +33,8 @@ def torch_for(what: str, program: bool = False) -> Iterator[None]:
 
 
 def need_torch(what: str) -> None:
-    """Refuse ``what`` where torch is not installed; imports nothing."""
+    """Refuse ``what`` where a package of the extra is not installed; imports nothing."""
     with torch_for(what):
-        if find_spec("torch") is None:
-            raise ModuleNotFoundError(name="torch")
+        for package in OF_TORCH:
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(name=package)

@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ..base.extras import torch_for
+from ..base.extras import need_torch
 from ..errors import OutriderError
 from .common import (
     ApiKey,
@@ -231,7 +231,8 @@ def verify(
     for name in ("reference", "laws", "samples", "seconds"):
         if getattr(flags, name) is not None:
             raise typer.BadParameter(f"--{name} needs --endpoint, the server to audit.")
-    with status("loading the models"), torch_for("outrider verify"):
+    need_torch("outrider verify")
+    with status("loading the models"):
         from .. import pocket
         from ..audit.faults import FAULTS
         from ..audit.verify import QUICK, THOROUGH
