@@ -17,7 +17,7 @@ class Tuning:
     better_speedup: float = 1.01  # over the present choices, from which on others replace them
     doubt: float = 0.25  # speedup that an untried method must promise beyond ``enter_speedup``
     sure_tokens: float = 48.0  # judged tokens over which ``doubt`` falls to zero
-    max_level: int = 2  # power of two of their odds up to which sequences are told apart
+    max_level: int = 4  # power of two of their odds up to which sequences are told apart
     max_groups: int = 12  # groups beyond which sequences of a workload are not told apart
     max_freedoms: int = 256  # wishes of requests that are remembered
 
@@ -64,6 +64,7 @@ class Tuning:
     new_drafts: int = 32  # drafts of a method whose steps are all looked at
     new_drafts_at_once: int = 4  # of one step that count as new, so that several steps tell a cost
     scored_sequences: int = 12  # whose drafts are scored in a step, at most; they take turns
+    shadowed_sequences: int = 4  # that get a shadow in such a look, at most; they take turns
     shadow_looks: int = 2  # looks of which one casts a shadow, once methods are not new
     shadow_depth: int = 4  # tokens of a draft that is scored without being verified
 
@@ -71,6 +72,7 @@ class Tuning:
     decay: float = 1 - 1 / 64  # what a count keeps of its weight with each newer one
     prior_weight: float = 8.0  # observations that a method's prior counts for
     shrinkage: float = 6.0  # own observations that outweigh a more general estimate
+    own_shrinkage: float = 16.0  # the same of a sequence, over its workload's estimate
     max_workloads: int = 64  # by method, that are remembered
     max_sequences: int = 4096  # by method, that are remembered
     memory_drafts: int = 128  # of a sequence after which older ones count half
