@@ -243,9 +243,7 @@ class Learner:
             judged = min(asked, len(emitted), straight + 1)
             survival.observe(narrow, workload, stream.id, asked, straight, judged)
 
-    def _cast(
-        self, sequences: Sequence[SequenceState], chosen: Mapping[str, ChosenDraft]
-    ) -> None:
+    def _cast(self, sequences: Sequence[SequenceState], chosen: Mapping[str, ChosenDraft]) -> None:
         """Let methods that are not in use draft behind some sequences; all take turns."""
         followed = {shadow.stream.id for shadow in self._shadows}
         for _ in range(min(len(sequences), self._tuning.shadowed_sequences)):

@@ -230,6 +230,13 @@ class Survival:
         chance = _held((own.accepted + weight * usual) / (own.judged + weight))
         return chance / (1 - chance) * (1 - usual) / usual
 
+    def fares_well(self, method: str, sequence: str) -> bool:
+        """Return whether most of what a method drafted for a sequence was accepted."""
+        own, tuning = self._own.get((method, sequence)), self._tuning
+        if own is None or own.judged < tuning.renewing_tokens:
+            return False
+        return own.accepted >= tuning.renewing_rate * own.judged
+
     def _rates(self, method: str, workload: str) -> list[float]:
         """Return P(drafted and accepted | the one before was) at each depth."""
         key = method, workload

@@ -48,6 +48,10 @@ class Tuning:
     half_open: float = 0.75  # of the allowed loss that counts as lost after a pause
     first_pause: int = 192  # steps without drafts after drafting lost
     longest_pause: int = 1024  # steps; a pause doubles each time that drafting loses again
+    renewing_steps: int = 4  # of a pause, after which new sequences are looked at
+    renewing_tokens: float = 6.0  # of a new sequence that must be judged to end a pause
+    renewing_rate: float = 0.6  # of them that must be accepted
+    renewing_share: float = 0.25  # of all sequences that such ones must exceed
 
     # Prices
     sure_chance: float = 0.9  # of acceptance, from which on a node is drafted whatever it costs
