@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outrider import LLM, SamplingParams, Speculation
+from outrider import LLM, SamplingParams, Speculation, pocket
+from outrider.engine.control.choices import PLAIN
 from outrider.engine.control.switch import SpeculationState
 
 pytestmark = pytest.mark.engine
@@ -99,3 +101,33 @@ def test_a_switch_counts_from_the_next_step_on(
     llm.set_speculation(SpeculationState(True, "model", 4))
     llm.engine.step()
     assert depths[before:] == [4]
+
+
+def test_every_sequence_of_a_batch_is_looked_up_beside_plain_decoding(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only the first: it may be the one in which nothing repeats."""
+    llm = LLM(tiny_llama, memory=2**24)
+    controller = llm.engine.chooser.controller
+    monkeypatch.setattr(controller, "decide", lambda streams: [PLAIN] * len(streams))
+    suffix, seen = llm.engine.drafting.drafters["suffix"], set[str]()
+    peek = suffix.peek
+
+    def watched(sequence: Any, depth: int) -> Any:
+        seen.add(sequence.id)
+        return peek(sequence, depth)
+
+    monkeypatch.setattr(suffix, "peek", watched)
+    texts(llm)
+    assert len(seen) == len(PROMPTS)
+
+
+def test_drafts_come_back_after_a_request_without_any() -> None:
+    """The bundled model writes prose in which nothing repeats, then goes on with a list."""
+    llm = LLM(pocket.PATH, memory=2**27)
+    warm = SamplingParams(temperature=0.7, max_tokens=192, ignore_eos=True, seed=1)
+    llm.generate([pocket.prompts()[0]], warm)
+    numbers = "".join(f"values.append({number})\n" for number in range(10)) * 12
+    output = llm.generate([numbers], replace(warm, max_tokens=256))[0]
+    assert output.metrics.accepted > 128
+    assert output.metrics.steps < 128

@@ -37,6 +37,7 @@ class Tuning:
     trial_depth: int = 3  # tokens of the draft of a method that is tried
     known_trials: int = 8  # of each unused method before a longer draft of one in use is tried
     longer_gain: float = 1.2  # on the tokens of a step that makes a longer draft worth trying
+    promised_gain: float = 1.5  # on a step's tokens for which a lookup is tried, whatever it costs
     near_speed: float = 0.7  # of plain decoding over drafts, from which on plain steps are frequent
     plain_steps: int = 48  # after which a plain step is tried where drafts win little
     sure_steps: int = 192  # after which a plain step is tried where drafts win much
