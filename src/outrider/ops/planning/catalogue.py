@@ -85,8 +85,11 @@ class Shape:
 
     @property
     def sizes(self) -> Shape:
-        """The shape without its name, for comparisons."""
-        return replace(self, name="")
+        """The shape for comparisons: without its name, and as if it were tied.
+
+        GGUF files of tied models may have the head again.
+        """
+        return replace(self, name="", tied=True)
 
     @property
     def active(self) -> int:
