@@ -37,12 +37,13 @@ def suggest(
     siblings, and drafters that need no checkpoint. Nothing is downloaded.
     """
     with status("looking"):
-        target, near = _known(model)
+        from ..native.choice import library
         from ..ops.planning.suggest import entry_for, this_machine
         from ..ops.planning.suggest import suggest as suggested
 
-        entry = entry_for(target)
-        found = suggested(target, near, this_machine())
+        target, near = _known(model)
+        entry, native = entry_for(target), library()
+        found = suggested(target, near, this_machine(native.isa if native else ""))
     if json_:
         rows = [_plain(each) for each in found]
         write(json.dumps({"model": model, "entry": entry, "drafters": rows}) + "\n")

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.methods import BY_NAME
-from ...native.choice import library
 from .acceptance import Acceptance, prior
 from .catalogue import (
     Device,
@@ -70,10 +69,10 @@ class Suggestion(NamedTuple):
     command: str | None
 
 
-def this_machine() -> Device:
+def this_machine(isa: str) -> Device:
     """Return this machine as a device: memory's speed and arithmetic by products of numpy.
 
-    The arithmetic of smaller dtypes is assumed of the native step's instruction set.
+    The arithmetic of smaller dtypes is assumed of ``isa``, the native step's instruction set.
     """
     assumed = table("hardware")["assumed"]
     shares = {key: value for key, value in assumed.items() if not isinstance(value, dict)}
@@ -82,8 +81,7 @@ def this_machine() -> Device:
     reading = min(_seconds(left, one) for _ in range(ROUNDS))
     computing = min(_seconds(left, rows) for _ in range(ROUNDS))
     bandwidth, flops = left.nbytes / reading, 2 * MATRIX**2 * PRODUCT_ROWS / computing
-    fp32, native = flops / shares["compute_efficiency"], library()
-    isa = native.isa if native else ""
+    fp32 = flops / shares["compute_efficiency"]
     faster = next((each for name, each in FASTER.items() if name in isa), {})
     return Device(
         "this machine", 0.0, bandwidth / shares["bandwidth_efficiency"],
