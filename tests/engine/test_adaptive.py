@@ -110,7 +110,7 @@ def test_every_sequence_of_a_batch_is_looked_up_beside_plain_decoding(
 ) -> None:
     """Not only the first: it may be the one in which nothing repeats."""
     llm = LLM(tiny_llama, memory=2**24)
-    controller = llm.engine.chooser.controller
+    controller = llm.engine.controller
     monkeypatch.setattr(controller, "decide", lambda streams: [PLAIN] * len(streams))
     suffix, seen = llm.engine.drafting.drafters["suffix"], set[str]()
     peek = suffix.peek
