@@ -4,7 +4,7 @@ A plain engine and one with auto share their weights and take the same load, in 
 machines change the speed of their memory within seconds, by more than what is measured here. A load
 is given to new engines and to the same ones again. Every start is a process of its own, in which
 the engines are made in turns of order. The ratios of a cell have the geometric mean over starts and
-Student's interval.
+Student's interval. Outputs are compared, too.
 """
 
 from __future__ import annotations
@@ -12,25 +12,28 @@ from __future__ import annotations
 import gc
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from math import log
+from itertools import cycle, islice, product
+from math import exp, log
 from multiprocessing import get_context
+from statistics import mean
 from typing import Annotated, NamedTuple
 
 import typer
 from tqdm import tqdm
 
 from outrider.base.methods import AUTO, NONE
-from outrider.base.types import SamplingParams
+from outrider.base.types import Event, SamplingParams
 from outrider.bench.machine import machine
 from outrider.bench.offline import turned
 from outrider.checkpoints.families import find_folder
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.cli.bench import named_workload
-from outrider.cli.common import Out, write_json
+from outrider.cli.common import AsJson, Out, write_report
 from outrider.engine.build import build_engine
 from outrider.engine.setup import set_up
+from outrider.errors import OutriderError
 from outrider.llm import LLM
 from outrider.models import base
 
@@ -42,13 +45,30 @@ MEMORY = "1500MiB"
 ALONE = 6
 """Prompts of a load without batches, one after the other."""
 ENGINES = (NONE, AUTO)
+LEAST = 0.98
+"""Share of plain decoding's speed that auto must reach."""
 
 
 class Cell(NamedTuple):
-    """A load: its temperature, and how many requests decode together."""
+    """A load: its workload and temperature, and how many requests decode together."""
 
+    workload: str
     temperature: float
     batch: int
+
+
+class Start(NamedTuple):
+    """The results of a cell in one process, by ``new`` engines and by ``warm`` ones.
+
+    ``logs`` are log(plain / auto) of the seconds, ``drafted`` and ``accepted`` the tokens of auto,
+    ``tried`` the share of its time that trials took, and ``differing`` its outputs that differ.
+    """
+
+    logs: dict[str, float]
+    drafted: int
+    accepted: int
+    tried: float
+    differing: int
 
 
 def opened(folder: str, drafter: str, target: base.Model | None) -> LLM:
@@ -62,37 +82,49 @@ def loaded(
     prompts: Sequence[list[int]],
     params: Sequence[SamplingParams],
     batch: int,
-) -> dict[str, float]:
-    """Return the seconds in which each engine continued ``prompts``, ``batch`` at a time."""
-    seconds = dict.fromkeys(engines, 0.0)
+) -> tuple[dict[str, float], int]:
+    """Return the seconds in which each engine continued ``prompts``, ``batch`` at a time.
+
+    With them comes the number of outputs that differ.
+    """
+    seconds, differing = dict.fromkeys(engines, 0.0), 0
     for first in range(0, len(prompts), batch):
         some = slice(first, first + batch)
+        outputs: dict[str, list[list[int | None]]] = {
+            name: [[] for _ in prompts[some]] for name in engines
+        }
+        places: dict[tuple[str, str], int] = {}
         number, busy = 0, [*engines]
         while busy:
             for name in turned(busy, number):
+                llm, events, states = engines[name], list[Event](), []
                 begin = time.perf_counter()
                 if number:
-                    engines[name].engine.step()
-                    engines[name].engine.settle()
+                    events = llm.engine.step()
+                    llm.engine.settle()
                 else:
-                    engines[name].start(prompts[some], params[some], offline=True)
+                    states = llm.start(prompts[some], params[some], offline=True)
                 seconds[name] += time.perf_counter() - begin
+                places |= {(name, state.request.id): i for i, state in enumerate(states)}
+                for event in events:
+                    outputs[name][places[name, event.request_id]].append(event.token_id)
             number += 1
             busy = [name for name, llm in engines.items() if llm.engine.has_work]
-    return seconds
+        plain, auto = outputs.values()
+        differing += sum(a != b for a, b in zip(plain, auto, strict=True))
+    return seconds, differing
 
 
-def start(
-    model: str, workload: str, cell: Cell, prompts: int, tokens: int, loads: int, number: int
-) -> dict[str, float]:
-    """Return log(plain / auto) of the seconds that loads took, of new engines and of warm ones.
+def start(model: str, cell: Cell, prompts: int, tokens: int, loads: int, number: int) -> Start:
+    """Return what a process measured of new engines and of warm ones.
 
-    A load has ``prompts`` with answers of ``tokens`` tokens; warm engines take ``loads``. The
-    ``number`` of the start turns the order.
+    A load has ``prompts`` with answers of ``tokens`` tokens, the workload's over and over; warm
+    engines take ``loads``. The ``number`` of the start turns the order.
     """
     codec = read_codec(find_folder(model))
-    items = named_workload(workload).first(prompts if cell.batch > 1 else ALONE).items
-    texts = [item.encode(codec) for item in items]
+    items = cycle(named_workload(cell.workload).items)
+    count = prompts if cell.batch > 1 else min(ALONE, prompts)
+    texts = [item.encode(codec) for item in islice(items, count)]
     params = [
         SamplingParams(temperature=cell.temperature, seed=i, max_tokens=tokens, ignore_eos=True)
         for i in range(len(texts))
@@ -102,52 +134,97 @@ def start(
     for name in turned(ENGINES, number):
         engines[name] = opened(model, name, target)
         target = engines[name].engine.model
-    ratios: dict[str, float] = {}
-    for kind, count in (("new", 1), ("warm", loads)):
+    engines = {name: engines[name] for name in ENGINES}
+    logs: dict[str, float] = {}
+    differing = 0
+    for kind, times in (("new", 1), ("warm", loads)):
         took: defaultdict[str, float] = defaultdict(float)
-        for _ in range(count):
+        for _ in range(times):
             gc.collect()
-            for name, seconds in loaded(engines, texts, params, cell.batch).items():
+            spent, unlike = loaded(engines, texts, params, cell.batch)
+            differing += unlike
+            for name, seconds in spent.items():
                 took[name] += seconds
-        ratios[kind] = log(took[NONE] / took[AUTO])
-    return ratios
+        logs[kind] = log(took[NONE] / took[AUTO])
+    engine = engines[AUTO].engine
+    trials = None if engine.controller is None else engine.controller.trials
+    tried = trials.explored / trials.seconds if trials and trials.seconds else 0.0
+    return Start(logs, engine.counts.drafted, engine.counts.accepted, tried, differing)
 
 
 def main(
     model: Model = POCKET,
-    workload: Annotated[str, typer.Option(help="A workload of outrider bench.")] = "code",
-    temperatures: Annotated[str, typer.Option("--temperature", help="Some of them: 0,1.")] = "0,1",
-    batches: Annotated[str, typer.Option("--batch-size", help="Some of them: 8,32.")] = "8,32",
-    starts: Annotated[int, typer.Option(min=1, help="Processes of each cell.")] = 6,
+    workloads: Annotated[
+        str, typer.Option("--workload", help="Some of outrider bench's: prose,edit.")
+    ] = "prose,chat,code,edit",
+    temperatures: Annotated[
+        str, typer.Option("--temperature", help="Some of them: 0,1.")
+    ] = "0,0.7,1",
+    batches: Annotated[str, typer.Option("--batch-size", help="Some of them: 8,32.")] = "1,8,32",
+    starts: Annotated[int, typer.Option(min=1, help="Processes of each cell.")] = 4,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of a load.")] = 32,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 96,
-    loads: Annotated[int, typer.Option(min=1, help="Loads of warm engines.")] = 2,
+    loads: Annotated[int, typer.Option(min=1, help="Loads of warm engines.")] = 1,
+    json_: AsJson = False,
     out: Out = None,
 ) -> None:
-    """Measure drafter auto beside plain decoding, in many processes."""
+    """Measure drafter auto beside plain decoding, in many processes; below 0.98 exits with 1."""
     cells = [
-        Cell(float(heat), int(size))
-        for heat in temperatures.split(",")
-        for size in batches.split(",")
+        Cell(name, float(heat), int(size))
+        for name, heat, size in product(
+            workloads.split(","), temperatures.split(","), batches.split(",")
+        )
     ]
-    logs_by_load: dict[tuple[Cell, str], list[float]] = defaultdict(list)
+    found: dict[Cell, list[Start]] = defaultdict(list)
     work = [(number, cell) for number in range(starts) for cell in cells]
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for number, cell in tqdm(work, leave=False, disable=None):
-            ratios = pool.submit(start, model, workload, cell, prompts, tokens, loads, number)
-            for kind, ratio in ratios.result().items():
-                logs_by_load[cell, kind].append(ratio)
-    rows = [
-        (f"T = {cell.temperature:g}, {cell.batch} together", kind, str(estimate(logs)))
-        for (cell, kind), logs in logs_by_load.items()
-    ]
-    rows.append(
-        ("all", "", str(estimate([each for logs in logs_by_load.values() for each in logs])))
-    )
-    print("\n".join(table(("load", "engines", "auto / plain"), rows)))
+            started = pool.submit(start, model, cell, prompts, tokens, loads, number)
+            found[cell].append(started.result())
+    logs = {
+        (cell, kind): [each.logs[kind] for each in some]
+        for cell, some in found.items()
+        for kind in ("new", "warm")
+    }
+    if not json_:
+        print("\n".join(shown_table(found, logs)))
     report = [
-        {**cell._asdict(), "engines": kind, "log_ratios": logs}
-        for (cell, kind), logs in logs_by_load.items()
+        {
+            **cell._asdict(),
+            "log_ratios": {kind: logs[cell, kind] for kind in ("new", "warm")},
+            "ratio": {kind: exp(mean(logs[cell, kind])) for kind in ("new", "warm")},
+            **{name: [getattr(each, name) for each in some] for name in Start._fields[1:]},
+        }
+        for cell, some in found.items()
     ]
-    settings = {"model": model, "workload": workload, "tokens": tokens, "loads": loads}
-    write_json({"machine": machine(), **settings, "cells": report}, out)
+    settings = {"model": model, "tokens": tokens, "prompts": prompts, "loads": loads}
+    write_report({"machine": machine(), **settings, "cells": report}, json_, out)
+    slow = [cell for cell in cells if mean(logs[cell, "warm"]) < log(LEAST)]
+    differing = sum(each.differing for some in found.values() for each in some)
+    if differing:
+        raise OutriderError(f"{differing} outputs differ from plain decoding.")
+    if slow:
+        raise OutriderError(
+            f"auto is below {LEAST} of plain decoding in {len(slow)} of {len(cells)} cells: "
+            + ", ".join(f"{name}/{batch}/{heat:g}" for name, heat, batch in slow)
+        )
+
+
+def shown_table(
+    found: Mapping[Cell, Sequence[Start]], logs: Mapping[tuple[Cell, str], Sequence[float]]
+) -> Iterator[str]:
+    """Yield the lines of the table of all cells, and of their mean."""
+    rows: list[tuple[str, ...]] = [
+        (
+            f"{cell.workload}, T = {cell.temperature:g}, {cell.batch} together",
+            str(estimate(logs[cell, "new"])),
+            str(estimate(logs[cell, "warm"])),
+            f"{mean(each.drafted for each in some):.0f}",
+            f"{mean(each.accepted for each in some):.0f}",
+            f"{mean(each.tried for each in some):.2%}",
+        )
+        for cell, some in found.items()
+    ]
+    rows.append(("all", str(estimate([x for each in logs.values() for x in each])), *[""] * 4))
+    names = ("load", "new: auto / plain", "warm", "drafted", "accepted", "tried")
+    yield from table(names, rows)

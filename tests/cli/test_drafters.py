@@ -143,3 +143,40 @@ def test_layerskip_says_from_which_acceptance_on_it_pays() -> None:
         "pays where more than 0.57 of them are accepted"
     )
     assert found["none"]["note"] is None
+
+
+def test_drafters_on_disk_are_suggested(
+    make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those beside the target and in the hub's cache that are small and have its tokenizer."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    models, hub = tmp_path / "models", tmp_path / "cache" / "hub"
+    target = make_checkpoint(models / "target", "llama", tokenizer=True, num_hidden_layers=8)
+    small = make_checkpoint(models / "small", "llama", tokenizer=True, num_hidden_layers=1)
+    make_checkpoint(models / "no-tokenizer", "llama", num_hidden_layers=1)
+    make_checkpoint(models / "as-large", "llama", tokenizer=True, num_hidden_layers=8)
+    cached = hub / "models--some--body" / "snapshots" / "0123"
+    make_checkpoint(cached, "llama", tokenizer=True, num_hidden_layers=1)
+    (models / "damaged").mkdir()
+    (models / "damaged" / "config.json").write_text("{")
+    done = drafters("suggest", target, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    on_disk = {each["drafter"] for each in found["drafters"] if each["found"] == "on disk"}
+    assert on_disk == {str(small), str(cached)}
+    assert found["entry"] is None
+    assert found["drafters"][0]["speedup"]["evidence"] == "modelled"
+    shown = drafters("suggest", target).stdout
+    assert "not in the catalogue" in shown
+    assert "forecasts, not measurements" in " ".join(shown.split())
+
+
+def test_drafters_of_the_catalogue_are_suggested_by_name() -> None:
+    done = drafters("suggest", "Qwen/Qwen3-8B", "--json")
+    found = json.loads(done.stdout)
+    assert found["entry"] == "qwen3-8b"
+    commands = [each["command"] for each in found["drafters"]]
+    assert "outrider bench Qwen/Qwen3-8B --drafter Qwen/Qwen3-0.6B" in commands
+    done = drafters("suggest", "no/such-model")
+    assert done.exit_code == 2
+    assert "neither on disk nor in the catalogue" in " ".join(done.output.split())

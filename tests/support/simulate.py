@@ -11,6 +11,7 @@ from operator import mul
 from outrider.engine.control.choices import PLAIN, Choice, Method, Stream, counts_by_depth
 from outrider.engine.control.controller import Controller
 from outrider.engine.control.costs import Costs
+from outrider.engine.control.tuning import USUAL
 
 Truth = Callable[[int, str, int], float]
 """P(accepted | parent accepted) at a step, of a method, at a depth."""
@@ -125,3 +126,56 @@ def simulate(
             known, plain, best = rates, *_plain_and_best(truth, methods, rates, batch, context)
         simulated.append(Step(tokens, seconds, plain, best))
     return simulated
+
+
+def simulate_requests(
+    controller: Controller,
+    truth: Costs,
+    requests: Sequence[float],
+    batch: int,
+    tokens: int,
+    shadow_steps: int,
+    seed: int = 0,
+) -> list[float]:
+    """Return by request its speed over plain decoding's; they come one after the other.
+
+    A request has ``batch`` sequences of ``tokens`` tokens, of whose drafts a share is accepted.
+    Each ``shadow_steps``, one sequence without a draft has a shadow of four tokens.
+    """
+    rng, speeds = random.Random(seed), list[float]()
+    (method,) = controller.methods
+    costs, survival, depth = controller.costs, controller.survival, USUAL.shadow_depth
+
+    def accepted(rate: float, most: int) -> int:
+        return next((i for i in range(most) if rng.random() >= rate), most)
+
+    for number, rate in enumerate(requests):
+        left = {f"{number}-{i}": tokens for i in range(batch)}
+        seconds = plain = 0.0
+        step = 0
+        while left:
+            streams = [Stream(id, "", 256, (method,), 8) for id in left]
+            choices, emitted = controller.decide(streams), 0
+            shadow = step // shadow_steps % len(streams) if step % shadow_steps == 0 else None
+            for place, (stream, choice) in enumerate(zip(streams, choices, strict=True)):
+                got = accepted(rate, choice.depth)
+                if choice.depth:
+                    survival.observe(method, "", stream.id, choice.depth, got)
+                elif place == shadow:
+                    survival.observe(method, "", stream.id, depth, accepted(rate, depth))
+                emitted += 1 + got
+                left[stream.id] -= 1 + got
+            rows, drafting = work(controller.methods, choices)
+            verify = truth.target.at(rows)
+            own = sum(map(truth.drafters[method].at, drafting.values()))
+            costs.observe_verify(rows, 0, verify)
+            costs.observe_host(len(streams), 0.0)
+            controller.observe(len(streams), emitted, (verify + own) * bool(drafting), verify + own)
+            seconds += verify + own
+            plain += truth.target.at(len(streams)) * emitted / len(streams)
+            step += 1
+            for id in [id for id, more in left.items() if more <= 0]:
+                del left[id]
+                controller.release(id)
+        speeds.append(plain / seconds)
+    return speeds

@@ -13,6 +13,7 @@ from .commands import FAILED
 from .common import AsJson, new_table, report_console, status, write
 from .flags import argument, setting
 from .spelling import App, hint
+from .suggest import suggest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,7 +129,10 @@ def table(drafters: list[DrafterFacts], page_size: int | None) -> Table:
 
 @app.callback()
 def drafters() -> None:
-    """List all drafters; check one against a target."""
+    """List all drafters; suggest some for a target; check one against it."""
+
+
+app.command()(suggest)
 
 
 @app.command("list")

@@ -74,6 +74,7 @@ class LayerskipSpec(DrafterSpec):
         min_layers: layers' worth of sublayers that run; None for 16, or half if that is fewer.
         adaptive: search for the sublayers; if not, they are evenly spread.
         exit_layer: run the layers below it; None for any sublayers.
+        kept: run these sublayers, without a search; none to choose them.
     """
 
     name = "layerskip"
@@ -89,6 +90,7 @@ class LayerskipSpec(DrafterSpec):
     min_layers: int | None = None
     adaptive: bool = True
     exit_layer: int | None = None
+    kept: tuple[int, ...] = ()
 
     @classmethod
     def recognise(cls, option: str | Path) -> Self | None:
@@ -151,6 +153,8 @@ class LayerskipSpec(DrafterSpec):
         """Return the sublayers that are left out; None if they are searched for."""
         if self.exit_layer is not None:
             return frozenset(range(2 * self.exit_layer, 2 * space.layers))
+        if self.kept:
+            return frozenset(range(2 * space.layers)) - {*self.kept}
         return None if self.adaptive else space.spread()
 
     def make(self, context: DrafterContext) -> LayerskipDrafter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from ..base.config import PRESETS, EngineConfig
@@ -18,11 +19,12 @@ from ..drafters.suffix import SuffixSpec
 from ..errors import ConfigError
 from ..models.base import Model
 from ..models.load import cannot_go_back, load_model
+from ..models.native import NativeTransformer
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.ratio import RULES
 from .control.choices import methods_of
 from .control.controller import Controller
-from .control.costs import CostModel
+from .control.costs import CostModel, Costs
 from .control.survival import Survival
 from .control.tuning import USUAL
 from .drafting import overrides
@@ -30,6 +32,7 @@ from .engine import Engine
 from .measure import Steps, find_costs
 from .memory import plan_budget
 from .setup import EngineSetup
+from .spare_skips import is_lone, search_later, skips_file, with_kept
 
 logger = logging.getLogger("outrider")
 
@@ -69,7 +72,13 @@ def build_engine(
     target = model or load_target(setup.checkpoint, config)
     rule = RULES[config.acceptance_rule]() if rule is None else rule
     length = config.model_length(target.shape.context)
+    key = {"model": folder, "dtype": str(target.dtype), "quantization": config.quantization}
+    key |= {"activations": config.activations}
+    skips = skips_file(key)
     spec = fitting_spec(setup.spec, folder, target)
+    lone = is_lone(spec) and rule.trees
+    if lone:
+        spec = with_kept(spec, target, skips)
     lookups = (NgramSpec(), SuffixSpec(), PredictionSpec()) if target.truncates else ()
     specs = {each.name: each for each in (NoSpec(), *lookups, *(spec.members or (spec,)))}
     together = _together(spec, specs, rule.trees and target.trees)
@@ -90,8 +99,6 @@ def build_engine(
         check_drafter(each, needs[name], rule, target)
     controller, later = None, None
     if target.truncates and (spec.auto or config.num_speculative_tokens is None):
-        key = {"model": folder, "dtype": str(target.dtype), "quantization": config.quantization}
-        key |= {"activations": config.activations}
         files = [each.folder for each in specs.values() if each.folder is not None]
         key |= {"drafters": files, "drafter": config.drafter_quantization}
         controller, later = _controller(target, drafters, rule, config, together, key)
@@ -101,6 +108,10 @@ def build_engine(
         controller,
     )  # fmt: skip
     engine.later = later
+    if lone and later and isinstance(target, NativeTransformer):
+        depth = config.max_draft_length
+        row = _row_cost(engine.chooser.costs.prior, depth)
+        engine.later = chain(later, search_later(target, config.page_size, depth, row, skips))
     return engine
 
 
@@ -138,9 +149,9 @@ def _controller(
     rows = config.max_num_seqs * (1 + longest)
     merging = [*map(TOGETHER.join, together)]
     costs, later = find_costs(model, drafting, merging, config.page_size, rows, key)
-    one, depth = costs.target.at(1), config.max_draft_length
+    row = _row_cost(costs, config.max_draft_length)
     for drafter in drafting.values():
-        drafter.measured((costs.target.at(1 + depth) / one - 1) / depth)
+        drafter.measured(row)
     priors = {name: spec.prior for name, spec in known_specs().items()}
     if config.preset is not None:
         priors = dict.fromkeys(methods, PRESETS[config.preset].accepted)
@@ -151,6 +162,11 @@ def _controller(
     }
     shadowed = frozenset(n for n, each in drafting.items() if overrides(each, "peek"))
     return Controller(CostModel(costs), Survival(priors, wider), methods, shadowed), later
+
+
+def _row_cost(costs: Costs, depth: int) -> float:
+    """Return what a row of a verifying forward costs, in forwards of one row."""
+    return (costs.target.at(1 + depth) / costs.target.at(1) - 1) / depth
 
 
 def check_drafter(drafter: Drafter, needs: Needs, rule: AcceptanceRule, model: Model) -> None:

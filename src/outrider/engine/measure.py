@@ -115,7 +115,7 @@ def find_costs(
     With it comes what is to be done when there is time, forward by forward: measure thoroughly, and
     keep that for other starts. ``merging`` are the names of drafters whose drafts are merged.
     """
-    file = _file({**key, "rows": most_rows, "names": [*drafters, *merging]})
+    file = costs_file({**key, "rows": most_rows, "names": [*drafters, *merging]})
     kept = read_costs(file)
     if kept is not None and kept.drafters.keys() == {*drafters, *merging}:
         return kept, _keep(None, file)
@@ -167,7 +167,7 @@ def _all_costs(
     return Costs(target, by_name, per_context)
 
 
-def _file(key: Mapping[str, Any]) -> Path:
+def costs_file(key: Mapping[str, Any]) -> Path:
     """Return where costs are kept on this machine."""
     native = library()
     isa = native.isa if native else "off"

@@ -8,7 +8,7 @@ for serving large language models using goodput", 2024, choose a depth so).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log2
 
 from .choices import PLAIN, Choice, Knowledge, Method, Stream, StreamGroup
@@ -21,11 +21,15 @@ from .tuning import USUAL, Tuning
 
 @dataclass
 class _Guard:
-    """The plain steps that drafting lost at one batch size, and until when it pauses."""
+    """The plain steps that drafting lost at one batch size, and until when it pauses.
+
+    The sequences whose ids are ``known`` cannot end the pause.
+    """
 
     pause: int
     deficit: float = 0.0
     until: int = 0
+    known: set[str] = field(default_factory=set)
 
 
 class Controller:
@@ -70,7 +74,7 @@ class Controller:
         """Return the choice for each decoding sequence of the next step."""
         self.step += 1
         self._steady, self.trials.now = True, None
-        self.paused = self._pauses(len(streams))
+        self.paused = self._pauses(len(streams)) and not self._renews(streams)
         if self.paused:
             return [stream.fixed or PLAIN for stream in streams]
         due = self._due(len(streams), self.step) or not all(map(self._is_known, streams))
@@ -218,6 +222,7 @@ class Controller:
         if guard.deficit > most:
             guard.until = self.step + guard.pause
             guard.pause = min(2 * guard.pause, tuning.longest_pause)
+            guard.known = {*self._assigned}
             guard.deficit = tuning.half_open * most  # the next trial loses sooner
         elif guard.deficit == -most:
             guard.pause = tuning.first_pause
@@ -226,6 +231,26 @@ class Controller:
         """Return True if drafting pauses for so many streams."""
         guard = self._guards.get(streams.bit_length())
         return guard is not None and self.step < guard.until
+
+    def _renews(self, streams: Sequence[Stream]) -> bool:
+        """End the pause, and return True, where shadows of enough new sequences are accepted."""
+        tuning, guard = self.tuning, self._guards[len(streams).bit_length()]
+        if self.step % tuning.renewing_steps:
+            return False
+        better = {
+            stream.id
+            for stream in streams
+            if stream.id not in guard.known
+            and any(
+                self.survival.fares_well(name, stream.id)
+                for name in self.shadowed.intersection(stream.methods)
+            )
+        }
+        if len(better) <= tuning.renewing_share * len(streams):
+            return False
+        guard.until = self.step
+        guard.known |= better
+        return True
 
     @property
     def pauses(self) -> dict[int, int]:
@@ -237,3 +262,6 @@ class Controller:
         """Forget a sequence that ended."""
         self._assigned.pop(id, None)
         self.survival.release(id, self.methods)
+        for guard in self._guards.values():
+            if guard.deficit < 0:  # what it won is not for others to lose
+                guard.deficit *= 1 - 1 / max(1, self._size)

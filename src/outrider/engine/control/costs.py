@@ -116,7 +116,7 @@ class _Ratio:
     def __init__(self, tuning: Tuning, smoothing: float) -> None:
         self._tuning, self._smoothing = tuning, smoothing
         self.value, self.seen = 1.0, 0
-        self._recent, self._turn, self._before = 0.0, 0, inf
+        self._recent, self._turn, self._before = 0.0, 0, 1.0  # so that no first spike counts
 
     def observe(self, ratio: float, turn: int) -> None:
         """Take in a ratio; the lesser of two in a row counts, as other work slows single steps."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -85,6 +85,7 @@ class Learner:
         self._choosing = self.cutting = 0.0
         """Seconds that choosing for the present step took, and cutting its drafts."""
         self._shadows: list[Shadow] = []
+        self._next = 0  # the sequence that got the last shadow, by its place in the batch
 
     def begin(self) -> None:
         """Begin a step."""
@@ -149,6 +150,8 @@ class Learner:
             self._new = self._is_new(chosen, tries)
             self._score(plan.batch, whole, chosen)
             self._follow()
+            if self._new or self._looks % self._tuning.shadow_looks == 0:
+                self._cast([item.sequence for item in plan.batch], chosen)
             own = time.perf_counter() - begin + self.cutting
             self._look_seconds = self._smoothed(self._look_seconds, own)
             self._every = self._steps_for(self._look_seconds, 1, self._tuning.most_look_steps)
@@ -213,8 +216,6 @@ class Learner:
                 continue
             if item.budget.depth:
                 self._score_one(item, one, whole[index])
-            if i == first and (self._new or self._looks % self._tuning.shadow_looks == 0):
-                self._cast(item.sequence, one)
 
     def _score_one(self, item: Scheduled, chosen: ChosenDraft, nodes: DraftNodes) -> None:
         """Score the draft of one sequence."""
@@ -242,16 +243,23 @@ class Learner:
             judged = min(asked, len(emitted), straight + 1)
             survival.observe(narrow, workload, stream.id, asked, straight, judged)
 
-    def _cast(self, sequence: SequenceState, chosen: ChosenDraft) -> None:
-        """Let a method that is not in use draft behind a sequence; methods take turns."""
-        stream, taken = chosen.stream, chosen.choice.method
-        names = [name for name in stream.methods if name in self._shadowed and name != taken]
-        if not names or self._shadows or sequence.finish_reason is not None:
-            return
-        name = names[self._turn % len(names)]
-        draft = self._peek(name, sequence, min(self._tuning.shadow_depth, stream.max_depth))
-        if draft is not None:
-            self._shadows.append(Shadow(name, stream, sequence, len(sequence.tokens), draft))
+    def _cast(self, sequences: Sequence[SequenceState], chosen: Mapping[str, ChosenDraft]) -> None:
+        """Let methods that are not in use draft behind some sequences; all take turns."""
+        followed = {shadow.stream.id for shadow in self._shadows}
+        for _ in range(min(len(sequences), self._tuning.shadowed_sequences)):
+            self._next = (self._next + 1) % len(sequences)
+            sequence = sequences[self._next]
+            one = chosen.get(sequence.id)
+            if one is None or sequence.id in followed or sequence.finish_reason is not None:
+                continue
+            stream, taken = one.stream, one.choice.method
+            names = [name for name in stream.methods if name in self._shadowed and name != taken]
+            if not names:
+                continue
+            name = names[self._turn % len(names)]
+            draft = self._peek(name, sequence, min(self._tuning.shadow_depth, stream.max_depth))
+            if draft is not None:
+                self._shadows.append(Shadow(name, stream, sequence, len(sequence.tokens), draft))
 
     def _follow(self) -> None:
         """Score the drafts of shadows whose fate is known by now."""

@@ -17,6 +17,8 @@ from .tuning import USUAL, Tuning
 K = TypeVar("K")
 V = TypeVar("V")
 
+LEAST_CHANCE = 1e-3
+"""Chances are held as far from 0 and 1, so that their odds are finite."""
 FIRST_RATES = {(r, b): float(GUESSED.table[0, r, b]) for r in range(RANKS) for b in range(BINS)}
 """The guessed rates by rank and bin, which are alike at all depths."""
 MARGIN_SHARES = (0.2, 0.25, 0.2, 0.35)
@@ -221,12 +223,19 @@ class Survival:
     def odds(self, method: str, workload: str, sequence: str) -> float:
         """Return the factor on odds by which a sequence differs from its workload."""
         own = self._own.get((method, sequence))
-        if own is None:
+        if own is None or not own.judged:
             return 1.0
-        shrinkage = self._tuning.shrinkage
-        more = (own.accepted + shrinkage) / (own.expected + shrinkage)
-        refused, doubted = own.judged - own.accepted, own.judged - own.expected
-        return more / ((refused + shrinkage) / (doubted + shrinkage))
+        usual = _held(own.expected / own.judged)
+        weight = self._tuning.own_shrinkage
+        chance = _held((own.accepted + weight * usual) / (own.judged + weight))
+        return chance / (1 - chance) * (1 - usual) / usual
+
+    def fares_well(self, method: str, sequence: str) -> bool:
+        """Return whether most of what a method drafted for a sequence was accepted."""
+        own, tuning = self._own.get((method, sequence)), self._tuning
+        if own is None or own.judged < tuning.renewing_tokens:
+            return False
+        return own.accepted >= tuning.renewing_rate * own.judged
 
     def _rates(self, method: str, workload: str) -> list[float]:
         """Return P(drafted and accepted | the one before was) at each depth."""
@@ -319,3 +328,7 @@ def _entry(table: OrderedDict[K, V], key: K, make: type[V], most: int) -> V:
         if len(table) > most:
             table.popitem(last=False)
     return entry
+
+
+def _held(chance: float) -> float:
+    return min(max(chance, LEAST_CHANCE), 1 - LEAST_CHANCE)

@@ -172,7 +172,12 @@ class Trials:
         """Return methods that nobody uses, or a longer draft, until its rows were measured."""
         methods, tuning = self._methods, self._tuning
         most = {name: min(methods[name].max_depth, stream.max_depth) for name in stream.methods}
-        unused = {*stream.methods} - self._shadowed - {choice.method for choice in choices}
+        used = {choice.method for choice in choices}
+        unused = {
+            name
+            for name in {*stream.methods} - used
+            if name not in self._shadowed or self._promises(name, stream, most[name])
+        }
         known = self._num_tried >= tuning.known_trials * len(unused)
         for choice in dict.fromkeys(choices) if known else ():
             name, depth = choice
@@ -184,6 +189,12 @@ class Trials:
             if promises and not self._costs.measured(rows):
                 return [Choice(name, most[name])]
         return [Choice(name, min(tuning.trial_depth, most[name])) for name in sorted(unused)]
+
+    def _promises(self, method: str, stream: Stream, most: int) -> bool:
+        """Return whether only what is believed of costs can keep a method with shadows unused."""
+        curve = self._survival.curve(method, stream.workload, min(self._tuning.trial_depth, most))
+        known = self._survival.judged(method, stream.workload) >= self._tuning.renewing_tokens
+        return known and 1 + sum(curve) > self._tuning.promised_gain
 
     def _drafting(
         self, stream: Stream, choice: Choice, count: int, streams: int

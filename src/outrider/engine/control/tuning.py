@@ -17,7 +17,7 @@ class Tuning:
     better_speedup: float = 1.01  # over the present choices, from which on others replace them
     doubt: float = 0.25  # speedup that an untried method must promise beyond ``enter_speedup``
     sure_tokens: float = 48.0  # judged tokens over which ``doubt`` falls to zero
-    max_level: int = 2  # power of two of their odds up to which sequences are told apart
+    max_level: int = 4  # power of two of their odds up to which sequences are told apart
     max_groups: int = 12  # groups beyond which sequences of a workload are not told apart
     max_freedoms: int = 256  # wishes of requests that are remembered
 
@@ -37,6 +37,7 @@ class Tuning:
     trial_depth: int = 3  # tokens of the draft of a method that is tried
     known_trials: int = 8  # of each unused method before a longer draft of one in use is tried
     longer_gain: float = 1.2  # on the tokens of a step that makes a longer draft worth trying
+    promised_gain: float = 1.5  # on a step's tokens for which a lookup is tried, whatever it costs
     near_speed: float = 0.7  # of plain decoding over drafts, from which on plain steps are frequent
     plain_steps: int = 48  # after which a plain step is tried where drafts win little
     sure_steps: int = 192  # after which a plain step is tried where drafts win much
@@ -48,6 +49,10 @@ class Tuning:
     half_open: float = 0.75  # of the allowed loss that counts as lost after a pause
     first_pause: int = 192  # steps without drafts after drafting lost
     longest_pause: int = 1024  # steps; a pause doubles each time that drafting loses again
+    renewing_steps: int = 4  # of a pause, after which new sequences are looked at
+    renewing_tokens: float = 6.0  # of a new sequence that must be judged to end a pause
+    renewing_rate: float = 0.6  # of them that must be accepted
+    renewing_share: float = 0.25  # of all sequences that such ones must exceed
 
     # Prices
     sure_chance: float = 0.9  # of acceptance, from which on a node is drafted whatever it costs
@@ -64,6 +69,7 @@ class Tuning:
     new_drafts: int = 32  # drafts of a method whose steps are all looked at
     new_drafts_at_once: int = 4  # of one step that count as new, so that several steps tell a cost
     scored_sequences: int = 12  # whose drafts are scored in a step, at most; they take turns
+    shadowed_sequences: int = 4  # that get a shadow in such a look, at most; they take turns
     shadow_looks: int = 2  # looks of which one casts a shadow, once methods are not new
     shadow_depth: int = 4  # tokens of a draft that is scored without being verified
 
@@ -71,6 +77,7 @@ class Tuning:
     decay: float = 1 - 1 / 64  # what a count keeps of its weight with each newer one
     prior_weight: float = 8.0  # observations that a method's prior counts for
     shrinkage: float = 6.0  # own observations that outweigh a more general estimate
+    own_shrinkage: float = 16.0  # the same of a sequence, over its workload's estimate
     max_workloads: int = 64  # by method, that are remembered
     max_sequences: int = 4096  # by method, that are remembered
     memory_drafts: int = 128  # of a sequence after which older ones count half

@@ -1,4 +1,7 @@
-"""What a worker does between requests: it keeps packed weights, and measures what steps cost."""
+"""What a worker does between requests.
+
+It keeps packed weights, measures what steps cost, and searches for sublayers to leave out.
+"""
 
 from __future__ import annotations
 

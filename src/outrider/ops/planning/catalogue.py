@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...base.methods import LOOKUPS
+from ...base.methods import BY_NAME, LOOKUPS
 from ...base.outside.documents import read_json
 from ...base.outside.text import printable
 from ...base.tables import table
@@ -85,8 +85,11 @@ class Shape:
 
     @property
     def sizes(self) -> Shape:
-        """The shape without its name, for comparisons."""
-        return replace(self, name="")
+        """The shape for comparisons: without its name, and as if it were tied.
+
+        GGUF files of tied models may have the head again.
+        """
+        return replace(self, name="", tied=True)
 
     @property
     def active(self) -> int:
@@ -317,23 +320,29 @@ def method_of_head(checkpoint: str) -> str | None:
     return next((str(h["method"]) for h in heads if h["checkpoint"] == checkpoint), None)
 
 
-def fitting(asked: str, target: Shape) -> list[Fitting]:
-    """Return the drafters that fit a target: its heads, models of its tokenizer, lookups."""
-    entry, models = entry_of(asked, target), data("models")["model"]
-    fits = [
+def heads_of(entry: str | None) -> list[Fitting]:
+    """Return all published heads of an entry of the catalogue."""
+    return [
         Fitting(head["method"], head["method"], head["checkpoint"])
         for head in data("models")["head"]
         if head["target"] == entry
     ]
+
+
+def fitting(asked: str, target: Shape) -> list[Fitting]:
+    """Return the drafters that fit a target: its heads, models of its tokenizer, lookups."""
+    entry, models = entry_of(asked, target), data("models")["model"]
+    heads = dict(reversed([(head.method, head) for head in heads_of(entry)]))  # the first of each
+    fits = [head for name, head in reversed(heads.items()) if BY_NAME[name].costs]
     tokenizer = models[entry]["tokenizer"] if entry else _tokenizer(target)
     for name, config in models.items():
         same = config["tokenizer"] == tokenizer and "checkpoint" in config and name != entry
-        if same and _small(shape_of(name, config), target):
+        if same and is_small(shape_of(name, config), target):
             fits.append(Fitting(name, "draft_model", config["checkpoint"]))
     return fits + [Fitting(name, name, None) for name in LOOKUPS]
 
 
-def _small(shape: Shape, target: Shape) -> bool:
+def is_small(shape: Shape, target: Shape) -> bool:
     """Return whether a model is small enough to draft, in memory and in the cost of a row."""
     pairs = ((shape.parameters, target.parameters), (shape.active, target.active))
     return all(own <= LARGEST_RATIO * whole for own, whole in pairs)

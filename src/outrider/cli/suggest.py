@@ -1,0 +1,148 @@
+"""``outrider drafters suggest``: the known drafters of a model, with a forecast of each here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, ModelError, OutriderError, shown
+from .common import AsJson, new_table, report_console, status, write
+from .flags import argument
+
+if TYPE_CHECKING:
+    from ..checkpoints.files import Files
+    from ..ops.planning.suggest import KnownModel, Suggestion
+
+MOST_FILES = 200
+"""Files and folders near a model that are looked at."""
+NAMED = ("general.name", "general.basename", "general.base_model.0.name")
+FORECAST = (
+    "Acceptance and speedup are forecasts, not measurements: acceptance is assumed of the method "
+    "(docs/planning.md), what a step takes is modelled from this machine's memory and arithmetic, "
+    "for one request of conversation at T = 0. Names are those of the catalogue; nothing was "
+    "downloaded. auto takes suffix by itself."
+)
+
+
+def suggest(
+    model: str = argument("MODEL", "The target: a folder, .gguf file, or the catalogue's name."),
+    json_: AsJson = False,
+) -> None:
+    """Name the known drafters of a model, with a forecast of each on this machine.
+
+    They are smaller models with its tokenizer beside it and in the hub's cache, published heads and
+    siblings, and drafters that need no checkpoint. Nothing is downloaded.
+    """
+    with status("looking"):
+        from ..native.choice import library
+        from ..ops.planning.suggest import entry_for, this_machine
+        from ..ops.planning.suggest import suggest as suggested
+
+        target, near = _known(model)
+        entry, native = entry_for(target), library()
+        found = suggested(target, near, this_machine(native.isa if native else ""))
+    if json_:
+        rows = [_plain(each) for each in found]
+        write(json.dumps({"model": model, "entry": entry, "drafters": rows}) + "\n")
+        return
+    console = report_console(on_stderr=False)
+    console.print(f"{model}: {'not in the catalogue' if entry is None else f'known as {entry}'}")
+    grid = new_table("drafter", "method", "found", "forecast: accepted", "speedup", "run next")
+    grid.columns[0].overflow = grid.columns[5].overflow = "fold"
+    for each in found:
+        accepted = each.acceptance.said() if each.acceptance else "not modelled"
+        speedup = each.speedup.said() if each.speedup else ""
+        style = None if each.served else "dim"
+        command = each.command or "nothing: this engine does not draft with it"
+        cells = each.drafter, each.method, each.found, accepted, speedup, command
+        grid.add_row(*cells, style=style)
+    console.print(grid)
+    console.print(FORECAST)
+
+
+def _plain(each: Suggestion) -> dict[str, Any]:
+    from ..ops.planning.figure import to_json
+
+    return dict(to_json(each))
+
+
+def _known(model: str) -> tuple[KnownModel, list[KnownModel]]:
+    """Return a model and the smaller ones on disk that have its tokenizer."""
+    from ..checkpoints.files import Files
+    from ..ops.planning.catalogue import checkpoint_of, data, find_shape
+    from ..ops.planning.suggest import KnownModel
+
+    if not os.path.exists(model):
+        models = data("models")["model"]
+        names = {each.get("checkpoint", "").lower(): name for name, each in models.items()}
+        entry = names.get(model.lower(), model.lower())
+        if entry not in models:
+            raise ConfigError(
+                f"{shown(model)} is neither on disk nor in the catalogue; give a folder, a .gguf "
+                "file, or a name of docs/planning.md."
+            )
+        return KnownModel(checkpoint_of(entry) or entry, (entry,), find_shape(entry)), []
+    own = Files(Path(model))
+    target = _read(own)
+    if target is None:
+        raise ModelError(f"{model} has no config that is read; give a checkpoint's folder or file.")
+    near = [(files, known) for files in _near(Path(model)) if (known := _read(files)) is not None]
+    return target, [known for files, known in near if _fits(own, target, files, known)]
+
+
+def _near(model: Path) -> Iterator[Files]:
+    """Yield the checkpoints beside a model, below it, and in the hub's cache."""
+    from ..checkpoints.files import Files
+
+    hub = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")) / "hub"
+    around = model.resolve().parent
+    places = [*around.iterdir()]
+    places += [] if model.is_file() else [*model.iterdir()]
+    places += [*hub.glob("models--*/snapshots/*"), *hub.glob("models--*/snapshots/*/*.gguf")]
+    for place in sorted(dict.fromkeys(places))[:MOST_FILES]:
+        if place.resolve() == model.resolve():
+            continue
+        if place.suffix == ".gguf" or (place / "config.json").is_file():
+            yield Files(place)
+
+
+def _read(files: Files) -> KnownModel | None:
+    """Return a checkpoint as suggestions see it; None if it is damaged or of another kind."""
+    from ..checkpoints.formats.gguf_config import gguf_config
+    from ..ops.planning.catalogue import shape_of
+    from ..ops.planning.suggest import KnownModel
+
+    path = files.folder
+    try:
+        names = [path.name]
+        if files.gguf is not None:
+            config = vars(gguf_config(files.gguf))
+            names += [files.gguf.fields.text(key, "") for key in NAMED]
+            size = sum(tensor.nbytes for tensor in files.gguf.tensors.values())
+        elif files.config is not None:
+            config = files.config
+            names += [str(config.get("_name_or_path", "")), str(path)]
+            size = sum(entry.nbytes for entry in files.tensors.values())
+        else:
+            return None
+        shape = shape_of(path.name, config)
+    except (OutriderError, OSError):
+        return None
+    bits = 8 * size / shape.parameters
+    return KnownModel(str(path), tuple(filter(None, names)), shape, bits)
+
+
+def _fits(own: Files, target: KnownModel, files: Files, known: KnownModel) -> bool:
+    """Return whether a model is smaller than the target by far, and has its tokenizer."""
+    from ..checkpoints.tokenizers import differences, has_tokenizer
+    from ..ops.planning.suggest import MOST_OF_TARGET
+
+    if known.shape.read(1) * known.bits > MOST_OF_TARGET * target.shape.read(1) * target.bits:
+        return False
+    try:
+        return has_tokenizer(own) and has_tokenizer(files) and not differences(own, files)
+    except OutriderError:
+        return False

@@ -1,0 +1,135 @@
+"""The sublayers that a lone target can do without, searched for in spare time and kept.
+
+The search reads text that the target writes for it. Where a set pays, ``auto`` has layerskip with
+that set from the next start on, and takes it where steps show that it is faster.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from array import array
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..base.types import Request, Row, SamplingParams, SequenceState
+from ..drafters.base import DrafterSpec
+from ..drafters.layerskip import LAYERS_THAT_RUN, LayerskipSpec
+from ..drafters.registry import GroupSpec
+from ..drafters.skips import ROWS, WINDOW_SCORES, ScoredWindow, Search, Space, scratch_pages
+from ..models.base import Model
+from ..models.native import NativeTransformer
+from ..models.rows import Segment
+from ..native.native_sampling import shared_noise
+from .measure import Steps, costs_file
+
+TEXT = 256
+"""Tokens of a text, after which another one begins."""
+MOST_SUBLAYERS = 10_000
+logger = logging.getLogger("outrider")
+
+
+def is_lone(spec: DrafterSpec) -> bool:
+    """Return whether ``auto`` chooses among nothing that runs a model."""
+    return (
+        isinstance(spec, GroupSpec)
+        and spec.auto
+        and all(each.folder is None and each.name != LayerskipSpec.name for each in spec.members)
+    )
+
+
+def with_kept(spec: DrafterSpec, model: Model, file: Path) -> DrafterSpec:
+    """Return the drafters of ``auto`` with layerskip, if a set that pays was found and kept."""
+    if not isinstance(spec, GroupSpec) or not isinstance(model, NativeTransformer):
+        return spec
+    kept = read_kept(file)
+    if not kept or kept[-1] >= 2 * model.shape.num_layers:
+        return spec
+    return replace(spec, members=(*spec.members, LayerskipSpec(kept=kept)))
+
+
+def skips_file(key: Mapping[str, Any]) -> Path:
+    """Return where the sublayers that run are kept, beside the costs of the same model."""
+    return costs_file({**key, "searched": LayerskipSpec.name})
+
+
+def read_kept(file: Path) -> tuple[int, ...] | None:
+    """Return the sublayers that run: none where no set pays, None where nobody has searched."""
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))["sublayers"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    plain = isinstance(kept, list) and all(type(each) is int and each >= 0 for each in kept)
+    if not plain or kept != sorted(set(kept)) or len(kept) > MOST_SUBLAYERS:
+        return None
+    return tuple(kept)
+
+
+def search_later(
+    model: NativeTransformer, page_size: int, longest: int, row: float, file: Path
+) -> Steps[None]:
+    """Search, unless that was done, and keep what is found; it yields after each forward."""
+    if read_kept(file) is not None:
+        return
+    kept = yield from searched(model, page_size, longest, row)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"sublayers": kept}), encoding="utf-8")
+    except OSError as error:
+        logger.warning("sublayers that can be left out cannot be kept (%s)", error)
+
+
+def searched(
+    model: NativeTransformer, page_size: int, longest: int, row: float
+) -> Steps[tuple[int, ...]]:
+    """Return the sublayers that run where leaving out the others pays; none where nothing does."""
+    shape = model.shape
+    least = min(LAYERS_THAT_RUN, shape.num_layers // 2)
+    space = replace(Space.of(shape, least, longest), row=row)
+    if not space.most:
+        return ()
+    search = Search(space)
+    if search.pays is False:  # no set can
+        return ()
+    noise = shared_noise(shape.vocab_size)
+    pages = -(-(TEXT + 1) // page_size)
+    store = model.new_store(pages + scratch_pages(page_size), page_size)
+    number = 0
+    while True:
+        text = _Text(number, pages)
+        number += 1
+        for _ in range(TEXT // ROWS):
+            for _ in range(ROWS):
+                text.go_on(model, store, noise)
+                yield
+            window = ScoredWindow(model, store, pages, text.sequence, noise)
+            yield
+            for turn in range(WINDOW_SCORES):
+                wanted = search.wants
+                if wanted is None:
+                    return search.sublayers
+                search.scored(window.score(space.kept(wanted)), not turn)
+                yield
+
+
+class _Text:
+    """A text that the target writes at T = 1, behind one token."""
+
+    def __init__(self, number: int, pages: int) -> None:
+        params = SamplingParams(temperature=1.0)
+        request = Request("spare", (number,), params, number)
+        no_text: Any = None  # nobody reads it
+        self.sequence = SequenceState("spare/0", request, 0, no_text, no_text, [number])
+        self.sequence.pages = array("i", range(pages))
+
+    def go_on(self, model: NativeTransformer, store: Any, noise: Any) -> None:
+        """Write one more token."""
+        sequence = self.sequence
+        place, request = len(sequence.tokens) - 1, sequence.request
+        last = Segment(sequence.tokens[-1:], place, sequence.pages, 1, 1, key=sequence.id)
+        logits = model.forward([last], store, tuple(range(2 * model.shape.num_layers))).logits
+        row = Row(sequence.id, request.seed, 0, place + 1, False, place + 1)
+        (token,), _ = noise.draw(logits, [row])
+        sequence.tokens.append(int(token))

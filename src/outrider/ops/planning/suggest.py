@@ -1,0 +1,177 @@
+"""The known drafters of a model, on disk, published and free, with a forecast of each here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from shlex import quote
+from typing import NamedTuple
+
+import numpy as np
+
+from ...base.methods import BY_NAME
+from .acceptance import Acceptance, prior
+from .catalogue import (
+    Device,
+    Shape,
+    eagle1_head,
+    eagle_head,
+    entry_of,
+    find_shape,
+    fitting,
+    heads_of,
+)
+from .catalogue import data as table
+from .figure import Figure, modelled
+from .forecast import Forecast
+from .roofline import BYTES, Machine, roofline
+
+ON_DISK, PUBLISHED, FREE = "on disk", "published", "free"
+TASKS = {"conversation": 1.0}
+CONTEXT, OUTPUT = 640.0, 256
+"""Tokens of a sequence while it decodes, and of its output: those of ``outrider ops advise``."""
+LONGEST = 8
+MOST_OF_TARGET = 0.6
+"""Share of the bytes that a step of the target reads, above which no model on disk is named."""
+LEAST_SKIPPED = 3e9
+"""Parameters of a target below which layerskip has no forecast: its figures are of larger ones."""
+MATRIX, ROUNDS = 4096, 5
+"""Rows of the matrix whose products measure this machine, and how often."""
+PRODUCT_ROWS = 64
+FASTER = {"vnni": {"int8": 3.0, "int4": 3.0}, "bf16": {"bf16": 2.0, "int8": 3.0, "int4": 3.0}}
+"""Times by which products of a dtype outdo those in fp32, by an instruction set's name: assumed."""
+
+
+class KnownModel(NamedTuple):
+    """A model: where it lies or what the hub calls it, its names, its shape, and bits a weight."""
+
+    path: str
+    names: tuple[str, ...]
+    shape: Shape
+    bits: float = 16.0
+
+
+class Suggestion(NamedTuple):
+    """A drafter of a model.
+
+    ``drafter`` is its name for ``--drafter``. ``served`` says whether this engine drafts with it;
+    the figures are forecasts for one request of conversation, and ``command`` is what to run next;
+    None where nothing here drafts with it.
+    """
+
+    drafter: str
+    method: str
+    found: str
+    served: bool
+    k: int | None
+    acceptance: Figure | None
+    speedup: Figure | None
+    command: str | None
+
+
+def this_machine(isa: str) -> Device:
+    """Return this machine as a device: memory's speed and arithmetic by products of numpy.
+
+    The arithmetic of smaller dtypes is assumed of ``isa``, the native step's instruction set.
+    """
+    assumed = table("hardware")["assumed"]
+    shares = {key: value for key, value in assumed.items() if not isinstance(value, dict)}
+    left = np.ones((MATRIX, MATRIX), np.float32)
+    one, rows = np.ones(MATRIX, np.float32), np.ones((MATRIX, PRODUCT_ROWS), np.float32)
+    reading = min(_seconds(left, one) for _ in range(ROUNDS))
+    computing = min(_seconds(left, rows) for _ in range(ROUNDS))
+    bandwidth, flops = left.nbytes / reading, 2 * MATRIX**2 * PRODUCT_ROWS / computing
+    fp32 = flops / shares["compute_efficiency"]
+    faster = next((each for name, each in FASTER.items() if name in isa), {})
+    return Device(
+        "this machine", 0.0, bandwidth / shares["bandwidth_efficiency"],
+        {dtype: fp32 * faster.get(dtype, 1.0) for dtype in BYTES}, 1.0, 0.0, **shares,
+        **assumed["cpu"],
+    )  # fmt: skip
+
+
+def _seconds(left: np.ndarray, right: np.ndarray) -> float:
+    begin = time.perf_counter()
+    left @ right
+    return time.perf_counter() - begin
+
+
+def entry_for(model: KnownModel) -> str | None:
+    """Return the catalogue's entry of a model, by its names and its sizes; None if it has none."""
+    asked = " ".join(name.strip().replace(" ", "-") for name in model.names)
+    return entry_of(asked, model.shape)
+
+
+def suggest(model: KnownModel, near: Sequence[KnownModel], here: Device) -> list[Suggestion]:
+    """Return the known drafters of a model, those on disk first, each kind by its forecast.
+
+    ``near`` are smaller models on disk that have its tokenizer.
+    """
+    target = model.shape
+    entry = entry_for(model)
+    found = [_sibling(model, each, ON_DISK, here) for each in near]
+    heads = [_head(model, each.method, each.checkpoint or "", here) for each in heads_of(entry)]
+    asked, known = entry or model.path, {entry_for(each) for each in near}
+    published = [
+        _sibling(model, KnownModel(name.checkpoint or "", (), find_shape(name.drafter), model.bits),
+                 PUBLISHED, here)
+        for name in fitting(asked, target)
+        if name.method == "draft_model" and name.drafter not in known
+    ]  # fmt: skip
+    free = [_free(model, name, here) for name in ("suffix", "ngram", "layerskip")]
+    return [*_ranked(found), *_ranked([*heads, *published]), *_ranked(free)]
+
+
+def _ranked(suggestions: Iterable[Suggestion]) -> list[Suggestion]:
+    def worth(each: Suggestion) -> float:
+        return 0.0 if each.speedup is None or not each.served else each.speedup.value
+
+    return sorted(suggestions, key=worth, reverse=True)
+
+
+def dtype_of(bits: float) -> str:
+    """Return the dtype of the roofline whose weights are as large."""
+    return min(BYTES, key=lambda name: abs(8 * BYTES[name] - bits))
+
+
+def _forecast(
+    model: KnownModel, method: str, shape: Shape | None, bits: float, accepted: Acceptance,
+    here: Device,
+) -> Forecast:  # fmt: skip
+    machine, own = (Machine(here, 1, dtype_of(each)) for each in (model.bits, bits))
+    steps = roofline(model.shape, machine, method, shape, own, CONTEXT)
+    return Forecast(steps, accepted, OUTPUT, 0.0, 0.0, None, LONGEST)
+
+
+def _suggestion(
+    model: KnownModel, drafter: str, method: str, found: str, shape: Shape | None, bits: float,
+    here: Device,
+) -> Suggestion:  # fmt: skip
+    known = BY_NAME[method]
+    served = known.ours is not None
+    command = f"outrider bench {quote(model.path)} --drafter {quote(drafter)}" if served else None
+    costs = known.costs or ("eagle3" if served else None)
+    small = costs == "layerskip" and model.shape.parameters < LEAST_SKIPPED
+    if costs is None or small:
+        return Suggestion(drafter, known.name, found, served, None, None, None, command)
+    outlook = _forecast(model, costs, shape, bits, prior(costs, TASKS), here)
+    k, speedup = outlook.best(1)
+    rate = Figure(
+        outlook.acceptance.rate(k), f"accepted / drafted at K = {k}", outlook.acceptance.evidence
+    )
+    return Suggestion(
+        drafter, known.name, found, served, k, rate, modelled(speedup, "times"), command
+    )
+
+
+def _sibling(model: KnownModel, other: KnownModel, found: str, here: Device) -> Suggestion:
+    return _suggestion(model, other.path, "draft_model", found, other.shape, other.bits, here)
+
+
+def _head(model: KnownModel, method: str, checkpoint: str, here: Device) -> Suggestion:
+    shape = eagle1_head(model.shape) if method == "eagle" else eagle_head(model.shape)
+    return _suggestion(model, checkpoint, method, PUBLISHED, shape, 16.0, here)
+
+
+def _free(model: KnownModel, name: str, here: Device) -> Suggestion:
+    return _suggestion(model, name, name, FREE, None, model.bits, here)
