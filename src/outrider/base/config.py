@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from ..errors import ConfigError, shown
+from .cpus import Placement, parse_cpus, placement
 from .groups import memory_left
 from .limits import LARGEST_CONTEXT, LARGEST_DRAFT, LARGEST_SEED, LOOKUP, Number
 from .options import Option, check_fields, option, options_of
@@ -205,6 +206,11 @@ class EngineConfig:
         "for ngram and suffix. Output stays the same.",
         Number(1, LARGEST_CONTEXT, "give 1 to {most} tokens, or None", optional=True),
     )
+    drafter_cpus: str | None = option(
+        None,
+        "CPUs that run the passes of a drafter's checkpoint and nothing else, as in 8-15; the "
+        "target's passes run on the others. Both run on all unless given. Output stays the same.",
+    )
     suffix_store: int = option(
         0,
         "Tokens of past outputs that drafter suffix looks up beside the sequence itself, apart by "
@@ -283,6 +289,13 @@ class EngineConfig:
             Recipe.parse(self.quantization)
         if self.drafter_quantization not in NO_RECIPES:
             Recipe.parse(self.drafter_quantization)
+        if self.drafter_cpus is not None:
+            parse_cpus(self.drafter_cpus)
+
+    @property
+    def placement(self) -> Placement | None:
+        """The CPUs of target and drafter; None where they share all. Raises ConfigError."""
+        return None if self.drafter_cpus is None else placement(self.drafter_cpus)
 
     @property
     def drafter_recipe(self) -> str:
@@ -372,6 +385,7 @@ class EngineOptions(TypedDict, total=False):
     activations: str
     drafter_quantization: str
     drafter_window: int | None
+    drafter_cpus: str | None
     suffix_store: int
     preset: str | None
     acceptance_rule: str

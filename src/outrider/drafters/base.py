@@ -222,6 +222,8 @@ class DrafterSpec(ABC):
     """True if it stands for whatever is at hand, which may be nothing."""
     members: tuple["DrafterSpec", ...] = ()
     """The drafters that it is made of; none for a single one."""
+    placed: ClassVar[bool] = False
+    """True if its model's passes run on the CPUs that ``EngineConfig.drafter_cpus`` names."""
     folder: Path | None = None
     """Its checkpoint, whose tokenizer must be the target's unless it ``retokenizes``."""
 

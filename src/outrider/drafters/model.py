@@ -30,6 +30,7 @@ class ModelSpec(FolderSpec):
     kind = "checkpoint"
     proposes = "a smaller model, proposes {k} tokens"
     suits = "any text, where the checkpoint is far smaller than the target and agrees with it"
+    placed = True
 
     def needs(self, context: DrafterContext) -> Needs:
         config, target = context.config, context.model
@@ -42,6 +43,7 @@ class ModelSpec(FolderSpec):
             config.window_of(self.name),
             target,
             keeps=config.repack_cache,
+            cpus=config.placement and config.placement.drafter,
         )
         if not model.truncates:
             why = cannot_go_back(self.folder, model)

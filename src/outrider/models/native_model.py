@@ -157,7 +157,7 @@ class NativeModel(RowsModel):
     def added_bytes(self, beside: RowsModel | None) -> int:
         """See ``base.Model``; norms and rotary tables do not count."""
         near = beside if isinstance(beside, NativeModel) else None
-        if near is not None and near.library is not self.library:
+        if near is not None and near.library.isa != self.library.isa:
             near = None
         own = self.embedding
         held = own is None or (near is not None and own is near.embedding)
