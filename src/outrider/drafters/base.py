@@ -37,6 +37,8 @@ class Drafter(ABC):
     """Rows of its model for a sequence where one pass makes a whole draft, else 0."""
     share: float = 1.0
     """Of a drafter that runs the target, the share of a forward's time that a pass takes."""
+    ahead: int = 0
+    """Tokens behind a draft that it drafts while the target verifies, which want pages too."""
     catching_up: bool = False
     """True if its last drafts waited for, or took time to read, what it had not seen."""
 

@@ -242,7 +242,8 @@ class NativeModel(RowsModel):
                     masks[len(drafting)] = allowed_after(asked.sequence, noise.vocab_size)
                 pipelines.append(pipeline.native_handle)
                 limits.append(asked.limits)
-                before.append(len(asked.sequence.tokens))
+                tokens, position = asked.sequence.tokens, asked.position
+                before.append(len(tokens) if position is None else position)
                 planted |= segments[i].planted is not None
                 drafting.append(i)
             fast.append(segments[i])
