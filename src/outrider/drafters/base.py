@@ -39,6 +39,8 @@ class Drafter(ABC):
     """Of a drafter that runs the target, the share of a forward's time that a pass takes."""
     ahead: int = 0
     """Tokens behind a draft that it drafts while the target verifies, which want pages too."""
+    ahead_share: float = 0.0
+    """Of its last drafts, the share that was drafted ahead and took no time of the step."""
     catching_up: bool = False
     """True if its last drafts waited for, or took time to read, what it had not seen."""
 

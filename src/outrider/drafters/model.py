@@ -116,16 +116,20 @@ class ModelDrafter(CachedDrafter[Model]):
         draft = super().propose(batch, budgets, noise)
         going = self._pays is None or self._pays.on(len(batch))
         chains: list[Chain] = []
+        drafted = ready = 0
         for i, (item, budget) in enumerate(zip(batch, budgets, strict=True)):
             sequence, state = item.sequence, self._states.get(item.sequence.id)
             if state is None or not budget.depth:
                 continue
             queue, state.queue = state.queue, NO_NODES
+            drafted += 1
+            ready += len(queue.tokens) >= budget.depth
             if queue.tokens:
                 state.nodes = joined(queue, draft[i])
                 draft[i] = first_of(state.nodes, budget.depth)
             if going and may_go_on(sequence, state.nodes, noise):
                 chains.append(self._chain(item, state, budget))
+        self.ahead_share = ready / max(1, drafted)
         self._ahead.start(chains, noise)
         return draft
 
