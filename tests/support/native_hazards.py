@@ -157,13 +157,17 @@ def together() -> None:
     assert not wrong
 
 
-def apart() -> None:
-    """Two models draft at once, each in a pool of its own, with one pipeline; a fork of it, too."""
+def own_pools() -> list[Drafts]:
+    """Two models, each with a pool of its own, and one pipeline of both."""
     cpus = frozenset(os.sched_getaffinity(0))
-    steps = [best().on(Cores(cpus), 2) for _ in range(2)]
-    pairs = [Drafts(12, step) for step in steps]
+    pairs = [Drafts(12, best().on(Cores(cpus), 2)) for _ in range(2)]
     pairs[1].pipeline = pairs[0].pipeline
-    expected = Drafts(12)()
+    return pairs
+
+
+def apart() -> None:
+    """Two models draft at once, each in a pool of its own, while others come and go."""
+    pairs, expected = own_pools(), Drafts(12)()
     wrong: list[int] = []
 
     def keep_busy(number: int) -> None:
@@ -177,14 +181,23 @@ def apart() -> None:
     passing = Drafts(12)
     assert passing() == expected
     del passing
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)
-        os._exit(0 if pairs[0](0) == expected else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def forks_apart() -> None:
+    """A child of a process with pools that others have drafts in its own."""
+    pairs = own_pools()
+    expected = pairs[0]()
+    thread = threading.Thread(target=pairs[1])
+    thread.start()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(0 if pairs[0](1) == expected else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    thread.join()
 
 
 def address_space() -> int:
@@ -248,7 +261,8 @@ def forked(names: list[str]) -> str | None:
 
 
 if __name__ == "__main__":
-    hazards = {f.__name__: f for f in (exits, released, forks, together, apart, memory, threads)}
+    known = exits, released, forks, together, apart, forks_apart, memory, threads
+    hazards = {f.__name__: f for f in known}
     if chosen := forked(sys.argv[1:]):
         hazards[chosen]()
         print("unharmed", flush=True)
