@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..base.methods import TOGETHER
 from ..base.trees import is_chain
 from ..base.types import (
     NO_NODES,
@@ -240,8 +241,9 @@ class ModelDrafter(CachedDrafter[Model]):
         for state in self._queued:
             state.queue = NO_NODES
         self._queued.clear()
-        plan = record.plan
-        if self._pays is not None and plan.rows == plan.decoding and record.drafters == {self.name}:
+        plan, names = record.plan, record.drafters
+        own = names and all(self.name in name.split(TOGETHER) for name in names)
+        if self._pays is not None and plan.rows == plan.decoding and own:
             seconds = record.seconds.step + time.perf_counter() - begin
             self._pays.observe(plan.decoding, len(record.events), seconds)
 
