@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 def test_processes_come_through() -> None:
     """Each hazard stands in native_hazards.py."""
-    hazards = ["exits", "released", "forks", "memory", "threads"]
+    hazards = ["exits", "released", "forks", "apart", "memory", "threads"]
     command = [sys.executable, "-m", "tests.support.native_hazards", *hazards]
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = run_program(command, timeout=300, cwd=REPOSITORY, env=env)

@@ -23,6 +23,7 @@ from outrider import LLM, SamplingParams
 from outrider.base.types import Request
 from outrider.errors import ModelError
 from outrider.native import choice
+from outrider.native.cores import Cores
 from outrider.native.interface import DraftBudget, DraftNodes
 from outrider.native.library import Library
 from outrider.native.native_sampling import NativePipeline
@@ -48,9 +49,9 @@ def unstarted() -> Library:
 class Drafts:
     """A model, a cache and a pipeline of its own, and a long call that uses all three."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, step: Library | None = None) -> None:
         self.length = length
-        self.step = best()
+        self.step = step or best()
         self.model = native_model(self.step, POCKET, "float32", 256)
         self.stores = [self.model.new_store(17, 16) for _ in range(2)]
         asked = Request("r", (1, 2, 3), SamplingParams(presence_penalty=0.5), 7)
@@ -156,6 +157,49 @@ def together() -> None:
     assert not wrong
 
 
+def own_pools() -> list[Drafts]:
+    """Two models, each with a pool of its own, and one pipeline of both."""
+    cpus = frozenset(os.sched_getaffinity(0))
+    pairs = [Drafts(12, best().on(Cores(cpus), 2)) for _ in range(2)]
+    pairs[1].pipeline = pairs[0].pipeline
+    return pairs
+
+
+def apart() -> None:
+    """Two models draft at once, each in a pool of its own, while others come and go."""
+    pairs, expected = own_pools(), Drafts(12)()
+    wrong: list[int] = []
+
+    def keep_busy(number: int) -> None:
+        for _ in range(3):
+            if pairs[number](number) != expected:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=keep_busy, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    passing = Drafts(12)
+    assert passing() == expected
+    del passing
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def forks_apart() -> None:
+    """A child of a process with pools that others have drafts in its own."""
+    pairs = own_pools()
+    expected = pairs[0]()
+    thread = threading.Thread(target=pairs[1])
+    thread.start()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(0 if pairs[0](1) == expected else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    thread.join()
+
+
 def address_space() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return pages * resource.getpagesize()
@@ -217,7 +261,8 @@ def forked(names: list[str]) -> str | None:
 
 
 if __name__ == "__main__":
-    hazards = {f.__name__: f for f in (exits, released, forks, together, memory, threads)}
+    known = exits, released, forks, together, apart, forks_apart, memory, threads
+    hazards = {f.__name__: f for f in known}
     if chosen := forked(sys.argv[1:]):
         hazards[chosen]()
         print("unharmed", flush=True)

@@ -25,7 +25,7 @@ def check_pool(pool: PagePool, tables: Iterable[MutableSequence[int]]) -> None:
     assert all(pool._used[page] for page in pool._keys)
     assert NULL_PAGE not in counted
     assert pool._used[NULL_PAGE]
-    assert pool._used.count(0) == pool._num_blank
+    assert pool._used.count(0) == pool.num_blank
 
 
 def check_pages(scheduler: Scheduler) -> None:

@@ -5,20 +5,33 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from outrider.ops.markdown import table
 from outrider.ops.planning.acceptance import Acceptance, of_positions, of_rate
-from outrider.ops.planning.catalogue import data, find_shape
+from outrider.ops.planning.catalogue import data, find_device, find_shape
 from outrider.ops.planning.forecast import Forecast, draws, forecast, tenths
+from outrider.ops.planning.placement import (
+    AHEAD,
+    APART,
+    SOCKET,
+    TOGETHER,
+    Cpus,
+    Pair,
+    Placed,
+    placements,
+)
 from outrider.ops.planning.roofline import ACTIVATION
 from outrider.ops.planning.situation import Situation
 from tests.support import DATA
 
 TOKENS = 256
 """Of a prompt and of a response, where the sources say neither: assumed."""
+CPUS = {"xeon-8480": 56, "epyc-9654": 96}
+"""Cores of a socket."""
 
 
 class Entry(NamedTuple):
@@ -160,10 +173,32 @@ def _devices() -> list[str]:
     return table(("device", "GB", "GB/s", "10^12 FLOP/s in bf16", "source"), rows)
 
 
+def placed() -> str:
+    """Return the table of placements of docs/planning.md."""
+    pairs = ("qwen2.5-7b", "qwen2.5-0.5b"), ("llama-3.1-70b", "llama-3.2-1b")
+    names = TOGETHER, APART, AHEAD, SOCKET
+    rows = []
+    for (device, cores), (target, drafter) in itertools.product(CPUS.items(), pairs):
+        for chance, used, sockets in itertools.product((0.7, 0.9), (16, 32, cores), (1, 2)):
+            cpus = Cpus(find_device(device), cores, used, sockets)
+            pair = Pair(find_shape(target), find_shape(drafter), chance, "int4")
+            found = {each.name: each for each in placements(pair, cpus)}
+            where, both = f"{sockets} x {used} of `{device}`", f"{target} + {drafter}"
+            rows.append((where, both, f"{chance:g}", *(_cell(found.get(n)) for n in names)))
+    return "\n".join(table(("cores", "pair", "chance", *names), rows)).strip()
+
+
+def _cell(found: Placed | None) -> str:
+    if found is None:
+        return ""
+    where = "" if found.share in (None, 1.0) else f", {found.share:.0%}"
+    return f"{found.speedup:.2f} (K {found.k}{where})"
+
+
 def reference() -> str:
     """Return the tables of docs/planning.md."""
     return "\n".join([*_pairs(), *_models(), *_devices()]).strip()
 
 
 if __name__ == "__main__":
-    print(reference())
+    print(reference(), placed(), sep="\n\n")

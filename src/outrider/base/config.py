@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from ..errors import ConfigError, shown
+from .cpus import Placement, parse_cpus, placement
 from .groups import memory_left
 from .limits import LARGEST_CONTEXT, LARGEST_DRAFT, LARGEST_SEED, LOOKUP, Number
 from .options import Option, check_fields, option, options_of
@@ -205,6 +206,18 @@ class EngineConfig:
         "for ngram and suffix. Output stays the same.",
         Number(1, LARGEST_CONTEXT, "give 1 to {most} tokens, or None", optional=True),
     )
+    drafter_cpus: str | None = option(
+        None,
+        "CPUs that run the passes of a drafter's checkpoint and nothing else, as in 8-15; the "
+        "target's passes run on the others. Both run on all unless given. Output stays the same.",
+    )
+    draft_ahead: int | None = option(
+        None,
+        "With drafter_cpus, tokens that a drafter drafts behind a draft while the target verifies "
+        "it, at most; 0 lets it wait. Unless given they are a draft's and one more, in stretches "
+        "where that is measured to be faster. Output stays the same.",
+        Number(0, LARGEST_DRAFT, "give 0 to {most}, or None to have it measured", optional=True),
+    )
     suffix_store: int = option(
         0,
         "Tokens of past outputs that drafter suffix looks up beside the sequence itself, apart by "
@@ -283,6 +296,18 @@ class EngineConfig:
             Recipe.parse(self.quantization)
         if self.drafter_quantization not in NO_RECIPES:
             Recipe.parse(self.drafter_quantization)
+        if self.drafter_cpus is not None:
+            parse_cpus(self.drafter_cpus)
+        elif self.draft_ahead:
+            raise ConfigError(
+                "draft_ahead is given, but a drafter drafts ahead on CPUs of its own only; give "
+                "drafter_cpus too, or leave it out."
+            )
+
+    @property
+    def placement(self) -> Placement | None:
+        """The CPUs of target and drafter; None where they share all. Raises ConfigError."""
+        return None if self.drafter_cpus is None else placement(self.drafter_cpus)
 
     @property
     def drafter_recipe(self) -> str:
@@ -372,6 +397,8 @@ class EngineOptions(TypedDict, total=False):
     activations: str
     drafter_quantization: str
     drafter_window: int | None
+    drafter_cpus: str | None
+    draft_ahead: int | None
     suffix_store: int
     preset: str | None
     acceptance_rule: str

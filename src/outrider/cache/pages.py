@@ -30,7 +30,8 @@ class PagePool:
         self._references = [0] * num_pages
         self._used = bytearray(num_pages)  # 0: held by nobody, without a key
         self._used[NULL_PAGE] = 1
-        self._num_blank = num_pages - 1
+        self.num_blank = num_pages - 1
+        """Pages that nobody holds and nobody can find."""
         self._idle: OrderedDict[int, None] = OrderedDict()  # the others, oldest first
         self._keys: dict[int, bytes] = {}
         self._pages: dict[bytes, int] = {}
@@ -38,7 +39,7 @@ class PagePool:
     @property
     def num_free(self) -> int:
         """Pages that nobody holds."""
-        return self._num_blank + len(self._idle)
+        return self.num_blank + len(self._idle)
 
     @property
     def num_usable(self) -> int:
@@ -60,20 +61,20 @@ class PagePool:
         for _ in range(missing):
             page = table[-1] + 1 if table else self._widest_start()
             if page >= self.num_pages or self._used[page]:
-                if not self._num_blank:  # what was freed longest ago becomes blank
+                if not self.num_blank:  # what was freed longest ago becomes blank
                     oldest, _ = self._idle.popitem(last=False)
                     del self._pages[self._keys.pop(oldest)]
                     self._make_blank(oldest)
                 page = self._used.find(0)
             self._used[page] = 1
-            self._num_blank -= 1
+            self.num_blank -= 1
             self._references[page] = 1
             table.append(page)
         return True
 
     def _make_blank(self, page: int) -> None:
         self._used[page] = 0
-        self._num_blank += 1
+        self.num_blank += 1
 
     def _widest_start(self) -> int:
         """Return the blank page where a new table is least likely to meet another."""

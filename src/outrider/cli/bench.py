@@ -180,7 +180,10 @@ class BenchFlags:
 
 @with_flags(
     BenchFlags,
-    engine_options("dtype", "quantization", "drafter_quantization", "drafter_window", "preset"),
+    engine_options(
+        *("dtype", "quantization", "drafter_quantization", "drafter_window"),
+        *("drafter_cpus", "draft_ahead", "preset"),
+    ),
 )
 def bench(flags: BenchFlags, model: Model = None, **engine: Any) -> None:
     """Measure plain decoding against drafters, and check that their outputs are the same."""

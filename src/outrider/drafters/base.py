@@ -37,6 +37,10 @@ class Drafter(ABC):
     """Rows of its model for a sequence where one pass makes a whole draft, else 0."""
     share: float = 1.0
     """Of a drafter that runs the target, the share of a forward's time that a pass takes."""
+    ahead: int = 0
+    """Tokens behind a draft that it drafts while the target verifies, which want pages too."""
+    ahead_share: float = 0.0
+    """Of its last drafts, the share that was drafted ahead and took no time of the step."""
     catching_up: bool = False
     """True if its last drafts waited for, or took time to read, what it had not seen."""
 
@@ -222,6 +226,8 @@ class DrafterSpec(ABC):
     """True if it stands for whatever is at hand, which may be nothing."""
     members: tuple["DrafterSpec", ...] = ()
     """The drafters that it is made of; none for a single one."""
+    placed: ClassVar[bool] = False
+    """True if its model's passes run on the CPUs that ``EngineConfig.drafter_cpus`` names."""
     folder: Path | None = None
     """Its checkpoint, whose tokenizer must be the target's unless it ``retokenizes``."""
 

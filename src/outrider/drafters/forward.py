@@ -88,8 +88,7 @@ class ForwardDrafter(Drafter, Generic[ModelT]):
             # Catching up can wait: a prompt's first token waits for the target alone.
             segment = self._rows(item, budget) if budget.depth else None
             if segment is not None:
-                limits = draft_limits(budget, self._choices) if segment.logits else None
-                inputs.append(None if limits is None else DraftInput(item.sequence, limits))
+                inputs.append(self._asked(item, budget) if segment.logits else None)
                 segments.append(segment)
                 running.append(i)
         if segments:
@@ -97,6 +96,10 @@ class ForwardDrafter(Drafter, Generic[ModelT]):
             for i, nodes in zip(running, drafts, strict=True):
                 draft[i] = nodes
         return draft
+
+    def _asked(self, item: Scheduled, budget: DraftBudget) -> DraftInput:
+        """Return what is drafted behind a sequence's rows."""
+        return DraftInput(item.sequence, draft_limits(budget, self._choices))
 
     @abstractmethod
     def _rows(self, item: Scheduled, budget: DraftBudget) -> Segment | None:
@@ -121,6 +124,9 @@ class CachedState:
     base: int = 0
     nodes: DraftNodes = NO_NODES
     pages: array[int] = field(default_factory=lambda: array("i"))
+    queue: DraftNodes = NO_NODES
+    """A chain that was drafted ahead behind the sequence's tokens: all but its last node are in the
+    cache, behind ``num_computed``."""
 
 
 class CachedDrafter(ForwardDrafter[ModelT]):

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..base.types import NO_NODES, DraftBudget, Scheduled, SequenceState, StepRecord
+from ..base.methods import TOGETHER
+from ..base.trees import is_chain
+from ..base.types import (
+    NO_NODES,
+    Draft,
+    DraftBudget,
+    Scheduled,
+    SequenceState,
+    StepRecord,
+)
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import Architecture
 from ..errors import ModelError
 from ..models.base import Model
+from ..models.decide import DraftInput
 from ..models.load import cannot_go_back, load_model
+from ..models.native_model import NativeModel
 from ..models.rows import Segment
+from ..sampling.shared_noise import Noise
+from .ahead import Ahead, Chain, Duels, behind, first_of, joined, may_go_on
 from .base import Drafter, DrafterContext, FolderSpec, Needs
-from .forward import NODES, CachedDrafter, CachedState
+from .forward import NODES, CachedDrafter, CachedState, draft_limits
 from .states import PageNotes
 
 USUAL_UNREAD = 2
@@ -30,6 +45,7 @@ class ModelSpec(FolderSpec):
     kind = "checkpoint"
     proposes = "a smaller model, proposes {k} tokens"
     suits = "any text, where the checkpoint is far smaller than the target and agrees with it"
+    placed = True
 
     def needs(self, context: DrafterContext) -> Needs:
         config, target = context.config, context.model
@@ -42,6 +58,7 @@ class ModelSpec(FolderSpec):
             config.window_of(self.name),
             target,
             keeps=config.repack_cache,
+            cpus=config.placement and config.placement.drafter,
         )
         if not model.truncates:
             why = cannot_go_back(self.folder, model)
@@ -81,13 +98,62 @@ class ModelDrafter(CachedDrafter[Model]):
         self._reach = shape.reach if isinstance(shape, Architecture) else None
         self._shares = model.paged and self._reach is None  # else pages lack a beginning
         self._notes = PageNotes(self._page_size)
+        self._ahead: Ahead | None = None
+        self._queued: list[CachedState] = []
+        cores, wanted = model.library.cores if isinstance(model, NativeModel) else None, None
+        if cores is not None and not context.needs_logits:
+            wanted = context.config.draft_ahead
+            self.ahead = self.max_length + 1 if wanted is None else wanted
+        if cores is not None and self.ahead:
+            self._ahead = Ahead(model, self._store, cores)
+        self._pays = Duels() if wanted is None else None
+
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
+        if self._ahead is None:
+            return super().propose(batch, budgets, noise)
+        self._ahead.stop()  # where a step has failed, nobody observed it
+        draft = super().propose(batch, budgets, noise)
+        going = self._pays is None or self._pays.on(len(batch))
+        chains: list[Chain] = []
+        drafted = ready = 0
+        for i, (item, budget) in enumerate(zip(batch, budgets, strict=True)):
+            sequence, state = item.sequence, self._states.get(item.sequence.id)
+            if state is None or not budget.depth:
+                continue
+            queue, state.queue = state.queue, NO_NODES
+            drafted += 1
+            ready += len(queue.tokens) >= budget.depth
+            if queue.tokens:
+                state.nodes = joined(queue, draft[i])
+                draft[i] = first_of(state.nodes, budget.depth)
+            if going and may_go_on(sequence, state.nodes, noise):
+                chains.append(self._chain(item, state, budget))
+        self.ahead_share = ready / max(1, drafted)
+        self._ahead.start(chains, noise)
+        return draft
+
+    def _chain(self, item: Scheduled, state: CachedState, budget: DraftBudget) -> Chain:
+        """Return a sequence's draft as what is gone on with, as far as limits and pages allow."""
+        sequence, nodes, base = item.sequence, state.nodes, state.base
+        room = min(sequence.limit - 1, len(sequence.pages) * self._page_size) - base
+        most = min(budget.depth + self.ahead, room)
+        pages, lists = sequence.pages[:], ([*nodes.tokens], [*nodes.margins])
+        return Chain(sequence, base, *lists, pages, most, budget.rates)
 
     def _rows(self, item: Scheduled, budget: DraftBudget) -> Segment | None:
         sequence, known = item.sequence, item.sequence.tokens
         state = self._states.get(sequence.id)
         if state is None:
             state = self._states[sequence.id] = self._known(sequence)
+        if state.queue.tokens:
+            if self._follows(sequence, state, budget):
+                return self._behind_queue(sequence, state, budget)
+            state.queue = NO_NODES
+        # The last token is read again where nothing else is left to draft from.
         start, stop = self._first_needed(sequence, state), item.start + item.count
+        start = min(start, len(known) - 1)
         behind = known[start : min(stop, start + max(self._room, USUAL_UNREAD))]
         if stop - start > USUAL_UNREAD:
             self._room -= len(behind)
@@ -104,6 +170,36 @@ class ModelDrafter(CachedDrafter[Model]):
         draws, prompt = state.num_computed == len(known), sequence.prompt_length
         return Segment(behind, start, pages, draws, prompt, (), (), sequence.id)
 
+    def _follows(self, sequence: SequenceState, state: CachedState, budget: DraftBudget) -> bool:
+        """Return True if what was drafted ahead is the beginning of the next draft."""
+        known, size = len(sequence.tokens), self._page_size
+        # What others may have written to since is gone.
+        first, last = known // size, -(-(known + len(state.queue.tokens) - 1) // size)
+        before = state.pages[first - state.base // size : last - state.base // size]
+        chain = budget.nodes <= budget.depth and state.num_computed == known
+        return chain and sequence.pages[first:last] == before
+
+    def _behind_queue(
+        self, sequence: SequenceState, state: CachedState, budget: DraftBudget
+    ) -> Segment | None:
+        """Return the row behind what was drafted ahead; None where that is enough."""
+        known, queue = len(sequence.tokens), state.queue.tokens
+        self._notes.overwrite(sequence, known)
+        state.base, state.nodes = known, NO_NODES
+        state.pages = sequence.pages[known // self._page_size :]
+        if len(queue) >= budget.depth:
+            return None
+        place, prompt = known + len(queue) - 1, sequence.prompt_length
+        return Segment(queue[-1:], place, sequence.pages, 1, prompt, (), (), sequence.id)
+
+    def _asked(self, item: Scheduled, budget: DraftBudget) -> DraftInput:
+        queued = len(self._states[item.sequence.id].queue.tokens)
+        if not queued:
+            return super()._asked(item, budget)
+        depth = budget.depth - queued
+        limits = draft_limits(budget._replace(depth=depth, nodes=depth))
+        return DraftInput(item.sequence, limits, len(item.sequence.tokens) + queued)
+
     def _first_needed(self, sequence: SequenceState, state: CachedState) -> int:
         """Return the first position that what is drafted next depends on and that is not read."""
         if self._reach is None:
@@ -116,6 +212,8 @@ class ModelDrafter(CachedDrafter[Model]):
 
     def observe(self, record: StepRecord) -> None:
         """Keep what was drafted and committed alike; the rest is computed anew when needed."""
+        if self._ahead is not None:
+            self._end_ahead(self._ahead, record)
         if not self._states:
             return
         for item in record.plan.batch:
@@ -124,9 +222,30 @@ class ModelDrafter(CachedDrafter[Model]):
                 continue
             committed = item.sequence.tokens[state.base :]
             if state.num_computed == state.base and committed:
+                whole = state.nodes
                 self._keep_accepted(state, committed)
+                alike = state.num_computed == len(item.sequence.tokens)
+                if self._ahead is not None and alike and is_chain(whole.parents):
+                    state.queue = behind(whole, len(committed))
+                    self._queued.append(state)
             if self._shares:
                 state.noted = self._notes.note(item.sequence, state.noted, state.num_computed)
+
+    def _end_ahead(self, ahead: Ahead, record: StepRecord) -> None:
+        """Take in what was drafted ahead, and what that was worth; drop what was not used."""
+        begin = time.perf_counter()
+        for chain in ahead.stop():
+            state = self._states.get(chain.sequence.id)
+            if state is not None:
+                state.nodes = chain.nodes
+        for state in self._queued:
+            state.queue = NO_NODES
+        self._queued.clear()
+        plan, names = record.plan, record.drafters
+        own = names and all(self.name in name.split(TOGETHER) for name in names)
+        if self._pays is not None and plan.rows == plan.decoding and own:
+            seconds = record.seconds.step + time.perf_counter() - begin
+            self._pays.observe(plan.decoding, len(record.events), seconds)
 
     def _known(self, sequence: SequenceState) -> CachedState:
         """Return the state of a new sequence whose beginning others may have computed."""

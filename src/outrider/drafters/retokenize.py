@@ -55,6 +55,7 @@ class RetokenizeSpec(DrafterSpec):
     prior = 0.35
     suits = "targets whose tokenizer no small checkpoint has"
     retokenizes = True
+    placed = True
     folder: Path
 
     @classmethod
@@ -83,6 +84,7 @@ class RetokenizeSpec(DrafterSpec):
             config.drafter_recipe,
             config.window_of(self.name),
             keeps=config.repack_cache,
+            cpus=config.placement and config.placement.drafter,
         )
         if not isinstance(model, NativeTransformer):
             raise ModelError(

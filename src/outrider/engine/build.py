@@ -43,6 +43,7 @@ def load_target(checkpoint: Checkpoint, config: EngineConfig) -> Model:
     return load_model(
         checkpoint, config.dtype, "cpu", length, config.quantization,
         activations=config.activations, keeps=config.repack_cache,
+        cpus=config.placement and config.placement.target,
     )  # fmt: skip
 
 
@@ -57,6 +58,15 @@ def fitting_spec(spec: DrafterSpec, folder: Path, model: Model) -> DrafterSpec:
     return NoSpec()
 
 
+def _check_placement(config: EngineConfig, spec: DrafterSpec) -> None:
+    """Raise ConfigError where ``drafter_cpus`` does not fit this machine or the drafter."""
+    if config.placement is not None and not any(m.placed for m in spec.members or (spec,)):
+        raise ConfigError(
+            f"drafter_cpus is {config.drafter_cpus}, but drafter {spec.name!r} has no passes of a "
+            "checkpoint of its own that could run there; name such a checkpoint, or leave it out."
+        )
+
+
 def build_engine(
     setup: EngineSetup,
     *,
@@ -69,6 +79,7 @@ def build_engine(
     ModelError, ConfigError or MemoryBudgetError where that cannot be served.
     """
     config, tokenizes, folder = setup.config, setup.tokenizes, setup.checkpoint.folder
+    _check_placement(config, setup.spec)
     target = model or load_target(setup.checkpoint, config)
     rule = RULES[config.acceptance_rule]() if rule is None else rule
     length = config.model_length(target.shape.context)
@@ -101,6 +112,7 @@ def build_engine(
     if target.truncates and (spec.auto or config.num_speculative_tokens is None):
         files = [each.folder for each in specs.values() if each.folder is not None]
         key |= {"drafters": files, "drafter": config.drafter_quantization}
+        key |= {"cpus": config.drafter_cpus}
         controller, later = _controller(target, drafters, rule, config, together, key)
     portfolio = [each.name for each in spec.members] or [SuffixSpec.name]
     engine = Engine(

@@ -75,6 +75,7 @@ class Engine:
         store = model.new_store(budget.pages + budget.scratch, config.page_size)
         for each in drafters.values():
             each.attach(store)
+        self.scheduler.ahead = max([each.ahead for each in drafters.values()], default=0)
         raw = config.logprobs_mode == "raw_logprobs"
         self.verifier = Verifier(model, store, rule, self.noise, raw, measurer())
         self.controller = controller

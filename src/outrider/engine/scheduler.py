@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 
@@ -66,6 +66,8 @@ class Scheduler:
         self.queried = self.hit = 0  # tokens looked up in the prefix cache, and found
         self._max_num_seqs, self._max_rows = max_num_seqs, max_num_batched_tokens
         self._max_model_len = max_model_len
+        self.ahead = 0
+        """Tokens behind a draft that get pages too where some are free, for drafters that go on."""
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence; raise MemoryBudgetError if the pool could not hold it even alone."""
@@ -129,6 +131,8 @@ class Scheduler:
         self.rows += rows
         batch = [self._scheduled(sequence, count, choose) for sequence, count in chosen]
         decoding = sum([item.samples and item.count == 1 for item in batch])
+        if self.ahead:
+            self._give_ahead(batch)
         return Plan(batch, preempted, rows, decoding, seconds or StepSeconds())
 
     def _findable(self, sequence: SequenceState) -> list[bytes] | None:
@@ -214,6 +218,15 @@ class Scheduler:
         if depth == budget.depth:
             return budget
         return budget._replace(depth=depth, nodes=nodes if branches and depth else depth)
+
+    def _give_ahead(self, batch: Sequence[Scheduled]) -> None:
+        """Give pages for what is drafted behind drafts, of those that hold nothing."""
+        pool = self.pool
+        for item in batch:
+            sequence, depth = item.sequence, item.budget.depth
+            most = min(len(sequence.tokens) + depth + self.ahead, sequence.limit)
+            if depth and pool.pages_for(most) - len(sequence.pages) <= pool.num_blank:
+                pool.grow(sequence.pages, most)
 
     def remove(self, sequence: SequenceState) -> None:
         """Take a sequence out, whatever its state, and free its pages at once."""

@@ -82,10 +82,14 @@ class Samples(NamedTuple):
 
 
 class DraftInput(NamedTuple):
-    """A sequence to draft for: nodes of the highest log q + g, likeliest by the limits' rates."""
+    """A sequence to draft for: nodes of the highest log q + g, likeliest by the limits' rates.
+
+    ``position`` is that of the first drafted token; None where it follows ``sequence.tokens``.
+    """
 
     sequence: SequenceState
     limits: DraftBudget
+    position: int | None = None
 
 
 def sample_in_python(

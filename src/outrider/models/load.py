@@ -18,7 +18,7 @@ from ..checkpoints.formats.gguf_weights import GGUFTensors
 from ..checkpoints.rope import STILL
 from ..checkpoints.weights import check_left
 from ..errors import ConfigError, MemoryBudgetError, ModelError
-from ..native.choice import library
+from ..native.choice import library, placed
 from .base import Model
 from .kept_weights import place_of
 from .native import NativeTransformer, covers
@@ -44,6 +44,7 @@ def load_model(
     share_weights_with: Model | None = None,
     activations: str = "auto",
     keeps: bool = False,
+    cpus: frozenset[int] | None = None,
 ) -> Model:
     """Return the model of a checkpoint: by the native step, else by torch, else by transformers.
 
@@ -54,9 +55,11 @@ def load_model(
         share_weights_with: a model; weights that two native models have in common are held once.
         activations: bits of activations beside few-bit weights, "16", "8" or "auto".
         keeps: packed weights are taken from disk, and may be kept there, see ``kept_weights``.
+        cpus: where its passes run, in a pool of threads of their own; None for the process's.
 
     Raises:
-        ConfigError: ``quantization`` is no recipe, or leaves weights out that it may not.
+        ConfigError: ``quantization`` is no recipe, or leaves weights out that it may not; or
+            ``cpus`` are given and the native step does not run the model.
         ConfigError, MemoryBudgetError: rotary tables for ``max_length`` take too much.
         ModelError: the checkpoint cannot be read, or transformers runs it and an option does not
             fit that.
@@ -75,6 +78,7 @@ def load_model(
                         f"{folder}: a {config.model_type!r} model as configured runs through "
                         f"transformers, and only native models can be {refused}."
                     )
+            _refuse_cpus(checkpoint, cpus)
             with torch_for(f"{folder}: a {config.model_type!r} model, as configured,"):
                 from .fallback import Fallback  # with most of transformers
 
@@ -92,16 +96,27 @@ def load_model(
                 if quantization in AUTOMATIC and not checkpoint.quantised:
                     recipe = Recipe.parse(AUTOMATIC[quantization])
                 coarse = _coarse(checkpoint, recipe, activations)
+                step = step if cpus is None else placed(step, cpus)
                 other = share_weights_with
                 native = other if isinstance(other, NativeTransformer) else None
                 kept = place_of(checkpoint, str(chosen), recipe, step) if keeps else None
                 return NativeTransformer(
                     step, checkpoint, chosen, max_length, recipe, native, coarse, kept
                 )
+        _refuse_cpus(checkpoint, cpus)
         with torch_for(f"{folder}: as configured here, the model has no native step; it"):
             from .transformer import Transformer
         chosen = choose_dtype(dtype, architecture.dtype)
         return Transformer(checkpoint, chosen, device, max_length, recipe)
+
+
+def _refuse_cpus(checkpoint: Checkpoint, cpus: frozenset[int] | None) -> None:
+    """Refuse to place a model that the native step does not run."""
+    if cpus is not None:
+        raise ConfigError(
+            f"drafter_cpus places models that the native step runs, and it does not run "
+            f"{checkpoint.folder}; leave it out."
+        )
 
 
 def _coarse(checkpoint: Checkpoint, recipe: Recipe | None, activations: str) -> bool:

@@ -97,7 +97,7 @@ class NativeTransformer(NativeModel, Model):
         a = checkpoint.architecture
         assert a is not None
         self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
-        if beside is not None and beside.library is not library:
+        if beside is not None and beside.library.isa != library.isa:
             beside = None
         near = None if beside is None else beside.handle
         config = step_config(a, dtype, max_length, coarse)

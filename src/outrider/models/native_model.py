@@ -157,7 +157,7 @@ class NativeModel(RowsModel):
     def added_bytes(self, beside: RowsModel | None) -> int:
         """See ``base.Model``; norms and rotary tables do not count."""
         near = beside if isinstance(beside, NativeModel) else None
-        if near is not None and near.library is not self.library:
+        if near is not None and near.library.isa != self.library.isa:
             near = None
         own = self.embedding
         held = own is None or (near is not None and own is near.embedding)
@@ -242,7 +242,8 @@ class NativeModel(RowsModel):
                     masks[len(drafting)] = allowed_after(asked.sequence, noise.vocab_size)
                 pipelines.append(pipeline.native_handle)
                 limits.append(asked.limits)
-                before.append(len(asked.sequence.tokens))
+                tokens, position = asked.sequence.tokens, asked.position
+                before.append(len(tokens) if position is None else position)
                 planted |= segments[i].planted is not None
                 drafting.append(i)
             fast.append(segments[i])

@@ -199,7 +199,7 @@ def draft_in_python(
     noise: Noise,
 ) -> list[DraftNodes]:
     """See ``Model.draft``. A level of a tree runs the rows of all levels before it once more."""
-    trees = [None if each is None else Tree(*each) for each in inputs]
+    trees = [None if each is None else Tree(each.sequence, each.limits) for each in inputs]
     current, running = list(segments), list(range(len(segments)))
     while running:
         growing = (trees[i] for i in running)

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..base.threads import allowed_threads
 from ..errors import ModelError
 from . import __path__ as folders
+from .cores import Cores
 from .library import Library
 
 logger = logging.getLogger("outrider")
@@ -76,6 +77,12 @@ def library() -> Library | None:
             f"{VARIABLE} is {asked!r}, which was not built; there is {', '.join(available())}."
         )
     return opened
+
+
+@functools.cache
+def placed(step: Library, cpus: frozenset[int]) -> Library:
+    """Return a library whose calls run on some CPUs alone, with a pool of threads of its own."""
+    return step.on(Cores(cpus), min(len(cpus), allowed_threads()))
 
 
 def available() -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from copy import copy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ..errors import ModelError, shown
 from ..sampling.logprobs import Measured
 from ._interface import ABI, PARAMETERS, ffi
 from .checks import LayerRoom, Room, as_float32, expect, floats, same_length, within
+from .cores import Cores
 from .interface import (
     DTYPES,
     MATRICES,
@@ -107,6 +109,7 @@ class Library:
 
     def __init__(self, isa: str, file: Path) -> None:
         self.isa, self.file = isa, file
+        self.cores: Cores | None = None
         # It stays loaded: the threads of its pool sleep in it until the process ends.
         self._c = ffi.dlopen(str(file), ffi.RTLD_NOW | ffi.RTLD_NODELETE)
         if getattr(self._c, "outrider_abi", int)() != ABI:
@@ -129,7 +132,10 @@ class Library:
         """
         function = getattr(self._c, "outrider_" + name)
         try:
-            sentence = function(*arguments)
+            if self.cores is None:
+                sentence = function(*arguments)
+            else:
+                sentence = self.cores.call(function, *arguments)
         except (OverflowError, TypeError) as error:
             types, names = ffi.typeof(function).args, PARAMETERS[name]
             raise _refused(types, arguments, names) or error from None
@@ -150,6 +156,13 @@ class Library:
             How many threads it has: fewer than asked for where the system starts no more.
         """
         return int(self._c.outrider_start(within("threads", threads, 1, LARGEST_INT)))
+
+    def on(self, cores: Cores, threads: int) -> Library:
+        """Return this library with calls that run on some CPUs, in a pool of their own."""
+        placed = copy(self)
+        placed.cores = cores
+        cores.call(self._c.outrider_start_own, within("threads", threads, 1, LARGEST_INT))
+        return placed
 
     def new_model(self, config: Config, embedding: Array | None) -> int:
         """Return a model without weights; ``embedding`` [embeddings, hidden] must outlive it.

@@ -564,7 +564,7 @@ def test_its_constants_can_be_varied() -> None:
 class Fixed:
     """Stands for a drafter of chains."""
 
-    name, max_length, max_nodes, catching_up = "ngram", 8, 8, False
+    name, max_length, max_nodes, catching_up, ahead_share = "ngram", 8, 8, False, 0.0
 
     def ready(self, workload: str) -> bool:
         return True

@@ -96,6 +96,21 @@ def test_command_and_config_say_the_same(engine: str, method: str) -> None:
         assert made.files[name] == text
 
 
+def test_cpus_of_a_drafter_go_where_an_engine_has_a_place_for_them() -> None:
+    def made(engine: str, cpus: str) -> dict[str, Any]:
+        document = rich(engine, "draft_model")
+        document["drafter"]["cpus"] = cpus
+        return document
+
+    assert launch(made("outrider", "8-14,16")).options["--drafter-cpus"] == "8-14,16"
+    assert launch(made("llamacpp", "8-14,16")).options["--spec-draft-threads"] == 8
+    for engine in ("vllm", "sglang", "trtllm", "triton"):
+        said = render(parse(made(engine, "8-15"))).notes
+        assert [note for note in said if "no option for drafter.cpus" in note], engine
+    with pytest.raises(ConfigError, match=r"cpus is '8-'; give"):
+        parse(made("outrider", "8-"))
+
+
 @pytest.mark.parametrize("method", [m for e, m in pairs() if e == "outrider"])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_our_own_server_accepts_what_is_rendered(method: str, adaptive: bool) -> None:

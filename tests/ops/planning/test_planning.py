@@ -16,12 +16,21 @@ from outrider.engine.control.costs import Costs, Curve, DraftCosts
 from outrider.engine.control.kept_costs import read_costs, write_costs
 from outrider.engine.control.tuning import USUAL
 from outrider.errors import ConfigError, ModelError
-from outrider.ops.planning import Situation, of_positions, of_rate
+from outrider.ops.planning import Situation, advise, of_positions, of_rate
 from outrider.ops.planning.catalogue import data, eagle_head, find_device, find_shape, shape_of
 from outrider.ops.planning.forecast import EXPECTED, Forecast, forecast
+from outrider.ops.planning.placement import (
+    AHEAD,
+    APART,
+    SOCKET,
+    TOGETHER,
+    Cpus,
+    Pair,
+    placements,
+)
 from outrider.ops.planning.roofline import ACTIVATION, Machine, roofline
 from tests.support import REPOSITORY
-from tests.support.planning_section import entries, reference, spread_at
+from tests.support.planning_section import entries, placed, reference, spread_at
 from tests.support.simulate import expected
 
 DOCS = REPOSITORY / "docs" / "planning.md"
@@ -342,6 +351,35 @@ def test_the_docs_have_the_table_of_published_figures() -> None:
     assert tables.strip() == reference(), "run: python -m tests.support.planning_section"
     names = [*data("models")["model"], *data("hardware")["device"]]
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_the_docs_have_the_table_of_placements() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    found = text.partition("<!-- placement -->")[2].partition("<!-- /placement -->")[0]
+    assert found.strip() == placed(), "run: python -m tests.support.planning_section"
+
+
+def test_a_drafter_ahead_hides_its_passes_behind_certain_drafts() -> None:
+    device, shape = find_device("xeon-8480"), find_shape
+    pair = Pair(shape("llama-3.1-70b"), shape("llama-3.2-1b"), 0.999, "int4")
+    one, two = (
+        {placed.name: placed for placed in placements(pair, Cpus(device, 56, 56, sockets))}
+        for sockets in (1, 2)
+    )
+    assert one[AHEAD].speedup > one[APART].speedup
+    assert {SOCKET} == two.keys() - one.keys()
+    never = {p.name: p for p in placements(replace(pair, chance=0.01), Cpus(device, 56, 56))}
+    assert never[AHEAD].speedup < never[APART].speedup < never[TOGETHER].speedup < 1
+
+
+def test_advice_for_a_cpu_says_what_cores_of_its_own_would_cost() -> None:
+    cpu, gpu = (
+        advise(Situation("llama-3.1-8b", "llama-3.2-1b", hardware, dtype="int4")).notes
+        for hardware in ("xeon-8480", "h100")
+    )
+    (said,) = [note for note in cpu if "drafter_cpus" in note]
+    assert "(modelled)" in said
+    assert not [note for note in gpu if "drafter_cpus" in note]
 
 
 def test_the_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ class DrafterView(Protocol):
     max_length: int
     max_nodes: int
     catching_up: bool
+    ahead_share: float
 
     def ready(self, workload: str) -> bool: ...
 
@@ -53,8 +54,10 @@ class Method(NamedTuple):
 
     def seconds(self, costs: CostModel, by_depth: Sequence[float]) -> float:
         """Return the seconds of drafts where ``by_depth[i]`` sequences draft at depth i + 1."""
-        rows = by_depth if self.width == 1 else [count * self.width for count in by_depth]
-        return sum([costs.draft(name, rows) for name in self.parts])
+        if self.width > 1:
+            rows = [count * self.width for count in by_depth]
+            return sum([costs.draft(name, rows) for name in self.parts])
+        return sum([costs.draft(name, by_depth) * costs.waited(name) for name in self.parts])
 
     def seconds_up_to(self, costs: CostModel, by_depth: Sequence[float]) -> list[float]:
         """Return the seconds of drafts that end behind 0, 1, ... depths of ``by_depth``."""

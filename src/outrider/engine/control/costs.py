@@ -294,6 +294,7 @@ class CostModel:
         self._steps = defaultdict[str, _Ratio](lambda: _Ratio(tuning, tuning.ratio_smoothing))
         self._turn = 0
         self._drafts: dict[tuple[str, float, int], float] = {}
+        self._waited: dict[str, float] = {}
         self.draft_seconds = self.verify_seconds = 0.0  # seconds of all steps so far
         self.speedups: dict[str, float] = {}
         """By drafter, how many times as fast as plain decoding its steps emit tokens."""
@@ -330,6 +331,10 @@ class CostModel:
         """Return the seconds of drafts that end behind 0, 1, ... depths, see ``draft``."""
         own = self._drafters[name].at(counts[0]) * self.target.machine
         return [seconds * own for seconds in self.prior.drafters[name].up_to(counts)]
+
+    def waited(self, name: str) -> float:
+        """Return the share of a drafter's drafts of late that were not drafted ahead."""
+        return self._waited.get(name, 1.0)
 
     def reads(self, name: str) -> bool:
         """Return True if a drafter must read a sequence before it can draft for it."""
@@ -393,6 +398,11 @@ class CostModel:
         """Take in what a step took beside its forward and its drafting."""
         prior = self.prior.host_at(sequences)
         self._host.observe(sequences, max(seconds, 0.0) / prior, self._turn)
+
+    def observe_ahead(self, name: str, share: float) -> None:
+        """Take in the share of a drafter's drafts that was drafted ahead."""
+        if share or name in self._waited:
+            self._waited[name] = self._smoothed(self._waited.get(name), 1 - share)
 
     def observe_draft(self, name: str, counts: Sequence[int], seconds: float) -> None:
         """Take in what a drafter took."""

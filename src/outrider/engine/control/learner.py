@@ -184,8 +184,11 @@ class Learner:
         rows = counts_by_depth(
             (name, depth, method.width) for method, depth in used for name in method.parts
         )
+        ahead = {name: self._ahead_share(name) for name in rows}
         if not any(self._catches_up(name) for name in rows):
-            expected += sum([costs.draft(name, by_depth) for name, by_depth in rows.items()])
+            expected += sum(
+                [costs.draft(name, by_depth) * (1 - ahead[name]) for name, by_depth in rows.items()]
+            )
             names = {name for name, _ in drafting} or {PLAIN.method}
             if len(names) == 1 and len(drafting) in (0, streams):
                 costs.observe_step(names.pop(), step / expected)
@@ -193,11 +196,17 @@ class Learner:
         costs.observe_host(streams, step - seconds.verify - sum(seconds.drafters.values()))
         for name, by_depth in rows.items():
             if name in seconds.drafters and not self._catches_up(name):
-                costs.observe_draft(name, by_depth, seconds.drafters[name])
+                costs.observe_ahead(name, ahead[name])
+                if not ahead[name]:
+                    costs.observe_draft(name, by_depth, seconds.drafters[name])
 
     def _catches_up(self, name: str) -> bool:
         drafter = self._drafters.get(name)
         return drafter is not None and drafter.catching_up
+
+    def _ahead_share(self, name: str) -> float:
+        drafter = self._drafters.get(name)
+        return 0.0 if drafter is None else drafter.ahead_share
 
     def _score(
         self, batch: list[Scheduled], whole: Draft, chosen: Mapping[str, ChosenDraft]

@@ -51,6 +51,8 @@ int outrider_cpu() noexcept { return cpu_sets(); }
 
 int outrider_start(int threads) noexcept { return start_pool(threads < 1 ? 1 : threads); }
 
+int outrider_start_own(int threads) noexcept { return start_own_pool(threads < 1 ? 1 : threads); }
+
 const char* outrider_page_bytes(const Model* model, int page_size, std::int64_t* bytes) {
     return guarded({model}, [&]() -> const char* {
         if (page_size < 1 || page_size > MOST) return BAD_PAGE;

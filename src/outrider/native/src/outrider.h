@@ -185,6 +185,9 @@ OUTRIDER_API int64_t outrider_spent(void) OUTRIDER_NOEXCEPT;
 // Starts the pool at the first call. Returns how many threads it has: fewer than asked for where
 // the system starts no more.
 OUTRIDER_API int32_t outrider_start(int32_t threads) OUTRIDER_NOEXCEPT;
+// The same of a pool for the calls of this thread alone, whose threads run on the CPUs that this
+// one may use now.
+OUTRIDER_API int32_t outrider_start_own(int32_t threads) OUTRIDER_NOEXCEPT;
 
 // -- models --
 

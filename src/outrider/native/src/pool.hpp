@@ -1,4 +1,5 @@
-// The process's pool of threads: the caller is one of the workers.
+// Pools of threads: the process's, and those of threads with one of their own. The caller is one of
+// the workers.
 //
 // Work is dealt out in chunks, phase by phase. Nobody waits for a worker that holds no chunk: one
 // that sleeps, or whose core is busy with another process, is simply not there.
@@ -109,9 +110,14 @@ private:
 // Starts `count` workers, the caller among them; at the first call only. Returns how many there
 // are: fewer where the system starts no more threads.
 int start_pool(int count);
+// The same of a pool for the calls of this thread alone; its workers run where this thread may now.
+int start_own_pool(int count);
+// That of the caller's pool.
 int pool_size();
 
-// The caller's turn with the pool: nobody else's work runs meanwhile, and no fork happens.
+struct Pool;
+
+// The caller's turn with its pool: nobody else's work runs on it meanwhile, and no fork happens.
 class Turn {
 public:
     Turn();
@@ -120,10 +126,11 @@ public:
     void run(const std::shared_ptr<Work>& work, int phases, int workers);
 
 private:
+    Pool& pool_;
     std::unique_lock<std::mutex> lock_;
 };
 
-// Returns when no worker looks at any work.
+// Returns when no worker of any pool looks at any work.
 void quiet_pool();
 
 }  // namespace outrider

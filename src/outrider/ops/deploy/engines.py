@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...base.cpus import parse_cpus
 from ...base.outside.models import Part
 from ...engine.control.schedules import tensorrt
 from ...errors import ConfigError, shown
@@ -103,6 +104,7 @@ def _values(spec: Spec, engine: EngineVersion) -> dict[str, Any]:
         "first length": drafter.schedule[0][2] if drafter.schedule else k,
         "schedule": [list(each) for each in drafter.schedule] or None,
         "other vocabulary": other_vocabulary(spec, engine),
+        "drafter threads": len(parse_cpus(drafter.cpus)) if drafter.cpus else None,
         "our drafter": _our_drafter(spec, engine),
         **_files("target", target.model),
         **_files("drafter", drafter.model),

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from ...base.cpus import parse_cpus
 from ...base.limits import LARGEST_CONTEXT, LARGEST_DRAFT
 from ...base.methods import named_method
 from ...base.outside.documents import read_toml
@@ -40,6 +41,16 @@ def _ranges(rows: Any) -> tuple[Range, ...]:
     return tuple(check_ranges([(first, last, length) for first, last, length in rows]))
 
 
+def _cpus(text: str) -> str:
+    try:
+        parse_cpus(text)
+    except ConfigError:
+        raise ValueError(
+            f"is {shown(text)}; give numbers and ranges of CPUs, as in 8-15 or 4,6-7."
+        ) from None
+    return text
+
+
 Line = Annotated[str, AfterValidator(_line)]
 Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 Size = Annotated[float, Field(ge=0.001, le=LARGEST_COUNT)]
@@ -61,6 +72,7 @@ class SpecDrafter(Part):
     """The drafter; ``other_vocabulary`` tells whether it has another tokenizer than the target.
 
     With ``required`` a config that never drafts is an error; with ``adaptive`` the engine sets K.
+    ``cpus`` run its passes and nothing else.
     """
 
     method: Line = "none"
@@ -71,6 +83,7 @@ class SpecDrafter(Part):
     adaptive: bool = False
     tensor_parallel_size: Count | None = None
     quantization: Line | None = None
+    cpus: Annotated[str, AfterValidator(_cpus)] | None = None
     other_vocabulary: bool | None = None
     attention_heads: Count | None = None
     vocab_size: Count | None = None

@@ -7,11 +7,12 @@ from dataclasses import replace
 from ...base.methods import BY_NAME, LOOKUPS
 from ...base.tables import told
 from ...errors import ConfigError
-from .acceptance import P90
+from .acceptance import P90, per_token
 from .advice import Advice, At, BatchRange, Candidate, Sensitivity, Trip, deployment_of
-from .catalogue import Fitting, Shape, data, find_shape, fitting
+from .catalogue import Fitting, Shape, data, find_device, find_shape, fitting
 from .figure import ASSUMED, MODELLED, Figure, modelled, ranged
 from .forecast import Forecast, forecast, judged, median_size
+from .placement import AHEAD, TOGETHER, Cpus, Pair, placements
 from .rules import LEAVE, USE, decide, facts, judge, stack
 from .situation import PlannedDrafter, Situation
 
@@ -297,7 +298,9 @@ def _notes(
     outlook: Forecast, situation: Situation, prior: str, shares: dict[int, float]
 ) -> list[str]:
     guessed = situation.acceptance is None
+    apart = _apart(outlook, situation)
     holds = {
+        "apart": apart is not None,
         "retokenize": prior == "retokenize" and guessed,
         "modelled": outlook.steps.evidence == MODELLED,
         "assumed": outlook.acceptance.evidence == ASSUMED,
@@ -305,4 +308,20 @@ def _notes(
         "greedy": not situation.temperature and guessed,
         "throughput": situation.priority == "throughput",
     }
-    return told(data("notes")["advise"], holds, {"largest": max(shares)})
+    return told(data("notes")["advise"], holds, {"largest": max(shares), "apart": apart})
+
+
+def _apart(outlook: Forecast, situation: Situation) -> float | None:
+    """Return the speed of a drafter ahead on cores of its own, over that on all; None on GPUs."""
+    device = data("hardware")["device"].get(situation.hardware or "", {})
+    if device.get("kind") != "cpu" or situation.placement != "same":
+        return None
+    target = situation.target_shape()
+    drafter = situation.find_drafter(target)
+    if drafter.method != "model" or drafter.shape is None:
+        return None
+    chance = per_token(outlook.acceptance.rate(USUAL_K), USUAL_K)
+    pair = Pair(target, drafter.shape, chance, situation.dtype, situation.context)
+    sockets = Cpus(find_device(str(situation.hardware)), 1, 1, situation.tensor_parallel)
+    speedups = {placed.name: placed.speedup for placed in placements(pair, sockets)}
+    return speedups[AHEAD] / speedups[TOGETHER]
