@@ -49,6 +49,12 @@ NATIVE: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
     "mistral": {"head_dim": 24, "sliding_window": 70, "hidden_size": 40, "intermediate_size": 52},
 }
+# Of keys and values in codes: several heads and groups of a head, and scores with a cap.
+CODED: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 80, "num_attention_heads": 6},
+    "gemma2": FAMILIES["gemma2"] | {"head_dim": 256},
+}
+OPTIONS = {"torch": FAMILIES, "native": NATIVE, "coded": CODED}
 Paths: TypeAlias = Transformer | NativeTransformer
 
 
@@ -61,6 +67,10 @@ Paths: TypeAlias = Transformer | NativeTransformer
             for dtype in ("float32", "bfloat16")
             for f in NATIVE
         ),
+        *(
+            pytest.param(("coded", dtype, f), id=f"coded-{dtype}-{f}", marks=pytest.mark.engine)
+            for dtype, f in zip(("float32", "bfloat16"), CODED, strict=True)
+        ),
     ],
 )
 def model(
@@ -69,8 +79,8 @@ def model(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Paths:
     path, dtype, family = request.param
-    options = FAMILIES if path == "torch" else NATIVE
-    folder = make_checkpoint(tmp_path_factory.mktemp("rows"), family, **options[family])
+    options = OPTIONS[path][family]
+    folder = make_checkpoint(tmp_path_factory.mktemp("rows"), family, **options)
     return open_path(path, folder, dtype)
 
 
@@ -80,7 +90,7 @@ def open_path(path: str, folder: Path, dtype: str = "float32") -> Paths:
     step = library()
     if step is None:
         pytest.skip("the native step is off")
-    return native_model(step, folder, dtype, 640)
+    return native_model(step, folder, dtype, 640, coded_cache=path == "coded")
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +313,9 @@ def test_the_lengths_of_a_prompt_reach_dynamic_rope() -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    "kind", [("torch", "float32"), ("native", "float32"), ("native", "bfloat16")], ids="-".join
+    "kind",
+    [("torch", "float32"), ("native", "float32"), ("native", "bfloat16"), ("coded", "float32")],
+    ids="-".join,
 )
 def test_rows_that_are_no_numbers_harm_nobody(
     kind: tuple[str, str], make_checkpoint: MakeCheckpoint, tmp_path: Path

@@ -193,6 +193,12 @@ class EngineConfig:
         "where quantization ends in -a8 and for the codes of a GGUF file, and 16 otherwise.",
         choices=("auto", "16", "8"),
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "auto keeps keys and values in dtype, int8 in codes of 8 bits, 32 of which share a scale: "
+        "8.5 bits a number, for long contexts. It needs the native step.",
+        choices=("auto", "int8"),
+    )
     drafter_quantization: str = option(
         "auto",
         "The same for the drafter's weights. auto is, where the native step runs the drafter, "
@@ -285,6 +291,11 @@ class EngineConfig:
             Recipe.parse(self.drafter_quantization)
 
     @property
+    def coded_cache(self) -> bool:
+        """True if keys and values are codes of 8 bits."""
+        return self.kv_cache_dtype == "int8"
+
+    @property
     def drafter_recipe(self) -> str:
         """The quantization of a drafter's checkpoint: ``drafter_quantization``, auto told apart.
 
@@ -370,6 +381,7 @@ class EngineOptions(TypedDict, total=False):
     dtype: str
     quantization: str | None
     activations: str
+    kv_cache_dtype: str
     drafter_quantization: str
     drafter_window: int | None
     suffix_store: int

@@ -42,6 +42,7 @@ class ModelSpec(FolderSpec):
             config.window_of(self.name),
             target,
             keeps=config.repack_cache,
+            coded_cache=config.coded_cache,
         )
         if not model.truncates:
             why = cannot_go_back(self.folder, model)

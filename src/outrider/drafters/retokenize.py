@@ -83,6 +83,7 @@ class RetokenizeSpec(DrafterSpec):
             config.drafter_recipe,
             config.window_of(self.name),
             keeps=config.repack_cache,
+            coded_cache=config.coded_cache,
         )
         if not isinstance(model, NativeTransformer):
             raise ModelError(

@@ -40,6 +40,7 @@ def load_target(checkpoint: Checkpoint, config: EngineConfig) -> Model:
     return load_model(
         checkpoint, config.dtype, "cpu", length, config.quantization,
         activations=config.activations, keeps=config.repack_cache,
+        coded_cache=config.coded_cache,
     )  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def build_engine(
     controller, later = None, None
     if target.truncates and (spec.auto or config.num_speculative_tokens is None):
         key = {"model": folder, "dtype": str(target.dtype), "quantization": config.quantization}
-        key |= {"activations": config.activations}
+        key |= {"activations": config.activations, "kv_cache_dtype": config.kv_cache_dtype}
         files = [each.folder for each in specs.values() if each.folder is not None]
         key |= {"drafters": files, "drafter": config.drafter_quantization}
         controller, later = _controller(target, drafters, rule, config, together, key)

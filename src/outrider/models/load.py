@@ -44,6 +44,7 @@ def load_model(
     share_weights_with: Model | None = None,
     activations: str = "auto",
     keeps: bool = False,
+    coded_cache: bool = False,
 ) -> Model:
     """Return the model of a checkpoint: by the native step, else by torch, else by transformers.
 
@@ -54,9 +55,11 @@ def load_model(
         share_weights_with: a model; weights that two native models have in common are held once.
         activations: bits of activations beside few-bit weights, "16", "8" or "auto".
         keeps: packed weights are taken from disk, and may be kept there, see ``kept_weights``.
+        coded_cache: keys and values are codes of 8 bits; only the native step has them.
 
     Raises:
-        ConfigError: ``quantization`` is no recipe, or leaves weights out that it may not.
+        ConfigError: ``quantization`` is no recipe, or leaves weights out that it may not; or
+            ``coded_cache`` without the native step.
         ConfigError, MemoryBudgetError: rotary tables for ``max_length`` take too much.
         ModelError: the checkpoint cannot be read, or transformers runs it and an option does not
             fit that.
@@ -75,6 +78,7 @@ def load_model(
                         f"{folder}: a {config.model_type!r} model as configured runs through "
                         f"transformers, and only native models can be {refused}."
                     )
+            _needs_step(folder, coded_cache)
             with torch_for(f"{folder}: a {config.model_type!r} model, as configured,"):
                 from .fallback import Fallback  # with most of transformers
 
@@ -96,12 +100,23 @@ def load_model(
                 native = other if isinstance(other, NativeTransformer) else None
                 kept = place_of(checkpoint, str(chosen), recipe, step) if keeps else None
                 return NativeTransformer(
-                    step, checkpoint, chosen, max_length, recipe, native, coarse, kept
-                )
+                    step, checkpoint, chosen, max_length, recipe, native, coarse, kept,
+                    coded_cache,
+                )  # fmt: skip
+        _needs_step(folder, coded_cache)
         with torch_for(f"{folder}: as configured here, the model has no native step; it"):
             from .transformer import Transformer
+
         chosen = choose_dtype(dtype, architecture.dtype)
         return Transformer(checkpoint, chosen, device, max_length, recipe)
+
+
+def _needs_step(folder: Path, coded_cache: bool) -> None:
+    if coded_cache:
+        raise ConfigError(
+            f"{folder}: kv_cache_dtype is int8, which needs the native step, and this model runs "
+            "without it; leave kv_cache_dtype out."
+        )
 
 
 def _coarse(checkpoint: Checkpoint, recipe: Recipe | None, activations: str) -> bool:

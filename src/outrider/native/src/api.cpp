@@ -16,23 +16,24 @@ constexpr const char* BAD_PAGE = "a page has 1 to 1073741824 positions";
 // Of a layer's page: keys and values of all heads.
 std::size_t page_elements(const Config& c, int page_size) {
     return product_of({2, std::size_t(c.kv_heads), std::size_t(padded(page_size, BLOCK)),
-                       std::size_t(padded(c.head_dim, IN_PAD))});
+                       std::size_t(padded(c.head_dim, IN_PAD))}) /
+           (c.coded_cache ? NUMBERS<Codes> : 1);
 }
 
 // Of all layers' page.
 std::size_t page_bytes(const Config& c, int page_size) {
     if (c.input == INPUT_HEADS) return 0;
-    return product_of(
-        {std::size_t(c.dtype == 0 ? 4 : 2), std::size_t(c.layers), page_elements(c, page_size)});
+    const std::size_t element = c.coded_cache ? sizeof(Codes) : c.dtype == 0 ? 4 : 2;
+    return product_of({element, std::size_t(c.layers), page_elements(c, page_size)});
 }
 
-template <class T>
+template <class E>
 void move_entries(const Store& store, const std::int32_t* from, const std::int32_t* to, int count) {
     const Config& c = store.model->c;
     for (int layer = 0; layer < c.layers && c.input != INPUT_HEADS; ++layer) {
-        const Cache<T> cache = cache_of<T>(store, layer);
-        const std::size_t width = cache.width;
-        std::vector<T> kept(2 * std::size_t(count) * width);
+        const Cache<E> cache = cache_of<E>(store, layer);
+        const std::size_t width = cache.entry();
+        std::vector<typename Cache<E>::Entry> kept(2 * std::size_t(count) * width);
         for (int head = 0; head < c.kv_heads; ++head) {
             for (int i = 0; i < count; ++i)
                 cache.get(from[i], head, &kept[2 * i * width], &kept[(2 * i + 1) * width]);
@@ -46,6 +47,8 @@ void move_entries(const Store& store, const std::int32_t* from, const std::int32
 std::int64_t outrider_abi() noexcept { return OUTRIDER_ABI; }
 
 std::int64_t outrider_spent() noexcept { return spent; }
+
+std::int64_t outrider_sampled() noexcept { return sampled; }
 
 int outrider_cpu() noexcept { return cpu_sets(); }
 
@@ -89,7 +92,9 @@ const char* outrider_move(Store* store, const std::int32_t* from, const std::int
         for (int i = 0; i < count; ++i)
             if (from[i] < 0 || from[i] >= slots || to[i] < 0 || to[i] >= slots)
                 return "a slot is not of this store";
-        if (store->model->c.dtype == 0)
+        if (store->model->c.coded_cache)
+            move_entries<Codes>(*store, from, to, count);
+        else if (store->model->c.dtype == 0)
             move_entries<float>(*store, from, to, count);
         else
             move_entries<bf16>(*store, from, to, count);

@@ -7,16 +7,17 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
-#include "attention_products.hpp"
+#include "attention_codes.hpp"
 
 namespace outrider {
 
-// The queries of a tile over all they see.
-template <class T>
+// The queries of a tile, as T, over all they see in a cache of elements E.
+template <class T, class E>
 class Attention {
 public:
-    Attention(const Cache<T>& cache, const Rows& rows, const Tasks& tasks, int window,
+    Attention(const Cache<E>& cache, const Rows& rows, const Tasks& tasks, int window,
               const Config& c)
         : cache_(cache),
           rows_(rows),
@@ -28,7 +29,7 @@ public:
 
     // `q` and `out` are the rows' first heads of the task's key head, `q_stride` and `out_stride`
     // apart from row to row, and heads `width` and `head_dim`.
-    void run(AttentionScratch<T>& b, int number, const T* q, std::size_t q_stride, T* out,
+    void run(AttentionScratch<E>& b, int number, const T* q, std::size_t q_stride, T* out,
              std::size_t out_stride) const {
         const Task task = tasks_[number];
         const Tile& tile = *task.tile;
@@ -37,7 +38,10 @@ public:
         for (int i = 0; i < queries; ++i) {
             const T* from = q + (tile.first_row + i / heads) * q_stride +
                             std::size_t(tile.first_head + i % heads) * width;
-            std::memcpy(b.q[i], from, width * sizeof(T));
+            if constexpr (std::is_same_v<T, typename Factor<E>::type>)
+                std::memcpy(b.q[i], from, width * sizeof(T));
+            else
+                for (int d = 0; d < width; d += LANES) store(b.q[i] + d, load(from + d));
             std::memset(b.sums[i], 0, width * sizeof(float));
         }
         for (int i = 0; i < QUERIES; ++i) {
@@ -60,7 +64,7 @@ public:
     }
 
 private:
-    const Cache<T>& cache_;
+    const Cache<E>& cache_;
     const Rows& rows_;
     const Tasks& tasks_;
     const int window_;
@@ -106,7 +110,7 @@ private:
         const Row& row = rows_.rows[tile.first_row];
         return row.num_above ? std::min(block_of(row.prefix), span.last) : span.last;
     }
-    int lines() const { return BLOCK * cache_.width * int(sizeof(T)) / 64; }
+    int lines() const { return padded(int(cache_.block_bytes()), 256) / 64; }
 
     // Sets out to ask for the keys or values of a chunk.
     void turn_to(Ahead& a, int chunk, bool values) const {
@@ -154,7 +158,7 @@ private:
 
     // Puts the ancestors of a tree's row where a chain would have them; what lies behind them in
     // these blocks is masked.
-    void patch(AttentionScratch<T>& b, const Row& row, int head, const Chunk<T>& chunk,
+    void patch(AttentionScratch<E>& b, const Row& row, int head, const Chunk<E>& chunk,
                int from) const {
         const int end = length_of(row);
         for (int i = from; i < chunk.to; ++i) {
@@ -167,12 +171,12 @@ private:
     }
 
     // The chunk from block `first` on.
-    void run_chunk(AttentionScratch<T>& b, const Task& task, const Span& span, int first) const {
+    void run_chunk(AttentionScratch<E>& b, const Task& task, const Span& span, int first) const {
         const Tile& tile = *task.tile;
         const int width = cache_.width, heads = tile.heads;
         const int queries = (tile.last_row - tile.first_row) * heads;
         const Row& row = rows_.rows[tile.first_row];
-        Chunk<T> chunk;
+        Chunk<E> chunk;
         chunk.from = std::max(span.first - first, 0);
         chunk.to = std::min(span.last - first, CHUNK_BLOCKS);
         const int shared = std::clamp(this->shared(tile, span) - first, chunk.from, chunk.to);
@@ -192,16 +196,16 @@ private:
         auto ask = [&](int count) { this->ask(b.ahead, count); };
         auto soften = [&](int from, int to) {
             this->soften(b, tile, from, to, chunk, ask, 4 * softened / queries);
-            Products<T>::weigh(b, from, to, chunk, width, ask, share);
+            Products<E>::weigh(b, from, to, chunk, width, ask, share);
         };
         if (shared > chunk.from)
-            Products<T>::scores(b, 0, queries, chunk, chunk.from, shared, width, ask, share);
+            Products<E>::scores(b, 0, queries, chunk, chunk.from, shared, width, ask, share);
         if (shared == chunk.to) {
             soften(0, queries);
             ask(b.ahead.owed);
             return;
         }
-        const std::size_t bytes = std::size_t(BLOCK) * width * sizeof(T);
+        const std::size_t bytes = cache_.block_bytes();
         for (int i = shared; i < chunk.to; ++i) {
             const int page = page_of(row, first + i), block = (first + i) % blocks_;
             std::memcpy(b.keys[i], cache_.keys(page, block, task.head), bytes);
@@ -212,7 +216,7 @@ private:
         for (int r = tile.first_row; r < tile.last_row; ++r) {
             const int q = (r - tile.first_row) * heads;
             patch(b, rows_.rows[r], task.head, chunk, shared);
-            Products<T>::scores(b, q, q + heads, chunk, shared, chunk.to, width, ask, 0);
+            Products<E>::scores(b, q, q + heads, chunk, shared, chunk.to, width, ask, 0);
             soften(q, q + heads);
         }
         ask(b.ahead.owed);
@@ -221,8 +225,8 @@ private:
     // Makes weights of scores of queries [first, last), and rescales what they have summed. `share`
     // lines of memory are asked for beside every four blocks.
     template <class Ask>
-    void soften(AttentionScratch<T>& b, const Tile& tile, int first, int last,
-                const Chunk<T>& chunk, Ask& ask, int share) const {
+    void soften(AttentionScratch<E>& b, const Tile& tile, int first, int last,
+                const Chunk<E>& chunk, Ask& ask, int share) const {
         alignas(64) float now[QUERIES], mass[QUERIES];
         std::memcpy(now, b.most, sizeof now);
         std::memset(mass, 0, sizeof mass);
@@ -254,7 +258,7 @@ private:
     }
 
     // Scales and masks a row's scores of a chunk; returns the largest of them and `best`.
-    float scale(float* scores, const Row& row, const Chunk<T>& chunk, float best) const {
+    float scale(float* scores, const Row& row, const Chunk<E>& chunk, float best) const {
         alignas(64) static constexpr float lanes[LANES] = {0, 1, 2,  3,  4,  5,  6,  7,
                                                            8, 9, 10, 11, 12, 13, 14, 15};
         const int least = first_of(row), length = length_of(row);

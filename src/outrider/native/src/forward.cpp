@@ -66,10 +66,12 @@ struct Forward : Work, Multiplier<T> {
         s.nonfinite.assign(n, 0);
         nonfinite = s.nonfinite.data();
         if (n > MOST_ROWS<T>)  // beside fewer rows memory is busy with weights
-            for (const Row& row : rows.rows) {
-                const std::size_t place = cache(0).place(row.slot) * sizeof(T);
-                if (written.empty() || written.back() != place) written.push_back(place);
-            }
+            with_cache(0, [&]<class E>(const Cache<E>& cache) {
+                for (const Row& row : rows.rows) {
+                    const std::size_t place = cache.place(row.slot) * sizeof(E);
+                    if (written.empty() || written.back() != place) written.push_back(place);
+                }
+            });
     }
 
     int phases() const {
@@ -197,7 +199,29 @@ struct Forward : Work, Multiplier<T> {
         std::fill(to + c.head_dim, to + head_pad, T());
     }
 
-    Cache<T> cache(int layer) const { return cache_of<T>(store_, layer); }
+    // body(the cache of a layer)
+    template <class Body>
+    auto with_cache(int layer, Body body) const {
+        return c.coded_cache ? body(cache_of<Codes>(store_, layer))
+                             : body(cache_of<T>(store_, layer));
+    }
+
+    void put(const Cache<T>& to, const Row& row, int head, const T* key, const T* value, int) {
+        to.put(row.slot, head, key, value);
+    }
+    void put(const Cache<Codes>& to, const Row& row, int head, const T* key, const T* value,
+             int number) {
+        constexpr int MOST = MAX_HEAD_DIM / Codes::WIDTH;
+        CodeRow coded[2][MOST];
+        encode(coded[1], value, head_pad);
+        if (!encode(coded[0], key, head_pad)) note(number);
+        to.put(row.slot, head, coded[0], coded[1]);
+    }
+
+    // Notes that a row is not finite.
+    void note(int row) {
+        std::atomic_ref<std::uint8_t>(nonfinite[row]).store(1, std::memory_order_relaxed);
+    }
 
     // Writes a value as T. One that is no number would reach even those who give it no weight: it
     // is noted instead.
@@ -211,13 +235,13 @@ struct Forward : Work, Multiplier<T> {
         }
         if (total(zero) == 0) return;
         std::memset(to, 0, head_pad * sizeof(T));
-        std::atomic_ref<std::uint8_t>(nonfinite[row]).store(1, std::memory_order_relaxed);
+        note(row);
     }
 
     // Queries to s.q, keys and values to their slots.
-    void turn_all(int first, int last, int number, const Layer<T>& layer) {
+    template <class E>
+    void turn_all(int first, int last, const Cache<E>& to, const Layer<T>& layer) {
         const int group = c.heads / c.kv_heads, half = c.head_dim / 2, d = c.head_dim;
-        const Cache<T> to = cache(number);
         const float* q_norm = layer.wide_q ? nullptr : layer.q_norm.data();
         const float* k_norm = layer.wide_k ? nullptr : layer.k_norm.data();
         alignas(64) T key[MAX_HEAD_DIM], value[MAX_HEAD_DIM];
@@ -240,29 +264,30 @@ struct Forward : Work, Multiplier<T> {
                 turn(queries + g * head_pad, from + g * d, q_norm, cos, sin);
             turn(key, from + (c.heads + h) * d, k_norm, cos, sin);
             put_value(value, from + (c.heads + c.kv_heads + h) * d, r);
-            to.put(row.slot, h, key, value);
+            put(to, row, h, key, value, r);
         }
     }
 
     // A worker's part of the blocks that new keys and values go to. A key touches every line of its
     // block, and attention reads both blocks next.
     Upcoming upcoming(const Team& team, int number) const {
-        const Cache<T> to = cache(number);
         const std::size_t* all = written.data();
         const std::size_t count = written.size();
-        return {to.base,
-                all + count * team.index / team.count,
-                all + count * (team.index + 1) / team.count,
-                2 * c.kv_heads,
-                to.plane() * sizeof(T),
-                BLOCK * head_pad * int(sizeof(T))};
+        return with_cache(number, [&]<class E>(const Cache<E>& to) -> Upcoming {
+            return {to.base,
+                    all + count * team.index / team.count,
+                    all + count * (team.index + 1) / team.count,
+                    2 * c.kv_heads,
+                    to.plane() * sizeof(E),
+                    padded(int(to.block_bytes()), 256)};
+        });
     }
 
-    void attention(Team& team, int number, const Layer<T>& layer) {
+    template <class E>
+    void attention(Team& team, const Cache<E>& from, const Layer<T>& layer) {
         const int group = c.heads / c.kv_heads;
-        const Cache<T> from = cache(number);
-        const Attention<T> work(from, rows, tasks, layer.window, c);
-        AttentionScratch<T> bench;
+        const Attention<T, E> work(from, rows, tasks, layer.window, c);
+        AttentionScratch<E> bench;
         team.share(tasks.count(), 1, [&](int first, int last) {
             for (int i = first; i < last; ++i) {
                 const std::size_t head = std::size_t(tasks[i].head) * group;
@@ -270,7 +295,7 @@ struct Forward : Work, Multiplier<T> {
                          attended + head * c.head_dim, out_width);
             }
         });
-        Products<T>::done(bench);
+        Products<E>::done(bench);
     }
 
     void keep_hidden(Team& team, int layer) {
@@ -344,9 +369,11 @@ struct Forward : Work, Multiplier<T> {
                         normalise(row + queries, layer.k_norm.data(), keys, c.norm_eps);
                 }
             });
-        team.share(n * c.kv_heads, 4,
-                   [&](int first, int last) { turn_all(first, last, number, layer); });
-        attention(team, number, layer);
+        with_cache(number, [&]<class E>(const Cache<E>& cache) {
+            team.share(n * c.kv_heads, 4,
+                       [&](int first, int last) { turn_all(first, last, cache, layer); });
+            attention(team, cache, layer);
+        });
         end(team, layer.matrices[MATRIX_OUTPUT], attended, out_width, layer.after_norm);
     }
 

@@ -108,10 +108,10 @@ struct Store : Counted {
     Memory<float> states[2];  // that its rows begin with, and that they end with
 };
 
-template <class T>
-Cache<T> cache_of(const Store& store, int layer) {
+template <class E>
+Cache<E> cache_of(const Store& store, int layer) {
     const Config& c = store.model->c;
-    return {reinterpret_cast<T*>(store.data.data()) + layer * store.layer_elements,
+    return {reinterpret_cast<E*>(store.data.data()) + layer * store.layer_elements,
             store.page_elements, store.page_size, padded(c.head_dim, IN_PAD)};
 }
 

@@ -84,8 +84,8 @@ struct NoiseWords {
         }
     }
 
-    // At least the largest noise of the block, and less than one more: of a word k it is no more than
-    // -log((k + 0.5) / 2^32), but for errors of rounding.
+    // At least the largest noise of the block, and less than one more: of a word k it is no more
+    // than -log((k + 0.5) / 2^32), but for errors of rounding.
     float most() const {
         Words smallest = of[0];
         for (const Words& word : of) smallest = word < smallest ? word : smallest;

@@ -215,7 +215,8 @@ void Pipeline::apply(float* z, int output, Path path, bool late_only) const {
     if (o.temperature != 1)
         for (int i = 0; i < count; ++i) z[i] = z[i] / o.temperature;
     if (o.min_p <= 0) cut_below(z, count, highest_of(z, count) + o.min_p);
-    if (o.top_k > 0 && o.top_k < count) cut_below(z, count, kth(z, count, tops_of(z, count), o.top_k));
+    if (o.top_k > 0 && o.top_k < count)
+        cut_below(z, count, kth(z, count, tops_of(z, count), o.top_k));
     if (o.top_p < 1) cut_mass(z, count, o.top_p);
 }
 
