@@ -101,6 +101,7 @@ struct Cache : Places<T> {
 
 template <>
 struct Cache<Codes> : Places<Codes> {
+    const float* centres;  // [heads, width]: what keys are less; or null
     using Entry = CodeRow;
     int entry() const { return width / Codes::WIDTH; }
 

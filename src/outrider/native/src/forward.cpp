@@ -180,9 +180,10 @@ struct Forward : Work, Multiplier<T> {
         return room;
     }
 
-    // Writes one head, normalised and turned (not where `cos` is null), as T; lines of 16 may reach
+    // Writes one head, normalised and turned (not where `cos` is null), as N; lines of 16 may reach
     // into the next half.
-    void turn(T* to, const float* from, const float* norm, const float* cos, const float* sin) {
+    template <class N>
+    void turn(N* to, const float* from, const float* norm, const float* cos, const float* sin) {
         alignas(64) float room[MAX_HEAD_DIM + LANES];
         const int half = c.head_dim / 2;
         const float* head = whole(from, room);
@@ -196,7 +197,7 @@ struct Forward : Work, Multiplier<T> {
         for (int i = 0; cos && i < half; i += LANES)
             store(to + half + i, load(other + i) * load(cos + i) + load(head + i) * load(sin + i));
         for (int i = 0; !cos && i < head_pad; i += LANES) store(to + i, load(head + i));
-        std::fill(to + c.head_dim, to + head_pad, T());
+        std::fill(to + c.head_dim, to + head_pad, N());
     }
 
     // body(the cache of a layer)
@@ -209,10 +210,12 @@ struct Forward : Work, Multiplier<T> {
     void put(const Cache<T>& to, const Row& row, int head, const T* key, const T* value, int) {
         to.put(row.slot, head, key, value);
     }
-    void put(const Cache<Codes>& to, const Row& row, int head, const T* key, const T* value,
+    void put(const Cache<Codes>& to, const Row& row, int head, float* key, const float* value,
              int number) {
         constexpr int MOST = MAX_HEAD_DIM / Codes::WIDTH;
         CodeRow coded[2][MOST];
+        const float* centre = to.centres + std::size_t(head) * head_pad;
+        for (int d = 0; to.centres && d < head_pad; ++d) key[d] -= centre[d];
         encode(coded[1], value, head_pad);
         if (!encode(coded[0], key, head_pad)) note(number);
         to.put(row.slot, head, coded[0], coded[1]);
@@ -223,9 +226,10 @@ struct Forward : Work, Multiplier<T> {
         std::atomic_ref<std::uint8_t>(nonfinite[row]).store(1, std::memory_order_relaxed);
     }
 
-    // Writes a value as T. One that is no number would reach even those who give it no weight: it
+    // Writes a value as N. One that is no number would reach even those who give it no weight: it
     // is noted instead.
-    void put_value(T* to, const float* from, int row) {
+    template <class N>
+    void put_value(N* to, const float* from, int row) {
         alignas(64) float room[MAX_HEAD_DIM];
         const float* value = whole(from, room);
         F32x16 zero = splat(0.0f);  // stays so unless an element is no number
@@ -234,7 +238,7 @@ struct Forward : Work, Multiplier<T> {
             zero = fma(load(to + i), splat(0.0f), zero);
         }
         if (total(zero) == 0) return;
-        std::memset(to, 0, head_pad * sizeof(T));
+        std::memset(to, 0, head_pad * sizeof(N));
         note(row);
     }
 
@@ -244,7 +248,7 @@ struct Forward : Work, Multiplier<T> {
         const int group = c.heads / c.kv_heads, half = c.head_dim / 2, d = c.head_dim;
         const float* q_norm = layer.wide_q ? nullptr : layer.q_norm.data();
         const float* k_norm = layer.wide_k ? nullptr : layer.k_norm.data();
-        alignas(64) T key[MAX_HEAD_DIM], value[MAX_HEAD_DIM];
+        alignas(64) typename Factor<E>::type key[MAX_HEAD_DIM + LANES], value[MAX_HEAD_DIM];
         for (int task = first; task < last; ++task) {
             const int r = task / c.kv_heads, h = task % c.kv_heads;
             const Row& row = rows.rows[r];
