@@ -83,6 +83,15 @@ class Step(NamedTuple):
     controller: int
 
 
+def lasting(sampling: str, tokens: int) -> SamplingParams:
+    """Return sampling options by their name, for outputs of so many tokens."""
+    options = SAMPLINGS[sampling]
+    goes_on = "structured_outputs" not in options  # EOS says that a form is complete
+    return SamplingParams(
+        **options, max_tokens=tokens, min_tokens=tokens, seed=1, ignore_eos=goes_on
+    )
+
+
 def modes_of(model: str) -> dict[str, str]:
     """Return the drafters that a checkpoint has at hand, by mode."""
     near = () if sibling(Path(model)) is None else ("model", "model+suffix")
@@ -166,16 +175,13 @@ def measure(
     }  # fmt: skip
     engines = {mode: LLM(model, known[mode], **options) for mode in modes or known}
     controllers = {mode: ControllerClock(llm) for mode, llm in engines.items()}
-    lasting: dict[str, Any] = {
-        "max_tokens": tokens, "min_tokens": tokens, "seed": 1, "ignore_eos": True,
-    }  # fmt: skip
     texts = list(islice(cycle(prompts), max(batches)))
 
     def predictions(params: SamplingParams) -> list[Speculation]:
         outputs = engines["prediction"].generate(texts, params) if "prediction" in engines else ()
         return [Speculation(prediction=tuple(each.outputs[0].token_ids)) for each in outputs]
 
-    params = {name: SamplingParams(**SAMPLINGS[name], **lasting) for name in samplings}
+    params = {name: lasting(name, tokens) for name in samplings}
     expected = {name: predictions(each) for name, each in params.items()}
 
     def run(cell: tuple[str, str, int], _: int) -> list[Step]:
