@@ -183,6 +183,17 @@ def test_long_contexts_are_bit_equal(model: Paths) -> None:
         assert np.array_equal(in_chunks(model, ids, sizes, pages), single)
 
 
+def test_a_tree_across_stretches_is_bit_equal(model: Paths) -> None:
+    """64 blocks of keys, here of 8 tokens each, are summed apart from the next."""
+    ids, pages = ids_of(520, 6), list(range(1, 67))
+    single = in_chunks(model, ids, [520], pages)
+    cache = Cache(model)
+    cache.forward(Segment(ids[:508], 0, pages, 0, 520))
+    nodes, parents = [ids[509] ^ 1, *ids[509:517]], [-1, -1, *range(1, 8)]
+    tree = cache.logits(Segment(ids[508:509], 508, pages, 10, 520, nodes, parents))
+    assert np.array_equal(tree[[0, *range(2, 10)]], single[508:517])
+
+
 def test_shuffled_pages_are_bit_equal(model: Paths, ids: list[int], single: Logits) -> None:
     assert np.array_equal(in_chunks(model, ids, [1] * LENGTH, SHUFFLED), single)
     assert np.array_equal(in_chunks(model, ids, [70, 80], SHUFFLED), single)

@@ -19,17 +19,32 @@ struct Factor<Codes> {
     using type = float;
 };
 
+// What queries have summed: the highest score, and of weights relative to it their sum and that of
+// values.
+struct Tally {
+    float *most, *mass;  // [QUERIES]
+    float* sums;         // [QUERIES][stride]
+    std::size_t stride;
+
+    static std::size_t size(int width) { return std::size_t(QUERIES) * (2 + width); }
+    static Tally in(float* room, int width) {
+        return {room, room + QUERIES, room + 2 * QUERIES, std::size_t(width)};
+    }
+};
+
 // What a tile works in.
 template <class E>
 struct alignas(64) AttentionScratch {
     static constexpr int IN_BLOCK = BLOCK * MAX_HEAD_DIM / NUMBERS<E>;
     float scores[QUERIES][CHUNK];
     float sums[QUERIES][MAX_HEAD_DIM];
+    float before[QUERIES * (2 + MAX_HEAD_DIM)];  // Tally of earlier stretches
     typename Factor<E>::type probs[QUERIES][CHUNK];
     typename Factor<E>::type q[QUERIES][MAX_HEAD_DIM];
     // Blocks of a tree's row.
     E keys[CHUNK_BLOCKS][IN_BLOCK], values[CHUNK_BLOCKS][IN_BLOCK];
     float most[QUERIES], mass[QUERIES], shrunk[QUERIES];
+    Tally now() { return {most, mass, sums[0], MAX_HEAD_DIM}; }
     int configured = 0;  // lines of AMX's tiles
     Ahead ahead;
 };
@@ -75,7 +90,7 @@ inline void score_blocks(float* scores, const T* const* keys, int blocks, const 
 
 constexpr int SCORED = 4;  // blocks side by side, at most
 
-// Sums wait for themselves: few queries take several blocks at a time.
+// Tally wait for themselves: few queries take several blocks at a time.
 template <class T, int R = MAX_ROWS>
 inline void score(float* scores, const T* const* keys, int blocks, const T* q, int width,
                   int queries) {

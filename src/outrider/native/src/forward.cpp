@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <map>
 
 #include "attention.hpp"
 #include "marks.hpp"
@@ -35,7 +36,8 @@ struct Forward : Work, Multiplier<T> {
     const int qkv_width = padded(turned, LANES);
     const int out_width = spread_stride(padded(c.heads * c.head_dim, IN_PAD));
     const int head_pad = m.head_pad();
-    const Tasks tasks{rows, c.heads / c.kv_heads, c.kv_heads};
+    std::map<int, Tasks> tasks;        // by window
+    Memory<float> parts;               // of attention
     std::vector<std::size_t> written;  // where many rows' keys go: bytes from a layer's first block
 
     Forward(const Weights<T>& weights, Store& store, const Rows& rows,
@@ -65,6 +67,14 @@ struct Forward : Work, Multiplier<T> {
         paired = s.paired.reserve(c.input == INPUT_PAIRED ? count * paired_stride : 0);
         s.nonfinite.assign(n, 0);
         nonfinite = s.nonfinite.data();
+        int most = 0;
+        for (const int sublayer : sublayers) {
+            const int window = m.layers[sublayer / 2].window, group = c.heads / c.kv_heads;
+            const auto [made, fresh] = tasks.try_emplace(window, rows, group, c.kv_heads,
+                                                         store.page_size, window, pool_size());
+            most = std::max(most, made->second.parts);
+        }
+        parts = Memory<float>::unset(most * Tally::size(head_pad));
         if (n > MOST_ROWS<T>)  // beside fewer rows memory is busy with weights
             with_cache(0, [&]<class E>(const Cache<E>& cache) {
                 for (const Row& row : rows.rows) {
@@ -76,7 +86,7 @@ struct Forward : Work, Multiplier<T> {
 
     int phases() const {
         const int kept = int(hidden.size());
-        return 9 + kept + int(sublayers.size()) * (14 + kept);  // three parts at most
+        return 9 + kept + int(sublayers.size()) * (15 + kept);  // three parts at most
     }
 
     int helpers() const {
@@ -290,13 +300,21 @@ struct Forward : Work, Multiplier<T> {
     template <class E>
     void attention(Team& team, const Cache<E>& from, const Layer<T>& layer) {
         const int group = c.heads / c.kv_heads;
-        const Attention<T, E> work(from, rows, tasks, layer.window, c);
+        const Tasks& tasks = this->tasks.at(layer.window);
+        const Attention<T, E> work(from, rows, tasks, c);
         AttentionScratch<E> bench;
-        team.share(tasks.count(), 1, [&](int first, int last) {
+        team.share(int(tasks.all.size()), 1, [&](int first, int last) {
             for (int i = first; i < last; ++i) {
-                const std::size_t head = std::size_t(tasks[i].head) * group;
+                const std::size_t head = std::size_t(tasks.all[i].head) * group;
                 work.run(bench, i, q + head * head_pad, std::size_t(c.heads) * head_pad,
-                         attended + head * c.head_dim, out_width);
+                         attended + head * c.head_dim, out_width, parts.data());
+            }
+        });
+        team.share(int(tasks.joints.size()), 1, [&](int first, int last) {
+            for (int i = first; i < last; ++i) {
+                const std::size_t head = std::size_t(tasks.joints[i].head) * group;
+                work.unite(bench, tasks.joints[i], parts.data(), attended + head * c.head_dim,
+                           out_width);
             }
         });
         Products<E>::done(bench);
