@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from outrider import pocket
@@ -39,12 +40,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def logits_of(model: Model) -> torch.Tensor:
+def logits_of(model: Model) -> NDArray[np.float32]:
     pages = range(1, 1 + -(-LENGTH // PAGE))
     store = model.new_store(1 + len(pages), PAGE)
     logits = model.run([Segment(IDS, 0, pages, LENGTH, LENGTH)], store).logits
     assert logits is not None
-    return logits
+    return np.asarray(logits)
 
 
 def error_of(isa: str, folder: Path) -> float:
@@ -110,9 +111,8 @@ def test_it_needs_the_native_step(
 ) -> None:
     uncovered = open_checkpoint(make_checkpoint(tmp_path / "gelu", "llama", hidden_act="gelu"))
     covered = open_checkpoint(make_checkpoint(tmp_path / "silu", "llama"))
-    cpu = torch.device("cpu")
     with pytest.raises(ConfigError, match="kv_cache_dtype is int8, which needs the native step"):
-        load_model(uncovered, "float32", cpu, 256, coded_cache=True)
+        load_model(uncovered, "float32", "cpu", 256, coded_cache=True)
     monkeypatch.setenv(native.VARIABLE, "off")
     with pytest.raises(ConfigError, match="kv_cache_dtype is int8, which needs the native step"):
-        load_model(covered, "float32", cpu, 256, coded_cache=True)
+        load_model(covered, "float32", "cpu", 256, coded_cache=True)
