@@ -10,6 +10,7 @@ from outrider.cli.commands import BAD_USAGE, Commands
 BENCHMARKS = {
     "advise": ("advise", "speedups that planning predicts, beside those that are measured"),
     "host": ("host", "time of a step outside C++, by drafter and batch size"),
+    "contexts": ("contexts", "a token's forward behind long contexts, by dtype of the cache"),
     "rules": ("rules", "acceptance of each rule, beside the bounds of theory"),
     "builds": ("builds", "two builds of Outrider beside each other"),
     "answers": ("answers", "two builds of Outrider asked the same, on every instruction set"),

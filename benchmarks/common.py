@@ -19,7 +19,7 @@ V = TypeVar("V")
 POCKET = str(pocket.PATH)
 PROMPTS = pocket.PATH.with_name("prompts.json")
 
-Model = Annotated[str, typer.Argument(help="A checkpoint's folder.")]
+Model = Annotated[str, typer.Argument(help="A checkpoint's folder, or a GGUF file.")]
 Prompts = Annotated[Path, typer.Argument(help="A JSON list of texts.", exists=True)]
 Length = Annotated[
     int, typer.Option("--num-speculative-tokens", help="Draft length K: tokens drafted a step.")

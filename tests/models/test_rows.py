@@ -49,6 +49,12 @@ NATIVE: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
     "mistral": {"head_dim": 24, "sliding_window": 70, "hidden_size": 40, "intermediate_size": 52},
 }
+# Of keys and values in codes: several heads and groups of a head, and scores with a cap.
+CODED: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 80, "num_attention_heads": 6},
+    "gemma2": FAMILIES["gemma2"] | {"head_dim": 256, "tie_word_embeddings": False},
+}
+OPTIONS = {"torch": FAMILIES, "native": NATIVE, "coded": CODED}
 Paths: TypeAlias = Transformer | NativeTransformer
 
 
@@ -61,6 +67,10 @@ Paths: TypeAlias = Transformer | NativeTransformer
             for dtype in ("float32", "bfloat16")
             for f in NATIVE
         ),
+        *(
+            pytest.param(("coded", dtype, f), id=f"coded-{dtype}-{f}", marks=pytest.mark.engine)
+            for dtype, f in zip(("bfloat16", "float32"), CODED, strict=True)
+        ),
     ],
 )
 def model(
@@ -69,8 +79,8 @@ def model(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Paths:
     path, dtype, family = request.param
-    options = FAMILIES if path == "torch" else NATIVE
-    folder = make_checkpoint(tmp_path_factory.mktemp("rows"), family, **options[family])
+    options = OPTIONS[path][family]
+    folder = make_checkpoint(tmp_path_factory.mktemp("rows"), family, **options)
     return open_path(path, folder, dtype)
 
 
@@ -80,7 +90,7 @@ def open_path(path: str, folder: Path, dtype: str = "float32") -> Paths:
     step = library()
     if step is None:
         pytest.skip("the native step is off")
-    return native_model(step, folder, dtype, 640)
+    return native_model(step, folder, dtype, 640, coded_cache=path == "coded")
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +181,17 @@ def test_long_contexts_are_bit_equal(model: Paths) -> None:
     single = in_chunks(model, ids, [1] * 600, pages)
     for sizes in ([600], [37] * 16 + [8], [3] * 200):
         assert np.array_equal(in_chunks(model, ids, sizes, pages), single)
+
+
+def test_a_tree_across_stretches_is_bit_equal(model: Paths) -> None:
+    """64 blocks of keys, here of 8 tokens each, are summed apart from the next."""
+    ids, pages = ids_of(520, 6), list(range(1, 67))
+    single = in_chunks(model, ids, [520], pages)
+    cache = Cache(model)
+    cache.forward(Segment(ids[:508], 0, pages, 0, 520))
+    nodes, parents = [ids[509] ^ 1, *ids[509:517]], [-1, -1, *range(1, 8)]
+    tree = cache.logits(Segment(ids[508:509], 508, pages, 10, 520, nodes, parents))
+    assert np.array_equal(tree[[0, *range(2, 10)]], single[508:517])
 
 
 def test_shuffled_pages_are_bit_equal(model: Paths, ids: list[int], single: Logits) -> None:
@@ -303,7 +324,9 @@ def test_the_lengths_of_a_prompt_reach_dynamic_rope() -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    "kind", [("torch", "float32"), ("native", "float32"), ("native", "bfloat16")], ids="-".join
+    "kind",
+    [("torch", "float32"), ("native", "float32"), ("native", "bfloat16"), ("coded", "float32")],
+    ids="-".join,
 )
 def test_rows_that_are_no_numbers_harm_nobody(
     kind: tuple[str, str], make_checkpoint: MakeCheckpoint, tmp_path: Path

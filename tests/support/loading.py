@@ -40,7 +40,8 @@ def native_model(
     max_length: int,
     recipe: Recipe | None = None,
     window: int | None = None,
+    coded_cache: bool = False,
 ) -> NativeTransformer:
     checkpoint = opened(folder, window)
     chosen = native_dtype(dtype, checkpoint.shape.dtype, step.isa)
-    return NativeTransformer(step, checkpoint, chosen, max_length, recipe)
+    return NativeTransformer(step, checkpoint, chosen, max_length, recipe, coded_cache=coded_cache)

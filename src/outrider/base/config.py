@@ -194,6 +194,12 @@ class EngineConfig:
         "where quantization ends in -a8 and for the codes of a GGUF file, and 16 otherwise.",
         choices=("auto", "16", "8"),
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "auto keeps keys and values in dtype, int8 in codes of 8 bits, 32 of which share a scale: "
+        "8.5 bits a number, for long contexts. It needs the native step.",
+        choices=("auto", "int8"),
+    )
     drafter_quantization: str = option(
         "auto",
         "The same for the drafter's weights. auto is, where the native step runs the drafter, "
@@ -310,6 +316,11 @@ class EngineConfig:
         return None if self.drafter_cpus is None else placement(self.drafter_cpus)
 
     @property
+    def coded_cache(self) -> bool:
+        """True if keys and values are codes of 8 bits."""
+        return self.kv_cache_dtype == "int8"
+
+    @property
     def drafter_recipe(self) -> str:
         """The quantization of a drafter's checkpoint: ``drafter_quantization``, auto told apart.
 
@@ -395,6 +406,7 @@ class EngineOptions(TypedDict, total=False):
     dtype: str
     quantization: str | None
     activations: str
+    kv_cache_dtype: str
     drafter_quantization: str
     drafter_window: int | None
     drafter_cpus: str | None

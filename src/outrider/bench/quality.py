@@ -108,13 +108,14 @@ def figures(
 
 def quality(
     model: Folder, texts: Sequence[str], recipes: Sequence[str], windows: int,
-    dtype: str = "bfloat16",
+    dtype: str = "bfloat16", kv_cache_dtype: str = "auto",
 ) -> dict[str, Any]:  # fmt: skip
     """Return a report on quantised weights beside the checkpoint's own in ``dtype``.
 
     ``recipes`` are what ``LLM(quantization=...)`` takes, or checkpoints with the same tokenizer.
     The reference's activations have 16 bits where its weights are quantised already, so that such a
-    checkpoint beside itself shows what the default of ``activations`` costs.
+    checkpoint beside itself shows what the default of ``activations`` costs. Its keys and values
+    are of ``dtype``; the others' are as ``kv_cache_dtype`` says.
     ``perplexity_loss`` is the ratio to the reference's perplexity, less 1; ``agreement`` the share
     of positions with the same most likely next token; ``divergence`` the mean KL divergence, in
     nats. All models stay in memory. Raises OutriderError: a model cannot be loaded, a recipe is
@@ -126,18 +127,16 @@ def quality(
         for name in recipes
     }
 
-    def open_model(where: Path, recipe: Recipe | None, activations: str = "auto") -> Model:
+    def open_model(where: Path, recipe: Recipe | None, **options: str) -> Model:
         few = None if recipe is None else str(recipe)
-        llm = LLM(
-            where, drafter=None, dtype=dtype, quantization=few, activations=activations,
-            max_num_seqs=1,
-        )  # fmt: skip
+        options |= {"dtype": dtype}
+        llm = LLM(where, drafter=None, quantization=few, max_num_seqs=1, **options)  # type: ignore[arg-type]
         return llm.engine.model
 
     reference = open_model(folder, None, activations="16")
     length = min(WINDOW_TOKENS, reference.shape.context)
     read = cut(texts, read_codec(folder), length, windows)
-    models = {name: open_model(*of) for name, of in chosen.items()}
+    models = {name: open_model(*of, kv_cache_dtype=kv_cache_dtype) for name, of in chosen.items()}
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models}
     exact = []
     for window in tqdm(read, "reading", unit="window", leave=False, disable=None):
@@ -148,6 +147,7 @@ def quality(
     return {
         "model": str(model),
         "dtype": str(reference.dtype),
+        "kv_cache_dtype": kv_cache_dtype,
         "bits_per_weight": bits_per_weight(folder, None),
         "perplexity": math.exp(fmean(exact)),
         "windows": len(read),

@@ -70,6 +70,7 @@ def quality(
     dtype: str = setting(
         "bfloat16", "auto (the checkpoint's), float32, bfloat16 or float16 (slower)."
     ),
+    kv_cache_dtype: str = setting("auto", "Keys and values of what is measured: auto or int8."),
     json_: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -81,7 +82,7 @@ def quality(
         from ..bench.quality import quality as measure
     recipes = [recipe for recipe in quantization.split(",") if recipe]
     with lines("measuring quality"):
-        report = measure(model_folder(model), texts, recipes, windows, dtype)
+        report = measure(model_folder(model), texts, recipes, windows, dtype, kv_cache_dtype)
     report["model"] = "pocket" if model is None else model
     write_report(report, json_, out)
     report_console(on_stderr=json_).print(table(report))

@@ -59,6 +59,7 @@ class ModelSpec(FolderSpec):
             target,
             keeps=config.repack_cache,
             cpus=config.placement and config.placement.drafter,
+            coded_cache=config.coded_cache,
         )
         if not model.truncates:
             why = cannot_go_back(self.folder, model)

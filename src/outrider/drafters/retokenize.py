@@ -85,6 +85,7 @@ class RetokenizeSpec(DrafterSpec):
             config.window_of(self.name),
             keeps=config.repack_cache,
             cpus=config.placement and config.placement.drafter,
+            coded_cache=config.coded_cache,
         )
         if not isinstance(model, NativeTransformer):
             raise ModelError(

@@ -44,6 +44,7 @@ def load_target(checkpoint: Checkpoint, config: EngineConfig) -> Model:
         checkpoint, config.dtype, "cpu", length, config.quantization,
         activations=config.activations, keeps=config.repack_cache,
         cpus=config.placement and config.placement.target,
+        coded_cache=config.coded_cache,
     )  # fmt: skip
 
 
@@ -112,7 +113,7 @@ def build_engine(
     if target.truncates and (spec.auto or config.num_speculative_tokens is None):
         files = [each.folder for each in specs.values() if each.folder is not None]
         key |= {"drafters": files, "drafter": config.drafter_quantization}
-        key |= {"cpus": config.drafter_cpus}
+        key |= {"cpus": config.drafter_cpus, "kv_cache_dtype": config.kv_cache_dtype}
         controller, later = _controller(target, drafters, rule, config, together, key)
     portfolio = [each.name for each in spec.members] or [SuffixSpec.name]
     engine = Engine(

@@ -45,6 +45,7 @@ def load_model(
     activations: str = "auto",
     keeps: bool = False,
     cpus: frozenset[int] | None = None,
+    coded_cache: bool = False,
 ) -> Model:
     """Return the model of a checkpoint: by the native step, else by torch, else by transformers.
 
@@ -56,10 +57,11 @@ def load_model(
         activations: bits of activations beside few-bit weights, "16", "8" or "auto".
         keeps: packed weights are taken from disk, and may be kept there, see ``kept_weights``.
         cpus: where its passes run, in a pool of threads of their own; None for the process's.
+        coded_cache: keys and values are codes of 8 bits; only the native step has them.
 
     Raises:
         ConfigError: ``quantization`` is no recipe, or leaves weights out that it may not; or
-            ``cpus`` are given and the native step does not run the model.
+            ``cpus`` or ``coded_cache`` are given and the native step does not run the model.
         ConfigError, MemoryBudgetError: rotary tables for ``max_length`` take too much.
         ModelError: the checkpoint cannot be read, or transformers runs it and an option does not
             fit that.
@@ -79,6 +81,7 @@ def load_model(
                         f"transformers, and only native models can be {refused}."
                     )
             _refuse_cpus(checkpoint, cpus)
+            _needs_step(folder, coded_cache)
             with torch_for(f"{folder}: a {config.model_type!r} model, as configured,"):
                 from .fallback import Fallback  # with most of transformers
 
@@ -101,11 +104,14 @@ def load_model(
                 native = other if isinstance(other, NativeTransformer) else None
                 kept = place_of(checkpoint, str(chosen), recipe, step) if keeps else None
                 return NativeTransformer(
-                    step, checkpoint, chosen, max_length, recipe, native, coarse, kept
-                )
+                    step, checkpoint, chosen, max_length, recipe, native, coarse, kept,
+                    coded_cache,
+                )  # fmt: skip
         _refuse_cpus(checkpoint, cpus)
+        _needs_step(folder, coded_cache)
         with torch_for(f"{folder}: as configured here, the model has no native step; it"):
             from .transformer import Transformer
+
         chosen = choose_dtype(dtype, architecture.dtype)
         return Transformer(checkpoint, chosen, device, max_length, recipe)
 
@@ -116,6 +122,14 @@ def _refuse_cpus(checkpoint: Checkpoint, cpus: frozenset[int] | None) -> None:
         raise ConfigError(
             f"drafter_cpus places models that the native step runs, and it does not run "
             f"{checkpoint.folder}; leave it out."
+        )
+
+
+def _needs_step(folder: Path, coded_cache: bool) -> None:
+    if coded_cache:
+        raise ConfigError(
+            f"{folder}: kv_cache_dtype is int8, which needs the native step, and this model runs "
+            "without it; leave kv_cache_dtype out."
         )
 
 

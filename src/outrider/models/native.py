@@ -77,7 +77,8 @@ class NativeTransformer(NativeModel, Model):
     Every row goes through the same kernels in the same order of summation, whatever comes along:
     its logits are bit-equal in any company, on one instruction set. Sums are fp32. An embedding or
     head that ``beside``, another model, holds to the bit is held once. With ``coarse`` activations
-    get 8 bits beside few-bit weights, not 16. Weights come from ``kept`` where it has them.
+    get 8 bits beside few-bit weights, not 16. Weights come from ``kept`` where it has them. With
+    ``coded_cache`` keys and values are codes of 8 bits.
     """
 
     trees = True
@@ -93,6 +94,7 @@ class NativeTransformer(NativeModel, Model):
         beside: NativeTransformer | None = None,
         coarse: bool = False,
         kept: Kept | None = None,
+        coded_cache: bool = False,
     ) -> None:
         a = checkpoint.architecture
         assert a is not None
@@ -102,6 +104,7 @@ class NativeTransformer(NativeModel, Model):
         near = None if beside is None else beside.handle
         config = step_config(a, dtype, max_length, coarse)
         config.far = _far(checkpoint.config, a, max_length)
+        config.coded_cache = coded_cache
         # Keys that are turned by the prompt's length are of use to that prompt alone.
         self.paged = not config.far
         self.kept = kept

@@ -88,7 +88,7 @@ class NativeModel(RowsModel):
         free_with(self, library.free, "model", self.handle)
         self._ropes, self._turned = ropes, 0
         self._tables = rope_tables(shape.kinds, config.far > 0)
-        self._turn(1)
+        self._turn(2)
 
     def _turn(self, length: int) -> None:
         """Let the rotary tables, if there are any, reach ``length`` positions.

@@ -124,6 +124,11 @@ class Library:
         """Time that this process has spent in the library's calls, ns."""
         return int(self._c.outrider_spent())
 
+    @property
+    def sampled_nanoseconds(self) -> int:
+        """What of that rows of logits took: processing, draws, log probabilities."""
+        return int(self._c.outrider_sampled())
+
     def run(self, name: str, *arguments: Any) -> None:
         """Call a function.
 

@@ -1,6 +1,7 @@
 // The C interface of caches and forwards; weights.cpp makes models, decide.cpp, draft.cpp,
 // sampler.cpp and suffix.cpp have the rest.
 #include <algorithm>
+#include <cmath>
 
 #include "guard.hpp"
 #include "model.hpp"
@@ -16,23 +17,59 @@ constexpr const char* BAD_PAGE = "a page has 1 to 1073741824 positions";
 // Of a layer's page: keys and values of all heads.
 std::size_t page_elements(const Config& c, int page_size) {
     return product_of({2, std::size_t(c.kv_heads), std::size_t(padded(page_size, BLOCK)),
-                       std::size_t(padded(c.head_dim, IN_PAD))});
+                       std::size_t(padded(c.head_dim, IN_PAD))}) /
+           (c.coded_cache ? NUMBERS<Codes> : 1);
 }
 
 // Of all layers' page.
 std::size_t page_bytes(const Config& c, int page_size) {
     if (c.input == INPUT_HEADS) return 0;
-    return product_of(
-        {std::size_t(c.dtype == 0 ? 4 : 2), std::size_t(c.layers), page_elements(c, page_size)});
+    const std::size_t element = c.coded_cache ? sizeof(Codes) : c.dtype == 0 ? 4 : 2;
+    return product_of({element, std::size_t(c.layers), page_elements(c, page_size)});
 }
 
+// Positions over which a bias is averaged.
+constexpr double CENTRED = 8192;
+
+// What keys are less before they become codes: the mean of their biases as positions turn them. All
+// scores of a query lose the same by it, which its weights do not feel; and the large biases of
+// elements that hardly turn do not cost others of their group their digits.
 template <class T>
+void find_centres(const Weights<T>& m, Store& store) {
+    const Config& c = m.c;
+    if (c.attention_cap > 0 || c.input == INPUT_HEADS) return;
+    const int half = c.head_dim / 2, width = padded(c.head_dim, IN_PAD);
+    store.centres = Memory<float>(std::size_t(c.layers) * c.kv_heads * width);
+    for (int l = 0; l < c.layers; ++l) {
+        const Layer<T>& layer = m.layers[l];
+        if (layer.k_norm.size() || (layer.table >= 0 && m.turned_to[layer.table] < 2)) continue;
+        for (int i = 0; i < c.kv_heads * half; ++i) {
+            const int head = i / half, d = i % half;
+            const int row = (c.heads + head) * c.head_dim + d;
+            const double x = layer.matrices[MATRIX_QKV].bias(row);
+            const double y = layer.matrices[MATRIX_QKV].bias(row + half);
+            double cosine = 1, sine = 0;
+            if (layer.table >= 0) {
+                const double a = m.cos[layer.table].data()[half + d];
+                const double b = m.sin[layer.table].data()[half + d];
+                const double angle = CENTRED * std::atan2(b, a), size = std::hypot(a, b);
+                cosine = angle == 0 ? size : size * std::sin(angle) / angle;
+                sine = angle == 0 ? 0 : size * (1 - std::cos(angle)) / angle;
+            }
+            float* to = store.centres.data() + (std::size_t(l) * c.kv_heads + head) * width + d;
+            to[0] = float(x * cosine - y * sine);
+            to[half] = float(y * cosine + x * sine);
+        }
+    }
+}
+
+template <class E>
 void move_entries(const Store& store, const std::int32_t* from, const std::int32_t* to, int count) {
     const Config& c = store.model->c;
     for (int layer = 0; layer < c.layers && c.input != INPUT_HEADS; ++layer) {
-        const Cache<T> cache = cache_of<T>(store, layer);
-        const std::size_t width = cache.width;
-        std::vector<T> kept(2 * std::size_t(count) * width);
+        const Cache<E> cache = cache_of<E>(store, layer);
+        const std::size_t width = cache.entry();
+        std::vector<typename Cache<E>::Entry> kept(2 * std::size_t(count) * width);
         for (int head = 0; head < c.kv_heads; ++head) {
             for (int i = 0; i < count; ++i)
                 cache.get(from[i], head, &kept[2 * i * width], &kept[(2 * i + 1) * width]);
@@ -46,6 +83,8 @@ void move_entries(const Store& store, const std::int32_t* from, const std::int32
 std::int64_t outrider_abi() noexcept { return OUTRIDER_ABI; }
 
 std::int64_t outrider_spent() noexcept { return spent; }
+
+std::int64_t outrider_sampled() noexcept { return sampled; }
 
 int outrider_cpu() noexcept { return cpu_sets(); }
 
@@ -72,6 +111,9 @@ const char* outrider_store(const Model* model, int pages, int page_size, Store**
         store->page_elements =
             model->c.input == INPUT_HEADS ? 0 : page_elements(model->c, page_size);
         store->layer_elements = store->page_elements * pages;
+        if (model->c.coded_cache)
+            model->c.dtype == 0 ? find_centres(static_cast<const Weights<float>&>(*model), *store)
+                                : find_centres(static_cast<const Weights<bf16>&>(*model), *store);
         store->nonfinite.resize(std::size_t(pages) * page_size);
         store->data = LazyMemory(product_of({std::size_t(pages), page_bytes(model->c, page_size)}));
         *made = store.release();
@@ -91,7 +133,9 @@ const char* outrider_move(Store* store, const std::int32_t* from, const std::int
         for (int i = 0; i < count; ++i)
             if (from[i] < 0 || from[i] >= slots || to[i] < 0 || to[i] >= slots)
                 return "a slot is not of this store";
-        if (store->model->c.dtype == 0)
+        if (store->model->c.coded_cache)
+            move_entries<Codes>(*store, from, to, count);
+        else if (store->model->c.dtype == 0)
             move_entries<float>(*store, from, to, count);
         else
             move_entries<bf16>(*store, from, to, count);

@@ -3,89 +3,141 @@
 // A query meets its keys in position order, sixteen to a block and 256 to a chunk of the softmax,
 // counted from the sequence's first token: whoever else is run, however the sequence is spread over
 // pages, and whether its end is a chain or a branch of a tree, its sums are taken in the same
-// order.
+// order. 1024 positions are a stretch: their sums are taken apart, by whichever thread, and joined
+// in order.
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
-#include "attention_products.hpp"
+#include "attention_codes.hpp"
 
 namespace outrider {
 
-// The queries of a tile over all they see.
-template <class T>
+// The queries of a tile, as T, over all they see in a cache of elements E.
+template <class T, class E>
 class Attention {
 public:
-    Attention(const Cache<T>& cache, const Rows& rows, const Tasks& tasks, int window,
-              const Config& c)
+    Attention(const Cache<E>& cache, const Rows& rows, const Tasks& tasks, const Config& c)
         : cache_(cache),
           rows_(rows),
           tasks_(tasks),
-          window_(window),
           scale_(c.scale),
           cap_(c.attention_cap),
           head_dim_(c.head_dim) {}
 
     // `q` and `out` are the rows' first heads of the task's key head, `q_stride` and `out_stride`
-    // apart from row to row, and heads `width` and `head_dim`.
-    void run(AttentionScratch<T>& b, int number, const T* q, std::size_t q_stride, T* out,
-             std::size_t out_stride) const {
-        const Task task = tasks_[number];
+    // apart from row to row, and heads `width` and `head_dim`. `parts` has room for all parts.
+    void run(AttentionScratch<E>& b, int number, const T* q, std::size_t q_stride, T* out,
+             std::size_t out_stride, float* parts) const {
+        const Task& task = tasks_.all[number];
         const Tile& tile = *task.tile;
         const int width = cache_.width, heads = tile.heads;
-        const int queries = (tile.last_row - tile.first_row) * heads;
+        const int queries = queries_of(tile);
         for (int i = 0; i < queries; ++i) {
             const T* from = q + (tile.first_row + i / heads) * q_stride +
                             std::size_t(tile.first_head + i % heads) * width;
-            std::memcpy(b.q[i], from, width * sizeof(T));
-            std::memset(b.sums[i], 0, width * sizeof(float));
-        }
-        for (int i = 0; i < QUERIES; ++i) {
-            b.most[i] = -INFINITY;
-            b.mass[i] = 0;
+            if constexpr (std::is_same_v<T, typename Factor<E>::type>)
+                std::memcpy(b.q[i], from, width * sizeof(T));
+            else
+                for (int d = 0; d < width; d += LANES) store(b.q[i] + d, load(from + d));
         }
         if (number != b.ahead.expected) begin_asking(b.ahead, number);
         b.ahead.expected = number + 1;
-        const Span span = span_of(tile);
-        for (int first = span.chunk(); first < span.last; first += CHUNK_BLOCKS)
-            run_chunk(b, task, span, first);
-        for (int i = 0; i < queries; ++i) {
-            T* to = out + (tile.first_row + i / heads) * out_stride +
-                    std::size_t(tile.first_head + i % heads) * head_dim_;
-            const F32x16 mass = splat(b.mass[i]);
-            int d = 0;
-            for (; d + LANES <= head_dim_; d += LANES) store(to + d, load(b.sums[i] + d) / mass);
-            for (; d < head_dim_; ++d) narrow_to(to + d, b.sums[i][d] / b.mass[i]);
+        const Tally now = b.now(), before = Tally::in(b.before, width);
+        clear(now, queries);
+        bool first_stretch = true;
+        for (int first = task.span.chunk(); first < task.span.last; first += CHUNK_BLOCKS) {
+            if (first % STRETCH == 0 && first > task.span.first) {
+                join(before, now, queries, first_stretch);
+                first_stretch = false;
+                clear(now, queries);
+            }
+            run_chunk(b, task, task.span, first);
         }
+        if (task.part >= 0) {
+            join(Tally::in(parts + task.part * Tally::size(width), width), now, queries, true);
+            return;
+        }
+        if (!first_stretch) join(before, now, queries, false);
+        finish(first_stretch ? now : before, tile, out, out_stride);
+    }
+
+    // Makes one of the parts of a joint.
+    void unite(AttentionScratch<E>& b, const Joint& joint, float* parts, T* out,
+               std::size_t out_stride) const {
+        const int width = cache_.width, queries = queries_of(*joint.tile);
+        const Tally all = b.now();
+        for (int i = 0; i < joint.count; ++i) {
+            float* from = parts + (joint.first + i) * Tally::size(width);
+            join(all, Tally::in(from, width), queries, i == 0);
+        }
+        finish(all, *joint.tile, out, out_stride);
     }
 
 private:
-    const Cache<T>& cache_;
+    const Cache<E>& cache_;
     const Rows& rows_;
     const Tasks& tasks_;
-    const int window_;
     const float scale_;
     const float cap_;  // 0: none
     const int head_dim_;
     const int blocks_ = cache_.blocks();  // of a page
 
-    Span span_of(const Tile& tile) const {
-        int begin = 0x7fffffff, end = 0;  // tokens
-        for (int r = tile.first_row; r < tile.last_row; ++r) {
-            begin = std::min(begin, first_of(rows_.rows[r]));
-            end = std::max(end, length_of(rows_.rows[r]));
+    static int queries_of(const Tile& tile) {
+        return (tile.last_row - tile.first_row) * tile.heads;
+    }
+
+    void clear(const Tally& s, int queries) const {
+        std::fill(s.most, s.most + QUERIES, -INFINITY);
+        std::fill(s.mass, s.mass + QUERIES, 0.0f);
+        for (int q = 0; q < queries; ++q)
+            std::memset(s.sums + q * s.stride, 0, cache_.width * sizeof(float));
+    }
+
+    // Adds those of a later stretch, or takes them as they are.
+    void join(const Tally& to, const Tally& more, int queries, bool first) const {
+        const int width = cache_.width;
+        if (first) {
+            std::memcpy(to.most, more.most, QUERIES * sizeof(float));
+            std::memcpy(to.mass, more.mass, QUERIES * sizeof(float));
+            for (int q = 0; q < queries; ++q)
+                std::memcpy(to.sums + q * to.stride, more.sums + q * more.stride,
+                            width * sizeof(float));
+            return;
         }
-        return {block_of(begin), block_of(end - 1) + 1};
+        const F32x16 most = max(load(more.most), load(to.most));
+        // Who has seen nothing yet has weights of zero.
+        const F32x16 shift = where_less(most, splat(-3e38f), splat(0.0f), most);
+        alignas(64) float old[QUERIES], fresh[QUERIES];
+        store(old, exp(load(to.most) - shift));
+        store(fresh, exp(load(more.most) - shift));
+        store(to.mass, load(to.mass) * load(old) + load(more.mass) * load(fresh));
+        store(to.most, most);
+        for (int q = 0; q < queries; ++q) {
+            const F32x16 a = splat(old[q]), c = splat(fresh[q]);
+            float* sums = to.sums + q * to.stride;
+            for (int d = 0; d < width; d += LANES)
+                store(sums + d, load(sums + d) * a + load(more.sums + q * more.stride + d) * c);
+        }
     }
-    int length_of(const Row& row) const { return row.prefix + row.num_above; }
-    int first_of(const Row& row) const {
-        const int length = length_of(row);
-        return std::max<int>(row.first, window_ && length > window_ ? length - window_ : 0);
+
+    void finish(const Tally& s, const Tile& tile, T* out, std::size_t out_stride) const {
+        const int queries = queries_of(tile), heads = tile.heads;
+        for (int i = 0; i < queries; ++i) {
+            T* to = out + (tile.first_row + i / heads) * out_stride +
+                    std::size_t(tile.first_head + i % heads) * head_dim_;
+            const float* sums = s.sums + i * s.stride;
+            const F32x16 mass = splat(s.mass[i]);
+            int d = 0;
+            for (; d + LANES <= head_dim_; d += LANES) store(to + d, load(sums + d) / mass);
+            for (; d < head_dim_; ++d) narrow_to(to + d, sums[d] / s.mass[i]);
+        }
     }
-    // Blocks are counted page after page.
-    int block_of(int token) const {
-        return token / cache_.page_size * blocks_ + token % cache_.page_size / BLOCK;
-    }
+
+    int length_of(const Row& row) const { return tasks_.length_of(row); }
+    int first_of(const Row& row) const { return tasks_.first_of(row); }
+    int block_of(int token) const { return tasks_.block_of(token); }
     // body(block, its page's place in the sequence, its place in the page)
     template <class Body>
     void each_block(int from, int to, Body body) const {
@@ -106,11 +158,11 @@ private:
         const Row& row = rows_.rows[tile.first_row];
         return row.num_above ? std::min(block_of(row.prefix), span.last) : span.last;
     }
-    int lines() const { return BLOCK * cache_.width * int(sizeof(T)) / 64; }
+    int lines() const { return padded(int(cache_.block_bytes()), 256) / 64; }
 
     // Sets out to ask for the keys or values of a chunk.
     void turn_to(Ahead& a, int chunk, bool values) const {
-        const Task task = tasks_[a.task];
+        const Task& task = tasks_.all[a.task];
         const Row& row = rows_.rows[task.tile->first_row];
         const int last = std::min(shared(*task.tile, a.span), chunk + CHUNK_BLOCKS);
         a.chunk = chunk;
@@ -125,7 +177,7 @@ private:
 
     void begin_asking(Ahead& a, int task) const {
         a.task = task;
-        a.span = span_of(*tasks_[task].tile);
+        a.span = tasks_.all[task].span;
         turn_to(a, a.span.chunk(), false);
         a.blocks(a.blocks.lines());
         a.owed = 0;
@@ -135,7 +187,8 @@ private:
     void ask(Ahead& a, int count) const {
         count = std::min(count, a.owed);
         a.owed -= count;
-        while (count > 0 && a.task < tasks_.count()) {
+        const int tasks = int(tasks_.all.size());
+        while (count > 0 && a.task < tasks) {
             count = a.blocks(count);
             if (count <= 0) break;
             if (!a.values) {
@@ -144,9 +197,9 @@ private:
                 turn_to(a, a.chunk + CHUNK_BLOCKS, false);
             } else {
                 do ++a.task;
-                while (a.task < tasks_.count() && !tasks_[a.task].fresh);
-                if (a.task == tasks_.count()) break;
-                a.span = span_of(*tasks_[a.task].tile);
+                while (a.task < tasks && !tasks_.all[a.task].fresh);
+                if (a.task == tasks) break;
+                a.span = tasks_.all[a.task].span;
                 turn_to(a, a.span.chunk(), false);
             }
         }
@@ -154,7 +207,7 @@ private:
 
     // Puts the ancestors of a tree's row where a chain would have them; what lies behind them in
     // these blocks is masked.
-    void patch(AttentionScratch<T>& b, const Row& row, int head, const Chunk<T>& chunk,
+    void patch(AttentionScratch<E>& b, const Row& row, int head, const Chunk<E>& chunk,
                int from) const {
         const int end = length_of(row);
         for (int i = from; i < chunk.to; ++i) {
@@ -167,12 +220,12 @@ private:
     }
 
     // The chunk from block `first` on.
-    void run_chunk(AttentionScratch<T>& b, const Task& task, const Span& span, int first) const {
+    void run_chunk(AttentionScratch<E>& b, const Task& task, const Span& span, int first) const {
         const Tile& tile = *task.tile;
         const int width = cache_.width, heads = tile.heads;
         const int queries = (tile.last_row - tile.first_row) * heads;
         const Row& row = rows_.rows[tile.first_row];
-        Chunk<T> chunk;
+        Chunk<E> chunk;
         chunk.from = std::max(span.first - first, 0);
         chunk.to = std::min(span.last - first, CHUNK_BLOCKS);
         const int shared = std::clamp(this->shared(tile, span) - first, chunk.from, chunk.to);
@@ -192,16 +245,16 @@ private:
         auto ask = [&](int count) { this->ask(b.ahead, count); };
         auto soften = [&](int from, int to) {
             this->soften(b, tile, from, to, chunk, ask, 4 * softened / queries);
-            Products<T>::weigh(b, from, to, chunk, width, ask, share);
+            Products<E>::weigh(b, from, to, chunk, width, ask, share);
         };
         if (shared > chunk.from)
-            Products<T>::scores(b, 0, queries, chunk, chunk.from, shared, width, ask, share);
+            Products<E>::scores(b, 0, queries, chunk, chunk.from, shared, width, ask, share);
         if (shared == chunk.to) {
             soften(0, queries);
             ask(b.ahead.owed);
             return;
         }
-        const std::size_t bytes = std::size_t(BLOCK) * width * sizeof(T);
+        const std::size_t bytes = cache_.block_bytes();
         for (int i = shared; i < chunk.to; ++i) {
             const int page = page_of(row, first + i), block = (first + i) % blocks_;
             std::memcpy(b.keys[i], cache_.keys(page, block, task.head), bytes);
@@ -212,7 +265,7 @@ private:
         for (int r = tile.first_row; r < tile.last_row; ++r) {
             const int q = (r - tile.first_row) * heads;
             patch(b, rows_.rows[r], task.head, chunk, shared);
-            Products<T>::scores(b, q, q + heads, chunk, shared, chunk.to, width, ask, 0);
+            Products<E>::scores(b, q, q + heads, chunk, shared, chunk.to, width, ask, 0);
             soften(q, q + heads);
         }
         ask(b.ahead.owed);
@@ -221,8 +274,8 @@ private:
     // Makes weights of scores of queries [first, last), and rescales what they have summed. `share`
     // lines of memory are asked for beside every four blocks.
     template <class Ask>
-    void soften(AttentionScratch<T>& b, const Tile& tile, int first, int last,
-                const Chunk<T>& chunk, Ask& ask, int share) const {
+    void soften(AttentionScratch<E>& b, const Tile& tile, int first, int last,
+                const Chunk<E>& chunk, Ask& ask, int share) const {
         alignas(64) float now[QUERIES], mass[QUERIES];
         std::memcpy(now, b.most, sizeof now);
         std::memset(mass, 0, sizeof mass);
@@ -254,7 +307,7 @@ private:
     }
 
     // Scales and masks a row's scores of a chunk; returns the largest of them and `best`.
-    float scale(float* scores, const Row& row, const Chunk<T>& chunk, float best) const {
+    float scale(float* scores, const Row& row, const Chunk<E>& chunk, float best) const {
         alignas(64) static constexpr float lanes[LANES] = {0, 1, 2,  3,  4,  5,  6,  7,
                                                            8, 9, 10, 11, 12, 13, 14, 15};
         const int least = first_of(row), length = length_of(row);

@@ -9,26 +9,52 @@ namespace outrider {
 constexpr int MAX_HEAD_DIM = 256;
 constexpr int CHUNK = CHUNK_BLOCKS * BLOCK;
 
+// What elements of a cache are multiplied with.
+template <class E>
+struct Factor {
+    using type = E;
+};
+template <>
+struct Factor<Codes> {
+    using type = float;
+};
+
+// What queries have summed: the highest score, and of weights relative to it their sum and that of
+// values.
+struct Tally {
+    float *most, *mass;  // [QUERIES]
+    float* sums;         // [QUERIES][stride]
+    std::size_t stride;
+
+    static std::size_t size(int width) { return std::size_t(QUERIES) * (2 + width); }
+    static Tally in(float* room, int width) {
+        return {room, room + QUERIES, room + 2 * QUERIES, std::size_t(width)};
+    }
+};
+
 // What a tile works in.
-template <class T>
+template <class E>
 struct alignas(64) AttentionScratch {
+    static constexpr int IN_BLOCK = BLOCK * MAX_HEAD_DIM / NUMBERS<E>;
     float scores[QUERIES][CHUNK];
     float sums[QUERIES][MAX_HEAD_DIM];
-    T probs[QUERIES][CHUNK];
-    T q[QUERIES][MAX_HEAD_DIM];
+    float before[QUERIES * (2 + MAX_HEAD_DIM)];  // Tally of earlier stretches
+    typename Factor<E>::type probs[QUERIES][CHUNK];
+    typename Factor<E>::type q[QUERIES][MAX_HEAD_DIM];
     // Blocks of a tree's row.
-    T keys[CHUNK_BLOCKS][BLOCK * MAX_HEAD_DIM], values[CHUNK_BLOCKS][BLOCK * MAX_HEAD_DIM];
+    E keys[CHUNK_BLOCKS][IN_BLOCK], values[CHUNK_BLOCKS][IN_BLOCK];
     float most[QUERIES], mass[QUERIES], shrunk[QUERIES];
+    Tally now() { return {most, mass, sums[0], MAX_HEAD_DIM}; }
     int configured = 0;  // lines of AMX's tiles
     Ahead ahead;
 };
 
 // Blocks [from, to) of a chunk, counted from its first.
-template <class T>
+template <class E>
 struct Chunk {
     int from, to;
     int token[CHUNK_BLOCKS], room[CHUNK_BLOCKS];  // first token, and how many there can be
-    const T *keys[CHUNK_BLOCKS], *values[CHUNK_BLOCKS];
+    const E *keys[CHUNK_BLOCKS], *values[CHUNK_BLOCKS];
 };
 
 // scores[r, 16 lanes of B blocks] = q[r] . keys of the blocks, for R queries.
@@ -64,7 +90,7 @@ inline void score_blocks(float* scores, const T* const* keys, int blocks, const 
 
 constexpr int SCORED = 4;  // blocks side by side, at most
 
-// Sums wait for themselves: few queries take several blocks at a time.
+// Tally wait for themselves: few queries take several blocks at a time.
 template <class T, int R = MAX_ROWS>
 inline void score(float* scores, const T* const* keys, int blocks, const T* q, int width,
                   int queries) {
@@ -119,12 +145,12 @@ inline void weigh(float* sums, const T* values, const T* probs, int width, int c
     }
 }
 
-// A chunk's products for queries [first, last): by the kernels above, or by AMX's tiles. Beside
-// every block `share` lines of memory are asked for.
-template <class T>
+// A chunk's products for queries [first, last): by the kernels above, by those of
+// attention_codes.hpp, or by AMX's tiles. Beside every block `share` lines of memory are asked for.
+template <class E>
 struct Products {
     template <class Ask>
-    static void scores(AttentionScratch<T>& b, int first, int last, const Chunk<T>& chunk, int from,
+    static void scores(AttentionScratch<E>& b, int first, int last, const Chunk<E>& chunk, int from,
                        int to, int width, Ask& ask, int share) {
         for (int i = from; i < to; i += SCORED) {
             const int count = to - i < SCORED ? to - i : SCORED;
@@ -133,9 +159,9 @@ struct Products {
                   last - first);
         }
     }
-    static void done(AttentionScratch<T>&) {}
+    static void done(AttentionScratch<E>&) {}
     template <class Ask>
-    static void weigh(AttentionScratch<T>& b, int first, int last, const Chunk<T>& chunk, int width,
+    static void weigh(AttentionScratch<E>& b, int first, int last, const Chunk<E>& chunk, int width,
                       Ask& ask, int share) {
         for (int i = chunk.from; i < chunk.to; ++i) {
             ask(share);

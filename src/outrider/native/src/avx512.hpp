@@ -102,6 +102,7 @@ typedef std::uint32_t Words __attribute__((vector_size(64)));
 struct Wide {  // 64-bit products
     Words high, low;
 };
+inline std::uint32_t least(Words x) { return _mm512_reduce_min_epu32((__m512i)x); }
 // Compilers do not find the instruction for this.
 inline Wide multiply(Words x, std::uint32_t by) {
     const __m512i m = _mm512_set1_epi32(std::int32_t(by));

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <map>
 
 #include "attention.hpp"
 #include "marks.hpp"
@@ -35,7 +36,8 @@ struct Forward : Work, Multiplier<T> {
     const int qkv_width = padded(turned, LANES);
     const int out_width = spread_stride(padded(c.heads * c.head_dim, IN_PAD));
     const int head_pad = m.head_pad();
-    const Tasks tasks{rows, c.heads / c.kv_heads, c.kv_heads};
+    std::map<int, Tasks> tasks;        // by window
+    Memory<float> parts;               // of attention
     std::vector<std::size_t> written;  // where many rows' keys go: bytes from a layer's first block
 
     Forward(const Weights<T>& weights, Store& store, const Rows& rows,
@@ -65,16 +67,26 @@ struct Forward : Work, Multiplier<T> {
         paired = s.paired.reserve(c.input == INPUT_PAIRED ? count * paired_stride : 0);
         s.nonfinite.assign(n, 0);
         nonfinite = s.nonfinite.data();
+        int most = 0;
+        for (const int sublayer : sublayers) {
+            const int window = m.layers[sublayer / 2].window, group = c.heads / c.kv_heads;
+            const auto [made, fresh] = tasks.try_emplace(window, rows, group, c.kv_heads,
+                                                         store.page_size, window, pool_size());
+            most = std::max(most, made->second.parts);
+        }
+        parts = Memory<float>::unset(most * Tally::size(head_pad));
         if (n > MOST_ROWS<T>)  // beside fewer rows memory is busy with weights
-            for (const Row& row : rows.rows) {
-                const std::size_t place = cache(0).place(row.slot) * sizeof(T);
-                if (written.empty() || written.back() != place) written.push_back(place);
-            }
+            with_cache(0, [&]<class E>(const Cache<E>& cache) {
+                for (const Row& row : rows.rows) {
+                    const std::size_t place = cache.place(row.slot) * sizeof(E);
+                    if (written.empty() || written.back() != place) written.push_back(place);
+                }
+            });
     }
 
     int phases() const {
         const int kept = int(hidden.size());
-        return 9 + kept + int(sublayers.size()) * (14 + kept);  // three parts at most
+        return 9 + kept + int(sublayers.size()) * (15 + kept);  // three parts at most
     }
 
     int helpers() const {
@@ -178,9 +190,10 @@ struct Forward : Work, Multiplier<T> {
         return room;
     }
 
-    // Writes one head, normalised and turned (not where `cos` is null), as T; lines of 16 may reach
+    // Writes one head, normalised and turned (not where `cos` is null), as N; lines of 16 may reach
     // into the next half.
-    void turn(T* to, const float* from, const float* norm, const float* cos, const float* sin) {
+    template <class N>
+    void turn(N* to, const float* from, const float* norm, const float* cos, const float* sin) {
         alignas(64) float room[MAX_HEAD_DIM + LANES];
         const int half = c.head_dim / 2;
         const float* head = whole(from, room);
@@ -194,14 +207,39 @@ struct Forward : Work, Multiplier<T> {
         for (int i = 0; cos && i < half; i += LANES)
             store(to + half + i, load(other + i) * load(cos + i) + load(head + i) * load(sin + i));
         for (int i = 0; !cos && i < head_pad; i += LANES) store(to + i, load(head + i));
-        std::fill(to + c.head_dim, to + head_pad, T());
+        std::fill(to + c.head_dim, to + head_pad, N());
     }
 
-    Cache<T> cache(int layer) const { return cache_of<T>(store_, layer); }
+    // body(the cache of a layer)
+    template <class Body>
+    auto with_cache(int layer, Body body) const {
+        return c.coded_cache ? body(cache_of<Codes>(store_, layer))
+                             : body(cache_of<T>(store_, layer));
+    }
 
-    // Writes a value as T. One that is no number would reach even those who give it no weight: it
+    void put(const Cache<T>& to, const Row& row, int head, const T* key, const T* value, int) {
+        to.put(row.slot, head, key, value);
+    }
+    void put(const Cache<Codes>& to, const Row& row, int head, float* key, const float* value,
+             int number) {
+        constexpr int MOST = MAX_HEAD_DIM / Codes::WIDTH;
+        CodeRow coded[2][MOST];
+        const float* centre = to.centres + std::size_t(head) * head_pad;
+        for (int d = 0; to.centres && d < head_pad; ++d) key[d] -= centre[d];
+        encode(coded[1], value, head_pad);
+        if (!encode(coded[0], key, head_pad)) note(number);
+        to.put(row.slot, head, coded[0], coded[1]);
+    }
+
+    // Notes that a row is not finite.
+    void note(int row) {
+        std::atomic_ref<std::uint8_t>(nonfinite[row]).store(1, std::memory_order_relaxed);
+    }
+
+    // Writes a value as N. One that is no number would reach even those who give it no weight: it
     // is noted instead.
-    void put_value(T* to, const float* from, int row) {
+    template <class N>
+    void put_value(N* to, const float* from, int row) {
         alignas(64) float room[MAX_HEAD_DIM];
         const float* value = whole(from, room);
         F32x16 zero = splat(0.0f);  // stays so unless an element is no number
@@ -210,17 +248,17 @@ struct Forward : Work, Multiplier<T> {
             zero = fma(load(to + i), splat(0.0f), zero);
         }
         if (total(zero) == 0) return;
-        std::memset(to, 0, head_pad * sizeof(T));
-        std::atomic_ref<std::uint8_t>(nonfinite[row]).store(1, std::memory_order_relaxed);
+        std::memset(to, 0, head_pad * sizeof(N));
+        note(row);
     }
 
     // Queries to s.q, keys and values to their slots.
-    void turn_all(int first, int last, int number, const Layer<T>& layer) {
+    template <class E>
+    void turn_all(int first, int last, const Cache<E>& to, const Layer<T>& layer) {
         const int group = c.heads / c.kv_heads, half = c.head_dim / 2, d = c.head_dim;
-        const Cache<T> to = cache(number);
         const float* q_norm = layer.wide_q ? nullptr : layer.q_norm.data();
         const float* k_norm = layer.wide_k ? nullptr : layer.k_norm.data();
-        alignas(64) T key[MAX_HEAD_DIM], value[MAX_HEAD_DIM];
+        alignas(64) typename Factor<E>::type key[MAX_HEAD_DIM + LANES], value[MAX_HEAD_DIM];
         for (int task = first; task < last; ++task) {
             const int r = task / c.kv_heads, h = task % c.kv_heads;
             const Row& row = rows.rows[r];
@@ -240,37 +278,46 @@ struct Forward : Work, Multiplier<T> {
                 turn(queries + g * head_pad, from + g * d, q_norm, cos, sin);
             turn(key, from + (c.heads + h) * d, k_norm, cos, sin);
             put_value(value, from + (c.heads + c.kv_heads + h) * d, r);
-            to.put(row.slot, h, key, value);
+            put(to, row, h, key, value, r);
         }
     }
 
     // A worker's part of the blocks that new keys and values go to. A key touches every line of its
     // block, and attention reads both blocks next.
     Upcoming upcoming(const Team& team, int number) const {
-        const Cache<T> to = cache(number);
         const std::size_t* all = written.data();
         const std::size_t count = written.size();
-        return {to.base,
-                all + count * team.index / team.count,
-                all + count * (team.index + 1) / team.count,
-                2 * c.kv_heads,
-                to.plane() * sizeof(T),
-                BLOCK * head_pad * int(sizeof(T))};
+        return with_cache(number, [&]<class E>(const Cache<E>& to) -> Upcoming {
+            return {to.base,
+                    all + count * team.index / team.count,
+                    all + count * (team.index + 1) / team.count,
+                    2 * c.kv_heads,
+                    to.plane() * sizeof(E),
+                    padded(int(to.block_bytes()), 256)};
+        });
     }
 
-    void attention(Team& team, int number, const Layer<T>& layer) {
+    template <class E>
+    void attention(Team& team, const Cache<E>& from, const Layer<T>& layer) {
         const int group = c.heads / c.kv_heads;
-        const Cache<T> from = cache(number);
-        const Attention<T> work(from, rows, tasks, layer.window, c);
-        AttentionScratch<T> bench;
-        team.share(tasks.count(), 1, [&](int first, int last) {
+        const Tasks& tasks = this->tasks.at(layer.window);
+        const Attention<T, E> work(from, rows, tasks, c);
+        AttentionScratch<E> bench;
+        team.share(int(tasks.all.size()), 1, [&](int first, int last) {
             for (int i = first; i < last; ++i) {
-                const std::size_t head = std::size_t(tasks[i].head) * group;
+                const std::size_t head = std::size_t(tasks.all[i].head) * group;
                 work.run(bench, i, q + head * head_pad, std::size_t(c.heads) * head_pad,
-                         attended + head * c.head_dim, out_width);
+                         attended + head * c.head_dim, out_width, parts.data());
             }
         });
-        Products<T>::done(bench);
+        team.share(int(tasks.joints.size()), 1, [&](int first, int last) {
+            for (int i = first; i < last; ++i) {
+                const std::size_t head = std::size_t(tasks.joints[i].head) * group;
+                work.unite(bench, tasks.joints[i], parts.data(), attended + head * c.head_dim,
+                           out_width);
+            }
+        });
+        Products<E>::done(bench);
     }
 
     void keep_hidden(Team& team, int layer) {
@@ -344,9 +391,11 @@ struct Forward : Work, Multiplier<T> {
                         normalise(row + queries, layer.k_norm.data(), keys, c.norm_eps);
                 }
             });
-        team.share(n * c.kv_heads, 4,
-                   [&](int first, int last) { turn_all(first, last, number, layer); });
-        attention(team, number, layer);
+        with_cache(number, [&]<class E>(const Cache<E>& cache) {
+            team.share(n * c.kv_heads, 4,
+                       [&](int first, int last) { turn_all(first, last, cache, layer); });
+            attention(team, cache, layer);
+        });
         end(team, layer.matrices[MATRIX_OUTPUT], attended, out_width, layer.after_norm);
     }
 

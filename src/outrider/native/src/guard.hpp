@@ -15,11 +15,15 @@ namespace outrider {
 
 // Nanoseconds spent in guarded calls: what a step takes beyond them is the caller's own.
 inline std::atomic<std::int64_t> spent{0};
+// Those of them that rows of logits took, see each_row.
+inline std::atomic<std::int64_t> sampled{0};
 
 struct Timed {
     using Clock = std::chrono::steady_clock;
+    explicit Timed(std::atomic<std::int64_t>& to) : to(to) {}
+    ~Timed() { to += std::chrono::nanoseconds(Clock::now() - start).count(); }
+    std::atomic<std::int64_t>& to;
     const Clock::time_point start = Clock::now();
-    ~Timed() { spent += std::chrono::nanoseconds(Clock::now() - start).count(); }
 };
 
 // An object of the C interface. Its owner and every call that works on it are its users; the last
@@ -72,7 +76,7 @@ const char* guarded(std::initializer_list<const Counted*> objects, Work work) no
         }
         const std::initializer_list<const Counted*> all;
     };
-    const Timed timed;
+    const Timed timed(spent);
     const Users users(objects);
     try {
         return work();

@@ -56,6 +56,11 @@ inline float highest(F32x16 a) {
     return best;
 }
 
+inline std::uint32_t least(Words x) {
+    std::uint32_t best = x[0];
+    for (int i = 1; i < WORDS; ++i) best = x[i] < best ? x[i] : best;
+    return best;
+}
 inline std::int32_t total(Ints a) {
     std::int32_t all[LANES], sum = 0;
     std::memcpy(all, &a, 64);

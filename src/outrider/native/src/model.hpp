@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "cache.hpp"
@@ -27,6 +28,13 @@ struct Weight {
     bool apart = false;  // of two parts the first gates the second, unit by unit
 
     bool empty() const { return plain.empty() && packed.empty(); }
+    float bias(int row) const {
+        for (const Packed& part : packed) {
+            if (row < part.units * LANES) return part.bias.size() ? part.bias.data()[row] : 0;
+            row -= part.units * LANES;
+        }
+        return plain.bias.size() ? plain.bias.data()[row] : 0;
+    }
     std::size_t bytes() const {
         std::size_t all = plain.bytes();
         for (const Packed& part : packed) all += part.bytes();
@@ -102,17 +110,25 @@ struct Store : Counted {
     int pages = 0, page_size = 0;
     std::size_t page_elements = 0, layer_elements = 0;
     LazyMemory data;
+    Memory<float> centres;                // [layers, heads, width] of keys in codes, or empty
     std::vector<std::uint8_t> nonfinite;  // slots whose row was not finite
     int num_nonfinite = 0;
     Memory<float> logits;     // of the rows that a draft goes on from
     Memory<float> states[2];  // that its rows begin with, and that they end with
 };
 
-template <class T>
-Cache<T> cache_of(const Store& store, int layer) {
+template <class E>
+Cache<E> cache_of(const Store& store, int layer) {
     const Config& c = store.model->c;
-    return {reinterpret_cast<T*>(store.data.data()) + layer * store.layer_elements,
-            store.page_elements, store.page_size, padded(c.head_dim, IN_PAD)};
+    const int width = padded(c.head_dim, IN_PAD);
+    const Places<E> places{reinterpret_cast<E*>(store.data.data()) + layer * store.layer_elements,
+                           store.page_elements, store.page_size, width};
+    if constexpr (std::is_same_v<E, Codes>) {
+        const std::size_t at = std::size_t(layer) * c.kv_heads * width;
+        return {places, store.centres.size() ? store.centres.data() + at : nullptr};
+    } else {
+        return {places};
+    }
 }
 
 struct Row {

@@ -84,15 +84,13 @@ struct NoiseWords {
         }
     }
 
-    // At least the largest noise of the block, and little more: the smaller a word, the more noise,
-    // but for errors of rounding, which NOISE_ERROR covers.
+    // At least the largest noise of the block, and less than one more: of a word k it is no more
+    // than -log((k + 0.5) / 2^32), but for errors of rounding.
     float most() const {
-        Words least = of[0];
-        for (const Words& word : of) least = word < least ? word : least;
-        const Floats g = gumbel_of(least);
-        float most = g[0];
-        for (int j = 1; j < WORDS; ++j) most = g[j] > most ? g[j] : most;
-        return most + NOISE_ERROR;
+        Words smallest = of[0];
+        for (const Words& word : of) smallest = word < smallest ? word : smallest;
+        const std::uint32_t k = least(smallest);
+        return float(k ? 1 + __builtin_clz(k) : 33) * 0.693147182f + NOISE_ERROR;
     }
 
     void write(float* g) const {

@@ -101,6 +101,7 @@ typedef struct Config {
     int32_t output_normed;  // a state ends with a norm
     int32_t blocks;         // residual blocks before the last matrix of each head
     int32_t coarse;         // matrices in codes take activations of 8 bits rather than 16
+    int32_t coded_cache;    // keys and values are kept in codes of 8 bits
     int32_t activation;
     // Rows of a prompt that is longer, and rows at later positions, turn by the table behind their
     // layer's; 0: none do.
@@ -182,6 +183,8 @@ OUTRIDER_API int64_t outrider_abi(void) OUTRIDER_NOEXCEPT;
 OUTRIDER_API int32_t outrider_cpu(void) OUTRIDER_NOEXCEPT;
 // Returns the nanoseconds that the process has spent in calls that can fail.
 OUTRIDER_API int64_t outrider_spent(void) OUTRIDER_NOEXCEPT;
+// Returns those of them in which rows of logits were processed, drawn from and measured.
+OUTRIDER_API int64_t outrider_sampled(void) OUTRIDER_NOEXCEPT;
 // Starts the pool at the first call. Returns how many threads it has: fewer than asked for where
 // the system starts no more.
 OUTRIDER_API int32_t outrider_start(int32_t threads) OUTRIDER_NOEXCEPT;

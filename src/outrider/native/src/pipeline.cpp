@@ -13,19 +13,16 @@ constexpr float NEVER = -INFINITY;
 
 // The largest element; NaNs are passed over.
 float highest_of(const float* z, int count) {
-    F32x16 best = splat(NEVER);
+    F32x16 best = splat(NEVER), other = best;  // a maximum waits for the one before
     int i = 0;
+    for (; i + 2 * LANES <= count; i += 2 * LANES) {
+        best = max(load(z + i), best);
+        other = max(load(z + i + LANES), other);
+    }
     for (; i + LANES <= count; i += LANES) best = max(load(z + i), best);
-    float found = highest(best);
+    float found = highest(max(best, other));
     for (; i < count; ++i) found = z[i] > found ? z[i] : found;
     return found;
-}
-
-// e^x, as `exp` has it.
-float mass_of(float x) {
-    float lanes[LANES];
-    store(lanes, exp(splat(x)));
-    return lanes[0];
 }
 
 void cut_below(float* z, int count, float least) {
@@ -34,6 +31,7 @@ void cut_below(float* z, int count, float least) {
 
 // What rows are looked through in first; the largest element of each.
 constexpr int BLOCK = 64;
+static_assert(BLOCK % LANES == 0);
 std::vector<float> tops_of(const float* z, int count) {
     std::vector<float> tops;
     tops.reserve(count / BLOCK + 1);
@@ -42,7 +40,7 @@ std::vector<float> tops_of(const float* z, int count) {
     return tops;
 }
 
-// body(i) for every element that is at least `least`, which is above -inf, in order.
+// body(i) for every element that is at least `least`, in order.
 template <class Body>
 void each_above(const float* z, int count, const std::vector<float>& tops, float least, Body body) {
     for (int block = 0; block < int(tops.size()); ++block) {
@@ -55,9 +53,36 @@ void each_above(const float* z, int count, const std::vector<float>& tops, float
 
 constexpr float LOWEST = std::numeric_limits<float>::lowest();
 
+// e^(z - top) of a block's elements, zeros behind the last of them.
+struct Masses {
+    float of[BLOCK] = {};
+
+    Masses(const float* z, int count, float top) {
+        int i = 0;
+        for (; i + LANES <= count; i += LANES) store(of + i, exp(load(z + i) - splat(top)));
+        if (i == count) return;
+        float rest[LANES];
+        std::fill(rest, rest + LANES, NEVER);
+        std::copy(z + i, z + count, rest);
+        store(of + i, exp(load(rest) - splat(top)));
+    }
+    float sum() const {
+        F32x16 all = load(of);
+        for (int i = LANES; i < BLOCK; i += LANES) all = all + load(of + i);
+        return total(all);
+    }
+};
+
+// The sum of e^(z - top).
+double mass_of(const float* z, int count, float top) {
+    double whole = 0;
+    for (int i = 0; i < count; i += BLOCK)
+        whole += Masses(z + i, std::min(BLOCK, count - i), top).sum();
+    return whole;
+}
+
 // The k-th largest element, 0 < k < count.
-float kth(const float* z, int count, int k) {
-    const std::vector<float> tops = tops_of(z, count);
+float kth(const float* z, int count, const std::vector<float>& tops, int k) {
     // k blocks reach the k-th largest of their maxima, and so do k elements at least.
     float least = LOWEST;
     std::vector<float> some;
@@ -78,10 +103,7 @@ void cut_mass(float* z, int count, float share) {
     const std::vector<float> tops = tops_of(z, count);
     const float top = highest_of(tops.data(), int(tops.size()));
     if (!std::isfinite(top)) return;
-    double whole = 0;
-    int i = 0;
-    for (; i + LANES <= count; i += LANES) whole += total(exp(load(z + i) - splat(top)));
-    for (; i < count; ++i) whole += mass_of(z[i] - top);
+    const double whole = mass_of(z, count, top);
     if (std::isnan(whole)) return;
     const double wanted = double(share) * whole;
     struct Token {
@@ -93,10 +115,16 @@ void cut_mass(float* z, int count, float share) {
     for (float least : {top - 12, LOWEST}) {
         double mass = 0;
         likely.clear();
-        each_above(z, count, tops, least, [&](int id) {
-            likely.push_back({z[id], mass_of(z[id] - top), id});
-            mass += likely.back().mass;
-        });
+        for (int block = 0; block < int(tops.size()); ++block) {
+            if (!(tops[block] >= least)) continue;
+            const int first = block * BLOCK, here = std::min(BLOCK, count - first);
+            const Masses masses(z + first, here, top);
+            for (int i = 0; i < here; ++i) {
+                if (!(z[first + i] >= least)) continue;
+                likely.push_back({z[first + i], masses.of[i], first + i});
+                mass += masses.of[i];
+            }
+        }
         if (mass >= wanted) break;
     }
     const auto order = [](const Token& a, const Token& b) {
@@ -187,28 +215,26 @@ void Pipeline::apply(float* z, int output, Path path, bool late_only) const {
     if (o.temperature != 1)
         for (int i = 0; i < count; ++i) z[i] = z[i] / o.temperature;
     if (o.min_p <= 0) cut_below(z, count, highest_of(z, count) + o.min_p);
-    if (o.top_k > 0 && o.top_k < count) cut_below(z, count, kth(z, count, o.top_k));
+    if (o.top_k > 0 && o.top_k < count)
+        cut_below(z, count, kth(z, count, tops_of(z, count), o.top_k));
     if (o.top_p < 1) cut_mass(z, count, o.top_p);
 }
 
 Logprobs logprobs(const float* z, int vocabulary, int token, int count, std::int32_t* ids,
                   float* values) {
     const float top = highest_of(z, vocabulary);
-    double mass = 0;
-    int rank = 1, i = 0;
-    for (; i + LANES <= vocabulary; i += LANES) mass += total(exp(load(z + i) - splat(top)));
-    for (; i < vocabulary; ++i) mass += mass_of(z[i] - top);
-    for (i = 0; i < vocabulary; ++i) rank += z[i] > z[token];
-    const float whole = float(double(top) + std::log(mass));
+    int rank = 1;
+    for (int i = 0; i < vocabulary; ++i) rank += z[i] > z[token];
+    const float whole = float(double(top) + std::log(mass_of(z, vocabulary, top)));
     std::vector<std::int32_t> best;
     if (count > 0) {
-        const float least = count < vocabulary ? kth(z, vocabulary, count) : NEVER;
-        for (i = 0; i < vocabulary; ++i)
-            if (z[i] >= least) best.push_back(i);
+        const std::vector<float> tops = tops_of(z, vocabulary);
+        const float least = count < vocabulary ? kth(z, vocabulary, tops, count) : NEVER;
+        each_above(z, vocabulary, tops, least, [&](int i) { best.push_back(i); });
     }
     std::stable_sort(best.begin(), best.end(), [&](int a, int b) { return z[a] > z[b]; });
     const int found = std::min(count, int(best.size()));  // fewer where a row has NaNs
-    for (i = 0; i < count; ++i) {
+    for (int i = 0; i < count; ++i) {
         ids[i] = i < found ? best[i] : i;
         values[i] = z[ids[i]] - whole;
     }
@@ -218,8 +244,15 @@ Logprobs logprobs(const float* z, int vocabulary, int token, int count, std::int
 namespace {
 
 bool any_nan(const float* z, int count) {
-    bool any = false;
-    for (int i = 0; i < count; ++i) any |= z[i] != z[i];
+    constexpr std::int32_t INFINITE = 0x7f800000;
+    Ints largest = ints(0), other = largest;
+    int i = 0;
+    for (; i + 2 * LANES <= count; i += 2 * LANES) {
+        largest = max(magnitude(load(z + i)), largest);
+        other = max(magnitude(load(z + i + LANES)), other);
+    }
+    bool any = highest(max(largest, other)) > INFINITE;
+    for (; i < count; ++i) any |= z[i] != z[i];
     return any;
 }
 
@@ -237,19 +270,18 @@ struct Peaks {
 
     Peaks(const float* z, int vocabulary) {
         of.reserve(vocabulary / NOISE_BLOCK + 1);
-        for (int first = 0; first < vocabulary; first += NOISE_BLOCK) {
-            const int count = std::min(NOISE_BLOCK, vocabulary - first);
-            if (any_nan(z + first, count)) {
-                likeliest = 0;
-                top = NAN;
-                return;
-            }
-            of.push_back(highest_of(z + first, count));
-            if (of.back() > top) {
-                top = of.back();
-                likeliest = first + index_of(z + first, count, top);
-            }
+        if (any_nan(z, vocabulary)) {
+            top = NAN;
+            return;
         }
+        int block = 0;  // of the likeliest
+        for (int first = 0; first < vocabulary; first += NOISE_BLOCK) {
+            of.push_back(highest_of(z + first, std::min(NOISE_BLOCK, vocabulary - first)));
+            if (!(of.back() > top)) continue;
+            top = of.back();
+            block = first;
+        }
+        likeliest = block + index_of(z + block, std::min(NOISE_BLOCK, vocabulary - block), top);
     }
 
     // look(first, highest) for every block of a row, that of the likeliest token before all others,

@@ -25,6 +25,7 @@ struct EachRow : Work {
 
 // body(row) for every row of `width` elements.
 inline void each_row(int rows, int width, std::function<void(int)> body) {
+    const Timed timed(sampled);
     if (rows < 2 || long(rows) * width < WORTH_A_HELPER) {
         for (int r = 0; r < rows; ++r) body(r);
         return;
