@@ -400,7 +400,7 @@ def test_host_time_is_a_step_without_its_native_calls(
         return
     folder = shutil.copytree(tiny_llama, tmp_path / "pair")
     shutil.copytree(tiny_drafter, folder / "drafter")
-    runs = host.measure(str(folder), PROMPTS, [1, 3], 2, 6, 1, 0.0)
+    runs = host.measure(str(folder), PROMPTS, [1, 3], 2, 6, 1, ["greedy"])
     modes = ("plain", "ngram", "suffix", "prediction", "model", "model+suffix", "auto")
     places = [(mode, batch) for batch in (1, 3) for mode in modes]
     assert [(run["mode"], run["batch_size"]) for run in runs] == places
@@ -416,4 +416,4 @@ def test_host_time_is_a_step_without_its_native_calls(
 def test_host_time_needs_steps(tiny_llama: Path) -> None:
     if library() is not None:
         with pytest.raises(ConfigError, match="more tokens"):
-            host.measure(str(tiny_llama), PROMPTS, [1], 2, 1, 1, 0.0)
+            host.measure(str(tiny_llama), PROMPTS, [1], 2, 1, 1, ["greedy"])

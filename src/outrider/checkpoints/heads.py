@@ -139,6 +139,9 @@ def _architecture(
     given |= {"tie_word_embeddings": False, "quantization_config": None}
     config = plain_config(given, values.where)
     assert config is not None
+    if options.get("layer_types") is not None:  # windows, which Llama's own models do not have
+        config.layer_types = values.listed("layer_types", str)
+        config.sliding_window = values.whole("sliding_window", default=0)
     shape = read_shape(config, files.folder)
     if not isinstance(shape, Architecture) or shape.activation != "silu":
         raise ModelError(
