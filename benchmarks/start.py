@@ -163,6 +163,17 @@ def start(words: list[str], path: str, chats: int, tokens: int, rest: float) -> 
         return Start(seconds, cpu, ready, memory(tree(process.pid)))
 
 
+def words_of(command: str) -> list[str]:
+    """Return the words of a server's command. Raises ConfigError: it has no place for a port."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"--command {command!r} cannot be read ({error}).") from None
+    if not any("{port}" in word for word in words[1:]):
+        raise ConfigError(f"--command {command!r} lacks {{port}}, where its port is to stand.")
+    return words
+
+
 def total(processes: list[Process], what: Callable[[Process], int]) -> float:
     """Return the sum over processes in MB."""
     return sum(map(what, processes)) / 1e6
@@ -229,7 +240,8 @@ def main(
     if beside is not None:
         contenders["other build"] = ([beside, *serve, "--served-model-name", "model"], "/ready")
     if command is not None:
-        contenders[Path(shlex.split(command)[0]).name] = (shlex.split(command), "/health")
+        words = words_of(command)
+        contenders[Path(words[0]).name] = (words, "/health")
     starts: dict[str, list[Start]] = {name: [] for name in contenders}
     for number in range(1 + rounds):
         for name, (words, path) in contenders.items():

@@ -1,21 +1,27 @@
 """Our engine against other engines on this machine's CPU."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from outrider.cli.common import LEAST_ROUNDS, Out, Rounds, numbers, png, write_json
+from outrider.bench.workload import CODE
+from outrider.cli.bench import named_workload
+from outrider.cli.common import LEAST_ROUNDS, Out, numbers, png, write_json
 from outrider.errors import ConfigError, OutriderError
 from outrider.native.choice import available
 
 from .. import install
+from ..common import Rounds
 from . import known, pairs
 from .markdown import markdown
-from .measure import LENGTHS, Bench, Options
+from .measure import Bench
 from .report import report as make_report
+from .servers import Serving
+from .settings import LENGTHS, Options
 
-MODES = ("plain", "draft", "ngram")
+MODES = ("plain", "draft", "ngram", "auto")
 
 
 def chosen(text: str, choices: tuple[str, ...], option: str) -> tuple[str, ...]:
@@ -33,16 +39,17 @@ def main(
     pair: Annotated[
         str,
         typer.Option(
-            metavar="pocket|planted|gqa|1b|PATH",
+            metavar="pocket|planted|gqa|1b|PATH|T.gguf,D.gguf",
             help="Pairs with commas: the bundled one; planted (12 layers x 768, random weights, a "
             "drafter that agrees on nine tokens of ten), gqa (10 layers x 1,024, four heads to a "
-            "key head) or 1b (the shape of Llama-3.2-1B), made the same way on first use; or a "
-            "checkpoint's folder, its drafter in or beside it.",
+            "key head) or 1b (the shape of Llama-3.2-1B), made the same way on first use; a "
+            "checkpoint's folder, its drafter in or beside it; or a GGUF file, its drafter's right "
+            "behind it, which every engine reads as it is.",
         ),
     ] = "planted",
     peers: Annotated[
         str, typer.Option(help="Peers with commas; all that are installed unless given.")
-    ] = "transformers,llama.cpp,openvino,vllm",
+    ] = "transformers,llama.cpp,ik_llama.cpp,mistral.rs,openvino,vllm",
     dtype: Annotated[
         str,
         typer.Option(
@@ -59,8 +66,11 @@ def main(
         ),
     ] = None,
     mode: Annotated[
-        str, typer.Option(help="Modes with commas: plain, draft, ngram.")
-    ] = "plain,draft,ngram",
+        str,
+        typer.Option(
+            help="Modes with commas: plain, draft, ngram, and Outrider's auto of GGUF files."
+        ),
+    ] = "plain,draft,ngram,auto",
     lengths: Annotated[
         str,
         typer.Option("--num-speculative-tokens", help="Draft lengths that are tried, with commas."),
@@ -86,8 +96,21 @@ def main(
         int | None, typer.Option(help="Those of each of several requests, where they are others.")
     ] = None,
     temperature: Annotated[
-        float, typer.Option(help="Above 0 every engine draws its own noise.")
-    ] = 0.0,
+        str, typer.Option(help="With commas; above 0 every engine draws its own noise.")
+    ] = "0",
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="Prompts as of outrider bench; code, and chat for clients."
+        ),
+    ] = None,
+    clients: Annotated[
+        str,
+        typer.Option(
+            help="Chats at a time over HTTP, with commas, against the servers of a GGUF file; "
+            "their starts and memory are measured, too. '' for no servers."
+        ),
+    ] = "1,8,32",
     rounds: Rounds = LEAST_ROUNDS,
     out: Out = None,
     plot: Annotated[
@@ -109,7 +132,7 @@ def main(
     sides = [all_peers[name] for name in (known.OWN, *chosen(peers, others, "--peers"))]
     options = Options(
         dtypes=chosen(dtype, known.DTYPES, "--dtype"), rounds=rounds, max_tokens=max_tokens,
-        prompt_tokens=prompt_tokens, batch_tokens=batch_tokens, temperature=temperature,
+        prompt_tokens=prompt_tokens, batch_tokens=batch_tokens,
         prefill=prefill, isa=isa, modes=chosen(mode, MODES, "--mode"),
         lengths=tuple(sorted(numbers(lengths, int, "--num-speculative-tokens"))),
         concurrency=tuple(sorted(numbers(concurrency, int, "--concurrency"))),
@@ -121,9 +144,21 @@ def main(
         if out != "-":
             write_json(make_report(benches), out)
 
-    for name in dict.fromkeys(pair.split(",")):
-        benches.append(Bench(pairs.find_pair(name, num_prompts), sides, options))
-        benches[-1].run(keep)
+    heats = numbers(temperature, float, "--temperature")
+    chats = tuple(sorted(numbers(clients, int, "--clients"))) if clients else ()
+    for name in pairs.split_pairs(pair):
+        for heat in heats:
+            found = pairs.find_pair(name, num_prompts, prompts or CODE)
+            its = replace(options, temperature=heat)
+            if found.is_file:
+                its = replace(its, dtypes=(known.FILE,))
+            if heat != heats[0]:  # reading a prompt is the same at any
+                its = replace(its, prefill=0)
+            benches.append(Bench(found, sides, its))
+            benches[-1].run(keep)
+            if found.is_file and chats and heat == heats[0]:
+                Serving(benches[-1], chats, named_workload(prompts or "chat")).run()
+                keep()
     report = make_report(benches)
     keep()
     runs = [run for entry in report["pairs"] for run in entry["runs"]]

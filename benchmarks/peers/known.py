@@ -14,21 +14,27 @@ from safetensors import safe_open
 from outrider.base.config import Recipe
 from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.export import bits_per_weight
+from outrider.checkpoints.formats.gguf import is_gguf, open_gguf
 from outrider.native.choice import VARIABLE as OWN_ISA
 
 from .. import install
 from ..install import call, home, say
 
 OWN = "outrider"
+FILE = "gguf"
+"""The dtype of a pair of GGUF files: every engine reads the same bytes, with its own defaults."""
 DTYPES = ("float32", "bfloat16", "int8", "int4", "int8-a8", "int4-a8")
 """Behind -a8 stand the same weights; Outrider's activations then have 8 bits, as others' do."""
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
 PEAKS = {
     "float32": "float32", "bfloat16": "bfloat16", "int8": "digits16", "int4": "digits16",
-    "int8-a8": "digits8", "int4-a8": "digits8_codes4",
+    "int8-a8": "digits8", "int4-a8": "digits8_codes4", FILE: "digits8",
 }  # fmt: skip
 """The products of Outrider's prefill by dtype, as ``native.interface.PEAKS`` names them."""
-MODES = ("plain", "draft", "draft int8", "draft int4", "ngram")
+MODES = (
+    "plain", "draft", "draft int8", "draft int4", "ngram", "ngram map-k", "ngram mod", "auto",
+)  # fmt: skip
+FLASH = ("--flash-attn on", "--flash-attn off")
 ONEDNN_ISAS = {"avx2": "AVX2", "avx512bf16": "AVX512_CORE_BF16"}
 TORCH_ISAS = {"avx2": "avx2", "avx512bf16": "avx512"}
 FOLDER = Path(__file__).parent
@@ -58,6 +64,10 @@ class Peer:
         heeds: True if it stays within an instruction set that it is told to.
         lengths: True if a process takes another draft length with each call, up to what it was
             opened for, so that one serves all lengths and loads.
+        variants: further arguments of its program that are tried, each a text of words.
+        drafts: False if it has no speculative mode for these models.
+        lookups: kinds of its mode "ngram" beside its first, which are tried on GGUF files.
+        server: the command of its server for a GGUF file, without model and port; () if none.
     """
 
     name: str
@@ -71,6 +81,10 @@ class Peer:
     weights: str = ""
     heeds: bool = False
     lengths: bool = False
+    variants: tuple[str, ...] = ("",)
+    drafts: bool = True
+    lookups: tuple[str, ...] = ()
+    server: tuple[str, ...] = ()
 
     def form(self, dtype: str) -> str:
         """Return what it is given of a dtype: activations are a choice of Outrider's alone."""
@@ -78,12 +92,16 @@ class Peer:
 
     def modes(self, dtype: str) -> tuple[str, ...]:
         """Return the modes of measurement: with drafters of fewer bits where the peer has them."""
-        most = BITS[weights_of(dtype)]
-        return tuple(
-            mode
-            for mode in MODES
-            if not (few := mode.partition(" ")[2]) or (few in self.dtypes and BITS[few] < most)
-        )
+        if not self.drafts:
+            return ("plain",)
+        kinds = {"auto": self.name == OWN and dtype == FILE}
+        if dtype == FILE:
+            kinds |= {f"ngram {lookup}": True for lookup in self.lookups}
+        else:
+            most = BITS[weights_of(dtype)]
+            kinds |= {f"draft {few}": BITS[few] < most for few in BITS if few in self.dtypes}
+        plainly = ("plain", "draft", "ngram")
+        return tuple(mode for mode in MODES if mode in plainly or kinds.get(mode))
 
     def variables(self) -> dict[str, str]:
         """Variables of its processes: they see the runners, and Outrider only for its own."""
@@ -93,7 +111,7 @@ class Peer:
 
     def convert(self, checkpoint: Path, dtype: str) -> Path:
         """The checkpoint in the peer's own format: converted once, then found again."""
-        if self.converter is None:
+        if self.converter is None or is_gguf(checkpoint):
             return checkpoint
         folder = self.conversions(checkpoint) / dtype
         if not (folder / "done").exists():
@@ -125,6 +143,9 @@ class Peer:
         A conversion's file over the checkpoint's number of weights; what an engine reads from the
         checkpoint itself, it holds in ``dtype``.
         """
+        if is_gguf(checkpoint):
+            size = sum(file.stat().st_size for file in weight_files(checkpoint))
+            return 8 * size / number_of_weights(checkpoint)
         if self.converter is None:
             if (bits := BITS[weights_of(dtype)]) >= 16:
                 return float(bits)
@@ -134,10 +155,19 @@ class Peer:
         return 8 * size / number_of_weights(checkpoint)
 
 
+def weight_files(checkpoint: Path) -> list[Path]:
+    """Return the files that hold a checkpoint's weights."""
+    if is_gguf(checkpoint):
+        return list(open_gguf(checkpoint).files)
+    return list(checkpoint.glob("*.safetensors"))
+
+
 def number_of_weights(checkpoint: Path) -> int:
-    """Numbers in a checkpoint's safetensors files: tied embeddings count once."""
+    """Numbers in a checkpoint's files: tied embeddings count once."""
+    if is_gguf(checkpoint):
+        return sum(prod(tensor.shape) for tensor in open_gguf(checkpoint).tensors.values())
     total = 0
-    for file in checkpoint.glob("*.safetensors"):
+    for file in weight_files(checkpoint):
         with safe_open(file, framework="np") as opened:
             total += sum(prod(opened.get_slice(n).get_shape()) for n in list(opened.keys()))
     return total
@@ -163,6 +193,7 @@ def products_of_prompt(checkpoint: Path, tokens: int) -> int:
 def peers(isa: str | None = None) -> dict[str, Peer]:
     """Every peer by name, Outrider itself first; all told to stay within ``isa``, if any."""
     lcpp = install.LLAMA_CPP.python
+    ik, mistral = install.IK_LLAMA_CPP, install.MISTRAL_RS
     own, below, onednn, needed = {}, {}, {}, ["llama.cpp"]
     if isa is not None:
         own = {OWN_ISA: isa}
@@ -172,8 +203,8 @@ def peers(isa: str | None = None) -> dict[str, Peer]:
     torch = {**onednn, **({"ATEN_CPU_CAPABILITY": TORCH_ISAS[isa]} if isa else {})}
     everyone = (
         Peer(
-            OWN, run_module(sys.executable, "own"), None, own, DTYPES, threads=False, heeds=True,
-            lengths=True,
+            OWN, run_module(sys.executable, "own"), None, own, (*DTYPES, FILE), threads=False,
+            heeds=True, lengths=True,
         ),
         Peer(
             "transformers", run_module(sys.executable, "transformers"), None, torch, batches=False
@@ -182,11 +213,27 @@ def peers(isa: str | None = None) -> dict[str, Peer]:
             "llama.cpp", run_module(lcpp, "llamacpp"), run_module(lcpp, "llamacpp_convert"),
             {
                 "PEER_SERVER": str(install.program("llama-server")),
+                "PEER_VERSION": install.LLAMA_CPP_SOURCE[0].partition("==")[2],
                 "PEER_QUANTIZE": str(install.program("llama-quantize")),
                 **below,
             },
-            tuple(BITS), lambda: install.missing(*needed),
-            weights="model.gguf", heeds=True,
+            (*BITS, FILE), lambda: install.missing(*needed),
+            weights="model.gguf", heeds=True, variants=FLASH,
+            lookups=("map-k", "mod"),
+        ),
+        Peer(
+            "ik_llama.cpp", run_module(sys.executable, "ik_llamacpp"), None,
+            {
+                "PEER_SERVER": str(install.program("llama-server", ik)),
+                "PEER_VERSION": install.IK_LLAMA_CPP_SOURCE[0].partition("==")[2],
+            },
+            (FILE,), lambda: install.missing("ik_llama.cpp"), lookups=("map-k", "mod"),
+            variants=tuple(f"{flash}{pack}" for pack in (" -rtr", "") for flash in FLASH),
+        ),
+        Peer(
+            "mistral.rs", run_module(mistral.python, "mistralrs"), None, {}, (FILE,),
+            lambda: install.missing("mistral.rs"),
+            batches=False, threads=False, drafts=False,
         ),
         Peer(
             "openvino", run_module(install.OPENVINO.python, "openvino"),

@@ -11,6 +11,7 @@ import typer
 from outrider.bench.intervals import shown
 
 from ..common import table
+from .files import tables as files_tables
 from .known import OWN
 from .report import heading, label
 
@@ -50,8 +51,9 @@ def cells(run: dict[str, Any]) -> list[object]:
     shares = [run["memory_share"], run.get("peak_share"), run.get("roofline_share")]
     bits = run["bits_per_weight"]
     others = [cores for cores in run["others_cores"] if cores is not None]
+    mode = f"{run['mode']} {run.get('arguments', '')}".rstrip()
     return [
-        run["dtype"], run["load"], f"{run['peer']} {run['version']}", run["mode"],
+        run["dtype"], run["load"], f"{run['peer']} {run['version']}", mode,
         run["num_speculative_tokens"] or "",
         run["threads"],
         f"{run['tokens_per_second']:,.0f} "
@@ -108,7 +110,8 @@ def brief(report: dict[str, Any]) -> Iterator[list[object]]:
 
 
 def markdown(report: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a report."""
+    """Yield the lines of a report, those of GGUF files first."""
+    yield from files_tables(report)
     for pair in report["pairs"]:
         yield f"{label(pair)} · {heading(report)} · medians of {report['rounds']} rounds"
         for names, rows in ((RATIOS, ratios(pair)), (RUNS, map(cells, pair["runs"]))):
@@ -126,6 +129,9 @@ def main(
     short: Annotated[
         bool, typer.Option("--brief", help="One table of ours / the fastest peer's.")
     ] = False,
+    real: Annotated[
+        bool, typer.Option("--files", help="The short tables of GGUF files alone.")
+    ] = False,
 ) -> None:
     """Print the tables of peers reports, in Markdown."""
     reports = [json.loads(file.read_text(encoding="utf-8")) for file in files]
@@ -133,4 +139,4 @@ def main(
         print("\n".join(table(BRIEF, chain.from_iterable(map(brief, reports)))))
         return
     for report in reports:
-        print("\n".join(markdown(report)))
+        print("\n".join(files_tables(report) if real else markdown(report)))

@@ -3,153 +3,23 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from outrider.bench.machine import available_cores
 from outrider.bench.offline import turned
-from outrider.errors import ConfigError, OutriderError
+from outrider.errors import OutriderError
 
 from ..install import home, say
-from .known import OWN, PEAKS, Peer
-from .pairs import PROMPT_TOKENS, PROMPTS, Pair
-from .session import Answer, PeerError, Pool, Session, peak_rate, read_bandwidth
+from .known import OWN, PEAKS, Peer, weight_files
+from .pairs import Pair
+from .session import PeerError, Pool, Session, peak_rate, read_bandwidth
+from .settings import DECODE, EVERY, KINDS, Load, Options, Setting, Trial
 
-LENGTHS = (2, 4, 6, 8)
-LONGEST = 32
-MOST_THREADS = 1024
 CHECKED_TOKENS = 32
 SEARCHED_TOKENS = {"decode": 32, "batch": 16, "prefill": 1}
 WARM_TOKENS = 16
-
-
-@dataclass(frozen=True)
-class Load:
-    """The load of an engine.
-
-    "decode" runs the pair's prompts, one by one; "batch" ``size`` prompts at once; "prefill" one
-    prompt of ``size`` tokens, for one output token.
-    """
-
-    kind: str
-    size: int = 1
-
-    @property
-    def name(self) -> str:
-        return self.kind if self.kind == "decode" else f"{self.kind} {self.size}"
-
-
-DECODE = Load("decode")
-EVERY = Load("every")
-"""What a process that serves all loads and draft lengths is opened for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The settings of a measurement; ``dtypes`` are those of ``known.DTYPES``.
-
-    ``concurrency`` are numbers of requests at a time, 1 being the load "decode"; ``prefill`` is the
-    tokens of the prompt of that load, 0 for none; other prompts are cut to ``prompt_tokens``.
-    ``batch_tokens`` are the output tokens of each of several requests, ``max_tokens`` unless given.
-    The search tries draft lengths ``lengths`` and thread counts ``threads`` (1 and all cores unless
-    given), and of the mode "draft" every kind of drafter. ``isa`` is the instruction set that every
-    side was told to stay within.
-    """
-
-    dtypes: tuple[str, ...] = ("float32", "bfloat16")
-    concurrency: tuple[int, ...] = (1,)
-    prefill: int = 0
-    prompt_tokens: int = PROMPT_TOKENS
-    rounds: int = 7
-    max_tokens: int = 128
-    batch_tokens: int | None = None
-    temperature: float = 0.0
-    modes: tuple[str, ...] = ("plain", "draft", "ngram")
-    lengths: tuple[int, ...] = LENGTHS
-    threads: tuple[int, ...] = ()
-    isa: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("rounds", 1), ("max_tokens", 2), ("temperature", 0), ("prefill", 0),
-            ("prompt_tokens", 1), ("batch_tokens", 2),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise ConfigError(f"{name} is {value}; give {least} or more.")
-        for size in self.concurrency:
-            if not 1 <= size <= PROMPTS:
-                raise ConfigError(f"concurrency is {size}; give numbers from 1 to {PROMPTS}.")
-        for count in self.threads:
-            if not 1 <= count <= MOST_THREADS:
-                raise ConfigError(f"a thread count is {count}; give 1 to {MOST_THREADS}.")
-        for length in self.lengths:
-            if not 1 <= length <= LONGEST:
-                raise ConfigError(f"a draft length is {length}; give numbers from 1 to {LONGEST}.")
-
-    def tokens(self, load: Load) -> int:
-        """Return the output tokens of each prompt."""
-        if load.kind == "prefill":
-            return 1
-        return (load.kind == "batch" and self.batch_tokens) or self.max_tokens
-
-    @property
-    def loads(self) -> tuple[Load, ...]:
-        """The loads of every engine."""
-        prefill = [Load("prefill", self.prefill)] if self.prefill else []
-        return (*(DECODE if n == 1 else Load("batch", n) for n in self.concurrency), *prefill)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A peer in one dtype, mode and load; ``k`` is the draft length, 0 where nothing is drafted."""
-
-    peer: str
-    dtype: str
-    mode: str
-    load: Load
-    k: int
-    threads: int
-
-
-@dataclass
-class Trial:
-    """A setting run once: an answer a prompt, under the load "batch" one for all."""
-
-    load: Load
-    answers: list[Answer]
-
-    @property
-    def speed(self) -> float:
-        """Tokens/s, what is compared under that load.
-
-        decode: (N-1)/(T(N)-T(1)) over all prompts; batch: the output of all requests over T(N);
-        prefill: prompt tokens over T(1).
-        """
-        if self.load.kind == "batch":
-            return self.end_to_end
-        if self.load.kind == "prefill":
-            return self.load.size / sum(a.seconds for a in self.answers)
-        tokens = sum(len(ids) - 1 for ids in self.outputs)
-        return tokens / max(sum(a.behind_first for a in self.answers), 1e-9)
-
-    @property
-    def end_to_end(self) -> float:
-        return sum(map(len, self.outputs)) / sum(a.seconds for a in self.answers)
-
-    @property
-    def ttft(self) -> float | None:
-        """T(1), s: the mean over prompts, or of all that start together; None: not measured."""
-        firsts = [a.first for a in self.answers if a.first is not None]
-        return sum(firsts) / len(firsts) if firsts else None
-
-    @property
-    def others(self) -> float:
-        return max(a.others for a in self.answers)
-
-    @property
-    def outputs(self) -> list[list[int]]:
-        return [ids for answer in self.answers for ids in answer.ids]
 
 
 class Bench:
@@ -157,11 +27,11 @@ class Bench:
 
     Outrider must be among the sides, as conversions are checked against it. ``search`` has every
     setting tried, ``failures`` why others failed, ``rounds`` a trial a round for those that were
-    best, ``skipped`` what was not measured and why (None: all of it). ``bits`` are the bits per
-    weight by peer and dtype (None: unknown), ``conversions`` the peers whose conversion was
-    checked, and whether that was now. ``bandwidth`` is how many bytes a second memory was read at,
-    before each round of a load but "prefill", ``peaks`` how many products a second the cores could
-    do, before those of a load but "decode".
+    best, ``servers`` what ``Serving`` measured, ``skipped`` what was not measured and why (None:
+    all of it). ``bits`` are the bits per weight by peer and dtype (None: unknown), ``conversions``
+    the peers whose conversion was checked, and whether that was now. ``bandwidth`` is how many
+    bytes a second memory was read at, before each round of a load but "prefill", ``peaks`` how many
+    products a second the cores could do, before those of a load but "decode".
     """
 
     def __init__(self, pair: Pair, sides: list[Peer], options: Options) -> None:
@@ -173,6 +43,7 @@ class Bench:
         self.rounds: dict[Setting, list[Trial]] = {}
         self.skipped: list[dict[str, str | None]] = []
         self.versions: dict[str, str] = {}
+        self.servers: list[dict[str, Any]] = []
         self.bits: dict[tuple[str, str], float | None] = {}
         self.conversions: dict[str, bool] = {}
         self.bandwidth: dict[tuple[str, Load], list[float | None]] = defaultdict(list)
@@ -201,12 +72,12 @@ class Bench:
         except OutriderError as error:
             reason = str(error)
         if reason is not None:
-            self._skip(reason, peer.name)
+            self.skip(reason, peer.name)
         return reason is None
 
     def _wrong_conversion(self, peer: Peer) -> str | None:
         """Return a sentence if a converted target's greedy fp32 ids are not ours; checked once."""
-        if peer.converter is None:
+        if peer.converter is None or self.pair.is_file:
             return None
         note = peer.conversions(self.pair.target) / "checked.json"
         self.conversions[peer.name] = not note.exists()
@@ -226,7 +97,7 @@ class Bench:
 
     def _has(self, peer: Peer, dtype: str) -> bool:
         if peer.form(dtype) not in peer.dtypes:
-            self._skip("it has no such weights", peer.name, dtype)
+            self.skip("it has no such weights", peer.name, dtype)
             return False
         return True
 
@@ -238,19 +109,24 @@ class Bench:
         modes = [m for m in peer.modes(dtype) if m.partition(" ")[0] in self.options.modes]
         modes = [m for m in modes if self.pair.drafter or not m.startswith("draft")]
         first, *fewer = self.threads if peer.threads else (available_cores(),)
+        variants = peer.variants
         if load.kind == "batch" and not peer.batches:
             reason = "it is measured with one request at a time"
-            self._skip(reason, peer.name, dtype, None, load.name)
+            self.skip(reason, peer.name, dtype, None, load.name)
             return
         for mode in ["plain"] if load.kind == "prefill" else modes:
-            lengths = (0,) if mode == "plain" else self.options.lengths
-            settings = [Setting(peer.name, dtype, mode, load, k, first) for k in lengths]
+            lengths = (0,) if mode in ("plain", "auto") else self.options.lengths
+            settings = [
+                Setting(peer.name, dtype, mode, load, k, first, variant)
+                for k, variant in product(lengths, variants)
+            ]
             tried = [setting for setting in settings if self._try(setting)]
             if not tried:
                 reason = self.failures[settings[0]]
-                self._skip(reason, peer.name, dtype, mode, load.name)
+                self.skip(reason, peer.name, dtype, mode, load.name)
                 continue
             best = max(tried, key=lambda s: self.search[s].speed)
+            variants = (best.variant,)  # the first mode decides
             for threads in fewer:
                 self._try(replace(best, threads=threads))
 
@@ -282,7 +158,7 @@ class Bench:
                     trial = self._trial(setting, self.options.tokens(load), first=number == 0)
                     self.rounds.setdefault(setting, []).append(trial)
                 except OutriderError as error:
-                    self._skip(str(error), setting.peer, dtype, setting.mode, load.name)
+                    self.skip(str(error), setting.peer, dtype, setting.mode, load.name)
                     self.pool.drop(self._process(setting))
                     chosen.remove(setting)
         self._close_others([])
@@ -295,8 +171,8 @@ class Bench:
 
     def _finalists(self, dtype: str, load: Load) -> list[Setting]:
         slowest_first = sorted(self.search, key=lambda setting: self.search[setting].speed)
-        best = {(s.peer, s.k == 0): s for s in slowest_first if (s.dtype, s.load) == (dtype, load)}
-        return [best[key] for key in product(self.sides, (True, False)) if key in best]
+        best = {(s.peer, s.kind): s for s in slowest_first if (s.dtype, s.load) == (dtype, load)}
+        return [best[key] for key in product(self.sides, KINDS) if key in best]
 
     def _trial(
         self,
@@ -349,8 +225,9 @@ class Bench:
         peer = self.sides[setting.peer]
         dtype = peer.form(setting.dtype)
         target, drafter = self.pair.target, self.pair.drafter
-        mode, _, coarse = setting.mode.partition(" ")
-        drafts = mode == "draft"
+        mode, _, kind = setting.mode.partition(" ")
+        coarse = kind if mode == "draft" else ""
+        drafts = mode in ("draft", "auto")
         calls = self.prompts(setting.load)
         longest = max(len(prompt) for prompts in calls for prompt in prompts)
         spec = {
@@ -359,8 +236,10 @@ class Bench:
             "dtype": dtype,
             "drafter_dtype": coarse or dtype,
             "mode": mode,
+            "lookup": kind if mode == "ngram" else "",
             "k": setting.k,
             "threads": setting.threads,
+            "arguments": setting.variant.split(),
             "context": longest + max(*map(self.options.tokens, self.options.loads), CHECKED_TOKENS),
             "parallel": max(map(len, calls)),
         }
@@ -372,13 +251,11 @@ class Bench:
 
     def _need(self, setting: Setting) -> int:
         """Bytes that a process will take, guessed from its checkpoints' size in bfloat16."""
-        folders = filter(None, (self.pair.target, self.pair.drafter))
-        weights = sum(
-            file.stat().st_size for folder in folders for file in folder.glob("*.safetensors")
-        )
+        models = filter(None, (self.pair.target, self.pair.drafter))
+        weights = sum(file.stat().st_size for model in models for file in weight_files(model))
         return weights * (3 if setting.dtype == "float32" else 2) + (1 << 30)
 
-    def _skip(
+    def skip(
         self,
         reason: str,
         peer: str,
@@ -386,6 +263,7 @@ class Bench:
         mode: str | None = None,
         load: str | None = None,
     ) -> None:
+        """Note that something is not measured, and why."""
         which = {"peer": peer, "dtype": dtype, "mode": mode, "load": load}
         self.skipped.append({**which, "reason": reason})
         say(f"{' '.join(filter(None, which.values()))}: skipped: {reason}")

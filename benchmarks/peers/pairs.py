@@ -19,9 +19,12 @@ from safetensors.torch import save_file
 
 from outrider import pocket
 from outrider.base.types import SamplingParams
+from outrider.bench.workload import CODE
 from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.families import find_folder
+from outrider.checkpoints.formats.gguf import is_gguf
 from outrider.checkpoints.tokenizers import read_codec
+from outrider.cli.bench import named_workload
 from outrider.drafters.registry import sibling
 from outrider.errors import ConfigError
 from outrider.llm import LLM
@@ -149,6 +152,11 @@ class Pair:
     single: int
     agreement: float | None = None
 
+    @property
+    def is_file(self) -> bool:
+        """True if every engine reads the same GGUF files."""
+        return is_gguf(self.target)
+
     def long_prompt(self, tokens: int) -> list[int]:
         """The prompts one after the other, over and over, up to that length."""
         joined = [token for prompt in self.prompts for token in prompt]
@@ -225,24 +233,39 @@ def build(recipe: Recipe, prompts: list[list[int]]) -> None:
         say(f"{recipe.name}: that is outside {RANGE[0]} to {RANGE[1]}; change the recipe's scale")
 
 
-def find_pair(which: str, count: int | None = None) -> Pair:
-    """The pair of that name, made where it is not there yet, or the checkpoint at that path or
-    name.
+def split_pairs(text: str) -> list[str]:
+    """Return the pairs of a comma list; a GGUF file right behind another one is its drafter."""
+    found: list[str] = []
+    for part in text.split(","):
+        if found and "," not in found[-1] and is_gguf(Path(part)) and is_gguf(Path(found[-1])):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return list(dict.fromkeys(found))
+
+
+def find_pair(which: str, count: int | None = None, prompts: str = CODE) -> Pair:
+    """The pair of that name, made where it is not there yet, the checkpoint at that path or name,
+    or "TARGET.gguf,DRAFTER.gguf".
 
     ``count`` is how many prompts are run one by one; 4 of the held-out code prompts (2 of a planted
-    pair) unless given.
+    pair) unless given. ``prompts`` is a workload's name or file; a planted pair has its own.
     """
     if count is not None and not 1 <= count <= PROMPTS:
         raise ConfigError(f"num_prompts is {count}; give 1 to {PROMPTS}.")
     if recipe := RECIPES.get(which):
         note = recipe.folder / "planted.json"
-        prompts = random_prompts(recipe.seed + 1, recipe.vocabulary)
+        made = random_prompts(recipe.seed + 1, recipe.vocabulary)
         if not note.exists():
-            build(recipe, prompts[:MEASURED])
+            build(recipe, made[:MEASURED])
         agreement = json.loads(note.read_text(encoding="utf-8"))["agreement"]
-        return Pair(which, recipe.folder, recipe.folder / "drafter", prompts, count or 2, agreement)
-    folder = find_folder(pocket.PATH if which == "pocket" else which)
-    open_checkpoint(folder)  # says best what is wrong with a folder that holds no model
+        return Pair(which, recipe.folder, recipe.folder / "drafter", made, count or 2, agreement)
+    items = named_workload(prompts).items[:PROMPTS]
+    target, _, beside = which.partition(",")
+    folder = find_folder(pocket.PATH if which == "pocket" else target)
+    drafter = find_folder(beside) if beside else sibling(folder)
+    for model in filter(None, (folder, drafter)):
+        open_checkpoint(model)  # says best what is wrong with a folder that holds no model
     codec = read_codec(folder)
-    prompts = [codec.encode(prompt) for prompt in pocket.prompts()]
-    return Pair(which, folder, sibling(folder), prompts, count or 4)
+    name = " + ".join(Path(part).stem for part in which.split(",")) if is_gguf(folder) else which
+    return Pair(name, folder, drafter, [item.encode(codec) for item in items], count or 4)

@@ -17,7 +17,8 @@ from outrider.native.choice import available
 
 from ..common import ratio
 from .known import OWN, products_of_prompt, weights_read
-from .measure import Bench, Setting, Trial, first_difference
+from .measure import Bench, first_difference
+from .settings import Setting, Trial
 
 NOISY = 0.2
 """Cores used by others from which on a timed run counts as disturbed."""
@@ -59,6 +60,7 @@ def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str
         "mode": setting.mode,
         "num_speculative_tokens": setting.k,
         "threads": setting.threads,
+        "arguments": setting.variant,
         "tokens_per_second": median(speeds),
         "tokens_per_second_interval": median_interval(speeds),
         "tokens_per_second_by_round": speeds,
@@ -80,7 +82,7 @@ def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str
 def memory_share(bench: Bench, setting: Setting, speeds: Sequence[float]) -> float | None:
     """Return the share of the measured bandwidth that plain decoding uses; None if unknown."""
     bits = bench.bits[setting.peer, setting.dtype]
-    if bits is None or setting.k or setting.load.kind != "decode":
+    if bits is None or setting.mode != "plain" or setting.load.kind != "decode":
         return None
     size = weights_read(bench.pair.target) * bits / 8
     measured = bench.bandwidth[setting.dtype, setting.load]
@@ -108,7 +110,7 @@ def roofline_share(bench: Bench, setting: Setting, trials: Sequence[Trial]) -> f
     is a step, which takes the time of its products or of reading the weights, whichever is longer.
     """
     bits, load = bench.bits[setting.peer, setting.dtype], setting.load
-    if bits is None or setting.k or load.kind != "batch":
+    if bits is None or setting.mode != "plain" or load.kind != "batch":
         return None
     target, (prompts,) = bench.pair.target, bench.prompts(load)
     reading = sum(products_of_prompt(target, len(prompt)) for prompt in prompts)
@@ -125,8 +127,9 @@ def roofline_share(bench: Bench, setting: Setting, trials: Sequence[Trial]) -> f
 
 def plain_outputs(bench: Bench, peer: str, like: Setting) -> list[list[int]] | None:
     """A peer's plain outputs in its first round, None if there are none."""
-    plain = replace(like, peer=peer, mode="plain", k=0, threads=0)
-    runs = {replace(s, threads=0): trials[0] for s, trials in bench.rounds.items()}
+    free: dict[str, Any] = {"threads": 0, "variant": ""}
+    plain = replace(like, peer=peer, mode="plain", k=0, **free)
+    runs = {replace(s, **free): trials[0] for s, trials in bench.rounds.items()}
     return runs[plain].outputs if plain in runs else None
 
 
@@ -196,6 +199,7 @@ def pair_figures(bench: Bench) -> dict[str, Any]:
     return {
         "name": pair.name,
         "agreement": pair.agreement,
+        "temperature": bench.options.temperature,
         "prompts": pair.single,
         "prompt_tokens": [
             min(len(p), bench.options.prompt_tokens) for p in pair.prompts[: pair.single]
@@ -216,23 +220,24 @@ def pair_figures(bench: Bench) -> dict[str, Any]:
                 "mode": s.mode,
                 "num_speculative_tokens": s.k,
                 "threads": s.threads,
+                "arguments": s.variant,
                 "tokens_per_second": trial.speed,
                 "others_cores": trial.others,
             }
             for s, trial in bench.search.items()
         ],
+        "servers": bench.servers,
         "skipped": bench.skipped,
     }
 
 
 def report(benches: Sequence[Bench]) -> dict[str, Any]:
-    """The whole report, of one or more pairs with the same options."""
+    """The whole report, of one or more pairs with the same options but for the temperature."""
     options = benches[0].options
     return {
         "machine": machine(),
         "max_tokens": options.max_tokens,
         "batch_tokens": options.batch_tokens or options.max_tokens,
-        "temperature": options.temperature,
         "rounds": options.rounds,
         "isa": options.isa,
         "intervals": {"confidence": ranks(options.rounds)[1], "method": METHOD},
@@ -241,16 +246,28 @@ def report(benches: Sequence[Bench]) -> dict[str, Any]:
 
 
 def heading(report: dict[str, Any]) -> str:
-    """Return a line that says what ran where."""
-    machine = report["machine"]
-    isa = report.get("isa")
+    """Return a line that says what ran where, at which temperatures."""
+    heats = {temperature(report, pair) for pair in report["pairs"]}
+    shown = ", ".join(f"{heat:g}" for heat in sorted(heats))
+    return f"{report['max_tokens']} tokens, T = {shown} · {machine_line(report)}"
+
+
+def machine_line(report: dict[str, Any]) -> str:
+    """Return a line that says where a report is from, and its day."""
+    machine, isa = report["machine"], report.get("isa")
     return (
-        f"{report['max_tokens']} tokens, T = {report['temperature']:g} · {machine['cpu']}, "
-        f"{machine['cores']} cores{f' · {isa} at most' if isa else ''} · {machine['date'][:10]}"
+        f"{machine['cpu']}, {machine['cores']} cores{f' · {isa} at most' if isa else ''} · "
+        f"{machine['date'][:10]}"
     )
 
 
+def temperature(report: dict[str, Any], pair: dict[str, Any]) -> float:
+    """Return what a pair was measured at, in the report itself before there were several."""
+    return float(pair.get("temperature", report.get("temperature", 0)))
+
+
 def label(pair: dict[str, Any]) -> str:
-    """A pair's name, with the agreement of a planted one."""
+    """A pair's name, with the agreement of a planted one, and its temperature if that is not 0."""
     agreed = pair["agreement"] is not None
-    return f"{pair['name']} (agreement {pair['agreement']:.2f})" if agreed else str(pair["name"])
+    name = f"{pair['name']} (agreement {pair['agreement']:.2f})" if agreed else str(pair["name"])
+    return f"{name}, T = {pair['temperature']:g}" if pair.get("temperature") else name

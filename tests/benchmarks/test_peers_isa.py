@@ -12,7 +12,7 @@ from benchmarks import install
 from benchmarks.__main__ import application
 from benchmarks.peers import command, known, report
 from benchmarks.peers.known import OWN, Peer
-from benchmarks.peers.measure import Options
+from benchmarks.peers.settings import Options
 from outrider.base.config import Recipe
 from outrider.errors import ConfigError
 from outrider.native import choice

@@ -1,6 +1,7 @@
 """Outrider by the peers' protocol."""
 
 from outrider import LLM, SamplingParams, Speculation, __version__
+from outrider.base.config import EngineOptions
 from outrider.errors import ConfigError
 
 from .serve import Ids, Spec, Unsupported, serve
@@ -12,18 +13,21 @@ class Own:
     version = __version__
 
     def __init__(self, spec: Spec) -> None:
-        drafter = {"plain": None, "ngram": "ngram", "draft": spec["drafter"]}[spec["mode"]]
+        auto = "+".join(filter(None, ("auto", spec["drafter"])))
+        drafters = {"plain": None, "ngram": "ngram", "draft": spec["drafter"], "auto": auto}
         few = spec["dtype"] if spec["dtype"].startswith("int") else None
         # Nothing depends on a drafter's bits, so its activations have 8 of them too.
         coarse = spec["drafter_dtype"].removesuffix("-a8")
-        drafters = f"{coarse}-a8" if coarse.startswith("int") else None
+        their = f"{coarse}-a8" if coarse.startswith("int") else "none"
+        given: EngineOptions = {
+            "num_speculative_tokens": spec["k"] or None, "max_num_seqs": spec["parallel"],
+            "max_model_len": spec["context"], "enable_prefix_caching": False,
+        }  # fmt: skip
+        if spec["dtype"] != "gguf":
+            given["dtype"] = "bfloat16" if few else spec["dtype"]
+            given["quantization"], given["drafter_quantization"] = few, their
         try:
-            self.llm = LLM(
-                spec["target"], drafter=drafter, num_speculative_tokens=spec["k"] or 1,
-                max_num_seqs=spec["parallel"], max_model_len=spec["context"],
-                dtype="bfloat16" if few else spec["dtype"], quantization=few,
-                drafter_quantization=drafters or "none", enable_prefix_caching=False,
-            )  # fmt: skip
+            self.llm = LLM(spec["target"], drafter=drafters[spec["mode"]], **given)
         except ConfigError as error:  # an Outrider without that option says so
             raise Unsupported(str(error)) from None
 

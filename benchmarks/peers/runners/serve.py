@@ -1,8 +1,10 @@
 """The protocol that every runner speaks: JSON lines over stdin and stdout.
 
-First comes ``{"target", "drafter", "dtype", "drafter_dtype", "mode", "k", "threads", "context",
-"parallel"}``: folders, null without a drafter; mode is plain, draft or ngram; k is the draft
-length, 0 in plain mode; ``context`` is the longest prompt plus output, in tokens, and ``parallel``
+First comes ``{"target", "drafter", "dtype", "drafter_dtype", "mode", "lookup", "k",
+"threads", "arguments", "context", "parallel"}``: folders or GGUF files, null without a drafter;
+mode is plain, draft, ngram or auto, ``lookup`` one of several kinds of ngram ("" for the first);
+k is the draft length, 0 in the modes plain and auto; ``arguments`` are words for the peer's
+program; ``context`` is the longest prompt plus output, in tokens, and ``parallel``
 how many prompts there are at most at a time. The answer is ``{"ready": true, "version"}``. Then,
 one at a time, ``{"prompts", "max_tokens", "temperature", "seed", "k", "once"}`` is answered by
 ``{"ids", "seconds", "first", "peak_memory"}``: output ids by prompt, seconds of the call T(N), of a
@@ -52,6 +54,11 @@ def processes(root: int) -> list[int]:
             with contextlib.suppress(OSError):  # it has ended
                 members.extend(map(int, Path(thread).read_text().split()))
     return members
+
+
+def as_many(ids: list[int], count: int) -> list[int]:
+    """Return ids cut or filled up to ``count``: a text read again may come to more or fewer."""
+    return [*ids, *[-1] * (count - len(ids))][:count]
 
 
 def peak_memory() -> int:
