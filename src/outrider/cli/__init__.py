@@ -45,7 +45,9 @@ HOMES = {
     "bench": Home(
         "benches", "app", "Measure speculation against plain decoding; load servers.",
     ),
-    "drafters": Home("drafters", "app", "List all drafters; suggest some for a target; check one against it."),
+    "drafters": Home(
+        "drafters", "app", "List all drafters; suggest some for a target; check one against it."
+    ),
     "ops": Home(
         "ops", "app", "Plan, deploy, watch and mend speculation, of this engine and of others.",
     ),

@@ -109,14 +109,17 @@ class Mean:
 
 
 class _Ratio:
-    """A running geometric mean of measured over expected seconds; others weigh less by the turn."""
+    """A running geometric mean of measured over expected seconds; others weigh less by the turn.
+
+    ``before`` counts as the ratio before the first: 1 lets no first spike count.
+    """
 
     __slots__ = ("_before", "_recent", "_smoothing", "_tuning", "_turn", "seen", "value")
 
-    def __init__(self, tuning: Tuning, smoothing: float) -> None:
+    def __init__(self, tuning: Tuning, smoothing: float, before: float = inf) -> None:
         self._tuning, self._smoothing = tuning, smoothing
         self.value, self.seen = 1.0, 0
-        self._recent, self._turn, self._before = 0.0, 0, 1.0  # so that no first spike counts
+        self._recent, self._turn, self._before = 0.0, 0, before
 
     def observe(self, ratio: float, turn: int) -> None:
         """Take in a ratio; the lesser of two in a row counts, as other work slows single steps."""
@@ -147,9 +150,9 @@ class _Correction:
     busy, or while it was not, stays right beside the others.
     """
 
-    def __init__(self, tuning: Tuning) -> None:
-        self._tuning = tuning
-        self.overall = _Ratio(tuning, tuning.machine_smoothing)
+    def __init__(self, tuning: Tuning, before: float = inf) -> None:
+        self._tuning, self._before = tuning, before
+        self.overall = _Ratio(tuning, tuning.machine_smoothing, before)
         self.sizes: dict[int, _Ratio] = {}
         self._known: dict[float, float] = {}
         self._level, self._turn = 1.0, 0
@@ -190,7 +193,7 @@ class _Correction:
         power, tuning = _nearest_power(size), self._tuning
         own = self.sizes.get(power)
         if own is None:
-            own = self.sizes[power] = _Ratio(tuning, tuning.ratio_smoothing)
+            own = self.sizes[power] = _Ratio(tuning, tuning.ratio_smoothing, self._before)
         ratio = max(ratio, tuning.least_ratio)
         if own.seen >= tuning.trusted:  # a new size says nothing of the machine
             self.overall.observe(ratio / own.value, turn)
@@ -206,7 +209,7 @@ class CorrectedCosts:
 
     def __init__(self, prior: Costs, tuning: Tuning) -> None:
         self._curve, self._per_context, self._tuning = prior.target, prior.per_context, tuning
-        self._ratio = _Correction(tuning)
+        self._ratio = _Correction(tuning, 1.0)
         self._rows: dict[int, tuple[float, float]] = {}
 
     @property
@@ -289,9 +292,10 @@ class CostModel:
         """Returns the seconds of a forward of some rows over as many tokens of context in all."""
         self.measured = self.target.measured
         """Returns True where forwards of about as many rows were measured as the engine ran."""
-        self._drafters = {name: _Correction(tuning) for name in prior.drafters}
+        # One slow first draft, or its verification, must not bar a drafter.
+        self._drafters = {name: _Correction(tuning, 1.0) for name in prior.drafters}
         self._host = _Correction(tuning)
-        self._steps = defaultdict[str, _Ratio](lambda: _Ratio(tuning, tuning.ratio_smoothing))
+        self._steps = defaultdict[str, _Ratio](lambda: _Ratio(tuning, tuning.ratio_smoothing, 1.0))
         self._turn = 0
         self._drafts: dict[tuple[str, float, int], float] = {}
         self._waited: dict[str, float] = {}
