@@ -51,11 +51,6 @@ class PlainConfig(SimpleNamespace):
         return text
 
 
-def is_plain(config: ModelConfig) -> bool:
-    """Return whether a config is a ``PlainConfig``, of a native family."""
-    return isinstance(config, PlainConfig)
-
-
 def auto_config(what: str) -> Any:
     """Return transformers' ``AutoConfig``; ``what`` is refused where transformers is missing."""
     with torch_for(what):

@@ -6,7 +6,6 @@ that set from the next start on, and takes it where steps show that it is faster
 
 from __future__ import annotations
 
-import json
 import logging
 from array import array
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from ..models.base import Model
 from ..models.native import NativeTransformer
 from ..models.rows import Segment
 from ..native.native_sampling import shared_noise
+from .control import kept_costs
 from .measure import Steps, costs_file
 
 TEXT = 256
@@ -58,7 +58,7 @@ def skips_file(key: Mapping[str, Any]) -> Path:
 def read_kept(file: Path) -> tuple[int, ...] | None:
     """Return the sublayers that run: none where no set pays, None where nobody has searched."""
     try:
-        kept = json.loads(file.read_text(encoding="utf-8"))["sublayers"]
+        kept = kept_costs.read_kept(file)["sublayers"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     plain = isinstance(kept, list) and all(type(each) is int and each >= 0 for each in kept)
@@ -75,8 +75,7 @@ def search_later(
         return
     kept = yield from searched(model, page_size, longest, row)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"sublayers": kept}), encoding="utf-8")
+        kept_costs.write_kept(file, {"sublayers": kept})
     except OSError as error:
         logger.warning("sublayers that can be left out cannot be kept (%s)", error)
 

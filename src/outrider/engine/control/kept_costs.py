@@ -1,11 +1,13 @@
-"""Reads and writes the file in which measured costs are kept. It needs no torch."""
+"""Reads and writes the files in which measured costs are kept, and what was found beside them."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from .costs import Costs, Curve, DraftCosts
 from .tuning import USUAL
@@ -15,12 +17,25 @@ LARGEST_FILE = 1 << 20  # characters; costs have some kilobytes
 logger = logging.getLogger("outrider")
 
 
+def read_kept(file: Path) -> Any:
+    """Return the JSON object in a file; OSError or ValueError where there is none that is small."""
+    with file.open(encoding="utf-8") as opened:
+        text = opened.read(LARGEST_FILE + 1)
+    return json.loads(text) if len(text) <= LARGEST_FILE else {}
+
+
+def write_kept(file: Path, kept: Mapping[str, Any]) -> None:
+    """Write a JSON object; who reads meanwhile finds the old one or the new one. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(kept), encoding="utf-8")
+    part.replace(file)
+
+
 def read_costs(file: Path) -> Costs | None:
     """Return the costs in a file; None where there are none that make sense."""
     try:
-        with file.open(encoding="utf-8") as opened:
-            text = opened.read(LARGEST_FILE + 1)
-        kept = json.loads(text) if len(text) <= LARGEST_FILE else {}
+        kept = read_kept(file)
         drafters = {
             name: DraftCosts(passes and _curve(passes), float(call), float(each))
             for name, (passes, call, each) in kept["drafters"].items()
@@ -59,9 +74,6 @@ def write_costs(file: Path, costs: Costs) -> None:
         "host": (costs.host, costs.host_per_sequence),
     }
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(kept))
-        part.replace(file)
+        write_kept(file, kept)
     except OSError as error:
         logger.warning("what steps cost cannot be kept (%s); it is measured at each start", error)
