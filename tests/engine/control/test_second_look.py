@@ -8,8 +8,9 @@ from outrider.engine.control.choices import Method
 from outrider.engine.control.controller import Controller
 from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
 from outrider.engine.control.survival import Survival
+from outrider.engine.control.tuning import USUAL
 from tests.support.priors import PRIORS
-from tests.support.simulate import simulate_requests
+from tests.support.simulate import simulate, simulate_requests
 
 ROWS = tuple(2**i for i in range(10))
 TRUTH = Costs(
@@ -49,3 +50,22 @@ def test_a_pause_goes_on_for_those_that_it_is_for() -> None:
     found = Controller(CostModel(believed), Survival(PRIORS), methods, frozenset(methods))
     (one,) = simulate_requests(found, dear, [EDIT], 1, 400, shadow_steps=2)
     assert one > 0.95  # though all of its drafts are accepted
+
+
+@pytest.mark.parametrize(
+    ("unread", "rate", "drafts"), [(256, 0.9, True), (256, 0.1, False), (10**5, 0.9, False)]
+)
+def test_a_drafter_with_a_prompt_to_read_soon_shows_what_it_brings(
+    unread: int, rate: float, drafts: bool
+) -> None:
+    """Reading takes 20 plain steps, which no share of the time would allow within a request."""
+    passes = Curve((1, 256), (12e-3, 0.8))
+    truth = Costs(Curve((1, 4, 256), (37e-3, 46e-3, 1.6)), {"model": DraftCosts(passes, 1e-4)}, 0.0)
+    controller = Controller(
+        CostModel(truth), Survival(PRIORS), {"model": Method(("model",), 8)},
+        unread=lambda sequence, name: unread,
+    )  # fmt: skip
+    found = simulate(controller, truth, lambda step, name, depth: rate, 1, 60)
+    assert (sum(step.tokens for step in found[12:]) > 2 * len(found[12:])) == drafts
+    tried = sum(step.tokens > 1 for step in found)
+    assert tried >= 40 if drafts else tried <= USUAL.first_trials + 2

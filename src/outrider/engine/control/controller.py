@@ -109,6 +109,8 @@ class Controller:
     def _due(self, streams: int, step: int) -> bool:
         """Return True where a step compares choices; note since when the batch is another."""
         size, drafts, tuning = self._size, self._drafts, self.tuning
+        if self.trials.ready:
+            return True
         if streams >= 2 * size or 2 * streams <= size:
             self._other_since = self._other_since or step
             grown = streams > size and (drafts or not size)

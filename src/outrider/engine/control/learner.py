@@ -75,7 +75,7 @@ class Learner:
         self._preparing, self._peek = preparing, peek
         self.looking = False  # True if the next step is looked at
         self._new = False  # True if a method is in use of which few drafts were looked at
-        self._turn = self._looks = 0
+        self._turn = 0
         self._looks_at: Counter[str] = Counter()
         self._every = 1
         self._window = StepWindow(0)
@@ -85,6 +85,10 @@ class Learner:
         self._choosing = self.cutting = 0.0
         """Seconds that choosing for the present step took, and cutting its drafts."""
         self._shadows: list[Shadow] = []
+        self._shadow_seconds = 0.0  # a running mean of what casting and following shadows takes
+        self._shadow_every = 1
+        self._all_known = False  # True if shadowed methods were known when one was cast last
+        self._casts = 0
         self._next = 0  # the sequence that got the last shadow, by its place in the batch
 
     def begin(self) -> None:
@@ -98,7 +102,8 @@ class Learner:
             return None
         self._review_seconds = self._smoothed(self._review_seconds, seconds)
         tuning = self._tuning
-        return self._steps_for(self._review_seconds, tuning.review_steps, tuning.most_review_steps)
+        least, most = tuning.review_steps, tuning.most_review_steps
+        return self._steps_for(self._review_seconds, tuning.own_share, least, most)
 
     def chosen(self, chosen: Mapping[str, ChosenDraft], tries: bool, seconds: float) -> None:
         """Take in what was chosen for the step, whether it tries something, and what that took."""
@@ -109,11 +114,10 @@ class Learner:
     def _smoothed(self, before: float, value: float) -> float:
         return before + self._tuning.smoothing * (value - before) if before else value
 
-    def _steps_for(self, seconds: float, least: int, most: int) -> int:
+    def _steps_for(self, seconds: float, share: float, least: int, most: int) -> int:
         """Return after how many steps something that takes so long may be done again."""
-        tuning = self._tuning
-        share = min(tuning.own_share * self._step_seconds, tuning.own_seconds)
-        return max(least, min(most, round(seconds / share)))
+        allowed = min(share * self._step_seconds, self._tuning.own_seconds)
+        return max(least, min(most, round(seconds / allowed)))
 
     def _is_new(self, chosen: Mapping[str, ChosenDraft], tries: bool) -> bool:
         few = self._tuning.new_drafts
@@ -143,20 +147,30 @@ class Learner:
                 seen, self._window = window, StepWindow(count)
                 self._learn_costs(record, whole, chosen, window)
         if self.looking:
-            self._looks += 1
             counts = Counter([each.choice.method for each in chosen.values()])
             most = self._tuning.new_drafts_at_once
             self._looks_at.update({name: min(n, most) for name, n in counts.items()})
             self._new = self._is_new(chosen, tries)
             self._score(plan.batch, whole, chosen)
-            self._follow()
-            if self._new or self._looks % self._tuning.shadow_looks == 0:
-                self._cast([item.sequence for item in plan.batch], chosen)
-            own = time.perf_counter() - begin + self.cutting
+            tuning, own = self._tuning, time.perf_counter() - begin + self.cutting
             self._look_seconds = self._smoothed(self._look_seconds, own)
-            self._every = self._steps_for(self._look_seconds, 1, self._tuning.most_look_steps)
+            most = tuning.most_look_steps
+            self._every = self._steps_for(self._look_seconds, tuning.own_share, 1, most)
+        if self._shadowed and self._turn % self._shadow_every == 0:
+            self._shadow([item.sequence for item in plan.batch], chosen)
         self._turn += 1
         return seen
+
+    def _shadow(self, sequences: list[SequenceState], chosen: Mapping[str, ChosenDraft]) -> None:
+        """Score shadows whose fate is known, cast others, and set when that is done again."""
+        begin, tuning = time.perf_counter(), self._tuning
+        self._follow()
+        self._cast(sequences, chosen)
+        own = time.perf_counter() - begin
+        self._shadow_seconds = self._smoothed(self._shadow_seconds, own)
+        share = tuning.own_share if self._all_known else tuning.shadow_share
+        most = tuning.most_look_steps
+        self._shadow_every = self._steps_for(self._shadow_seconds, share, 1, most)
 
     def _learn_costs(
         self,
@@ -255,6 +269,7 @@ class Learner:
     def _cast(self, sequences: Sequence[SequenceState], chosen: Mapping[str, ChosenDraft]) -> None:
         """Let methods that are not in use draft behind some sequences; all take turns."""
         followed = {shadow.stream.id for shadow in self._shadows}
+        survival, sure = self._survival, self._tuning.sure_tokens
         for _ in range(min(len(sequences), self._tuning.shadowed_sequences)):
             self._next = (self._next + 1) % len(sequences)
             sequence = sequences[self._next]
@@ -265,7 +280,9 @@ class Learner:
             names = [name for name in stream.methods if name in self._shadowed and name != taken]
             if not names:
                 continue
-            name = names[self._turn % len(names)]
+            self._all_known = all(survival.judged(n, stream.workload) >= sure for n in names)
+            self._casts += 1
+            name = names[self._casts % len(names)]
             draft = self._peek(name, sequence, min(self._tuning.shadow_depth, stream.max_depth))
             if draft is not None:
                 self._shadows.append(Shadow(name, stream, sequence, len(sequence.tokens), draft))

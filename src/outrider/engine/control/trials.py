@@ -27,13 +27,21 @@ class Review(NamedTuple):
 class Trial(NamedTuple):
     """A choice that a step tries, for the sequences with these ids, or for all if there are none.
 
-    The step takes ``seconds``, of which ``price`` are expected to be lost.
+    The step takes ``seconds``, of which ``price`` are expected to be lost, and ``reading`` more, in
+    which drafters read what they have missed. A ``first`` trial need not wait for them.
     """
 
     choice: Choice
     ids: tuple[str, ...]
     seconds: float
     price: float
+    reading: float = 0.0
+    first: bool = False
+
+    @property
+    def cost(self) -> float:
+        """The seconds that are expected to be lost, with reading."""
+        return self.price + self.reading
 
 
 class Trials:
@@ -50,6 +58,14 @@ class Trials:
         self._num_tried = 0
         self._rested = -inf  # seconds that must be saved up before the next trial
         self._turn = 0  # the sequence that is first to try something
+        self._firsts = {
+            name: known.tuning.first_trials
+            for name, method in known.methods.items()
+            if method.drafters == (name,) and method.width == 1 and name not in shadowed
+        }
+        """By drafter, the trials left that make it known: reading for them costs nothing, and alone
+        a sequence does not wait for them."""
+        self.ready = False  # True if a drafter has become known since the last plan
 
     def _saved(self, streams: int, steps: int = 0) -> float:
         """Return the seconds that trials may take now, or after so many more steps."""
@@ -60,7 +76,9 @@ class Trials:
     def due(self, streams: int) -> bool:
         """Return True if a trial is planned, and its price was saved up since the last one."""
         trial = self._planned
-        return trial is not None and self._saved(streams) >= max(trial.price, self._rested)
+        if trial is None:
+            return False
+        return trial.first or self._saved(streams) >= max(trial.cost, self._rested)
 
     def plan(
         self, step: int, streams: Sequence[Stream], choices: Sequence[Choice], review_steps: int
@@ -68,19 +86,21 @@ class Trials:
         """Plan the trial of what was not tried for longest, if time can be saved up for one soon.
 
         If its method is not known yet, that is the trial that teaches most for its price, as long
-        as the time for it can be saved up in ``patience_steps``.
+        as the time for it can be saved up in ``patience_steps``. First trials go before others.
         """
-        self._planned = None
-        if self._saved(len(streams), review_steps) < self._rested:
+        self._planned, self.ready = None, False
+        rests = self._saved(len(streams), review_steps) < self._rested
+        if rests and not self._firsts:
             return
-        trials = self._trials(step, streams, choices)
-        oldest = min(trials, key=lambda each: self._tried.get(each.choice, 0), default=None)
+        trials = [t for t in self._trials(step, streams, choices) if t.first or not rests]
+        tried = self._tried
+        oldest = min(trials, key=lambda t: (not t.first, tried.get(t.choice, 0)), default=None)
         if oldest is None:
             return
         least, *others = (trial for trial in trials if trial.choice == oldest.choice)
         saved = self._saved(len(streams), self._tuning.patience_steps)
         for trial in others:
-            if trial.price / len(trial.ids) < least.price / len(least.ids) and trial.price <= saved:
+            if trial.cost / len(trial.ids) < least.cost / len(least.ids) and trial.cost <= saved:
                 least = trial
         self._planned = least
 
@@ -88,17 +108,25 @@ class Trials:
         """Return the choices of a step that tries what is planned."""
         trial = self._planned
         assert trial is not None
-        ids, sure = trial.ids, self._tuning.sure_tokens
-        if not ids or self._survival.judged(trial.choice.method, streams[0].workload) >= sure:
-            self._planned = None  # or it would be tried again until the next review
+        ids, name, sure = trial.ids, trial.choice.method, self._tuning.sure_tokens
+        if ids and self._survival.judged(name, streams[0].workload) < sure:
+            self._planned = trial._replace(reading=0.0)  # tried again until the next review
+        else:
+            self._planned = None
         places = [i for i, s in enumerate(streams) if s.fixed is None and (not ids or s.id in ids)]
         if not places:
             return choices  # its sequences have ended
         self.now = trial
         self._tried[trial.choice] = step
         self._num_tried += bool(ids)
-        self.explored += trial.price
-        self._rested = self._saved(len(streams)) + trial.price
+        self.explored += trial.cost
+        if not trial.first:
+            self._rested = self._saved(len(streams)) + trial.cost
+        if name in self._firsts:
+            self._firsts[name] -= 1
+            if not self._firsts[name]:
+                del self._firsts[name]
+                self._planned, self.ready = None, True
         for place in places:
             choices[place] = trial.choice
         return choices
@@ -138,11 +166,12 @@ class Trials:
                     self._drafting(streams[places[0]], each, len(places), len(streams))
                     for each in (choice, choices[places[0]])
                 )
-                took += missed
                 price = max(took - usual + (lost - gain) / review.tokens_per_second, took / 4)
-                seconds = review.step_seconds + took - usual
+                seconds = review.step_seconds + took - usual + missed
                 ids = tuple(streams[place].id for place in places)
-                trials.append(Trial(choice, ids, seconds, price))
+                new = choice.method in self._firsts and missed <= tuning.first_seconds
+                reading, first = 0.0 if new else missed, new and len(streams) == 1
+                trials.append(Trial(choice, ids, seconds, price, reading, first))
         return trials
 
     def _triers(

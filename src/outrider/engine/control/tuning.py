@@ -33,6 +33,8 @@ class Tuning:
     alone_share: float = 0.015  # of the time of one stream that trials may take
     together_share: float = 0.005  # of the time of several streams that trials may take
     sequences_per_trier: int = 16  # one sequence of so many tries what nobody uses
+    first_trials: int = 4  # that make a drafter known, for which no time needs to be saved up
+    first_seconds: float = 1.0  # that a drafter reads before such a trial, at most
     patience_steps: int = 128  # within which the time for a trial of all must be saved up
     trial_depth: int = 3  # tokens of the draft of a method that is tried
     known_trials: int = 8  # of each unused method before a longer draft of one in use is tried
@@ -69,8 +71,8 @@ class Tuning:
     new_drafts: int = 32  # drafts of a method whose steps are all looked at
     new_drafts_at_once: int = 4  # of one step that count as new, so that several steps tell a cost
     scored_sequences: int = 12  # whose drafts are scored in a step, at most; they take turns
-    shadowed_sequences: int = 4  # that get a shadow in such a look, at most; they take turns
-    shadow_looks: int = 2  # looks of which one casts a shadow, once methods are not new
+    shadow_share: float = 0.01  # of the time that shadows may take until their methods are known
+    shadowed_sequences: int = 4  # that get a shadow at a time, at most; they take turns
     shadow_depth: int = 4  # tokens of a draft that is scored without being verified
 
     # Survival
