@@ -169,7 +169,8 @@ class Trials:
                 price = max(took - usual + (lost - gain) / review.tokens_per_second, took / 4)
                 seconds = review.step_seconds + took - usual + missed
                 ids = tuple(streams[place].id for place in places)
-                new = choice.method in self._firsts and missed <= tuning.first_seconds
+                steps = min(tuning.first_steps, max(streams[place].left for place in places) / 2)
+                new = choice.method in self._firsts and missed <= steps * review.plain_seconds
                 reading, first = 0.0 if new else missed, new and len(streams) == 1
                 trials.append(Trial(choice, ids, seconds, price, reading, first))
         return trials
