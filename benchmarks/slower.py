@@ -115,8 +115,10 @@ def loaded(
     return seconds, differing
 
 
-def start(model: str, cell: Cell, prompts: int, tokens: int, loads: int, number: int) -> Start:
-    """Return what a process measured of new engines and of warm ones.
+def start(
+    model: str, drafter: str, cell: Cell, prompts: int, tokens: int, loads: int, number: int
+) -> Start:
+    """Return what a process measured of new engines and of warm ones; one drafts by ``drafter``.
 
     A load has ``prompts`` with answers of ``tokens`` tokens, the workload's over and over; warm
     engines take ``loads``. The ``number`` of the start turns the order.
@@ -132,7 +134,7 @@ def start(model: str, cell: Cell, prompts: int, tokens: int, loads: int, number:
     engines: dict[str, LLM] = {}
     target: base.Model | None = None
     for name in turned(ENGINES, number):
-        engines[name] = opened(model, name, target)
+        engines[name] = opened(model, drafter if name == AUTO else name, target)
         target = engines[name].engine.model
     engines = {name: engines[name] for name in ENGINES}
     logs: dict[str, float] = {}
@@ -161,6 +163,9 @@ def main(
         str, typer.Option("--temperature", help="Some of them: 0,1.")
     ] = "0,0.7,1",
     batches: Annotated[str, typer.Option("--batch-size", help="Some of them: 8,32.")] = "1,8,32",
+    drafter: Annotated[
+        str, typer.Option(help="A drafter without a given K: auto chooses when it drafts, too.")
+    ] = AUTO,
     starts: Annotated[int, typer.Option(min=1, help="Processes of each cell.")] = 4,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of a load.")] = 32,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 96,
@@ -179,7 +184,7 @@ def main(
     work = [(number, cell) for number in range(starts) for cell in cells]
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for number, cell in tqdm(work, leave=False, disable=None):
-            started = pool.submit(start, model, cell, prompts, tokens, loads, number)
+            started = pool.submit(start, model, drafter, cell, prompts, tokens, loads, number)
             found[cell].append(started.result())
     logs = {
         (cell, kind): [each.logs[kind] for each in some]
@@ -197,7 +202,8 @@ def main(
         }
         for cell, some in found.items()
     ]
-    settings = {"model": model, "tokens": tokens, "prompts": prompts, "loads": loads}
+    load = {"tokens": tokens, "prompts": prompts, "loads": loads}
+    settings = {"model": model, "drafter": drafter, **load}
     write_report({"machine": machine(), **settings, "cells": report}, json_, out)
     slow = [cell for cell in cells if mean(logs[cell, "warm"]) < log(LEAST)]
     differing = sum(each.differing for some in found.values() for each in some)
