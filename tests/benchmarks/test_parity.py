@@ -1,4 +1,4 @@
-"""``python -m benchmarks parity``: what it counts, and that it sees weights that are not the same."""
+"""``python -m benchmarks parity``: what it counts, and that it sees other weights."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from benchmarks import parity
 from benchmarks.__main__ import application
+from outrider.checkpoints.tokenizers import read_codec
 from tests.support.ggufs import SIZES, byte_level, convert
 from tests.support.tiny import MakeCheckpoint
 
@@ -37,6 +38,13 @@ def test_a_file_says_what_transformers_says_of_its_weights(model: Path, tmp_path
     fine, coarse = report["runs"]
     assert (fine["activations"], fine["places"], fine["beyond"]) == (16, 24, 0)
     assert 0 < fine["bound"] < coarse["bound"] / 50
+
+
+def test_what_is_written_is_chosen_again_behind_itself(model: Path) -> None:
+    prompts = parity.prompts_of(read_codec(model), 3)
+    llm = parity.opened(model, parity.FINE, 2048)
+    ids = parity.written(llm, prompts, 8)
+    assert parity.chosen(llm, prompts, ids) == ids
 
 
 def test_other_weights_are_seen(
