@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from benchmarks import parity
 from benchmarks.__main__ import application
+from outrider.audit.reference import transformers_model
 from outrider.checkpoints.tokenizers import read_codec
 from tests.support.ggufs import SIZES, byte_level, convert
 from tests.support.tiny import MakeCheckpoint
@@ -50,15 +51,13 @@ def test_what_is_written_is_chosen_again_behind_itself(model: Path) -> None:
 def test_other_weights_are_seen(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true = parity.transformers_model
-
     def spoiled(path: Path) -> Any:
-        reference = true(path)
+        reference = transformers_model(path)
         with torch.no_grad():
             reference.model.layers[0].mlp.up_proj.weight[:, ::8] *= 0.5
         return reference
 
-    monkeypatch.setattr(parity, "transformers_model", spoiled)
+    monkeypatch.setattr("benchmarks.parity.transformers_model", spoiled)
     code, said, report = asked(model, tmp_path / "out.json")
     beyond = report["runs"][0]["beyond"]
     assert beyond > 0
