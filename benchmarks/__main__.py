@@ -5,6 +5,7 @@ from importlib import import_module
 
 import typer
 
+from outrider.base.extras import OF_TORCH
 from outrider.cli.commands import BAD_USAGE, Commands
 
 BENCHMARKS = {
@@ -24,6 +25,7 @@ BENCHMARKS = {
     "drill": ("drill.command", "the guard on a real fleet with faults, through HAProxy"),
     "fuzz": ("fuzz.run", "random bodies against a real server"),
     "peers": ("peers.command", "this engine against other engines on this machine's CPU"),
+    "parity": ("parity", "greedy ids of the native step beside transformers' fp32 forward"),
     "plugged": ("plugged", "vLLM with Outrider's plugin beside vLLM without it"),
     "audits": ("audits", "outrider verify --endpoint against servers of other engines"),
     "cases": ("cases", "the recorded cases of outrider ops diagnose, from real servers"),
@@ -58,7 +60,8 @@ def main() -> None:
     try:
         app = application(name)
     except ModuleNotFoundError as error:
-        sys.exit(f"error: {name} needs {error.name}; run: pip install 'outrider[benchmarks]'")
+        extra = "torch" if error.name in OF_TORCH else "benchmarks"
+        sys.exit(f"error: {name} needs {error.name}; run: pip install 'outrider[{extra}]'")
     app(prog_name="python -m benchmarks")
 
 

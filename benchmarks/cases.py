@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
-import torch
+import numpy as np
 import typer
-from safetensors.torch import load_file, save_file
 
 from outrider import pocket
 from outrider.base.threads import cpu_name
+from outrider.checkpoints.files import read_header, save_file
 from outrider.cli.common import write
 from outrider.ops.diagnose.diagnose import compare, derive, judge
 from outrider.ops.diagnose.endpoint import Endpoint
@@ -98,14 +98,15 @@ RECIPES = (
 def noisy(source: Path, to: Path, deviation: float) -> Path:
     """Copy a checkpoint with noise on its weights; return the copy."""
     shutil.copytree(source, to, ignore=shutil.ignore_patterns("drafter"))
-    generator = torch.Generator().manual_seed(SEED)
-    weights = load_file(to / "model.safetensors")
+    draw = np.random.default_rng(SEED)
+    file = to / "model.safetensors"
+    weights = {name: entry.read() for name, entry in read_header(file).items()}
     for name, weight in weights.items():
-        if weight.dim() == 2:
-            wide = weight.float()
-            noise = torch.randn(wide.shape, generator=generator) * wide.std() * deviation
-            weights[name] = (wide + noise).to(weight.dtype)
-    save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
+        if weight.ndim == 2:
+            wide = weight.astype(np.float32)
+            noise = draw.standard_normal(wide.shape, np.float32) * wide.std() * deviation
+            weights[name] = (wide + noise).astype(weight.dtype)
+    save_file(weights, file, {"format": "pt"})
     return to
 
 

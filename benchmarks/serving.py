@@ -18,7 +18,6 @@ from statistics import median
 from typing import Annotated, Any
 
 import httpx
-import torch
 import typer
 
 from outrider.base.types import SamplingParams
@@ -135,11 +134,10 @@ def main(
     """Measure speed over HTTP beside the engine's own."""
     if len(CPUS) < 2:
         raise ConfigError("two CPUs are needed, one for the engine and one for the server.")
+    os.sched_setaffinity(0, {CPUS[0]})  # before a model is loaded: it starts as many threads
     chosen = find_pair(pair)
     drafter = drafter or str(chosen.drafter or "none")
     length, most = LONG + PROMPT_TOKENS + tokens, max(STREAMS)
-    os.sched_setaffinity(0, {CPUS[0]})
-    torch.set_num_threads(1)  # two on one CPU wait for each other most of the time
     llm = LLM(chosen.target, drafter=drafter, max_num_seqs=most, max_model_len=length)
     os.sched_setaffinity(0, {CPUS[-1]})
     with Served(

@@ -8,10 +8,10 @@ import threading
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save_file
+import numpy as np
 
 from outrider import pocket
+from outrider.checkpoints.files import TYPES, read_header, save_file
 
 from ..served import Served
 
@@ -24,11 +24,10 @@ def noise_drafter(folder: Path) -> Path:
     source = pocket.PATH / "drafter"
     for file in source.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    generator = torch.Generator().manual_seed(0)
-    tensors = load_file(source / "model.safetensors")
+    draw = np.random.default_rng(0)
     noise = {
-        name: (0.05 * torch.randn(tensor.shape, generator=generator)).to(tensor.dtype)
-        for name, tensor in tensors.items()
+        name: (0.05 * draw.standard_normal(entry.shape)).astype(TYPES[entry.type])
+        for name, entry in read_header(source / "model.safetensors").items()
     }
     save_file(noise, folder / "model.safetensors", {"format": "pt"})
     return folder

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors.torch import save_file
 
 from outrider import pocket
 from outrider.base.types import SamplingParams
 from outrider.bench.workload import CODE
 from outrider.checkpoints.checkpoint import open_checkpoint
+from outrider.checkpoints.dtypes import BFLOAT16, Array
 from outrider.checkpoints.families import find_folder
+from outrider.checkpoints.files import save_file
 from outrider.checkpoints.formats.gguf import is_gguf
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.cli.bench import named_workload
@@ -80,7 +80,7 @@ class Recipe:
             "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 1,
         }  # fmt: skip
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, Array]]:
         """The target's weights by name, bfloat16, one by one in a fixed order.
 
         Normal numbers from NumPy's Philox. Logits have a standard deviation of 3, attention looks
@@ -88,13 +88,14 @@ class Recipe:
         embeddings do not make the model repeat its last token.
         """
         draw = np.random.Generator(np.random.Philox(self.seed))
-        ones = torch.ones(self.hidden, dtype=torch.bfloat16)
+        ones = np.ones(self.hidden, BFLOAT16)
         wide, narrow = self.hidden**-0.5, self.intermediate**-0.5
         lanes, kv = self.heads * self.head, self.kv_heads * self.head
 
-        def normal(rows: int, columns: int, deviation: float) -> torch.Tensor:
+        def normal(rows: int, columns: int, deviation: float) -> Array:
             values = draw.standard_normal((rows, columns), dtype=np.float32)
-            return torch.from_numpy(values).mul_(deviation).to(torch.bfloat16)
+            values *= np.float32(deviation)
+            return values.astype(BFLOAT16)
 
         yield "model.embed_tokens.weight", normal(self.vocabulary, self.hidden, 3 * wide)
         for i in range(self.layers):
@@ -111,7 +112,7 @@ class Recipe:
             for name, shape in matrices.items():
                 yield f"model.layers.{i}.{name}.weight", normal(*shape)
             for name in ("input_layernorm", "post_attention_layernorm"):
-                yield f"model.layers.{i}.{name}.weight", ones.clone()
+                yield f"model.layers.{i}.{name}.weight", ones.copy()
         yield "model.norm.weight", ones
         if not self.tied:
             yield "lm_head.weight", normal(self.vocabulary, self.hidden, 3 * wide)

@@ -85,6 +85,17 @@ def rope(**options: Any) -> dict[str, Any]:
         ({"dtype": "nn"}, "dtype is 'nn'; float32, bfloat16"),
         ({"dtype": ["float32"]}, r"dtype is .*; float32"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0|cannot be used"),
+        ({"hidden_act": "x"}, "transformers cannot load it: there is no 'x'"),
+        ({"head_dim": 1}, "its tensors have other shapes than its config.json says"),
+        (
+            {"intermediate_size": 2**31 - 1},
+            "intermediate_size is 2147483647; a whole number from 1 to 1073741823",
+        ),
+        ({"num_attention_heads": 2**30}, "num_attention_heads is 1073741824; a whole number"),
+        (
+            rope(rope_type="yarn", factor=2.0, beta_fast=-1.0),
+            "beta_fast is -1.0; a finite number of at least 0",
+        ),
         ({"head_dim": -8}, "head_dim is -8; a whole number from 1"),
         ({"num_key_value_heads": 0}, "num_key_value_heads is 0; a whole number from 1"),
         (rope(rope_theta="x"), "rope_theta is 'x'|cannot be used"),

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from outrider.models.tensors import as_tensor
 from tests.support import REPOSITORY
 from tests.support.ggufs import byte_level, convert
+from tests.support.hostile.families import FAMILIES, IN_FILES
 from tests.support.mutations import attempt, mutated
 from tests.support.quantised import CASES, FP8, eighths, projections, quantised, write
 from tests.support.tiny import build_checkpoint, save_tokenizer
@@ -59,9 +60,15 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wide = build_checkpoint(
         work / "wide", "llama", tokenizer=True, hidden_size=64, intermediate_size=96
     )
-    (root / "gguf").mkdir()
-    convert(wide, work / "model.gguf", Kind.Q8_0, byte_level())
-    (work / "model.gguf").rename(root / "gguf" / "model.gguf")
+    files = {"gguf": convert(wide, work / "wide.gguf", Kind.Q8_0, byte_level())[0]}
+    for family, options in FAMILIES.items():
+        made = build_checkpoint(root / f"{family}-all", family, tokenizer=True, **options)
+        if family in IN_FILES:
+            path, _ = convert(made, work / f"{family}.gguf", Kind.F32, byte_level())
+            files[f"{family}-gguf"] = path
+    for name, path in files.items():
+        (root / name).mkdir()
+        path.rename(root / name / "model.gguf")
     for case in ("gptq-4", "awq", "packed-4-zeros"):
         options, writer, bits, group, zeros = CASES[case]
         made, _, _ = write(

@@ -184,6 +184,18 @@ def test_a_server_answers(tmp_path: Path) -> None:
             server.terminate()
 
 
+def test_benchmarks_but_the_one_against_transformers_do_without() -> None:
+    code = (
+        "from benchmarks.__main__ import BENCHMARKS, application\n"
+        "for name in BENCHMARKS:\n"
+        "    try:\n"
+        "        application(name)\n"
+        "    except ModuleNotFoundError as error:\n"
+        "        print(name, error.name)\n"
+    )
+    assert run(code) == "parity torch\n"
+
+
 def test_an_audit_names_the_extra() -> None:
     said = command("verify", fails=True)
     assert said.startswith("error: outrider verify needs torch, which is not installed")

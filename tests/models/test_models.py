@@ -472,7 +472,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, copy: Path) -> None:
         ),
         ("klingon", {}, "config.json cannot be used.*klingon"),
         ("llama", {"hidden_size": "wide"}, "config.json: hidden_size is 'wide'; a whole number"),
-        ("llama", {"num_attention_heads": 5}, "num_key_value_heads is 2, which does not divide"),
+        ("llama", {"num_attention_heads": 5}, "num_key_value_heads is 2; a divisor of num"),
         ("llama", {"num_key_value_heads": 3}, "num_key_value_heads"),
     ],
 )

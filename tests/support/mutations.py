@@ -19,6 +19,7 @@ from typing import Any
 
 from outrider import LLM, SamplingParams
 from outrider.errors import OutriderError
+from tests.support.rewritten import Rewritten
 
 SPARE = 1 << 30
 """Bytes of address space that an attempt may take beyond those of a process that has loaded one."""
@@ -66,8 +67,13 @@ def change_header(file: Path, draw: random.Random) -> None:
     file.write_bytes(count.to_bytes(8, "little") + header + data[8 + length :])
 
 
-def change_bytes(file: Path, draw: random.Random) -> None:
-    """Another number somewhere in a GGUF file's header, or a file cut short."""
+def change_gguf(file: Path, draw: random.Random) -> None:
+    """Other metadata, another number somewhere in the header, or a file cut short."""
+    if draw.random() < 0.5:
+        known = Rewritten(file)
+        changed = mutate(known.metadata, draw)
+        file.write_bytes(known.with_metadata(changed if isinstance(changed, dict) else {}))
+        return
     data = bytearray(file.read_bytes())
     if draw.random() < 0.1:
         file.write_bytes(data[: draw.randrange(len(data))])
@@ -85,7 +91,7 @@ CHANGES: dict[str, Callable[[Path, random.Random], None]] = {
     "tokenizer.json": change_json,
     "tokenizer_config.json": change_json,
     "model.safetensors": change_header,
-    "model.gguf": change_bytes,
+    "model.gguf": change_gguf,
 }
 WEIGHTS = {"config.json": 5, "model.gguf": 5}
 

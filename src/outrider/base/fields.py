@@ -26,6 +26,8 @@ ADVICE = re.compile(r"trust_remote_code|weights_only|allow_pickle|pip install|fo
 def one_line(error: BaseException) -> str:
     """Return the first paragraph of an error's message without ``ADVICE``, or its type's name."""
     words = " ".join(str(error).strip().split("\n\n")[0].split())
+    if isinstance(error, KeyError):  # whose message is the key alone
+        words = f"there is no {words}"
     said = " ".join(s for s in re.split(r"(?<=[.!?:]) ", words) if not ADVICE.search(s))
     return printable(said).rstrip(".: ") or type(error).__name__
 

@@ -27,6 +27,8 @@ ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 UNBOUNDED = 32768
 """Tokens of context for a model whose config names no limit."""
 MOST_EXPERTS = 1 << 16
+WIDEST = LARGEST_INT // 2
+"""Elements of a row: twice as many, as gate and up have, are still counted by 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -230,25 +232,22 @@ def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architectu
     _check_heads(config, values)
     if not _options_fit(config, family):
         return None
-    heads = values.whole("num_attention_heads", 1)
+    size = head_dim(config)
+    heads = values.whole("num_attention_heads", 1, max(1, LARGEST_INT // (3 * size)))
     kv_heads = values.whole("num_key_value_heads", 1, default=heads)
     if heads % kv_heads:
-        raise ModelError(
-            f"{folder}: num_key_value_heads is {kv_heads}, which does not divide "
-            f"num_attention_heads ({heads}); correct its config.json."
-        )
+        raise values.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
     bias = bool(getattr(config, "attention_bias", False))
     kinds = _kinds(config)
     windowed = [family.windowed or kind == "sliding_attention" for kind in kinds]
     own_window = values.whole("sliding_window", default=0) if any(windowed) else 0  # 0: no window
-    width, size = values.whole("hidden_size", 1), head_dim(config)
+    width = values.whole("hidden_size", 1, WIDEST)
+    inner = "shared_intermediate_size" if "shared_mlp" in family.down else "intermediate_size"
     scalar = values.number("query_pre_attn_scalar", float(size), positive=True)
     return Architecture(
         **{field.name: getattr(shape, field.name) for field in fields(shape)},
         hidden_size=width,
-        intermediate_size=values.whole(
-            "shared_intermediate_size" if "shared_mlp" in family.down else "intermediate_size", 1
-        ),
+        intermediate_size=values.whole(inner, 1, WIDEST),
         num_layers=len(kinds),
         num_heads=heads,
         num_kv_heads=kv_heads,

@@ -78,8 +78,8 @@ def _yarn(rope: Fields, base: float, size: int) -> Floats:
         """Return the pair of elements that turns so often within the trained context."""
         return size * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    low = place(rope.number("beta_fast", 0.0) or 32)
-    high = place(rope.number("beta_slow", 0.0) or 1)
+    low = place(rope.number("beta_fast", 0.0, 0.0) or 32)
+    high = place(rope.number("beta_slow", 0.0, 0.0) or 1)
     if rope.flag("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)

@@ -285,7 +285,10 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
             local_files_only=True, output_loading_info=True,
         )  # fmt: skip
     except Exception as error:  # of whatever kind the model's own code raises
-        raise ModelError(f"{folder}: transformers cannot load it: {one_line(error)}.") from error
+        said = one_line(error)
+        if "ignore_mismatched_sizes" in said:
+            said = "its tensors have other shapes than its config.json says"
+        raise ModelError(f"{folder}: transformers cannot load it: {said}.") from error
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"{folder} has no tensor {missing[0]!r}; its config.json promises one.")
     logger.info(

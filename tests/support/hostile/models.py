@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from outrider.errors import OutriderError
+from tests.support.hostile.families import FAMILIES, IN_FILES
 from tests.support.hostile.inputs import damaged, jsons, trees
 from tests.support.hostile.readers import Made, check_said, reader
 from tests.support.tiny import build_checkpoint
@@ -38,11 +39,24 @@ def sample_of(folder: Path, name: str) -> Any:
     return json.loads((checkpoint(folder.parent) / name).read_text())
 
 
-def shaped(folder: Path) -> None:
-    """Read a checkpoint's config as a load does."""
+def shaped(model: Path) -> None:
+    """Read a checkpoint's config and make its rotary tables, as a load does."""
     from outrider.checkpoints.checkpoint import open_checkpoint
+    from outrider.checkpoints.rope import STILL, Rope
 
-    open_checkpoint(folder)
+    checkpoint = open_checkpoint(model)
+    known = checkpoint.architecture
+    if known is not None and known.head_dim < 1 << 16:  # a load refuses larger tables
+        for kind in {*known.kinds} - {STILL}:
+            Rope(checkpoint.config, 64, kind).halves()
+
+
+@reader("model: config.json of each family")
+def families(folder: Path) -> Made:
+    sample = sample_of(folder, "config.json")
+    samples = [{**sample, "model_type": name, **more} for name, more in FAMILIES.items()]
+    wrapped = {"model_type": "gemma3", "text_config": samples[list(FAMILIES).index("gemma3_text")]}
+    return jsons(*samples, wrapped), with_file(folder, "config.json", shaped)
 
 
 @reader("model: config.json")
@@ -188,6 +202,32 @@ def gguf(folder: Path) -> Made:
         gguf_tokenizer(file)
 
     return cases, call
+
+
+@reader("model: GGUF metadata")
+def metadata(folder: Path) -> Made:
+    from gguf import GGMLQuantizationType as Kind
+
+    from outrider.checkpoints.formats.gguf import open_gguf
+    from outrider.checkpoints.formats.gguf_tokenizer import gguf_tokenizer
+    from tests.support.ggufs import byte_level, convert
+    from tests.support.rewritten import Rewritten
+
+    folder.mkdir(parents=True)
+    files = []
+    for name in IN_FILES:
+        source = build_checkpoint(folder / name, name, tokenizer=True, **FAMILIES[name])
+        files.append(Rewritten(convert(source, folder / f"{name}.gguf", Kind.F32, byte_level())[0]))
+    path = folder / "changed.gguf"
+
+    def call(case: tuple[int, Any]) -> None:
+        number, changed = case
+        path.write_bytes(files[number].with_metadata(changed if isinstance(changed, dict) else {}))
+        gguf_tokenizer(open_gguf(path))
+        shaped(path)
+
+    cases = [st.tuples(st.just(i), trees(file.metadata)) for i, file in enumerate(files)]
+    return st.one_of(*cases), call
 
 
 @reader("drafter: head config")

@@ -220,7 +220,7 @@ def _rope(file: GGUF, fields: Fields, family: str, turning: int, head_dim: int) 
     factor = fields.number(f"{family}.rope.scaling.factor", 0.0, 0.0)
     factor = factor or fields.number(f"{family}.rope.scale_linear", 0.0, 0.0)
     if kind not in SCALINGS:
-        raise ModelError(f"{file.path}: rope scaling {shown(kind)} is not read from GGUF files.")
+        raise _unread(file.path, f"rope scaling {shown(kind)} is not read from GGUF files")
     if kind == "none" or not factor:
         return {"rope_type": "default", "rope_theta": base}
     parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": base, "factor": factor}
