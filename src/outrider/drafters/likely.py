@@ -77,8 +77,8 @@ class LikelyIds:
     the place of one that was not said for long; of those that never were the highest goes first.
     """
 
-    def __init__(self, model: NativeTransformer, file: Path | None, size: int = SIZE) -> None:
-        shape = model.shape
+    def __init__(self, model: NativeTransformer, file: Path | None) -> None:
+        shape, size = model.shape, SIZE
         self._model, self._file, self._size = model, file, size
         kept = [] if file is None else read_ids(file, shape.vocab_size, size)
         self._ids = [*dict.fromkeys((*kept, *sorted(shape.eos_token_ids), *range(size)))][:size]
