@@ -24,7 +24,7 @@ struct Forward : Work, Multiplier<T> {
     float* const hidden_out;
     const std::size_t hidden_rows;
     const bool likely;
-    const int columns;  // of logits
+    const int columns;       // of logits
     float *x, *qkv, *added;  // see Scratch
     T *normed, *q, *attended, *gated, *paired;
     std::uint8_t* nonfinite;
@@ -95,8 +95,8 @@ struct Forward : Work, Multiplier<T> {
 
     int helpers() const {
         const long layer = long(c.hidden) * (2L * c.heads * c.head_dim + 3L * c.inner);
-        const long all = layer * n * long(sublayers.size()) / 2 +
-                         long(c.hidden) * columns * long(scored.size());
+        const long all =
+            layer * n * long(sublayers.size()) / 2 + long(c.hidden) * columns * long(scored.size());
         return all < WORTH_SHARING ? 1 : pool_size();
     }
 

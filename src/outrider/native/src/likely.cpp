@@ -9,7 +9,7 @@ namespace {
 template <class T>
 void make_room(Weights<T>& m, int size) {
     if (m.head->packed.empty()) {
-        Matrix<T> &to = m.likely.plain, &from = m.head->plain;
+        Matrix<T>&to = m.likely.plain, &from = m.head->plain;
         to.units = padded(size, LANES) / LANES;
         to.inputs = from.inputs;
         to.data = Memory<T>(to.units * to.unit_size());

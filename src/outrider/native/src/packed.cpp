@@ -158,7 +158,8 @@ Packed empty_like(const Packed& from, int rows) {
     to.units = padded(rows, LANES) / LANES;
     to.codes = Memory<std::uint8_t>(to.units * to.unit_size());
     to.scales = Memory<std::uint8_t>(to.units * to.scales_size());
-    if (from.zeros.size()) to.zeros = Memory<std::uint8_t>(std::size_t(to.units) * to.groups * LANES);
+    if (from.zeros.size())
+        to.zeros = Memory<std::uint8_t>(std::size_t(to.units) * to.groups * LANES);
     if (from.bias.size()) to.bias = Memory<float>(std::size_t(to.units) * LANES);
     return to;
 }

@@ -40,15 +40,15 @@ enum class Scaling {
     nibbles,  // fp16 for sixteen groups, times the low nibbles of a byte for each
 };
 
-// How a matrix [out, in] is packed, w = scale * (code - zero) - less, in units of 16 outputs. Inputs
-// are padded group by group: one of up to 128 is a block, a longer one several of 128. Zeros stand
-// in for what pads.
+// How a matrix [out, in] is packed, w = scale * (code - zero) - less, in units of 16 outputs.
+// Inputs are padded group by group: one of up to 128 is a block, a longer one several of 128. Zeros
+// stand in for what pads.
 //
 // A record has the scales of its groups, [16] numbers of 16 bits, the same of `less` if there are
 // any, and then for every group [16] int8 or, in nibbles, scale and less, and if there are any [16]
 // int8 of every group's `less`.
 struct Coding {
-    float factor = 1;             // a power of two
+    float factor = 1;  // a power of two
     Scaling scaling = Scaling::halves;
     bool lessened = false;           // whether there is a `less`
     int record = 0, per_record = 1;  // bytes of a record, groups of a record
