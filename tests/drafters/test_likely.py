@@ -22,7 +22,7 @@ class Rows:
     """A model that remembers which row of its head stands at which place."""
 
     def __init__(self) -> None:
-        self.shape = SimpleNamespace(vocab_size=VOCABULARY, eos_token_ids=frozenset({END}))
+        self.shape = SimpleNamespace(vocab_size=VOCABULARY, eos_token_ids=frozenset({END, 7000}))
         self.handle = self.likely = 0
         self.at: dict[int, int] = {}
         self.library = self

@@ -81,7 +81,8 @@ class LikelyIds:
         shape, size = model.shape, SIZE
         self._model, self._file, self._size = model, file, size
         kept = [] if file is None else read_ids(file, shape.vocab_size, size)
-        self._ids = [*dict.fromkeys((*kept, *sorted(shape.eos_token_ids), *range(size)))][:size]
+        ends = [token for token in sorted(shape.eos_token_ids) if token < shape.vocab_size]
+        self._ids = [*dict.fromkeys((*kept, *ends, *range(size)))][:size]
         self._places = array("i", [-1]) * shape.vocab_size
         for place, token in enumerate(self._ids):
             self._places[token] = place
