@@ -27,7 +27,7 @@ from outrider.models.rows import Segment
 from outrider.models.tensors import as_tensor
 from outrider.native import choice as native
 from outrider.native.checks import Room
-from outrider.native.interface import Choices
+from outrider.native.interface import Choices, Planted
 from outrider.native.native_sampling import NativeNoise
 from outrider.sampling.pipeline import Logits
 from tests.support.heads import MASK, Eagle, Reference, make_head, make_medusa, save_head
@@ -360,9 +360,12 @@ def test_what_cannot_be_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
 
     def draft(model: Any, store: Any, segment: Segment, **options: Any) -> Callable[[], object]:
         words, limits = words_of([segment]), [asked.limits]
-        return lambda: step.draft(model.handle, store.handle, words, [handle], limits, **options)
+        given = words, options.pop("vocabulary", model.shape.vocab_size), [handle], limits
+        return lambda: step.draft(model.handle, store.handle, *given, **options)
 
     plain = target.new_store(3, 16)
+    step.set_likely(target.handle, 16, range(16), range(16))
+    law = Planted(np.zeros((1, 1), np.int64), zeros(1, 1), np.zeros(1, np.float32), 0)
     far = array("i", [2**31 - 1])
     for call, sentence in (
         (lambda: model.run([row._replace(states=None)], store), "begins with no state"),
@@ -374,6 +377,11 @@ def test_what_cannot_be_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
         (draft(model, store, row, states=one.astype(np.float64)), "cannot read"),
         (draft(model, store, row, states=zeros(1, wide - 1)), "another width"),
         (draft(target, plain, row, states=one), "begin with a state"),
+        (draft(target, plain, row, vocabulary=15), "other logits"),
+        (draft(target, plain, row, vocabulary=0), "other logits"),
+        (draft(target, plain, row, vocabulary=2**63), "integer|not of|too"),
+        (draft(target, plain, row, vocabulary=16, planted=[law]), "go by all ids"),
+        (draft(model, store, row, vocabulary=16, states=one), "other logits"),
         (draft(target, plain, row, sublayers=[4]), "no such layer"),
         (draft(target, plain, row, sublayers=[-1]), "no such layer"),
         (draft(target, plain, row, sublayers=[1, 0]), "no such layer"),

@@ -94,6 +94,18 @@ def test_every_set_gives_the_same_bits(isa: str, kind: Kind, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("isa", HERE)
 @pytest.mark.parametrize("kind", CODED, ids=lambda kind: kind.name)
+def test_copied_rows_say_what_the_head_says(isa: str, kind: Kind, tmp_path: Path) -> None:
+    head = coded(tmp_path, kind, 70, 512)
+    product = Products(step(isa), head, noise(70, 512, seed=1), 1, True)
+    whole = product([0, 1, 2])
+    chosen = dict(enumerate([69, 3, 16, 15, *range(20, 40)]))
+    product.likely(24, chosen)
+    assert np.array_equal(product([0, 1, 2], 24), whole[:, [*chosen.values()]])
+    assert np.array_equal(product([0, 1, 2]), whole)
+
+
+@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("kind", CODED, ids=lambda kind: kind.name)
 def test_the_largest_sums_are_exact(isa: str, kind: Kind, tmp_path: Path) -> None:
     """Sums of the largest codes and digits fit where they are kept, whichever the sign."""
     inputs, size = GGML_QUANT_SIZES[kind]

@@ -420,7 +420,7 @@ def test_what_cannot_be_decided_is_refused(
     ):
         handles = [pipeline.handle for pipeline in pipelines]
         with pytest.raises(ModelError, match=sentence):
-            found.draft(model.handle, store.handle, words_of([segment]), handles, limits)
+            found.draft(model.handle, store.handle, words_of([segment]), width, handles, limits)
 
     def fail(path: list[int]) -> NoReturn:
         raise KeyError(path)
@@ -436,7 +436,8 @@ def test_what_cannot_be_decided_is_refused(
     ):
         with pytest.raises(error, match=sentence):
             found.draft(
-                *(model.handle, store.handle, words_of([one]), [good.handle], [DraftBudget(3, 3)]),
+                *(model.handle, store.handle, words_of([one]), width, [good.handle]),
+                [DraftBudget(3, 3)],
                 masks={0: mask},
                 mask_bytes=size,
             )

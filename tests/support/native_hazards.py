@@ -62,9 +62,8 @@ class Drafts:
 
     def __call__(self, store: int = 0) -> list[DraftNodes]:
         handles = self.model.handle, self.stores[store].handle
-        return self.step.draft(
-            *handles, self.words, [self.pipeline.handle], [DraftBudget(self.length, self.length)]
-        )
+        limits, vocabulary = [DraftBudget(self.length, self.length)], self.model.shape.vocab_size
+        return self.step.draft(*handles, self.words, vocabulary, [self.pipeline.handle], limits)
 
 
 def exits() -> None:

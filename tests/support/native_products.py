@@ -55,14 +55,19 @@ class Products:
         free_with(self, library.free, "store", self.store)
         free_with(self, library.free, "model", self.model)
 
-    def __call__(self, rows: list[int]) -> Floats:
-        logits = np.empty((len(rows), self.shape[0]), np.float32)
+    def __call__(self, rows: list[int], wanted: int | None = None) -> Floats:
+        """Products with the head, or with its likely rows where ``wanted`` is their number."""
+        logits = np.empty((len(rows), wanted or self.shape[0]), np.float32)
         kept = np.empty((0, len(rows), self.shape[1]), np.float32)
         words = array(
             "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 1, 0, 1, row, page))
         )
         self.library.forward(self.model, self.store, words, [], [], logits, kept)
         return logits
+
+    def likely(self, size: int, chosen: dict[int, int]) -> None:
+        """Copy rows of the head, by place, to likely ones."""
+        self.library.set_likely(self.model, size, [*chosen], [*chosen.values()])
 
     def looked_up(self, rows: list[int]) -> Floats:
         logits = np.empty((0, self.shape[0]), np.float32)

@@ -22,12 +22,14 @@ from ..errors import ModelError
 from ..models.base import Model
 from ..models.decide import DraftInput
 from ..models.load import cannot_go_back, load_model
+from ..models.native import NativeTransformer
 from ..models.native_model import NativeModel
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
 from .ahead import Ahead, Chain, Duels, behind, first_of, joined, may_go_on
 from .base import Drafter, DrafterContext, FolderSpec, Needs
 from .forward import NODES, CachedDrafter, CachedState, draft_limits
+from .likely import LikelyIds, ids_file, pays
 from .states import PageNotes
 
 USUAL_UNREAD = 2
@@ -49,8 +51,9 @@ class ModelSpec(FolderSpec):
 
     def needs(self, context: DrafterContext) -> Needs:
         config, target = context.config, context.model
+        checkpoint = open_checkpoint(self.files)
         model = load_model(
-            open_checkpoint(self.files),
+            checkpoint,
             str(target.dtype),
             target.device,
             context.max_model_len,
@@ -73,8 +76,11 @@ class ModelSpec(FolderSpec):
                 f"{self.folder}: a {model.shape.family!r} model has no native path and drafts "
                 "chains only; leave out max_draft_nodes."
             )
+        likely = None
+        if isinstance(model, NativeTransformer) and pays(model.shape) and not context.needs_logits:
+            likely = LikelyIds(model, ids_file(checkpoint) if config.repack_cache else None)
         page_bytes, added = model.page_bytes(config.page_size), model.added_bytes(target)
-        return Needs(page_bytes, max_nodes=nodes, loaded=model, weight_bytes=added)
+        return Needs(page_bytes, max_nodes=nodes, loaded=(model, likely), weight_bytes=added)
 
     def make(self, context: DrafterContext) -> Drafter:
         return ModelDrafter(context)
@@ -90,7 +96,9 @@ class ModelDrafter(CachedDrafter[Model]):
     name = "model"
 
     def __init__(self, context: DrafterContext) -> None:
-        model: Model = context.needs.loaded
+        model: Model
+        self._likely: LikelyIds | None
+        model, self._likely = context.needs.loaded
         super().__init__(
             context, model, model.new_store(context.num_pages, context.config.page_size)
         )
@@ -112,10 +120,14 @@ class ModelDrafter(CachedDrafter[Model]):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        if self._ahead is None:
-            return super().propose(batch, budgets, noise)
-        self._ahead.stop()  # where a step has failed, nobody observed it
+        if self._ahead is not None:
+            self._ahead.stop()  # where a step has failed, nobody observed it
+        if self._likely is not None:
+            pairs = zip(batch, budgets, strict=True)
+            self._likely.choose(item.sequence.id for item, budget in pairs if budget.depth)
         draft = super().propose(batch, budgets, noise)
+        if self._ahead is None:
+            return draft
         going = self._pays is None or self._pays.on(len(batch))
         chains: list[Chain] = []
         drafted = ready = 0
@@ -215,6 +227,9 @@ class ModelDrafter(CachedDrafter[Model]):
         """Keep what was drafted and committed alike; the rest is computed anew when needed."""
         if self._ahead is not None:
             self._end_ahead(self._ahead, record)
+        if self._likely is not None:
+            for item in record.plan.batch:
+                self._likely.learn(item.sequence)
         if not self._states:
             return
         for item in record.plan.batch:
@@ -247,6 +262,11 @@ class ModelDrafter(CachedDrafter[Model]):
         if self._pays is not None and plan.rows == plan.decoding and own:
             seconds = record.seconds.step + time.perf_counter() - begin
             self._pays.observe(plan.decoding, len(record.events), seconds)
+
+    def release(self, seq_id: str, ended: bool) -> None:
+        super().release(seq_id, ended)
+        if self._likely is not None:
+            self._likely.release(seq_id)
 
     def _known(self, sequence: SequenceState) -> CachedState:
         """Return the state of a new sequence whose beginning others may have computed."""

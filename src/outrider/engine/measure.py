@@ -27,7 +27,7 @@ QUICK_SECONDS, THOROUGH_SECONDS = 0.2, 1.0
 """Seconds that may go into each model when an engine is made, and while a server is idle."""
 BATCH_OF_DRAFTS = 8  # sequences whose drafts in one pass tell what each of them costs
 BYTES_PER_SECOND = 1e10  # speed at which attention reads the cache, about
-VERSION = 2
+VERSION = 3
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 """Work that can rest between its steps, and comes to a value."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..base import homes
 from ..base.types import Request, Row, SamplingParams, SequenceState
 from ..drafters.base import DrafterSpec
 from ..drafters.layerskip import LAYERS_THAT_RUN, LayerskipSpec
@@ -22,7 +23,6 @@ from ..models.base import Model
 from ..models.native import NativeTransformer
 from ..models.rows import Segment
 from ..native.native_sampling import shared_noise
-from .control import kept_costs
 from .measure import Steps, costs_file
 
 TEXT = 256
@@ -58,7 +58,7 @@ def skips_file(key: Mapping[str, Any]) -> Path:
 def read_kept(file: Path) -> tuple[int, ...] | None:
     """Return the sublayers that run: none where no set pays, None where nobody has searched."""
     try:
-        kept = kept_costs.read_kept(file)["sublayers"]
+        kept = homes.read_kept(file)["sublayers"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     plain = isinstance(kept, list) and all(type(each) is int and each >= 0 for each in kept)
@@ -75,7 +75,7 @@ def search_later(
         return
     kept = yield from searched(model, page_size, longest, row)
     try:
-        kept_costs.write_kept(file, {"sublayers": kept})
+        homes.write_kept(file, {"sublayers": kept})
     except OSError as error:
         logger.warning("sublayers that can be left out cannot be kept (%s)", error)
 

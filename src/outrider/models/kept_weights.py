@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,15 +91,24 @@ def place_of(
     of_gguf = isinstance(tensors, GGUFTensors)
     if (recipe is None and not of_gguf) or tensors.file_bytes < LEAST:
         return None
-    folder = checkpoint.folder
-    files = [folder] if of_gguf else [folder / "config.json", *weight_files(folder)]
-    if isinstance(tensors, GGUFTensors):
-        files = [*tensors.files]
-    states = [(str(file.resolve()), file.stat()) for file in (*files, library.file)]
-    about = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
+    about = written([*files_of(checkpoint), library.file])
     key = _digest([VERSION, dtype, str(recipe), about])
     path = cache_home() / "weights" / f"{key.hex()[:32]}{SUFFIX}"
     return Kept(path, key, tensors.file_bytes, recipe is not None)
+
+
+def files_of(checkpoint: Checkpoint) -> list[Path]:
+    """Return the files that a checkpoint's weights come from."""
+    tensors, folder = checkpoint.tensors, checkpoint.folder
+    if isinstance(tensors, GGUFTensors):
+        return [*tensors.files]
+    return [folder / "config.json", *weight_files(folder)]
+
+
+def written(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """Return where files lie, their sizes and when they were written, which tells others apart."""
+    states = [(str(file.resolve()), file.stat()) for file in files]
+    return [(name, state.st_size, state.st_mtime_ns) for name, state in states]
 
 
 def _digest(about: list[Any]) -> bytes:

@@ -72,6 +72,8 @@ class NativeModel(RowsModel):
 
     device = "cpu"
     shape: Architecture
+    likely = 0
+    """Rows of the head that drafts come from, see ``Library.set_likely``; 0 for all of it."""
 
     def __init__(
         self,
@@ -174,6 +176,16 @@ class NativeModel(RowsModel):
         self._turn(store.num_slots)
         return store
 
+    @property
+    def _drafted(self) -> int:
+        """Logits that drafts come from."""
+        return self.likely or self.shape.vocab_size
+
+    def try_rows(self, count: int, store: Store) -> None:
+        tables = [array("i", (page,)) for page in range(count)]
+        rows = [Segment([1], 0, p, 1, 1) for p in tables]
+        self.forward(rows, store, vocabulary=self._drafted)
+
     def _states(self, segments: Sequence[Segment]) -> NDArray[np.float32] | None:
         """Return the states that rows begin with, None where they begin with an embedding."""
         return None
@@ -185,10 +197,12 @@ class NativeModel(RowsModel):
         sublayers: Sequence[int] | None = None,
         hidden: Sequence[int] = (),
         wanted: int | None = None,
+        vocabulary: int | None = None,
     ) -> Output:
         """Return the model's own logits, ``wanted`` if not as many as segments say, and states.
 
-        Both are fp32. Of ``sublayers``, as of ``Library.forward``, None stands for all.
+        Both are fp32; logits are of all ids, or of the likely rows where ``vocabulary`` is their
+        number. Of ``sublayers``, as of ``Library.forward``, None stands for all.
         """
         assert isinstance(store, NativeStore)
         if wanted is None:
@@ -197,7 +211,7 @@ class NativeModel(RowsModel):
         rows = (
             sum(len(s.tokens) + len(s.nodes) for s in segments) if states is None else len(states)
         )
-        logits = np.empty((wanted, self.shape.vocab_size), np.float32)
+        logits = np.empty((wanted, vocabulary or self.shape.vocab_size), np.float32)
         kept = np.empty((len(hidden), rows, self.hidden_size), np.float32)
         if sublayers is None:
             sublayers = range(2 * self.hidden_layers)
@@ -253,8 +267,9 @@ class NativeModel(RowsModel):
         if fast:
             words = words_of(fast)
             laws = [planted_of(segments[i]) for i in drafting] if planted else ()
+            vocabulary = self.shape.vocab_size if planted else self._drafted
             drafts = self.library.draft(
-                *(self.handle, store.handle, words, pipelines, limits, laws),
+                *(self.handle, store.handle, words, vocabulary, pipelines, limits, laws),
                 masks=masks,
                 mask_bytes=mask_bytes(noise.vocab_size) if masks else 0,
                 states=self._states(fast),

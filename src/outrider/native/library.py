@@ -288,6 +288,16 @@ class Library:
         """
         self.run("ids", at(model), [*targets], len(targets), [*inputs], len(inputs))
 
+    def set_likely(
+        self, model: int, size: int, places: Sequence[int], token_ids: Sequence[int]
+    ) -> None:
+        """Copy rows of the head to places among ``size`` likely ones, which stay as many.
+
+        Drafts, and forwards, may want the logits of these rows alone, see ``draft``.
+        """
+        same_length(places, token_ids)
+        self.run("likely", at(model), size, [*places], [*token_ids], len(places))
+
     def borrow(self, model: int, beside: int) -> None:
         """Let a model look tokens up where the model ``beside`` does, whose embedding stays.
 
@@ -351,7 +361,8 @@ class Library:
 
         Twice its number stands for a layer's attention, and one more for its MLP. ``logits`` fp32
         [wanted rows, vocabulary] and ``kept`` fp32 [hidden, rows, width] are written. ``states``
-        fp32 [rows, width] are those that rows begin with, where the model wants them.
+        fp32 [rows, width] are those that rows begin with, where the model wants them. Logits as
+        wide as there are likely rows are of those alone.
         """
         rows, width = kept.shape[1:3]
         given = ffi.from_buffer(_INTS, words), len(words)
@@ -489,6 +500,7 @@ class Library:
         model: int,
         store: int,
         words: array[int],
+        vocabulary: int,
         pipelines: Sequence[int],
         limits: Sequence[DraftBudget],
         planted: Sequence[Planted | None] = (),
@@ -501,6 +513,7 @@ class Library:
         """Run the segments in ``words``, see ``forward``, and go on from those that want logits.
 
         Args:
+            vocabulary: the model's, or the number of its likely rows, which drafts then come from.
             pipelines, limits, planted, before: of each segment that drafts; ``before`` the position
                 of its first drafted token in the target's sequence, none where that is the number
                 of the segment's tokens. Page tables reach to the end of the draft.
@@ -532,7 +545,7 @@ class Library:
         if masks:
             asking, flags = MaskCalls(masks, mask_bytes), bytes([i in masks for i in range(count)])
             ask = ffi.callback(_ASK_MASK, asking.pointer)
-        sizes = [(len(words), count, most, mask_bytes, rows, width, len(sublayers))]
+        sizes = [(len(words), count, most, mask_bytes, rows, width, len(sublayers), vocabulary)]
         how = entries, packed, places, begin, parts, flags, ask
         self.run("draft", at(model), at(store), sizes, *given, *how, whole, chances)
         if asking is not None:

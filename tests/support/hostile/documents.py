@@ -300,6 +300,14 @@ def kept_costs(folder: Path) -> Made:
     return jsons(sample), in_file(folder, "costs.json", read_profile)
 
 
+@reader("likely ids")
+def likely_ids(folder: Path) -> Made:
+    from outrider.drafters.likely import read_ids
+
+    sample = {"vocabulary": 100, "ids": [3, 17, 99]}
+    return jsons(sample), in_file(folder, "ids.json", lambda file: read_ids(file, 100, 8))
+
+
 @reader("catalogue config")
 def catalogue_config(folder: Path) -> Made:
     from outrider.ops.planning.catalogue import eagle_head, find_shape, read_config

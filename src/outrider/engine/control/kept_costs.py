@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from ...base.homes import read_kept, write_kept
 from .costs import Costs, Curve, DraftCosts
 from .tuning import USUAL
 
 LONGEST_STEP_SECONDS = 1e6  # no step takes as many seconds
-LARGEST_FILE = 1 << 20  # characters; costs have some kilobytes
 logger = logging.getLogger("outrider")
-
-
-def read_kept(file: Path) -> Any:
-    """Return the JSON object in a file; OSError or ValueError where there is none that is small."""
-    with file.open(encoding="utf-8") as opened:
-        text = opened.read(LARGEST_FILE + 1)
-    return json.loads(text) if len(text) <= LARGEST_FILE else {}
-
-
-def write_kept(file: Path, kept: Mapping[str, Any]) -> None:
-    """Write a JSON object; who reads meanwhile finds the old one or the new one. Raises OSError."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(kept), encoding="utf-8")
-    part.replace(file)
 
 
 def read_costs(file: Path) -> Costs | None:

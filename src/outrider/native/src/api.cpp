@@ -172,7 +172,8 @@ const char* outrider_forward(const Model* model, Store* store, const std::int32_
                              int num_rows, int width) {
     return guarded({model, store}, [&]() -> const char* {
         if (store->model != model) return "the cache is another model's";
-        if (vocabulary != model->c.vocabulary || width != model->c.hidden)
+        const bool likely = is_likely(*model, vocabulary);
+        if ((vocabulary != model->c.vocabulary && !likely) || width != model->c.hidden)
             return "the room for results has another shape than its model";
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
@@ -195,7 +196,7 @@ const char* outrider_forward(const Model* model, Store* store, const std::int32_
         rows.states = states;
         forward(*model, *store, rows,
                 ForwardRequest{sublayers, num_sublayers, hidden, num_hidden, logits, hidden_out,
-                               std::size_t(num_rows)});
+                               std::size_t(num_rows), likely});
         return nullptr;
     });
 }

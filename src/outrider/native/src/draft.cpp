@@ -199,14 +199,14 @@ struct Line {
 // Runs a level's rows; returns the state that each line of logits ends with, null where none are
 // wanted.
 const float* run_level(const Model& model, Store& store, const Rows& rows,
-                       const std::vector<std::int32_t>& sublayers, float* logits) {
+                       const std::vector<std::int32_t>& sublayers, float* logits, bool likely) {
     const Config& c = model.c;
     if (c.input == INPUT_HEADS) {
         run_heads(model, rows.states, int(rows.scored.size()), logits);
         return nullptr;
     }
     if (c.input == INPUT_EMBEDDED) {
-        run(model, store, rows, sublayers, logits);
+        run(model, store, rows, sublayers, logits, {}, likely);
         return nullptr;
     }
     const std::size_t width = c.hidden;
@@ -220,8 +220,9 @@ const float* run_level(const Model& model, Store& store, const Rows& rows,
 }
 
 void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& all, AskMask ask,
-           const std::vector<std::int32_t>& sublayers) {
-    const int own = model.c.vocabulary;
+           const std::vector<std::int32_t>& sublayers, bool likely) {
+    const std::vector<std::int32_t>& targets = likely ? model.likely_ids : model.targets;
+    const int own = likely ? int(targets.size()) : model.c.vocabulary;
     const bool at_once = all.size() && all[0].levels;
     for (Drafting& d : all) d.open = {-1};
     std::vector<Line> lines;
@@ -232,7 +233,7 @@ void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& a
     for (int level = 0;; ++level) {
         if (!rows.rows.empty()) {
             logits = store.logits.reserve(std::size_t(rows.num_logits) * own);
-            ended = run_level(model, store, rows, sublayers, logits);
+            ended = run_level(model, store, rows, sublayers, logits, likely);
         }
         lines.clear();
         for (int i = 0; i < int(all.size()); ++i)
@@ -253,7 +254,7 @@ void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& a
             float* raw = logits + std::size_t(line.raw) * own;
             if (!at_once) plant(d.planted, before + length, raw, own);
             std::vector<float> wide;
-            const float* z = process(*d.pipeline, raw, own, model.targets, before,
+            const float* z = process(*d.pipeline, raw, own, targets, before,
                                      {line.path.data(), length}, line.mask, at_once, wide);
             const NoiseOf noise(*d.pipeline, before + length);
             draw_some(z, d.pipeline->o.vocabulary, noise.get(), d.draws(), &drawn[r * each]);
@@ -292,6 +293,11 @@ const char* outrider_draft(const Model* model, Store* store, const DraftSizes* s
         if (const char* wrong = read_rows(*model, *store, words, n.words, rows)) return wrong;
         if (int(rows.scored.size()) != n.drafts) return "there are not as many drafts as wanted";
         const bool heads = model->c.input == INPUT_HEADS;
+        const bool likely = is_likely(*model, n.vocabulary);
+        if (n.vocabulary != model->c.vocabulary && !likely)
+            return "drafts come from other logits than their model's";
+        if (likely && (planted || model->c.input != INPUT_EMBEDDED))
+            return "planted logits and heads go by all ids";
         if ((model->c.input == INPUT_EMBEDDED) != (states == nullptr)) return UNSTATED;
         if (states && n.width != model->c.hidden)
             return "states have another width than their model";
@@ -334,7 +340,7 @@ const char* outrider_draft(const Model* model, Store* store, const DraftSizes* s
             all.back().line = lines;
             lines += from.logits;
         }
-        draft(*model, *store, std::move(rows), all, ask, parts);
+        draft(*model, *store, std::move(rows), all, ask, parts, likely);
         const std::size_t size = std::size_t(n.drafts) * n.room;
         for (int i = 0; i < n.drafts; ++i) {
             std::int32_t* to = ints + std::size_t(i) * n.room;

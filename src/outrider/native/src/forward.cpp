@@ -23,6 +23,8 @@ struct Forward : Work, Multiplier<T> {
     float* const logits;
     float* const hidden_out;
     const std::size_t hidden_rows;
+    const bool likely;
+    const int columns;       // of logits
     float *x, *qkv, *added;  // see Scratch
     T *normed, *q, *attended, *gated, *paired;
     std::uint8_t* nonfinite;
@@ -50,7 +52,9 @@ struct Forward : Work, Multiplier<T> {
           scored(std::move(scored)),
           logits(request.logits),
           hidden_out(request.hidden_out),
-          hidden_rows(request.hidden_rows) {
+          hidden_rows(request.hidden_rows),
+          likely(request.likely),
+          columns(request.likely ? int(weights.likely_ids.size()) : weights.c.vocabulary) {
         Scratch<T>& s = m.scratch;
         const std::size_t count = padded(n, LANES);
         x = s.x.reserve(count * width);
@@ -91,8 +95,8 @@ struct Forward : Work, Multiplier<T> {
 
     int helpers() const {
         const long layer = long(c.hidden) * (2L * c.heads * c.head_dim + 3L * c.inner);
-        const long all = layer * n * long(sublayers.size()) / 2 +
-                         long(c.hidden) * c.vocabulary * long(scored.size());
+        const long all =
+            layer * n * long(sublayers.size()) / 2 + long(c.hidden) * columns * long(scored.size());
         return all < WORTH_SHARING ? 1 : pool_size();
     }
 
@@ -434,18 +438,19 @@ struct Forward : Work, Multiplier<T> {
             }
         });
         if (scored.empty()) return;
-        norm_multiply(team, m.norm, *m.head, int(scored.size()), [&](int r) { return scored[r]; },
+        norm_multiply(team, m.norm, likely ? m.likely : *m.head, int(scored.size()),
+                      [&](int r) { return scored[r]; },
                       {.kind = Epilogue::put,
                        .y = logits,
-                       .stride = std::size_t(c.vocabulary),
-                       .columns = c.vocabulary,
+                       .stride = std::size_t(columns),
+                       .columns = columns,
                        .scale = 1.0f / c.logits_scale});
         if (!(c.logits_cap > 0)) return;
-        const int lines = padded(c.vocabulary, LANES) / LANES;
+        const int lines = padded(columns, LANES) / LANES;
         team.share(int(scored.size()) * lines, 64, [&](int first, int last) {
             for (int i = first; i < last; ++i) {
-                const int at = i % lines * LANES, count = std::min(LANES, c.vocabulary - at);
-                float* to = logits + std::size_t(i / lines) * c.vocabulary + at;
+                const int at = i % lines * LANES, count = std::min(LANES, columns - at);
+                float* to = logits + std::size_t(i / lines) * columns + at;
                 alignas(64) float some[LANES] = {};
                 std::copy(to, to + count, some);
                 store(some, capped(load(some), c.logits_cap));
@@ -464,7 +469,7 @@ void forward_as(const Weights<T>& m, Store& store, const Rows& rows,
         if (rows.rows[r].logits >= 0) scored[rows.rows[r].logits] = int(r);
     auto work = std::make_shared<Forward<T>>(m, store, rows, request, std::move(scored));
     turn.run(work, work->phases(), work->helpers());
-    mark(store, rows, m.scratch.nonfinite, request, m.c.vocabulary, reach_of(m));
+    mark(store, rows, m.scratch.nonfinite, request, work->columns, reach_of(m));
 }
 
 }  // namespace

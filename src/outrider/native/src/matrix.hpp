@@ -40,6 +40,17 @@ void pack_unit(T* to, const T* from, std::size_t stride, int count, int in) {
                 from[lane * stride + k];
 }
 
+// Copies a row of a matrix of one part to another as wide.
+template <class T>
+void copy_row(Matrix<T>& to, int place, const Matrix<T>& from, int row) {
+    constexpr int pair = PER_LANE<T>;
+    T* out = to.data.data() + place / LANES * to.unit_size() + place % LANES * pair;
+    const T* in = from.at(row / LANES) + row % LANES * pair;
+    for (std::size_t i = 0; i < from.unit_size(); i += LANES * pair)
+        for (int k = 0; k < pair; ++k) out[i + k] = in[i + k];
+    if (from.bias.size()) to.bias.data()[place] = from.bias.data()[row];
+}
+
 // A row of a matrix of one part: `in` numbers.
 template <class T>
 void unpack_row(const Matrix<T>& m, int row, T* to, int in) {

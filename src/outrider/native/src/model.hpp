@@ -73,6 +73,7 @@ struct Model : Counted {
     // The target's id of each row of logits, or -1, and the id that its embedding has here for each
     // of the target's, or -1; empty where they are the same.
     std::vector<std::int32_t> targets, inputs;
+    std::vector<std::int32_t> likely_ids;  // of each of the likely rows, or -1
     // Its token for one of the target's, or -1.
     int input_of(int token) const {
         if (!inputs.empty()) return token < int(inputs.size()) ? inputs[token] : -1;
@@ -81,6 +82,11 @@ struct Model : Counted {
     explicit Model(const Config& config) : c(config) {}
 };
 
+// Whether so many logits are those of the likely rows, which are fewer than all.
+inline bool is_likely(const Model& model, std::int64_t count) {
+    return count > 0 && count == std::int64_t(model.likely_ids.size());
+}
+
 template <class T>
 struct Weights : Model {
     using Model::Model;
@@ -88,6 +94,7 @@ struct Weights : Model {
     std::vector<Layer<T>> layers;
     // Other models may hold the same. `table`: a packed embedding that is not the head, or null.
     std::shared_ptr<Weight<T>> head, table;
+    Weight<T> likely;          // rows of the head, copied, that drafts may come from alone
     int half = 0, blocks = 0;  // of a row of digits, at most
     bool apart = false;        // whether a weight is
     Memory<float> norm, state_norm, fuse_norm;
@@ -171,9 +178,10 @@ struct ForwardRequest {
     // the next row of a draft begins with.
     const std::int32_t* hidden;
     int num_hidden;
-    float* logits;      // [num_logits, vocabulary]
+    float* logits;      // [num_logits, vocabulary], or of the likely rows
     float* hidden_out;  // [num_hidden, hidden_rows, hidden], of which the first rows are written
     std::size_t hidden_rows;
+    bool likely = false;  // logits are those of the likely rows
 };
 
 // Hidden states that are wanted of a forward: see ForwardRequest.

@@ -170,9 +170,10 @@ typedef struct DecideSizes {
     int64_t mask_bytes;
 } DecideSizes;
 
-// Sizes of a call of `outrider_draft`; `room` is the number of nodes of a draft at most.
+// Sizes of a call of `outrider_draft`: `room` is the number of nodes of a draft at most.
 typedef struct DraftSizes {
     int64_t words, drafts, room, mask_bytes, states, width, sublayers;
+    int64_t vocabulary;  // the model's, or the number of its likely rows
 } DraftSizes;
 
 // -- the library --
@@ -233,6 +234,10 @@ OUTRIDER_API const char* outrider_ids(Model* model, const int32_t* target_token_
 // Lets a model look tokens up where another does, whose `embedding` must outlive both; heads take
 // its last norm.
 OUTRIDER_API const char* outrider_borrow(Model* model, const Model* from);
+// Copies rows of the head to places among `size` likely ones, which drafts may come from alone:
+// `token_ids` [count] to `places` [count]. They stay as many, and begin without ids.
+OUTRIDER_API const char* outrider_likely(Model* model, int32_t size, const int32_t* places,
+                                         const int32_t* token_ids, int32_t count);
 // Fails unless the model has all its weights.
 OUTRIDER_API const char* outrider_check(const Model* model);
 // Writes the packed weights of a model to a new file, under a `key` [32].
@@ -265,7 +270,8 @@ OUTRIDER_API const char* outrider_move(Store* store, const int32_t* from_slots,
 // `words` are segments one after the other, each [tokens, nodes, start, pages, logits, first,
 // prompt] and then the token ids, the nodes' ids, their parents and the page table; `prompt` is the
 // prompt's length. `logits` has room for
-// [num_logits, vocabulary], `hidden_out` for [num_hidden, num_rows, width]. `states` [num_rows,
+// [num_logits, vocabulary], where `vocabulary` is the model's or the number of its likely rows,
+// `hidden_out` for [num_hidden, num_rows, width]. `states` [num_rows,
 // width] are those that rows begin with, null where the model wants none. Of heads a segment has
 // one, and a row of logits for each head. `hidden` are layers after which the residual stream is
 // wanted; -1 stands for the embedding, as many as there are for what the next row of a draft begins

@@ -38,6 +38,14 @@ std::uint16_t half_at(const std::uint8_t* p, int lane) {
     return half;
 }
 
+// Copies what one of 16 outputs has in `count` lines of numbers of `size` bytes.
+void copy_lane(std::uint8_t* to, int place, const std::uint8_t* from, int row, std::size_t count,
+               int size) {
+    for (std::size_t i = 0; i < count; ++i)
+        std::memcpy(to + (i * LANES + place % LANES) * size,
+                    from + (i * LANES + row % LANES) * size, size);
+}
+
 // The codes of 32 inputs of an output, as `encode` takes them.
 void decode(const Packed& m, const std::uint8_t* cell, int lane, std::uint8_t to[CELL]) {
     auto line = [&](int i, int j) { return cell[i * 64 + lane * 4 + j]; };
@@ -142,6 +150,36 @@ const char* pack(Packed& to, const std::uint8_t* codes, const float* scales,
     if (seen >> bits) return "a quantised matrix has codes or zeros of more bits than it says";
     to = std::move(m);
     return nullptr;
+}
+
+Packed empty_like(const Packed& from, int rows) {
+    Packed to;
+    static_cast<Coding&>(to) = from;
+    to.units = padded(rows, LANES) / LANES;
+    to.codes = Memory<std::uint8_t>(to.units * to.unit_size());
+    to.scales = Memory<std::uint8_t>(to.units * to.scales_size());
+    if (from.zeros.size())
+        to.zeros = Memory<std::uint8_t>(std::size_t(to.units) * to.groups * LANES);
+    if (from.bias.size()) to.bias = Memory<float>(std::size_t(to.units) * LANES);
+    return to;
+}
+
+void copy_row(Packed& to, int place, const Packed& from, int row) {
+    const int into = place / LANES, out = row / LANES;
+    copy_lane(to.codes.data() + into * to.unit_size(), place,
+              from.codes.data() + out * from.unit_size(), row, from.unit_size() / 64, 4);
+    const int halves = from.lessened ? 2 : 1, bytes = from.record / LANES - 2 * halves;
+    for (int g = 0; g < from.groups; g += from.per_record) {
+        std::uint8_t* record = to.scales.data() + (to.record_of(into, g) - to.scales.data());
+        copy_lane(record, place, from.record_of(out, g), row, halves, 2);
+        const int behind = 2 * halves * LANES;
+        copy_lane(record + behind, place, from.record_of(out, g) + behind, row, bytes, 1);
+    }
+    const std::size_t zeros = std::size_t(from.groups) * LANES;
+    if (from.zeros.size())
+        copy_lane(to.zeros.data() + into * zeros, place, from.zeros.data() + out * zeros, row,
+                  from.groups, 1);
+    if (from.bias.size()) to.bias.data()[place] = from.bias.data()[row];
 }
 
 void unpack_row(const Packed& m, int row, float* to) {

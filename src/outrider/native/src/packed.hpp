@@ -40,38 +40,24 @@ enum class Scaling {
     nibbles,  // fp16 for sixteen groups, times the low nibbles of a byte for each
 };
 
-// A matrix [out, in], w = scale * (code - zero) - less, in units of 16 outputs. Inputs are padded
-// group by group: one of up to 128 is a block, a longer one several of 128. Zeros stand in for what
-// pads.
+// How a matrix [out, in] is packed, w = scale * (code - zero) - less, in units of 16 outputs.
+// Inputs are padded group by group: one of up to 128 is a block, a longer one several of 128. Zeros
+// stand in for what pads.
 //
 // A record has the scales of its groups, [16] numbers of 16 bits, the same of `less` if there are
 // any, and then for every group [16] int8 or, in nibbles, scale and less, and if there are any [16]
 // int8 of every group's `less`.
-struct Packed {
-    Memory<std::uint8_t> codes;   // [units][cells][lines][16][4]
-    Memory<std::uint8_t> scales;  // [units][records][record]; those of fp16 times `factor`
-    Memory<std::uint8_t> zeros;   // [units][groups][16], or empty: `zero`
-    Memory<float> bias;           // [units * 16] or empty
-    float factor = 1;             // a power of two
+struct Coding {
+    float factor = 1;  // a power of two
     Scaling scaling = Scaling::halves;
     bool lessened = false;           // whether there is a `less`
     int record = 0, per_record = 1;  // bytes of a record, groups of a record
     int zero = 0;
     std::uint8_t map[16] = {};  // of MAPPED codes
-    int units = 0, in = 0, bits = 0;
+    int in = 0, bits = 0;
     int group = 0, groups = 0;
     int block = 0, split = 0;  // padded inputs of a block (16, 32, 64, 128), blocks of a group
 
-    bool empty() const { return units == 0; }
-    std::size_t bytes() const {
-        return codes.bytes() + scales.bytes() + zeros.bytes() + bias.bytes();
-    }
-    bool same(const Packed& other) const {
-        return bits == other.bits && in == other.in && group == other.group &&
-               factor == other.factor && scaling == other.scaling && zero == other.zero &&
-               codes.same(other.codes) && scales.same(other.scales) && zeros.same(other.zeros) &&
-               bias.same(other.bias) && !std::memcmp(map, other.map, sizeof map);
-    }
     int blocks() const { return groups * split; }
     int width() const { return blocks() * block; }
     // Half of the bytes of a row of digits: an odd number of cache lines, since rows a power of two
@@ -86,12 +72,31 @@ struct Packed {
         int left = end - start(b);
         return left < 0 ? 0 : left < LONGEST_BLOCK ? left : LONGEST_BLOCK;
     }
-    // The record of a group, and where in it the 16 bytes of a group stand.
+    // Where in a record the 16 bytes of a group stand.
+    int step_at(int g) const { return (lessened ? 64 : 32) + g % per_record * LANES; }
+    int less_at(int g) const { return step_at(g) + per_record * LANES; }
+};
+
+struct Packed : Coding {
+    Memory<std::uint8_t> codes;   // [units][cells][lines][16][4]
+    Memory<std::uint8_t> scales;  // [units][records][record]; those of fp16 times `factor`
+    Memory<std::uint8_t> zeros;   // [units][groups][16], or empty: `zero`
+    Memory<float> bias;           // [units * 16] or empty
+    int units = 0;
+
+    bool empty() const { return units == 0; }
+    std::size_t bytes() const {
+        return codes.bytes() + scales.bytes() + zeros.bytes() + bias.bytes();
+    }
+    bool same(const Packed& other) const {
+        return bits == other.bits && in == other.in && group == other.group &&
+               factor == other.factor && scaling == other.scaling && zero == other.zero &&
+               codes.same(other.codes) && scales.same(other.scales) && zeros.same(other.zeros) &&
+               bias.same(other.bias) && !std::memcmp(map, other.map, sizeof map);
+    }
     const std::uint8_t* record_of(int unit, int g) const {
         return scales.data() + unit * scales_size() + std::size_t(g / per_record) * record;
     }
-    int step_at(int g) const { return (lessened ? 64 : 32) + g % per_record * LANES; }
-    int less_at(int g) const { return step_at(g) + per_record * LANES; }
 };
 
 // Packs codes [out, in], scales and zeros [out, groups] (of `group` inputs each; `zeros` may be
@@ -103,6 +108,12 @@ const char* pack(Packed& to, const std::uint8_t* codes, const float* scales,
 
 // Puts the codes of 32 inputs of an output, four to a word, into its lane of a cell.
 void encode(std::uint8_t* cell, int lane, int bits, const std::uint32_t codes[8]);
+
+// Makes a matrix of zeros of so many rows, coded as another is.
+Packed empty_like(const Packed& from, int rows);
+
+// Copies a row of a matrix of one part to another that is coded as it is.
+void copy_row(Packed& to, int place, const Packed& from, int row);
 
 // Writes a row of a matrix of one part: `in` numbers.
 void unpack_row(const Packed& m, int row, float* to);

@@ -11,10 +11,11 @@ namespace outrider {
 
 // Runs sublayers; writes the logits [num_logits, vocabulary] of the rows that want them.
 inline void run(const Model& model, Store& store, const Rows& rows,
-                const std::vector<std::int32_t>& sublayers, float* logits, Hidden hidden = {}) {
+                const std::vector<std::int32_t>& sublayers, float* logits, Hidden hidden = {},
+                bool likely = false) {
     forward(model, store, rows,
             ForwardRequest{sublayers.data(), int(sublayers.size()), hidden.layers, hidden.count,
-                           logits, hidden.out, hidden.rows});
+                           logits, hidden.out, hidden.rows, likely});
 }
 
 // Processes a row of `own` logits, in place or in `wide`; returns where the processed logits are.

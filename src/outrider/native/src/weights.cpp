@@ -332,7 +332,7 @@ std::int64_t outrider_weights(Model* model, const Model* beside) {
         for (const auto& layer : m.layers)
             for (const auto& matrix : layer.matrices) bytes += matrix.bytes();
         for (const auto& matrix : m.drafts) bytes += matrix.bytes();
-        bytes += m.fuse.bytes();
+        bytes += m.fuse.bytes() + m.likely.bytes();
         const auto theirs = ends_of(other);
         for (const auto& mine : {m.head, m.table == m.head ? nullptr : m.table})
             if (mine && std::find(theirs.begin(), theirs.end(), mine) == theirs.end())
