@@ -152,6 +152,8 @@ def export_gguf(folder: Path, out: Path, recipe: str) -> float:
         except (UnicodeError, struct.error) as error:
             what = f"{folder}: a text or number of its config or tokenizer cannot be written"
             raise ModelError(f"{what} ({one_line(error)}).") from None
+        except OSError as error:  # NumPy's does not name the file
+            raise ModelError(f"{out} cannot be written ({one_line(error)}).") from None
         finally:
             writer.close()
     weights = sum(prod(part.shape) for part in parts.values())
