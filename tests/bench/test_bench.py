@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from outrider.sampling.pipeline import Logits
 from tests.support.pages import check_engine
 
 A, B, P = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN
+CPUS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 PROMPTS = ["def greet(name):", "for word in ("]
 KEYS = {
     "drafter": str,
@@ -232,6 +234,25 @@ def test_fresh_engines_have_learned_nothing_yet(
     monkeypatch.setattr("outrider.bench.offline.run_all", watched)
     engines.run(lambda done, total: None)
     assert len({*map(id, seen)}) == 2 * (1 + options.rounds)
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="one CPU, or no affinity on this system")
+@pytest.mark.skipif(library() is None, reason="the native step is off")
+def test_cpus_of_a_drafter_are_taken_from_engines_that_have_it_alone(
+    tiny_llama: Path, tiny_drafter: Path
+) -> None:
+    own = {"drafter_cpus": str(CPUS[-1]), "draft_ahead": 2}
+    options = BenchOptions(
+        model=tiny_llama, target="tiny", drafters=(str(tiny_drafter), "ngram"), max_tokens=4,
+        engine=own,
+    )  # fmt: skip
+    workload = Workload.of_prompts("code", PROMPTS)
+    cpus = {
+        n: llm.engine.config.drafter_cpus for n, llm in Bench(options, workload).engines.items()
+    }
+    assert cpus == {"none": None, str(tiny_drafter): own["drafter_cpus"], "ngram": None}
+    with pytest.raises(ConfigError, match="has no passes of a checkpoint of its own"):
+        Bench(replace(options, drafters=("ngram",)), workload)
 
 
 def test_the_models_own_drafter_is_the_default(

@@ -282,10 +282,35 @@ def test_the_command_takes_a_recipe_of_what_it_writes(
     for folder, recipe, sentence in (
         (out, "Q8_0", "already exists; give a new file"),
         (tmp_path / "b.gguf", "int4", r"quantization is 'int4'; a .gguf file takes one of Q8_0"),
-        (tmp_path / "c", "Q4_0", "quantization is 'Q4_0'; give int4 or int8"),
+        (tmp_path / "c", "Q4_0", "quantization Q4_0 is one of .gguf files"),
     ):
         done = outrider("quantize", str(source), str(folder), "--quantization", recipe)
         assert done.exit_code == 2
         assert sentence in done.stderr
         assert done.stderr.startswith("error: ")
     assert gguf_export.RECIPES.keys() == {"Q8_0", "Q4_0", "Q4_K_M"}
+
+
+def test_matrices_that_are_quantised_twice_are_counted(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", tokenizer=True, **SIZES)
+    outrider("quantize", str(source), str(tmp_path / "few"), "--quantization", "int8")
+    export_gguf(tmp_path / "few", tmp_path / "a.gguf", "Q4_0")
+    tensors = open_gguf(tmp_path / "a.gguf").tensors.values()
+    matrices = [each for each in tensors if len(each.shape) > 1]
+    assert f"{len(matrices)} of {len(tensors)} tensors are quantised already" in caplog.text
+
+
+def test_a_full_disk_is_told_with_the_file(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", tokenizer=True, **SIZES)
+
+    def full(*_: object) -> None:
+        raise OSError("Not enough free space to write 9 bytes")
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", full)
+    with pytest.raises(ModelError, match=r"a\.gguf cannot be written .*free space"):
+        export_gguf(source, tmp_path / "a.gguf", "Q8_0")
+    assert not [*tmp_path.glob("*gguf*")]

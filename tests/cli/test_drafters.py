@@ -169,6 +169,15 @@ def test_drafters_on_disk_are_suggested(
     shown = drafters("suggest", target).stdout
     assert "not in the catalogue" in shown
     assert "forecasts, not measurements" in " ".join(shown.split())
+    assert f"outrider bench {target} --drafter {small}" in shown.splitlines()
+
+
+def test_a_damaged_target_is_named_with_its_damage(tmp_path: Path) -> None:
+    file = tmp_path / "a.gguf"
+    file.write_bytes(b"GGUF")
+    done = drafters("suggest", file)
+    assert done.exit_code == 1
+    assert "too short for a GGUF file" in " ".join(done.output.split())
 
 
 def test_drafters_of_the_catalogue_are_suggested_by_name() -> None:
@@ -180,3 +189,4 @@ def test_drafters_of_the_catalogue_are_suggested_by_name() -> None:
     done = drafters("suggest", "no/such-model")
     assert done.exit_code == 2
     assert "neither on disk nor in the catalogue" in " ".join(done.output.split())
+    assert drafters("suggest", "").exit_code == 2

@@ -177,6 +177,12 @@ def test_the_documented_drafter_drafts(tiny_llama: Path) -> None:
         LLM(tiny_llama, drafter="repeated")
 
 
+@pytest.mark.parametrize("option", ["", "suffix+", "auto+"])
+def test_an_empty_name_of_a_drafter_is_refused(option: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="drafter is ''; give 'auto'"):
+        find_drafter(option, tmp_path)
+
+
 def test_a_package_that_cannot_be_loaded_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,7 +87,7 @@ def test_only_lone_targets_under_auto_search(target: Path, kept: Path, drafter: 
 
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"sublayers": 3}', '{"sublayers": [2, 1]}', '{"sublayers": [true]}',
-             '{"sublayers": [0, 9999]}'],
+             '{"sublayers": [0, 9999]}', '{"sublayers": ' + "[" * 100_000],
 )  # fmt: skip
 def test_a_damaged_file_is_no_set(target: Path, kept: Path, text: str) -> None:
     kept.write_text(text)

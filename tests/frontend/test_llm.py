@@ -412,6 +412,10 @@ def test_the_bundled_pair_is_the_default_and_has_a_name(
     assert find_folder("pocket") == Path("pocket")
 
 
+def test_the_home_of_nobody_stays_as_written() -> None:
+    assert find_folder("~no-such-user/model") == Path("~no-such-user/model")
+
+
 def test_an_unknown_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is not a folder"):
         LLM(tmp_path / "nothing")

@@ -120,6 +120,15 @@ def test_models_that_are_not_native_name_the_extra(tmp_path: Path, model: Path) 
     assert "a 'mamba' model, as configured, needs transformers, which is not installed" in said
 
 
+def test_a_native_step_that_is_not_there_is_named(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_NATIVE_ISA", "off")
+    said = command("generate", model, "--prompt", "x", fails=True)
+    assert "the native step is off or not built (it takes a C++ compiler)" in said
+    assert "needs torch, which is not installed" in said
+
+
 def test_the_pocket_pair_decodes() -> None:
     code = (
         "from outrider import LLM, SamplingParams\n"

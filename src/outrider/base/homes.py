@@ -19,7 +19,10 @@ def read_kept(file: Path) -> Any:
     """Return the JSON object in a file; OSError or ValueError where there is none that is small."""
     with file.open(encoding="utf-8") as opened:
         text = opened.read(LARGEST_FILE + 1)
-    return json.loads(text) if len(text) <= LARGEST_FILE else {}
+    try:
+        return json.loads(text) if len(text) <= LARGEST_FILE else {}
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def write_kept(file: Path, kept: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from ..checkpoints.tokenizers import read_codec
 from ..drafters.model import ModelSpec
 from ..drafters.ngram import NgramSpec
 from ..drafters.registry import find_drafter, sibling
-from ..engine.build import build_engine
+from ..engine.build import build_engine, takes_cpus
 from ..engine.setup import set_up
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
@@ -148,7 +148,9 @@ class Bench:
             answers = recorded_answers(workload, codec)
             self.limits = [min(options.max_tokens, len(answer)) for answer in answers]
             self.replay = Replay(options.replay, folder, self.prompts, answers)
-        self._target: Model | None = None
+        self._targets: dict[str | None, Model] = {}  # by the CPUs that a drafter has for itself
+        specs = {} if self.replay else {name: find_drafter(name, folder) for name in names}
+        self._placed = [name for name, spec in specs.items() if takes_cpus(spec)]
         self.engines = {name: self._open(name) for name in names}
         self.plain = self.engines[PLAIN]
         self.beliefs: dict[BenchCell, dict[str, Any] | None] = {}
@@ -179,9 +181,12 @@ class Bench:
         }
         if self.replay is not None:
             return self.replay.open(drafter, **options)
+        if self._placed and drafter not in self._placed:
+            options |= {"drafter_cpus": None, "draft_ahead": None}
         setup = set_up(self.options.model, drafter, options)
-        engine = build_engine(setup, model=self._target)
-        self._target = engine.model
+        cpus = setup.config.drafter_cpus
+        engine = build_engine(setup, model=self._targets.get(cpus))
+        self._targets[cpus] = engine.model
         return LLM.from_engine(setup, engine)
 
     def params(self, temperature: float) -> list[SamplingParams]:

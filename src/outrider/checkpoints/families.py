@@ -5,6 +5,7 @@ Names of tensors and options are those of Hugging Face's models of the same name
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -151,7 +152,7 @@ def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
     ``POCKET`` is the bundled target, unless a folder of that name exists. A GGUF file stays as it
     is, other files stand for their folder. ``more`` are patterns of further files to fetch.
     """
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # a user who does not exist stays as written
     if str(model) == POCKET and not (path / "config.json").is_file():
         return BUNDLED
     if path.suffix in (".json", ".safetensors") and path.is_file():

@@ -152,6 +152,8 @@ def export_gguf(folder: Path, out: Path, recipe: str) -> float:
         except (UnicodeError, struct.error) as error:
             what = f"{folder}: a text or number of its config or tokenizer cannot be written"
             raise ModelError(f"{what} ({one_line(error)}).") from None
+        except OSError as error:  # NumPy's does not name the file
+            raise ModelError(f"{out} cannot be written ({one_line(error)}).") from None
         finally:
             writer.close()
     weights = sum(prod(part.shape) for part in parts.values())
@@ -199,7 +201,8 @@ def _of_folder(checkpoint: Checkpoint, most: Kind) -> tuple[str, dict[str, Part]
     for name, shape in _names(a):
         key = key_of(name)
         kind = kind_of(key, shape, most, a, family)
-        was = Kind.F32 if source.kept(name) is None else Kind.I8
+        coded = len(shape) > 1 and source.kept(name) is not None
+        was = Kind.I8 if coded else Kind.F32
         parts[key] = Part(shape, kind, was, partial(opened, name, shape))
     factors = rope_divisors(checkpoint)
     if factors is not None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from ..errors import ConfigError
 from .common import AsJson, ended_cleanly, lines, status, write_json
 from .flags import argument, setting
 
@@ -52,10 +53,15 @@ def quantize(
         from ..checkpoints.export import export
         from ..checkpoints.families import find_folder
         from ..checkpoints.formats.gguf import is_gguf
-        from ..checkpoints.gguf_export import export_gguf, parse
+        from ..checkpoints.gguf_export import RECIPES, export_gguf, parse
     with lines("quantising"), ended_cleanly():
         if is_gguf(out):
             bits = export_gguf(find_folder(model), out, recipe := parse(quantization))
+        elif quantization.upper() in RECIPES:
+            raise ConfigError(
+                f"quantization {quantization} is one of .gguf files, and {out} would be a folder; "
+                "end its name in .gguf, or give int4 or int8."
+            )
         else:
             recipe = str(Recipe.parse(quantization))
             bits = export(find_folder(model), out, Recipe.parse(quantization))

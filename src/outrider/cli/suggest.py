@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,17 +51,20 @@ def suggest(
         return
     console = report_console(on_stderr=False)
     console.print(f"{model}: {'not in the catalogue' if entry is None else f'known as {entry}'}")
-    grid = new_table("drafter", "method", "found", "forecast: accepted", "speedup", "run next")
-    grid.columns[0].overflow = grid.columns[5].overflow = "fold"
+    grid = new_table("drafter", "method", "found", "forecast: accepted", "speedup")
+    grid.columns[0].overflow = "fold"
     for each in found:
         accepted = each.acceptance.said() if each.acceptance else "not modelled"
         speedup = each.speedup.said() if each.speedup else ""
         style = None if each.served else "dim"
-        command = each.command or "nothing: this engine does not draft with it"
-        cells = each.drafter, each.method, each.found, accepted, speedup, command
-        grid.add_row(*cells, style=style)
+        grid.add_row(each.drafter, each.method, each.found, accepted, speedup, style=style)
     console.print(grid)
     console.print(FORECAST)
+    commands = [each.command for each in found if each.command]
+    others = "; this engine does not draft with the others" if len(commands) < len(found) else ""
+    console.print(f"Run next{others}:")
+    for command in commands:  # on one line, to be copied
+        console.print(command, soft_wrap=True)
 
 
 def _plain(each: Suggestion) -> dict[str, Any]:
@@ -77,8 +81,8 @@ def _known(model: str) -> tuple[KnownModel, list[KnownModel]]:
 
     if not os.path.exists(model):
         models = data("models")["model"]
-        names = {each.get("checkpoint", "").lower(): name for name, each in models.items()}
-        entry = names.get(model.lower(), model.lower())
+        on_hub = {e["checkpoint"].lower(): name for name, e in models.items() if "checkpoint" in e}
+        entry = on_hub.get(model.lower(), model.lower())
         if entry not in models:
             raise ConfigError(
                 f"{shown(model)} is neither on disk nor in the catalogue; give a folder, a .gguf "
@@ -87,10 +91,13 @@ def _known(model: str) -> tuple[KnownModel, list[KnownModel]]:
         return KnownModel(checkpoint_of(entry) or entry, (entry,), find_shape(entry)), []
     own = Files(Path(model))
     target = _read(own)
-    if target is None:
-        raise ModelError(f"{model} has no config that is read; give a checkpoint's folder or file.")
-    near = [(files, known) for files in _near(Path(model)) if (known := _read(files)) is not None]
-    return target, [known for files, known in near if _fits(own, target, files, known)]
+    near = []
+    for files in _near(Path(model)):
+        with suppress(OutriderError, OSError):  # damaged, of another kind, or another user's
+            known = _read(files)
+            if _fits(own, target, files, known):
+                near.append(known)
+    return target, near
 
 
 def _near(model: Path) -> Iterator[Files]:
@@ -109,28 +116,28 @@ def _near(model: Path) -> Iterator[Files]:
             yield Files(place)
 
 
-def _read(files: Files) -> KnownModel | None:
-    """Return a checkpoint as suggestions see it; None if it is damaged or of another kind."""
+def _read(files: Files) -> KnownModel:
+    """Return a checkpoint as suggestions see it.
+
+    Raises OSError. OutriderError: it is damaged, or there is none.
+    """
     from ..checkpoints.formats.gguf_config import gguf_config
     from ..ops.planning.catalogue import shape_of
     from ..ops.planning.suggest import KnownModel
 
     path = files.folder
-    try:
-        names = [path.name]
-        if files.gguf is not None:
-            config = vars(gguf_config(files.gguf))
-            names += [files.gguf.fields.text(key, "") for key in NAMED]
-            size = sum(tensor.nbytes for tensor in files.gguf.tensors.values())
-        elif files.config is not None:
-            config = files.config
-            names += [str(config.get("_name_or_path", "")), str(path)]
-            size = sum(entry.nbytes for entry in files.tensors.values())
-        else:
-            return None
-        shape = shape_of(path.name, config)
-    except (OutriderError, OSError):
-        return None
+    names = [path.name]
+    if files.gguf is not None:
+        config = vars(gguf_config(files.gguf))
+        names += [files.gguf.fields.text(key, "") for key in NAMED]
+        size = sum(tensor.nbytes for tensor in files.gguf.tensors.values())
+    elif files.config is not None:
+        config = files.config
+        names += [str(config.get("_name_or_path", "")), str(path)]
+        size = sum(entry.nbytes for entry in files.tensors.values())
+    else:
+        raise ModelError(f"{path} has no config.json; give a checkpoint's folder or a .gguf file.")
+    shape = shape_of(path.name, config)
     bits = 8 * size / shape.parameters
     return KnownModel(str(path), tuple(filter(None, names)), shape, bits)
 
@@ -142,7 +149,4 @@ def _fits(own: Files, target: KnownModel, files: Files, known: KnownModel) -> bo
 
     if known.shape.read(1) * known.bits > MOST_OF_TARGET * target.shape.read(1) * target.bits:
         return False
-    try:
-        return has_tokenizer(own) and has_tokenizer(files) and not differences(own, files)
-    except OutriderError:
-        return False
+    return has_tokenizer(own) and has_tokenizer(files) and not differences(own, files)

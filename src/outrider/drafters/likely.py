@@ -61,7 +61,7 @@ def read_ids(file: Path, vocabulary: int, most: int) -> list[int]:
         plain = type(ids) is list and all(type(i) is int and 0 <= i < vocabulary for i in ids)
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         plain = whole = False
     if not (plain and whole and len(ids) == len(set(ids)) <= most):
         logger.warning("%s keeps no list of likely ids; it is written anew.", file)

@@ -112,7 +112,7 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
         near_by = recognised(folder)
         if near_by.name == option:
             return near_by
-    if not isinstance(option, str | Path):
+    if option == "" or not isinstance(option, str | Path):
         raise ConfigError(
             f"drafter is {shown(option)}; "
             "give 'auto', 'ngram', 'suffix', 'none', None or a checkpoint's folder."

@@ -59,9 +59,14 @@ def fitting_spec(spec: DrafterSpec, folder: Path, model: Model) -> DrafterSpec:
     return NoSpec()
 
 
+def takes_cpus(spec: DrafterSpec) -> bool:
+    """Return True for a drafter whose passes can run on CPUs of their own."""
+    return any(each.placed for each in spec.members or (spec,))
+
+
 def _check_placement(config: EngineConfig, spec: DrafterSpec) -> None:
     """Raise ConfigError where ``drafter_cpus`` does not fit this machine or the drafter."""
-    if config.placement is not None and not any(m.placed for m in spec.members or (spec,)):
+    if config.placement is not None and not takes_cpus(spec):
         raise ConfigError(
             f"drafter_cpus is {config.drafter_cpus}, but drafter {spec.name!r} has no passes of a "
             "checkpoint of its own that could run there; name such a checkpoint, or leave it out."

@@ -109,7 +109,10 @@ def load_model(
                 )  # fmt: skip
         _refuse_cpus(checkpoint, cpus)
         _needs_step(folder, coded_cache)
-        with torch_for(f"{folder}: as configured here, the model has no native step; it"):
+        why = "as configured here, the model has no native step; it"
+        if step is None and device == "cpu":
+            why = "the native step is off or not built (it takes a C++ compiler), so the model"
+        with torch_for(f"{folder}: {why}"):
             from .transformer import Transformer
 
         chosen = choose_dtype(dtype, architecture.dtype)

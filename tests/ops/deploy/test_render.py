@@ -364,6 +364,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "runs a drafter on the target's GPUs: give 4",
     ),
     (document("vllm", "ngram", drafter={"model": "org/d"}), "takes no checkpoint"),
+    (document("outrider", "ngram", drafter={"cpus": "8-15"}), "method ngram has none of"),
     ({"engine": "vllm", **HUB, "drafter": {"method": "eagle3"}}, "needs drafter.model"),
     ({"engine": "vllm", **HUB, "drafter": {"method": "ngram"}}, "needs a draft length"),
     ({"engine": "vllm"}, "names no target"),

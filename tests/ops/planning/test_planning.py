@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from outrider.engine.control.choices import Choice, Method
 from outrider.engine.control.costs import Costs, Curve, DraftCosts
@@ -30,8 +31,10 @@ from outrider.ops.planning.placement import (
 )
 from outrider.ops.planning.roofline import ACTIVATION, Machine, roofline
 from tests.support import REPOSITORY
+from tests.support.ggufs import SIZES, convert
 from tests.support.planning_section import entries, placed, reference, spread_at
 from tests.support.simulate import expected
+from tests.support.tiny import MakeCheckpoint
 
 DOCS = REPOSITORY / "docs" / "planning.md"
 BLOCKED = """
@@ -95,6 +98,17 @@ def test_shapes_have_the_published_sizes(name: str, billions: float, kv_bytes: i
     shape = find_shape(name)
     assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.005)
     assert shape.kv_values * ACTIVATION == kv_bytes
+
+
+def test_a_gguf_file_has_the_shape_of_its_checkpoint(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", **SIZES)
+    file, _ = convert(source, tmp_path / "a.gguf", Kind.Q8_0)
+    assert find_shape(str(file)).sizes == find_shape(str(source)).sizes
+    file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(ModelError, match="damaged"):
+        find_shape(str(file))
 
 
 def test_a_sparse_model_reads_what_its_rows_are_routed_to() -> None:

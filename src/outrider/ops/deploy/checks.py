@@ -64,6 +64,7 @@ def _problems(spec: Spec, engine: EngineVersion) -> dict[str, Any]:
         "length_alone": method == "none" and length,
         "no_checkpoint": method in WITH_CHECKPOINT and drafter.model is None,
         "checkpoint": method not in WITH_CHECKPOINT and drafter.model is not None,
+        "cpus": drafter.cpus is not None and method != "draft_model",
         "lookup": (low or high) and method != "ngram",
         "lookup_order": low and high and low > high,
         "method": method != "none" and method not in engine.methods,

@@ -196,7 +196,7 @@ def _gpus(probe: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _disk() -> Iterator[Finding]:
-    folder = Path(os.environ.get("HF_HOME") or Path.home() / ".cache")
+    folder = Path(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache"))
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free

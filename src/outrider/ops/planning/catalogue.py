@@ -209,10 +209,15 @@ def _with_experts(dense: Shape, config: Mapping[str, Any]) -> Shape:
 
 
 def read_config(name: str) -> dict[str, Any]:
-    """Return the config of a model: the catalogue's, a folder's, or the hub's."""
+    """Return the config of a model: the catalogue's, a folder's, a GGUF file's, or the hub's."""
     known = data("models")["model"]
     if name.lower() in known:
         return dict(known[name.lower()])
+    if name.endswith(".gguf") and os.path.isfile(name):
+        from ...checkpoints.formats.gguf import open_gguf  # imports a reader of tensors
+        from ...checkpoints.formats.gguf_config import gguf_config
+
+        return vars(gguf_config(open_gguf(Path(name))))
     file = Path(name, "config.json") if os.path.isdir(name) else Path(name)
     if not os.path.isfile(file):
         if "/" not in name or os.path.exists(name):
