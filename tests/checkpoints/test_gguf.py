@@ -539,3 +539,16 @@ def test_files_that_are_none(make_checkpoint: MakeCheckpoint, tmp_path: Path) ->
     other.close()
     with pytest.raises(ModelError, match="architecture 'rwkv7' are not read, only of llama, qwen2"):
         open_checkpoint(tmp_path / "c.gguf")
+
+
+def test_a_scale_that_is_no_number_is_told_with_its_place(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", **SIZES)
+    path, _ = convert(source, tmp_path / "a.gguf", Kind.Q8_0)
+    stored = open_gguf(path).tensors["blk.1.ffn_down.weight"]
+    with path.open("r+b") as file:
+        file.seek(stored.begin + 34)
+        file.write(b"\x00\x7c")
+    with pytest.raises(ModelError, match=r"a\.gguf: matrix 'down' of layer 1 .* not finite\); "):
+        native_model(step(HERE[-1]), path, "float32", 64)
