@@ -93,17 +93,22 @@ def test_damaged_weights_are_packed_again(where: int, tiny_llama: Path, home: Pa
     wanted = logits(opened(tiny_llama))
     (file,) = home.iterdir()
     octets = bytearray(file.read_bytes())
-    octets[where] ^= 4
-    file.write_bytes(octets)
+    damaged = bytearray(octets)
+    damaged[where] ^= 4
+    file.write_bytes(damaged)
     assert np.array_equal(logits(opened(tiny_llama)), wanted)
+    # Kept anew, but for a byte that pads the header.
+    assert file.read_bytes() == (damaged if where == 90 else octets)
 
 
 @pytest.mark.parametrize("size", [0, 100, 2**21, 2**21 + 640])
 def test_weights_that_are_cut_off_are_packed_again(size: int, tiny_llama: Path, home: Path) -> None:
     wanted = logits(opened(tiny_llama))
     (file,) = home.iterdir()
+    octets = file.read_bytes()
     os.truncate(file, size)
     assert np.array_equal(logits(opened(tiny_llama)), wanted)
+    assert file.read_bytes() == octets
 
 
 def test_another_model_under_the_same_key_is_refused(

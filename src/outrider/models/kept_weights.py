@@ -36,7 +36,7 @@ LEAST = 32 << 20
 LEFT_FREE = 4 << 30
 """Bytes of the disk that stay free."""
 SAMPLE, STRIDE = 4096, 16 << 20
-"""Bytes of a file that tell it from another of its size and time, and those from one to the next."""
+"""Bytes that tell a file from another of its size and time, and how far apart they are."""
 STALE_SECONDS = 3600.0
 """Age of an unfinished file that nobody writes any more."""
 SUFFIX, UNFINISHED = ".packed", ".part"
