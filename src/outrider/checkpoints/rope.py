@@ -41,7 +41,8 @@ def head_dim(config: ModelConfig) -> int:
 
 def rotary_dim(config: ModelConfig, kind: str | None = None) -> int:
     """Return how many elements of a head are rotated."""
-    return int(head_dim(config) * rope_parameters(config, kind).get("partial_rotary_factor", 1.0))
+    share = rope_parameters(config, kind).get("partial_rotary_factor")
+    return int(head_dim(config) * (1.0 if share is None else share))
 
 
 def check_rope(parameters: Mapping[str, Any], size: int, where: str) -> None:
