@@ -535,6 +535,7 @@ class Library:
         if before:
             same_length(limits, before)
         count, most = len(limits), max([limit.nodes for limit in limits], default=0)
+        within("a draft's length", most, 0, LARGEST_INT)
         within("mask_bytes", mask_bytes, 0, LARGEST_INT)
         packed = [_packed(limit) for limit in limits]
         size, (rows, width) = count * most, (0, 0) if states is None else states.shape[:2]
