@@ -535,9 +535,9 @@ class Library:
         if before:
             same_length(limits, before)
         count, most = len(limits), max([limit.nodes for limit in limits], default=0)
-        within("a draft's length", most, 0, LARGEST_INT)
         within("mask_bytes", mask_bytes, 0, LARGEST_INT)
         packed = [_packed(limit) for limit in limits]
+        within("a draft's length", most, 0, LARGEST_INT)
         size, (rows, width) = count * most, (0, 0) if states is None else states.shape[:2]
         whole, chances = ffi.new(_INTS, 3 * size + count), ffi.new(_FLOATS, 2 * size)
         given = ffi.from_buffer(_INTS, words), ffi.from_buffer(_PIPELINES, array("Q", pipelines))
