@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import AutoConfig
 
 from outrider.checkpoints.configs import PlainConfig, config_json, plain_config, whole
 from outrider.checkpoints.defaults import DEFAULTS, TYPES
-from outrider.checkpoints.families import FAMILIES
+from outrider.checkpoints.families import FAMILIES, Architecture, read_shape
 from outrider.errors import ModelError
 
 FILE = "model/config.json"
@@ -162,3 +163,19 @@ def test_wrong_types_in_parts_name_the_part() -> None:
     ropes = {"model_type": "gemma3_text", "rope_parameters": {"full_attention": 4}}
     with pytest.raises(ModelError, match="an object with an object full_attention is needed"):
         plain_config(ropes, FILE)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": None}},
+        {"model_type": "gemma3_text", "layer_types": ["sliding_attention"] * 7,
+         "rope_parameters": {"full_attention": {"partial_rotary_factor": []}}},
+    ],
+)  # fmt: skip
+def test_shares_that_are_null_or_of_no_layer_turn_whole_heads(more: dict[str, Any]) -> None:
+    config = plain_config({"model_type": "llama"} | TINY | {"head_dim": 16} | more, FILE)
+    assert config is not None
+    shape = read_shape(config, Path(FILE))
+    assert isinstance(shape, Architecture)
+    assert shape.rotary_dim == 16

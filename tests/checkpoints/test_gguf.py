@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,18 +24,21 @@ from outrider import LLM, SamplingParams
 from outrider.audit.reference import transformers_model
 from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.dtypes import BFLOAT16, FLOAT32
+from outrider.checkpoints.files import Files
 from outrider.checkpoints.formats.gguf import open_gguf
 from outrider.checkpoints.formats.gguf_ends import end_token_ids
 from outrider.checkpoints.formats.gguf_weights import CODED, GGUFTensors
 from outrider.checkpoints.formats.shared import warn_once
 from outrider.checkpoints.quantize import Quantized
-from outrider.checkpoints.tokenizers import has_tokenizer, read_codec
+from outrider.checkpoints.tokenizers import codec_to_read, has_tokenizer, read_codec
 from outrider.engine.probe import checkpoint
 from outrider.errors import ModelError
 from outrider.models.load import load_model
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.models.tensors import as_array, as_tensor
+from outrider.params import StructuredOutputsParams
+from outrider.sampling.grammar import Grammars
 from tests.support.ggufs import SIZES, add_pieces, byte_level, changed, convert, empty, pieces
 from tests.support.loading import native_model, torch_model
 from tests.support.native_steps import HERE, step
@@ -539,3 +544,27 @@ def test_files_that_are_none(make_checkpoint: MakeCheckpoint, tmp_path: Path) ->
     other.close()
     with pytest.raises(ModelError, match="architecture 'rwkv7' are not read, only of llama, qwen2"):
         open_checkpoint(tmp_path / "c.gguf")
+
+
+def test_a_scale_that_is_no_number_is_told_with_its_place(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", **SIZES)
+    path, _ = convert(source, tmp_path / "a.gguf", Kind.Q8_0)
+    stored = open_gguf(path).tensors["blk.1.ffn_down.weight"]
+    with path.open("r+b") as file:
+        file.seek(stored.begin + 34)
+        file.write(b"\x00\x7c")
+    with pytest.raises(ModelError, match=r"a\.gguf: matrix 'down' of layer 1 .* not finite\); "):
+        native_model(step(HERE[-1]), path, "float32", 64)
+
+
+def test_a_tokenizer_is_not_read_from_another_file_in_its_place(tmp_path: Path) -> None:
+    path = empty(tmp_path / "a.gguf", byte_level())
+    codec = pickle.loads(pickle.dumps(codec_to_read(Files(path), True)))
+    os.utime(path, ns=(1, 1))
+    grammars = Grammars(lambda: codec.read().backend, 400, frozenset({0}))
+    form = StructuredOutputsParams(regex="a")
+    for use in (codec.read, lambda: grammars.compile(SamplingParams(structured_outputs=form))):
+        with pytest.raises(ModelError, match=r"a\.gguf has changed since its model was loaded"):
+            use()

@@ -66,3 +66,13 @@ def test_texts_that_are_no_texts_are_one_sentence(file: Path) -> None:
     metadata = open_gguf(file).metadata
     with pytest.raises(ModelError, match="the header is damaged; fetch the file again"):
         _ = metadata["tokenizer.ggml.tokens"]
+
+
+def test_a_key_that_is_there_twice_is_refused(file: Path) -> None:
+    octets = file.read_bytes()
+    again = octets.index(b"general.architecture") - 8
+    entry = octets[again : again + 8 + len("general.architecture") + 4 + 8 + len("llama")]
+    count = int.from_bytes(octets[16:24], "little") + 1
+    file.write_bytes(octets[:16] + count.to_bytes(8, "little") + entry + octets[24:])
+    with pytest.raises(ModelError, match="hold a key twice"):
+        open_gguf(file)

@@ -12,6 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from outrider.checkpoints.frequencies import _powers, frequencies
+from outrider.checkpoints.rope import Rope
 from outrider.errors import ModelError
 from outrider.models.turns import Turns
 
@@ -166,3 +167,13 @@ def test_powers_are_torchs_to_a_unit_in_the_last_place(size: int, base: float) -
     theirs = (base ** (torch.arange(0, size, 2).float() / size)).numpy()
     apart = _powers(base, size).view(np.int32) - theirs.view(np.int32)
     assert np.abs(apart).max() <= 1
+
+
+@pytest.mark.parametrize("factor", [1e-45, 1e-37])
+def test_factors_of_far_rows_that_give_no_angles_are_refused(factor: float) -> None:
+    parts = {"short_factor": [1.0] * 8, "long_factor": [factor] * 8}
+    config = config_of("longrope", original_max_position_embeddings=16, factor=2.0, **parts)
+    rope = Rope(config, 512)
+    assert np.isfinite(rope.halves()).all()
+    with pytest.raises(ModelError, match="no finite numbers"):
+        rope.halves(far=True)

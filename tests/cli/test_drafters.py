@@ -159,6 +159,7 @@ def test_drafters_on_disk_are_suggested(
     make_checkpoint(cached, "llama", tokenizer=True, num_hidden_layers=1)
     (models / "damaged").mkdir()
     (models / "damaged" / "config.json").write_text("{")
+    (models / "loop").symlink_to("loop")
     done = drafters("suggest", target, "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)

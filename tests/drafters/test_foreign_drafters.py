@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from outrider import LLM, SamplingParams
 from outrider.base.types import Draft, DraftNodes, Speculation
@@ -86,6 +88,12 @@ def afresh(llm: LLM) -> None:
     llm.engine.drafting.refresh()
 
 
+def with_logits(made: list[list[int]], logits: Callable[[int], Any]) -> Draft:
+    return Draft(
+        chain(tokens)._replace(logits=logits(len(tokens)) if tokens else None) for tokens in made
+    )
+
+
 def panics(*_: Any) -> Any:
     raise Panic("a regex")
 
@@ -107,6 +115,11 @@ def leaves(*_: Any) -> Any:
         lambda made: Draft(chain(tokens)._replace(margins=[0.0] * 9) for tokens in made),
         lambda made: Draft(chain(tokens)._replace(sources=["a"] * 9) for tokens in made),
         lambda made: Draft(chain(tokens)._replace(survivals=1.0) for tokens in made),
+        lambda made: with_logits(made, lambda count: np.zeros(count)),
+        lambda made: with_logits(made, lambda count: np.zeros((count + 1, 9))),
+        lambda made: with_logits(made, lambda count: np.zeros((count, 0))),
+        lambda made: with_logits(made, lambda count: np.zeros((count, 9), np.int32)),
+        lambda made: with_logits(made, lambda count: ["a"] * count),
         lambda made: Draft.chains([[-1] for _ in made]),
         lambda made: Draft.chains([[3] * 99 for _ in made]),
         lambda made: None,
@@ -140,6 +153,32 @@ def test_tuples_are_as_good_as_lists(
 ) -> None:
     monkeypatch.setattr(Foreign, "answer", staticmethod(tuples))
     assert said(llm) == expected
+    assert not llm.engine.menu.switched_off
+
+
+def test_logits_of_any_width_and_type_are_read(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one batch, under a rule that needs them."""
+    kinds = [
+        lambda count: torch.zeros((count, 40)),
+        lambda count: np.zeros((count, 50), ">f8"),
+        lambda count: np.broadcast_to(np.float16(0), (count, 500)),
+    ]
+
+    def answer(made: list[list[int]]) -> Draft:
+        each = zip(made, kinds, strict=False)
+        return Draft(draft for tokens, kind in each for draft in with_logits([tokens[:2]], kind))
+
+    monkeypatch.setattr(Foreign, "answer", staticmethod(answer))
+    llm = LLM(
+        tiny_llama,
+        drafter=Spec(),
+        num_speculative_tokens=LENGTH,
+        dtype="float32",
+        acceptance_rule="rejection",
+    )
+    assert [len(tokens) for tokens in said(llm)] == [PARAMS.max_tokens] * len(PROMPTS)
     assert not llm.engine.menu.switched_off
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def drafts_of(engine: Engine, option: str) -> list[list[tuple[str, list[int]]]]:
     """What was drafted in each step, for whom."""
     found = []
     for request in _requests(option):
-        engine.add(request)
+        engine.add(replace(request, offline=True))  # how long steps take bounds no step
     while engine.has_work:
         engine.step()
         record = engine.record

@@ -52,6 +52,10 @@ def not_a_number(ids: list[int], logits: Logits) -> Logits:
     return logits * np.float32(np.nan)
 
 
+def too_large(ids: list[int], logits: Logits) -> NDArray[np.float64]:
+    return logits.astype(np.float64) + 1e300
+
+
 def of_torch(ids: list[int], logits: Logits) -> torch.Tensor:
     return torch.from_numpy(logits)
 
@@ -75,7 +79,8 @@ class Impure:
         ({"logits_processors": [a_list]}, r"logits_processors\[0\] returned list; it must return"),
         ({"logits_processors": [of_torch]}, r"returned Tensor; it must return a NumPy array of"),
         ({"logits_processors": [raises]}, "raised RuntimeError: no such table"),
-        ({"logits_processors": [not_a_number]}, "returned NaN; ban a token with -inf"),
+        ({"logits_processors": [not_a_number]}, "returned NaN or infinity; ban a token with -inf"),
+        ({"logits_processors": [too_large]}, "returned NaN or infinity; ban a token with -inf"),
         ({"logits_processors": [Impure()]}, "it must be a pure function"),
         ({"logits_processors": [nothing]}, "options leave no token to sample"),
         (

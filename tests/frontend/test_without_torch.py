@@ -78,6 +78,7 @@ def test_a_config_its_ropes_and_the_tokenizer_are_read(model: Path) -> None:
         "outrider.server.run, outrider.frontend.inputs, outrider.frontend.outputs",
         "outrider.ops.deploy, outrider.ops.guard, outrider.ops.planning, outrider.ops.diagnose",
         "outrider.text.codec, outrider.text.template, outrider.text.conversation",
+        "outrider.bench.quality, outrider.pocket.corpus",
     ],
 )
 def test_front_and_tools_do_without(modules: str) -> None:

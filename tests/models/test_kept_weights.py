@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from outrider.models import kept_weights
 from outrider.models.load import load_model
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
+from outrider.native.library import Library
 from tests.support.ggufs import SIZES, convert
 from tests.support.tiny import MakeCheckpoint
 
@@ -91,17 +93,22 @@ def test_damaged_weights_are_packed_again(where: int, tiny_llama: Path, home: Pa
     wanted = logits(opened(tiny_llama))
     (file,) = home.iterdir()
     octets = bytearray(file.read_bytes())
-    octets[where] ^= 4
-    file.write_bytes(octets)
+    damaged = bytearray(octets)
+    damaged[where] ^= 4
+    file.write_bytes(damaged)
     assert np.array_equal(logits(opened(tiny_llama)), wanted)
+    # Kept anew, but for a byte that pads the header.
+    assert file.read_bytes() == (damaged if where == 90 else octets)
 
 
 @pytest.mark.parametrize("size", [0, 100, 2**21, 2**21 + 640])
 def test_weights_that_are_cut_off_are_packed_again(size: int, tiny_llama: Path, home: Path) -> None:
     wanted = logits(opened(tiny_llama))
     (file,) = home.iterdir()
+    octets = file.read_bytes()
     os.truncate(file, size)
     assert np.array_equal(logits(opened(tiny_llama)), wanted)
+    assert file.read_bytes() == octets
 
 
 def test_another_model_under_the_same_key_is_refused(
@@ -122,6 +129,78 @@ def test_a_changed_file_is_packed_again(gguf: Path, home: Path) -> None:
     os.utime(gguf, ns=(1, 1))
     opened(gguf, None).keep()
     assert len([*home.iterdir()]) == 2
+
+
+def test_another_file_of_the_same_size_and_time_is_packed_again(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, home: Path
+) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", **SIZES)
+    for name in ("one", "two"):
+        path = tmp_path / name / "a.gguf"
+        path.parent.mkdir()
+        path, _ = convert(source, path, Kind.Q8_0, lambda writer, name=name: writer.add_name(name))
+        os.utime(path, ns=(1, 1))
+        opened(path.replace(tmp_path / "a.gguf"), None).keep()
+    assert len([*home.iterdir()]) == 2
+
+
+@pytest.mark.parametrize("call", ["stat", "utime", "unlink"])
+def test_a_folder_of_somebody_else_is_no_error(
+    call: str, tiny_llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = logits(opened(tiny_llama))
+    if call == "unlink":
+        os.truncate(next(home.iterdir()), 2**21)
+    real = getattr(os, call)
+
+    def refused(path: Any, *more: Any, **options: Any) -> object:
+        if str(path).startswith(str(home)):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *more, **options)
+
+    monkeypatch.setattr(os, call, refused)
+    assert np.array_equal(logits(opened(tiny_llama)), wanted)
+
+
+def test_a_user_without_a_home_keeps_nothing(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert np.array_equal(logits(opened(tiny_llama)), logits(opened(tiny_llama)))
+
+
+def test_a_home_of_any_bytes_keeps_weights(
+    tiny_llama: Path, tmp_path: Path, loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    opened(tiny_llama)
+    loads.clear()
+    opened(tiny_llama)
+    assert not loads
+
+
+def test_two_processes_of_one_number_keep_what_is_whole(
+    tiny_llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of two containers, of which one writes while the other begins."""
+    keep = Library.keep
+
+    def beside(self: Library, model: int, path: Path, key: bytes) -> None:
+        monkeypatch.setattr(Library, "keep", keep)
+        keep(self, model, path, key)
+        opened(tiny_llama)
+        (file,) = home.glob("*.packed")
+        states.append(file.stat().st_ino)
+
+    states: list[int] = []
+    monkeypatch.setattr(Library, "keep", beside)
+    opened(tiny_llama)
+    assert len(states) == 1
+    assert len([*home.iterdir()]) == 1
 
 
 def test_files_unused_for_longest_go_first(

@@ -301,7 +301,7 @@ def test_a_row_that_needs_python_leaves_its_neighbours_alone(
     inputs: list[SampleInput | None] = []
     segments: list[Segment] = []
     for i, ((nodes, parents), shown) in enumerate(zip(plans, keeps, strict=True)):
-        processors = [lambda ids, logits: -logits] if i == 3 else None
+        processors = [lambda ids, logits: -abs(logits)] if i == 3 else None
         params = SamplingParams(**OPTIONS[options], logits_processors=processors)
         request = Request(f"{i}", (1, 2, 3), params, 11 + i, frozenset({0}))
         pipeline = NativePipeline(RequestPipeline(request, WIDTH), 0, found)

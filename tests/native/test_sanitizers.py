@@ -17,6 +17,7 @@ TESTS = (
     "models/test_native", "native/test_native_sampling", "models/test_draft_trees",
     "native/test_quantized_products", "native/test_native_ranges", "drafters/test_suffix",
     "models/test_rows", "models/test_shared", "equality/test_exact_bits", "server/test_boundaries",
+    "native/test_coded_products", "models/test_kept_weights", "native/test_native_threads",
 )  # fmt: skip
 
 PLUGIN = """

@@ -244,6 +244,8 @@ def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architectu
     own_window = values.whole("sliding_window", default=0) if any(windowed) else 0  # 0: no window
     width = values.whole("hidden_size", 1, WIDEST)
     inner = "shared_intermediate_size" if "shared_mlp" in family.down else "intermediate_size"
+    ropes = _rope_kinds(config)
+    turning = [kind for kind in ropes if kind != STILL]
     scalar = values.number("query_pre_attn_scalar", float(size), positive=True)
     return Architecture(
         **{field.name: getattr(shape, field.name) for field in fields(shape)},
@@ -253,7 +255,7 @@ def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architectu
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=size,
-        rotary_dim=rotary_dim(config),
+        rotary_dim=rotary_dim(config, turning[0]) if turning else size,
         norm_eps=values.number("rms_norm_eps", low=0),
         activation=_activation(config),
         tied=bool(config.tie_word_embeddings),
@@ -261,7 +263,7 @@ def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architectu
         output_bias=bias if family.output_bias is None else family.output_bias,
         mlp_bias=bool(getattr(config, "mlp_bias", False)),
         layout=family,
-        kinds=tuple(_rope_kinds(config)),
+        kinds=tuple(ropes),
         windows=tuple(own_window or None if each else None for each in windowed),
         scale=values.number("attention_multiplier", scalar**-0.5),
         **_heat(config, values),

@@ -41,7 +41,8 @@ def head_dim(config: ModelConfig) -> int:
 
 def rotary_dim(config: ModelConfig, kind: str | None = None) -> int:
     """Return how many elements of a head are rotated."""
-    return int(head_dim(config) * rope_parameters(config, kind).get("partial_rotary_factor", 1.0))
+    share = rope_parameters(config, kind).get("partial_rotary_factor")
+    return int(head_dim(config) * (1.0 if share is None else share))
 
 
 def check_rope(parameters: Mapping[str, Any], size: int, where: str) -> None:
@@ -110,15 +111,17 @@ class Rope:
         self.by_length = self.type in BY_LENGTH and max_length > self.trained
         with readable("rope_parameters make no frequencies", "correct the checkpoint's config."):
             self._short, self._factor = self._frequencies(0)
-        if not np.isfinite(self._short).all() or not math.isfinite(self._factor):
+
+    def _frequencies(self, length: int) -> tuple[Floats, float]:
+        with np.errstate(all="ignore"):  # what is not finite is refused
+            made = frequencies(self.type, self._parameters, self._dim, self._context, length)
+            furthest = made[0] * np.float32(self._max_length)
+        if not np.isfinite(furthest).all() or not math.isfinite(made[1]):
             raise ModelError(
                 f"rope_parameters of type {self.type!r} make frequencies that are no finite "
                 "numbers; correct the checkpoint's config."
             )
-
-    def _frequencies(self, length: int) -> tuple[Floats, float]:
-        with np.errstate(all="ignore"):  # what is not finite is refused
-            return frequencies(self.type, self._parameters, self._dim, self._context, length)
+        return made
 
     def _parts(self, inverse: Floats) -> Iterator[tuple[slice, Floats]]:
         """Yield the tables of ``PART`` positions at a time, to keep intermediate results small."""

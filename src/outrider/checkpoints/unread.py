@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 from weakref import ref
 
 from ..base.fields import readable
@@ -37,22 +38,40 @@ def codec_of(words: Words, folder: Path, specials: bool) -> TextCodec:
 class UnreadCodec:
     """The codec in the GGUF file at ``path``; it can be pickled, and is read once a process."""
 
-    def __init__(self, path: Path, specials: bool, file: GGUF | None = None) -> None:
-        self._path, self._specials = path, specials
+    def __init__(
+        self,
+        path: Path,
+        specials: bool,
+        file: GGUF | None = None,
+        state: tuple[int, int] | None = None,
+    ) -> None:
+        self._path, self._specials, self._state = path, specials, state or _state(path)
         self._file = None if file is None else ref(file)  # while others hold it open
         self._codec: TextCodec | None = None
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[UnreadCodec], tuple[Path, bool]]:
-        return UnreadCodec, (self._path, self._specials)
+    def __reduce__(self) -> tuple[type[UnreadCodec], tuple[Any, ...]]:
+        return UnreadCodec, (self._path, self._specials, None, self._state)
 
     def read(self) -> TextCodec:
         """Return the codec; ModelError where it cannot be used."""
         with self._lock:
             if self._codec is None:
                 with trying(self._path):
-                    words = gguf_tokenizer((self._file and self._file()) or open_gguf(self._path))
+                    words = gguf_tokenizer((self._file and self._file()) or self._opened())
                     if words is None:
                         raise ModelError(f"{self._path} names no tokenizer; give another file.")
                     self._codec = codec_of(words, self._path, self._specials)
             return self._codec
+
+    def _opened(self) -> GGUF:
+        file = open_gguf(self._path)
+        if _state(self._path) != self._state:
+            raise ModelError(f"{self._path} has changed since its model was loaded; load it again.")
+        return file
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Return what tells a file from another in its place: its size and time."""
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns

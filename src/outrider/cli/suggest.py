@@ -104,16 +104,23 @@ def _near(model: Path) -> Iterator[Files]:
     """Yield the checkpoints beside a model, below it, and in the hub's cache."""
     from ..checkpoints.files import Files
 
-    hub = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")) / "hub"
-    around = model.resolve().parent
-    places = [*around.iterdir()]
-    places += [] if model.is_file() else [*model.iterdir()]
+    hub = Path(os.path.expanduser(os.environ.get("HF_HOME", "~/.cache/huggingface"))) / "hub"
+    itself = os.path.realpath(model)
+    places = [*_entries(Path(itself).parent), *_entries(model)]
     places += [*hub.glob("models--*/snapshots/*"), *hub.glob("models--*/snapshots/*/*.gguf")]
     for place in sorted(dict.fromkeys(places))[:MOST_FILES]:
-        if place.resolve() == model.resolve():
+        if os.path.realpath(place) == itself:
             continue
-        if place.suffix == ".gguf" or (place / "config.json").is_file():
+        if place.suffix == ".gguf" or os.path.isfile(place / "config.json"):
             yield Files(place)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return what lies in a folder: nothing where it is none, or may not be read."""
+    try:
+        return [*folder.iterdir()]
+    except OSError:
+        return []
 
 
 def _read(files: Files) -> KnownModel:

@@ -12,6 +12,8 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..base.types import (
     Draft,
     DraftBudget,
@@ -118,11 +120,14 @@ def checked_copy(nodes: DraftNodes) -> DraftNodes:
     """Return a copy of a draft; ValueError where a column has neither none nor one entry a node."""
     if not isinstance(nodes, DraftNodes):
         raise ValueError(f"a draft has {type(nodes).__name__}; DraftNodes are needed.")
-    if nodes.logits is not None and len(nodes.logits) != len(nodes.tokens):
+    rows = None if nodes.logits is None else np.asarray(nodes.logits)
+    if rows is not None and not (rows.ndim == 2 and rows.shape[1] and len(rows) == len(nodes[0])):
         raise ValueError("a draft has not as many rows of logits as nodes.")
+    if rows is not None and rows.dtype.kind != "f":
+        raise ValueError(f"a draft has logits of type {rows.dtype}; floats of NumPy are needed.")
     for name in ("runs", "margins", "survivals", "sources"):
         if len(getattr(nodes, name)) not in (0, len(nodes.tokens)):
             raise ValueError(f"a draft has not as many {name} as nodes.")
-    tokens, parents, runs, margins, survivals, logits, sources = nodes
+    tokens, parents, runs, margins, survivals, _, sources = nodes
     columns = [*runs], [*margins], [*survivals]
-    return DraftNodes([*tokens], [*parents], *columns, logits, [*sources])
+    return DraftNodes([*tokens], [*parents], *columns, rows, [*sources])

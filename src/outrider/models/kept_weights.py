@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterable
@@ -34,6 +35,8 @@ LEAST = 32 << 20
 """Bytes of a checkpoint whose weights are kept; smaller ones are packed in no time."""
 LEFT_FREE = 4 << 30
 """Bytes of the disk that stay free."""
+SAMPLE, STRIDE = 4096, 16 << 20
+"""Bytes that tell a file from another of its size and time, and how far apart they are."""
 STALE_SECONDS = 3600.0
 """Age of an unfinished file that nobody writes any more."""
 SUFFIX, UNFINISHED = ".packed", ".part"
@@ -54,27 +57,35 @@ class Kept:
     nbytes: int
     copies: bool
 
+    @property
+    def there(self) -> bool:
+        """True if weights are kept where this process may look."""
+        return os.path.isfile(self.path)
+
     def take(self, library: Library, handle: int, beside: int | None) -> bool:
         """Give a new model its weights; False where they are not kept."""
         try:
-            taken = self.path.is_file() and library.take_kept(
-                handle, str(self.path), self.key, self.copies, beside
+            taken = self.there and library.take_kept(
+                handle, self.path, self.key, self.copies, beside
             )
         except ModelError as error:
             logger.info("%s is removed (%s); weights are packed anew.", self.path, error)
-            self.path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.unlink()
             return False
         if taken:
-            os.utime(self.path)
+            with suppress(OSError):  # it may be another user's, or gone by now
+                os.utime(self.path)
         return taken
 
     def keep(self, library: Library, handle: int) -> None:
         """Write a model's weights, unless they are there or there is no room for them."""
-        part = self.path.with_suffix(f".{os.getpid()}{UNFINISHED}")
+        # Processes of two containers may have the same number.
+        part = self.path.with_suffix(f".{secrets.token_hex(8)}{UNFINISHED}")
         try:
             if self.path.exists() or not _has_room(self.path.parent, self.nbytes):
                 return
-            library.keep(handle, str(part), self.key)
+            library.keep(handle, part, self.key)
             part.replace(self.path)
         except (OSError, ModelError) as error:
             logger.info("packed weights are not kept (%s)", error)
@@ -105,10 +116,20 @@ def files_of(checkpoint: Checkpoint) -> list[Path]:
     return [folder / "config.json", *weight_files(folder)]
 
 
-def written(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Return where files lie, their sizes and when they were written, which tells others apart."""
+def written(files: Iterable[Path]) -> list[tuple[str, int, int, str]]:
+    """Return what tells files from others: where they lie, sizes, times, and a sample of each."""
     states = [(str(file.resolve()), file.stat()) for file in files]
-    return [(name, state.st_size, state.st_mtime_ns) for name, state in states]
+    return [(name, s.st_size, s.st_mtime_ns, _sample(Path(name), s.st_size)) for name, s in states]
+
+
+def _sample(file: Path, size: int) -> str:
+    """Return a digest of some of a file: images and archives give all files of a kind one time."""
+    digest = hashlib.sha256()
+    with file.open("rb", buffering=0) as opened:
+        for place in range(0, size, STRIDE):
+            opened.seek(place)
+            digest.update(opened.read(SAMPLE))
+    return digest.hexdigest()
 
 
 def _digest(about: list[Any]) -> bytes:

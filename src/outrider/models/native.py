@@ -108,7 +108,7 @@ class NativeTransformer(NativeModel, Model):
         # Keys that are turned by the prompt's length are of use to that prompt alone.
         self.paged = not config.far
         self.kept = kept
-        if kept is not None and kept.path.is_file():
+        if kept is not None and kept.there:
             super().__init__(library, a, config, dtype, None, checkpoint.config)
             if kept.take(library, self.handle, near):
                 for index in range(a.num_layers):

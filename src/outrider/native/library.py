@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -266,19 +267,21 @@ class Library:
                 given.file = files.enter_context(part.path.open("rb")).fileno()
             self.run("coded", *place, parts, len(parts), by, out, width, at(beside))
 
-    def keep(self, model: int, path: str, key: bytes) -> None:
+    def keep(self, model: int, path: Path, key: bytes) -> None:
         """Write a model's packed weights to a new file, under a key of 32 bytes."""
-        self.run("keep", at(model), path.encode(), key)
+        idle = copy(self)
+        idle.cores = None  # the CPUs of a drafter's passes are theirs
+        idle.run("keep", at(model), os.fsencode(path), key)
 
     def take_kept(
-        self, model: int, path: str, key: bytes, copies: bool, beside: int | None = None
+        self, model: int, path: Path, key: bytes, copies: bool, beside: int | None = None
     ) -> bool:
         """Give a new model the weights that a file keeps under ``key``; False if it keeps none.
 
         They stay in the file, mapped, if large pages hold it; else they are read if ``copies``. The
         model ``beside`` may hold the same head or embedding. ModelError: the file is damaged.
         """
-        given = at(model), path.encode(), key, copies, at(beside)
+        given = at(model), os.fsencode(path), key, copies, at(beside)
         return bool(self.made("int32_t", "take", *given))
 
     def set_ids(self, model: int, targets: Sequence[int], inputs: Sequence[int]) -> None:
@@ -534,6 +537,7 @@ class Library:
         count, most = len(limits), max([limit.nodes for limit in limits], default=0)
         within("mask_bytes", mask_bytes, 0, LARGEST_INT)
         packed = [_packed(limit) for limit in limits]
+        within("a draft's length", most, 0, LARGEST_INT)
         size, (rows, width) = count * most, (0, 0) if states is None else states.shape[:2]
         whole, chances = ffi.new(_INTS, 3 * size + count), ffi.new(_FLOATS, 2 * size)
         given = ffi.from_buffer(_INTS, words), ffi.from_buffer(_PIPELINES, array("Q", pipelines))

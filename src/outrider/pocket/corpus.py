@@ -5,16 +5,21 @@ of its path assigns a module to the held-out part, so every build on the same in
 the same modules.
 """
 
+from __future__ import annotations
+
 import hashlib
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 4096
 CONTEXT = 4096
@@ -69,6 +74,8 @@ def standard_library() -> Iterator[Module]:
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE of 4,096 entries, the first 32 of them specials, on ``texts``."""
+    from transformers import PreTrainedTokenizerFast  # which reading the corpus does without
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -96,8 +96,9 @@ class Grammars:
     def _vocabulary(self, tokenizes: Callable[[], Tokenizer]) -> LLTokenizer:
         with self._reading:
             if self._llguidance is None:
+                tokenizer = tokenizes()  # what that raises says why
                 try:
-                    words = _Words(tokenizes(), self._vocab_size, self._eos)
+                    words = _Words(tokenizer, self._vocab_size, self._eos)
                     self._llguidance = LLTokenizer(words, eos_token=self._eos)
                 except (ValueError, ModelError):
                     raise RequestError(

@@ -212,10 +212,11 @@ class SequencePipeline:
                 f"{name} returned {kind}; it must return a NumPy array of logits "
                 f"[{row.shape[0]}], as it was given."
             )
-        if np.isnan(made).any():
-            raise RequestError(f"{name} returned NaN; ban a token with -inf.")
         with np.errstate(over="ignore"):
-            return np.asarray(made, np.float32)
+            logits = np.asarray(made, np.float32)
+        if not (logits < np.inf).all():
+            raise RequestError(f"{name} returned NaN or infinity; ban a token with -inf.")
+        return logits
 
     def fit(
         self, tokens: list[int], nodes: list[int], parents: list[int], length: int

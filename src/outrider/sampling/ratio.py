@@ -147,7 +147,9 @@ class Ratio(ABC):
         z_p[~finite] = 0
         greedy = np.array([target.rows[first].greedy for first in starts])
         z_p[greedy] = _only(z_p[greedy].argmax(-1), vocabulary)
-        z_q = None if certain else np.stack([draft[s].logits for s in members])
+        z_q = None
+        if not certain:  # drafters may have vocabularies of their own
+            z_q = np.stack([widened(draft[s].logits, vocabulary) for s in members])
         # Greedy rows have one outcome and need no noise.
         u = np.full((len(members), length), 0.5)
         g = np.zeros((len(members), vocabulary), np.float32)
@@ -215,7 +217,7 @@ def _only(ids: Ints, vocabulary: int) -> Logits:
 
 
 def _chains(z_p: Logits, z_q: Logits | None, x: Ints) -> Chains:
-    """Normalise processed logits; shapes as in ``Ratio.decide``, z_q may be narrower than z_p.
+    """Normalise processed logits; shapes as in ``Ratio.decide``.
 
     A draft distribution that is not finite counts as certain: an argmax over it has one outcome.
     """
@@ -224,6 +226,6 @@ def _chains(z_p: Logits, z_q: Logits | None, x: Ints) -> Chains:
     np.put_along_axis(q[:, :length], x[..., None], 1.0, -1)
     if z_q is not None:
         finite = np.isfinite(z_q.max(-1))
-        own = softmax(widened(z_q[finite], p.shape[-1]).astype(np.float64))
+        own = softmax(z_q[finite].astype(np.float64))
         q[:, :length][finite] = own
     return Chains(p, q, x)

@@ -160,6 +160,8 @@ def _parsed(path: Path, header: Header, size: int) -> GGUF:
         entries = [header.tensor() for _ in range(num_tensors)]
     except (struct.error, UnicodeDecodeError, KeyError, MemoryError, OverflowError):
         raise ModelError(f"{path}: the header is damaged; {AGAIN}.") from None
+    if len(values) < num_entries:
+        raise ModelError(f"{path}: its metadata hold a key twice; {AGAIN}.")
     metadata = Metadata(path, {key: value for key, (value, _) in values.items()})
     kinds = {key: kind for key, (_, kind) in values.items()}
     unit = Fields(metadata, str(path)).whole("general.alignment", high=LARGEST_UNIT, default=32)

@@ -244,7 +244,8 @@ def _factors(file: GGUF, name: str, turning: int) -> np.ndarray[Any, np.dtype[np
         raise ModelError(f"{file.path}: tensor {name!r} is not {turning // 2} F32.")
     factors = file.read(tensor).view(np.float32)
     if not (np.isfinite(factors).all() and (factors > 0).all()):
-        raise ModelError(f"tensor {name!r} holds numbers that are not positive and finite.")
+        what = "holds numbers that are not positive and finite"
+        raise ModelError(f"{file.path}: tensor {name!r} {what}; fetch the file again.")
     return factors
 
 

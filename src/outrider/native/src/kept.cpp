@@ -411,12 +411,12 @@ bool take(Weights<T>& m, const char* path, const std::uint8_t* key, bool copies,
     const File file(open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
     struct stat state;
     Head head;
-    if (file.number < 0 || fstat(file.number, &state) || !S_ISREG(state.st_mode) ||
-        pread(file.number, &head, sizeof head, 0) != ssize_t(sizeof head) ||
-        std::memcmp(head.magic, MAGIC, sizeof MAGIC) || std::memcmp(head.key, key, sizeof head.key))
-        return false;
+    if (file.number < 0 || fstat(file.number, &state) || !S_ISREG(state.st_mode)) return false;
     wrong = DAMAGED;
-    if (head.bytes < BORDER || head.bytes % BORDER || head.bytes > std::uint64_t(INT64_MAX) / 2 ||
+    if (pread(file.number, &head, sizeof head, 0) != ssize_t(sizeof head) ||
+        std::memcmp(head.magic, MAGIC, sizeof MAGIC) ||
+        std::memcmp(head.key, key, sizeof head.key) || head.bytes < BORDER || head.bytes % BORDER ||
+        head.bytes > std::uint64_t(INT64_MAX) / 2 ||
         std::uint64_t(state.st_size) != head.bytes + PIECE || head.first > head.bytes ||
         head.numbers > head.first / sizeof(std::int64_t))
         return false;
