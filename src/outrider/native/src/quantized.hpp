@@ -28,7 +28,7 @@ struct Digits {
 
 template <class T>
 void digitise_block(const T* x, int block, int highest_digit, std::int8_t* row, int half, int at,
-                    bool bytes, BlockSummary& part) {
+                    bool bytes, int zero, BlockSummary& part) {
     Ints peak = ints(0);
     for (int i = 0; i < block; i += LANES) peak = max(peak, magnitude(load(x + i)));
     const std::int32_t bits = highest(peak);
@@ -45,7 +45,8 @@ void digitise_block(const T* x, int block, int highest_digit, std::int8_t* row, 
     }
     const std::int32_t less = -total(sum);
     const float scale = !finite ? float(NAN) : faint ? 0.0f : top / float(highest_digit);
-    part = {scale, float(-less) * scale, std::int16_t(less & 127), std::int16_t(less >> 7)};
+    part = {scale, float(-less) * scale, less * zero, std::int16_t(less & 127),
+            std::int16_t(less >> 7)};
 }
 
 // Rows [first, last) of x [., stride] to `to`.
@@ -65,7 +66,7 @@ void digitise(const Packed& m, const T* x, std::size_t stride, int first, int la
                 from = rest;
             }
             digitise_block(from, m.block, to.coarse ? HIGHEST_SHORT : HIGHEST_DIGIT, row, half,
-                           b * m.block, bytes, to.parts[std::size_t(r) * blocks + b]);
+                           b * m.block, bytes, m.zero, to.parts[std::size_t(r) * blocks + b]);
         }
     }
 }
@@ -178,7 +179,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
                                                : all[0][c][r].all();
                         F32x16& sum = sums[first + c][r];
                         sum = fma(to_float(whole), lanes.scale * splat(with.scale), sum);
-                        if (m.lessened) sum = fma(lanes.less, splat(-with.sum), sum);
+                        if (m.lessened) sum = fnma(lanes.less, splat(with.sum), sum);
                     }
                 }
             });

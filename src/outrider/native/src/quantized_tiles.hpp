@@ -5,7 +5,7 @@
 // both give the same bits, and rows are served by whichever is faster.
 #pragma once
 
-#include "quantized.hpp"
+#include "quantized_many.hpp"
 
 namespace outrider {
 
@@ -116,7 +116,7 @@ struct DigitRun {
             const Ints all = {
                 _mm512_dpwssd_epi32(_mm512_add_epi32(high, low), zeros.v, repeated(&part->low))};
             sums[c][r] = fma(to_float(all), lanes.scale * splat(part->scale), sums[c][r]);
-            if (m.lessened) sums[c][r] = fma(lanes.less, splat(-part->sum), sums[c][r]);
+            if (m.lessened) sums[c][r] = fnma(lanes.less, splat(part->sum), sums[c][r]);
         }
     }
 
@@ -212,6 +212,11 @@ void product_of_codes(const Packed& m, int first, int last, const Digits& x, int
 #if defined(__AMX_INT8__)
     if constexpr (!halved(BITS))
         if (rows >= FEWEST_TILED) return product_in_tiles<BITS>(m, first, last, x, rows, epilogue);
+#endif
+#if defined(__AVX512VNNI__)
+    if (rows > 16)
+        return x.coarse ? product_of_ready<BITS, Short<BITS>>(m, first, last, x, rows, epilogue)
+                        : product_of_ready<BITS, Sums>(m, first, last, x, rows, epilogue);
 #endif
     x.coarse ? product_in_lanes<BITS, Short<BITS>>(m, first, last, x, rows, epilogue)
              : product_in_lanes<BITS, Sums>(m, first, last, x, rows, epilogue);
