@@ -18,7 +18,6 @@ struct ByteCodes {
     __m512i v;
     ByteCodes() = default;
     explicit ByteCodes(__m512i v) : v(v) {}
-    void put(std::uint8_t* to) const { _mm512_store_si512(to, v); }
     // Step P of a cell, see packed.hpp.
     template <int BITS, int P>
     static ByteCodes of(const std::uint8_t* cell, const std::uint8_t* map) {

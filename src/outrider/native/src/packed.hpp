@@ -29,7 +29,6 @@ constexpr bool halved(int bits) { return bits == 2 || bits == 3 || bits == 6; }
 // What a block of activations brings along.
 struct BlockSummary {
     float scale, sum;        // of the digits, times scale
-    std::int32_t offset;     // -(sum of the digits) * zero
     std::int16_t low, high;  // -(sum of the digits) = low + 128 * high
 };
 

@@ -205,18 +205,41 @@ void product_in_tiles(const Packed& m, int first, int last, const Digits& x, int
 
 #endif
 
+// Whether rows pass by a matrix in bundles.
+inline bool in_bundles([[maybe_unused]] const Packed& m, [[maybe_unused]] int rows) {
+#if defined(__AMX_INT8__)
+    return halved(m.bits) && rows >= FEWEST_BUNDLED;
+#elif defined(__AVX512VNNI__)
+    return rows >= FEWEST_BUNDLED;
+#else
+    return false;
+#endif
+}
+
+// Rows [first, last) of `rows` for a product of all of them.
+template <class T>
+void digitise(const Packed& m, const T* x, std::size_t stride, int first, int last, int rows,
+              Digits to) {
+#if defined(__AVX512VNNI__)
+    if (in_bundles(m, rows))
+        return to.coarse ? Bundle<Short<8>>::fill(m, x, stride, first, last, to)
+                         : Bundle<Sums>::fill(m, x, stride, first, last, to);
+#endif
+    digitise(m, x, stride, first, last, to);
+}
+
 // As `product`, of codes of BITS. Blocks of half a cell would use a quarter of a tile.
 template <int BITS>
 void product_of_codes(const Packed& m, int first, int last, const Digits& x, int rows,
                       const Epilogue& epilogue) {
+#if defined(__AVX512VNNI__)
+    if (in_bundles(m, rows))
+        return x.coarse ? product_of_bundles<BITS, Short<BITS>>(m, first, last, x, rows, epilogue)
+                        : product_of_bundles<BITS, Sums>(m, first, last, x, rows, epilogue);
+#endif
 #if defined(__AMX_INT8__)
     if constexpr (!halved(BITS))
         if (rows >= FEWEST_TILED) return product_in_tiles<BITS>(m, first, last, x, rows, epilogue);
-#endif
-#if defined(__AVX512VNNI__)
-    if (rows > 16)
-        return x.coarse ? product_of_ready<BITS, Short<BITS>>(m, first, last, x, rows, epilogue)
-                        : product_of_ready<BITS, Sums>(m, first, last, x, rows, epilogue);
 #endif
     x.coarse ? product_in_lanes<BITS, Short<BITS>>(m, first, last, x, rows, epilogue)
              : product_in_lanes<BITS, Sums>(m, first, last, x, rows, epilogue);
