@@ -49,7 +49,6 @@ inline F32x16 operator/(F32x16 a, F32x16 b) {
     return each([&](int i) { return a.v[i] / b.v[i]; });
 }
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return a * b + c; }
-inline F32x16 fnma(F32x16 a, F32x16 b, F32x16 c) { return c - a * b; }
 inline F32x16 where_less(F32x16 x, F32x16 y, F32x16 b, F32x16 a) {
     return each([&](int i) {
         U4 mask = (U4)(x.v[i] < y.v[i]);

@@ -40,9 +40,6 @@ inline F32x16 operator/(F32x16 x, F32x16 y) {
 inline F32x16 fma(F32x16 x, F32x16 y, F32x16 z) {
     return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
 }
-inline F32x16 fnma(F32x16 x, F32x16 y, F32x16 z) {
-    return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)};
-}
 inline F32x16 max(F32x16 x, F32x16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline F32x16 min(F32x16 x, F32x16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline F32x16 where_less(F32x16 x, F32x16 y, F32x16 b, F32x16 a) {

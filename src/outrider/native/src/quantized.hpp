@@ -27,8 +27,9 @@ struct Digits {
 };
 
 template <class T>
-void digitise_block(const T* x, int block, int highest_digit, std::int8_t* row, int half, int at,
-                    bool bytes, BlockSummary& part) {
+[[gnu::always_inline]] inline void digitise_inputs(const T* x, int block, int highest_digit,
+                                                   std::int8_t* row, int half, int at, bool bytes,
+                                                   BlockSummary& part) {
     Ints peak = ints(0);
     for (int i = 0; i < block; i += LANES) peak = max(peak, magnitude(load(x + i)));
     const std::int32_t bits = highest(peak);
@@ -45,7 +46,7 @@ void digitise_block(const T* x, int block, int highest_digit, std::int8_t* row, 
     }
     const std::int32_t less = -total(sum);
     const float scale = !finite ? float(NAN) : faint ? 0.0f : top / float(highest_digit);
-    part = {scale, float(-less) * scale, std::int16_t(less & 127), std::int16_t(less >> 7)};
+    part = {scale, float(less) * scale, std::int16_t(less & 127), std::int16_t(less >> 7)};
 }
 
 // Digits of block b of a row, in their halves from `at` on.
@@ -60,8 +61,12 @@ void digitise_block(const Packed& m, const T* x, int b, bool coarse, std::int8_t
         std::memcpy(rest, from, count * sizeof(T));
         from = rest;
     }
-    digitise_block(from, m.block, coarse ? HIGHEST_SHORT : HIGHEST_DIGIT, row, half, at,
-                   coarse && in_bytes(m.bits), part);
+    const int most = coarse ? HIGHEST_SHORT : HIGHEST_DIGIT;
+    const bool bytes = coarse && in_bytes(m.bits);
+    if (m.block == 32)  // loops of known length
+        digitise_inputs(from, 32, most, row, half, at, bytes, part);
+    else
+        digitise_inputs(from, m.block, most, row, half, at, bytes, part);
 }
 
 // Rows [first, last) of x [., stride] to `to`.
@@ -147,7 +152,8 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
                     const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
                     for (int i = 0; i < each; ++i)
                         for (int r = 0; r < R; ++r)
-                            all[i][c][r] = i ? Sum() : Sum(zeros, &parts[r * blocks + b + turn].low);
+                            all[i][c][r] =
+                                i ? Sum() : Sum(zeros, &parts[r * blocks + b + turn].low);
                 }
                 const std::uint8_t* cell = from;
                 for (int k = 0; k < inputs; k += CELL, cell += lines * 64) {
@@ -182,7 +188,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
                                                : all[0][c][r].all();
                         F32x16& sum = sums[first + c][r];
                         sum = fma(to_float(whole), lanes.scale * splat(with.scale), sum);
-                        if (m.lessened) sum = fnma(lanes.less, splat(with.sum), sum);
+                        if (m.lessened) sum = fma(lanes.less, splat(with.minus), sum);
                     }
                 }
             });

@@ -13,8 +13,8 @@ namespace outrider {
 constexpr int FEWEST_BUNDLED = 17;  // rows
 
 // A bundle of rows, block after block. A block has [ROWS] beginnings of sums, digits [PLANES]
-// [inputs / 4][ROWS][4], [ROWS] scales and [ROWS] sums. A beginning is -(sum of the digits) * zero
-// or, where outputs have zeros of their own, a BlockSummary's (low, high).
+// [inputs / 4][ROWS][4], [ROWS] scales and [ROWS] `minus`. A beginning is -(sum of the digits) *
+// zero or, where outputs have zeros of their own, a BlockSummary's (low, high).
 template <class Sum>
 struct Bundle {
     static constexpr int ROWS = Sum::BUNDLE, LINE = 4 * ROWS, PLANES = Sum::REGISTERS;
@@ -44,7 +44,7 @@ struct Bundle {
                 for (int plane = 2 - PLANES; plane < 2; ++plane)
                     for (int k = 0; k < m.block; k += 4) put(digits + plane * LONGEST_BLOCK + k);
                 put(&part.scale);
-                put(&part.sum);
+                put(&part.minus);
             }
         }
     }
@@ -134,7 +134,7 @@ void bundle_block(const Packed& m, const Ready& units, int first, int unit, bool
         if (m.lessened)
             for (int c = 0; c < C; ++c) {
                 const F32x16 less = load(with + c * more + LANES);
-                for (int r = 0; r < R; ++r) sums[r][c] = fnma(less, number(R + r), sums[r][c]);
+                for (int r = 0; r < R; ++r) sums[r][c] = fma(less, number(R + r), sums[r][c]);
             }
         at += 2 * Rows::LINE;
     }
@@ -160,7 +160,8 @@ void product_of_bundles(const Packed& m, int first, int last, const Digits& x, i
         const int stop = unit + few < last ? unit + few : last;
         const Ready units = make_ready<BITS>(m, unit, stop - unit);
         Fetch<MOST_NEAR> next(int(m.unit_size() / 64));
-        for (int c = unit; c < stop; ++c) next.add(m.codes.data() + (stop - unit + c) * m.unit_size());
+        for (int c = unit; c < stop; ++c)
+            next.add(m.codes.data() + (stop - unit + c) * m.unit_size());
         const int share = next.lines() / bundles + 1;
         for (int row = 0; row < rows; row += R)
             for (int c = unit; c < stop; c += 2) {

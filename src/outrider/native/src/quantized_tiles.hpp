@@ -116,7 +116,7 @@ struct DigitRun {
             const Ints all = {
                 _mm512_dpwssd_epi32(_mm512_add_epi32(high, low), zeros.v, repeated(&part->low))};
             sums[c][r] = fma(to_float(all), lanes.scale * splat(part->scale), sums[c][r]);
-            if (m.lessened) sums[c][r] = fnma(lanes.less, splat(part->sum), sums[c][r]);
+            if (m.lessened) sums[c][r] = fma(lanes.less, splat(part->minus), sums[c][r]);
         }
     }
 

@@ -17,8 +17,7 @@ struct Sums {
     Sums() : high(_mm512_setzero_si512()), low(_mm512_setzero_si512()) {}
     explicit Sums(Ints begin) : high(_mm512_setzero_si512()), low(begin.v) {}
     Sums(Ints zeros, const void* less)
-        : high(_mm512_setzero_si512()),
-          low(_mm512_dpwssd_epi32(high, zeros.v, repeated(less))) {}
+        : high(_mm512_setzero_si512()), low(_mm512_dpwssd_epi32(high, zeros.v, repeated(less))) {}
     void add(FourCodes codes, const std::int8_t* row, int half, int at) {
         high = _mm512_dpbusd_epi32(high, codes.v, repeated(row + at));
         low = _mm512_dpbusd_epi32(low, codes.v, repeated(row + half + at));
