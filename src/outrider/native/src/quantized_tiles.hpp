@@ -218,8 +218,8 @@ inline bool in_bundles([[maybe_unused]] const Packed& m, [[maybe_unused]] int ro
 
 // Rows [first, last) of `rows` for a product of all of them.
 template <class T>
-void digitise(const Packed& m, const T* x, std::size_t stride, int first, int last, int rows,
-              Digits to) {
+void digitise(const Packed& m, const T* x, std::size_t stride, int first, int last,
+              [[maybe_unused]] int rows, Digits to) {
 #if defined(__AVX512VNNI__)
     if (in_bundles(m, rows))
         return to.coarse ? Bundle<Short<8>>::fill(m, x, stride, first, last, to)
