@@ -40,8 +40,9 @@ void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, in
     const Digits mine = alone ? own_digits(team) : digits;
     each_part(weight, epilogue, [&](const Packed* part, int units, const Epilogue& to) {
         if (part && !alone)
-            team.share(count, 4,
-                       [&](int first, int last) { digitise(*part, x, stride, first, last, mine); });
+            team.share(count, 4, [&](int first, int last) {
+                digitise(*part, x, stride, first, last, count, mine);
+            });
         bool ready = !part || !alone;
         team.share(units, grain(units, team.count, count), [&](int first, int last) {
             if (!ready) digitise(*part, x, stride, 0, count, mine);

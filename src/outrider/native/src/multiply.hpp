@@ -55,7 +55,8 @@ struct Multiplier {
     Multiplier(const Weights<T>& weights, std::size_t count) : m(weights) {
         const std::size_t alone = std::size_t(ALONE) * pool_size();
         if (count < alone) count = alone;
-        digits = {m.scratch.digits.reserve(count * 2 * m.half),
+        // Bundles of rows have summaries among their digits, and the last may lack rows.
+        digits = {m.scratch.digits.reserve((count + LANES) * (2 * m.half + 12 * m.blocks)),
                   m.scratch.parts.reserve(count * m.blocks), m.c.coarse != 0};
         if (m.apart) m.scratch.gates.reserve(count * padded(m.c.inner, LANES));
         if (WIDENS<T>)

@@ -28,7 +28,7 @@ constexpr bool halved(int bits) { return bits == 2 || bits == 3 || bits == 6; }
 
 // What a block of activations brings along.
 struct BlockSummary {
-    float scale, sum;        // of the digits, times scale
+    float scale, minus;      // -(sum of the digits) * scale
     std::int16_t low, high;  // -(sum of the digits) = low + 128 * high
 };
 

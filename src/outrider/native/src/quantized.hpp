@@ -21,14 +21,15 @@ constexpr float FAINTEST = 1e-33f;
 
 // Rows of activations as their product wants them.
 struct Digits {
-    std::int8_t* digits;  // [rows][2 * half], see sums.hpp
+    std::int8_t* digits;  // [rows][2 * half], see sums.hpp, or bundles of rows
     BlockSummary* parts;  // [rows][blocks]
     bool coarse;          // of 8 bits, in the room of 16
 };
 
 template <class T>
-void digitise_block(const T* x, int block, int highest_digit, std::int8_t* row, int half, int at,
-                    bool bytes, BlockSummary& part) {
+[[gnu::always_inline]] inline void digitise_inputs(const T* x, int block, int highest_digit,
+                                                   std::int8_t* row, int half, int at, bool bytes,
+                                                   BlockSummary& part) {
     Ints peak = ints(0);
     for (int i = 0; i < block; i += LANES) peak = max(peak, magnitude(load(x + i)));
     const std::int32_t bits = highest(peak);
@@ -45,29 +46,37 @@ void digitise_block(const T* x, int block, int highest_digit, std::int8_t* row, 
     }
     const std::int32_t less = -total(sum);
     const float scale = !finite ? float(NAN) : faint ? 0.0f : top / float(highest_digit);
-    part = {scale, float(-less) * scale, std::int16_t(less & 127), std::int16_t(less >> 7)};
+    part = {scale, float(less) * scale, std::int16_t(less & 127), std::int16_t(less >> 7)};
+}
+
+// Digits of block b of a row, in their halves from `at` on.
+template <class T>
+void digitise_block(const Packed& m, const T* x, int b, bool coarse, std::int8_t* row, int half,
+                    int at, BlockSummary& part) {
+    const T* from = x + m.start(b);
+    const int count = m.length(b);
+    alignas(64) T rest[LONGEST_BLOCK];
+    if (count < m.block) {
+        std::memset(rest, 0, sizeof rest);
+        std::memcpy(rest, from, count * sizeof(T));
+        from = rest;
+    }
+    const int most = coarse ? HIGHEST_SHORT : HIGHEST_DIGIT;
+    const bool bytes = coarse && in_bytes(m.bits);
+    if (m.block == 32)  // loops of known length
+        digitise_inputs(from, 32, most, row, half, at, bytes, part);
+    else
+        digitise_inputs(from, m.block, most, row, half, at, bytes, part);
 }
 
 // Rows [first, last) of x [., stride] to `to`.
 template <class T>
 void digitise(const Packed& m, const T* x, std::size_t stride, int first, int last, Digits to) {
     const int half = m.half(), blocks = m.blocks();
-    const bool bytes = to.coarse && in_bytes(m.bits);
-    for (int r = first; r < last; ++r) {
-        std::int8_t* row = to.digits + std::size_t(r) * 2 * half;
-        for (int b = 0; b < blocks; ++b) {
-            const T* from = x + r * stride + m.start(b);
-            const int count = m.length(b);
-            alignas(64) T rest[LONGEST_BLOCK];
-            if (count < m.block) {
-                std::memset(rest, 0, sizeof rest);
-                std::memcpy(rest, from, count * sizeof(T));
-                from = rest;
-            }
-            digitise_block(from, m.block, to.coarse ? HIGHEST_SHORT : HIGHEST_DIGIT, row, half,
-                           b * m.block, bytes, to.parts[std::size_t(r) * blocks + b]);
-        }
-    }
+    for (int r = first; r < last; ++r)
+        for (int b = 0; b < blocks; ++b)
+            digitise_block(m, x + r * stride, b, to.coarse, to.digits + std::size_t(r) * 2 * half,
+                           half, b * m.block, to.parts[std::size_t(r) * blocks + b]);
 }
 
 // From the codes of block b, of `bytes`, to those about `distance` further on in the order in which
@@ -143,7 +152,8 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
                     const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
                     for (int i = 0; i < each; ++i)
                         for (int r = 0; r < R; ++r)
-                            all[i][c][r] = i ? Sum() : Sum(zeros, parts[r * blocks + b + turn]);
+                            all[i][c][r] =
+                                i ? Sum() : Sum(zeros, &parts[r * blocks + b + turn].low);
                 }
                 const std::uint8_t* cell = from;
                 for (int k = 0; k < inputs; k += CELL, cell += lines * 64) {
@@ -178,7 +188,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
                                                : all[0][c][r].all();
                         F32x16& sum = sums[first + c][r];
                         sum = fma(to_float(whole), lanes.scale * splat(with.scale), sum);
-                        if (m.lessened) sum = fma(lanes.less, splat(-with.sum), sum);
+                        if (m.lessened) sum = fma(lanes.less, splat(with.minus), sum);
                     }
                 }
             });

@@ -5,7 +5,7 @@
 // both give the same bits, and rows are served by whichever is faster.
 #pragma once
 
-#include "quantized.hpp"
+#include "quantized_many.hpp"
 
 namespace outrider {
 
@@ -116,7 +116,7 @@ struct DigitRun {
             const Ints all = {
                 _mm512_dpwssd_epi32(_mm512_add_epi32(high, low), zeros.v, repeated(&part->low))};
             sums[c][r] = fma(to_float(all), lanes.scale * splat(part->scale), sums[c][r]);
-            if (m.lessened) sums[c][r] = fma(lanes.less, splat(-part->sum), sums[c][r]);
+            if (m.lessened) sums[c][r] = fma(lanes.less, splat(part->minus), sums[c][r]);
         }
     }
 
@@ -205,10 +205,38 @@ void product_in_tiles(const Packed& m, int first, int last, const Digits& x, int
 
 #endif
 
+// Whether rows pass by a matrix in bundles.
+inline bool in_bundles([[maybe_unused]] const Packed& m, [[maybe_unused]] int rows) {
+#if defined(__AMX_INT8__)
+    return halved(m.bits) && rows >= FEWEST_BUNDLED;
+#elif defined(__AVX512VNNI__)
+    return rows >= FEWEST_BUNDLED;
+#else
+    return false;
+#endif
+}
+
+// Rows [first, last) of `rows` for a product of all of them.
+template <class T>
+void digitise(const Packed& m, const T* x, std::size_t stride, int first, int last,
+              [[maybe_unused]] int rows, Digits to) {
+#if defined(__AVX512VNNI__)
+    if (in_bundles(m, rows))
+        return to.coarse ? Bundle<Short<8>>::fill(m, x, stride, first, last, to)
+                         : Bundle<Sums>::fill(m, x, stride, first, last, to);
+#endif
+    digitise(m, x, stride, first, last, to);
+}
+
 // As `product`, of codes of BITS. Blocks of half a cell would use a quarter of a tile.
 template <int BITS>
 void product_of_codes(const Packed& m, int first, int last, const Digits& x, int rows,
                       const Epilogue& epilogue) {
+#if defined(__AVX512VNNI__)
+    if (in_bundles(m, rows))
+        return x.coarse ? product_of_bundles<BITS, Short<BITS>>(m, first, last, x, rows, epilogue)
+                        : product_of_bundles<BITS, Sums>(m, first, last, x, rows, epilogue);
+#endif
 #if defined(__AMX_INT8__)
     if constexpr (!halved(BITS))
         if (rows >= FEWEST_TILED) return product_in_tiles<BITS>(m, first, last, x, rows, epilogue);

@@ -86,8 +86,8 @@ struct Sums {
     static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 2, ROWS = 4;
     Ints sum;
     Sums() : sum(ints(0)) {}
-    Sums(Ints zeros, const BlockSummary& block) : sum(ints(0)) {
-        add_pairs(sum, zeros.a, zeros.b, repeated(&block.low));
+    Sums(Ints zeros, const void* less) : sum(ints(0)) {
+        add_pairs(sum, zeros.a, zeros.b, repeated(less));
     }
     void add(const FourCodes& codes, const std::int8_t* row, int, int at) {
         add_pairs(sum, codes.odd_a, codes.odd_b, repeated(row + 2 * at));

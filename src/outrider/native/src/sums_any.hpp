@@ -40,9 +40,11 @@ struct Sums {
     static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1, ROWS = 2;
     Ints sum;
     Sums() : sum(ints(0)) {}
-    Sums(Ints zeros, const BlockSummary& block)
-        : sum(each_int(
-              [&](int i) { return (zeros.v[i] & 255) * (block.low + 128 * block.high); })) {}
+    Sums(Ints zeros, const void* less) {
+        std::int16_t both[2];
+        std::memcpy(both, less, 4);
+        sum = each_int([&](int i) { return (zeros.v[i] & 255) * (both[0] + 128 * both[1]); });
+    }
     void add(const FourCodes& codes, const std::int8_t* row, int, int at) {
         std::int16_t d[4];
         std::memcpy(d, row + 2 * at, 8);

@@ -35,7 +35,7 @@ struct ByteSums {
     Sums sums;
     Bytes bytes;
     ByteSums() = default;
-    ByteSums(Ints zeros, const BlockSummary& block) : sums(zeros, block) {}
+    ByteSums(Ints zeros, const void* less) : sums(zeros, less) {}
     void add(const FourCodes& codes, const std::int8_t* row, int, int at) {
         bytes.add(codes, four_digits(row + at));
     }

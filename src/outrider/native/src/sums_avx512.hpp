@@ -41,8 +41,7 @@ struct Sums {
     static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1, ROWS = 8;
     Ints sum;
     Sums() : sum(ints(0)) {}
-    Sums(Ints zeros, const BlockSummary& block)
-        : sum{_mm512_madd_epi16(zeros.v, repeated(&block.low))} {}
+    Sums(Ints zeros, const void* less) : sum{_mm512_madd_epi16(zeros.v, repeated(less))} {}
     void add(const FourCodes& codes, const std::int8_t* row, int, int at) {
         add_pairs(sum, codes.odd, repeated(row + 2 * at));
         add_pairs(sum, codes.even, repeated(row + 2 * at + 4));
@@ -59,7 +58,7 @@ struct ByteSums {
     Sums sums;
     Bytes bytes;
     ByteSums() = default;
-    ByteSums(Ints zeros, const BlockSummary& block) : sums(zeros, block) {}
+    ByteSums(Ints zeros, const void* less) : sums(zeros, less) {}
     void add(const FourCodes& codes, const std::int8_t* row, int, int at) {
         bytes.add(codes, four_digits(row + at));
     }

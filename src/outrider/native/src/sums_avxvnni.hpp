@@ -16,7 +16,7 @@ struct ShortSums {
     static constexpr int DIGIT = 1, REGISTERS = 2, ROWS = 6;
     Ints sum;
     ShortSums() : sum(ints(0)) {}
-    ShortSums(Ints zeros, const BlockSummary& block) : sum(Sums(zeros, block).sum) {}
+    ShortSums(Ints zeros, const void* less) : sum(Sums(zeros, less).sum) {}
     void add(const FourCodes& codes, const std::int8_t* row, int, int at) {
         const Ints digits = four_digits(row + at);
         sum.a = _mm256_dpbusd_avx_epi32(sum.a, codes.a, digits.a);

@@ -12,12 +12,12 @@ constexpr int MOST_SUMS = 16;   // registers that hold a block's sums
 // Sums over a block: 256 * high + low.
 struct Sums {
     using FourCodes = ByteCodes;
-    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 2, ROWS = 8;
+    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 2, ROWS = 8, BUNDLE = 4;
     __m512i high, low;
     Sums() : high(_mm512_setzero_si512()), low(_mm512_setzero_si512()) {}
-    Sums(Ints zeros, const BlockSummary& block)
-        : high(_mm512_setzero_si512()),
-          low(_mm512_dpwssd_epi32(high, zeros.v, repeated(&block.low))) {}
+    explicit Sums(Ints begin) : high(_mm512_setzero_si512()), low(begin.v) {}
+    Sums(Ints zeros, const void* less)
+        : high(_mm512_setzero_si512()), low(_mm512_dpwssd_epi32(high, zeros.v, repeated(less))) {}
     void add(FourCodes codes, const std::int8_t* row, int half, int at) {
         high = _mm512_dpbusd_epi32(high, codes.v, repeated(row + at));
         low = _mm512_dpbusd_epi32(low, codes.v, repeated(row + half + at));
@@ -29,10 +29,11 @@ struct Sums {
 // The same of digits of 8 bits.
 struct ShortSums {
     using FourCodes = ByteCodes;
-    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1, ROWS = 8;
+    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1, ROWS = 8, BUNDLE = 6;
     __m512i low;
     ShortSums() : low(_mm512_setzero_si512()) {}
-    ShortSums(Ints zeros, const BlockSummary& block) : low(Sums(zeros, block).low) {}
+    explicit ShortSums(Ints begin) : low(begin.v) {}
+    ShortSums(Ints zeros, const void* less) : low(Sums(zeros, less).low) {}
     void add(FourCodes codes, const std::int8_t* row, int half, int at) {
         low = _mm512_dpbusd_epi32(low, codes.v, repeated(row + half + at));
     }

@@ -1,0 +1,179 @@
+// Products of many rows with matrices of few bits, by AVX-512 VNNI. Codes become bytes and scales
+// fp32 once for all rows, so that one kernel serves every number of bits. Rows pass by in bundles,
+// whose numbers stand in the order in which they are read. A sum takes the steps of `digit_block`:
+// both give the same bits.
+#pragma once
+
+#include "quantized.hpp"
+
+#if defined(__AVX512VNNI__)
+
+namespace outrider {
+
+constexpr int FEWEST_BUNDLED = 17;  // rows
+
+// A bundle of rows, block after block. A block has [ROWS] beginnings of sums, digits [PLANES]
+// [inputs / 4][ROWS][4], [ROWS] scales and [ROWS] `minus`. A beginning is -(sum of the digits) *
+// zero or, where outputs have zeros of their own, a BlockSummary's (low, high).
+template <class Sum>
+struct Bundle {
+    static constexpr int ROWS = Sum::BUNDLE, LINE = 4 * ROWS, PLANES = Sum::REGISTERS;
+
+    static std::size_t bytes(const Packed& m) {
+        return std::size_t(m.blocks()) * LINE * (3 + PLANES * m.block / 4);
+    }
+    static const std::int8_t* of(const Packed& m, const Digits& x, int row) {
+        return x.digits + row / ROWS * bytes(m);
+    }
+    // Rows [first, last) of x [., stride] to their bundles.
+    template <class T>
+    static void fill(const Packed& m, const T* x, std::size_t stride, int first, int last,
+                     Digits to) {
+        alignas(64) std::int8_t digits[2 * LONGEST_BLOCK];
+        BlockSummary part;
+        for (int r = first; r < last; ++r) {
+            std::int8_t* at = to.digits + r / ROWS * bytes(m) + r % ROWS * 4;
+            auto put = [&](const void* from) {
+                std::memcpy(at, from, 4);
+                at += LINE;
+            };
+            for (int b = 0; b < m.blocks(); ++b) {
+                digitise_block(m, x + r * stride, b, to.coarse, digits, LONGEST_BLOCK, 0, part);
+                const std::int32_t begin = (part.low + 128 * part.high) * m.zero;
+                put(m.zeros.data() ? static_cast<const void*>(&part.low) : &begin);
+                for (int plane = 2 - PLANES; plane < 2; ++plane)
+                    for (int k = 0; k < m.block; k += 4) put(digits + plane * LONGEST_BLOCK + k);
+                put(&part.scale);
+                put(&part.minus);
+            }
+        }
+    }
+};
+
+// Units made ready for many rows.
+struct Ready {
+    const std::uint8_t* codes;  // [units][cells][8][16][4]
+    const float* scales;        // [units][blocks][2][16]: scale and less
+    std::size_t size;           // of a unit's codes
+};
+
+template <int BITS>
+Ready make_ready(const Packed& m, int unit, int count) {
+    thread_local Memory<std::uint8_t> code_room;
+    thread_local Memory<float> scale_room;
+    Ready to = {m.codes.data() + unit * m.unit_size(), nullptr, m.unit_size()};
+    if constexpr (BITS != 8) {
+        to.size = std::size_t(m.width()) * LANES;
+        std::uint8_t* bytes = code_room.reserve(count * to.size);
+        const std::uint8_t* from = to.codes;
+        to.codes = bytes;
+        for (int k = 0; k < count * m.width(); k += CELL, from += lines_of(BITS) * 64)
+            each_step<0, 8>([&](auto p) __attribute__((always_inline)) {
+                _mm512_store_si512(bytes, ByteCodes::of<BITS, p>(from, m.map).v);
+                bytes += 64;
+            });
+    }
+    float* scales = scale_room.reserve(std::size_t(count) * m.blocks() * 2 * LANES);
+    to.scales = scales;
+    for (int c = 0; c < count; ++c)
+        for (int b = 0; b < m.blocks(); ++b, scales += 2 * LANES) {
+            const LaneScales lanes = scales_of(m, unit + c, b / m.split);
+            store(scales, lanes.scale);
+            store(scales + LANES, lanes.less);
+        }
+    return to;
+}
+
+// A bundle, of which `rows` from `row` on count, by two units, or by one of them twice. Blocks have
+// STEPS steps or, where that is 0, several cells.
+template <class Sum, int STEPS>
+void bundle_block(const Packed& m, const Ready& units, int first, int unit, bool both,
+                  const Digits& x, int row, int rows, const Epilogue& epilogue) {
+    using Rows = Bundle<Sum>;
+    constexpr int R = Rows::ROWS, C = 2, steps = STEPS ? STEPS : 8;
+    const int blocks = m.blocks(), cells = STEPS ? 1 : m.block / CELL;
+    const std::ptrdiff_t plane = cells * steps * Rows::LINE;
+    const std::ptrdiff_t size = both ? units.size : 0, more = both ? blocks * 2 * LANES : 0;
+    const std::uint8_t* w = units.codes + (unit - first) * units.size;
+    const float* with = units.scales + std::size_t(unit - first) * blocks * 2 * LANES;
+    const std::int8_t* at = Rows::of(m, x, row);
+    auto number = [&](int i) {
+        float of_row;
+        std::memcpy(&of_row, at + 4 * i, 4);
+        return splat(of_row);
+    };
+    F32x16 sums[R][C];
+    for (auto& line : sums)
+        for (auto& sum : line) sum = splat(0.0f);
+    for (int b = 0; b < blocks; ++b, with += 2 * LANES) {
+        Sum all[R][C];
+        for (int r = 0; r < R; ++r)
+            for (int c = 0; c < C; ++c) all[r][c] = Sum(Ints{repeated(at + 4 * r)});
+        if (m.zeros.data()) [[unlikely]]
+            for (int c = 0; c < C; ++c) {
+                const std::size_t unit_at = std::size_t(unit + c * both) * m.groups + b / m.split;
+                const Ints zeros = load_zeros(m.zeros.data() + unit_at * LANES);
+                for (int r = 0; r < R; ++r) all[r][c] = Sum(zeros, at + 4 * r);
+            }
+        at += Rows::LINE;
+        for (int i = 0; i < cells; ++i, w += steps * 64, at += steps * Rows::LINE)
+            each_step<0, steps>([&](auto p) __attribute__((always_inline)) {
+                for (int c = 0; c < C; ++c) {
+                    const ByteCodes codes(_mm512_loadu_si512(w + c * size + p * 64));
+                    for (int r = 0; r < R; ++r)
+                        all[r][c].add(codes, at + 4 * r, (Rows::PLANES - 1) * plane,
+                                      p * Rows::LINE);
+                }
+            });
+        at += (Rows::PLANES - 1) * plane;
+        for (int c = 0; c < C; ++c) {
+            const F32x16 scale = load(with + c * more);
+            for (int r = 0; r < R; ++r)
+                sums[r][c] = fma(to_float(all[r][c].all()), scale * number(r), sums[r][c]);
+        }
+        if (m.lessened)
+            for (int c = 0; c < C; ++c) {
+                const F32x16 less = load(with + c * more + LANES);
+                for (int r = 0; r < R; ++r) sums[r][c] = fma(less, number(R + r), sums[r][c]);
+            }
+        at += 2 * Rows::LINE;
+    }
+    for (int r = 0; r < rows; ++r) {
+        for (int c = 0; c < C; ++c) sums[r][c] = sums[r][c] * splat(m.factor);
+        if (both)
+            finish<C>(epilogue, m.bias.data(), row + r, unit, sums[r]);
+        else
+            finish<1>(epilogue, m.bias.data(), row + r, unit, sums[r]);
+    }
+}
+
+// y[row, outputs of units first..last) for rows in bundles.
+template <int BITS, class Sum>
+void product_of_bundles(const Packed& m, int first, int last, const Digits& x, int rows,
+                        const Epilogue& epilogue) {
+    constexpr int R = Bundle<Sum>::ROWS;
+    const auto block = halved(BITS)    ? bundle_block<Sum, 4>
+                       : m.block == 32 ? bundle_block<Sum, 8>
+                                       : bundle_block<Sum, 0>;
+    const int few = near_units(std::size_t(m.width()) * LANES), bundles = tiles_of(rows, R);
+    for (int unit = first; unit < last; unit += few) {
+        const int stop = unit + few < last ? unit + few : last;
+        const Ready units = make_ready<BITS>(m, unit, stop - unit);
+        Fetch<MOST_NEAR> next(int(m.unit_size() / 64));
+        for (int c = unit; c < stop; ++c)
+            next.add(m.codes.data() + (stop - unit + c) * m.unit_size());
+        const int share = next.lines() / bundles + 1;
+        for (int row = 0; row < rows; row += R)
+            for (int c = unit; c < stop; c += 2) {
+                next(share);
+                if (epilogue.upcoming) [[unlikely]]
+                    (*epilogue.upcoming)(m.width() / CELL * ASKED);
+                block(m, units, unit, c, c + 1 < stop, x, row, rows - row < R ? rows - row : R,
+                      epilogue);
+            }
+    }
+}
+
+}  // namespace outrider
+
+#endif
