@@ -292,7 +292,8 @@ class ReplayedSpec(ModelSpec):
 
     def needs(self, context: DrafterContext) -> Needs:
         needs = super().needs(context)
-        return replace(needs, loaded=ReplayModel(needs.loaded, self.tracks))
+        model, _ = needs.loaded  # what is planted goes by all ids
+        return replace(needs, loaded=(ReplayModel(model, self.tracks), None))
 
 
 class Replay:
