@@ -130,7 +130,7 @@ struct Forward : Work, Multiplier<T> {
             team.share(units, grain(units, team.count, count), [&](int first, int last) {
                 if (!normal) normalise(own, 0, count);
                 normal = true;
-                if (!ready) digitise(*part, own, normed_stride, 0, count, mine);
+                if (!ready) this->make_digits(*part, own, normed_stride, 0, count, count, mine);
                 ready = true;
                 multiply(weight, part, first, last, own, normed_stride, mine, count, to);
             });

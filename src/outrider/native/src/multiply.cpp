@@ -7,6 +7,12 @@
 namespace outrider {
 
 template <class T>
+void Multiplier<T>::make_digits(const Packed& part, const T* x, int stride, int first, int last,
+                                int count, const Digits& to) {
+    digitise(part, x, stride, first, last, count, to);
+}
+
+template <class T>
 void Multiplier<T>::multiply(const Weight<T>& weight, const Packed* part, int first, int last,
                              const T* x, int stride, const Digits& digits, int count,
                              const Epilogue& epilogue) {
@@ -41,11 +47,11 @@ void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, in
     each_part(weight, epilogue, [&](const Packed* part, int units, const Epilogue& to) {
         if (part && !alone)
             team.share(count, 4, [&](int first, int last) {
-                digitise(*part, x, stride, first, last, count, mine);
+                make_digits(*part, x, stride, first, last, count, mine);
             });
         bool ready = !part || !alone;
         team.share(units, grain(units, team.count, count), [&](int first, int last) {
-            if (!ready) digitise(*part, x, stride, 0, count, mine);
+            if (!ready) make_digits(*part, x, stride, 0, count, count, mine);
             ready = true;
             multiply(weight, part, first, last, x, stride, mine, count, to);
         });

@@ -11,6 +11,8 @@ namespace outrider {
 
 // Rows that every worker normalises for itself rather than wait for the others.
 constexpr int ALONE = 16;
+// Their room as digits, where the last of a bundle may be missing.
+constexpr int ALONE_ROOM = 18;
 // Rows that every worker makes digits of for itself: half a microsecond each, which is about what
 // it takes to meet.
 constexpr int DIGITS_ALONE = 4;
@@ -53,10 +55,9 @@ struct Multiplier {
 
     // Makes room for the digits of `count` rows.
     Multiplier(const Weights<T>& weights, std::size_t count) : m(weights) {
-        const std::size_t alone = std::size_t(ALONE) * pool_size();
+        const std::size_t alone = std::size_t(ALONE_ROOM) * pool_size();
         if (count < alone) count = alone;
-        // Bundles of rows have summaries among their digits, and the last may lack rows.
-        digits = {m.scratch.digits.reserve((count + LANES) * (2 * m.half + 12 * m.blocks)),
+        digits = {m.scratch.digits.reserve((count + LANES) * digit_bytes()),
                   m.scratch.parts.reserve(count * m.blocks), m.c.coarse != 0};
         if (m.apart) m.scratch.gates.reserve(count * padded(m.c.inner, LANES));
         if (WIDENS<T>)
@@ -79,6 +80,10 @@ struct Multiplier {
         const int wanted = units / ((rows > MANY ? 4 : 8) * workers) / 4 * 4;
         return wanted < 4 ? 4 : wanted > 64 ? 64 : wanted;
     }
+
+    // Digits of rows [first, last) of x [count, stride] for their product with a matrix in codes.
+    static void make_digits(const Packed& part, const T* x, int stride, int first, int last,
+                            int count, const Digits& to);
 
     // A product of rows of x or, of a matrix in codes, of their digits.
     static void multiply(const Weight<T>& weight, const Packed* part, int first, int last,
@@ -111,9 +116,12 @@ struct Multiplier {
 
     // The place of a worker that makes its own digits.
     Digits own_digits(const Team& team) const {
-        const std::size_t row = std::size_t(team.index) * ALONE;
-        return {digits.digits + row * 2 * m.half, digits.parts + row * m.blocks, digits.coarse};
+        const std::size_t row = std::size_t(team.index) * ALONE_ROOM;
+        return {digits.digits + row * digit_bytes(), digits.parts + row * m.blocks, digits.coarse};
     }
+
+    // Bytes of a row's digits; bundles of rows have summaries among them.
+    std::size_t digit_bytes() const { return 2 * m.half + 12 * m.blocks; }
 
     // The product of rows of x [count, stride]. Digits of few rows every worker makes for itself;
     // many rows are widened together, where that pays.

@@ -212,8 +212,8 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
 // are near for four.
 template <int BITS, class Sum, int R>
 constexpr bool FOUR_UNITS =
-    R == Sum::ROWS || (BITS == 8 && DIGIT_BYTES == 1 && R * Sum::REGISTERS > 1 &&
-                       4 * R * Sum::REGISTERS <= MOST_SUMS);
+    (R == Sum::ROWS && R > 4) || (BITS == 8 && DIGIT_BYTES == 1 && R * Sum::REGISTERS > 1 &&
+                                  4 * R * Sum::REGISTERS <= MOST_SUMS);
 
 template <int BITS, class Sum, int R>
 void digit_tile(const Packed& m, int first, int last, const Digits& x, int row, int rows,

@@ -10,7 +10,9 @@
 
 namespace outrider {
 
-constexpr int FEWEST_BUNDLED = 17;  // rows
+constexpr int FEWEST_BUNDLED = 5;  // rows
+// Rows from which codes are made bytes once rather than for every bundle.
+constexpr int FEWEST_READY = 37;
 
 // A bundle of rows, block after block. A block has [ROWS] beginnings of sums, digits [PLANES]
 // [inputs / 4][ROWS][4], [ROWS] scales and [ROWS] `minus`. A beginning is -(sum of the digits) *
@@ -50,7 +52,7 @@ struct Bundle {
     }
 };
 
-// Units made ready for many rows.
+// Units made ready for many rows or, without scales, as they are stored.
 struct Ready {
     const std::uint8_t* codes;  // [units][cells][8][16][4]
     const float* scales;        // [units][blocks][2][16]: scale and less
@@ -84,61 +86,85 @@ Ready make_ready(const Packed& m, int unit, int count) {
     return to;
 }
 
-// A bundle, of which `rows` from `row` on count, by two units, or by one of them twice. Blocks have
-// STEPS steps or, where that is 0, several cells.
-template <class Sum, int STEPS>
+// The first RUN rows of a bundle, of which `rows` from `row` on count, by two units, or by one of
+// them twice. Blocks have STEPS steps or, where that is 0, whole cells. What comes behind codes
+// that are stored is asked for if this is the first bundle.
+template <int BITS, class Sum, int STEPS, int RUN, bool READY>
 void bundle_block(const Packed& m, const Ready& units, int first, int unit, bool both,
                   const Digits& x, int row, int rows, const Epilogue& epilogue) {
     using Rows = Bundle<Sum>;
-    constexpr int R = Rows::ROWS, C = 2, steps = STEPS ? STEPS : 8;
+    // Blocks that share a cell of stored codes.
+    constexpr int C = 2, steps = STEPS ? STEPS : 8, held = READY ? 1 : 8 / steps;
+    constexpr int lines = lines_of(BITS), used = READY ? steps : lines;
     const int blocks = m.blocks(), cells = STEPS ? 1 : m.block / CELL;
     const std::ptrdiff_t plane = cells * steps * Rows::LINE;
     const std::ptrdiff_t size = both ? units.size : 0, more = both ? blocks * 2 * LANES : 0;
     const std::uint8_t* w = units.codes + (unit - first) * units.size;
-    const float* with = units.scales + std::size_t(unit - first) * blocks * 2 * LANES;
+    const float* with =
+        READY ? units.scales + std::size_t(unit - first) * blocks * 2 * LANES : nullptr;
     const std::int8_t* at = Rows::of(m, x, row);
     auto number = [&](int i) {
         float of_row;
         std::memcpy(&of_row, at + 4 * i, 4);
         return splat(of_row);
     };
-    F32x16 sums[R][C];
+    F32x16 sums[RUN][C];
     for (auto& line : sums)
         for (auto& sum : line) sum = splat(0.0f);
-    for (int b = 0; b < blocks; ++b, with += 2 * LANES) {
-        Sum all[R][C];
-        for (int r = 0; r < R; ++r)
-            for (int c = 0; c < C; ++c) all[r][c] = Sum(Ints{repeated(at + 4 * r)});
-        if (m.zeros.data()) [[unlikely]]
-            for (int c = 0; c < C; ++c) {
-                const std::size_t unit_at = std::size_t(unit + c * both) * m.groups + b / m.split;
-                const Ints zeros = load_zeros(m.zeros.data() + unit_at * LANES);
-                for (int r = 0; r < R; ++r) all[r][c] = Sum(zeros, at + 4 * r);
-            }
-        at += Rows::LINE;
-        for (int i = 0; i < cells; ++i, w += steps * 64, at += steps * Rows::LINE)
-            each_step<0, steps>([&](auto p) __attribute__((always_inline)) {
+    for (int b = 0, g = 0, part = 0; b < blocks; b += held) {
+        [[maybe_unused]] const std::ptrdiff_t further =
+            READY || row ? 0
+                         : ahead(AHEAD / C, cells * lines * 64, blocks / held, size, b / held, C);
+        each_step<0, held>([&](auto turn) __attribute__((always_inline)) {
+            Sum all[RUN][C];
+            for (int r = 0; r < RUN; ++r)
+                for (int c = 0; c < C; ++c) all[r][c] = Sum(Ints{repeated(at + 4 * r)});
+            if (m.zeros.data()) [[unlikely]]
                 for (int c = 0; c < C; ++c) {
-                    const ByteCodes codes(_mm512_loadu_si512(w + c * size + p * 64));
-                    for (int r = 0; r < R; ++r)
-                        all[r][c].add(codes, at + 4 * r, (Rows::PLANES - 1) * plane,
-                                      p * Rows::LINE);
+                    const std::size_t group = std::size_t(unit + c * both) * m.groups + g + turn;
+                    const Ints zeros = load_zeros(m.zeros.data() + group * LANES);
+                    for (int r = 0; r < RUN; ++r) all[r][c] = Sum(zeros, at + 4 * r);
                 }
-            });
-        at += (Rows::PLANES - 1) * plane;
-        for (int c = 0; c < C; ++c) {
-            const F32x16 scale = load(with + c * more);
-            for (int r = 0; r < R; ++r)
-                sums[r][c] = fma(to_float(all[r][c].all()), scale * number(r), sums[r][c]);
-        }
-        if (m.lessened)
-            for (int c = 0; c < C; ++c) {
-                const F32x16 less = load(with + c * more + LANES);
-                for (int r = 0; r < R; ++r) sums[r][c] = fma(less, number(R + r), sums[r][c]);
+            at += Rows::LINE;
+            for (int i = 0; i < cells; ++i, at += steps * Rows::LINE) {
+                each_step<turn * steps, steps>([&](auto p) __attribute__((always_inline)) {
+                    for (int c = 0; c < C; ++c) {
+                        if (!READY && p < lines)
+                            __builtin_prefetch(w + c * size + p * 64 + further, 0, 2);
+                        const auto codes = ByteCodes::of<BITS, p>(w + c * size, m.map);
+                        for (int r = 0; r < RUN; ++r)
+                            all[r][c].add(codes, at + 4 * r, (Rows::PLANES - 1) * plane,
+                                          (p - turn * steps) * Rows::LINE);
+                    }
+                });
+                if (turn + 1 == held) w += used * 64;
             }
-        at += 2 * Rows::LINE;
+            at += (Rows::PLANES - 1) * plane;
+            LaneScales lanes[C];
+            for (int c = 0; c < C; ++c)
+                if constexpr (READY)
+                    lanes[c] = {load(with + c * more), load(with + c * more + LANES)};
+                else
+                    lanes[c] = scales_of(m, unit + c * both, g + turn);
+            for (int c = 0; c < C; ++c)
+                for (int r = 0; r < RUN; ++r)
+                    sums[r][c] =
+                        fma(to_float(all[r][c].all()), lanes[c].scale * number(r), sums[r][c]);
+            if (m.lessened)
+                for (int c = 0; c < C; ++c)
+                    for (int r = 0; r < RUN; ++r)
+                        sums[r][c] = fma(lanes[c].less, number(Rows::ROWS + r), sums[r][c]);
+            at += 2 * Rows::LINE;
+            if (READY) with += 2 * LANES;
+        });
+        if (held > 1) {
+            g += held;
+        } else if (++part == m.split) {
+            part = 0;
+            ++g;
+        }
     }
-    for (int r = 0; r < rows; ++r) {
+    for (int r = 0; r < rows && r < RUN; ++r) {
         for (int c = 0; c < C; ++c) sums[r][c] = sums[r][c] * splat(m.factor);
         if (both)
             finish<C>(epilogue, m.bias.data(), row + r, unit, sums[r]);
@@ -147,14 +173,34 @@ void bundle_block(const Packed& m, const Ready& units, int first, int unit, bool
     }
 }
 
+// y[row, outputs of units first..last) for some rows in bundles, by codes as they are stored.
+template <int BITS, class Sum>
+void product_of_few_bundles(const Packed& m, int first, int last, const Digits& x, int rows,
+                            const Epilogue& epilogue) {
+    constexpr int R = Bundle<Sum>::ROWS, STEPS = halved(BITS) ? 4 : 0;
+    const Ready units = {m.codes.data(), nullptr, m.unit_size()};
+    for (int unit = first; unit < last; unit += 2)
+        for (int row = 0; row < rows; row += R) {
+            const int left = rows - row < R ? rows - row : R;
+            const auto block = left <= 2   ? bundle_block<BITS, Sum, STEPS, 2, false>
+                               : left <= 4 ? bundle_block<BITS, Sum, STEPS, 4, false>
+                                           : bundle_block<BITS, Sum, STEPS, R, false>;
+            if (epilogue.upcoming) [[unlikely]]
+                (*epilogue.upcoming)(m.width() / CELL * ASKED);
+            block(m, units, 0, unit, unit + 1 < last, x, row, left, epilogue);
+        }
+}
+
 // y[row, outputs of units first..last) for rows in bundles.
 template <int BITS, class Sum>
 void product_of_bundles(const Packed& m, int first, int last, const Digits& x, int rows,
                         const Epilogue& epilogue) {
+    if (rows < FEWEST_READY)
+        return product_of_few_bundles<BITS, Sum>(m, first, last, x, rows, epilogue);
     constexpr int R = Bundle<Sum>::ROWS;
-    const auto block = halved(BITS)    ? bundle_block<Sum, 4>
-                       : m.block == 32 ? bundle_block<Sum, 8>
-                                       : bundle_block<Sum, 0>;
+    const auto block = halved(BITS)    ? bundle_block<8, Sum, 4, R, true>
+                       : m.block == 32 ? bundle_block<8, Sum, 8, R, true>
+                                       : bundle_block<8, Sum, 0, R, true>;
     const int few = near_units(std::size_t(m.width()) * LANES), bundles = tiles_of(rows, R);
     for (int unit = first; unit < last; unit += few) {
         const int stop = unit + few < last ? unit + few : last;

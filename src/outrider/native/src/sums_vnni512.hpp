@@ -12,7 +12,7 @@ constexpr int MOST_SUMS = 16;   // registers that hold a block's sums
 // Sums over a block: 256 * high + low.
 struct Sums {
     using FourCodes = ByteCodes;
-    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 2, ROWS = 8, BUNDLE = 4;
+    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 2, ROWS = 4, BUNDLE = 4;
     __m512i high, low;
     Sums() : high(_mm512_setzero_si512()), low(_mm512_setzero_si512()) {}
     explicit Sums(Ints begin) : high(_mm512_setzero_si512()), low(begin.v) {}
@@ -29,7 +29,7 @@ struct Sums {
 // The same of digits of 8 bits.
 struct ShortSums {
     using FourCodes = ByteCodes;
-    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1, ROWS = 8, BUNDLE = 6;
+    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1, ROWS = 4, BUNDLE = 6;
     __m512i low;
     ShortSums() : low(_mm512_setzero_si512()) {}
     explicit ShortSums(Ints begin) : low(begin.v) {}
