@@ -115,6 +115,7 @@ class Trials:
             self._planned = None
         places = [i for i, s in enumerate(streams) if s.fixed is None and (not ids or s.id in ids)]
         if not places:
+            self._planned = None
             return choices  # its sequences have ended
         self.now = trial
         self._tried[trial.choice] = step
