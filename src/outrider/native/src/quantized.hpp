@@ -208,12 +208,12 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
 }
 
 // Whether R rows pass by four units together rather than two: where AVX-512 VNNI has registers for
-// the sums of all, of which a unit has several, and beside as many rows as a tile has, whose digits
-// are near for four.
+// the sums of all, of which a unit has several, and, in sets without bundles, beside as many rows
+// as a tile has, whose digits are near for four.
 template <int BITS, class Sum, int R>
-constexpr bool FOUR_UNITS =
-    (R == Sum::ROWS && R > 4) || (BITS == 8 && DIGIT_BYTES == 1 && R * Sum::REGISTERS > 1 &&
-                                  4 * R * Sum::REGISTERS <= MOST_SUMS);
+constexpr bool FOUR_UNITS = (R == Sum::ROWS && !requires { Sum::BUNDLE; }) ||
+                            (BITS == 8 && DIGIT_BYTES == 1 && R * Sum::REGISTERS > 1 &&
+                             4 * R * Sum::REGISTERS <= MOST_SUMS);
 
 template <int BITS, class Sum, int R>
 void digit_tile(const Packed& m, int first, int last, const Digits& x, int row, int rows,

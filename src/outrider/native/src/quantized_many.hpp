@@ -1,7 +1,7 @@
-// Products of many rows with matrices of few bits, by AVX-512 VNNI. Codes become bytes and scales
-// fp32 once for all rows, so that one kernel serves every number of bits. Rows pass by in bundles,
-// whose numbers stand in the order in which they are read. A sum takes the steps of `digit_block`:
-// both give the same bits.
+// Products of five rows and more with matrices of few bits, by AVX-512 VNNI. Rows pass by in
+// bundles, whose numbers stand in the order in which they are read. For many rows codes become
+// bytes and scales fp32 once for all, so that one kernel serves every number of bits. A sum takes
+// the steps of `digit_block`: both give the same bits.
 #pragma once
 
 #include "quantized.hpp"
