@@ -63,7 +63,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the reference prefers another id: to output token ``at`` of a prompt, by ``margin``."""
+    """Output token ``at`` of a prompt, to which the reference prefers another id by ``margin``."""
 
     prompt: int
     workload: str

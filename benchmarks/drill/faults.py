@@ -1,4 +1,4 @@
-"""What is done to the speculative server."""
+"""The faults that the drill inflicts on the speculative server."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from outrider import LLM, SamplingParams, Speculation
 from outrider.engine import spare_skips
 from outrider.engine.engine import Engine
-from outrider.engine.spare_skips import read_kept
+from outrider.engine.spare_skips import read_skips
 from outrider.native import choice as native
 from tests.support.skipping import LAYERS, planted_target, useless
 
@@ -56,7 +56,7 @@ def test_what_pays_is_kept_and_drafts_from_the_next_start_on(target: Path, kept:
     assert "layerskip" not in first.engine.drafting.drafters
     plain = tokens(first)
     idle(first.engine)
-    runs = read_kept(kept)
+    runs = read_skips(kept)
     assert runs
     left_out = {*range(2 * LAYERS)} - {*runs}
     assert len(left_out & useless(SEED)) > len(left_out) / 2
@@ -96,4 +96,4 @@ def test_a_damaged_file_is_no_set(target: Path, kept: Path, text: str) -> None:
 
 def test_the_file_holds_what_is_read(kept: Path) -> None:
     kept.write_text(json.dumps({"sublayers": [0, 1, 5]}))
-    assert read_kept(kept) == (0, 1, 5)
+    assert read_skips(kept) == (0, 1, 5)

@@ -1,10 +1,10 @@
-"""The ids that a model drafter draws from: a list of likely ones, which follows what is said.
+"""The list of likely ids that a model drafter draws from, which follows the texts.
 
-A pass reads the head whole, a row for each id, though few ids are ever said. As in Zhao et al.,
+A pass reads the head whole, a row for each id, though few ids ever occur. As in Zhao et al.,
 "FR-Spec: Accelerating large-vocabulary language models via frequency-ranked speculative sampling",
-2025, drafts come from the rows of likely ids alone; what is not on the list is never drafted, and
-the target says it all the same. Here nobody counts a corpus: ids come onto the list as they are
-said, and are kept beside the checkpoint for other starts.
+2025, drafts come from the rows of likely ids alone. Other ids are never drafted; the target still
+chooses among all. Here nobody counts a corpus: ids come onto the list as they occur, and are kept
+in the cache folder for other starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..base.homes import cache_home, read_kept, write_kept
+from ..base.homes import cache_home
+from ..base.kept import read_kept, write_kept
 from ..base.types import SequenceState
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.families import Architecture
@@ -73,8 +74,8 @@ class LikelyIds:
     """The list of a drafter's ``model``: ids by place, each with a copy of its row of the head.
 
     It begins with the ids in ``file`` (None: nothing is kept), what ends a text, and the lowest,
-    which in vocabularies of merges are the most frequent. An id that is said and not on it takes
-    the place of one that was not said for long; of those that never were the highest goes first.
+    which in vocabularies of merges are the most frequent. An id that occurs and is not on it takes
+    the place of one that has not occurred for long; of those that never did the highest goes first.
     """
 
     def __init__(self, model: NativeTransformer, file: Path | None) -> None:
@@ -101,7 +102,7 @@ class LikelyIds:
         self._model.likely = self._size if missed <= MOST_MISSED else 0
 
     def learn(self, sequence: SequenceState) -> None:
-        """Take in what a sequence has said since the last time, its prompt among it."""
+        """Take in the tokens of a sequence since the last time, its prompt among them."""
         count, missed = self._texts.get(sequence.id, (0, 0.0))
         changed: dict[int, int] = {}
         places, said = self._places, self._said
@@ -129,7 +130,7 @@ class LikelyIds:
         self._texts.pop(seq_id, None)
 
     def _free_place(self) -> int:
-        """Return the next place, from the last down, whose id was not said since the last round."""
+        """Return the next place, from the last down, whose id has not occurred for a round."""
         said = self._said
         while True:
             self._hand = (self._hand or self._size) - 1

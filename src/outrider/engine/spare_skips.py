@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..base import homes
+from ..base.kept import read_kept, write_kept
 from ..base.types import Request, Row, SamplingParams, SequenceState
 from ..drafters.base import DrafterSpec
 from ..drafters.layerskip import LAYERS_THAT_RUN, LayerskipSpec
@@ -44,7 +44,7 @@ def with_kept(spec: DrafterSpec, model: Model, file: Path) -> DrafterSpec:
     """Return the drafters of ``auto`` with layerskip, if a set that pays was found and kept."""
     if not isinstance(spec, GroupSpec) or not isinstance(model, NativeTransformer):
         return spec
-    kept = read_kept(file)
+    kept = read_skips(file)
     if not kept or kept[-1] >= 2 * model.shape.num_layers:
         return spec
     return replace(spec, members=(*spec.members, LayerskipSpec(kept=kept)))
@@ -55,10 +55,10 @@ def skips_file(key: Mapping[str, Any]) -> Path:
     return costs_file({**key, "searched": LayerskipSpec.name})
 
 
-def read_kept(file: Path) -> tuple[int, ...] | None:
+def read_skips(file: Path) -> tuple[int, ...] | None:
     """Return the sublayers that run: none where no set pays, None where nobody has searched."""
     try:
-        kept = homes.read_kept(file)["sublayers"]
+        kept = read_kept(file)["sublayers"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     plain = isinstance(kept, list) and all(type(each) is int and each >= 0 for each in kept)
@@ -71,11 +71,11 @@ def search_later(
     model: NativeTransformer, page_size: int, longest: int, row: float, file: Path
 ) -> Steps[None]:
     """Search, unless that was done, and keep what is found; it yields after each forward."""
-    if read_kept(file) is not None:
+    if read_skips(file) is not None:
         return
     kept = yield from searched(model, page_size, longest, row)
     try:
-        homes.write_kept(file, {"sublayers": kept})
+        write_kept(file, {"sublayers": kept})
     except OSError as error:
         logger.warning("sublayers that can be left out cannot be kept (%s)", error)
 

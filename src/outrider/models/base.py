@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from ..cache.store import Store as Store
 from ..checkpoints.families import Shape
 from ..sampling.shared_noise import Noise
 from .decide import DraftInput, DraftNodes, SampleInput, Samples
-from .rows import Segment
+from .rows import Segment, lone_rows
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,7 @@ class RowsModel(ABC):
 
     def try_rows(self, count: int, store: Store) -> None:
         """Run as many sequences of one row each, to measure what that takes."""
-        tables = [array("i", (page,)) for page in range(count)]
-        self.run([Segment([1], 0, p, 1, 1, key=str(p[0])) for p in tables], store)
+        self.run(lone_rows(count), store)
 
     @abstractmethod
     def draft(

@@ -46,7 +46,7 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class Kept:
-    """Where the packed weights of a model are kept, or would be.
+    """The place where the packed weights of a model are kept, or would be.
 
     ``copies`` says that reading them is worth it where they cannot be mapped in large pages: that
     is quicker than quantising, but not than packing.

@@ -25,7 +25,7 @@ from .decide import DraftInput, DraftNodes, SampleInput, Samples, sample_in_pyth
 from .native import NativeTransformer, same_bits
 from .native_model import NativeModel, PythonDraft, step_config
 from .native_store import NativeStore
-from .rows import Segment
+from .rows import Segment, lone_rows
 
 Floats = NDArray[np.float32]
 EMBEDDING = "model.embed_tokens.weight"
@@ -196,8 +196,7 @@ class NativeHead(HeadModel):
 
     def try_rows(self, count: int, store: Store) -> None:
         state = np.ones((1, self.hidden_size), np.float32)
-        tables = [array("i", (page,)) for page in range(count)]
-        self.run([Segment([1], 0, pages, 1, 1, states=state) for pages in tables], store)
+        self.run([row._replace(states=state) for row in lone_rows(count)], store)
 
     def _draft_pass(self, store: Store, segment: Segment) -> tuple[Floats, Segment | None]:
         behind = self.hidden_layers

@@ -27,7 +27,7 @@ from ..sampling.shared_noise import Noise
 from .base import Output, RowsModel, Store
 from .decide import DraftInput, DraftNodes, allowed_after, mask_bytes
 from .native_store import NativeStore
-from .rows import Segment, planted_of
+from .rows import Segment, lone_rows, planted_of
 
 PythonDraft = Callable[[Sequence[Segment], Sequence[DraftInput | None], Noise], list[DraftNodes]]
 
@@ -189,9 +189,7 @@ class NativeModel(RowsModel):
         return self.likely or self.shape.vocab_size
 
     def try_rows(self, count: int, store: Store) -> None:
-        tables = [array("i", (page,)) for page in range(count)]
-        rows = [Segment([1], 0, p, 1, 1) for p in tables]
-        self.forward(rows, store, vocabulary=self._drafted)
+        self.forward(lone_rows(count), store, vocabulary=self._drafted)
 
     def _states(self, segments: Sequence[Segment]) -> NDArray[np.float32] | None:
         """Return the states that rows begin with, None where they begin with an embedding."""

@@ -1,5 +1,6 @@
-"""What goes through a model: the rows of sequences, and logits that are planted for them."""
+"""The rows of sequences that go through a model, and logits that are planted for them."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -59,6 +60,11 @@ class Segment(NamedTuple):
     planted: Track | None = None
     first: int = 0
     states: NDArray[np.float32] | None = None
+
+
+def lone_rows(count: int) -> list[Segment]:
+    """Return as many sequences of one row each, every one with a page of its own."""
+    return [Segment([1], 0, array("i", (page,)), 1, 1, key=str(page)) for page in range(count)]
 
 
 def plant(logits: NDArray[np.float32], segments: Sequence[Segment]) -> None:

@@ -127,7 +127,7 @@ class Library:
 
     @property
     def sampled_nanoseconds(self) -> int:
-        """What of that rows of logits took: processing, draws, log probabilities."""
+        """The part of ``nanoseconds`` for rows of logits: processing, draws, log probabilities."""
         return int(self._c.outrider_sampled())
 
     def run(self, name: str, *arguments: Any) -> None:

@@ -19,7 +19,7 @@ from .gguf_types import Kind
 
 
 class Form(NamedTuple):
-    """What an architecture of GGUF stands for, as ``llama.cpp``'s converter and models have it.
+    """The Hugging Face model that an architecture of GGUF stands for, as llama.cpp has it.
 
     ``period`` is of layers: each last one of so many sees all, where the file says nothing else.
     """

@@ -1,11 +1,11 @@
-"""Reads and writes the files in which measured costs are kept, and what was found beside them."""
+"""Reads and writes the file in which measured costs are kept."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 
-from ...base.homes import read_kept, write_kept
+from ...base.kept import read_kept, write_kept
 from .costs import Costs, Curve, DraftCosts
 from .tuning import USUAL
 

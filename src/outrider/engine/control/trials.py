@@ -108,15 +108,13 @@ class Trials:
         """Return the choices of a step that tries what is planned."""
         trial = self._planned
         assert trial is not None
-        ids, name, sure = trial.ids, trial.choice.method, self._tuning.sure_tokens
-        if ids and self._survival.judged(name, streams[0].workload) < sure:
-            self._planned = trial._replace(reading=0.0)  # tried again until the next review
-        else:
-            self._planned = None
+        ids, name = trial.ids, trial.choice.method
+        self._planned = None
         places = [i for i, s in enumerate(streams) if s.fixed is None and (not ids or s.id in ids)]
         if not places:
-            self._planned = None
             return choices  # its sequences have ended
+        if ids and self._survival.judged(name, streams[0].workload) < self._tuning.sure_tokens:
+            self._planned = trial._replace(reading=0.0)  # tried again until the next review
         self.now = trial
         self._tried[trial.choice] = step
         self._num_tried += bool(ids)

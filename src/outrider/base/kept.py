@@ -1,0 +1,27 @@
+"""Reads and writes small JSON files that other starts find again."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LARGEST_FILE = 1 << 20  # characters
+
+
+def read_kept(file: Path) -> Any:
+    """Return the JSON object in a file; OSError or ValueError where there is none that is small."""
+    with file.open(encoding="utf-8") as opened:
+        text = opened.read(LARGEST_FILE + 1)
+    try:
+        return json.loads(text) if len(text) <= LARGEST_FILE else {}
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def write_kept(file: Path, kept: Mapping[str, Any]) -> None:
+    """Write a JSON object; who reads meanwhile finds the old one or the new one. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(kept), encoding="utf-8")
+    part.replace(file)
