@@ -209,7 +209,9 @@ def test_ctrl_c_while_the_checkpoint_is_read_ends_both_processes(
         time.sleep(seconds)
         os.killpg(process.pid, signal.SIGINT)
         said = process.communicate(timeout=60)[1]
-    assert (process.returncode, said) == (130, "interrupted\n")
+    # CPython ends `python -m` by the signal if it arrives inside an exec of text, as dataclasses
+    # do while modules are imported. A shell calls both 130.
+    assert (process.returncode in (130, -signal.SIGINT), said) == (True, "interrupted\n")
 
 
 @contextlib.contextmanager
