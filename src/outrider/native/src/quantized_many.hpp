@@ -17,9 +17,9 @@ constexpr int FEWEST_READY = 37;
 // A bundle of rows, block after block. A block has [ROWS] beginnings of sums, digits [PLANES]
 // [inputs / 4][ROWS][4], [ROWS] scales and [ROWS] `minus`. A beginning is -(sum of the digits) *
 // zero or, where outputs have zeros of their own, a BlockSummary's (low, high).
-template <class Sum>
+template <class Sum, int R = Sum::BUNDLE>
 struct Bundle {
-    static constexpr int ROWS = Sum::BUNDLE, LINE = 4 * ROWS, PLANES = Sum::REGISTERS;
+    static constexpr int ROWS = R, LINE = 4 * ROWS, PLANES = Sum::REGISTERS;
 
     static std::size_t bytes(const Packed& m) {
         return std::size_t(m.blocks()) * LINE * (3 + PLANES * m.block / 4);
@@ -27,10 +27,11 @@ struct Bundle {
     static const std::int8_t* of(const Packed& m, const Digits& x, int row) {
         return x.digits + row / ROWS * bytes(m);
     }
-    // Rows [first, last) of x [., stride] to their bundles.
+    // Rows [first, last) of x [count, stride] to their bundles. Rows that the last bundle lacks have
+    // scales of zero: what happens to stand there may be denormal, and slow.
     template <class T>
     static void fill(const Packed& m, const T* x, std::size_t stride, int first, int last,
-                     Digits to) {
+                     int count, Digits to) {
         alignas(64) std::int8_t digits[2 * LONGEST_BLOCK];
         BlockSummary part;
         for (int r = first; r < last; ++r) {
@@ -49,8 +50,34 @@ struct Bundle {
                 put(&part.minus);
             }
         }
+        if (last < count) return;
+        for (int r = count; r % ROWS; ++r) {
+            std::int8_t* at = to.digits + r / ROWS * bytes(m) + r % ROWS * 4;
+            for (int b = 0; b < m.blocks(); ++b) {
+                at += LINE * (1 + PLANES * m.block / 4);
+                std::memset(at, 0, 4);
+                std::memset(at + LINE, 0, 4);
+                at += 2 * LINE;
+            }
+        }
     }
 };
+
+// Whether rows pass by in one bundle of EIGHT, whose sums over blocks stand in memory, rather than
+// in two, of which the second has few rows.
+constexpr int EIGHT = 8;
+template <class Sum>
+bool are_eight(int rows) {
+    return Sum::BUNDLE < rows && rows <= EIGHT && Sum::REGISTERS == 1;
+}
+
+// Rows [first, last) of x [count, stride] to the bundles of their number.
+template <class Sum, class T>
+void fill_bundles(const Packed& m, const T* x, std::size_t stride, int first, int last, int count,
+                  Digits to) {
+    are_eight<Sum>(count) ? Bundle<Sum, EIGHT>::fill(m, x, stride, first, last, count, to)
+                          : Bundle<Sum>::fill(m, x, stride, first, last, count, to);
+}
 
 // Units made ready for many rows or, without scales, as they are stored.
 struct Ready {
@@ -86,13 +113,13 @@ Ready make_ready(const Packed& m, int unit, int count) {
     return to;
 }
 
-// The first RUN rows of a bundle, of which `rows` from `row` on count, by two units, or by one of
-// them twice. Blocks have STEPS steps or, where that is 0, whole cells. What comes behind codes
+// The first RUN rows of a bundle of R, of which `rows` from `row` on count, by two units, or by one
+// of them twice. Blocks have STEPS steps or, where that is 0, whole cells. What comes behind codes
 // that are stored is asked for if this is the first bundle.
-template <int BITS, class Sum, int STEPS, int RUN, bool READY>
+template <int BITS, class Sum, int STEPS, int R, int RUN, bool READY>
 void bundle_block(const Packed& m, const Ready& units, int first, int unit, bool both,
                   const Digits& x, int row, int rows, const Epilogue& epilogue) {
-    using Rows = Bundle<Sum>;
+    using Rows = Bundle<Sum, R>;
     // Blocks that share a cell of stored codes.
     constexpr int C = 2, steps = STEPS ? STEPS : 8, held = READY ? 1 : 8 / steps;
     constexpr int lines = lines_of(BITS), used = READY ? steps : lines;
@@ -173,18 +200,22 @@ void bundle_block(const Packed& m, const Ready& units, int first, int unit, bool
     }
 }
 
-// y[row, outputs of units first..last) for some rows in bundles, by codes as they are stored.
-template <int BITS, class Sum>
+// y[row, outputs of units first..last) for some rows in bundles of R, by codes as they are stored.
+template <int BITS, class Sum, int R>
 void product_of_few_bundles(const Packed& m, int first, int last, const Digits& x, int rows,
                             const Epilogue& epilogue) {
-    constexpr int R = Bundle<Sum>::ROWS, STEPS = halved(BITS) ? 4 : 0;
+    constexpr int STEPS = halved(BITS) ? 4 : 0;
     const Ready units = {m.codes.data(), nullptr, m.unit_size()};
     for (int unit = first; unit < last; unit += 2)
         for (int row = 0; row < rows; row += R) {
             const int left = rows - row < R ? rows - row : R;
-            const auto block = left <= 2   ? bundle_block<BITS, Sum, STEPS, 2, false>
-                               : left <= 4 ? bundle_block<BITS, Sum, STEPS, 4, false>
-                                           : bundle_block<BITS, Sum, STEPS, R, false>;
+            auto block = bundle_block<BITS, Sum, STEPS, R, R, false>;
+            if constexpr (R != EIGHT) {
+                if (left <= 2)
+                    block = bundle_block<BITS, Sum, STEPS, R, 2, false>;
+                else if (left <= 4)
+                    block = bundle_block<BITS, Sum, STEPS, R, 4, false>;
+            }
             if (epilogue.upcoming) [[unlikely]]
                 (*epilogue.upcoming)(m.width() / CELL * ASKED);
             block(m, units, 0, unit, unit + 1 < last, x, row, left, epilogue);
@@ -195,12 +226,15 @@ void product_of_few_bundles(const Packed& m, int first, int last, const Digits& 
 template <int BITS, class Sum>
 void product_of_bundles(const Packed& m, int first, int last, const Digits& x, int rows,
                         const Epilogue& epilogue) {
+    constexpr int R = Sum::BUNDLE;
+    if constexpr (Sum::REGISTERS == 1)
+        if (are_eight<Sum>(rows))
+            return product_of_few_bundles<BITS, Sum, EIGHT>(m, first, last, x, rows, epilogue);
     if (rows < FEWEST_READY)
-        return product_of_few_bundles<BITS, Sum>(m, first, last, x, rows, epilogue);
-    constexpr int R = Bundle<Sum>::ROWS;
-    const auto block = halved(BITS)    ? bundle_block<8, Sum, 4, R, true>
-                       : m.block == 32 ? bundle_block<8, Sum, 8, R, true>
-                                       : bundle_block<8, Sum, 0, R, true>;
+        return product_of_few_bundles<BITS, Sum, R>(m, first, last, x, rows, epilogue);
+    const auto block = halved(BITS)    ? bundle_block<8, Sum, 4, R, R, true>
+                       : m.block == 32 ? bundle_block<8, Sum, 8, R, R, true>
+                                       : bundle_block<8, Sum, 0, R, R, true>;
     const int few = near_units(std::size_t(m.width()) * LANES), bundles = tiles_of(rows, R);
     for (int unit = first; unit < last; unit += few) {
         const int stop = unit + few < last ? unit + few : last;

@@ -222,8 +222,8 @@ void digitise(const Packed& m, const T* x, std::size_t stride, int first, int la
               [[maybe_unused]] int rows, Digits to) {
 #if defined(__AVX512VNNI__)
     if (in_bundles(m, rows))
-        return to.coarse ? Bundle<Short<8>>::fill(m, x, stride, first, last, to)
-                         : Bundle<Sums>::fill(m, x, stride, first, last, to);
+        return to.coarse ? fill_bundles<Short<8>>(m, x, stride, first, last, rows, to)
+                         : fill_bundles<Sums>(m, x, stride, first, last, rows, to);
 #endif
     digitise(m, x, stride, first, last, to);
 }
