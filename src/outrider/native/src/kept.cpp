@@ -16,7 +16,7 @@
 namespace outrider {
 namespace {
 
-constexpr std::size_t BORDER = 64, PIECE = std::size_t(1) << 21;
+constexpr std::size_t BORDER = 64, PIECE = LARGE_PAGE;
 constexpr char MAGIC[8] = {'O', 'U', 'T', 'R', 'K', 'E', 'P', '1'};
 constexpr int MOST_PARTS = 64;  // of a matrix
 constexpr const char* DAMAGED = "kept weights are damaged";
@@ -67,15 +67,6 @@ struct Summing : Work {
     }
 };
 
-// A file's bytes for as long as arrays lie in them.
-struct Mapping {
-    Mapping(char* data, std::size_t bytes) : data(data), bytes(bytes) {}
-    Mapping(const Mapping&) = delete;
-    ~Mapping() { munmap(data, bytes); }
-    char* const data;
-    const std::size_t bytes;
-};
-
 // Goes through what a model keeps, to write it or to read it back.
 struct Writer {
     std::vector<std::int64_t> numbers;
@@ -99,7 +90,7 @@ struct Writer {
 };
 
 struct Reader {
-    const std::shared_ptr<Mapping> from;
+    const std::shared_ptr<Pages> from;
     const std::int64_t* next;
     std::size_t left, at;
     const bool copies;  // rather than leave arrays where they are
@@ -140,7 +131,7 @@ struct Reader {
         if (count && !copies) {
             m = Memory<T>(data, std::size_t(count), from);
         } else {
-            m = Memory<T>::unset(std::size_t(count));
+            m = Memory<T>::of_weights(std::size_t(count));
             if (count) std::memcpy(static_cast<void*>(m.data()), data, bytes);
         }
         at = std::min(from->bytes, at + bordered(bytes));
@@ -362,7 +353,7 @@ const char* keep(Weights<T>& m, const char* path, const std::uint8_t* key) {
 }
 
 // Whether a mapping is no slower to read than other memory: small, or mostly in large pages.
-bool is_quick(const Mapping& mapping) {
+bool is_quick(const Pages& mapping) {
     if (mapping.bytes < PIECE) return true;
 #if defined(__linux__)
     std::FILE* maps = std::fopen("/proc/self/smaps", "re");
@@ -384,24 +375,17 @@ bool is_quick(const Mapping& mapping) {
 #endif
 }
 
-std::shared_ptr<Mapping> map(int file, std::size_t bytes) {
-    // On the border of a large page, as the file's pieces are.
-    void* room = mmap(nullptr, bytes + PIECE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (room == MAP_FAILED) throw std::bad_alloc();
-    char* first = static_cast<char*>(room);
-    char* data = first + (PIECE - reinterpret_cast<std::uintptr_t>(first) % PIECE) % PIECE;
-    if (data > first) munmap(first, std::size_t(data - first));
-    char* const end = data + (bytes + 4095) / 4096 * 4096;
-    if (end < first + bytes + PIECE) munmap(end, std::size_t(first + bytes + PIECE - end));
-    if (mmap(data, bytes, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, off_t(PIECE)) == MAP_FAILED) {
-        munmap(data, bytes);
+// A file's bytes behind its header, on the border of a large page as in the file.
+std::shared_ptr<Pages> map(int file, std::size_t bytes) {
+    const auto pages = std::make_shared<Pages>(bytes, PROT_NONE);
+    constexpr int kind = MAP_PRIVATE | MAP_FIXED;
+    if (mmap(pages->data, bytes, PROT_READ, kind, file, off_t(PIECE)) == MAP_FAILED)
         throw std::bad_alloc();
-    }
 #if defined(__linux__)
-    madvise(data, bytes, MADV_HUGEPAGE);
-    madvise(data, bytes, MADV_WILLNEED);
+    madvise(pages->data, bytes, MADV_HUGEPAGE);
+    madvise(pages->data, bytes, MADV_WILLNEED);
 #endif
-    return std::make_shared<Mapping>(data, bytes);
+    return pages;
 }
 
 // Whether kept weights of `key` were taken into `m`; `wrong` says why not if they are damaged.
@@ -420,7 +404,7 @@ bool take(Weights<T>& m, const char* path, const std::uint8_t* key, bool copies,
         std::uint64_t(state.st_size) != head.bytes + PIECE || head.first > head.bytes ||
         head.numbers > head.first / sizeof(std::int64_t))
         return false;
-    std::shared_ptr<Mapping> mapping = map(file.number, head.bytes);
+    std::shared_ptr<Pages> mapping = map(file.number, head.bytes);
     const auto sums = std::make_shared<Summing>();
     sums->from = mapping->data;
     sums->bytes = head.bytes;

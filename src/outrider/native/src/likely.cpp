@@ -12,7 +12,7 @@ void make_room(Weights<T>& m, int size) {
         Matrix<T>&to = m.likely.plain, &from = m.head->plain;
         to.units = padded(size, LANES) / LANES;
         to.inputs = from.inputs;
-        to.data = Memory<T>(to.units * to.unit_size());
+        to.data = Memory<T>::of_weights(to.units * to.unit_size());
         if (from.bias.size()) to.bias = Memory<float>(std::size_t(to.units) * LANES);
     } else {
         m.likely.packed.push_back(empty_like(m.head->packed[0], size));

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -28,6 +29,62 @@ inline std::size_t product_of(std::initializer_list<std::size_t> sizes) {
     return all;
 }
 
+constexpr std::size_t LARGE_PAGE = std::size_t(1) << 21;
+
+// Zeroed pages of the process's own, on the border of a large one.
+class Pages {
+public:
+    Pages(std::size_t bytes, int access) : bytes(bytes) {
+        constexpr int kind = MAP_PRIVATE | MAP_ANONYMOUS;
+        if (bytes > PTRDIFF_MAX) throw std::bad_alloc();
+        void* room = mmap(nullptr, bytes + LARGE_PAGE, access, kind, -1, 0);
+        if (room == MAP_FAILED) throw std::bad_alloc();
+        char* const first = static_cast<char*>(room);
+        data = first + (LARGE_PAGE - reinterpret_cast<std::uintptr_t>(first) % LARGE_PAGE);
+        munmap(first, std::size_t(data - first));
+        char* const end = data + (bytes + 4095) / 4096 * 4096;
+        if (end < first + bytes + LARGE_PAGE)
+            munmap(end, std::size_t(first + bytes + LARGE_PAGE - end));
+    }
+    Pages(const Pages&) = delete;
+    ~Pages() { munmap(data, bytes); }
+
+    char* data;
+    const std::size_t bytes;
+};
+
+// Zeroed memory for weights. Arrays share large pages, since those of a narrow model are smaller
+// than one. Returns the array, and what it lies in.
+inline std::pair<void*, std::shared_ptr<void>> room_for_weights(std::size_t bytes) {
+    constexpr std::size_t block = 16 * LARGE_PAGE;
+    struct Latest {
+        std::mutex one;
+        std::weak_ptr<Pages> pages;
+        std::size_t used = 0;
+    };
+    static Latest& latest = *new Latest;  // threads may still pack while the process ends
+    const auto make = [](std::size_t bytes) {
+        const auto pages = std::make_shared<Pages>(bytes, PROT_READ | PROT_WRITE);
+#if defined(__linux__)
+        madvise(pages->data, bytes, MADV_HUGEPAGE);
+#endif
+        return pages;
+    };
+    if (bytes > block / 2) {
+        const auto own = make(bytes);
+        return {own->data, own};
+    }
+    std::lock_guard<std::mutex> lock(latest.one);
+    std::shared_ptr<Pages> pages = latest.pages.lock();
+    if (!pages || block - latest.used < bytes) {
+        latest.pages = pages = make(block);
+        latest.used = 0;
+    }
+    char* const room = pages->data + latest.used;
+    latest.used += (bytes + 63) / 64 * 64;
+    return {room, std::move(pages)};
+}
+
 template <class T>
 class Memory {
 public:
@@ -35,6 +92,13 @@ public:
     explicit Memory(std::size_t count) : Memory(count, true) {}
     // Memory that is written before it is read.
     static Memory unset(std::size_t count) { return Memory(count, false); }
+    // Zeroed memory that is read in every step.
+    static Memory of_weights(std::size_t count) {
+        const std::size_t bytes = product_of({count, sizeof(T)});
+        if (bytes < SMALL) return Memory(count);
+        auto [data, owner] = room_for_weights(bytes);
+        return Memory(static_cast<T*>(data), count, std::move(owner));
+    }
     // What lies in memory of another owner, who keeps it for as long.
     Memory(T* data, std::size_t count, std::shared_ptr<void> owner)
         : data_(data), count_(count), owner_(std::move(owner)) {}
@@ -63,8 +127,10 @@ public:
     }
 
 private:
+    static constexpr std::size_t SMALL = 1 << 16;  // bytes that no large page is worth
+
     Memory(std::size_t count, bool zeroed) : count_(count) {
-        constexpr std::size_t huge = std::size_t(1) << 21;
+        constexpr std::size_t huge = LARGE_PAGE;
         const std::size_t bytes = product_of({count, sizeof(T)});
         if (!bytes) return;
         void* made = nullptr;

@@ -113,8 +113,8 @@ const char* pack(Packed& to, const std::uint8_t* codes, const float* scales,
     m.record = 2 * LANES;
     m.factor = factor_of(scales, std::size_t(out) * m.groups);
     if (m.factor == 0) return "a quantised matrix has a scale that is not finite";
-    m.codes = Memory<std::uint8_t>(m.units * m.unit_size());
-    m.scales = Memory<std::uint8_t>(m.units * m.scales_size());
+    m.codes = Memory<std::uint8_t>::of_weights(m.units * m.unit_size());
+    m.scales = Memory<std::uint8_t>::of_weights(m.units * m.scales_size());
     if (zeros) m.zeros = Memory<std::uint8_t>(std::size_t(m.units) * m.groups * LANES);
     if (bias) m.bias = Memory<float>(std::size_t(m.units) * LANES);
     const float inverse = 1 / m.factor;
@@ -156,8 +156,8 @@ Packed empty_like(const Packed& from, int rows) {
     Packed to;
     static_cast<Coding&>(to) = from;
     to.units = padded(rows, LANES) / LANES;
-    to.codes = Memory<std::uint8_t>(to.units * to.unit_size());
-    to.scales = Memory<std::uint8_t>(to.units * to.scales_size());
+    to.codes = Memory<std::uint8_t>::of_weights(to.units * to.unit_size());
+    to.scales = Memory<std::uint8_t>::of_weights(to.units * to.scales_size());
     if (from.zeros.size())
         to.zeros = Memory<std::uint8_t>(std::size_t(to.units) * to.groups * LANES);
     if (from.bias.size()) to.bias = Memory<float>(std::size_t(to.units) * LANES);

@@ -191,7 +191,7 @@ const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, in
     const int parts = kind == MATRIX_GATE_UP ? 2 : 1, rows = out / parts;
     to.inputs = padded(in, IN_PAD);
     to.units = padded(rows, LANES) / LANES * parts;
-    to.data = Memory<T>(to.units * to.unit_size());
+    to.data = Memory<T>::of_weights(to.units * to.unit_size());
     if (bias) to.bias = Memory<float>(std::size_t(to.units) * LANES);
     for (int unit = 0; unit < to.units; ++unit) {
         pack_one(to.data.data() + unit * to.unit_size(), from, unit, parts, out, in);
