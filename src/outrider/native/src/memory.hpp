@@ -7,7 +7,6 @@
 #include <cstring>
 #include <initializer_list>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <utility>
 
@@ -57,12 +56,8 @@ public:
 // than one. Returns the array, and what it lies in.
 inline std::pair<void*, std::shared_ptr<void>> room_for_weights(std::size_t bytes) {
     constexpr std::size_t block = 16 * LARGE_PAGE;
-    struct Latest {
-        std::mutex one;
-        std::weak_ptr<Pages> pages;
-        std::size_t used = 0;
-    };
-    static Latest& latest = *new Latest;  // threads may still pack while the process ends
+    thread_local std::weak_ptr<Pages> latest;  // of a thread alone: a fork finds no lock taken
+    thread_local std::size_t used = 0;
     const auto make = [](std::size_t bytes) {
         const auto pages = std::make_shared<Pages>(bytes, PROT_READ | PROT_WRITE);
 #if defined(__linux__)
@@ -74,14 +69,13 @@ inline std::pair<void*, std::shared_ptr<void>> room_for_weights(std::size_t byte
         const auto own = make(bytes);
         return {own->data, own};
     }
-    std::lock_guard<std::mutex> lock(latest.one);
-    std::shared_ptr<Pages> pages = latest.pages.lock();
-    if (!pages || block - latest.used < bytes) {
-        latest.pages = pages = make(block);
-        latest.used = 0;
+    std::shared_ptr<Pages> pages = latest.lock();
+    if (!pages || block - used < bytes) {
+        latest = pages = make(block);
+        used = 0;
     }
-    char* const room = pages->data + latest.used;
-    latest.used += (bytes + 63) / 64 * 64;
+    char* const room = pages->data + used;
+    used += (bytes + 63) / 64 * 64;
     return {room, std::move(pages)};
 }
 
