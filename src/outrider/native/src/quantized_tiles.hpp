@@ -5,6 +5,8 @@
 // both give the same bits, and rows are served by whichever is faster.
 #pragma once
 
+#include "quantized_halves.hpp"
+#include "quantized_lanes.hpp"
 #include "quantized_many.hpp"
 
 namespace outrider {

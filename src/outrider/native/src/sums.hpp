@@ -18,6 +18,7 @@
 #elif defined(__AVXVNNI__)
 #include "sums_avxvnni.hpp"
 #elif defined(__AVX2__)
+#define IN_HALVES  // sums are of eight outputs rather than of sixteen
 #include "sums_avx2.hpp"
 #else
 #include "sums_any.hpp"

@@ -7,44 +7,47 @@
 
 namespace outrider {
 
-inline void add_pairs(Ints& sum, __m256i a, __m256i b, Ints digits) {
-    sum.a = _mm256_add_epi32(sum.a, _mm256_madd_epi16(a, digits.a));
-    sum.b = _mm256_add_epi32(sum.b, _mm256_madd_epi16(b, digits.b));
-}
-
-// Pairs of products of codes of few bits and digits of 8 bits, as many as fit: see UNSETTLED.
-struct Bytes {
-    __m256i a, b;
-    Bytes() : a(_mm256_setzero_si256()), b(_mm256_setzero_si256()) {}
-    void add(const ByteCodes& codes, Ints digits) {
-        a = _mm256_add_epi16(a, _mm256_maddubs_epi16(codes.a, digits.a));
-        b = _mm256_add_epi16(b, _mm256_maddubs_epi16(codes.b, digits.b));
-        pin(a, b);
+// Sums of eight outputs, see quantized_halves.hpp.
+struct Sums {
+    using FourCodes = HalfWords;
+    static constexpr int DIGIT = DIGIT_BYTES;
+    __m256i sum;
+    Sums() = default;
+    Sums(__m256i zeros, const void* less) : sum(_mm256_madd_epi16(zeros, repeated(less).a)) {}
+    void add(const FourCodes& codes, const std::int8_t* row, int at) {
+        auto pairs = [&](__m256i words, int i) {
+            return _mm256_madd_epi16(words, repeated(row + 2 * at + i).a);
+        };
+        sum = _mm256_add_epi32(sum, pairs(codes.odd, 0));
+        sum = _mm256_add_epi32(sum, pairs(codes.even, 4));
     }
-    Ints all() const {
-        const __m256i one = _mm256_set1_epi16(1);
-        return {_mm256_madd_epi16(a, one), _mm256_madd_epi16(b, one)};
-    }
+    void settle() {}
 };
 
-// Sums of digits of 8 bits: of few-bit codes pairs of products in words (`Bytes`), taken up in
-// time.
+// The same of digits of 8 bits beside codes of few. Words take pairs of products, as many as fit:
+// see UNSETTLED.
 struct ByteSums {
-    using FourCodes = ByteCodes;
-    static constexpr int DIGIT = 1, REGISTERS = 2 * Sums::REGISTERS, ROWS = Sums::ROWS;
-    Sums sums;
-    Bytes bytes;
+    struct FourCodes {
+        __m256i v;
+        template <int BITS, int P>
+        static FourCodes of(const std::uint8_t* cell, const std::uint8_t* map) {
+            return {codes_of<BITS, P>(cell, map)};
+        }
+    };
+    static constexpr int DIGIT = 1;
+    __m256i sum, words;
     ByteSums() = default;
-    ByteSums(Ints zeros, const void* less) : sums(zeros, less) {}
-    void add(const FourCodes& codes, const std::int8_t* row, int, int at) {
-        bytes.add(codes, four_digits(row + at));
+    ByteSums(__m256i zeros, const void* less)
+        : sum(Sums(zeros, less).sum), words(_mm256_setzero_si256()) {}
+    void add(const FourCodes& codes, const std::int8_t* row, int at) {
+        words = _mm256_add_epi16(words, _mm256_maddubs_epi16(codes.v, repeated(row + at).a));
     }
     void settle() {
-        sums.sum = sums.sum + bytes.all();
-        bytes = Bytes();
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+        words = _mm256_setzero_si256();
     }
-    Ints all() const { return sums.sum; }
 };
+
 template <int BITS>
 using Short = std::conditional_t<BITS != MAPPED && BITS <= 6, ByteSums, Sums>;
 

@@ -1,0 +1,115 @@
+// Products with matrices of few bits by AVX2: a unit's outputs pass by in two halves, since sixteen
+// registers do not hold the sums of all.
+#pragma once
+
+#include "quantized.hpp"
+
+#if defined(IN_HALVES)
+
+namespace outrider {
+
+constexpr int MOST_HALVED = 6;  // rows that pass by together
+
+// The sums of R rows by one unit, to y [R], each `stride` behind the last. A sum takes the steps of
+// `digit_block`, so that both give the same bits.
+template <int BITS, class Sum, int R>
+void half_block(const Packed& m, int unit, const Digits& x, int row, const Epilogue& epilogue,
+                F32x16* y, int stride) {
+    constexpr int held = halved(BITS) ? 2 : 1, steps = 8 / held, lines = lines_of(BITS);
+    const int half = m.half(), blocks = m.blocks(), inputs = m.block * held;
+    const std::size_t size = m.unit_size(), bytes = std::size_t(inputs) / CELL * lines * 64;
+    const std::uint8_t* from = m.codes.data() + unit * size;
+    const std::int8_t* digits = x.digits + std::size_t(row) * 2 * half;
+    const BlockSummary* parts = x.parts + std::size_t(row) * blocks;
+    alignas(16) std::uint8_t middle[LANES];
+    std::memset(middle, m.zero, LANES);
+    __m256 sums[2][R];
+    for (auto& line : sums)
+        for (auto& sum : line) sum = _mm256_setzero_ps();
+    for (int b = 0, g = 0, part = 0; b < blocks; b += held, from += bytes) {
+        const std::ptrdiff_t further = ahead(AHEAD, int(bytes), blocks / held, size, b / held, 1);
+        const std::int8_t* line = digits + std::size_t(b) * m.block * Sum::DIGIT;
+        each_step<0, held>([&](auto turn) __attribute__((always_inline)) {
+            const LaneScales lanes = scales_of(m, unit, g + turn);
+            const __m256 scales[2] = {lanes.scale.a, lanes.scale.b};
+            const __m256 less[2] = {lanes.less.a, lanes.less.b};
+            const std::size_t at = (std::size_t(unit) * m.groups + g + turn) * LANES;
+            const std::uint8_t* zeros = m.zeros.data() ? m.zeros.data() + at : middle;
+            const BlockSummary* with = parts + b + turn;
+            each_step<0, 2>([&](auto side) __attribute__((always_inline)) {
+                Sum all[R];
+                for (int r = 0; r < R; ++r)
+                    all[r] = Sum(load_zeros8(zeros + 8 * side), &with[r * blocks].low);
+                const std::uint8_t* cell = from + 32 * side;
+                for (int k = 0; k < inputs; k += CELL, cell += lines * 64) {
+                    if (epilogue.upcoming && !turn && !side) [[unlikely]]
+                        (*epilogue.upcoming)(ASKED);
+                    each_step<turn * steps, steps>([&](auto p) __attribute__((always_inline)) {
+                        if (!side && p < lines)
+                            __builtin_prefetch(cell + p * 64 + further, 0, 2);
+                        const auto codes = Sum::FourCodes::template of<BITS, p>(cell, m.map);
+#pragma GCC unroll 6
+                        for (int r = 0; r < R; ++r)
+                            all[r].add(codes, line + std::size_t(r) * 2 * half, k + 4 * p);
+                        if constexpr ((p + 1) % UNSETTLED<BITS> == 0 ||
+                                      p + 1 == turn * steps + steps)
+                            for (auto& sum : all) sum.settle();
+                    });
+                }
+                for (int r = 0; r < R; ++r) {
+                    const BlockSummary& of_row = with[r * blocks];
+                    __m256& sum = sums[side][r];
+                    const __m256 scale =
+                        _mm256_mul_ps(scales[side], _mm256_set1_ps(of_row.scale));
+                    sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(all[r].sum), scale, sum);
+                    if (m.lessened)
+                        sum = _mm256_fmadd_ps(less[side], _mm256_set1_ps(of_row.minus), sum);
+                }
+            });
+        });
+        if constexpr (held > 1) {
+            g += held;
+        } else if (++part == m.split) {
+            part = 0;
+            ++g;
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        y[r * stride] = F32x16{sums[0][r], sums[1][r]} * splat(m.factor);
+}
+
+// The last rows of a product, no more than R.
+template <int BITS, class Sum, int R>
+void half_tile(const Packed& m, int first, int last, const Digits& x, int row, int rows,
+               const Epilogue& epilogue) {
+    if (rows == R) {
+        for (int unit = first; unit < last; unit += 2) {
+            const int count = last - unit < 2 ? 1 : 2;
+            F32x16 sums[R][2];
+            for (int c = 0; c < count; ++c)
+                half_block<BITS, Sum, R>(m, unit + c, x, row, epilogue, sums[0] + c, 2);
+            for (int r = 0; r < R; ++r)
+                count == 2 ? finish<2>(epilogue, m.bias.data(), row + r, unit, sums[r])
+                           : finish<1>(epilogue, m.bias.data(), row + r, unit, sums[r]);
+        }
+    } else if constexpr (R > 1) {
+        half_tile<BITS, Sum, R - 1>(m, first, last, x, row, rows, epilogue);
+    }
+}
+
+// y[row, outputs of units first..last) for all rows, without tiles.
+template <int BITS, class Sum>
+void product_in_lanes(const Packed& m, int first, int last, const Digits& x, int rows,
+                       const Epilogue& epilogue) {
+    const int tiles = tiles_of(rows, MOST_HALVED), few = near_units(m.unit_size());
+    for (int unit = first; unit < last; unit += few) {
+        const int stop = unit + few < last ? unit + few : last;
+        each_tile(rows, tiles, [&](int row, int count) {
+            half_tile<BITS, Sum, MOST_HALVED>(m, unit, stop, x, row, count, epilogue);
+        });
+    }
+}
+
+}  // namespace outrider
+
+#endif
