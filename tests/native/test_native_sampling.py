@@ -92,6 +92,54 @@ def test_equals_at_the_edge_of_top_p_are_kept_by_id() -> None:
         assert np.flatnonzero(np.isfinite(kept)).tolist() == list(range(100, 105))
 
 
+def rows_of(kind: str, width: int, random: np.random.Generator) -> Logits:
+    """Return a row of logits of a shape that a nucleus may meet."""
+    z = random.standard_normal(width).astype(np.float32)
+    match kind:
+        case "wide":
+            z *= 30
+        case "narrow":  # all within a few steps of what a float can tell apart
+            z = 5 + z * np.float32(1e-6)
+        case "tiny":
+            z *= np.float32(1e-41)
+        case "equal":
+            z[:] = 3
+        case "few values":
+            z = z.round()
+        case "far":  # one ahead of many that are alike
+            z[width // 2] += 13
+        case "masked":
+            z[random.random(width) < 0.7] = -np.inf
+            z[0] = 1
+        case "lowest":
+            z[random.random(width) < 0.5] = np.finfo(np.float32).min
+            z[-1] = 1
+    return z
+
+
+@pytest.mark.parametrize(
+    "kind", ["usual", "wide", "narrow", "tiny", "equal", "few values", "far", "masked", "lowest"]
+)
+def test_a_nucleus_is_the_shortest_run_of_the_likeliest_that_reaches_its_share(kind: str) -> None:
+    random = np.random.default_rng(sum(kind.encode()))
+    for width in (1, 64, 65, 1000, 20_000):
+        z = rows_of(kind, width, random)
+        order = np.argsort(-z, kind="stable")  # the lowest id first among equals
+        mass = np.exp(np.float64(z[order]) - z.max()).cumsum()
+        for share in (1e-6, 0.3, 0.9, 0.999):
+            params = SamplingParams(top_p=share)
+            pipeline = RequestPipeline(Request("r", (0,), params, 0), width)
+            for isa in HERE:
+                kept = NativePipeline(pipeline, 0, step(isa)).apply(z[None].copy(), [0], [[]])[0]
+                inside = np.isfinite(kept)
+                count = int(inside.sum())
+                assert inside[order[:count]].all()
+                assert np.array_equal(kept[inside], z[inside])
+                wanted = share * mass[-1]
+                assert mass[count - 1] >= wanted * (1 - 1e-6)
+                assert count == 1 or mass[count - 2] < wanted * (1 + 1e-6)
+
+
 @pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
 def test_a_draw_is_the_argmax_over_all_noise(scale: float) -> None:
     rows = [Row("s", 2**63 + i, i % 2, 1000 * i, i % 5 == 4, 0) for i in range(20)]
