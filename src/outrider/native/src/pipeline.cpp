@@ -279,13 +279,17 @@ void Pipeline::apply(float* z, int output, Path path, bool late_only) const {
 
 Logprobs logprobs(const float* z, int vocabulary, int token, int count, std::int32_t* ids,
                   float* values) {
-    const float top = highest_of(z, vocabulary);
+    const std::vector<float> tops = tops_of(z, vocabulary);
+    const float top = highest_of(tops.data(), int(tops.size()));
     int rank = 1;
-    for (int i = 0; i < vocabulary; ++i) rank += z[i] > z[token];
+    for (int block = 0; block < int(tops.size()); ++block) {
+        if (!(tops[block] > z[token])) continue;
+        const int first = block * BLOCK, last = std::min(first + BLOCK, vocabulary);
+        for (int i = first; i < last; ++i) rank += z[i] > z[token];
+    }
     const float whole = float(double(top) + std::log(mass_of(z, vocabulary, top)));
     std::vector<std::int32_t> best;
     if (count > 0) {
-        const std::vector<float> tops = tops_of(z, vocabulary);
         const float least = count < vocabulary ? kth(z, vocabulary, tops, count) : NEVER;
         each_above(z, vocabulary, tops, least, [&](int i) { best.push_back(i); });
     }
