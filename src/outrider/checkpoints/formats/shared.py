@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -94,6 +94,11 @@ class Tensors:
         if not self._entries:
             raise ModelError(f"{self.folder} has no .safetensors file; {_remedy(self.folder)}.")
         return self._entries
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all tensors; none without files."""
+        return self._entries.keys()
 
     def entry(self, name: str) -> Entry | None:
         """Return where the tensor ``name`` lies; None if there is none."""
