@@ -254,19 +254,27 @@ class Library:
         """Read a matrix in the codes of GGUF files and pack it, see ``set_matrix``.
 
         Raises:
-            ModelError: a file cannot be read, a scale is not finite, or the parts do not fit.
+            ModelError: a file cannot be read or has changed, a scale is not finite, or the parts do
+                not fit.
         """
         out, width = matrix.shape
         parts = ffi.new("CodedData[]", len(matrix.parts))
         orders = [None if p.order is None else p.order.astype(np.int32) for p in matrix.parts]
         wide = _wide(bias)
         by, place = expect(wide, (out,), np.float32), (at(model), layer, MATRICES[kind])
-        with ExitStack() as files:
+        with ExitStack() as opened:
             for part, order, given in zip(matrix.parts, orders, parts, strict=True):
                 given.offset, given.type, given.rows = part.begin, part.kind, part.rows
                 given.order = ffi.cast("int32_t *", expect(order, (part.rows,), np.int32))
-                given.file = files.enter_context(part.path.open("rb")).fileno()
-            self.run("coded", *place, parts, len(parts), by, out, width, at(beside))
+                given.file = opened.enter_context(part.file.opened()).fileno()
+            try:
+                self.run("coded", *place, parts, len(parts), by, out, width, at(beside))
+            except ModelError as error:
+                file, why = matrix.parts[0].file.path, str(error).removesuffix(".")
+                raise ModelError(
+                    f"{file}: matrix {kind!r} of layer {layer} cannot be read ({why}); fetch the "
+                    "file again."
+                ) from None
 
     def keep(self, model: int, path: Path, key: bytes) -> None:
         """Write a model's packed weights to a new file, under a key of 32 bytes."""

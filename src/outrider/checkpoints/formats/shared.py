@@ -178,7 +178,7 @@ class Tensors:
     @property
     def file_bytes(self) -> int:
         """The bytes of all files."""
-        return sum(file.stat().st_size for file in {e.file for e in self._entries.values()})
+        return sum(file.size for file in {e.file for e in self._entries.values()})
 
     def kept(self, name: str) -> str | None:
         """Return the kind of codes that the matrix ``name`` keeps; None if it keeps none."""
