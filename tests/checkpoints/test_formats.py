@@ -231,6 +231,24 @@ def test_other_activations_are_said_once(
     assert len(said) == 1
 
 
+def test_layers_beyond_the_configs_are_ignored_and_said(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_checkpoint(tmp_path / "m", "llama", num_hidden_layers=4)
+    options = json.loads((folder / "config.json").read_text())
+    for layers, further, said in (
+        (2, 0, "'model.layers.2."),
+        (2, 1, "'model.layers.3."),
+        (2, 2, ""),
+    ):
+        changed = options | {"num_hidden_layers": layers, "num_nextn_predict_layers": further}
+        (folder / "config.json").write_text(json.dumps(changed))
+        caplog.clear()
+        logits(folder)
+        found = [r.message for r in caplog.records if "layers beyond are ignored" in r.message]
+        assert [said in message for message in found] == [True] * bool(said)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

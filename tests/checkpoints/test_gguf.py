@@ -488,6 +488,7 @@ def test_an_unknown_tokenizer_is_taken_from_beside(tiny_llama: Path, tmp_path: P
         (changed(rope_dimension_count=8), "8 of 16 elements turn"),
         (changed(vocab_size=100), r"'token_embd.weight' is \[128, 64\], but.*says \[100, 64\]"),
         (changed(block_count=3), r"has no tensor 'blk.2.attn_q.weight'; its metadata requires"),
+        (changed(block_count=1), r"has a tensor 'blk\.1\..*, but llama.block_count is 1; fetch"),
         (changed(rope_scaling_type=gguf.RopeScalingType.LONGROPE), "'longrope' is not read"),
     ],
 )
@@ -512,6 +513,20 @@ def test_what_metadata_say_is_checked(
         logits(path)
     assert "\n" not in str(error.value)
     assert str(path) in str(error.value)
+
+
+def test_layers_that_predict_further_tokens_are_ignored(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", **SIZES)
+
+    def further(writer: gguf.GGUFWriter) -> None:
+        for name in ("attn_norm", "nextn.eh_proj"):
+            writer.add_tensor(f"blk.2.{name}.weight", np.ones(8, np.float32))
+
+    path, _ = convert(source, tmp_path / "a.gguf", Kind.F32, further)
+    alone, _ = convert(source, tmp_path / "b.gguf", Kind.F32)
+    assert np.array_equal(logits(path), logits(alone))
 
 
 def test_files_that_are_none(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:

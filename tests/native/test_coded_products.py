@@ -13,6 +13,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
+from outrider.base.stored import StoredFile
 from outrider.checkpoints.coded import Coded, CodedPart
 from outrider.checkpoints.dtypes import FLOAT32
 from outrider.checkpoints.formats.gguf_weights import CODED
@@ -52,7 +53,7 @@ def coded(
     file = path / f"{kind.name}-{out}-{width}"
     file.write_bytes(bytes(BEGIN) + rows.tobytes())
     weights = dequantize(rows, kind)
-    part = CodedPart(file, BEGIN, int(kind), kind.name, out, order, weights.astype)
+    part = CodedPart(StoredFile.at(file), BEGIN, int(kind), kind.name, out, order, weights.astype)
     return Coded((part,), width)
 
 
@@ -117,7 +118,9 @@ def test_the_largest_sums_are_exact(isa: str, kind: Kind, tmp_path: Path) -> Non
     file = tmp_path / "head"
     file.write_bytes(block.tobytes())
     weights = dequantize(block.reshape(32, -1), kind)
-    head = Coded((CodedPart(file, 0, int(kind), kind.name, 32, None, weights.astype),), 512)
+    head = Coded(
+        (CodedPart(StoredFile.at(file), 0, int(kind), kind.name, 32, None, weights.astype),), 512
+    )
     table = np.ones((32, 512), np.float32)
     table[1::2] = -1
     for coarse in (False, True):
@@ -180,10 +183,11 @@ def test_what_does_not_fit_is_refused(
 
 def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     head = coded(tmp_path, Kind.Q4_K, 48, 256)
-    file = head.parts[0].path
+    file = head.parts[0].file.path
     damaged = bytearray(file.read_bytes())
     damaged[BEGIN : BEGIN + 2] = b"\x00\x7e"
     file.write_bytes(damaged)
+    head = replace(head, parts=(replace(head.parts[0], file=StoredFile.at(file)),))
     library = native.library()
     assert library is not None
     with pytest.raises(ModelError, match="not finite"):

@@ -24,6 +24,7 @@ from outrider.native.checks import Room, as_float32
 from outrider.native.interface import Config, Options, QuantizedData
 from outrider.native.library import Library, _refused
 from outrider.native.native_sampling import NativePipeline
+from outrider.sampling.logprobs import Asked
 from outrider.sampling.pipeline import RequestPipeline
 from tests.support.loading import native_model, torch_model
 from tests.support.native_steps import native_noise
@@ -269,7 +270,7 @@ def test_no_mix_of_numbers_harms_the_process(data: st.DataObject) -> None:
     count = data.draw(small)
     z = np.random.default_rng(0).normal(size=(3, WIDTH)).astype(np.float32)
     calls: list[Callable[[], object]] = [
-        lambda: found.logprobs(z, rows, ids[: len(rows)], count),
+        lambda: found.logprobs([Asked(z, rows, ids[: len(rows)], count)]),
         lambda: found.draw(z[: len(rows)], [(a, count, 0, a) for a in rows], [False] * len(rows)),
         lambda: apply_pipeline(found, options, ids, count, z),
     ]

@@ -21,9 +21,9 @@ from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.checks import LayerRoom, Room
 from outrider.native.interface import DraftBudget, Planted
-from outrider.native.native_sampling import NativeNoise, NativePipeline, measurer
+from outrider.native.native_sampling import NativeNoise, NativePipeline
 from outrider.sampling.grammar import keep
-from outrider.sampling.logprobs import measure
+from outrider.sampling.logprobs import Asked, measure
 from outrider.sampling.noise import gumbel
 from outrider.sampling.pipeline import Logits, RequestPipeline, SequencePipeline
 from outrider.sampling.shared_noise import SharedNoise
@@ -92,6 +92,54 @@ def test_equals_at_the_edge_of_top_p_are_kept_by_id() -> None:
         assert np.flatnonzero(np.isfinite(kept)).tolist() == list(range(100, 105))
 
 
+def rows_of(kind: str, width: int, random: np.random.Generator) -> Logits:
+    """Return a row of logits of a shape that a nucleus may meet."""
+    z = random.standard_normal(width).astype(np.float32)
+    match kind:
+        case "wide":
+            z *= 30
+        case "narrow":  # all within a few steps of what a float can tell apart
+            z = 5 + z * np.float32(1e-6)
+        case "tiny":
+            z *= np.float32(1e-41)
+        case "equal":
+            z[:] = 3
+        case "few values":
+            z = z.round()
+        case "far":  # one ahead of many that are alike
+            z[width // 2] += 13
+        case "masked":
+            z[random.random(width) < 0.7] = -np.inf
+            z[0] = 1
+        case "lowest":
+            z[random.random(width) < 0.5] = np.finfo(np.float32).min
+            z[-1] = 1
+    return z
+
+
+@pytest.mark.parametrize(
+    "kind", ["usual", "wide", "narrow", "tiny", "equal", "few values", "far", "masked", "lowest"]
+)
+def test_a_nucleus_is_the_shortest_run_of_the_likeliest_that_reaches_its_share(kind: str) -> None:
+    random = np.random.default_rng(sum(kind.encode()))
+    for width in (1, 64, 65, 1000, 20_000):
+        z = rows_of(kind, width, random)
+        order = np.argsort(-z, kind="stable")  # the lowest id first among equals
+        mass = np.exp(np.float64(z[order]) - z.max()).cumsum()
+        for share in (1e-320, 1e-6, 0.3, 0.9, 0.999):
+            params = SamplingParams(top_p=share)
+            pipeline = RequestPipeline(Request("r", (0,), params, 0), width)
+            for isa in HERE:
+                kept = NativePipeline(pipeline, 0, step(isa)).apply(z[None].copy(), [0], [[]])[0]
+                inside = np.isfinite(kept)
+                count = int(inside.sum())
+                assert inside[order[:count]].all()
+                assert np.array_equal(kept[inside], z[inside])
+                wanted = share * mass[-1]
+                assert mass[count - 1] >= wanted * (1 - 1e-6)
+                assert count == 1 or mass[count - 2] < wanted * (1 + 1e-6)
+
+
 @pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
 def test_a_draw_is_the_argmax_over_all_noise(scale: float) -> None:
     rows = [Row("s", 2**63 + i, i % 2, 1000 * i, i % 5 == 4, 0) for i in range(20)]
@@ -118,16 +166,31 @@ def test_a_row_that_is_no_law_has_no_finite_score() -> None:
         assert scores[1:] == [-np.inf, np.inf]
 
 
-@pytest.mark.parametrize("count", [0, 1, 20])
-def test_log_probabilities_are_samplings(count: int) -> None:
-    z = random_logits(4)
+def test_log_probabilities_of_a_step_are_samplings() -> None:
+    """Those of all sequences in one call, to the bit those of calls for one row each."""
+    z, prompt = random_logits(4), random_logits(3, seed=1)
     z[2, 50:] = -np.inf
-    rows, tokens = [0, 2, 3], [17, 3, 1002]
-    expected_own, *expected, expected_values = measure(z, rows, tokens, count)
-    own, *mine, values = measurer()(z, rows, tokens, count)
-    assert mine == expected  # ranks and ids
-    np.testing.assert_allclose(own, expected_own, atol=2e-6)
-    np.testing.assert_allclose(values, expected_values, atol=2e-6)
+    z[3] = z[3].round()  # ties
+    asked = [
+        Asked(z, [0, 2], [17, 3], 5),
+        Asked(z[3:], [0], [1002], 0),
+        Asked(prompt, range(1, 3), [900, 1], 20),
+        Asked(prompt, [], [], 3),
+        Asked(z, [1, 3], [4, 4], WIDTH + 1),
+    ]
+    expected = measure(asked)
+    for isa in HERE:
+        mine = step(isa).logprobs(asked)
+        for (own, *ids, values), (wanted, *theirs, known) in zip(mine, expected, strict=True):
+            assert ids == theirs  # and the rank
+            np.testing.assert_allclose([own, *values], [wanted, *known], atol=2e-6)
+        alone = [
+            Asked(each.z, [row], [token], each.likeliest)
+            for each in asked
+            for row, token in zip(each.rows, each.tokens, strict=True)
+        ]
+        assert mine == [figures for each in alone for figures in step(isa).logprobs([each])]
+        assert step(isa).logprobs([]) == []
 
 
 def test_ids_past_the_vocabulary_are_refused() -> None:
@@ -138,7 +201,7 @@ def test_ids_past_the_vocabulary_are_refused() -> None:
     with pytest.raises(ModelError, match="past the vocabulary"):
         mine.apply(random_logits(1), list(PROMPT), [[WIDTH]])
     with pytest.raises(ModelError, match="past the vocabulary"):
-        found.logprobs(random_logits(1), [0], [-1], 2)
+        found.logprobs([Asked(random_logits(1), [0], [-1], 2)])
     narrow = RequestPipeline(Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), 100)
     with pytest.raises(ModelError, match="of a pipeline is past the vocabulary"):
         NativePipeline(narrow, 0, found)
@@ -161,10 +224,14 @@ def test_what_a_law_cannot_read_is_refused() -> None:
     ):
         with pytest.raises(ModelError, match=r"in one piece|belong together"):
             found.draw(rows, keys, greedy)
-    with pytest.raises(ModelError, match="no such row"):
-        found.logprobs(z, [2], [1], 1)
-    with pytest.raises(ModelError, match="belong together"):
-        found.logprobs(z, [0, 1], [1], 1)
+    for asked, said in (
+        ([Asked(z, [2], [1], 1)], "a row is 2"),
+        ([Asked(z, [0, 1], [1], 1)], "belong together"),
+        ([Asked(z, [0], [1], -1)], "count is -1"),
+        ([Asked(z, [0], [1], 1), Asked(z[:, :-1].copy(), [0], [1], 1)], "cannot read"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            found.logprobs(asked)
 
 
 def same_in_single_calls(

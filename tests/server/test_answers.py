@@ -1,6 +1,7 @@
 """What answers say of their tokens: bytes, places, counts; and what is null in them."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from benchmarks.served import Served
+from tests.support import forked
 
 TEXT = "é🙂日本 x👩‍🔬"
 EMOJIS: dict[str, Any] = {
@@ -41,6 +43,13 @@ def spelled(tiny_llama: Path) -> dict[int, bytes]:
         id: token.encode() if token.startswith("<|") else bytes(table[letter] for letter in token)
         for token, id in vocabulary.items()
     }
+
+
+@pytest.fixture(scope="module")
+def masking(tiny_llama: Path) -> Iterator[Served]:
+    """A server whose log probabilities are of what a request's options leave."""
+    with forked.Served(tiny_llama, "--logprobs-mode", "processed_logprobs") as server:
+        yield server
 
 
 def offsets(parts: list[bytes], text: str) -> list[int]:
@@ -148,3 +157,23 @@ def test_what_there_is_none_of_is_null_where_vllm_sends_it(server: Served) -> No
     for one in (chat, text):
         assert len(one["prompt_token_ids"]) == len(one["prompt_logprobs"])
     assert len(chat["choices"][0]["token_ids"]) == len(text["token_ids"]) == 2
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_masked_token_has_a_number_that_json_can_have(masking: Served, path: str) -> None:
+    asked: dict[str, Any] = {"top_k": 1, "temperature": 1, "max_tokens": 2}
+    if "chat" in path:
+        asked |= {"messages": MESSAGES, "logprobs": True, "top_logprobs": 3}
+    else:
+        asked |= {"prompt": "a", "logprobs": 3}
+    shown = whole(masking, path, **asked)["choices"][0]["logprobs"]
+    parts = [each["choices"][0].get("logprobs") for each in streamed(masking, path, **asked)]
+    for logprobs in (shown, *filter(None, parts)):
+        if "chat" in path:
+            values = [
+                [top["logprob"] for top in each["top_logprobs"]] for each in logprobs["content"]
+            ]
+        else:
+            values = [[*each.values()] for each in logprobs["top_logprobs"]]
+        assert values == [[0, -9999, -9999]] * len(values)
+    assert any(parts)

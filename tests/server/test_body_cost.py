@@ -188,6 +188,11 @@ def test_an_error_says_which_kind_was_meant_and_stays_short() -> None:
     assert told(prompt=["a", 1]) == ("prompt.1: input should be a valid string.", "prompt")
     assert told(prompt=[[1], ["a"]])[0].startswith("prompt.1.0: input should be a valid integer")
     assert told(stop=[1])[0] == "stop.0: input should be a valid string."
+    assert told(stop=5)[0] == "stop: input should be a valid string or list."
+    assert told(stop=["a"] * 65)[0] == "stop: list should have at most 64 items, not 65."
+    assert told(guided_json=5)[0] == "guided_json: input should be a valid string or dictionary."
+    assert told(stream_options=5)[0] == "stream_options: input should be a valid dictionary."
+    assert told(seed=1e308)[0] == "seed: the number is too large."
     long = error_body(Refusal(f"x is {'9' * 5000}; give less."))["error"]["message"]
     assert len(long) <= LONGEST_SENTENCE
     assert long.endswith("; give less.")

@@ -1,5 +1,6 @@
 """The end of a server: what runs is finished, what comes is refused."""
 
+import asyncio
 import contextlib
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 
 from benchmarks.served import Served, engine_of
 from outrider.base.stderr import Stderr
+from outrider.server.run import SIGNALS, heed
 from tests.support import forked
 
 STREAMS = 24
@@ -292,3 +294,26 @@ def test_stderr_never_blocks_and_tells_what_it_dropped() -> None:
     stream.write("nobody reads\n")
     stream.drain()
     os.close(write)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_busy_loop_hears_every_signal(number: int) -> None:
+    """The pipe that wakes it is full of the engine's messages."""
+    heard = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        heed(loop, lambda: heard.append(number))
+        for _ in range(10_000):
+            loop.call_soon_threadsafe(int)
+        for _ in range(2):
+            signal.raise_signal(number)
+        await asyncio.sleep(0)
+
+    before = {each: signal.getsignal(each) for each in SIGNALS}
+    try:
+        asyncio.run(run())
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert heard == [number, number]

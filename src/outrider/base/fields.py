@@ -11,9 +11,6 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any, TypeGuard
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import ModelError, OutriderError, shown
 from .limits import LARGEST_FLOAT, LARGEST_INT
 from .outside.text import printable
@@ -50,24 +47,6 @@ def check_plain(file: Path, state: os.stat_result) -> None:
     """Refuse pipes, devices and folders, by their ``state``: reading a pipe may never end."""
     if not S_ISREG(state.st_mode):
         raise ModelError(f"{file} is not a regular file; replace it by the checkpoint's own file.")
-
-
-def fill(buffer: NDArray[np.uint8], path: Path, begin: int) -> None:
-    """Fill ``buffer`` with the bytes of a file from ``begin`` on; refuse one that is shorter.
-
-    They are read, not mapped: a mapped file that shrinks kills the process.
-    """
-    at = 0
-    try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(begin)
-            while at < len(buffer):
-                count = file.readinto(buffer[at:].data)
-                if not count:
-                    raise ModelError(f"{path} became shorter while it was read; fetch it again.")
-                at += count
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error.strerror}).") from None
 
 
 def read_object(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from .formats.compressed import Compressed, Fp8
 from .formats.gguf_config import gguf_config
 from .formats.gguf_weights import GGUFTensors
 from .formats.grouped import Awq, Gptq
-from .formats.shared import REMEDY, Format, Tensors
+from .formats.shared import REMEDY, Format, Tensors, warn_once
 
 logger = logging.getLogger("outrider")
 
@@ -70,7 +71,24 @@ def open_checkpoint(folder: Path | Files) -> Checkpoint:
     wrapped = isinstance(shape, Architecture) and config.model_type in WRAPPERS
     if isinstance(shape, Architecture) and wrapped:
         config, shape = _text_part(config, shape, files)
-    return Checkpoint(files.folder, config, shape, Tensors(files, format, wrapped))
+    tensors = Tensors(files, format, wrapped)
+    if isinstance(shape, Architecture):
+        warn_once(_ignored(tensors, files, shape.num_layers))
+    return Checkpoint(files.folder, config, shape, tensors)
+
+
+def _ignored(tensors: Tensors, files: Files, layers: int) -> str | None:
+    """Return what is said of layers beyond those of the config, but those for MTP."""
+    further = (files.config or {}).get("num_nextn_predict_layers")
+    known = layers + (further if isinstance(further, int) else 0)
+    for name in tensors.names:
+        layer = re.match(r"model\.layers\.([0-9]{1,9})\.", name)
+        if layer and int(layer[1]) >= known:
+            return (
+                f"{tensors.folder} has a tensor {name!r}, but num_hidden_layers is {layers}: "
+                "layers beyond are ignored."
+            )
+    return None
 
 
 def _text_part(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.stored import StoredFile
 from .dtypes import Array
 
 UNIT = 16
@@ -22,7 +22,7 @@ class CodedPart:
     """Rows of a matrix in one tensor of a file.
 
     Args:
-        path: the file.
+        file: the file.
         begin: where the tensor's first row stands in it, in bytes.
         kind: ggml's number of the codes' type, and ``name`` its name.
         rows: how many the tensor has.
@@ -30,7 +30,7 @@ class CodedPart:
         read: returns the tensor's rows, in the file's order, dequantised to a dtype.
     """
 
-    path: Path
+    file: StoredFile
     begin: int
     kind: int
     name: str

@@ -21,7 +21,8 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file as save
 
-from ..base.fields import check_plain, fill, one_line, read_object, readable
+from ..base.fields import one_line, read_object, readable
+from ..base.stored import StoredFile
 from ..errors import ConfigError, ModelError, shown
 from .dtypes import Array
 from .formats.gguf import GGUF, is_gguf, open_gguf
@@ -47,7 +48,7 @@ TYPES: dict[str, np.dtype[Any]] = {
 class Entry:
     """One tensor: its type as the file names it, its shape, and its bytes in the file."""
 
-    file: Path
+    file: StoredFile
     type: str
     shape: tuple[int, ...]
     begin: int
@@ -57,9 +58,10 @@ class Entry:
         """Return the tensor, in memory of its own."""
         dtype = TYPES.get(self.type)
         if dtype is None:
-            raise ModelError(f"{self.file} holds tensors of type {self.type}, which are not read.")
+            file = self.file.path
+            raise ModelError(f"{file} holds tensors of type {self.type}, which are not read.")
         octets = np.empty(self.nbytes, np.uint8)
-        fill(octets, self.file, self.begin)
+        self.file.fill(octets, self.begin)
         return octets.view(dtype).reshape(self.shape)
 
 
@@ -116,21 +118,20 @@ def files_of(folder: Path | Files) -> Files:
 def read_header(file: Path) -> dict[str, Entry]:
     """Return the tensors in a safetensors file by name."""
     try:
-        state = file.stat()
+        stored = StoredFile.at(file)
     except (OSError, ValueError):
         raise ModelError(f"{file} is missing; fetch the checkpoint again.") from None
-    check_plain(file, state)
     with readable(f"{file} is damaged", "fetch it again."):
         with safe_open(file, framework="np"):
             pass  # checks types, shapes and offsets
-        with file.open("rb") as opened:
+        with stored.opened() as opened:
             length = int.from_bytes(opened.read(8), "little")
-            header: dict[str, Any] = json.loads(opened.read(min(length, state.st_size)))
+            header: dict[str, Any] = json.loads(opened.read(min(length, stored.size)))
         header.pop("__metadata__", None)
-        return {name: _entry(file, 8 + length, about) for name, about in header.items()}
+        return {name: _entry(stored, 8 + length, about) for name, about in header.items()}
 
 
-def _entry(file: Path, start: int, about: Mapping[str, Any]) -> Entry:
+def _entry(file: StoredFile, start: int, about: Mapping[str, Any]) -> Entry:
     begin, end = about["data_offsets"]
     return Entry(file, about["dtype"], tuple(about["shape"]), start + begin, end - begin)
 

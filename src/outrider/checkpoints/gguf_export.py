@@ -23,6 +23,7 @@ from gguf.constants import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFValueTy
 from tqdm import tqdm
 
 from ..base.fields import one_line
+from ..base.stored import StoredFile
 from ..base.threads import on_all_threads
 from ..errors import ConfigError, ModelError, shown
 from .blocks import encode
@@ -81,7 +82,7 @@ class Part:
         """It as a reader sees it, without a place."""
         block, octets = SIZES[self.kind]
         size = prod(self.shape) // block * octets
-        return StoredTensor(Path(), self.shape, self.kind, 0, size)
+        return StoredTensor(StoredFile(Path(), 0, 0, 0), self.shape, self.kind, 0, size)
 
 
 def kind_of(key: str, shape: tuple[int, ...], most: Kind, a: Architecture, family: str) -> Kind:

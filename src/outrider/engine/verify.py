@@ -13,7 +13,7 @@ from ..models.base import Model, Store
 from ..models.decide import Keep, SampleInput, Samples
 from ..models.rows import Segment
 from ..sampling.acceptance import AcceptanceRule
-from ..sampling.logprobs import Measure, logprobs
+from ..sampling.logprobs import Asked, Measure, logprobs
 from ..sampling.pipeline import StepLogits
 from ..sampling.shared_noise import SharedNoise
 from .scheduler import unexpected
@@ -91,17 +91,18 @@ class Verifier:
 
     def _score(self, plan: Plan, verdict: Verdict, samples: Samples) -> None:
         """Measure the log probabilities that are asked of prompts and of the step's tokens."""
-        for i, logits in samples.scored.items():
-            _score_prompt(plan.batch[i], logits, self._measure)
-        for i, item in enumerate(plan.batch):
-            tokens, count = verdict.tokens[i], item.sequence.request.params.logprobs
-            rows = [0, *(1 + node for node in verdict.path[i])]
-            asked = count is not None and tokens and i in samples.kept
-            verdict.logprobs.append(
-                logprobs(samples.kept[i], rows, tokens, count or 0, self._measure)
-                if asked
-                else None
-            )
+        prompts = {i: _of_prompt(plan.batch[i], z) for i, z in samples.scored.items()}
+        outputs: dict[int, Asked] = {}
+        for i, z in samples.kept.items():
+            tokens, count = verdict.tokens[i], plan.batch[i].sequence.request.params.logprobs
+            if tokens and count is not None:
+                rows = [0, *(1 + node for node in verdict.path[i])]
+                outputs[i] = Asked(z, rows, tokens, count)
+        found = logprobs([*prompts.values(), *outputs.values()], self._measure)
+        for i, of_prompt in zip(prompts, found, strict=False):
+            plan.batch[i].sequence.prompt_logprobs += of_prompt
+        by_item = dict(zip(outputs, found[len(prompts) :], strict=True))
+        verdict.logprobs.extend(map(by_item.get, range(len(plan.batch))))
 
     def _compact_tree_cache(self, plan: Plan, verdict: Verdict) -> None:
         """Move the entries of accepted tree nodes to where a chain would have them."""
@@ -135,8 +136,8 @@ def _rows(segments: list[Segment], inputs: list[SampleInput | None]) -> list[Row
     return rows
 
 
-def _score_prompt(item: Scheduled, logits: NDArray[np.float32], measure: Measure) -> None:
-    """Note the log probabilities of a prompt's tokens; ``logits`` are of the item's first rows."""
+def _of_prompt(item: Scheduled, logits: NDArray[np.float32]) -> Asked:
+    """Return what is asked of a prompt's tokens; ``logits`` are of the item's first rows."""
     sequence = item.sequence
     if not sequence.prompt_logprobs:
         sequence.prompt_logprobs.append(None)  # nothing precedes the first token
@@ -145,5 +146,4 @@ def _score_prompt(item: Scheduled, logits: NDArray[np.float32], measure: Measure
     stop = min(item.start + item.count, sequence.prompt_length - 1)
     rows = range(start - item.start, stop - item.start)
     ids = sequence.tokens[start + 1 : stop + 1]
-    count = sequence.request.params.prompt_logprobs or 0
-    sequence.prompt_logprobs += logprobs(logits, rows, ids, count, measure)
+    return Asked(logits, rows, ids, sequence.request.params.prompt_logprobs or 0)

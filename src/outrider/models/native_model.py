@@ -120,14 +120,7 @@ class NativeModel(RowsModel):
             parts = matrix.codes, matrix.scales, matrix.zeros, matrix.bits, matrix.group
             library.set_quantized(handle, index, kind, *parts, bias, beside)
         elif isinstance(matrix, Coded):
-            try:
-                library.set_coded(handle, index, kind, matrix, bias, beside)
-            except ModelError as error:
-                file, why = matrix.parts[0].path, str(error).removesuffix(".")
-                raise ModelError(
-                    f"{file}: matrix {kind!r} of layer {index} cannot be read ({why}); fetch the "
-                    "file again."
-                ) from None
+            library.set_coded(handle, index, kind, matrix, bias, beside)
         else:
             library.set_matrix(handle, index, kind, matrix, bias, beside)
 

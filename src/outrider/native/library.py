@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from array import array
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from ..base.limits import LARGEST_INT
 from ..checkpoints.coded import Coded
 from ..checkpoints.dtypes import Array
 from ..errors import ModelError, shown
-from ..sampling.logprobs import Measured
+from ..sampling.logprobs import Asked, Measured
 from ._interface import ABI, PARAMETERS, ffi
 from .checks import LayerRoom, Room, as_float32, expect, floats, same_length, within
 from .cores import Cores
@@ -253,19 +254,27 @@ class Library:
         """Read a matrix in the codes of GGUF files and pack it, see ``set_matrix``.
 
         Raises:
-            ModelError: a file cannot be read, a scale is not finite, or the parts do not fit.
+            ModelError: a file cannot be read or has changed, a scale is not finite, or the parts do
+                not fit.
         """
         out, width = matrix.shape
         parts = ffi.new("CodedData[]", len(matrix.parts))
         orders = [None if p.order is None else p.order.astype(np.int32) for p in matrix.parts]
         wide = _wide(bias)
         by, place = expect(wide, (out,), np.float32), (at(model), layer, MATRICES[kind])
-        with ExitStack() as files:
+        with ExitStack() as opened:
             for part, order, given in zip(matrix.parts, orders, parts, strict=True):
                 given.offset, given.type, given.rows = part.begin, part.kind, part.rows
                 given.order = ffi.cast("int32_t *", expect(order, (part.rows,), np.int32))
-                given.file = files.enter_context(part.path.open("rb")).fileno()
-            self.run("coded", *place, parts, len(parts), by, out, width, at(beside))
+                given.file = opened.enter_context(part.file.opened()).fileno()
+            try:
+                self.run("coded", *place, parts, len(parts), by, out, width, at(beside))
+            except ModelError as error:
+                file, why = matrix.parts[0].file.path, str(error).removesuffix(".")
+                raise ModelError(
+                    f"{file}: matrix {kind!r} of layer {layer} cannot be read ({why}); fetch the "
+                    "file again."
+                ) from None
 
     def keep(self, model: int, path: Path, key: bytes) -> None:
         """Write a model's packed weights to a new file, under a key of 32 bytes."""
@@ -564,20 +573,26 @@ class Library:
             drafts.append(DraftNodes(*nodes))
         return drafts
 
-    def logprobs(
-        self, z: Array, rows: Sequence[int], tokens: Sequence[int], count: int
-    ) -> Measured:
-        """Return what ``logprobs.measure`` does; ``z`` is fp32 [any, vocabulary]."""
-        count = within("count", min(count, z.shape[1]), 0, z.shape[1])
-        given = floats(z), z.shape[0], len(tokens), z.shape[1], [*rows], [*tokens], count
-        same_length(rows, tokens)
-        sizes = len(tokens), len(tokens), count * len(tokens), count * len(tokens)
+    def logprobs(self, asked: Sequence[Asked]) -> list[Measured]:
+        """Return what ``logprobs.measure`` does, of all rows in one call."""
+        rows: list[Any] = []
+        tokens: list[int] = []
+        likeliest: list[int] = []
+        width = asked[0].z.shape[1] if asked else 0
+        for z, numbers, ids, count in asked:
+            same_length(numbers, ids)
+            first = ffi.cast("float *", expect(z, (len(z), width), np.float32))
+            rows += [first + width * within("a row", row, 0, len(z) - 1) for row in numbers]
+            tokens += ids
+            likeliest += [within("count", min(count, width), 0, width)] * len(ids)
+        sizes = len(rows), len(rows), sum(likeliest), sum(likeliest)
         kinds = _FLOATS, _INTS, _INTS, _FLOATS
         out = [ffi.new(kind, size) for kind, size in zip(kinds, sizes, strict=True)]
-        self.run("logprobs", *given, *out)
+        self.run("logprobs", rows, len(rows), width, tokens, likeliest, *out)
         own, ranks, top, values = map(ffi.unpack, out, sizes)
-        places = [slice(row * count, (row + 1) * count) for row in range(len(tokens))]
-        return own, ranks, [top[place] for place in places], [values[place] for place in places]
+        places = itertools.pairwise([0, *itertools.accumulate(likeliest)])
+        found = zip(own, ranks, places, strict=True)
+        return [(value, rank, top[a:b], values[a:b]) for value, rank, (a, b) in found]
 
     def read(self, memory: NDArray[np.uint8]) -> None:
         """Read ``memory`` [a multiple of 128 KiB] once, with the threads of a step."""

@@ -20,6 +20,9 @@ NULLS = {
 }
 """For each part of an answer that is not streamed, the fields that vLLM sends as null."""
 
+MASKED = -9999.0
+"""Stands for minus infinity, which JSON lacks; vLLM sends the same."""
+
 Detail = Literal["none", "summary", "detailed"]
 
 
@@ -66,6 +69,11 @@ def step_of(events: Sequence[Event], decode: Callable[[list[int]], str]) -> dict
     }
 
 
+def finite(logprob: float) -> float:
+    """Return a log probability as JSON can have it."""
+    return max(logprob, MASKED)
+
+
 class CompletionLogprobs:
     """The log probabilities of one choice of ``/v1/completions``, listed part by part.
 
@@ -101,7 +109,7 @@ class CompletionLogprobs:
             shown.append(self._waiting.popleft())
         return {
             "tokens": [self._outputs.word(id) for _, id, _ in shown],
-            "token_logprobs": [one[id].logprob if one else None for _, id, one in shown],
+            "token_logprobs": [finite(one[id].logprob) if one else None for _, id, one in shown],
             "top_logprobs": [self._by_word(one) if one else None for _, _, one in shown],
             "text_offset": [min(place, end) for place, _, _ in shown],
         }
@@ -114,7 +122,7 @@ class CompletionLogprobs:
             if word in by_word:
                 escaped = "".join(f"\\x{byte:02x}" for byte in self._outputs.bytes_of(id))
                 word = f"bytes:{escaped}"
-            by_word.setdefault(word, entry.logprob)
+            by_word.setdefault(word, finite(entry.logprob))
         return by_word
 
 
@@ -125,7 +133,7 @@ def chat_logprobs(
 
     def shown(id: int, entry: Logprob) -> dict[str, Any]:
         own = list(outputs.bytes_of(id))
-        return {"token": outputs.word(id), "logprob": entry.logprob, "bytes": own}
+        return {"token": outputs.word(id), "logprob": finite(entry.logprob), "bytes": own}
 
     content = []
     for one, id in zip(logprobs, ids, strict=True):

@@ -107,22 +107,42 @@ def response(
     return JSONResponse(error_body(error), status, {**retry, **(headers or {})})
 
 
-def _depth(problem: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how deep in a body a problem lies, and at which index."""
+VALID = "Input should be a valid "
+"""How pydantic begins to tell a wrong type."""
+
+
+def _read(problem: Mapping[str, Any]) -> tuple[int, int, bool]:
+    """Return how far a value was read: how deep, up to which index, and whether its type fits."""
     place = problem["loc"]
     last = place[-1] if place else 0
-    return len(place), last if isinstance(last, int) else 0
+    return len(place), last if isinstance(last, int) else 0, not problem["msg"].startswith(VALID)
+
+
+def _is_name(part: str) -> bool:
+    """Return whether a place is a user's: of a union's members pydantic adds the types."""
+    return part.isdecimal() or (part.isidentifier() and part != "str" and not part[0].isupper())
+
+
+def _told(problems: Sequence[Mapping[str, Any]]) -> str:
+    """Return what is wrong with a value, by the ``problems`` of members of a union."""
+    first = problems[0]
+    if first["type"] == "int_parsing_size":
+        return "the number is too large"
+    if first["msg"].startswith(VALID):  # so do all
+        types = (each["msg"].removeprefix(VALID).split(" or instance")[0] for each in problems)
+        return f"input should be a valid {' or '.join(dict.fromkeys(types))}"
+    told: str = first["msg"].removeprefix("Value error, ").replace(" after validation", "")
+    return told[:1].lower() + told[1:]
 
 
 def sentence(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
     """Return one sentence on the first wrong field of a body, and that field."""
     # Every member of a union has a problem; the user meant the one that was read furthest.
-    first = max((p for p in problems if p["loc"][:1] == problems[0]["loc"][:1]), key=_depth)
-    place = [str(part) for part in first["loc"] if part != "body"]
-    # For a union pydantic adds every branch to the field's name; users need the field only.
-    where = ".".join(part for part in place if part.isidentifier() or part.isdecimal())
-    problem = first["msg"].removeprefix("Value error, ")
-    problem = problem[:1].lower() + problem[1:]
+    own = [p for p in problems if p["loc"][:1] == problems[0]["loc"][:1]]
+    furthest = max(map(_read, own))
+    own = [p for p in own if _read(p) == furthest]
+    place = [str(part) for part in own[0]["loc"] if part != "body"]
+    where, problem = ".".join(filter(_is_name, place)), _told(own)
     told = f"{where}: {problem}." if where else f"the body is wrong: {problem}."
     return told, place[0] if place else None
 

@@ -96,9 +96,7 @@ class Server:
         return asyncio.run(self._run())
 
     async def _run(self) -> OutriderError | None:
-        loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self._signalled)
+        heed(asyncio.get_running_loop(), self._signalled)
         trim_regularly()
         work = [self._watch()]
         if self.settings.log_interval:
@@ -112,8 +110,7 @@ class Server:
         self.llm.shutdown()
         failure = self.llm.failure or self.failure
         end_within(END_SECONDS, 0 if failure is None else 1)
-        for number in SIGNALS:  # the loop would restore handlers that end it with another code
-            loop.remove_signal_handler(number)
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         return failure
 
@@ -182,6 +179,17 @@ class Server:
             f"try: curl {self.address}/v1/completions -H 'Content-Type: application/json' "
             f"-d '{body}'",
         ]
+
+
+def heed(loop: asyncio.AbstractEventLoop, heard: Callable[[], object]) -> None:
+    """Have the loop call ``heard`` at each of ``SIGNALS``.
+
+    ``loop.add_signal_handler`` loses a signal while the pipe that wakes the loop is full: a few
+    hundred messages of the engine that a busy loop has not looked at fill it.
+    """
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(heard))
+        signal.siginterrupt(number, False)
 
 
 def end_within(seconds: float, code: int) -> None:

@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ...base.fields import Fields, check_plain, fill
+from ...base.fields import Fields
+from ...base.stored import StoredFile
 from ...errors import ModelError
 from .gguf_header import AGAIN, Header, Metadata
 from .gguf_types import SIZES, Kind
@@ -45,7 +46,7 @@ def is_gguf(path: Path) -> bool:
 class StoredTensor:
     """One tensor: its ``shape`` in torch's order, its type, and its bytes in ``file``."""
 
-    file: Path
+    file: StoredFile
     shape: tuple[int, ...]
     kind: Kind
     begin: int
@@ -76,7 +77,7 @@ class GGUF:
     ) -> npt.NDArray[np.uint8]:
         """Return ``nbytes`` of ``tensor`` from ``begin`` on, by default all: uint8 [nbytes]."""
         octets = np.empty(tensor.nbytes - begin if nbytes is None else nbytes, np.uint8)
-        fill(octets, tensor.file, tensor.begin + begin)
+        tensor.file.fill(octets, tensor.begin + begin)
         return octets
 
 
@@ -134,24 +135,20 @@ def open_gguf(path: Path) -> GGUF:
 def _open(path: Path) -> GGUF:
     """Return what one file holds."""
     try:
-        state = path.stat()
+        stored = StoredFile.at(path)
     except OSError:
         raise ModelError(f"{path} is no file; give a .gguf file that exists.") from None
-    check_plain(path, state)
-    size = state.st_size
-    if size < 24:
+    if stored.size < 24:
         raise ModelError(f"{path} is too short for a GGUF file; fetch it again.")
-    try:
-        with path.open("rb") as file:
-            header = Header(file, size)
-            if header.octets(4) != b"GGUF":
-                raise ModelError(f"{path} is no GGUF file; fetch it again.")
-            return _parsed(path, header, size)
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error.strerror}).") from None
+    with stored.opened() as file:
+        header = Header(file, stored.size)
+        if header.octets(4) != b"GGUF":
+            raise ModelError(f"{path} is no GGUF file; fetch it again.")
+        return _parsed(stored, header)
 
 
-def _parsed(path: Path, header: Header, size: int) -> GGUF:
+def _parsed(stored: StoredFile, header: Header) -> GGUF:
+    path = stored.path
     version, num_tensors, num_entries = header.take("IQQ")
     if version not in VERSIONS:
         raise ModelError(f"{path} is GGUF of version {version}; versions 2 and 3 are read.")
@@ -168,27 +165,28 @@ def _parsed(path: Path, header: Header, size: int) -> GGUF:
     unit = unit or 32
     start = -(-header.at // unit) * unit
     tensors = {
-        name: _placed(path, name, shape, kind, start + offset, size)
+        name: _placed(stored, name, shape, kind, start + offset)
         for name, shape, kind, offset in entries
     }
     if len(tensors) < len(entries):
         ((name, _),) = Counter(name for name, *_ in entries).most_common(1)
         raise ModelError(f"{path}: tensor {name!r} is there twice; {AGAIN}.")
-    if sum(t.nbytes for t in tensors.values()) > size:
+    if sum(t.nbytes for t in tensors.values()) > stored.size:
         raise ModelError(f"{path}: tensors overlap in the file; fetch it again.")
     return GGUF(path, metadata, kinds, tensors, (path,))
 
 
 def _placed(
-    path: Path, name: str, shape: tuple[int, ...], kind: int, begin: int, size: int
+    file: StoredFile, name: str, shape: tuple[int, ...], kind: int, begin: int
 ) -> StoredTensor:
-    """Return the tensor ``name`` at the byte ``begin`` of a file of ``size`` bytes."""
+    """Return the tensor ``name`` at the byte ``begin`` of a file."""
+    path = file.path
     try:
         type = Kind(kind)
     except ValueError:
         raise ModelError(f"{path}: tensor {name!r} is of unknown type {kind}.") from None
     block, octets = SIZES[type]
     length = prod(shape) // block * octets
-    if not shape or 0 in shape or shape[-1] % block or begin + length > size:
+    if not shape or 0 in shape or shape[-1] % block or begin + length > file.size:
         raise ModelError(f"{path}: tensor {name!r} is damaged or cut off; {AGAIN}.")
-    return StoredTensor(path, shape, type, begin, length)
+    return StoredTensor(file, shape, type, begin, length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from ...errors import ModelError, shown
 from ..configs import PlainConfig, plain_config
 from .gguf import GGUF
 from .gguf_ends import end_token_ids
+from .gguf_header import AGAIN
 from .gguf_types import Kind
 
 
@@ -77,7 +79,24 @@ def gguf_config(file: GGUF) -> PlainConfig:
         raise _unread(path, f"GGUF files of architecture {shown(name)} are not read, {only}")
     config = plain_config(_options(file, name), str(path))
     assert config is not None  # the family of each form is native
+    _check_layers(file, name, config.num_hidden_layers)
     return config
+
+
+def _check_layers(file: GGUF, name: str, count: int) -> None:
+    """Refuse layers beyond ``count``, but those that predict tokens further on (MTP)."""
+    beyond: dict[int, str] = {}
+    predict: set[int] = set()
+    for key in file.tensors:
+        layer = re.match(r"blk\.([0-9]{1,9})\.(nextn\.)?", key)
+        if layer and int(layer[1]) >= count:
+            beyond.setdefault(int(layer[1]), key)
+            predict |= {int(layer[1])} if layer[2] else set()
+    for number in sorted(beyond.keys() - predict):
+        raise ModelError(
+            f"{file.path} has a tensor {beyond[number]!r}, but {name}.block_count is {count}; "
+            f"{AGAIN}."
+        )
 
 
 def _options(file: GGUF, name: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -95,6 +95,11 @@ class Tensors:
             raise ModelError(f"{self.folder} has no .safetensors file; {_remedy(self.folder)}.")
         return self._entries
 
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all tensors; none without files."""
+        return self._entries.keys()
+
     def entry(self, name: str) -> Entry | None:
         """Return where the tensor ``name`` lies; None if there is none."""
         return self.entries.get(name)
@@ -173,7 +178,7 @@ class Tensors:
     @property
     def file_bytes(self) -> int:
         """The bytes of all files."""
-        return sum(file.stat().st_size for file in {e.file for e in self._entries.values()})
+        return sum(file.size for file in {e.file for e in self._entries.values()})
 
     def kept(self, name: str) -> str | None:
         """Return the kind of codes that the matrix ``name`` keeps; None if it keeps none."""

@@ -346,12 +346,12 @@ OUTRIDER_API const char* outrider_pipeline_apply(const Pipeline* pipeline, float
 OUTRIDER_API const char* outrider_draw(const float* z, int32_t rows, int64_t stride,
                                        int32_t vocabulary, const uint32_t* keys,
                                        const uint8_t* greedy, int32_t* tokens, float* scores);
-// Of some `rows` [count] of z [num_rows, vocabulary]: the log probability and rank of a token, and
-// the `likeliest` ids with their values [count, likeliest].
-OUTRIDER_API const char* outrider_logprobs(const float* z, int32_t num_rows, int32_t count,
-                                           int32_t vocabulary, const int32_t* rows,
-                                           const int32_t* token_ids, int32_t likeliest, float* own,
-                                           int32_t* ranks, int32_t* ids, float* values);
+// Of each of the `rows` [count] of logits: the log probability and rank of a token, and so many of
+// the `likeliest` ids with their values. Those follow the ones of the row before.
+OUTRIDER_API const char* outrider_logprobs(const float* const* rows, int32_t count,
+                                           int32_t vocabulary, const int32_t* token_ids,
+                                           const int32_t* likeliest, float* own, int32_t* ranks,
+                                           int32_t* ids, float* values);
 // Writes the noise of `count` tokens from id 0 on, at one position: for the tests of its bits.
 OUTRIDER_API void outrider_noise(uint64_t seed, uint32_t position, uint32_t sample, int64_t count,
                                  float* out) OUTRIDER_NOEXCEPT;

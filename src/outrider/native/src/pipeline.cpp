@@ -98,57 +98,114 @@ float kth(const float* z, int count, const std::vector<float>& tops, int k) {
     return some[k - 1];
 }
 
+// Tokens in the order of their ids.
+struct Tokens {
+    std::vector<float> z;
+    std::vector<std::int32_t> ids;
+};
+
+// The likeliest first; equal ones stay in the order of their ids.
+void sort(Tokens& tokens) {
+    if (std::is_sorted(tokens.z.begin(), tokens.z.end(), std::greater<>())) return;
+    std::vector<std::pair<float, std::int32_t>> pairs;
+    for (std::size_t i = 0; i < tokens.z.size(); ++i)
+        pairs.push_back({-tokens.z[i], tokens.ids[i]});
+    std::sort(pairs.begin(), pairs.end());
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+        tokens.z[i] = -pairs[i].first;
+        tokens.ids[i] = pairs[i].second;
+    }
+}
+
+// Bins of equal width for elements up to `high`, larger ones first; the last has no lower end.
+struct Bins {
+    static constexpr int LAST = 1023;
+    const float high, per_unit;
+
+    Bins(float low, float high) : high(high), per_unit(LAST / (high - low)) {}
+    // Writes the bins of z, the last where the product is NaN.
+    void find(const float* z, int count, std::int32_t* bins) const {
+        for (int i = 0; i < count; ++i) {
+            const float at = (high - z[i]) * per_unit;
+            bins[i] = std::int32_t(at < LAST ? at : LAST);
+        }
+    }
+};
+
+// Of tokens, those in the bin where the mass of all from the first bin on reaches `wanted`, or in
+// the last; `before` grows by what earlier bins hold. Without `ids` they are the tokens' places.
+Tokens in_question(const float* z, const std::int32_t* ids, int count, float top, Bins bins,
+                   double wanted, double& before) {
+    const std::vector<float> tops = tops_of(z, count);
+    std::vector<std::int32_t> least(tops.size());
+    bins.find(tops.data(), int(tops.size()), least.data());
+    const auto each_block = [&](int most, auto body) {  // that reaches the bin `most`
+        std::int32_t found[BLOCK];
+        for (int block = 0; block < int(tops.size()); ++block) {
+            if (least[block] > most) continue;
+            const int first = block * BLOCK, here = std::min(BLOCK, count - first);
+            bins.find(z + first, here, found);
+            body(first, here, found);
+        }
+    };
+    double held[2][Bins::LAST + 1] = {};  // two sums each: one would wait for itself
+    each_block(Bins::LAST - 1, [&](int first, int here, const std::int32_t* bin) {
+        const Masses masses(z + first, here, top);
+        for (int i = 0; i < here; ++i) held[i % 2][bin[i]] += masses.of[i];
+    });
+    int edge = 0;
+    for (; edge < Bins::LAST; ++edge) {
+        const double here = held[0][edge] + held[1][edge];
+        if (before + here >= wanted) break;
+        before += here;
+    }
+    Tokens found;
+    each_block(edge, [&](int first, int here, const std::int32_t* bin) {
+        for (int i = 0; i < here; ++i) {
+            if (bin[i] != edge || z[first + i] == NEVER) continue;
+            found.z.push_back(z[first + i]);
+            found.ids.push_back(ids ? ids[first + i] : first + i);
+        }
+    });
+    return found;
+}
+
 // Leaves the fewest of the likeliest tokens whose mass reaches `share` of all.
 void cut_mass(float* z, int count, float share) {
-    const std::vector<float> tops = tops_of(z, count);
-    const float top = highest_of(tops.data(), int(tops.size()));
+    constexpr std::size_t FEW = 256;
+    const float top = highest_of(z, count);
     if (!std::isfinite(top)) return;
     const double whole = mass_of(z, count, top);
     if (std::isnan(whole)) return;
     const double wanted = double(share) * whole;
-    struct Token {
-        float z, mass;
-        std::int32_t id;
-    };
-    std::vector<Token> likely;
-    // Most mass is near the top: only where that does not reach are all elements looked at.
-    for (float least : {top - 12, LOWEST}) {
-        double mass = 0;
-        likely.clear();
-        for (int block = 0; block < int(tops.size()); ++block) {
-            if (!(tops[block] >= least)) continue;
-            const int first = block * BLOCK, here = std::min(BLOCK, count - first);
-            const Masses masses(z + first, here, top);
-            for (int i = 0; i < here; ++i) {
-                if (!(z[first + i] >= least)) continue;
-                likely.push_back({z[first + i], masses.of[i], first + i});
-                mass += masses.of[i];
-            }
-        }
-        if (mass >= wanted) break;
+    double before = 0;  // the mass of tokens above those in question
+    Tokens some = in_question(z, nullptr, count, top, Bins(top - 12, top), wanted, before);
+    if (some.ids.empty()) return;  // all are needed
+    for (int round = 0; round < 2 && some.ids.size() > FEW; ++round) {
+        const auto [low, high] = std::minmax_element(some.z.begin(), some.z.end());
+        const float least = std::max(*low, top - 87);  // no mass lies below
+        if (!(least < *high)) break;
+        double above = before;
+        Tokens fewer = in_question(some.z.data(), some.ids.data(), int(some.z.size()), top,
+                                   Bins(least, *high), wanted, above);
+        if (fewer.ids.empty()) break;
+        some = std::move(fewer);
+        before = above;
     }
-    const auto order = [](const Token& a, const Token& b) {
-        return a.z > b.z || (a.z == b.z && a.id < b.id);
-    };
-    // The first `kept` are in; those of [kept, end) stay in question, and are halved.
-    auto kept = likely.begin(), end = likely.end();
-    double before = 0;
-    while (end - kept > 32) {
-        const auto middle = kept + (end - kept) / 2;
-        std::nth_element(kept, middle, end, order);
-        double mass = 0;
-        for (auto at = kept; at < middle; ++at) mass += at->mass;
-        if (before + mass >= wanted) {
-            end = middle;
-        } else {
-            before += mass;
-            kept = middle;
+    sort(some);
+    float least = NEVER;  // of the last that is kept
+    std::int32_t last = 0;
+    for (int first = 0, all = int(some.z.size()); first < all && before < wanted; first += BLOCK) {
+        const int here = std::min(BLOCK, all - first);
+        const Masses masses(some.z.data() + first, here, top);
+        for (int i = 0; i < here && before < wanted; ++i) {
+            least = some.z[first + i];
+            last = some.ids[first + i];
+            before += masses.of[i];
         }
     }
-    std::sort(kept, end, order);
-    for (; kept < end && before < wanted; ++kept) before += kept->mass;
-    std::fill(z, z + count, NEVER);
-    for (auto at = likely.begin(); at < kept; ++at) z[at->id] = at->z;
+    for (int i = 0; i < count; ++i)
+        z[i] = z[i] > least || (z[i] == least && i <= last) ? z[i] : NEVER;
 }
 
 }  // namespace
@@ -222,13 +279,17 @@ void Pipeline::apply(float* z, int output, Path path, bool late_only) const {
 
 Logprobs logprobs(const float* z, int vocabulary, int token, int count, std::int32_t* ids,
                   float* values) {
-    const float top = highest_of(z, vocabulary);
+    const std::vector<float> tops = tops_of(z, vocabulary);
+    const float top = highest_of(tops.data(), int(tops.size()));
     int rank = 1;
-    for (int i = 0; i < vocabulary; ++i) rank += z[i] > z[token];
+    for (int block = 0; block < int(tops.size()); ++block) {
+        if (!(tops[block] > z[token])) continue;
+        const int first = block * BLOCK, last = std::min(first + BLOCK, vocabulary);
+        for (int i = first; i < last; ++i) rank += z[i] > z[token];
+    }
     const float whole = float(double(top) + std::log(mass_of(z, vocabulary, top)));
     std::vector<std::int32_t> best;
     if (count > 0) {
-        const std::vector<float> tops = tops_of(z, vocabulary);
         const float least = count < vocabulary ? kth(z, vocabulary, tops, count) : NEVER;
         each_above(z, vocabulary, tops, least, [&](int i) { best.push_back(i); });
     }

@@ -87,17 +87,20 @@ const char* outrider_draw(const float* z, int rows, std::int64_t stride, int voc
     });
 }
 
-const char* outrider_logprobs(const float* z, int num_rows, int count, int vocabulary,
-                              const std::int32_t* rows, const std::int32_t* tokens, int likeliest,
-                              float* own, std::int32_t* ranks, std::int32_t* ids, float* values) {
+const char* outrider_logprobs(const float* const* rows, int count, int vocabulary,
+                              const std::int32_t* tokens, const std::int32_t* likeliest, float* own,
+                              std::int32_t* ranks, std::int32_t* ids, float* values) {
     return guarded({}, [&]() -> const char* {
-        if (likeliest < 0 || likeliest > vocabulary) return "more ids are wanted than there are";
         if (!all_below(tokens, count, vocabulary)) return "a token id is past the vocabulary";
-        if (!all_below(rows, count, num_rows)) return "there is no such row";
+        std::vector<std::size_t> first(1);  // of a row's likeliest
+        for (int r = 0; r < count; ++r) {
+            if (likeliest[r] < 0 || likeliest[r] > vocabulary)
+                return "more ids are wanted than there are";
+            first.push_back(first.back() + likeliest[r]);
+        }
         each_row(count, vocabulary, [&](int r) {
-            const std::size_t at = std::size_t(r) * likeliest;
-            const Logprobs found = logprobs(z + std::size_t(rows[r]) * vocabulary, vocabulary,
-                                            tokens[r], likeliest, ids + at, values + at);
+            const Logprobs found = logprobs(rows[r], vocabulary, tokens[r], likeliest[r],
+                                            ids + first[r], values + first[r]);
             own[r] = found.own;
             ranks[r] = found.rank;
         });
