@@ -293,7 +293,7 @@ private:
             for (int i = chunk.from; i < chunk.to; ++i) {
                 if (i % 4 == 0) ask(share);
                 const F32x16 p = exp(load(b.scores[q] + i * BLOCK) - less);
-                store(b.probs[q] + i * BLOCK, p);
+                store(b.probs[q] + i * BLOCK, weight<E>(p));
                 all = all + p;
             }
             mass[q] = total(all);

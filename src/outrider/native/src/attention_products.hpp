@@ -1,7 +1,10 @@
 // Products of attention: a tile's queries with a chunk's keys, and its weights with their values.
 #pragma once
 
+#include <type_traits>
+
 #include "attention_tasks.hpp"
+#include "steps.hpp"
 #include "tiles.hpp"
 
 namespace outrider {
@@ -9,15 +12,30 @@ namespace outrider {
 constexpr int MAX_HEAD_DIM = 256;
 constexpr int CHUNK = CHUNK_BLOCKS * BLOCK;
 
-// What elements of a cache are multiplied with.
+// What elements of a cache are multiplied with: those that are widened are so once for several
+// factors, which are widened once for all elements.
 template <class E>
 struct Factor {
-    using type = E;
+    using type = std::conditional_t<WIDENS<E>, float, E>;
 };
 template <>
 struct Factor<Codes> {
     using type = float;
 };
+// Factors that a lane of elements meets one after the other.
+template <class E>
+constexpr int TURNS = sizeof(typename Factor<E>::type) / sizeof(E);
+// Sixteen lanes of elements, of their pairs those that meet factor `turn`.
+template <int TURN, class E>
+inline auto elements(const E* p) {
+    const auto all = load_pairs(p);
+    if constexpr (TURNS<E> == 1)
+        return all;
+    else if constexpr (TURN == 0)
+        return low(all);
+    else
+        return high(all);
+}
 
 // What queries have summed: the highest score, and of weights relative to it their sum and that of
 // values.
@@ -57,91 +75,94 @@ struct Chunk {
     const E *keys[CHUNK_BLOCKS], *values[CHUNK_BLOCKS];
 };
 
+// A weight as values are multiplied with it.
+template <class E>
+inline F32x16 weight(F32x16 p) {
+    if constexpr (WIDENS<E>)
+        return as_bf16(p);
+    else
+        return p;
+}
+
+constexpr int SCORED = 4;  // blocks side by side, at most
+// Sums that stay in registers beside elements as they are stored and as they are multiplied.
+constexpr int HELD = MAX_SUMS < 16 ? MAX_SUMS : 16;
+constexpr int beside(int queries) {
+    return 4 * queries <= HELD ? 4 : 2 * queries <= HELD ? 2 : 1;
+}
+
 // scores[r, 16 lanes of B blocks] = q[r] . keys of the blocks, for R queries.
-template <class T, int R, int B>
-inline void score_some(float* scores, const T* const* keys, const T* q, int width) {
+template <class E, class F, int R, int B>
+inline void score_some(float* scores, const E* const* keys, const F* q, int width) {
     F32x16 sums[R][B];
     for (auto& line : sums)
         for (F32x16& sum : line) sum = splat(0.0f);
-    constexpr int pair = PER_LANE<T>;
-    for (int d = 0; d < width; d += pair) {
-        decltype(load_pairs(q)) k[B];
-        for (int b = 0; b < B; ++b) k[b] = load_pairs(keys[b] + d * BLOCK);
-        for (int r = 0; r < R; ++r) {
-            const auto value = splat_pair(q + std::size_t(r) * MAX_HEAD_DIM + d);
-            for (int b = 0; b < B; ++b) sums[r][b] = dot(sums[r][b], k[b], value);
-        }
-    }
+    for (int d = 0; d < width; d += PER_LANE<E>)
+        each_step<0, TURNS<E>>([&](auto turn) __attribute__((always_inline)) {
+            decltype(elements<turn>(keys[0])) k[B];
+            for (int b = 0; b < B; ++b) k[b] = elements<turn>(keys[b] + d * BLOCK);
+            for (int r = 0; r < R; ++r) {
+                const auto value = splat_pair(q + std::size_t(r) * MAX_HEAD_DIM + d + turn);
+                for (int b = 0; b < B; ++b) sums[r][b] = dot(sums[r][b], k[b], value);
+            }
+        });
     for (int r = 0; r < R; ++r)
         for (int b = 0; b < B; ++b) store(scores + std::size_t(r) * CHUNK + b * BLOCK, sums[r][b]);
 }
 
-template <class T, int R, int B>
-inline void score_blocks(float* scores, const T* const* keys, int blocks, const T* q, int width) {
-    for (; blocks >= B; blocks -= B) {
-        score_some<T, R, B>(scores, keys, q, width);
-        scores += B * BLOCK;
-        keys += B;
-    }
-    if constexpr (B > 1) {
-        if (blocks) score_blocks<T, R, B / 2>(scores, keys, blocks, q, width);
-    }
-}
-
-constexpr int SCORED = 4;  // blocks side by side, at most
-
-// Tally wait for themselves: few queries take several blocks at a time.
-template <class T, int R = MAX_ROWS>
-inline void score(float* scores, const T* const* keys, int blocks, const T* q, int width,
+// R queries, or all that there are if these are fewer.
+template <class E, class F, int R = MAX_ROWS, int B = beside(R)>
+inline void score(float* scores, const E* const* keys, int blocks, const F* q, int width,
                   int queries) {
-    constexpr int most = MAX_ROWS / R, side = most < SCORED ? most : SCORED;
-    for (; queries >= R; queries -= R) {
-        score_blocks<T, R, side>(scores, keys, blocks, q, width);
-        scores += std::size_t(R) * CHUNK;
-        q += std::size_t(R) * MAX_HEAD_DIM;
-    }
     if constexpr (R > 1) {
-        if (queries) score<T, R / 2>(scores, keys, blocks, q, width, queries);
+        if (queries < R) return score<E, F, R - 1>(scores, keys, blocks, q, width, queries);
+    }
+    for (; blocks >= B; blocks -= B, scores += B * BLOCK, keys += B)
+        score_some<E, F, R, B>(scores, keys, q, width);
+    if constexpr (B > 1) {
+        if (blocks) score<E, F, R, B / 2>(scores, keys, blocks, q, width, queries);
     }
 }
 
-// sums[r, D units of 16] += probs[r] . values of a block, for R queries.
-template <class T, int R, int D>
-inline void weigh_some(float* sums, const T* values, const T* probs, int width) {
+// sums[r, D units of 16] += probs[r] . values of some blocks, for R queries.
+template <class E, class F, int R, int D>
+inline void weigh_some(float* sums, const E* const* values, int blocks, std::size_t from,
+                       const F* probs, int width) {
     F32x16 s[R][D];
     for (int r = 0; r < R; ++r)
         for (int d = 0; d < D; ++d)
             s[r][d] = load(sums + std::size_t(r) * MAX_HEAD_DIM + d * LANES);
-    constexpr int pair = PER_LANE<T>;
-    for (int j = 0; j < BLOCK; j += pair) {
-        decltype(load_pairs(values)) v[D];
-        for (int d = 0; d < D; ++d) v[d] = load_pairs(values + j * width + d * LANES * pair);
-        for (int r = 0; r < R; ++r) {
-            const auto p = splat_pair(probs + std::size_t(r) * CHUNK + j);
-            for (int d = 0; d < D; ++d) s[r][d] = dot(s[r][d], v[d], p);
-        }
+    for (int i = 0; i < blocks; ++i, probs += BLOCK) {
+        const E* block = values[i] + from;
+        for (int j = 0; j < BLOCK; j += PER_LANE<E>, block += width * PER_LANE<E>)
+            each_step<0, TURNS<E>>([&](auto turn) __attribute__((always_inline)) {
+                decltype(elements<turn>(block)) v[D];
+                for (int d = 0; d < D; ++d)
+                    v[d] = elements<turn>(block + d * LANES * PER_LANE<E>);
+                for (int r = 0; r < R; ++r) {
+                    const auto p = splat_pair(probs + std::size_t(r) * CHUNK + j + turn);
+                    for (int d = 0; d < D; ++d) s[r][d] = dot(s[r][d], v[d], p);
+                }
+            });
     }
     for (int r = 0; r < R; ++r)
         for (int d = 0; d < D; ++d)
             store(sums + std::size_t(r) * MAX_HEAD_DIM + d * LANES, s[r][d]);
 }
 
-constexpr int WEIGHED = MAX_ROWS >= 4 ? 4 : MAX_ROWS;
-
-template <class T, int R = WEIGHED>
-inline void weigh(float* sums, const T* values, const T* probs, int width, int count) {
-    constexpr int D = MAX_ROWS >= 4 ? 4 : 2;
-    for (; count >= R; count -= R) {
-        int d = 0;
-        for (; d + D * LANES <= width; d += D * LANES)
-            weigh_some<T, R, D>(sums + d, values + d * PER_LANE<T>, probs, width);
-        for (; d < width; d += LANES)
-            weigh_some<T, R, 1>(sums + d, values + d * PER_LANE<T>, probs, width);
-        sums += std::size_t(R) * MAX_HEAD_DIM;
-        probs += std::size_t(R) * CHUNK;
-    }
+template <class E, class F, int R = MAX_ROWS, int D = beside(R)>
+inline void weigh(float* sums, const E* const* values, int blocks, std::size_t from,
+                  const F* probs, int width, int queries) {
     if constexpr (R > 1) {
-        if (count) weigh<T, R / 2>(sums, values, probs, width, count);
+        if (queries < R)
+            return weigh<E, F, R - 1>(sums, values, blocks, from, probs, width, queries);
+    }
+    int d = int(from) / PER_LANE<E>;
+    for (; d + D * LANES <= width; d += D * LANES)
+        weigh_some<E, F, R, D>(sums + d, values, blocks, d * PER_LANE<E>, probs, width);
+    if constexpr (D > 1) {
+        if (d < width)
+            weigh<E, F, R, D / 2>(sums, values, blocks, d * PER_LANE<E>, probs, width, queries);
     }
 }
 
@@ -155,18 +176,24 @@ struct Products {
         for (int i = from; i < to; i += SCORED) {
             const int count = to - i < SCORED ? to - i : SCORED;
             ask(count * share);
-            score(b.scores[first] + i * BLOCK, chunk.keys + i, count, b.q[first], width,
-                  last - first);
+            each_tile(last - first, tiles_of(last - first, MAX_ROWS), [&](int q, int queries) {
+                q += first;
+                score(b.scores[q] + i * BLOCK, chunk.keys + i, count, b.q[q], width, queries);
+            });
         }
     }
     static void done(AttentionScratch<E>&) {}
     template <class Ask>
     static void weigh(AttentionScratch<E>& b, int first, int last, const Chunk<E>& chunk, int width,
                       Ask& ask, int share) {
-        for (int i = chunk.from; i < chunk.to; ++i) {
-            ask(share);
-            outrider::weigh(b.sums[first], chunk.values[i], b.probs[first] + i * BLOCK, width,
-                            last - first);
+        for (int i = chunk.from; i < chunk.to; i += SCORED) {
+            const int count = chunk.to - i < SCORED ? chunk.to - i : SCORED;
+            ask(count * share);
+            each_tile(last - first, tiles_of(last - first, MAX_ROWS), [&](int q, int queries) {
+                q += first;
+                outrider::weigh(b.sums[q], chunk.values + i, count, 0, b.probs[q] + i * BLOCK,
+                                width, queries);
+            });
         }
     }
 };

@@ -262,7 +262,8 @@ struct Forward : Work, Multiplier<T> {
         const int group = c.heads / c.kv_heads, half = c.head_dim / 2, d = c.head_dim;
         const float* q_norm = layer.wide_q ? nullptr : layer.q_norm.data();
         const float* k_norm = layer.wide_k ? nullptr : layer.k_norm.data();
-        alignas(64) typename Factor<E>::type key[MAX_HEAD_DIM + LANES], value[MAX_HEAD_DIM];
+        using Number = std::conditional_t<std::is_same_v<E, Codes>, float, E>;
+        alignas(64) Number key[MAX_HEAD_DIM + LANES], value[MAX_HEAD_DIM];
         for (int task = first; task < last; ++task) {
             const int r = task / c.kv_heads, h = task % c.kv_heads;
             const Row& row = rows.rows[r];

@@ -7,10 +7,10 @@
 #pragma once
 
 #include <type_traits>
-#include <utility>
 
 #include "packed.hpp"
 #include "product.hpp"
+#include "steps.hpp"
 #include "sums.hpp"
 
 namespace outrider {
@@ -109,14 +109,6 @@ inline LaneScales scales_of(const Packed& m, int unit, int g) {
         all.less = all.less * load_nibbles(record + m.step_at(g), 4);
     }
     return all;
-}
-
-// body(integral_constant) for COUNT numbers from FIRST on.
-template <int FIRST, int COUNT, class Body>
-[[gnu::always_inline]] inline void each_step(Body body) {
-    [&]<int... I>(std::integer_sequence<int, I...>) {
-        (body(std::integral_constant<int, FIRST + I>()), ...);
-    }(std::make_integer_sequence<int, COUNT>());
 }
 
 }  // namespace outrider
