@@ -118,8 +118,8 @@ struct Forward : Work, Multiplier<T> {
             }
         };
         if (count > ALONE) {
-            team.share(count, 4, [&](int first, int last) { normalise(normed, first, last); });
-            multiply(team, weight, normed, normed_stride, count, epilogue);
+            multiply(team, weight, normed, normed_stride, count, epilogue,
+                     [&](int first, int last) { normalise(normed, first, last); });
             return;
         }
         bool normal = false;

@@ -24,12 +24,23 @@ void Multiplier<T>::multiply(const Weight<T>& weight, const Packed* part, int fi
 
 template <class T>
 void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, int stride, int count,
-                             const Epilogue& epilogue) {
+                             const Epilogue& epilogue, Prepare prepare) {
+    // body(first, last) for few rows at a time, which are near then, after they have been prepared.
+    auto each_rows = [&](int together, auto body) {
+        team.share(tiles_of(count, together), 1, [&](int first, int last) {
+            for (int row = first * together; first < last; ++first, row += together) {
+                const int stop = std::min(row + together, count);
+                if (prepare) prepare(row, stop);
+                body(row, stop);
+            }
+        });
+        prepare = nullptr;
+    };
     if constexpr (WIDENS<T>) {
         const Matrix<T>& plain = weight.plain;
         if (!plain.empty() && count > ALONE) {
             const int wide_stride = spread_stride(plain.inputs);
-            team.share(count, 4, [&](int first, int last) {
+            each_rows(4, [&](int first, int last) {
                 for (int r = first; r < last; ++r)
                     for (int i = 0; i < plain.inputs; i += LANES)
                         store(wide + std::size_t(r) * wide_stride + i,
@@ -46,9 +57,12 @@ void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, in
     const Digits mine = alone ? own_digits(team) : digits;
     each_part(weight, epilogue, [&](const Packed* part, int units, const Epilogue& to) {
         if (part && !alone)
-            team.share(count, 4, [&](int first, int last) {
-                make_digits(*part, x, stride, first, last, count, mine);
-            });
+            each_rows(padded(4, digitised_together(*part, count, mine.coarse)),
+                      [&](int first, int last) {
+                          make_digits(*part, x, stride, first, last, count, mine);
+                      });
+        else if (prepare)
+            each_rows(4, [](int, int) {});
         bool ready = !part || !alone;
         team.share(units, grain(units, team.count, count), [&](int first, int last) {
             if (!ready) make_digits(*part, x, stride, 0, count, count, mine);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 
 #include "model.hpp"
 #include "pool.hpp"
@@ -123,10 +124,12 @@ struct Multiplier {
     // Bytes of a row's digits; bundles of rows have summaries among them.
     std::size_t digit_bytes() const { return 2 * m.half + 12 * m.blocks; }
 
-    // The product of rows of x [count, stride]. Digits of few rows every worker makes for itself;
-    // many rows are widened together, where that pays.
+    using Prepare = std::function<void(int first, int last)>;
+
+    // The product of rows of x [count, stride], which `prepare` makes, if it is given. Digits of
+    // few rows every worker makes for itself; many rows are widened together, where that pays.
     void multiply(Team& team, const Weight<T>& weight, const T* x, int stride, int count,
-                  const Epilogue& epilogue);
+                  const Epilogue& epilogue, Prepare prepare = nullptr);
 };
 
 // A row of the embedding as T: in place, or in `room` [hidden].

@@ -8,6 +8,8 @@
 
 #if defined(__AVX512VNNI__)
 
+#include "digits512.hpp"
+
 namespace outrider {
 
 constexpr int FEWEST_BUNDLED = 5;  // rows
@@ -27,56 +29,62 @@ struct Bundle {
     static const std::int8_t* of(const Packed& m, const Digits& x, int row) {
         return x.digits + row / ROWS * bytes(m);
     }
-    // Rows [first, last) of x [count, stride] to their bundles. Rows that the last bundle lacks have
-    // scales of zero: what happens to stand there may be denormal, and slow.
+    // The bundles of rows [first, last) of x [count, stride], whole ones where they do not end with
+    // x. Rows that the last bundle lacks are zeros, with scales of zero: what happens to stand
+    // there may be denormal, and slow.
     template <class T>
     static void fill(const Packed& m, const T* x, std::size_t stride, int first, int last,
-                     int count, Digits to) {
-        alignas(64) std::int8_t digits[2 * LONGEST_BLOCK];
-        BlockSummary part;
-        for (int r = first; r < last; ++r) {
-            std::int8_t* at = to.digits + r / ROWS * bytes(m) + r % ROWS * 4;
-            auto put = [&](const void* from) {
-                std::memcpy(at, from, 4);
-                at += LINE;
-            };
-            for (int b = 0; b < m.blocks(); ++b) {
-                digitise_block(m, x + r * stride, b, to.coarse, digits, LONGEST_BLOCK, 0, part);
-                const std::int32_t begin = (part.low + 128 * part.high) * m.zero;
-                put(m.zeros.data() ? static_cast<const void*>(&part.low) : &begin);
-                for (int plane = 2 - PLANES; plane < 2; ++plane)
-                    for (int k = 0; k < m.block; k += 4) put(digits + plane * LONGEST_BLOCK + k);
-                put(&part.scale);
-                put(&part.minus);
+                     Digits to) {
+        const auto make = m.block == 32   ? fill_one<32, T>
+                          : m.block == 16 ? fill_one<16, T>
+                                          : fill_one<0, T>;
+        for (int r = first; r < last; r += ROWS)
+            make(m, x + r * stride, stride, last - r < ROWS ? last - r : ROWS,
+                 to.digits + r / ROWS * bytes(m));
+    }
+
+private:
+    // A bundle of `rows` rows of x, in blocks of LENGTH inputs, if it is not 0.
+    template <int LENGTH, class T>
+    static void fill_one(const Packed& m, const T* x, std::size_t stride, int rows,
+                         std::int8_t* to) {
+        alignas(64) static constexpr T zeros[LONGEST_BLOCK] = {};
+        alignas(64) T rest[ROWS][LONGEST_BLOCK];
+        const std::size_t size = bytes(m) / m.blocks();
+        for (int b = 0; b < m.blocks(); ++b, to += size) {
+            const int start = m.start(b), length = m.length(b);
+            const T* from[ROWS];
+            for (int r = 0; r < ROWS; ++r) {
+                from[r] = r < rows ? x + r * stride + start : zeros;
+                if (length >= m.block) continue;
+                std::memset(rest[r], 0, sizeof rest[r]);
+                std::memcpy(rest[r], from[r], length * sizeof(T));
+                from[r] = rest[r];
             }
-        }
-        if (last < count) return;
-        for (int r = count; r % ROWS; ++r) {
-            std::int8_t* at = to.digits + r / ROWS * bytes(m) + r % ROWS * 4;
-            for (int b = 0; b < m.blocks(); ++b) {
-                at += LINE * (1 + PLANES * m.block / 4);
-                std::memset(at, 0, 4);
-                std::memset(at + LINE, 0, 4);
-                at += 2 * LINE;
-            }
+            digitise_rows<ROWS, PLANES == 1, LENGTH>(from, m.block, m.zeros.data(), m.zero, to);
         }
     }
 };
 
 // Whether rows pass by in one bundle of EIGHT, whose sums over blocks stand in memory, rather than
 // in two, of which the second has few rows.
-constexpr int EIGHT = 8;
 template <class Sum>
 bool are_eight(int rows) {
     return Sum::BUNDLE < rows && rows <= EIGHT && Sum::REGISTERS == 1;
+}
+
+// Rows of each bundle of `count`.
+template <class Sum>
+int rows_of_bundle(int count) {
+    return are_eight<Sum>(count) ? EIGHT : Sum::BUNDLE;
 }
 
 // Rows [first, last) of x [count, stride] to the bundles of their number.
 template <class Sum, class T>
 void fill_bundles(const Packed& m, const T* x, std::size_t stride, int first, int last, int count,
                   Digits to) {
-    are_eight<Sum>(count) ? Bundle<Sum, EIGHT>::fill(m, x, stride, first, last, count, to)
-                          : Bundle<Sum>::fill(m, x, stride, first, last, count, to);
+    are_eight<Sum>(count) ? Bundle<Sum, EIGHT>::fill(m, x, stride, first, last, to)
+                          : Bundle<Sum>::fill(m, x, stride, first, last, to);
 }
 
 // Units made ready for many rows or, without scales, as they are stored.

@@ -218,7 +218,18 @@ inline bool in_bundles([[maybe_unused]] const Packed& m, [[maybe_unused]] int ro
 #endif
 }
 
-// Rows [first, last) of `rows` for a product of all of them.
+// Rows whose digits are made together, of `rows`.
+inline int digitised_together([[maybe_unused]] const Packed& m, [[maybe_unused]] int rows,
+                              [[maybe_unused]] bool coarse) {
+#if defined(__AVX512VNNI__)
+    if (in_bundles(m, rows))
+        return coarse ? rows_of_bundle<Short<8>>(rows) : rows_of_bundle<Sums>(rows);
+#endif
+    return 1;
+}
+
+// Rows [first, last) of `rows` for a product of all of them; whole groups of those that are made
+// together, where they do not end with the last.
 template <class T>
 void digitise(const Packed& m, const T* x, std::size_t stride, int first, int last,
               [[maybe_unused]] int rows, Digits to) {
