@@ -76,8 +76,8 @@ struct Chunk {
 };
 
 // A weight as values are multiplied with it.
-template <class E>
-inline F32x16 weight(F32x16 p) {
+template <class E, class F>
+inline F weight(F p) {
     if constexpr (WIDENS<E>)
         return as_bf16(p);
     else

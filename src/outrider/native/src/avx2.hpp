@@ -58,13 +58,17 @@ inline __m256 widen8(const bf16* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 inline F32x16 load(const bf16* p) { return {widen8(p), widen8(p + 8)}; }
-inline void narrow8(bf16* p, __m256 a) {
+// Rounded to bf16, in the upper half of each lane; the lower is left over.
+inline __m256i rounded_up(__m256 a) {
     __m256i bits = _mm256_castps_si256(a);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
     __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
     __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
-    up = _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
+    return _mm256_blendv_epi8(up, quiet, nan);
+}
+inline void narrow8(bf16* p, __m256 a) {
+    __m256i up = _mm256_srli_epi32(rounded_up(a), 16);
     __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(up, up), 0x08);
     _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
 }
@@ -89,6 +93,7 @@ inline F32x16 high(Pairs x) {
     return {_mm256_castsi256_ps(_mm256_and_si256(x.a, mask)),
             _mm256_castsi256_ps(_mm256_and_si256(x.b, mask))};
 }
+inline F32x16 as_bf16(F32x16 x) { return high({rounded_up(x.a), rounded_up(x.b)}); }
 inline F32x16 dot(F32x16 sum, Pairs a, Pairs b) {
     return fma(high(a), high(b), fma(low(a), low(b), sum));
 }

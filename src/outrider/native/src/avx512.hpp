@@ -139,14 +139,18 @@ struct HalfProducts {
     }
 };
 #else
-inline void store(bf16* p, F32x16 a) {
+// Rounded to bf16, in the upper half of each lane; the lower is left over.
+inline __m512i rounded_up(F32x16 a) {
     __m512i bits = _mm512_castps_si512(a.v);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
     __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
-    up = _mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
-    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
+    return _mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
 }
+inline void store(bf16* p, F32x16 a) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_up(a), 16)));
+}
+inline F32x16 as_bf16(F32x16 a) { return high({rounded_up(a)}); }
 inline F32x16 dot(F32x16 sum, Pairs a, Pairs b) {
     return fma(high(a), high(b), fma(low(a), low(b), sum));
 }

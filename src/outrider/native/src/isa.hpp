@@ -29,13 +29,6 @@ inline F32x16 load_pairs(const float* p) { return load(p); }
 inline F32x16 splat_pair(const float* p) { return splat(*p); }
 inline F32x16 dot(F32x16 sum, F32x16 a, F32x16 b) { return fma(a, b, sum); }
 
-// Rounded to bf16.
-inline F32x16 as_bf16(F32x16 x) {
-    bf16 room[LANES];
-    store(room, x);
-    return load(room);
-}
-
 // e^x to about 1 ulp, 0 below -87; a NaN stays one (see max and min).
 inline F32x16 exp(F32x16 x) {
     const F32x16 lowest = splat(-87.0f), magic = splat(12582912.0f);

@@ -99,20 +99,25 @@ inline void finish_one(const Epilogue& epilogue, int row, int unit, F32x16 sum) 
     }
 }
 
+// Sums of `rows` rows by C units.
 template <int C>
-inline void finish(const Epilogue& epilogue, const float* bias, int row, int unit, F32x16* sums) {
-    for (int c = 0; bias && c < C; ++c) sums[c] = sums[c] + load(bias + (unit + c) * LANES);
-    if (epilogue.kind >= Epilogue::gate) {
-        const std::size_t at = row * epilogue.gated_stride + std::size_t(unit / 2) * LANES;
-        if (epilogue.kind == Epilogue::gelu_gate) [[unlikely]]
-            for (int c = 0; c + 1 < C; c += 2)
-                epilogue.put_gated(at + c / 2 * LANES, gelu(sums[c]) * sums[c + 1]);
-        else
-            for (int c = 0; c + 1 < C; c += 2)
-                epilogue.put_gated(at + c / 2 * LANES, silu(sums[c]) * sums[c + 1]);
+inline void finish(const Epilogue& epilogue, const float* bias, int row, int rows, int unit,
+                   F32x16 (*sums)[C]) {
+    if (bias)
+        for (int r = 0; r < rows; ++r)
+            for (int c = 0; c < C; ++c) sums[r][c] = sums[r][c] + load(bias + (unit + c) * LANES);
+    if (epilogue.kind < Epilogue::gate) {
+        for (int r = 0; r < rows; ++r)
+            for (int c = 0; c < C; ++c) finish_one(epilogue, row + r, unit + c, sums[r][c]);
         return;
     }
-    for (int c = 0; c < C; ++c) finish_one(epilogue, row, unit + c, sums[c]);
+    std::size_t at = row * epilogue.gated_stride + std::size_t(unit / 2) * LANES;
+    for (int r = 0; r < rows; ++r, at += epilogue.gated_stride)
+        for (int c = 0; c + 1 < C; c += 2) {
+            const bool usual = epilogue.kind == Epilogue::gate;
+            epilogue.put_gated(at + c / 2 * LANES,
+                               (usual ? silu(sums[r][c]) : gelu(sums[r][c])) * sums[r][c + 1]);
+        }
 }
 
 // Bytes between what is read and what is asked for, to be in the second-level cache by then. The
@@ -196,7 +201,7 @@ inline void block(const Units<T>& m, int unit, const T* x, std::size_t stride, i
         for (int r = 0; r < R; ++r)
             for (int c = 0; c < side; ++c) all[r][first + c] = sums[r][c];
     }
-    for (int r = 0; r < R; ++r) finish<C>(epilogue, m.bias, row + r, unit, all[r]);
+    finish<C>(epilogue, m.bias, row, R, unit, all);
 }
 
 // Units [first, last) for R rows, as many side by side as registers hold; those of a gate go in

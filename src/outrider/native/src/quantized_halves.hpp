@@ -88,9 +88,14 @@ void half_tile(const Packed& m, int first, int last, const Digits& x, int row, i
             F32x16 sums[R][2];
             for (int c = 0; c < count; ++c)
                 half_block<BITS, Sum, R>(m, unit + c, x, row, epilogue, sums[0] + c, 2);
-            for (int r = 0; r < R; ++r)
-                count == 2 ? finish<2>(epilogue, m.bias.data(), row + r, unit, sums[r])
-                           : finish<1>(epilogue, m.bias.data(), row + r, unit, sums[r]);
+            if (count == 2) {
+                finish<2>(epilogue, m.bias.data(), row, R, unit, sums);
+                continue;
+            }
+            for (int r = 0; r < R; ++r) {
+                F32x16 one[] = {sums[r][0]};
+                finish<1>(epilogue, m.bias.data(), row + r, 1, unit, &one);
+            }
         }
     } else if constexpr (R > 1) {
         half_tile<BITS, Sum, R - 1>(m, first, last, x, row, rows, epilogue);

@@ -91,7 +91,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
     for (int r = 0; r < R; ++r) {
         F32x16 line[C];
         for (int c = 0; c < C; ++c) line[c] = sums[c][r] * splat(m.factor);
-        finish<C>(epilogue, m.bias.data(), row + r, unit, line);
+        finish<C>(epilogue, m.bias.data(), row + r, 1, unit, &line);
     }
 }
 

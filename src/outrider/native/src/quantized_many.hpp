@@ -199,12 +199,13 @@ void bundle_block(const Packed& m, const Ready& units, int first, int unit, bool
             ++g;
         }
     }
-    for (int r = 0; r < rows && r < RUN; ++r) {
-        for (int c = 0; c < C; ++c) sums[r][c] = sums[r][c] * splat(m.factor);
-        if (both)
-            finish<C>(epilogue, m.bias.data(), row + r, unit, sums[r]);
-        else
-            finish<1>(epilogue, m.bias.data(), row + r, unit, sums[r]);
+    for (auto& line : sums)
+        for (auto& sum : line) sum = sum * splat(m.factor);
+    rows = rows < RUN ? rows : RUN;
+    if (both) return finish<C>(epilogue, m.bias.data(), row, rows, unit, sums);
+    for (int r = 0; r < rows; ++r) {
+        F32x16 one[] = {sums[r][0]};
+        finish<1>(epilogue, m.bias.data(), row + r, 1, unit, &one);
     }
 }
 

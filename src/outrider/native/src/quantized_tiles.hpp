@@ -155,7 +155,7 @@ void digit_tiles(const Packed& m, int unit, const std::uint8_t* w, std::size_t s
     for (int r = 0; r < rows; ++r) {
         F32x16 line[C];
         for (int c = 0; c < C; ++c) line[c] = work.sums[c][r] * splat(m.factor);
-        finish<C>(epilogue, m.bias.data(), row + r, unit, line);
+        finish<C>(epilogue, m.bias.data(), row + r, 1, unit, &line);
     }
 }
 

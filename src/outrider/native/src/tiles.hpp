@@ -40,7 +40,7 @@ inline void finish_tiles(const Matrix<bf16>& m, const float (*sums)[TILE_ROWS * 
     for (int r = 0; r < rows; ++r) {
         F32x16 line[C];
         for (int c = 0; c < C; ++c) line[c] = load(sums[c] + r * LANES);
-        finish<C>(epilogue, m.bias.data(), row + r, unit, line);
+        finish<C>(epilogue, m.bias.data(), row + r, 1, unit, &line);
     }
 }
 
