@@ -244,22 +244,23 @@ void product_of_bundles(const Packed& m, int first, int last, const Digits& x, i
     const auto block = halved(BITS)    ? bundle_block<8, Sum, 4, R, R, true>
                        : m.block == 32 ? bundle_block<8, Sum, 8, R, R, true>
                                        : bundle_block<8, Sum, 0, R, R, true>;
-    const int few = near_units(std::size_t(m.width()) * LANES), bundles = tiles_of(rows, R);
-    for (int unit = first; unit < last; unit += few) {
-        const int stop = unit + few < last ? unit + few : last;
-        const Ready units = make_ready<BITS>(m, unit, stop - unit);
-        Fetch<MOST_NEAR> next(int(m.unit_size() / 64));
-        for (int c = unit; c < stop; ++c)
-            next.add(m.codes.data() + (stop - unit + c) * m.unit_size());
-        const int share = next.lines() / bundles + 1;
-        for (int row = 0; row < rows; row += R)
-            for (int c = unit; c < stop; c += 2) {
-                next(share);
-                if (epilogue.upcoming) [[unlikely]]
-                    (*epilogue.upcoming)(m.width() / CELL * ASKED);
-                block(m, units, unit, c, c + 1 < stop, x, row, rows - row < R ? rows - row : R,
-                      epilogue);
-            }
+    // Two units stay in the first-level cache while all rows pass by.
+    const int bundles = tiles_of(rows, R);
+    for (int unit = first; unit < last; unit += 2) {
+        const bool both = unit + 1 < last;
+        const Ready units = make_ready<BITS>(m, unit, 1 + both);
+        Fetch<2> codes(int(m.unit_size() / 64));
+        for (int c = 2; c < 4; ++c) codes.add(m.codes.data() + (unit + c) * m.unit_size());
+        Fetch<1> scales(padded(int(2 * m.scales_size()), 256) / 64);
+        scales.add(m.scales.data() + (unit + 2) * m.scales_size());
+        const int of_codes = codes.lines() / bundles + 1, of_scales = scales.lines() / bundles + 1;
+        for (int row = 0; row < rows; row += R) {
+            codes(of_codes);
+            scales(of_scales);
+            if (epilogue.upcoming) [[unlikely]]
+                (*epilogue.upcoming)(m.width() / CELL * ASKED);
+            block(m, units, unit, unit, both, x, row, rows - row < R ? rows - row : R, epilogue);
+        }
     }
 }
 
