@@ -85,6 +85,18 @@ def whole(model: Model, ids: Sequence[int]) -> Output:
     return model.run([Segment(ids, 0, pages, len(ids), len(ids))], store)
 
 
+def in_parts(model: Model, ids: Sequence[int], size: int) -> NDArray[np.float32]:
+    """Return the logits of ids that are read ``size`` at a time, from pages in disorder."""
+    store, parts = model.new_store(6, PAGE), []
+    for start in range(0, len(ids), size):
+        chunk = ids[start : start + size]
+        segment = Segment(chunk, start, [5, 2, 4, 1], len(chunk), len(ids))
+        logits = model.run([segment], store).logits
+        assert logits is not None
+        parts.append(logits)
+    return np.concatenate(parts)
+
+
 @pytest.fixture(scope="module")
 def folder(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("native"), "llama")
@@ -137,13 +149,20 @@ def test_a_rows_logits_do_not_depend_on_the_others(isa: str, dtype: str, folder:
     model, ids = native_model(step(isa), folder, dtype, 256), ids_of(50)
     expected = whole(model, ids).logits
     for size in (1, 7, 16, 17, 33):
-        store, parts = model.new_store(6, PAGE), []
-        for start in range(0, 50, size):
-            chunk = ids[start : start + size]
-            parts.append(
-                model.run([Segment(chunk, start, [5, 2, 4, 1], len(chunk), 50)], store).logits
-            )
-        assert np.array_equal(np.concatenate(parts), expected), size
+        assert np.array_equal(in_parts(model, ids, size), expected), size
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("isa", HERE)
+def test_queries_of_every_number_meet_their_keys(
+    isa: str, dtype: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Three heads share a key head: tiles of 3 to 15 queries."""
+    thirds = make_checkpoint(tmp_path, "qwen3", **FAMILIES["qwen3"])
+    model, ids = native_model(step(isa), thirds, dtype, 256), ids_of(50)
+    expected = whole(model, ids).logits
+    for size in (1, 2, 3, 4, 5, 7):
+        assert np.array_equal(in_parts(model, ids, size), expected), size
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

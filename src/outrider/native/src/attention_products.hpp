@@ -87,9 +87,7 @@ inline F weight(F p) {
 constexpr int SCORED = 4;  // blocks side by side, at most
 // Sums that stay in registers beside elements as they are stored and as they are multiplied.
 constexpr int HELD = MAX_SUMS < 16 ? MAX_SUMS : 16;
-constexpr int beside(int queries) {
-    return 4 * queries <= HELD ? 4 : 2 * queries <= HELD ? 2 : 1;
-}
+constexpr int beside(int queries) { return 4 * queries <= HELD ? 4 : 2 * queries <= HELD ? 2 : 1; }
 
 // scores[r, 16 lanes of B blocks] = q[r] . keys of the blocks, for R queries.
 template <class E, class F, int R, int B>
@@ -137,8 +135,7 @@ inline void weigh_some(float* sums, const E* const* values, int blocks, std::siz
         for (int j = 0; j < BLOCK; j += PER_LANE<E>, block += width * PER_LANE<E>)
             each_step<0, TURNS<E>>([&](auto turn) __attribute__((always_inline)) {
                 decltype(elements<turn>(block)) v[D];
-                for (int d = 0; d < D; ++d)
-                    v[d] = elements<turn>(block + d * LANES * PER_LANE<E>);
+                for (int d = 0; d < D; ++d) v[d] = elements<turn>(block + d * LANES * PER_LANE<E>);
                 for (int r = 0; r < R; ++r) {
                     const auto p = splat_pair(probs + std::size_t(r) * CHUNK + j + turn);
                     for (int d = 0; d < D; ++d) s[r][d] = dot(s[r][d], v[d], p);
@@ -150,19 +147,17 @@ inline void weigh_some(float* sums, const E* const* values, int blocks, std::siz
             store(sums + std::size_t(r) * MAX_HEAD_DIM + d * LANES, s[r][d]);
 }
 
+// The same from element `d` of the values on, for R queries or all that there are.
 template <class E, class F, int R = MAX_ROWS, int D = beside(R)>
-inline void weigh(float* sums, const E* const* values, int blocks, std::size_t from,
-                  const F* probs, int width, int queries) {
+inline void weigh(float* sums, const E* const* values, int blocks, int d, const F* probs, int width,
+                  int queries) {
     if constexpr (R > 1) {
-        if (queries < R)
-            return weigh<E, F, R - 1>(sums, values, blocks, from, probs, width, queries);
+        if (queries < R) return weigh<E, F, R - 1>(sums, values, blocks, d, probs, width, queries);
     }
-    int d = int(from) / PER_LANE<E>;
     for (; d + D * LANES <= width; d += D * LANES)
         weigh_some<E, F, R, D>(sums + d, values, blocks, d * PER_LANE<E>, probs, width);
     if constexpr (D > 1) {
-        if (d < width)
-            weigh<E, F, R, D / 2>(sums, values, blocks, d * PER_LANE<E>, probs, width, queries);
+        if (d < width) weigh<E, F, R, D / 2>(sums, values, blocks, d, probs, width, queries);
     }
 }
 

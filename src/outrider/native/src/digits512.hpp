@@ -1,6 +1,6 @@
-// Digits of a bundle's rows by AVX-512: the numbers of `digitise_inputs`. Rows stand side by side in
-// registers, so that what is taken across a row's lanes, and the order of a bundle, cost the same
-// for eight rows as for one.
+// Digits of a bundle's rows by AVX-512: the numbers of `digitise_inputs`. Rows stand side by side
+// in registers, so that what is taken across a row's lanes, and the order of a bundle, cost the
+// same for eight rows as for one.
 #pragma once
 
 #include <array>
@@ -23,8 +23,9 @@ inline __m256i across(const Ints* v, Join join) {
         return join(Ints{_mm512_unpacklo_epi64(a.v, b.v)}, Ints{_mm512_unpackhi_epi64(a.v, b.v)});
     };
     const Ints a = fours(0), b = fours(4);
-    const __m512i both = join(Ints{_mm512_shuffle_i32x4(a.v, b.v, 0x88)},
-                              Ints{_mm512_shuffle_i32x4(a.v, b.v, 0xdd)}).v;
+    const __m512i both =
+        join(Ints{_mm512_shuffle_i32x4(a.v, b.v, 0x88)}, Ints{_mm512_shuffle_i32x4(a.v, b.v, 0xdd)})
+            .v;
     const __m512i other = _mm512_shuffle_i32x4(both, both, 0xb1);
     const __m512i all = join(Ints{both}, Ints{other}).v;
     return _mm512_castsi512_si256(_mm512_shuffle_i32x4(all, all, 0x08));
@@ -54,8 +55,7 @@ inline void store_lines(std::int8_t* to, __m512i first, __m512i second) {
 // of 16 bits in two planes or, where COARSE, of 8 bits in one, and what else a bundle has of it.
 // Beginnings are those of outputs with zeros of their own, or with `zero`.
 template <int ROWS, bool COARSE, int LENGTH, class T>
-inline void digitise_rows(const T* const* x, int block, bool own_zeros, int zero,
-                          std::int8_t* to) {
+inline void digitise_rows(const T* const* x, int block, bool own_zeros, int zero, std::int8_t* to) {
     constexpr int LINE = 4 * ROWS, PLANES = COARSE ? 1 : 2;
     constexpr __mmask8 all = (1 << ROWS) - 1;
     if (LENGTH) block = LENGTH;
@@ -69,13 +69,12 @@ inline void digitise_rows(const T* const* x, int block, bool own_zeros, int zero
     const __m256 top = _mm256_castsi256_ps(bits);
     const __m256 most = _mm256_set1_ps(float(COARSE ? HIGHEST_SHORT : HIGHEST_DIGIT));
     const __mmask8 finite = _mm256_cmplt_epi32_mask(bits, _mm256_set1_epi32(0x7f800000));
-    const __mmask8 usual =
-        finite & _mm256_cmp_ps_mask(top, _mm256_set1_ps(FAINTEST), _CMP_GE_OQ);
+    const __mmask8 usual = finite & _mm256_cmp_ps_mask(top, _mm256_set1_ps(FAINTEST), _CMP_GE_OQ);
     // Of those that are no numbers the digits do not matter.
     alignas(32) float inverse[EIGHT];
     _mm256_store_ps(inverse, _mm256_maskz_div_ps(usual, most, top));
-    const __m256 scale = _mm256_mask_blend_ps(finite, _mm256_set1_ps(NAN),
-                                              _mm256_maskz_div_ps(usual, top, most));
+    const __m256 scale =
+        _mm256_mask_blend_ps(finite, _mm256_set1_ps(NAN), _mm256_maskz_div_ps(usual, top, most));
     for (Ints& one : lanes) one = ints(0);
     std::int8_t* line = to + LINE;
     for (int k = 0; k < block; k += 2 * LANES, line += EIGHT * LINE) {
@@ -93,9 +92,9 @@ inline void digitise_rows(const T* const* x, int block, bool own_zeros, int zero
             for (int r = 0; r < ROWS; r += 2) two[r / 2] = narrowed(words[r], words[r + 1]);
             const auto lines = [&](auto half) {
                 const auto four = [&](int i) {
-                    return _mm512_castps_si512(
-                        _mm512_shuffle_ps(_mm512_castsi512_ps(two[i]),
-                                          _mm512_castsi512_ps(two[i + 1]), half ? 0xdd : 0x88));
+                    return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(two[i]),
+                                                                 _mm512_castsi512_ps(two[i + 1]),
+                                                                 half ? 0xdd : 0x88));
                 };
                 store_lines<ROWS>(at + half * 4 * LINE, four(0), four(2));
             };
@@ -117,10 +116,10 @@ inline void digitise_rows(const T* const* x, int block, bool own_zeros, int zero
     }
     const __m256i sums = across(lanes, [](Ints a, Ints b) { return a + b; });
     const __m256i less = _mm256_sub_epi32(_mm256_setzero_si256(), sums);
-    const __m256i begin =
-        own_zeros ? _mm256_or_si256(_mm256_and_si256(less, _mm256_set1_epi32(127)),
-                                    _mm256_slli_epi32(_mm256_srai_epi32(less, 7), 16))
-                  : _mm256_mullo_epi32(less, _mm256_set1_epi32(zero));
+    const __m256i begin = own_zeros
+                              ? _mm256_or_si256(_mm256_and_si256(less, _mm256_set1_epi32(127)),
+                                                _mm256_slli_epi32(_mm256_srai_epi32(less, 7), 16))
+                              : _mm256_mullo_epi32(less, _mm256_set1_epi32(zero));
     _mm256_mask_storeu_epi32(to, all, begin);
     to += LINE * (1 + PLANES * block / 4);
     _mm256_mask_storeu_ps(reinterpret_cast<float*>(to), all, scale);
