@@ -153,9 +153,15 @@ class Controller:
         context = sum([stream.context for stream in streams])
         self.survival.count()
         self.costs.count()
+        # Of late a sequence alone is what its workload is: no luck of its own counts twice.
+        alike = len(streams) == 1
         groups = [
             StreamGroup(
-                s.workload, () if s.fixed else self._levels(s), s.methods, s.max_depth, s.fixed
+                s.workload,
+                () if s.fixed or alike else self._levels(s),
+                s.methods,
+                s.max_depth,
+                s.fixed,
             )
             for s in streams
         ]
