@@ -20,7 +20,7 @@ from .control.costs import Costs, Curve, DraftCosts
 from .control.kept_costs import read_costs, write_costs
 from .control.tuning import USUAL
 
-ROWS = (1, 16, 4, 8, 2, 6, 64, 32, 12, 256, 3, 128, 24, 48, 96, 192)
+ROWS = (1, 16, 6, 4, 8, 2, 64, 32, 12, 256, 3, 128, 24, 48, 96, 192)
 """Rows of the forwards that are measured, as far as the time goes: the curve's shape first."""
 FEWEST_FORWARDS, MOST_ROUNDS = 3, 5
 """Forwards that are measured in any case, and how often each is at most."""
