@@ -83,15 +83,17 @@ class Outlook:
     def _verified(self, method: Method, fill: Sequence[float]) -> list[float]:
         """Return the seconds of verifying a lone sequence's drafts of 0, 1, ... tokens.
 
-        Drafts that end early are cheap and whole ones are not: where the costs of rows bend, that
-        is more than a draft of the mean length takes.
+        Chains that end early are cheap and whole ones are not: where the costs of rows bend, that
+        is more than a chain of the mean length takes. Trees are taken to have their mean nodes.
         """
         if self._sequences > 1:
             return [0.0] * (len(fill) + 1)
-        by_depth = [
-            self._costs.verify(1 + method.nodes(depth), self._context)
-            for depth in range(len(fill) + 1)
-        ]
+        verify, width = self._costs.verify, method.nodes(1)
+        if width > 1:
+            nodes = enumerate(accumulate(fill, initial=0.0))
+            rows = [1 + min(width * each, method.nodes(depth)) for depth, each in nodes]
+            return [verify(round(each), self._context) for each in rows]
+        by_depth = [verify(1 + depth, self._context) for depth in range(len(fill) + 1)]
         more = (
             share * (after - before)
             for share, (before, after) in zip(fill, pairwise(by_depth), strict=True)
