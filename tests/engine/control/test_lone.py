@@ -41,3 +41,18 @@ def test_the_luck_of_a_sequence_alone_counts_once_as_its_workloads() -> None:
             found.survival.observe("ngram", "", "1", 4, 0)
         found.decide(streams(count))
         assert any(group.levels for group in found.choices) == apart
+
+
+def test_choices_are_compared_sooner_where_no_draft_is_accepted() -> None:
+    reviewed = []
+    for accepted in (True, False):
+        found = controller(1e-3)
+        found.step = found.reviewed = 100  # it is not new any more
+        found.affords(2)
+        found.decide(streams(1))
+        begin = found.reviewed
+        while found.reviewed == begin:
+            found.accepted(accepted)
+            found.decide(streams(1))
+        reviewed.append(found.reviewed - begin)
+    assert reviewed == [found.tuning.review_steps, found.tuning.vain_steps]

@@ -102,8 +102,8 @@ class Learner:
             return None
         self._review_seconds = self._smoothed(self._review_seconds, seconds)
         tuning = self._tuning
-        least, most = tuning.review_steps, tuning.most_review_steps
-        return self._steps_for(self._review_seconds, tuning.own_share, least, most)
+        most = tuning.most_review_steps
+        return self._steps_for(self._review_seconds, tuning.own_share, 1, most)
 
     def chosen(self, chosen: Mapping[str, ChosenDraft], tries: bool, seconds: float) -> None:
         """Take in what was chosen for the step, whether it tries something, and what that took."""
