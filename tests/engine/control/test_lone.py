@@ -1,10 +1,13 @@
 """What the controller expects of a sequence that decodes alone."""
 
-from outrider.engine.control.choices import Method, Stream
+from outrider.base.types import NO_DRAFT
+from outrider.engine.control.choices import Choice, Method, Stream
 from outrider.engine.control.controller import Controller
 from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
+from outrider.engine.control.learner import ChosenDraft, Learner
 from outrider.engine.control.survival import Survival
 from tests.support.priors import PRIORS
+from tests.support.scheduling import record_of
 
 METHODS = {"ngram": Method(("ngram",), 8)}
 
@@ -56,3 +59,30 @@ def test_choices_are_compared_sooner_where_no_draft_is_accepted() -> None:
             found.decide(streams(1))
         reviewed.append(found.reviewed - begin)
     assert reviewed == [found.tuning.review_steps, found.tuning.vain_steps]
+
+
+class Reader:
+    """Stands for a drafter that may have a prompt to read."""
+
+    name, max_length, max_nodes, catching_up, ahead_share = "ngram", 8, 8, False, 0.0
+
+    def ready(self, workload: str) -> bool:
+        return True
+
+
+def test_no_single_step_pays_for_what_a_drafter_reads_of_a_prompt() -> None:
+    counted = []
+    for reads in (False, True):
+        drafter, (stream,) = Reader(), streams(1)
+        known = controller(1e-3).known
+        learner = Learner(known, frozenset(), {"ngram": drafter}, [], lambda *_: None)
+        chosen = {stream.id: ChosenDraft(stream, Choice("ngram", 4), "ngram", NO_DRAFT)}
+        for seconds in (*[0.05] * 20, 0.2):
+            drafter.catching_up = reads and seconds > 0.05
+            learner.looking = True
+            record = record_of([], 1, 1, seconds, 2, "ngram")
+            record.seconds.drafters["ngram"] = seconds / 4
+            window = learner.learn(record, [], chosen, False)
+        assert window is not None
+        counted.append(window.took)
+    assert counted[1] < 1.4 * 0.05 < counted[0]

@@ -140,7 +140,10 @@ class Learner:
                 window = self._window = StepWindow(count)
             if record.drafters:
                 window.emitted += len(record.events)
-                window.took += min(seconds, self._longest)
+                # That a drafter reads what it has missed is paid for by all tokens to come.
+                reads = any(self._catches_up(name) for name in record.seconds.drafters)
+                longest = min(self._longest, self._step_seconds) if reads else self._longest
+                window.took += min(seconds, longest)
             window.all += seconds
             preparing = any(self._drafters[name].catching_up for name in self._preparing)
             if self.looking and not preparing:
