@@ -55,3 +55,10 @@ def test_a_step_that_others_slowed_does_not_count() -> None:
         model.observe_verify(8, 0, 2 * model.prior.target.at(8))
     model.count()
     assert model.verify(8, 0) > 1.8 * model.prior.target.at(8)
+
+
+def test_a_plain_step_that_met_other_work_promises_no_more_than_its_tokens() -> None:
+    costs = CostModel()
+    costs.observe(step(1, 1, 9.0))
+    costs.observe(step(1, 1, 0.02, 3, "a"))
+    assert costs.speedups == {"a": pytest.approx(3.0)}

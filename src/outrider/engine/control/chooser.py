@@ -140,7 +140,8 @@ class AdaptiveChooser(Chooser):
             self._budgets.clear()
             self.prices.renew(controller.review)
             steps = learner.reviewed(time.perf_counter() - begin)
-            controller.review_steps = controller.review_steps if steps is None else steps
+            if steps is not None:
+                controller.affords(steps)
         for stream, choice in zip(streams, choices, strict=True):
             budget = self._budget(choice, stream, len(streams)) if choice.depth else NO_DRAFT
             method = self._methods.get(choice.method)
@@ -223,6 +224,7 @@ class AdaptiveChooser(Chooser):
         if self._chosen:
             whole = self._whole or record.draft
             controller = self.controller
+            controller.accepted(len(record.events) > record.plan.decoding)
             window = self.learner.learn(record, whole, self._chosen, controller.tries)
             self._whole = None
             if window is not None:

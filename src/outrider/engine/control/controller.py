@@ -53,6 +53,8 @@ class Controller:
         self.known = Knowledge(costs, survival, methods, tuning)
         self.shadowed, self.unread = shadowed, unread
         self.review_steps = tuning.review_steps  # steps after which choices are compared again
+        self.least_review_steps = tuning.review_steps  # the same where drafts bring nothing
+        self._vain = 0  # steps in a row of which no drafted token was accepted
         self.trials = Trials(self.known, shadowed)
         self._guards: dict[int, _Guard] = {}  # by the bits of a batch size
         self.choices: dict[StreamGroup, Choice] = {}
@@ -119,6 +121,8 @@ class Controller:
         else:
             self._other_since = 0
         every = self.review_steps
+        if drafts and self._vain >= tuning.vain_steps:
+            every = self.least_review_steps
         if drafts and abs(streams - size) > size // 4:
             every //= tuning.changed_reviews
         if step < tuning.first_reviewed_steps and drafts:
@@ -153,9 +157,15 @@ class Controller:
         context = sum([stream.context for stream in streams])
         self.survival.count()
         self.costs.count()
+        # Of late a sequence alone is what its workload is: no luck of its own counts twice.
+        alike = len(streams) == 1
         groups = [
             StreamGroup(
-                s.workload, () if s.fixed else self._levels(s), s.methods, s.max_depth, s.fixed
+                s.workload,
+                () if s.fixed or alike else self._levels(s),
+                s.methods,
+                s.max_depth,
+                s.fixed,
             )
             for s in streams
         ]
@@ -197,6 +207,15 @@ class Controller:
         """Return the tokens of a sequence that drafters must read before they can draft."""
         names = {name for method in stream.methods for name in self.methods[method].drafters}
         return {name: self.unread(stream.id, name) for name in names if self.costs.reads(name)}
+
+    def accepted(self, any_token: bool) -> None:
+        """Take in whether any drafted token of a step was accepted."""
+        self._vain = 0 if any_token else self._vain + 1
+
+    def affords(self, steps: int) -> None:
+        """Take in after how many steps comparing again takes little of the time."""
+        self.review_steps = max(self.tuning.review_steps, steps)
+        self.least_review_steps = max(self.tuning.vain_steps, steps)
 
     def observe(
         self, streams: int, emitted: int, drafting: float, took: float, slow: float = 1.0

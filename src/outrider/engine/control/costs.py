@@ -383,7 +383,8 @@ class CostModel:
             self._plain_seconds[streams] = self._smoothed(plain, seconds.step)
         elif len(drafters) == 1 and plain is not None:
             (drafter,) = drafters
-            speedup = len(record.events) / streams * plain / seconds.step
+            # A plain step that met other work is no longer than one with drafts.
+            speedup = len(record.events) / streams * min(plain / seconds.step, 1.0)
             self.speedups[drafter] = self._smoothed(self.speedups.get(drafter), speedup)
 
     def _smoothed(self, before: float | None, value: float) -> float:

@@ -102,8 +102,8 @@ class Learner:
             return None
         self._review_seconds = self._smoothed(self._review_seconds, seconds)
         tuning = self._tuning
-        least, most = tuning.review_steps, tuning.most_review_steps
-        return self._steps_for(self._review_seconds, tuning.own_share, least, most)
+        most = tuning.most_review_steps
+        return self._steps_for(self._review_seconds, tuning.own_share, 1, most)
 
     def chosen(self, chosen: Mapping[str, ChosenDraft], tries: bool, seconds: float) -> None:
         """Take in what was chosen for the step, whether it tries something, and what that took."""
@@ -140,7 +140,10 @@ class Learner:
                 window = self._window = StepWindow(count)
             if record.drafters:
                 window.emitted += len(record.events)
-                window.took += min(seconds, self._longest)
+                # That a drafter reads what it has missed is paid for by all tokens to come.
+                reads = any(self._catches_up(name) for name in record.seconds.drafters)
+                longest = min(self._longest, self._step_seconds) if reads else self._longest
+                window.took += min(seconds, longest)
             window.all += seconds
             preparing = any(self._drafters[name].catching_up for name in self._preparing)
             if self.looking and not preparing:

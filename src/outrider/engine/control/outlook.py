@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby, zip_longest
+from itertools import accumulate, groupby, pairwise, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -13,13 +13,15 @@ from .choices import PLAIN, Choice, Knowledge, Method, StreamGroup
 class DraftOption(NamedTuple):
     """A choice, of which a step is expected to emit ``tokens`` by ``rows``.
 
-    ``passes`` say how often there is one at each depth, ``reading`` the seconds for each token to
-    come in which drafters read what they have missed.
+    ``verified`` are the seconds of its rows if the sequence is alone. ``passes`` say how often
+    there is one at each depth, ``reading`` the seconds for each token to come in which drafters
+    read what they have missed.
     """
 
     choice: Choice
     tokens: float = 1.0
     rows: float = 1.0
+    verified: float = 0.0
     passes: Sequence[float] = ()
     reading: float = 0.0
     longer: float = 1.0
@@ -46,7 +48,8 @@ class Outlook:
         self._costs, self._survival, self._methods, self._tuning = known
         self._sequences = sum(counts.values())
         self._host = self._costs.host(self._sequences)
-        self._nothing = DraftOption(PLAIN, longer=self._costs.step(PLAIN.method))
+        alone = self._costs.verify(1, context)
+        self._nothing = DraftOption(PLAIN, verified=alone, longer=self._costs.step(PLAIN.method))
         self.options = {group: self._options(group) for group in counts}
         self._by_choice = {
             group: {option.choice: option for option in options}
@@ -66,13 +69,36 @@ class Outlook:
             fill = self._survival.fill(name, group.workload, most)
             width, longer = method.nodes(1), self._costs.step(name)
             reading = self._reading(group, method)
+            verified = self._verified(method, fill)
             depths = () if group.fixed else (d for d in self._tuning.depths if d < most)
             for d in (*depths, most):
                 passes = fill[:d]
                 rows = 1 + min(width * sum(passes), method.nodes(d))
                 tokens = 1 + sum(curve[:d])
-                options.append(DraftOption(Choice(name, d), tokens, rows, passes, reading, longer))
+                options.append(
+                    DraftOption(Choice(name, d), tokens, rows, verified[d], passes, reading, longer)
+                )
         return options
+
+    def _verified(self, method: Method, fill: Sequence[float]) -> list[float]:
+        """Return the seconds of verifying a lone sequence's drafts of 0, 1, ... tokens.
+
+        Chains that end early are cheap and whole ones are not: where the costs of rows bend, that
+        is more than a chain of the mean length takes. Trees are taken to have their mean nodes.
+        """
+        if self._sequences > 1:
+            return [0.0] * (len(fill) + 1)
+        verify, width = self._costs.verify, method.nodes(1)
+        if width > 1:
+            nodes = enumerate(accumulate(fill, initial=0.0))
+            rows = [1 + min(width * each, method.nodes(depth)) for depth, each in nodes]
+            return [verify(round(each), self._context) for each in rows]
+        by_depth = [verify(1 + depth, self._context) for depth in range(len(fill) + 1)]
+        more = (
+            share * (after - before)
+            for share, (before, after) in zip(fill, pairwise(by_depth), strict=True)
+        )
+        return [*accumulate(more, initial=by_depth[0])]
 
     def _reading(self, group: StreamGroup, method: Method) -> float:
         missed = [(name, self._unread.get((group, name), 0)) for name in method.drafters]
@@ -81,10 +107,11 @@ class Outlook:
 
     def speed(self, choices: Mapping[StreamGroup, DraftOption]) -> float:
         """Return the expected tokens per second."""
-        tokens = rows = longer = reading = 0.0
+        tokens = rows = longer = reading = verified = 0.0
         drafting: dict[str, list[float]] = {}
         for group, count in self.counts.items():
-            choice, each, width, passes, missed, step = choices[group]
+            choice, each, width, alone, passes, missed, step = choices[group]
+            verified += alone
             tokens += count * each
             reading += count * each * missed
             rows += count * width
@@ -95,7 +122,9 @@ class Outlook:
                 if others is not None:
                     mine = [a + b for a, b in zip_longest(mine, others, fillvalue=0.0)]
                 drafting[choice.method] = mine
-        seconds = self._host + self._costs.verify(round(rows), self._context)
+        if self._sequences > 1:
+            verified = self._costs.verify(round(rows), self._context)
+        seconds = self._host + verified
         for name, counts in drafting.items():
             seconds += self._methods[name].seconds(self._costs, counts)
         return tokens / (seconds * longer / self._sequences + reading)
@@ -157,9 +186,10 @@ class Outlook:
                 counts = [count * share for share in options[-1].passes]
                 drafting = self._methods[name].seconds_up_to(self._costs, counts)
             for option in options:
-                _, tokens, rows, passes, reading, longer = option
-                seconds = self._host + verify(round(count * rows), self._context)
-                seconds += drafting[len(passes)]
+                _, tokens, rows, verified, passes, reading, longer = option
+                if count > 1:
+                    verified = verify(round(count * rows), self._context)
+                seconds = self._host + verified + drafting[len(passes)]
                 other = tokens / (seconds * longer / count + tokens * reading)
                 if other > speed:
                     speed, best = other, option

@@ -62,7 +62,9 @@ class Prices:
             speed = tokens[count] / (verify(rows + count, context) + fixed)
             if speed >= best:
                 best, most = speed, count
-        row = verify(rows + most + 1, context) - verify(rows + most, context)
+        # Where all nodes stay, others like them are worth the last row, not one that nobody wants.
+        last = rows + most + (most < len(order))
+        row = verify(last, context) - verify(last - 1, context)
         # Other drafts are cut by the same price, but these right here.
         cut = order[most] + self._tuning.tiny_chance if most < len(order) else 0.0
         least_likely_kept = order[most - 1] if most else ABOVE_ALL_CHANCES

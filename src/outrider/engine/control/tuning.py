@@ -26,6 +26,7 @@ class Tuning:
     most_review_steps: int = 192  # the same, at most, where comparing takes long
     changed_reviews: int = 4  # times sooner after the batch has changed by a quarter
     lasting_steps: int = 3  # that a batch must be half as large before choices are compared again
+    vain_steps: int = 4  # in a row without an accepted token, after which a review comes sooner
     first_reviewed_steps: int = 16  # that are reviewed one by one while drafts are used
     first_review_steps: int = 4  # between the first two reviews where nothing is drafted
 
