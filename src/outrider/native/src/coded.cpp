@@ -326,7 +326,8 @@ const char* pack_coded(Packed& to, const std::vector<CodedRows>& parts, const fl
         m.record += each * m.per_record * LANES;
     m.units = turns ? padded(rows / 2, LANES) / LANES * 2 : padded(rows, LANES) / LANES;
     m.codes = Memory<std::uint8_t>::of_weights(product_of({std::size_t(m.units), m.unit_size()}));
-    m.scales = Memory<std::uint8_t>::of_weights(product_of({std::size_t(m.units), m.scales_size()}));
+    m.scales =
+        Memory<std::uint8_t>::of_weights(product_of({std::size_t(m.units), m.scales_size()}));
     if (bias) {
         m.bias = Memory<float>(std::size_t(m.units) * LANES);
         for (int unit = 0; unit < m.units; ++unit)

@@ -45,8 +45,7 @@ void half_block(const Packed& m, int unit, const Digits& x, int row, const Epilo
                     if (epilogue.upcoming && !turn && !side) [[unlikely]]
                         (*epilogue.upcoming)(ASKED);
                     each_step<turn * steps, steps>([&](auto p) __attribute__((always_inline)) {
-                        if (!side && p < lines)
-                            __builtin_prefetch(cell + p * 64 + further, 0, 2);
+                        if (!side && p < lines) __builtin_prefetch(cell + p * 64 + further, 0, 2);
                         const auto codes = Sum::FourCodes::template of<BITS, p>(cell, m.map);
 #pragma GCC unroll 6
                         for (int r = 0; r < R; ++r)
@@ -59,8 +58,7 @@ void half_block(const Packed& m, int unit, const Digits& x, int row, const Epilo
                 for (int r = 0; r < R; ++r) {
                     const BlockSummary& of_row = with[r * blocks];
                     __m256& sum = sums[side][r];
-                    const __m256 scale =
-                        _mm256_mul_ps(scales[side], _mm256_set1_ps(of_row.scale));
+                    const __m256 scale = _mm256_mul_ps(scales[side], _mm256_set1_ps(of_row.scale));
                     sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(all[r].sum), scale, sum);
                     if (m.lessened)
                         sum = _mm256_fmadd_ps(less[side], _mm256_set1_ps(of_row.minus), sum);
@@ -74,8 +72,7 @@ void half_block(const Packed& m, int unit, const Digits& x, int row, const Epilo
             ++g;
         }
     }
-    for (int r = 0; r < R; ++r)
-        y[r * stride] = F32x16{sums[0][r], sums[1][r]} * splat(m.factor);
+    for (int r = 0; r < R; ++r) y[r * stride] = F32x16{sums[0][r], sums[1][r]} * splat(m.factor);
 }
 
 // The last rows of a product, no more than R.
@@ -105,7 +102,7 @@ void half_tile(const Packed& m, int first, int last, const Digits& x, int row, i
 // y[row, outputs of units first..last) for all rows, without tiles.
 template <int BITS, class Sum>
 void product_in_lanes(const Packed& m, int first, int last, const Digits& x, int rows,
-                       const Epilogue& epilogue) {
+                      const Epilogue& epilogue) {
     const int tiles = tiles_of(rows, MOST_HALVED), few = near_units(m.unit_size());
     for (int unit = first; unit < last; unit += few) {
         const int stop = unit + few < last ? unit + few : last;
