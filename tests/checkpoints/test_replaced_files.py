@@ -19,11 +19,11 @@ from tests.support.tiny import MakeCheckpoint
 
 
 def renamed(file: Path) -> None:
-    """Puts a copy in its place, as downloads do."""
+    """Puts another file in its place, as downloads do."""
     state = file.stat()
     copy = file.with_name("copy")
     copy.write_bytes(file.read_bytes())
-    os.utime(copy, ns=(state.st_atime_ns, state.st_mtime_ns))
+    os.utime(copy, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
     copy.replace(file)
 
 

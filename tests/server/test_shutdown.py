@@ -70,7 +70,7 @@ def servers(tiny_llama: Path, metrics_port: int) -> Iterator[dict[str, Served]]:
     options: dict[str, tuple[type[Served], *tuple[str, ...]]] = {
         "loaded": (Served, "--max-num-seqs", "16"),
         "drains": (forked.Served, "--metrics-port", str(metrics_port)),
-        "is cut": (forked.Served, "--shutdown-timeout", "0.2"),
+        "is cut": (forked.Served, "--shutdown-timeout", "0"),
     }
     with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
         coming = {n: pool.submit(kind, tiny_llama, *more) for n, (kind, *more) in options.items()}

@@ -18,10 +18,12 @@ from .fields import check_plain
 
 @dataclass(frozen=True)
 class StoredFile:
-    """The file at ``path``, told from others in its place by inode, size and time."""
+    """The file at ``path``, told from others in its place by size and time.
+
+    Inodes would tell more, but some mounts of remote storage number a file anew at each opening.
+    """
 
     path: Path
-    inode: int
     size: int
     time: int
 
@@ -30,7 +32,7 @@ class StoredFile:
         """Return the file that ``path`` names now; refuse pipes, devices and folders."""
         state = path.stat()
         check_plain(path, state)
-        return StoredFile(path, state.st_ino, state.st_size, state.st_mtime_ns)
+        return StoredFile(path, state.st_size, state.st_mtime_ns)
 
     @contextmanager
     def opened(self) -> Iterator[BufferedReader]:
@@ -38,10 +40,8 @@ class StoredFile:
         try:
             with self.path.open("rb") as file:
                 self._check(file)
-                try:
-                    yield file
-                finally:
-                    self._check(file)
+                yield file
+                self._check(file)
         except OSError as error:
             raise ModelError(f"{self.path} cannot be read ({error.strerror}).") from None
 
@@ -57,5 +57,5 @@ class StoredFile:
 
     def _check(self, file: BufferedReader) -> None:
         state = os.fstat(file.fileno())
-        if (state.st_ino, state.st_size, state.st_mtime_ns) != (self.inode, self.size, self.time):
+        if (state.st_size, state.st_mtime_ns) != (self.size, self.time):
             raise ModelError(f"{self.path} has changed since its header was read; load it again.")

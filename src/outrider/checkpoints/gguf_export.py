@@ -82,7 +82,7 @@ class Part:
         """It as a reader sees it, without a place."""
         block, octets = SIZES[self.kind]
         size = prod(self.shape) // block * octets
-        return StoredTensor(StoredFile(Path(), 0, 0, 0), self.shape, self.kind, 0, size)
+        return StoredTensor(StoredFile(Path(), 0, 0), self.shape, self.kind, 0, size)
 
 
 def kind_of(key: str, shape: tuple[int, ...], most: Kind, a: Architecture, family: str) -> Kind:

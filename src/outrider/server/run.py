@@ -102,17 +102,19 @@ class Server:
         if self.settings.log_interval:
             work.append(log_intervals(self.service.metrics, self.settings.log_interval))
         tasks = [asyncio.create_task(each) for each in work]
-        await self.uvicorn.serve(self.sockets)
-        # Calls that a second signal cancels are not failures.
-        logging.getLogger("uvicorn.error").disabled = True
-        for task in tasks:
-            task.cancel()
-        self.llm.shutdown()
-        failure = self.llm.failure or self.failure
-        end_within(END_SECONDS, 0 if failure is None else 1)
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        return failure
+        try:
+            await self.uvicorn.serve(self.sockets)
+            # Calls that a second signal cancels are not failures.
+            logging.getLogger("uvicorn.error").disabled = True
+            for task in tasks:
+                task.cancel()
+            self.llm.shutdown()
+            failure = self.llm.failure or self.failure
+            end_within(END_SECONDS, 0 if failure is None else 1)
+            return failure
+        finally:
+            for number in SIGNALS:  # the loop that they would wake is about to close
+                signal.signal(number, signal.SIG_IGN)
 
     async def _watch(self) -> None:
         """Wait: greet when the engine is ready, end the server after a signal or a failure."""
@@ -182,7 +184,7 @@ class Server:
 
 
 def heed(loop: asyncio.AbstractEventLoop, heard: Callable[[], object]) -> None:
-    """Have the loop call ``heard`` at each of ``SIGNALS``.
+    """Have the loop call ``heard`` at each of ``SIGNALS``; two within one call of C count as one.
 
     ``loop.add_signal_handler`` loses a signal while the pipe that wakes the loop is full: a few
     hundred messages of the engine that a busy loop has not looked at fill it.
