@@ -124,15 +124,15 @@ private:
     static constexpr std::size_t SMALL = 1 << 16;  // bytes that no large page is worth
 
     Memory(std::size_t count, bool zeroed) : count_(count) {
-        constexpr std::size_t huge = LARGE_PAGE;
         const std::size_t bytes = product_of({count, sizeof(T)});
         if (!bytes) return;
         void* made = nullptr;
-        if (posix_memalign(&made, bytes >= huge ? huge : 64, bytes)) throw std::bad_alloc();
+        if (posix_memalign(&made, bytes >= LARGE_PAGE ? LARGE_PAGE : 64, bytes))
+            throw std::bad_alloc();
         data_ = static_cast<T*>(made);
 #if defined(__linux__)
         // Whole pages only: the rest of one more for every matrix would add up.
-        if (bytes >= huge) madvise(made, bytes / huge * huge, MADV_HUGEPAGE);
+        if (bytes >= LARGE_PAGE) madvise(made, bytes / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE);
 #endif
         if (zeroed) std::memset(made, 0, bytes);
     }

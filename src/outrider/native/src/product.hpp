@@ -120,6 +120,16 @@ inline void finish(const Epilogue& epilogue, const float* bias, int row, int row
         }
 }
 
+// Sums of `rows` rows by two units or, where the second is not one, by the first.
+inline void finish_pair(const Epilogue& epilogue, const float* bias, int row, int rows, int unit,
+                        bool both, F32x16 (*sums)[2]) {
+    if (both) return finish<2>(epilogue, bias, row, rows, unit, sums);
+    for (int r = 0; r < rows; ++r) {
+        F32x16 one[] = {sums[r][0]};
+        finish<1>(epilogue, bias, row + r, 1, unit, &one);
+    }
+}
+
 // Bytes between what is read and what is asked for, to be in the second-level cache by then. The
 // hardware stops at the end of a page, and the first-level cache waits for few lines at a time.
 constexpr int AHEAD = 1 << 16;

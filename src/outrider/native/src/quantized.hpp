@@ -89,6 +89,21 @@ inline std::ptrdiff_t ahead(int distance, int bytes, int blocks, std::size_t siz
     return std::ptrdiff_t(far) * bytes + next;
 }
 
+// The group of a block, block after block, or cell after cell of several: these have groups of
+// their own.
+struct GroupOfBlock {
+    int group = 0, part = 0;
+    template <int HELD>
+    void next(int split) {
+        if (HELD > 1) {
+            group += HELD;
+        } else if (++part == split) {
+            part = 0;
+            ++group;
+        }
+    }
+};
+
 // What sixteen outputs of a group are scaled by, and what they are lessened by.
 struct LaneScales {
     F32x16 scale, less;

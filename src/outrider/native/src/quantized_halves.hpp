@@ -26,7 +26,9 @@ void half_block(const Packed& m, int unit, const Digits& x, int row, const Epilo
     __m256 sums[2][R];
     for (auto& line : sums)
         for (auto& sum : line) sum = _mm256_setzero_ps();
-    for (int b = 0, g = 0, part = 0; b < blocks; b += held, from += bytes) {
+    GroupOfBlock at_group;
+    for (int b = 0; b < blocks; b += held, from += bytes) {
+        const int g = at_group.group;
         const std::ptrdiff_t further = ahead(AHEAD, int(bytes), blocks / held, size, b / held, 1);
         const std::int8_t* line = digits + std::size_t(b) * m.block * Sum::DIGIT;
         each_step<0, held>([&](auto turn) __attribute__((always_inline)) {
@@ -65,12 +67,7 @@ void half_block(const Packed& m, int unit, const Digits& x, int row, const Epilo
                 }
             });
         });
-        if constexpr (held > 1) {
-            g += held;
-        } else if (++part == m.split) {
-            part = 0;
-            ++g;
-        }
+        at_group.next<held>(m.split);
     }
     for (int r = 0; r < R; ++r) y[r * stride] = F32x16{sums[0][r], sums[1][r]} * splat(m.factor);
 }
@@ -85,14 +82,7 @@ void half_tile(const Packed& m, int first, int last, const Digits& x, int row, i
             F32x16 sums[R][2];
             for (int c = 0; c < count; ++c)
                 half_block<BITS, Sum, R>(m, unit + c, x, row, epilogue, sums[0] + c, 2);
-            if (count == 2) {
-                finish<2>(epilogue, m.bias.data(), row, R, unit, sums);
-                continue;
-            }
-            for (int r = 0; r < R; ++r) {
-                F32x16 one[] = {sums[r][0]};
-                finish<1>(epilogue, m.bias.data(), row + r, 1, unit, &one);
-            }
+            finish_pair(epilogue, m.bias.data(), row, R, unit, count == 2, sums);
         }
     } else if constexpr (R > 1) {
         half_tile<BITS, Sum, R - 1>(m, first, last, x, row, rows, epilogue);

@@ -26,7 +26,9 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
     F32x16 sums[C][R];
     for (auto& line : sums)
         for (auto& sum : line) sum = splat(0.0f);
-    for (int b = 0, g = 0, part = 0; b < blocks; b += held) {
+    GroupOfBlock at_group;
+    for (int b = 0; b < blocks; b += held) {
+        const int g = at_group.group;
         const std::ptrdiff_t further =
             ahead(AHEAD / C, int(bytes), blocks / held, size, b / held, C);
         const std::int8_t* line = digits + std::size_t(b) * m.block * Sum::DIGIT;
@@ -81,12 +83,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
                 }
             });
         }
-        if constexpr (held > 1) {
-            g += held;
-        } else if (++part == m.split) {
-            part = 0;
-            ++g;
-        }
+        at_group.next<held>(m.split);
     }
     for (int r = 0; r < R; ++r) {
         F32x16 line[C];

@@ -146,7 +146,9 @@ void bundle_block(const Packed& m, const Ready& units, int first, int unit, bool
     F32x16 sums[RUN][C];
     for (auto& line : sums)
         for (auto& sum : line) sum = splat(0.0f);
-    for (int b = 0, g = 0, part = 0; b < blocks; b += held) {
+    GroupOfBlock at_group;
+    for (int b = 0; b < blocks; b += held) {
+        const int g = at_group.group;
         [[maybe_unused]] const std::ptrdiff_t further =
             READY || row ? 0
                          : ahead(AHEAD / C, cells * lines * 64, blocks / held, size, b / held, C);
@@ -192,21 +194,12 @@ void bundle_block(const Packed& m, const Ready& units, int first, int unit, bool
             at += 2 * Rows::LINE;
             if (READY) with += 2 * LANES;
         });
-        if (held > 1) {
-            g += held;
-        } else if (++part == m.split) {
-            part = 0;
-            ++g;
-        }
+        at_group.next<held>(m.split);
     }
     for (auto& line : sums)
         for (auto& sum : line) sum = sum * splat(m.factor);
     rows = rows < RUN ? rows : RUN;
-    if (both) return finish<C>(epilogue, m.bias.data(), row, rows, unit, sums);
-    for (int r = 0; r < rows; ++r) {
-        F32x16 one[] = {sums[r][0]};
-        finish<1>(epilogue, m.bias.data(), row + r, 1, unit, &one);
-    }
+    finish_pair(epilogue, m.bias.data(), row, rows, unit, both, sums);
 }
 
 // y[row, outputs of units first..last) for some rows in bundles of R, by codes as they are stored.
