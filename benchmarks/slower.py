@@ -82,24 +82,26 @@ def loaded(
     prompts: Sequence[list[int]],
     params: Sequence[SamplingParams],
     batch: int,
+    turn: int,
 ) -> tuple[dict[str, float], int]:
     """Return the seconds in which each engine continued ``prompts``, ``batch`` at a time.
 
-    With them comes the number of outputs that differ.
+    With them comes the number of outputs that differ. Who reads a batch's prompts first depends on
+    ``turn``.
     """
     seconds, differing = dict.fromkeys(engines, 0.0), 0
-    for first in range(0, len(prompts), batch):
+    for number, first in enumerate(range(0, len(prompts), batch), turn):
         some = slice(first, first + batch)
         outputs: dict[str, list[list[int | None]]] = {
             name: [[] for _ in prompts[some]] for name in engines
         }
         places: dict[tuple[str, str], int] = {}
-        number, busy = 0, [*engines]
+        step, busy = 0, [*engines]
         while busy:
-            for name in turned(busy, number):
+            for name in turned(busy, number + step):
                 llm, events, states = engines[name], list[Event](), []
                 begin = time.perf_counter()
-                if number:
+                if step:
                     events = llm.engine.step()
                     llm.engine.settle()
                 else:
@@ -108,7 +110,7 @@ def loaded(
                 places |= {(name, state.request.id): i for i, state in enumerate(states)}
                 for event in events:
                     outputs[name][places[name, event.request_id]].append(event.token_id)
-            number += 1
+            step += 1
             busy = [name for name, llm in engines.items() if llm.engine.has_work]
         plain, auto = outputs.values()
         differing += sum(a != b for a, b in zip(plain, auto, strict=True))
@@ -137,13 +139,15 @@ def start(
         engines[name] = opened(model, drafter if name == AUTO else name, target)
         target = engines[name].engine.model
     engines = {name: engines[name] for name in ENGINES}
+    # Both share weights, whose files' pages must not be touched first by one of them.
+    engines[NONE].generate([texts[0]], SamplingParams(max_tokens=1, ignore_eos=True))
     logs: dict[str, float] = {}
     differing = 0
     for kind, times in (("new", 1), ("warm", loads)):
         took: defaultdict[str, float] = defaultdict(float)
         for _ in range(times):
             gc.collect()
-            spent, unlike = loaded(engines, texts, params, cell.batch)
+            spent, unlike = loaded(engines, texts, params, cell.batch, number)
             differing += unlike
             for name, seconds in spent.items():
                 took[name] += seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -251,6 +252,32 @@ def test_ctrl_c_ends_cleanly(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) 
     del done  # the traceback holds the stream
     assert not engines[0].has_work
     check_engine(engines[0])
+
+
+def test_ctrl_c_inside_a_callback_is_not_lost() -> None:
+    """Python drops what a weak reference's callback raises; imports run such callbacks."""
+    code = """
+import signal, sys, time, weakref
+from outrider import cli
+
+def waits(**_):
+    it = type("It", (), {})()
+    reference = weakref.ref(it, lambda _: signal.raise_signal(signal.SIGINT))
+    del it
+    time.sleep(60)
+
+cli.app = waits
+cli.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert "Exception ignored" not in done.stderr
+    assert done.returncode == -signal.SIGINT
 
 
 def test_a_broken_pipe_ends_silently(tiny_llama: Path) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from .. import __version__
 from ..base import stderr
-from .commands import Home, LateCommands
+from .commands import Home, LateCommands, interrupt_again
 from .spelling import App
 
 HOMES = {
@@ -86,6 +86,7 @@ def _options(
 
 def main() -> None:
     """Entry point of ``outrider`` and ``python -m outrider``."""
+    sys.unraisablehook = interrupt_again
     # Closed standard streams are opened on /dev/null, so that no file gets their descriptors.
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.dup2(os.open(os.devnull, os.O_RDONLY), 0))

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple
+from threading import Timer, main_thread
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import typer
 
 from ..errors import ConfigError, NumericalError, OutriderError, RequestError
 from .spelling import MOVED, App, PanelGroup, hint
 
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
 FAILED, BAD_USAGE = 1, 2
 INTERRUPTED, BROKEN_PIPE = 130, 141  # a shell's codes for SIGINT and SIGPIPE
+AGAIN_SECONDS = 0.01
 
 
 def exit_code(error: OutriderError) -> int:
@@ -28,6 +34,21 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
     # What is old is for the user to know; other warnings are for developers.
     if issubclass(category, FutureWarning):
         typer.echo(f"warning: {message}", err=True)
+
+
+def interrupt_again(ignored: UnraisableHookArgs) -> None:
+    """Repeat a Ctrl+C that came inside a callback or finaliser, where Python drops exceptions.
+
+    Imports run such callbacks all the time. It is a ``sys.unraisablehook``.
+    """
+    if not issubclass(ignored.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(ignored)
+        return
+    # Here it would be dropped again. The signal ends the main thread's waiting, too.
+    again = main_thread().ident, signal.SIGINT
+    later = Timer(AGAIN_SECONDS, signal.pthread_kill, again)
+    later.daemon = True
+    later.start()
 
 
 class Home(NamedTuple):

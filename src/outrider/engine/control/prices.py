@@ -50,12 +50,14 @@ class Prices:
         """Return the chance of acceptance from which a node is worth its row in the target.
 
         A row must bring what the batch emits while it runs, at the best speed that cutting nodes
-        reaches. ``survivals`` are their P(accepted with all before); the step has ``rows`` beside
-        them, and ``spent`` so many seconds on drafting.
+        reaches, and in a batch of several ``together_price`` times that: one that ends early makes
+        the others hardly faster. ``survivals`` are their P(accepted with all before); the step has
+        ``rows`` beside them, and ``spent`` so many seconds on drafting.
         """
         order = sorted(survivals, reverse=True)
         context, fixed = self._review.context, spent + self._costs.host(sequences)
-        tokens = [*accumulate(order, initial=float(sequences))]
+        dear = self._tuning.together_price if sequences > 1 else 1.0
+        tokens = [*accumulate((chance / dear for chance in order), initial=float(sequences))]
         best, most = 0.0, 0
         cuts, verify = self._tuning.cuts, self._costs.verify
         for count in (*cuts[: bisect_left(cuts, len(order))], len(order)):
@@ -64,7 +66,7 @@ class Prices:
                 best, most = speed, count
         # Where all nodes stay, others like them are worth the last row, not one that nobody wants.
         last = rows + most + (most < len(order))
-        row = verify(last, context) - verify(last - 1, context)
+        row = dear * (verify(last, context) - verify(last - 1, context))
         # Other drafts are cut by the same price, but these right here.
         cut = order[most] + self._tuning.tiny_chance if most < len(order) else 0.0
         least_likely_kept = order[most - 1] if most else ABOVE_ALL_CHANCES

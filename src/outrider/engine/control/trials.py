@@ -63,8 +63,8 @@ class Trials:
             for name, method in known.methods.items()
             if method.drafters == (name,) and method.width == 1 and name not in shadowed
         }
-        """By drafter, the trials left that make it known: reading for them costs nothing, and alone
-        a sequence does not wait for them."""
+        """By drafter, the trials left that make it known. For a sequence alone their reading costs
+        nothing, and they need not wait."""
         self.ready = False  # True if a drafter has become known since the last plan
 
     def _saved(self, streams: int, steps: int = 0) -> float:
@@ -170,8 +170,8 @@ class Trials:
                 ids = tuple(streams[place].id for place in places)
                 steps = min(tuning.first_steps, max(streams[place].left for place in places) / 2)
                 new = choice.method in self._firsts and missed <= steps * review.plain_seconds
-                reading, first = 0.0 if new else missed, new and len(streams) == 1
-                trials.append(Trial(choice, ids, seconds, price, reading, first))
+                first = new and len(streams) == 1
+                trials.append(Trial(choice, ids, seconds, price, 0.0 if first else missed, first))
         return trials
 
     def _triers(

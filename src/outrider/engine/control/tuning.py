@@ -58,6 +58,7 @@ class Tuning:
     renewing_share: float = 0.25  # of all sequences that such ones must exceed
 
     # Prices
+    together_price: float = 1.2  # of what a batch of several emits, that a row must bring
     sure_chance: float = 0.9  # of acceptance, from which on a node is drafted whatever it costs
     tiny_chance: float = 1e-6  # by which the price of a row lies above the likeliest node cut
     cuts: tuple[int, ...] = (  # nodes of a step, compared
