@@ -31,6 +31,10 @@ class MemoryBudgetError(OutriderError):
     """The memory budget is too small."""
 
 
+class TrainingError(OutriderError):
+    """A training cannot go on; what was saved is good."""
+
+
 class WorkerError(OutriderError):
     """The engine's process died, or cannot be kept alive."""
 

@@ -27,7 +27,7 @@ FLOORS = [
     {"llm", "async_llm"},
     {"outrider"},
     {"ops.metrics"},
-    {"server", "bench", "audit"},
+    {"server", "bench", "audit", "training"},
     {"ops"},
     {"pocket", "plugins"},
     {"cli"},

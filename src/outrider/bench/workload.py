@@ -102,11 +102,11 @@ def load_workload(which: str) -> Workload:
     if not entries:
         raise ConfigError(f"workload {which} is empty; give it one prompt at least.")
     name = which if which in BUNDLED else path.stem
-    return Workload(name, tuple(_item(entry, where) for where, entry in entries))
+    return Workload(name, tuple(item_of(entry, where) for where, entry in entries))
 
 
-def _item(entry: Any, where: str) -> Item:
-    """Return an item, checked."""
+def item_of(entry: Any, where: str) -> Item:
+    """Return the item that an entry of a file describes. Raises ConfigError: it describes none."""
     if isinstance(entry, str):
         entry = {"prompt": entry}
     if not isinstance(entry, dict):

@@ -1,0 +1,144 @@
+"""Data from the target itself: its answers to prompts, decoded speculatively, in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..base.types import SamplingParams
+from ..bench.workload import Item
+from ..errors import ConfigError, RequestError
+from ..llm import LLM
+from ..text.codec import TextCodec
+from .samples import DataFolder, Sample
+
+BLOCK = 256
+"""Prompts whose answers make a shard."""
+TURNS = 64
+"""Answers of a conversation at most."""
+
+
+@dataclass
+class Dialogue:
+    """A prompt that the target answers, turn by turn where users say more than once.
+
+    ``waiting`` are the users' later messages, ``tokens`` and ``said`` the sample so far.
+    """
+
+    number: int
+    item: Item
+    history: list[dict[str, Any]] = field(default_factory=list)
+    waiting: list[dict[str, Any]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    said: list[bool] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # What others answered is left out: the target answers itself.
+        self.waiting = [m for m in self.item.messages if m["role"] != "assistant"]
+
+    def ask(self, codec: TextCodec) -> list[int] | None:
+        """Return the next prompt's ids, None where all is said."""
+        if not self.item.messages:
+            return None if self.tokens else codec.encode(self.item.prompt)
+        if not self.waiting:
+            return None
+        while self.waiting:
+            self.history.append(self.waiting.pop(0))
+            if self.history[-1]["role"] == "user":
+                break
+        return codec.chat(self.history)
+
+    def answer(self, asked: Sequence[int], ids: Sequence[int], text: str) -> Sample | None:
+        """Take in an answer; return the sample that it does not go on from, if there is one."""
+        self.history.append({"role": "assistant", "content": text})
+        begun = len(self.tokens)
+        done = None
+        if self.tokens != [*asked[:begun]]:  # the template writes earlier turns otherwise
+            done, begun = self.sample(), 0
+            self.tokens, self.said = [], []
+        self.tokens += [*asked[begun:], *ids]
+        self.said += [False] * (len(asked) - begun) + [True] * len(ids)
+        return done
+
+    def sample(self) -> Sample:
+        """Return what was said so far as a sample."""
+        return Sample(np.array(self.tokens, np.int32), np.array(self.said, np.bool_), self.number)
+
+
+def write_answers(
+    llm: LLM,
+    items: Sequence[Item],
+    data: DataFolder,
+    skip: bool,
+    told: Callable[[int], None],
+) -> int:
+    """Have the target answer all prompts from the first missing one on; return those left out.
+
+    Seeds follow from the prompts' numbers, so that samples depend on nothing else. ``told`` gets
+    the number of prompts that are done. Raises ConfigError: a prompt is longer than the context, or
+    the template refuses it, unless they are to be ``skip``\\ ped.
+    """
+    left_out = 0
+    while data.done < len(items):
+        first, stop = data.done, min(data.done + BLOCK, len(items))
+        dialogues = [Dialogue(n, items[n]) for n in range(first, stop)]
+        samples: list[Sample] = []
+        for turn in range(TURNS):
+            asked = [*_asked(llm, dialogues, data, skip)]
+            left_out += len(dialogues) - len(asked) if not turn else 0
+            asked = [(each, ids) for each, ids in asked if ids]
+            dialogues = [each for each, _ in asked]
+            if not asked:
+                break
+            params = [_params(data, each.number, turn, len(ids)) for each, ids in asked]
+            outputs = llm.generate([ids for _, ids in asked], params)
+            for (each, ids), output in zip(asked, outputs, strict=True):
+                answer = output.outputs[0]
+                done = each.answer(ids, answer.token_ids, answer.text)
+                if done is not None:
+                    samples.append(done)
+                if not answer.token_ids or answer.finish_reason != "stop":
+                    each.waiting.clear()
+                if not each.waiting:
+                    samples.append(each.sample())
+        data.add(sorted(samples, key=lambda sample: sample.prompt), first, stop)
+        told(data.done)
+    return left_out
+
+
+def _asked(
+    llm: LLM, dialogues: Sequence[Dialogue], data: DataFolder, skip: bool
+) -> Iterator[tuple[Dialogue, list[int]]]:
+    """Yield the dialogues that go on, and the ids that they go on from."""
+    codec = llm.inputs.codec
+    if codec is None:
+        raise ConfigError("the target has no tokenizer, so it cannot answer prompts; give another.")
+    for each in dialogues:
+        try:
+            ids = each.ask(codec)
+            if ids and len(ids) >= data.about.context:
+                raise RequestError(
+                    f"it has {len(ids)} tokens, and the context is {data.about.context}"
+                )
+        except RequestError as error:
+            if not skip:
+                what = str(error).rstrip(".")
+                raise ConfigError(
+                    f"prompt {each.number + 1} cannot be answered ({what}); mend it, or give "
+                    "--skip-bad to go on without such prompts."
+                ) from None
+            continue
+        yield each, ids or []
+
+
+def _params(data: DataFolder, number: int, turn: int, length: int) -> SamplingParams:
+    """Return how a prompt is answered; the seed is the prompt's and the turn's own."""
+    about = data.about
+    return SamplingParams(
+        temperature=about.temperatures[number % len(about.temperatures)],
+        max_tokens=min(about.max_tokens, about.context - length),
+        seed=(about.seed << 40) + (number << 8) + turn,
+    )

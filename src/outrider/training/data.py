@@ -1,0 +1,89 @@
+"""Makes a data folder of a target's answers, or goes on with one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..bench.workload import Item
+from ..checkpoints.families import find_folder
+from ..errors import ConfigError
+from ..llm import LLM
+from .answers import write_answers
+from .prompts import digest, read_prompts, save_prompts
+from .samples import MANIFEST, About, DataFolder
+from .self_prompts import write_prompts
+
+TOGETHER = 32
+"""Answers that are decoded together."""
+OWN_PROMPTS = 5000
+"""Prompts that a target writes itself unless it is told how many."""
+PROMPTS = "prompts.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What data is made of: see ``outrider train data --help``.
+
+    Without ``prompts`` the target writes them itself.
+    """
+
+    prompts: Path | None = None
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    max_tokens: int = 256
+    context: int = 1024
+    seed: int = 0
+    samples: int | None = None
+    skip_bad: bool = False
+
+    def __post_init__(self) -> None:
+        if not all(0 <= heat <= 100 for heat in self.temperatures):  # false for NaN
+            raise ConfigError("a temperature is not between 0 and 100; give others.")
+
+
+def make_data(
+    target: str, out: Path, options: DataOptions, told: Callable[[int, int], None],
+    said: Callable[[str], None],
+) -> DataFolder:  # fmt: skip
+    """Have ``target`` answer the prompts, write what it says to ``out``, and return it.
+
+    ``told`` gets the number of prompts that are done, and that of all; ``said`` sentences about
+    what is left out. Raises ConfigError: the folder holds other data, or a prompt is bad.
+    """
+    file, folder = options.prompts, find_folder(target)
+    items = [] if file is None else read_prompts(file, options.skip_bad, said)[: options.samples]
+    llm = LLM(folder, max_num_seqs=TOGETHER, max_model_len=options.context)
+    if file is None:
+        items = _own_prompts(llm, out / PROMPTS, options, told)
+    about = About(
+        str(folder), llm.engine.model.shape.vocab_size, digest(items), len(items),
+        options.temperatures, options.max_tokens, options.context, options.seed,
+    )  # fmt: skip
+    data = DataFolder(out, about, ())
+    if (out / MANIFEST).exists():
+        data = DataFolder.opened(out)
+        differing = about.differs(data.about)
+        if differing:
+            raise ConfigError(
+                f"{out} holds other data ({differing[0]}); give the same to go on, or a new folder."
+            )
+    told(data.done, len(items))
+    left_out = write_answers(
+        llm, items, data, options.skip_bad, lambda done: told(done, len(items))
+    )
+    if left_out:
+        said(f"left out: {left_out} prompts that are too long or that the template refuses.")
+    return data
+
+
+def _own_prompts(
+    llm: LLM, file: Path, options: DataOptions, told: Callable[[int, int], None]
+) -> list[Item]:
+    """Return the prompts that the target writes itself, which ``file`` keeps."""
+    count = options.samples or OWN_PROMPTS
+    if file.exists():
+        return read_prompts(file, False, lambda said: None)[:count]
+    items = write_prompts(llm, count, options.seed, told)
+    save_prompts(items, file)
+    return items

@@ -1,0 +1,226 @@
+"""Checkpoints of EAGLE-3 heads: begun beside a target, read into PyTorch, written as trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.dtypes import FLOAT32, Array, cast
+from ..checkpoints.families import Architecture
+from ..checkpoints.files import Files, save_file
+from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids, expected_tensors
+from ..checkpoints.heads import EAGLE3, Head, read_head
+from ..checkpoints.rope import rope_parameters
+from ..checkpoints.weights import Loader, plain
+from ..errors import ConfigError, ModelError
+from .eagle3 import Eagle3
+from .loop import trained
+
+SPECULATORS = "0.9.0"
+"""The version of the ``speculators`` library whose layout is written."""
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+EMBEDDING = "model.embed_tokens.weight"
+ALIGNED = 64
+"""Numbers of drafted ids are multiples of it."""
+
+
+def frequent_ids(counts: NDArray[np.int64], share: float, most: int) -> NDArray[np.int64]:
+    """Return the ids of which so large a share of a text consists, ascending; ``most`` at most.
+
+    ``counts`` are how often each id occurs in it. There are as many as a multiple of ``ALIGNED``,
+    filled up by the lowest ids.
+    """
+    order = np.argsort(-counts, kind="stable")
+    reached = np.cumsum(counts[order]) >= share * counts.sum()
+    size = int(np.argmax(reached)) + 1
+    size = min(-(-size // ALIGNED) * ALIGNED, most, len(counts))
+    return np.sort(order[:size])
+
+
+def target_loader(checkpoint: Checkpoint) -> tuple[Architecture, Loader]:
+    """Return a target's architecture, and what reads its weights dequantised, fp32."""
+    a = checkpoint.architecture
+    if a is None:
+        raise ModelError(
+            f"{checkpoint.folder}: heads are trained for models of the native families only; give "
+            "one of those, see docs/models.md."
+        )
+    return a, Loader(checkpoint.tensors, a, FLOAT32, False)
+
+
+class NewHead(NamedTuple):
+    """What an untrained head is to be: the ``verifier`` that it names as its target, and more.
+
+    It drafts ``ids`` from the outputs of the target's ``layers``, and proposes drafts of
+    ``length``.
+    """
+
+    verifier: str
+    ids: NDArray[np.int64]
+    layers: Sequence[int]
+    length: int
+    seed: int
+
+
+def write_new_eagle3(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None:
+    """Write an untrained EAGLE-3 head of a target to a folder, in ``speculators``' layout.
+
+    Its output head and last norm are the target's.
+    """
+    a, loader = target_loader(checkpoint)
+    config, ids = _new_config(checkpoint, a, new), new.ids
+    tensors = {} if len(ids) == a.vocab_size else _mapping(ids, a.vocab_size)
+    head = described(folder, config)
+    table, generator = loader.table(), np.random.default_rng(new.seed)
+    for name, shape in expected_tensors(head).items():
+        own = name.removeprefix("model.")
+        if own == "lm_head.weight":
+            tensors[own] = plain(loader.head(table), FLOAT32)[ids]
+        elif own == "norm.weight":
+            tensors[own] = loader.norm("model.norm")[: a.hidden_size]
+        elif len(shape) == 1 and own != "d2t":
+            tensors[own] = np.ones(shape, np.float32)
+        elif len(shape) == 2:
+            made = generator.standard_normal(shape, np.float32)
+            tensors[own] = made / np.sqrt(np.float32(shape[1]))
+    for name in ("self_attn.o_proj", "mlp.down_proj"):  # the residual stream begins alone
+        tensors[f"layers.0.{name}.weight"] *= np.float32(0.1)
+    write_checkpoint(folder, config, tensors)
+
+
+def described(folder: Path, config: dict[str, Any]) -> Head:
+    """Return the head that a config describes, which has no tensors yet."""
+    files = Files(folder)
+    files.config, files.tensors = config, {}  # before they are read
+    head = read_head(files)
+    assert head is not None
+    return head
+
+
+def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: dict[str, Array]) -> None:
+    """Write config and tensors to a folder; who reads meanwhile finds no half-written file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / ".model"
+    save_file(tensors, part, {"format": "pt"})
+    part.replace(folder / "model.safetensors")
+    part.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    part.replace(folder / "config.json")
+
+
+def _mapping(ids: NDArray[np.int64], vocab_size: int) -> dict[str, Array]:
+    """Return the tensors that say which ids are drafted."""
+    known = np.zeros(vocab_size, np.bool_)
+    known[ids] = True
+    return {"d2t": ids - np.arange(len(ids)), "t2d": known}
+
+
+def _new_config(checkpoint: Checkpoint, a: Architecture, new: NewHead) -> dict[str, Any]:
+    parameters = rope_parameters(checkpoint.config)
+    theta = parameters.get("rope_theta", 10_000.0)
+    method = {
+        "proposal_type": "greedy", "speculative_tokens": new.length, "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }  # fmt: skip
+    names = getattr(checkpoint.config, "architectures", None) or []
+    layer = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1,
+        "hidden_size": a.hidden_size, "intermediate_size": a.intermediate_size,
+        "num_attention_heads": a.num_heads, "num_key_value_heads": a.num_kv_heads,
+        "head_dim": a.head_dim, "vocab_size": a.vocab_size, "hidden_act": "silu",
+        "rms_norm_eps": a.norm_eps, "max_position_embeddings": a.context,
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta}, "rope_theta": theta,
+        "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }  # fmt: skip
+    return {
+        "architectures": ["Eagle3Speculator"], "speculators_model_type": EAGLE3,
+        "speculators_version": SPECULATORS,
+        "speculators_config": {
+            "algorithm": EAGLE3, "default_proposal_method": "greedy", "proposal_methods": [method],
+            "verifier": {"name_or_path": new.verifier, "architectures": [*names]},
+        },
+        "transformer_layer_config": layer, "draft_vocab_size": len(new.ids),
+        "norm_before_residual": True, "norm_before_fc": True, "fc_norm": False,
+        "norm_output": True, "embed_requires_grad": False, "target_hidden_size": None,
+        # What enters a layer is what the one before returns.
+        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in new.layers],
+        "tie_word_embeddings": False, "dtype": "bfloat16",
+    }  # fmt: skip
+
+
+def open_head(folder: Path, kind: str) -> Head:
+    """Return the head in a folder. Raises ConfigError: it is none of a ``kind`` to train."""
+    head = read_head(folder)
+    if head is None or head.kind != kind:
+        raise ConfigError(f"{folder} is no head of kind {kind}; give one, or none to begin anew.")
+    check_tensors(head)
+    a = head.architecture
+    if a is not None and (a.num_layers != 1 or any(window is not None for window in a.windows)):
+        raise ConfigError(
+            f"{folder} has {a.num_layers} layers, or layers with windows; heads of one layer that "
+            "sees all are trained here."
+        )
+    return head
+
+
+def ids_of(head: Head) -> NDArray[np.int64]:
+    """Return the target's ids that a head drafts, in its own order."""
+    if head.architecture is None:
+        return np.arange(head.vocab_size)
+    listed = drafted_ids(HeadTensors(head.files), head)
+    return np.arange(head.architecture.vocab_size) if listed is None else np.array(listed, np.int64)
+
+
+def load_eagle3(head: Head, checkpoint: Checkpoint, context: int) -> Eagle3:
+    """Return a head with its weights, for samples up to ``context`` tokens.
+
+    A head without an embedding has the target's.
+    """
+    source = HeadTensors(head.files)
+    if EMBEDDING in source:
+        assert head.architecture is not None
+        shape = head.vocab_size, head.architecture.hidden_size
+        table = source.get(EMBEDDING, shape, FLOAT32)
+    else:
+        table = plain(target_loader(checkpoint)[1].table(), FLOAT32)
+    embedding = torch.from_numpy(np.ascontiguousarray(table))
+    module = Eagle3(head, embedding, context)
+    for name, parameter in module.named_parameters():
+        array = source.get(name, tuple(parameter.shape), FLOAT32)
+        with torch.no_grad():
+            parameter.copy_(torch.from_numpy(np.ascontiguousarray(array)))
+    return module
+
+
+def save_eagle3(
+    module: Eagle3,
+    values: Mapping[str, torch.Tensor] | None,
+    folder: Path,
+    extras: Mapping[str, Any],
+) -> None:
+    """Write a trained head to a folder, in bf16 and in the layout of the one it began as.
+
+    ``values`` are parameters to write instead of the module's; ``extras`` join its config.
+    """
+    head = module.head
+    config = {**(head.files.config or {}), **extras}
+    source = HeadTensors(head.files)
+    names = {plain_name(name): name for name in source.entries}
+    fixed = "d2t", "t2d", names.get("embed_tokens.weight", "")
+    tensors = {name: source.raw(name) for name in fixed if name in source}
+    for name, parameter in (values or trained(module)).items():
+        tensors[names[name]] = cast(parameter.detach().numpy(), BFLOAT16)
+    write_checkpoint(folder, config, tensors)
+
+
+def plain_name(stored: str) -> str:
+    """Return a tensor's name in ``speculators``' layout; SafeAILab's layer is the midlayer."""
+    return stored.removeprefix("model.").replace("midlayer.", "layers.0.", 1)

@@ -1,0 +1,128 @@
+"""Trains heads on a target's hidden states: each depth of their drafts beside the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from .eagle3 import Rows, rows_of
+from .loop import Judged, Learned, Task
+from .losses import Loss, coupled_acceptance
+from .samples import Sample
+from .teacher import Lesson, Teacher
+
+MOST_LOGITS = 1 << 25
+"""Logits that are held at a time."""
+
+
+class DraftingHead(Protocol):
+    """A head that is trained: what its output matrices read at each depth, and what they say."""
+
+    def unroll(self, rows: Rows, depth: int) -> Iterator[Tensor]:
+        """Yield what the output matrix reads at each depth, [drafts, width]."""
+
+    def logits(self, depth: int, x: Tensor) -> Tensor:
+        """Return the logits of the ids that are drafted, [rows, ids]."""
+
+
+class Depth(NamedTuple):
+    """One depth of all drafts: which of them reach it, and the row of its label for each."""
+
+    drafts: Tensor
+    labels: Tensor
+
+
+class Labels:
+    """What the target says at each depth behind the rows where drafts begin."""
+
+    def __init__(self, lessons: Sequence[Lesson], rows: Rows) -> None:
+        own = [lesson.rows >= 1 for lesson in lessons]
+        pairs = [*zip(lessons, own, strict=True)]
+        self.log_p = torch.cat([each.log_probabilities()[keep] for each, keep in pairs])
+        self.best = torch.cat([each.best[keep] for each, keep in pairs])
+        self._rows = rows
+        self._label = torch.full((len(rows.tokens),), -1)
+        self._label[rows.drafts] = torch.arange(len(rows.drafts))
+
+    def at(self, depth: int) -> Depth:
+        """Return the drafts that reach a depth within what the target said."""
+        drafts, positions = self._rows.drafts, self._rows.positions
+        rows = drafts + depth
+        inside = rows < len(positions)
+        rows = rows.clamp(max=len(positions) - 1)
+        inside &= positions[rows] == positions[drafts] + depth  # not of the next sample
+        inside &= self._label[rows] >= 0
+        which = inside.nonzero()[:, 0]
+        return Depth(which, self._label[rows[which]])
+
+
+class HeadTask(Task):
+    """Trains a head on what a teacher says; ``ids`` int64 are those that it drafts.
+
+    The loss of depth i has the weight ``fading`` ** i.
+    """
+
+    def __init__(
+        self, head: DraftingHead, teacher: Teacher, ids: NDArray[np.int64], depth: int,
+        loss: Loss, fading: float,
+    ) -> None:  # fmt: skip
+        assert isinstance(head, nn.Module)
+        self.module: nn.Module = head
+        self._head, self._teacher, self._depth = head, teacher, depth
+        self._ids = torch.from_numpy(ids)
+        self._loss, self._weights = loss, [fading**i for i in range(depth)]
+        self._rows = max(64, MOST_LOGITS // len(ids))
+
+    def learn(self, batch: Sequence[Sample]) -> Learned:
+        """See ``Task``; each depth's loss is followed back into its states at once."""
+        lessons = [self._teacher.teach(sample) for sample in batch]
+        rows = rows_of(lessons)
+        count = len(rows.drafts)
+        if not count:
+            return Learned(0.0, 0)
+        labels, total = Labels(lessons, rows), 0.0
+        read: list[Tensor] = []
+        slopes: list[Tensor] = []
+        scale = 1 / (count * sum(self._weights))
+        for depth, x in enumerate(self._head.unroll(rows, self._depth)):
+            leaf = x.detach().requires_grad_()
+            at = labels.at(depth)
+            for drafts, of in zip(*(each.split(self._rows) for each in at), strict=True):
+                log_q = self._head.logits(depth, leaf[drafts]).float().log_softmax(-1)
+                each = self._loss(labels.log_p[of], log_q).sum() * (self._weights[depth] * scale)
+                each.backward()
+                total += each.item()
+            read.append(x)
+            slopes.append(torch.zeros_like(x) if leaf.grad is None else leaf.grad)
+        torch.autograd.backward(read, slopes)
+        return Learned(total, count)
+
+    def judge(self, samples: Sequence[Sample]) -> Judged:
+        """Return the tokens a step would give: a draft stands as far as all before stand."""
+        greedy = coupled = drafts = 0.0
+        for sample in samples:
+            lessons = [self._teacher.teach(sample)]
+            rows = rows_of(lessons)
+            labels = Labels(lessons, rows)
+            standing = torch.ones(len(rows.drafts), dtype=torch.bool)
+            chance = torch.ones(len(rows.drafts))
+            drafts += len(rows.drafts)
+            for depth, x in enumerate(self._head.unroll(rows, self._depth)):
+                at = labels.at(depth)
+                log_q = self._head.logits(depth, x[at.drafts]).float().log_softmax(-1)
+                same = self._ids[log_q.argmax(-1)] == labels.best[at.labels]
+                accepted = coupled_acceptance(labels.log_p[at.labels], log_q)
+                reached = torch.zeros_like(standing)
+                reached[at.drafts] = same
+                standing &= reached
+                chances = torch.zeros_like(chance)
+                chances[at.drafts] = accepted
+                chance *= chances
+                greedy += float(standing.sum())
+                coupled += float(chance.sum())
+        return Judged(1 + greedy / max(1.0, drafts), 1 + coupled / max(1.0, drafts))

@@ -1,0 +1,396 @@
+"""The training loop: what every trainer shares, from the order of samples to exact resumption."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ..base.kept import read_kept, write_kept
+from ..errors import ConfigError, TrainingError, shown
+from .samples import Sample, Samples, batches
+
+RUN, STATE, CURVES = "run.json", "state.pt", "curves.csv"
+COLUMNS = ("step", "seconds", "tokens", "rate", "loss", "acceptance_length", "coupled_length")
+LAST_RATE = 0.05
+"""Share of the learning rate that the cosine ends at."""
+JUDGED = 64
+"""Held-out samples that acceptance is judged on."""
+SAVE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train; a value out of its range raises ConfigError.
+
+    Args:
+        epochs: times that all samples are seen, unless ``steps`` or ``minutes`` say otherwise;
+            the latter become steps once, by the time that the first one takes.
+        rate: AdamW's learning rate. Muon has the same, matched to AdamW's updates.
+        batch: tokens of the target that a step learns from, on each device.
+        accumulate: batches of a step.
+        judge_every: steps between two judgements of acceptance on held-out samples.
+        patience: judgements without a better one after which training stops, 0 for never.
+    """
+
+    epochs: float = 3.0
+    steps: int | None = None
+    minutes: float | None = None
+    rate: float = 1e-3
+    batch: int = 2048
+    accumulate: int = 1
+    warmup: float = 0.03
+    clip: float = 1.0
+    decay: float = 0.01
+    average: float = 0.99
+    seed: int = 0
+    judge_every: int = 50
+    patience: int = 8
+
+    def __post_init__(self) -> None:
+        least: dict[str, float] = {
+            "epochs": 0.001, "rate": 1e-9, "batch": 1, "accumulate": 1, "warmup": 0, "clip": 1e-6,
+            "decay": 0, "average": 0, "seed": 0, "judge_every": 1, "patience": 0,
+        }  # fmt: skip
+        if self.steps is not None:
+            least["steps"] = 1
+        if self.minutes is not None:
+            least["minutes"] = 0.01
+        for name, low in least.items():
+            value = getattr(self, name)
+            if not low <= value <= 1e9:  # false for NaN
+                raise ConfigError(f"{name} is {shown(value)}; give {low:g} or more.")
+        if self.average >= 1 or self.warmup >= 1:
+            raise ConfigError("average and warmup are shares below 1; give less.")
+
+    def share(self, step: int) -> float:
+        """Return the share of the learning rate at a step: a linear start, then a cosine."""
+        assert self.steps is not None
+        start = max(1, round(self.warmup * self.steps))
+        if step < start:
+            return (step + 1) / start
+        done = (step - start) / max(1, self.steps - start)
+        return LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * done)) / 2
+
+
+class Learned(NamedTuple):
+    """What a step learned: the mean loss, and the tokens of the target that it saw."""
+
+    loss: float
+    tokens: int
+
+
+class Judged(NamedTuple):
+    """Tokens a step would give on held-out samples: greedily, and at the samples' own noise."""
+
+    acceptance_length: float
+    coupled_length: float
+
+
+class Task(ABC):
+    """What is trained and how."""
+
+    module: nn.Module
+
+    @abstractmethod
+    def learn(self, batch: Sequence[Sample]) -> Learned:
+        """Add a batch's gradients to those of the module."""
+
+    @abstractmethod
+    def judge(self, samples: Sequence[Sample]) -> Judged:
+        """Return what would be accepted on samples."""
+
+
+class Optimisers:
+    """Muon for the matrices inside, AdamW for embeddings, output heads and the rest."""
+
+    def __init__(self, module: nn.Module, plan: Plan) -> None:
+        inner: list[nn.Parameter] = []
+        outer: list[nn.Parameter] = []
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                inside = parameter.ndim == 2 and "embed" not in name and "head" not in name
+                (inner if inside else outer).append(parameter)
+        self._all: list[torch.optim.Optimizer] = []
+        if inner:
+            self._all.append(
+                torch.optim.Muon(
+                    inner, lr=plan.rate, momentum=0.95, weight_decay=plan.decay,
+                    adjust_lr_fn="match_rms_adamw",
+                )
+            )  # fmt: skip
+        if outer:
+            self._all.append(
+                torch.optim.AdamW(outer, lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.0)
+            )
+
+    def step(self, rate: float) -> None:
+        """Change the parameters by their gradients."""
+        for each in self._all:
+            for group in each.param_groups:
+                group["lr"] = rate
+            each.step()
+
+    def state_dict(self) -> list[Any]:
+        """Return what to save."""
+        return [each.state_dict() for each in self._all]
+
+    def load_state_dict(self, states: list[Any]) -> None:
+        """Take what was saved."""
+        for each, state in zip(self._all, states, strict=True):
+            each.load_state_dict(state)
+
+
+class Average:
+    """A running average of a module's parameters, slow to forget once there have been many."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self._module, self._decay = module, decay
+        self.values = {n: p.detach().clone() for n, p in module.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the parameters after a step."""
+        decay = min(self._decay, (1 + step) / (10 + step))
+        for name, parameter in self._module.named_parameters():
+            self.values[name].lerp_(parameter.detach(), 1 - decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Have the module hold the average meanwhile."""
+        own = {n: p.detach().clone() for n, p in self._module.named_parameters()}
+        self._module.load_state_dict(self.values, strict=False)
+        try:
+            yield
+        finally:
+            self._module.load_state_dict(own, strict=False)
+
+
+class Training:
+    """One training in a folder, which goes on where it was interrupted, to the bit.
+
+    ``about`` says what is trained on what: a folder goes on only with the same.
+    Raises ConfigError: the folder is another training's. TrainingError: the loss is not finite;
+    what was saved before is kept.
+    """
+
+    def __init__(
+        self, task: Task, samples: Samples, plan: Plan, folder: Path, about: dict[str, Any]
+    ) -> None:
+        self.task, self.samples, self.folder = task, samples, folder
+        self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
+        if not samples.train or not samples.held_out:
+            count = len(samples.train) + len(samples.held_out)
+            raise ConfigError(
+                f"{count} samples are too few to hold some out; write more (outrider train data)."
+            )
+        self.optimisers = Optimisers(task.module, plan)
+        self.average = Average(task.module, plan.average)
+        self.step, self.seconds, self.tokens = 0, 0.0, 0
+        self.best, self.since = -math.inf, 0
+        self.plan = self._settled(plan, {"about": about, "plan": asdict(plan)})
+        self._load()
+
+    def _settled(self, plan: Plan, said: dict[str, Any]) -> Plan:
+        """Return the plan with the number of steps, which is decided once and kept."""
+        file = self.folder / RUN
+        said = json.loads(json.dumps(said))
+        try:
+            kept = read_kept(file)
+        except OSError:
+            kept = None
+        except ValueError as error:
+            raise ConfigError(f"{file} is damaged ({error}); give a new folder.") from None
+        if kept is not None:
+            for part, values in said.items():
+                theirs = kept.get(part, {})
+                for name in sorted({*values, *theirs}):
+                    if values.get(name) != theirs.get(name):
+                        raise ConfigError(
+                            f"{self.folder} has a training whose {name} is "
+                            f"{shown(theirs.get(name))}, not {shown(values.get(name))}; give the "
+                            "same to go on, or a new folder."
+                        )
+            return replace(plan, steps=kept["steps"])
+        steps = plan.steps or self._num_steps(plan)
+        write_kept(file, {**said, "steps": steps})
+        return replace(plan, steps=steps)
+
+    def _num_steps(self, plan: Plan) -> int:
+        per_step = plan.batch * plan.accumulate * int(self.accelerator.num_processes)
+        said = sum(int(sample.said.sum()) for sample in self.samples.train)
+        steps = max(1, round(plan.epochs * said / per_step))
+        if plan.minutes is None:
+            return steps
+        batch = next(batches(self.samples.train, plan.batch))
+        took = math.inf
+        for _ in range(2):  # the first one is slower
+            begin = time.perf_counter()
+            self.task.learn(batch)
+            self.task.module.zero_grad()
+            took = min(took, time.perf_counter() - begin)
+        return max(1, int(plan.minutes * 60 / took / plan.accumulate))
+
+    def run(self) -> Judged:
+        """Train to the end; return what is accepted, by the averaged parameters."""
+        plan, module = self.plan, self.task.module
+        assert plan.steps is not None
+        if self.step >= plan.steps or self._is_stuck:
+            return self._judge()
+        judged = Judged(math.nan, math.nan)
+        saved = clock = time.monotonic()
+        bar = tqdm(
+            total=plan.steps, initial=self.step, desc="training", unit="step", disable=None,
+            leave=False, dynamic_ncols=True,
+        )  # fmt: skip
+        with bar:
+            for micro in self._batches():
+                loss = self._learn(micro)
+                rate = plan.rate * plan.share(self.step)
+                self.optimisers.step(rate)
+                module.zero_grad()
+                self.average.update(self.step)
+                self.step += 1
+                now = time.monotonic()
+                self.seconds, clock = self.seconds + now - clock, now
+                last = self.step == plan.steps
+                if last or self.step % plan.judge_every == 0:
+                    judged = self._judge()
+                    clock = time.monotonic()
+                    self._log(rate, loss, judged)
+                    better = judged.acceptance_length > self.best
+                    self.best = max(self.best, judged.acceptance_length)
+                    self.since = 0 if better else self.since + 1
+                    last = last or self._is_stuck
+                bar.update()
+                bar.set_postfix_str(
+                    f"loss {loss:.3f}, accepts {judged.acceptance_length:.2f}", refresh=False
+                )
+                if last or now - saved > SAVE_SECONDS:
+                    self._save()
+                    saved = now
+                if last:
+                    break
+        return judged
+
+    @property
+    def _is_stuck(self) -> bool:
+        """True if nothing has become better for long enough to stop."""
+        return 0 < self.plan.patience <= self.since
+
+    def _batches(self) -> Iterator[list[list[Sample]]]:
+        """Yield the batches of each step from the present one on."""
+        plan, world = self.plan, self.accelerator
+        number = epoch = 0
+        while True:
+            step: list[list[Sample]] = []
+            for i, batch in enumerate(batches(self.samples.epoch(plan.seed, epoch), plan.batch)):
+                if i % world.num_processes == world.process_index:
+                    step.append(batch)
+                if len(step) == plan.accumulate:
+                    if number >= self.step:
+                        yield step
+                    number, step = number + 1, []
+            if step:
+                if number >= self.step:
+                    yield step
+                number += 1
+            epoch += 1
+
+    def _learn(self, micro: Sequence[Sequence[Sample]]) -> float:
+        """Have a step's gradients added up over batches and devices; return the loss."""
+        module, total = self.task.module, 0.0
+        for batch in micro:
+            learned = self.task.learn(batch)
+            total += learned.loss / len(micro)
+            self.tokens += learned.tokens
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        for gradient in gradients:
+            gradient /= len(micro)
+            if self.accelerator.num_processes > 1:
+                gradient.copy_(self.accelerator.reduce(gradient, "mean"))
+        norm = nn.utils.clip_grad_norm_(module.parameters(), self.plan.clip)
+        if not (math.isfinite(total) and bool(torch.isfinite(norm))):
+            raise TrainingError(
+                f"the loss is not finite at step {self.step + 1}; {self._kept()}, "
+                "lower the learning rate (--rate) in a new folder."
+            )
+        return total
+
+    def _kept(self) -> str:
+        file = self.folder / STATE
+        return f"{file} has the last good state" if file.exists() else "nothing was saved yet"
+
+    def _judge(self) -> Judged:
+        with self.average.applied(), torch.no_grad():
+            return self.task.judge(self.samples.held_out[:JUDGED])
+
+    def _log(self, rate: float, loss: float, judged: Judged) -> None:
+        """Add a line to the curves."""
+        file = self.folder / CURVES
+        new = not file.exists()
+        with file.open("a", encoding="utf-8", newline="") as opened:
+            writer = csv.writer(opened)
+            if new:
+                writer.writerow(COLUMNS)
+            figures = rate, loss, *judged
+            writer.writerow(
+                [self.step, f"{self.seconds:.1f}", self.tokens, *(f"{x:.6g}" for x in figures)]
+            )
+
+    def _save(self) -> None:
+        """Save all that a later run needs to go on; it is there whole or not at all."""
+        if not self.accelerator.is_main_process:
+            return
+        state: dict[str, Any] = {
+            "module": trained(self.task.module), "average": self.average.values,
+            "optimisers": self.optimisers.state_dict(), "step": self.step,
+            "seconds": self.seconds, "tokens": self.tokens, "best": self.best,
+            "since": self.since,
+        }  # fmt: skip
+        part = self.folder / f".{STATE}"
+        try:
+            torch.save(state, part)
+        except RuntimeError as error:  # torch's writer hides what the system said
+            raise OSError(f"{part} cannot be written ({str(error).splitlines()[0]})") from None
+        part.replace(self.folder / STATE)
+
+    def _load(self) -> None:
+        """Go on from what was saved, if anything was."""
+        file = self.folder / STATE
+        if not file.exists():
+            (self.folder / CURVES).unlink(missing_ok=True)
+            return
+        state = torch.load(file, weights_only=True)
+        self.task.module.load_state_dict(state["module"], strict=False)
+        self.optimisers.load_state_dict(state["optimisers"])
+        self.average.values = state["average"]
+        for name in ("step", "seconds", "tokens", "best", "since"):
+            setattr(self, name, state[name])
+        self._cut_curves()
+
+    def _cut_curves(self) -> None:
+        """Drop the lines of steps that come again."""
+        file = self.folder / CURVES
+        if not file.exists():
+            return
+        lines = file.read_text(encoding="utf-8").splitlines()
+        kept = lines[:1] + [n for n in lines[1:] if int(n.partition(",")[0]) <= self.step]
+        file.write_text("\n".join(kept) + "\n", encoding="utf-8")
+
+
+def trained(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a module."""
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}

@@ -1,0 +1,119 @@
+"""Medusa heads in PyTorch: each drafts one token from the target's last hidden state.
+
+Cai et al., "Medusa: Simple LLM inference acceleration framework with multiple decoding heads",
+2024, section 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.dtypes import FLOAT32, Array
+from ..checkpoints.dtypes import cast as to_dtype
+from ..checkpoints.formats.shared import Tensors
+from ..checkpoints.heads import Head
+from ..checkpoints.weights import plain
+from .eagle3 import Rows
+from .head_files import BFLOAT16, NewHead, target_loader, write_checkpoint
+from .loop import trained
+
+
+class Block(nn.Module):
+    """A residual block that begins as the identity."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` [rows, width] with what the block adds."""
+        return x + F.silu(self.linear(x))
+
+
+class Medusa(nn.Module):
+    """Heads of residual blocks and an output matrix each, behind the target's last norm."""
+
+    norm: Tensor
+
+    def __init__(self, head: Head, norm: Tensor, eps: float) -> None:
+        super().__init__()
+        self.head, self._eps = head, eps
+        self.register_buffer("norm", norm, False)
+        width, blocks = head.hidden_size, range(head.blocks)
+        self.heads = nn.ModuleList(
+            nn.ModuleList(
+                [*(Block(width) for _ in blocks), nn.Linear(width, head.vocab_size, False)]
+            )
+            for _ in range(head.longest or 1)
+        )
+
+    def unroll(self, rows: Rows, depth: int) -> Iterator[Tensor]:
+        """Yield what each head's output matrix reads, [drafts, width]."""
+        state = rows.fused[rows.drafts]
+        normed = F.rms_norm(state, (state.shape[-1],), self.norm, self._eps)
+        for number in range(min(depth, len(self.heads))):
+            x = normed
+            for block in [*self._parts(number)][:-1]:
+                x = block(x)
+            yield x
+
+    def _parts(self, number: int) -> nn.ModuleList:
+        """Return a head's blocks, and its output matrix last."""
+        return cast(nn.ModuleList, self.heads[number])
+
+    def logits(self, depth: int, x: Tensor) -> Tensor:
+        """Return the logits of one head, [rows, ids]."""
+        said: Tensor = self._parts(depth)[-1](x)
+        return said
+
+
+def write_new_medusa(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None:
+    """Write untrained heads of a target to a folder: each says what the target's head does."""
+    a, loader = target_loader(checkpoint)
+    config = {
+        "medusa_num_heads": new.length, "medusa_num_layers": 1,
+        "base_model_name_or_path": new.verifier,
+        "hidden_size": a.hidden_size, "vocab_size": a.vocab_size,
+    }  # fmt: skip
+    output = np.ascontiguousarray(plain(loader.head(loader.table()), FLOAT32))
+    tensors: dict[str, Array] = {}
+    for head in range(new.length):
+        tensors[f"{head}.0.linear.weight"] = np.zeros((a.hidden_size, a.hidden_size), np.float32)
+        tensors[f"{head}.0.linear.bias"] = np.zeros(a.hidden_size, np.float32)
+        tensors[f"{head}.1.weight"] = output
+    write_checkpoint(folder, config, tensors)
+
+
+def load_medusa(head: Head, checkpoint: Checkpoint, context: int) -> Medusa:
+    """Return heads with their weights, behind the target's last norm."""
+    a, loader = target_loader(checkpoint)
+    norm = torch.from_numpy(loader.norm("model.norm")[: a.hidden_size])
+    module, source = Medusa(head, norm, a.norm_eps), Tensors(head.files)
+    for name, parameter in module.named_parameters():
+        array = source.get(name.removeprefix("heads."), tuple(parameter.shape), FLOAT32)
+        with torch.no_grad():
+            parameter.copy_(torch.from_numpy(array))
+    return module
+
+
+def save_medusa(
+    module: Medusa, values: Mapping[str, Tensor] | None, folder: Path, extras: Mapping[str, object]
+) -> None:
+    """Write trained heads to a folder, in bf16; ``values`` stand for the module's parameters."""
+    config = {**(module.head.files.config or {}), **extras}
+    parameters = values or trained(module)
+    tensors = {
+        name.removeprefix("heads."): to_dtype(parameter.numpy(), BFLOAT16)
+        for name, parameter in parameters.items()
+    }
+    write_checkpoint(folder, config, tensors)

@@ -1,0 +1,83 @@
+"""A head as it was trained beside the head as it is served: both must say the same."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..checkpoints.heads import MEDUSA, read_head
+from ..errors import TrainingError
+from ..models.native import NativeTransformer
+from ..models.native_heads import NativeHead, NativeMedusa
+from ..models.rows import Segment
+from .eagle3 import Rows, rows_of
+from .heads import DraftingHead
+from .samples import Sample
+from .teacher import Teacher
+
+PAGE_SIZE = 16
+LEAST = 0.9
+"""Share of the rows whose likeliest id must be the same: quantisation changes some."""
+
+
+def served_logits(
+    folder: Path, target: NativeTransformer, rows: Rows, context: int
+) -> NDArray[np.float32]:
+    """Return the first depth's logits of one sample's drafts as the native step computes them."""
+    head = read_head(folder)
+    assert head is not None
+    fused, drafts = rows.fused.numpy(), rows.drafts.numpy()
+    if head.kind == MEDUSA:
+        medusa = NativeMedusa(head, target, "auto")
+        segments = [medusa.segment(fused[i : i + 1], str(i)) for i in drafts]
+        store = medusa.new_store(medusa.num_heads, 1)
+        first = (medusa.run([each], store).logits for each in segments)
+        return np.stack([each[0] for each in first if each is not None])
+    model, count = NativeHead(head, target, context, "auto"), len(fused)
+    parts = [np.ascontiguousarray(part) for part in np.split(fused, len(model.target_layers), 1)]
+    states, places = np.empty((count, model.hidden_size), np.float32), array("i", range(count))
+    model.fuse(parts, places, states, places)
+    pages = -(-(count + 1) // PAGE_SIZE)
+    segment = Segment(
+        rows.tokens.tolist(), 1, range(pages), count, count + 1, first=1, states=states
+    )
+    logits = model.forward([segment], model.new_store(pages, PAGE_SIZE)).logits
+    assert logits is not None
+    said: NDArray[np.float32] = logits[drafts]
+    return said
+
+
+@torch.no_grad()
+def check_served(
+    folder: Path,
+    head: DraftingHead,
+    target: NativeTransformer,
+    teacher: Teacher,
+    samples: Sequence[Sample],
+) -> float:
+    """Return the share of drafts whose first id is the same as trained and as served.
+
+    ``folder`` has the trained ``head``. Raises TrainingError: it is too
+    small, so that what was trained is not what would be served.
+    """
+    same = count = 0
+    for sample in samples:
+        rows = rows_of([teacher.teach(sample)])
+        if not len(rows.drafts):
+            continue
+        trained = head.logits(0, next(iter(head.unroll(rows, 1)))).argmax(-1).numpy()
+        served = served_logits(folder, target, rows, teacher.context).argmax(-1)
+        same += int((trained == served).sum())
+        count += len(served)
+    share = same / max(1, count)
+    if share < LEAST:
+        raise TrainingError(
+            f"{folder} says the same as in training in {share:.0%} of {count} places only; please "
+            "report this, and do not serve it."
+        )
+    return share

@@ -1,0 +1,122 @@
+"""Prompts to make data from: JSON lines, ShareGPT's layout, or a folder of datasets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ..bench.load.datasets import load_prompts
+from ..bench.workload import Item, item_of
+from ..errors import ConfigError
+from ..text.codec import has_lone_surrogates
+
+TEXTS = ("prompt", "text")
+"""Keys of plain prompts; the first one that is there counts."""
+CONVERSATIONS = ("messages", "conversations")
+ROLES = {"human": "user", "gpt": "assistant"}
+
+
+def read_prompts(file: Path, skip: bool, told: Callable[[str], None]) -> list[Item]:
+    """Return the prompts in a file or folder.
+
+    Each line of a .jsonl file is an object with "prompt" or "text", or with "messages" (or
+    "conversations" in ShareGPT's layout); what else it has is passed over. A line that is none is a
+    ConfigError with its number, or, where ``skip``, told and left out.
+    """
+    if file.is_dir():
+        entries: Iterator[tuple[str, Any]] = _of_folder(file)
+    elif file.suffix == ".jsonl":
+        entries = _of_lines(file, skip, told)
+    else:
+        return [*load_prompts(str(file)).items]
+    items: list[Item] = []
+    for where, entry in entries:
+        try:
+            item = item_of(plain(entry), where)
+            if has_lone_surrogates("".join([item.prompt, *(m["content"] for m in item.messages)])):
+                raise ConfigError(f"{where}: lone surrogates; save it as UTF-8.")
+            items.append(item)
+        except ConfigError as error:
+            if not skip:
+                raise
+            told(f"left out: {error}")
+    if not items:
+        raise ConfigError(f"{file} has no prompt; give one that has.")
+    return items
+
+
+def plain(entry: Any) -> Any:
+    """Return an entry with the keys of a workload's item; one of another form as it is."""
+    if not isinstance(entry, dict):
+        return entry
+    for name in CONVERSATIONS:
+        if isinstance(entry.get(name), list):
+            return {"messages": [_message(each) for each in entry[name]]}
+    return next(({"prompt": entry[name]} for name in TEXTS if name in entry), entry)
+
+
+def _message(entry: Any) -> Any:
+    """Return a message with a role and a content, from ShareGPT's names too."""
+    if not isinstance(entry, dict):
+        return entry
+    role = entry.get("role", entry.get("from"))
+    content = entry.get("content", entry.get("value"))
+    return {"role": ROLES.get(str(role), role), "content": content}
+
+
+def _of_lines(file: Path, skip: bool, told: Callable[[str], None]) -> Iterator[tuple[str, Any]]:
+    try:
+        opened = file.open("rb")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read ({error.strerror}); give another.") from None
+    with opened:
+        for number, line in enumerate(opened, 1):
+            if not line.strip():
+                continue
+            where = f"{file}, line {number}"
+            try:
+                yield where, json.loads(line)
+            except (ValueError, RecursionError) as error:  # not UTF-8 either
+                said = f"{where}: not JSON ({error}); correct it, or give --skip-bad."
+                if not skip:
+                    raise ConfigError(said) from None
+                told(f"left out: {said}")
+
+
+def _of_folder(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a dataset that ``datasets`` saved to disk."""
+    try:
+        from datasets import Dataset, load_from_disk
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"{folder} is a folder, which needs datasets, which is not installed: "
+            "pip install datasets."
+        ) from None
+    try:
+        data = load_from_disk(str(folder))
+    except Exception as error:  # of whatever kind the library raises
+        raise ConfigError(f"{folder} is no dataset that was saved to disk ({error}).") from None
+    if not isinstance(data, Dataset):
+        raise ConfigError(f"{folder} has several splits; give the folder of one of them.")
+    for number, row in enumerate(data, 1):
+        yield f"{folder}, row {number}", row
+
+
+def save_prompts(items: Sequence[Item], file: Path) -> None:
+    """Write prompts as JSON lines."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f".{file.name}")
+    with part.open("w", encoding="utf-8") as opened:
+        for item in items:
+            said = {"messages": list(item.messages)} if item.messages else {"prompt": item.prompt}
+            opened.write(json.dumps(said, ensure_ascii=False) + "\n")
+    part.replace(file)
+
+
+def digest(items: list[Item]) -> str:
+    """Return the SHA-256 of prompts."""
+    told = json.dumps([[item.prompt, list(item.messages)] for item in items], sort_keys=True)
+    return sha256(told.encode()).hexdigest()

@@ -1,0 +1,131 @@
+"""Trains a head: from data and a target to a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.heads import EAGLE3, MEDUSA, check_target
+from ..engine.build import load_target
+from ..engine.setup import set_up
+from ..errors import ConfigError
+from ..models.native import NativeTransformer
+from .head_files import (
+    NewHead,
+    frequent_ids,
+    ids_of,
+    load_eagle3,
+    open_head,
+    save_eagle3,
+    write_new_eagle3,
+)
+from .heads import HeadTask
+from .loop import Judged, Plan, Training
+from .losses import LOSSES
+from .medusa import load_medusa, save_medusa, write_new_medusa
+from .parity import check_served
+from .samples import DataFolder
+from .teacher import Teacher
+
+WORK, BEGUN = "training", "begun"
+"""The folder inside a head's for what going on needs, and inside it the head that it began as."""
+CHECKED = 4
+"""Held-out samples on which a trained head is compared with the served one."""
+MOST_IDS = 32768
+"""Ids that a new EAGLE-3 head drafts at most."""
+
+
+class Method(NamedTuple):
+    """How heads of a kind are begun, read and written."""
+
+    write_new: Callable[[Path, Checkpoint, NewHead], None]
+    load: Callable[..., Any]
+    save: Callable[..., None]
+
+
+METHODS: Mapping[str, Method] = {
+    EAGLE3: Method(write_new_eagle3, load_eagle3, save_eagle3),
+    MEDUSA: Method(write_new_medusa, load_medusa, save_medusa),
+}
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """How a head is trained.
+
+    Drafts are ``depth`` tokens long in training, and the loss of each depth weighs ``fading`` of
+    the one before. A new EAGLE-3 head drafts the ids that make up a share ``coverage`` of what the
+    target said, from the outputs of ``layers``.
+    """
+
+    loss: str = "forward-kl"
+    depth: int = 5
+    fading: float = 0.9
+    coverage: float = 0.99
+    layers: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise ConfigError(f"loss is {self.loss!r}; known are {', '.join(LOSSES)}.")
+        if not 1 <= self.depth <= 16:
+            raise ConfigError(f"depth is {self.depth}; give 1 to 16.")
+        for name in ("fading", "coverage"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give a share up to 1.")
+
+
+def train_head(
+    kind: str,
+    target: Path,
+    data: DataFolder,
+    begin: Path | None,
+    out: Path,
+    plan: Plan,
+    options: HeadOptions,
+) -> Judged:
+    """Train a head for ``target`` and write it to the folder ``out``; go on if that was begun.
+
+    It begins as the head in the folder ``begin``, or anew. Returns what is accepted on held-out
+    samples by the parameters that were written.
+    """
+    method, context = METHODS[kind], data.about.context
+    setup = set_up(target, None, {"max_model_len": context, "max_num_seqs": 1})
+    checkpoint, model = setup.checkpoint, load_target(setup.checkpoint, setup.config)
+    vocab_size = model.shape.vocab_size
+    if data.about.vocab_size != vocab_size:
+        raise ConfigError(
+            f"{data.folder} is of a target with {data.about.vocab_size} ids, and {target} has "
+            f"{vocab_size}; give the target that the data is of."
+        )
+    samples, begun = data.read(), out / WORK / BEGUN
+    if begin is None and not (begun / "config.json").exists():
+        ids = frequent_ids(samples.counts(vocab_size), options.coverage, MOST_IDS)
+        n = model.hidden_layers
+        layers = options.layers or (1, n // 2 - 1, n - 4)
+        new = NewHead(str(target), ids, layers, options.depth, plan.seed)
+        method.write_new(begun, checkpoint, new)
+    head = open_head(begin or begun, kind)
+    check_target(head, model.shape, model.hidden_size, model.hidden_layers)
+    ids = ids_of(head)
+    whole = np.array_equal(ids, np.arange(vocab_size))
+    layers = head.target_layers(model.hidden_layers)
+    teacher = Teacher(model, context, layers, None if whole else ids)
+    module = method.load(head, checkpoint, context)
+    task = HeadTask(module, teacher, ids, options.depth, LOSSES[options.loss], options.fading)
+    about = {
+        "kind": kind, "target": str(target), "begin": None if begin is None else str(begin),
+        "data": [shard.sha256 for shard in data.shards], **asdict(options),
+    }  # fmt: skip
+    training = Training(task, samples, plan, out / WORK, about)
+    judged = training.run()
+    if training.accelerator.is_main_process:
+        method.save(module, training.average.values, out, {})
+        if isinstance(model, NativeTransformer):
+            with training.average.applied():
+                check_served(out, module, model, teacher, samples.held_out[:CHECKED])
+    return judged

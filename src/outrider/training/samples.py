@@ -1,0 +1,211 @@
+"""Samples to train on: token ids, and which of them the target said, in shards with checksums.
+
+A data folder has ``data.json`` and shards of safetensors. A shard is written whole or not at all,
+and listed once it is there, so that what was interrupted goes on behind the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.fields import Fields, read_object
+from ..base.kept import write_kept
+from ..checkpoints.files import read_header, save_file
+from ..errors import ConfigError, ModelError
+
+VERSION = 1
+MANIFEST = "data.json"
+HELD_OUT = 20
+"""About one prompt in so many is held out."""
+
+
+class Sample(NamedTuple):
+    """Token ids int32 [n], and for each whether the target said it, so that it is learned.
+
+    ``prompt`` is the number of the prompt that it began with.
+    """
+
+    tokens: NDArray[np.int32]
+    said: NDArray[np.bool_]
+    prompt: int
+
+    @property
+    def is_held_out(self) -> bool:
+        """True for samples of about one prompt in ``HELD_OUT``, whatever else there is."""
+        return crc32(str(self.prompt).encode()) % HELD_OUT == 0
+
+
+class Shard(NamedTuple):
+    """A file of samples: its name, the SHA-256 of its bytes, and what it holds.
+
+    Its samples are of the prompts from ``first`` up to ``stop``.
+    """
+
+    file: str
+    sha256: str
+    first: int
+    stop: int
+    samples: int
+    tokens: int
+    said: int
+
+
+@dataclass(frozen=True)
+class About:
+    """What samples are made from and how: a folder goes on only with the same."""
+
+    target: str
+    vocab_size: int
+    prompts: str
+    num_prompts: int
+    temperatures: tuple[float, ...]
+    max_tokens: int
+    context: int
+    seed: int
+
+    def differs(self, other: About) -> list[str]:
+        """Return what differs in words, nothing where all is equal."""
+        return [
+            f"{name} is {theirs!r}, not {own!r}"
+            for name, own in vars(self).items()
+            if (theirs := getattr(other, name)) != own
+        ]
+
+
+class DataFolder:
+    """A folder of samples that is being written, or was."""
+
+    def __init__(self, folder: Path, about: About, shards: Sequence[Shard]) -> None:
+        self.folder, self.about, self.shards = folder, about, [*shards]
+
+    @classmethod
+    def opened(cls, folder: Path) -> DataFolder:
+        """Return the data in a folder. Raises ConfigError: there is none, or it is damaged."""
+        file = folder / MANIFEST
+        if not file.is_file():
+            raise ConfigError(
+                f"{folder} has no {MANIFEST}; write data there with outrider train data."
+            )
+        try:
+            values = Fields(read_object(file), str(file))
+            if values.whole("version") != VERSION:
+                raise values.refuse("version", f"{VERSION}; write the data again")
+            about = values.section("about")
+            listed = tuple(float(each) for each in about.listed("temperatures", float))
+            return cls(
+                folder,
+                About(
+                    about.text("target"), about.whole("vocab_size", 1), about.text("prompts"),
+                    about.whole("num_prompts", 1), listed, about.whole("max_tokens", 1),
+                    about.whole("context", 2), about.whole("seed", 0),
+                ),
+                [_shard(Fields(each, f"{file}: shards")) for each in values.listed("shards", dict)],
+            )  # fmt: skip
+        except ModelError as error:
+            raise ConfigError(str(error)) from None
+
+    @property
+    def done(self) -> int:
+        """Prompts whose samples are written."""
+        return self.shards[-1].stop if self.shards else 0
+
+    def add(self, samples: Sequence[Sample], first: int, stop: int) -> None:
+        """Write a shard of the prompts from ``first`` up to ``stop``. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = f"samples-{len(self.shards):05}.safetensors"
+        lengths = np.array([0, *(len(each.tokens) for each in samples)], np.int64)
+        columns = {
+            "offsets": np.cumsum(lengths),
+            "tokens": np.concatenate([np.empty(0, np.int32), *(s.tokens for s in samples)]),
+            "said": np.concatenate([np.empty(0, np.bool_), *(s.said for s in samples)]),
+            "prompts": np.array([s.prompt for s in samples], np.int64),
+        }
+        part = self.folder / f".{name}"
+        save_file(columns, part, {"format": "np"})
+        digest = sha256(part.read_bytes()).hexdigest()
+        part.replace(self.folder / name)
+        count, said = int(lengths.sum()), int(columns["said"].sum())
+        self.shards.append(Shard(name, digest, first, stop, len(samples), count, said))
+        write_kept(
+            self.folder / MANIFEST,
+            {
+                "version": VERSION,
+                "about": vars(self.about),
+                "shards": [each._asdict() for each in self.shards],
+            },
+        )
+
+    def read(self) -> Samples:
+        """Return all samples. Raises ConfigError: a shard is missing or damaged, or none holds any.
+
+        The bytes of each shard must be those that were written.
+        """
+        samples: list[Sample] = []
+        for shard in self.shards:
+            file = self.folder / shard.file
+            try:
+                same = sha256(file.read_bytes()).hexdigest() == shard.sha256
+            except OSError:
+                same = False
+            if not same:
+                raise ConfigError(
+                    f"{file} is missing or was changed; write the data again in a new folder."
+                )
+            columns = {name: entry.read() for name, entry in read_header(file).items()}
+            tokens, said, offsets = columns["tokens"], columns["said"], columns["offsets"]
+            spans = zip(offsets[:-1], offsets[1:], columns["prompts"].tolist(), strict=True)
+            samples += [Sample(tokens[a:b], said[a:b], prompt) for a, b, prompt in spans]
+        if not samples:
+            raise ConfigError(f"{self.folder} holds no samples; write some first.")
+        return Samples(samples)
+
+
+def _shard(values: Fields) -> Shard:
+    name = values.text("file")
+    if Path(name).name != name:
+        raise values.refuse("file", "the name of a file in the same folder")
+    counts = (values.whole(n, 0) for n in ("first", "stop", "samples", "tokens", "said"))
+    return Shard(name, values.text("sha256"), *counts)
+
+
+class Samples:
+    """Samples in the order of their prompts; some are held out, which nothing is trained on."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.train = [sample for sample in samples if not sample.is_held_out]
+        self.held_out = [sample for sample in samples if sample.is_held_out]
+
+    def epoch(self, seed: int, number: int) -> list[Sample]:
+        """Return the samples to train on in the order of an epoch."""
+        order = np.random.default_rng((seed, number)).permutation(len(self.train))
+        return [self.train[i] for i in order]
+
+    def counts(self, vocab_size: int) -> NDArray[np.int64]:
+        """Return how often the target said each id in the samples to train on."""
+        said = [sample.tokens[sample.said] for sample in self.train]
+        counted: NDArray[np.int64] = np.bincount(
+            np.concatenate([np.empty(0, np.int32), *said]), minlength=vocab_size
+        )
+        return counted
+
+
+def batches(samples: Sequence[Sample], tokens: int) -> Iterator[list[Sample]]:
+    """Yield batches of so many tokens that the target said, the last sample of each whole."""
+    batch: list[Sample] = []
+    count = 0
+    for sample in samples:
+        batch.append(sample)
+        count += int(sample.said.sum())
+        if count >= tokens:
+            yield batch
+            batch, count = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,115 @@
+"""Acceptance as it is served: a drafter beside plain decoding, by the engine that serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+from statistics import median, stdev
+from typing import NamedTuple
+
+from ..base.types import SamplingParams
+from ..bench.intervals import student
+from ..bench.record import Pass, frozen, run_all, total
+from ..drafters.base import NoSpec
+from ..engine.build import build_engine
+from ..engine.setup import set_up
+from ..errors import TrainingError
+from ..llm import LLM
+from ..models.base import Model
+
+ROUNDS = 3
+
+
+class Served(NamedTuple):
+    """What a drafter gives at one temperature.
+
+    ``acceptance_length`` is of all steps, with a 95 % interval over prompts; ``speedup`` of
+    decoding one request at a time, the median of rounds beside plain decoding.
+    """
+
+    temperature: float
+    acceptance_length: float
+    interval: tuple[float, float]
+    by_position: list[float]
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    speedup: float
+    prompts: int
+
+
+class Serving:
+    """A target that prompts, lists of ids, are continued with: plainly and by drafters."""
+
+    def __init__(
+        self,
+        target: Path,
+        model: Model,
+        prompts: Sequence[list[int]],
+        max_tokens: int,
+        context: int,
+    ) -> None:
+        self._target, self._model, self._prompts = target, model, [*prompts]
+        self._max_tokens, self._context = max_tokens, context
+        self._plain = self._open(None)
+
+    def _open(self, drafter: Path | None) -> LLM:
+        spec = NoSpec() if drafter is None else drafter
+        options = {
+            "max_num_seqs": 1, "max_model_len": self._context, "enable_prefix_caching": False,
+        }  # fmt: skip
+        setup = set_up(self._target, spec, options)
+        return LLM.from_engine(setup, build_engine(setup, model=self._model))
+
+    def measure(
+        self, drafter: Path, length: int, temperatures: Sequence[float], told: Callable[[], None]
+    ) -> list[Served]:
+        """Return what a drafter gives with drafts of ``length``.
+
+        ``told`` is called after each pass. Raises TrainingError: an output differs from plain
+        decoding's, which an exact engine cannot.
+        """
+        llm, found = self._open(drafter), list[Served]()
+        llm.set_speculation(replace(llm.speculation, num_speculative_tokens=length))
+        for temperature in temperatures:
+            params = [
+                SamplingParams(temperature=temperature, seed=i, max_tokens=self._max_tokens)
+                for i in range(len(self._prompts))
+            ]
+            plain: list[Pass] = []
+            drafted: list[Pass] = []
+            with frozen():
+                for _ in range(ROUNDS):
+                    for each, runs in ((self._plain, plain), (llm, drafted)):
+                        runs.append(run_all(each, self._prompts, params))
+                        told()
+            if plain[0].outputs != drafted[0].outputs:
+                raise TrainingError(
+                    "outputs with the drafter differ from plain decoding; please report this."
+                )
+            found.append(_served(temperature, plain, drafted))
+        return found
+
+
+def _served(temperature: float, plain: Sequence[Pass], drafted: Sequence[Pass]) -> Served:
+    counts = total(state.counts for state in drafted[0].states)
+    lengths = [
+        1 + state.counts.accepted / state.counts.drafts
+        for state in drafted[0].states
+        if state.counts.drafts
+    ]
+    mean, near = counts.acceptance_length or 1.0, 0.0
+    if len(lengths) > 1:
+        near = student(len(lengths) - 1) * stdev(lengths) / sqrt(len(lengths))
+    ratios = [a.speed / b.speed for a, b in zip(drafted, plain, strict=True)]
+    return Served(
+        temperature,
+        mean,
+        (mean - near, mean + near),
+        counts.acceptance_by_position or [],
+        median(run.speed for run in drafted),
+        median(run.speed for run in plain),
+        median(ratios),
+        len(drafted[0].states),
+    )

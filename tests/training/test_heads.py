@@ -1,0 +1,170 @@
+"""Heads in training beside the native step that serves them."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig
+
+from outrider.checkpoints.checkpoint import open_checkpoint
+from outrider.checkpoints.heads import EAGLE3, read_head
+from outrider.models.native import NativeTransformer
+from outrider.models.native_heads import NativeHead
+from outrider.models.rows import Segment
+from outrider.native import choice as native
+from outrider.training.eagle3 import Eagle3, rows_of
+from outrider.training.head_files import (
+    NewHead,
+    frequent_ids,
+    ids_of,
+    load_eagle3,
+    open_head,
+    save_eagle3,
+    write_new_eagle3,
+)
+from outrider.training.heads import HeadTask
+from outrider.training.losses import forward_kl
+from outrider.training.samples import Sample
+from outrider.training.teacher import Teacher
+from tests.support.heads import Eagle, make_head, save_head
+from tests.support.loading import native_model
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
+LENGTH, DEPTH = 24, 4
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "norm before residual": {"state_normed": True},
+    "norm before fc": {"norm_before_fc": True, "output_normed": True},
+    "fc norm": {"fc_norm": True},
+}
+
+
+@pytest.fixture(scope="module")
+def target(tiny_llama: Path) -> NativeTransformer:
+    return native_model(native.library(), tiny_llama, "float32", 64)
+
+
+def samples(count: int, seed: int = 0) -> list[Sample]:
+    draw = np.random.default_rng(seed)
+    said = np.arange(LENGTH) >= 9
+    return [
+        Sample(draw.integers(0, 300, LENGTH).astype(np.int32), said, number)
+        for number in range(count)
+    ]
+
+
+def teacher_of(target: NativeTransformer, head: Any) -> Teacher:
+    return Teacher(target, 64, head.target_layers(target.hidden_layers), ids_of(head))
+
+
+@pytest.mark.parametrize("layout", ["speculators", "safeailab"])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_training_computes_what_serving_does(
+    kind: str, layout: str, tiny_llama: Path, target: NativeTransformer, tmp_path: Path
+) -> None:
+    if layout == "safeailab" and KINDS[kind]:
+        pytest.skip("its configs have no such flags")
+    about = Eagle(**KINDS[kind])
+    folder = save_head(
+        make_head(about, AutoConfig.from_pretrained(tiny_llama)), tmp_path / "head", layout
+    )
+    head = open_head(folder, EAGLE3)
+    module = load_eagle3(head, open_checkpoint(tiny_llama), 64)
+    lessons = [teacher_of(target, head).teach(each) for each in samples(3)]
+    rows = rows_of(lessons)
+    found = [module.logits(d, x) for d, x in enumerate(module.unroll(rows, DEPTH))]
+    model, ids = NativeHead(head, target, 64, "none"), ids_of(head)
+    pages = array("i", range(1, 17))
+    for number, lesson in enumerate(lessons):
+        tokens = lesson.tokens.tolist()
+        fused = rows.fused[rows.begins[number] : rows.begins[number + 1]]
+        width = target.hidden_size
+        hidden = [np.ascontiguousarray(part) for part in fused.split(width, -1)]
+        count = len(tokens) - 1
+        states, places = np.empty((count, model.hidden_size), np.float32), array("i", range(count))
+        model.fuse(hidden, places, states, places)
+        for place in (9, 15):
+            at = rows.firsts[number] + int((lesson.rows == place).nonzero())
+            ended = model.shape.num_layers
+            segment = Segment(
+                tokens[1 : place + 1], 1, pages, 1, len(tokens), first=1, states=states[:place]
+            )
+            store = model.new_store(20, 4)
+            for depth in range(DEPTH):
+                output = model.run([segment], store, (ended,))
+                np.testing.assert_allclose(
+                    output.logits[0, ids], found[depth][at], rtol=2e-3, atol=2e-4
+                )
+                after = place + depth + 1
+                segment = segment._replace(
+                    tokens=tokens[after : after + 1], start=after,
+                    states=output.hidden[ended][-1:].copy(),
+                )  # fmt: skip
+
+
+def new_head(folder: Path, tiny_llama: Path, ids: np.ndarray) -> Eagle3:
+    checkpoint = open_checkpoint(tiny_llama)
+    write_new_eagle3(folder, checkpoint, NewHead(str(tiny_llama), ids, (0, 1, 1), DEPTH, 0))
+    return load_eagle3(open_head(folder, EAGLE3), checkpoint, 64)
+
+
+def test_a_new_head_is_a_checkpoint_that_can_be_served(
+    tiny_llama: Path, target: NativeTransformer, tmp_path: Path
+) -> None:
+    ids = frequent_ids(np.bincount(np.arange(300) % 200, minlength=320), 1.0, 128)
+    assert len(ids) == 128
+    module = new_head(tmp_path / "new", tiny_llama, ids)
+    NativeHead(read_head(tmp_path / "new"), target, 64, "none")
+    save_eagle3(module, None, tmp_path / "saved", {"note": 1})
+    again = load_eagle3(open_head(tmp_path / "saved", EAGLE3), open_checkpoint(tiny_llama), 64)
+    assert read_head(tmp_path / "saved").files.config["note"] == 1
+    for name, weight in module.named_parameters():
+        torch.testing.assert_close(again.get_parameter(name), weight.bfloat16().float())
+    assert (ids_of(again.head) == ids).all()
+
+
+def test_each_depth_has_its_label(
+    tiny_llama: Path, target: NativeTransformer, tmp_path: Path
+) -> None:
+    """The loss of a batch is that of each sample's drafts, one by one."""
+    module = new_head(tmp_path / "new", tiny_llama, np.arange(320))
+    task = HeadTask(module, teacher_of(target, module.head), np.arange(320), DEPTH, forward_kl, 0.5)
+    batch = samples(3)
+    total = tokens = 0.0
+    for sample in batch:
+        lesson = teacher_of(target, module.head).teach(sample)
+        rows = rows_of([lesson])
+        said = [module.logits(d, x) for d, x in enumerate(module.unroll(rows, DEPTH))]
+        position = {int(row): i for i, row in enumerate(lesson.rows)}
+        for i, row in enumerate(lesson.rows.tolist()):
+            for depth, logits in enumerate(said):
+                label = position.get(row + depth)
+                if label is not None:
+                    p = lesson.log_probabilities()[label].exp()
+                    total += 0.5**depth * -(p * logits[i].log_softmax(-1)).sum().item()
+            tokens += 1
+    learned = task.learn(batch)
+    assert learned.tokens == tokens
+    assert learned.loss == pytest.approx(total / tokens / (1 + 0.5 + 0.25 + 0.125), rel=1e-4)
+    expected = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    rows = rows_of([teacher_of(target, module.head).teach(each) for each in batch])
+    assert all(g.isfinite().all() and g.any() for g in expected)
+    # The same by one graph.
+    from outrider.training.heads import Labels
+
+    lessons = [teacher_of(target, module.head).teach(each) for each in batch]
+    labels, loss = Labels(lessons, rows), torch.zeros(())
+    for depth, x in enumerate(module.unroll(rows, DEPTH)):
+        at = labels.at(depth)
+        log_q = module.logits(depth, x[at.drafts]).log_softmax(-1)
+        loss = loss + 0.5**depth * forward_kl(labels.log_p[at.labels], log_q).sum()
+    (loss / tokens / 1.875).backward()
+    for gradient, parameter in zip(expected, module.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)

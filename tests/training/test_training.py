@@ -1,0 +1,170 @@
+"""The loop: exact resumption, and what ends it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from outrider.errors import ConfigError, TrainingError
+from outrider.training.loop import CURVES, STATE, Judged, Learned, Plan, Task, Training
+from outrider.training.samples import Sample, Samples
+
+PLAN = Plan(steps=60, batch=8, rate=0.05, average=0.5, judge_every=5, patience=0)
+
+
+class Killed(Exception):
+    pass
+
+
+class Toy(Task):
+    """Learns which id follows an id; ``dies`` after so many batches."""
+
+    def __init__(self, dies: int | None = None) -> None:
+        torch.manual_seed(0)
+        self.module = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 16))
+        self.left = dies
+
+    def learn(self, batch: Sequence[Sample]) -> Learned:
+        if self.left is not None:
+            if not self.left:
+                raise Killed
+            self.left -= 1
+        ids = torch.stack([torch.from_numpy(s.tokens).long() for s in batch])
+        loss = nn.functional.cross_entropy(
+            self.module(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()
+        )
+        loss.backward()
+        return Learned(loss.item(), ids.numel())
+
+    def judge(self, samples: Sequence[Sample]) -> Judged:
+        ids = torch.stack([torch.from_numpy(s.tokens).long() for s in samples])
+        right = (self.module(ids[:, :-1]).argmax(-1) == ids[:, 1:]).float().mean().item()
+        return Judged(1 + right, 1 + right)
+
+
+def samples(count: int = 200) -> Samples:
+    made = []
+    for number in range(count):
+        start = number % 16
+        tokens = np.array([(start + 3 * i) % 16 for i in range(4)], np.int32)
+        made.append(Sample(tokens, np.ones(4, np.bool_), number))
+    return Samples(made)
+
+
+def weights(task: Toy, training: Training) -> list[torch.Tensor]:
+    return [*task.module.state_dict().values(), *training.average.values.values()]
+
+
+def test_killed_three_times_it_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Toy()
+    first = Training(whole, samples(), PLAN, tmp_path / "whole", {"of": 1})
+    judged = first.run()
+    assert judged.acceptance_length > 1.9
+    monkeypatch.setattr("outrider.training.loop.SAVE_SECONDS", 0.0)
+    draw = random.Random(0)
+    for _ in range(3):
+        task = Toy(dies=draw.randrange(3, 12))
+        with pytest.raises(Killed):
+            Training(task, samples(), PLAN, tmp_path / "parts", {"of": 1}).run()
+    last = Toy()
+    training = Training(last, samples(), PLAN, tmp_path / "parts", {"of": 1})
+    assert 0 < training.step < 60
+    assert training.run() == judged
+    for a, b in zip(weights(whole, first), weights(last, training), strict=True):
+        assert torch.equal(a, b)
+    tables = [
+        [line.split(",")[0:1] + line.split(",")[2:] for line in text.splitlines()]
+        for text in ((tmp_path / name / CURVES).read_text() for name in ("whole", "parts"))
+    ]
+    assert tables[0] == tables[1]
+    assert len(tables[0]) == 1 + 60 // 5
+
+
+def test_a_finished_training_is_not_repeated(tmp_path: Path) -> None:
+    Training(Toy(), samples(), PLAN, tmp_path, {}).run()
+    task = Toy(dies=0)
+    training = Training(task, samples(), PLAN, tmp_path, {})
+    assert training.run().acceptance_length > 1.9
+
+
+def test_another_training_is_refused(tmp_path: Path) -> None:
+    Training(Toy(), samples(), PLAN, tmp_path, {"target": "a"})
+    for plan, about, what in (
+        (Plan(**{**vars(PLAN), "steps": 61}), {"target": "a"}, "steps is 60, not 61"),
+        (PLAN, {"target": "b"}, "target is 'a', not 'b'"),
+    ):
+        with pytest.raises(ConfigError, match=what):
+            Training(Toy(), samples(), plan, tmp_path, about)
+
+
+def test_a_loss_that_is_not_finite_ends_it_with_the_last_good_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.training.loop.SAVE_SECONDS", 0.0)
+    task = Toy()
+    learn = task.learn
+    batches = 0
+
+    def bad(batch: Sequence[Sample]) -> Learned:
+        nonlocal batches
+        batches += 1
+        learned = learn(batch)
+        return learned._replace(loss=float("nan")) if batches == 8 else learned
+
+    task.learn = bad
+    with pytest.raises(TrainingError, match=r"not finite at step 8; .*last good state"):
+        Training(task, samples(), PLAN, tmp_path, {}).run()
+    state = torch.load(tmp_path / STATE, weights_only=True)
+    assert state["step"] == 7
+    assert all(value.isfinite().all() for value in state["module"].values())
+
+
+def test_a_full_disk_leaves_the_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.training.loop.SAVE_SECONDS", 0.0)
+    task = Toy(dies=5)
+    with pytest.raises(Killed):
+        Training(task, samples(), PLAN, tmp_path, {}).run()
+    save = torch.save
+
+    def full(state: object, file: Path) -> None:
+        file.write_bytes(b"half")
+        raise RuntimeError("[enforce fail at inline_container.cc:1] . PytorchStreamWriter failed")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="cannot be written"):
+        Training(Toy(), samples(), PLAN, tmp_path, {}).run()
+    monkeypatch.setattr(torch, "save", save)
+    assert Training(Toy(), samples(), PLAN, tmp_path, {}).step == 5
+
+
+def test_it_stops_when_nothing_gets_better(tmp_path: Path) -> None:
+    task = Toy()
+    plan = Plan(steps=400, batch=8, rate=0.05, average=0.5, judge_every=5, patience=3)
+    training = Training(task, samples(), plan, tmp_path, {})
+    assert training.run().acceptance_length == 2.0
+    assert training.step < 200
+
+
+def test_minutes_become_steps_once(tmp_path: Path) -> None:
+    plan = Plan(minutes=0.02, batch=8)
+    steps = Training(Toy(), samples(), plan, tmp_path, {}).plan.steps
+    assert steps >= 1
+    assert Training(Toy(), samples(), plan, tmp_path, {}).plan.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("epochs", 0), ("rate", float("nan")), ("batch", 0), ("steps", 0), ("minutes", -1),
+     ("average", 1.0), ("judge_every", 0), ("clip", 0), ("accumulate", 2**31)],
+)  # fmt: skip
+def test_a_plan_out_of_range_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Plan(**{name: value})
