@@ -5,7 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..base.extras import torch_for
-from .common import AsJson, counted, ended_cleanly, numbers, screen, write_json
+from .common import (
+    AsJson,
+    counted,
+    ended_cleanly,
+    new_table,
+    numbers,
+    report_console,
+    screen,
+    telling,
+    write_json,
+)
 from .flags import argument, setting
 from .spelling import App
 
@@ -28,7 +38,7 @@ def data(
     out: Path = setting(..., OUT, "--out", "-o"),
     temperature: str = setting("0,0.8", "Temperatures, with commas: prompts take turns."),
     max_tokens: int = setting(256, "Tokens of an answer at most.", min=1),
-    context: int = setting(1024, "Tokens of a sample at most.", min=16),
+    context: int | None = setting(None, "Tokens of a sample at most; 1024 unless given.", min=16),
     seed: int = setting(0, "All seeds follow from it.", min=0, max=2**20),
     samples: int | None = setting(None, "Prompts to answer; all unless given.", min=1),
     skip_bad: bool = setting(False, "Leave out prompts that are bad.", "--skip-bad"),
@@ -93,3 +103,49 @@ def eagle3(
             f"{out}: {judged.acceptance_length:.2f} tokens a step at temperature 0, "
             f"{judged.coupled_length:.2f} at 1, on held-out samples"
         )
+
+
+@app.command()
+def adapt(
+    target: str = setting(..., MODEL, "--target"),
+    drafter: str = setting(..., "The head to begin with: its folder or hub name.", "--drafter"),
+    prompts: Path = setting(..., "Prompts of the domain: a .jsonl file.", "--prompts"),
+    out: Path = setting(..., OUT, "--out", "-o"),
+    max_tokens: int = setting(256, "Tokens of an answer at most.", min=1),
+    samples: int | None = setting(None, "Prompts to answer; all unless given.", min=1),
+    minutes: float | None = setting(None, "About so many minutes of training, all together."),
+    epochs: float = setting(3.0, "Times that all samples are seen."),
+    rate: float = setting(2e-4, "The learning rate."),
+    skip_bad: bool = setting(False, "Leave out prompts that are bad.", "--skip-bad"),
+    json_: AsJson = False,
+) -> None:
+    """Adapt a head to a domain; say what it gains there, what it forgets, and whether to deploy."""
+    with torch_for("outrider train"):
+        from ..training.adapt import AdaptOptions
+        from ..training.adapt import adapt as adapted
+        from ..training.adapt_page import HEADS, page, rows
+        from ..training.data import DataOptions
+        from ..training.loop import Plan
+        from ..training.run_heads import HeadOptions
+
+    options = AdaptOptions(
+        data=DataOptions(
+            prompts=prompts, max_tokens=max_tokens, samples=samples, skip_bad=skip_bad
+        ),
+        plan=Plan(epochs=epochs, minutes=minutes, rate=rate),
+        head=HeadOptions(),
+    )
+    with ended_cleanly(), telling("adapting") as told:
+        report = adapted(target, drafter, out, options, told)
+    write_json(report, str(out / "report.json"))
+    (out / "report.html").write_text(page(report), encoding="utf-8")
+    if json_:
+        write_json(report, "-")
+        return
+    grid = new_table(*HEADS[:2], right=HEADS[2:])
+    for row in rows(report):
+        grid.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row))
+    console = report_console(on_stderr=False)
+    console.print(grid)
+    console.print(report["verdict"]["why"])
+    console.print(f"{out / 'report.html'} shows it; the head is in {report['head']}.")

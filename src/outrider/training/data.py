@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..bench.workload import Item
+from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import find_folder
 from ..errors import ConfigError
 from ..llm import LLM
@@ -17,6 +19,8 @@ from .self_prompts import write_prompts
 
 TOGETHER = 32
 """Answers that are decoded together."""
+CONTEXT = 1024
+"""Tokens of a sample at most, unless the model has fewer or the user says otherwise."""
 OWN_PROMPTS = 5000
 """Prompts that a target writes itself unless it is told how many."""
 PROMPTS = "prompts.jsonl"
@@ -26,13 +30,14 @@ PROMPTS = "prompts.jsonl"
 class DataOptions:
     """What data is made of: see ``outrider train data --help``.
 
-    Without ``prompts`` the target writes them itself.
+    Without ``prompts`` the target writes them itself. A ``context`` of None is ``CONTEXT``, or the
+    model's.
     """
 
     prompts: Path | None = None
     temperatures: tuple[float, ...] = (0.0, 0.8)
     max_tokens: int = 256
-    context: int = 1024
+    context: int | None = None
     seed: int = 0
     samples: int | None = None
     skip_bad: bool = False
@@ -43,7 +48,7 @@ class DataOptions:
 
 
 def make_data(
-    target: str, out: Path, options: DataOptions, told: Callable[[int, int], None],
+    target: str, out: Path, options: DataOptions, told: Callable[..., None],
     said: Callable[[str], None],
 ) -> DataFolder:  # fmt: skip
     """Have ``target`` answer the prompts, write what it says to ``out``, and return it.
@@ -53,12 +58,14 @@ def make_data(
     """
     file, folder = options.prompts, find_folder(target)
     items = [] if file is None else read_prompts(file, options.skip_bad, said)[: options.samples]
-    llm = LLM(folder, max_num_seqs=TOGETHER, max_model_len=options.context)
+    known = open_checkpoint(folder).shape.context
+    context = min(CONTEXT, known) if options.context is None else options.context
+    llm = LLM(folder, max_num_seqs=TOGETHER, max_model_len=context)
     if file is None:
         items = _own_prompts(llm, out / PROMPTS, options, told)
     about = About(
         str(folder), llm.engine.model.shape.vocab_size, digest(items), len(items),
-        options.temperatures, options.max_tokens, options.context, options.seed,
+        options.temperatures, options.max_tokens, context, options.seed,
     )  # fmt: skip
     data = DataFolder(out, about, ())
     if (out / MANIFEST).exists():
@@ -78,12 +85,12 @@ def make_data(
 
 
 def _own_prompts(
-    llm: LLM, file: Path, options: DataOptions, told: Callable[[int, int], None]
+    llm: LLM, file: Path, options: DataOptions, told: Callable[..., None]
 ) -> list[Item]:
     """Return the prompts that the target writes itself, which ``file`` keeps."""
     count = options.samples or OWN_PROMPTS
     if file.exists():
         return read_prompts(file, False, lambda said: None)[:count]
-    items = write_prompts(llm, count, options.seed, told)
+    items = write_prompts(llm, count, options.seed, partial(told, what="writing prompts"))
     save_prompts(items, file)
     return items

@@ -60,7 +60,7 @@ class HeadOptions:
 
     Drafts are ``depth`` tokens long in training, and the loss of each depth weighs ``fading`` of
     the one before. A new EAGLE-3 head drafts the ids that make up a share ``coverage`` of what the
-    target said, from the outputs of ``layers``.
+    target said, from the outputs of ``layers``. It is trained on a ``share`` of the samples.
     """
 
     loss: str = "forward-kl"
@@ -68,15 +68,24 @@ class HeadOptions:
     fading: float = 0.9
     coverage: float = 0.99
     layers: tuple[int, ...] | None = None
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise ConfigError(f"loss is {self.loss!r}; known are {', '.join(LOSSES)}.")
         if not 1 <= self.depth <= 16:
             raise ConfigError(f"depth is {self.depth}; give 1 to 16.")
-        for name in ("fading", "coverage"):
+        for name in ("fading", "coverage", "share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a share up to 1.")
+
+
+def usual_layers(count: int) -> tuple[int, int, int]:
+    """Return the layers of a target that a new head is made from: an early, a middle, a late one.
+
+    EAGLE-3 takes what enters layers 2, n / 2 and n - 3.
+    """
+    return (1, count // 2 - 1, count - 4) if count >= 6 else (0, (count - 1) // 2, count - 1)
 
 
 def train_head(
@@ -102,11 +111,10 @@ def train_head(
             f"{data.folder} is of a target with {data.about.vocab_size} ids, and {target} has "
             f"{vocab_size}; give the target that the data is of."
         )
-    samples, begun = data.read(), out / WORK / BEGUN
+    samples, begun = data.read().share(options.share), out / WORK / BEGUN
     if begin is None and not (begun / "config.json").exists():
         ids = frequent_ids(samples.counts(vocab_size), options.coverage, MOST_IDS)
-        n = model.hidden_layers
-        layers = options.layers or (1, n // 2 - 1, n - 4)
+        layers = options.layers or usual_layers(model.hidden_layers)
         new = NewHead(str(target), ids, layers, options.depth, plan.seed)
         method.write_new(begun, checkpoint, new)
     head = open_head(begin or begun, kind)

@@ -183,6 +183,11 @@ class Samples:
         self.train = [sample for sample in samples if not sample.is_held_out]
         self.held_out = [sample for sample in samples if sample.is_held_out]
 
+    def share(self, share: float) -> Samples:
+        """Return the samples with a share of those to train on, the first ones."""
+        kept = self.train[: max(1, round(share * len(self.train)))]
+        return Samples([*kept, *self.held_out])
+
     def epoch(self, seed: int, number: int) -> list[Sample]:
         """Return the samples to train on in the order of an epoch."""
         order = np.random.default_rng((seed, number)).permutation(len(self.train))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 from statistics import median, stdev
 from typing import NamedTuple
@@ -25,18 +25,20 @@ ROUNDS = 3
 class Served(NamedTuple):
     """What a drafter gives at one temperature.
 
-    ``acceptance_length`` is of all steps, with a 95 % interval over prompts; ``speedup`` of
-    decoding one request at a time, the median of rounds beside plain decoding.
+    ``acceptance_length`` is of all steps, with a 95 % interval over prompts, whose own are
+    ``lengths``; ``acceptance_rate`` is accepted / drafted. ``speedup`` is of decoding one request
+    at a time, the median of rounds beside plain decoding.
     """
 
     temperature: float
     acceptance_length: float
     interval: tuple[float, float]
+    acceptance_rate: float
     by_position: list[float]
     tokens_per_second: float
     plain_tokens_per_second: float
     speedup: float
-    prompts: int
+    lengths: list[float]
 
 
 class Serving:
@@ -95,21 +97,25 @@ class Serving:
 def _served(temperature: float, plain: Sequence[Pass], drafted: Sequence[Pass]) -> Served:
     counts = total(state.counts for state in drafted[0].states)
     lengths = [
-        1 + state.counts.accepted / state.counts.drafts
-        for state in drafted[0].states
-        if state.counts.drafts
+        1 + state.counts.accepted / max(1, state.counts.drafts) for state in drafted[0].states
     ]
-    mean, near = counts.acceptance_length or 1.0, 0.0
-    if len(lengths) > 1:
-        near = student(len(lengths) - 1) * stdev(lengths) / sqrt(len(lengths))
+    mean, near = counts.acceptance_length or 1.0, error_of_mean(lengths)
     ratios = [a.speed / b.speed for a, b in zip(drafted, plain, strict=True)]
     return Served(
         temperature,
         mean,
         (mean - near, mean + near),
+        counts.acceptance_rate or 0.0,
         counts.acceptance_by_position or [],
         median(run.speed for run in drafted),
         median(run.speed for run in plain),
         median(ratios),
-        len(drafted[0].states),
+        lengths,
     )
+
+
+def error_of_mean(values: Sequence[float]) -> float:
+    """Return half of the 95 % interval of a mean; infinite for fewer than two values."""
+    if len(values) < 2:
+        return inf
+    return student(len(values) - 1) * stdev(values) / sqrt(len(values))

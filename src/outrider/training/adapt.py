@@ -1,0 +1,219 @@
+"""Adapts a head to a domain: data, training on more and more of it, acceptance before and after.
+
+Acceptance is measured as it is served, on prompts of the domain that nothing was trained on and on
+general ones, so that what is forgotten shows.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from ..bench.load.datasets import load_prompts
+from ..bench.machine import machine
+from ..checkpoints.families import find_folder
+from ..checkpoints.heads import read_head
+from ..checkpoints.tokenizers import read_codec
+from ..engine.build import load_target
+from ..engine.setup import set_up
+from ..errors import ConfigError, RequestError
+from ..text.codec import TextCodec
+from .data import DataOptions, make_data
+from .loop import Plan
+from .run_heads import WORK, HeadOptions, train_head
+from .samples import Samples
+from .served import Served, Serving, error_of_mean
+
+SHARES = (0.1, 0.3, 1.0)
+"""Of the data, on which a head is trained one after the other: how much is enough shows."""
+FEWEST_HELD_OUT, MOST_PROMPTS = 4, 24
+MEASURED_TOKENS = 128
+"""Of an output that acceptance is measured on, at most."""
+GENERAL = ("chat", "prose", "edit")
+"""Bundled workloads."""
+GOOD_RATE = 0.60
+"""Accepted share of drafted tokens from which on a drafter is deployed, whatever it was before."""
+MOST_FORGOTTEN = 0.02
+"""Share of the acceptance length on general prompts that may be lost."""
+HOPELESS = 0.01
+"""Gain that at least the interval's upper end must reach, or training ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptOptions:
+    """How a drafter is adapted: its data, its training, and how acceptance is measured."""
+
+    data: DataOptions
+    plan: Plan
+    head: HeadOptions
+    length: int = 4
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+
+
+class Gain(NamedTuple):
+    """The relative gain of acceptance length over prompts, with its 95 % interval."""
+
+    gain: float
+    low: float
+    high: float
+
+
+class Point(NamedTuple):
+    """What a head reaches that was trained on a share of the data, 0 for the one to begin with.
+
+    ``domain`` and ``general`` are by temperature, ``gain`` and ``kept`` the gain on each over the
+    one to begin with, at all temperatures together.
+    """
+
+    share: float
+    samples: int
+    said: int
+    domain: list[Served]
+    general: list[Served]
+    gain: Gain
+    kept: Gain
+
+
+class Verdict(NamedTuple):
+    """Whether to deploy the adapted head, and why in a sentence."""
+
+    deploy: bool
+    why: str
+
+
+def gain_of(before: Sequence[Served], after: Sequence[Served]) -> Gain:
+    """Return the gain of acceptance length, prompt by prompt."""
+    old = [length for each in before for length in each.lengths]
+    new = [length for each in after for length in each.lengths]
+    ratios = [b / a - 1 for a, b in zip(old, new, strict=True)]
+    near = error_of_mean(ratios)
+    return Gain(mean(ratios), mean(ratios) - near, mean(ratios) + near)
+
+
+def judge(best: Point) -> Verdict:
+    """Return whether a head is worth deploying in the place of the one that it began as."""
+    gain, kept, greedy = best.gain, best.kept, best.domain[0]
+    if gain.low <= 0:
+        return Verdict(
+            False,
+            f"no gain: {gain.gain:+.1%} [{gain.low:+.1%} {gain.high:+.1%}] on the domain; keep the "
+            "drafter, or give more prompts.",
+        )
+    if kept.gain < -MOST_FORGOTTEN:
+        return Verdict(
+            False,
+            f"it forgets: {kept.gain:+.1%} on general prompts, more than {MOST_FORGOTTEN:.0%}; mix "
+            "general prompts into those of the domain.",
+        )
+    if greedy.acceptance_rate < GOOD_RATE and greedy.speedup <= 1:
+        return Verdict(
+            False,
+            f"better but not good: {greedy.acceptance_rate:.0%} of the drafted tokens are accepted "
+            f"and decoding is {greedy.speedup:.2f} times as fast as without; give more prompts.",
+        )
+    return Verdict(
+        True,
+        f"deploy it: {gain.gain:+.1%} [{gain.low:+.1%} {gain.high:+.1%}] on the domain, "
+        f"{kept.gain:+.1%} on general ones, {greedy.speedup:.2f} times as fast as plain decoding.",
+    )
+
+
+def adapt(
+    target: str, drafter: str, out: Path, options: AdaptOptions, told: Callable[[str], None]
+) -> dict[str, Any]:
+    """Adapt the head ``drafter`` to a domain's prompts, and return the report.
+
+    The best one is written to ``out``/head. ``told`` gets what is being done. Raises ConfigError:
+    the drafter is no head, or there are too few prompts to hold some out.
+    """
+    folder, begin = find_folder(target), find_folder(drafter)
+    head = read_head(begin)
+    if head is None:
+        raise ConfigError(f"{begin} is no head; give one that outrider train can go on with.")
+    told("the target answers the prompts")
+    data = make_data(target, out / "data", options.data, lambda *_: None, told)
+    samples, context = data.read(), data.about.context
+    if len(samples.held_out) < FEWEST_HELD_OUT:
+        raise ConfigError(
+            f"{data.done} prompts are too few to hold some out for measuring; give 200 or more."
+        )
+    setup = set_up(folder, None, {"max_model_len": context, "max_num_seqs": 1})
+    model, codec = load_target(setup.checkpoint, setup.config), read_codec(folder)
+    most = context - MEASURED_TOKENS
+    places = [
+        Serving(folder, model, _shorter(prompts, most), MEASURED_TOKENS, context)
+        for prompts in (_prompts(samples), _general(codec))
+    ]
+
+    def measured(of: Path) -> list[list[Served]]:
+        return [
+            each.measure(of, options.length, options.temperatures, lambda: None) for each in places
+        ]
+
+    told("acceptance before")
+    before = measured(begin)
+    none = Gain(0.0, 0.0, 0.0)
+    points = [Point(0.0, 0, 0, before[0], before[1], none, none)]
+    for share in SHARES:
+        told(f"training on {share:.0%} of the data")
+        place, some = out / f"share-{share:g}", samples.share(share)
+        plan = options.plan
+        if plan.minutes is not None:
+            plan = replace(plan, minutes=plan.minutes * share / sum(SHARES))
+        own = replace(options.head, share=share)
+        train_head(head.kind, folder, data, begin, place, plan, own)
+        told(f"acceptance after {share:.0%} of the data")
+        after = measured(place)
+        gains = [gain_of(a, b) for a, b in zip(before, after, strict=True)]
+        said = sum(int(sample.said.sum()) for sample in some.train)
+        points.append(Point(share, len(some.train), said, after[0], after[1], gains[0], gains[1]))
+        if all(point.gain.high < HOPELESS for point in points[1:]) and len(points) > 2:
+            break
+    best = max(points[1:], key=lambda point: (point.kept.gain >= -MOST_FORGOTTEN, point.gain.gain))
+    place = out / f"share-{best.share:g}"
+    shutil.rmtree(out / "head", ignore_errors=True)
+    shutil.copytree(place, out / "head", ignore=shutil.ignore_patterns(WORK))
+    return {
+        "machine": machine(), "target": str(folder), "drafter": str(begin), "kind": head.kind,
+        "prompts": str(options.data.prompts), "num_speculative_tokens": options.length,
+        "points": [as_dict(point) for point in points], "best_share": best.share,
+        "verdict": judge(best)._asdict(), "head": str(out / "head"),
+    }  # fmt: skip
+
+
+def as_dict(point: Point) -> dict[str, Any]:
+    """Return a point for the report."""
+    return {
+        **point._asdict(),
+        "domain": [each._asdict() for each in point.domain],
+        "general": [each._asdict() for each in point.general],
+        "gain": point.gain._asdict(),
+        "kept": point.kept._asdict(),
+    }
+
+
+def _shorter(prompts: Sequence[list[int]], most: int) -> list[list[int]]:
+    """Return up to ``MOST_PROMPTS`` of those that have less than ``most`` ids."""
+    kept = [ids for ids in prompts if len(ids) < most][:MOST_PROMPTS]
+    if len(kept) < 2:
+        raise ConfigError(f"hardly any prompt is shorter than {most} tokens; raise the context.")
+    return kept
+
+
+def _general(codec: TextCodec) -> list[list[int]]:
+    """Return the bundled prompts that a tokenizer and its template can write."""
+    prompts: list[list[int]] = []
+    for item in (item for name in GENERAL for item in load_prompts(name).items):
+        with suppress(RequestError):  # a model without a template cannot chat
+            prompts.append(item.encode(codec))
+    return prompts
+
+
+def _prompts(samples: Samples) -> list[list[int]]:
+    """Return what stands before the first answer of each sample that is held out."""
+    return [s.tokens[: int(s.said.argmax())].tolist() for s in samples.held_out if s.said.any()]

@@ -1,0 +1,122 @@
+"""Whole trainings of tiny heads: from prompts to a drafter that serves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.errors import ConfigError, TrainingError
+from outrider.native import choice as native
+from outrider.training import adapt, parity, run_heads, served
+from outrider.training.data import DataOptions, make_data
+from outrider.training.loop import CURVES, Plan
+from outrider.training.run_heads import HeadOptions, train_head
+from outrider.training.samples import DataFolder
+from tests.support.commands import outrider
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
+PLAN = Plan(steps=12, batch=64, judge_every=6)
+OPTIONS = HeadOptions(depth=3, layers=(0, 1, 1))
+
+
+def write_prompts(file: Path, count: int) -> Path:
+    lines = [json.dumps({"prompt": f"{n} the lazy dog jumps {n % 7}"}) for n in range(count)]
+    file.write_text("\n".join(lines))
+    return file
+
+
+@pytest.fixture(scope="module")
+def data(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> DataFolder:
+    folder = tmp_path_factory.mktemp("data")
+    options = DataOptions(
+        prompts=write_prompts(folder / "prompts.jsonl", 60), context=64, max_tokens=24
+    )
+    return make_data(str(tiny_llama), folder / "data", options, lambda *_, **__: None, print)
+
+
+def said(target: Path, drafter: Path | None, heat: float) -> list[Any]:
+    llm = LLM(target, drafter, num_speculative_tokens=3, dtype="float32")
+    params = SamplingParams(temperature=heat, seed=1, max_tokens=20, ignore_eos=True)
+    return [o.outputs[0].token_ids for o in llm.generate(["the quick", "fox"], params)]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_a_trained_head_serves(
+    kind: str, data: DataFolder, tiny_llama: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "head"
+    judged = train_head(kind, tiny_llama, data, None, out, PLAN, OPTIONS)
+    assert 1 <= judged.acceptance_length <= 4
+    assert (out / run_heads.WORK / CURVES).read_text().count("\n") == 3
+    for heat in (0.0, 1.0):
+        assert said(tiny_llama, out, heat) == said(tiny_llama, None, heat)
+    # It goes on with what was trained, and ends at once.
+    assert train_head(kind, tiny_llama, data, None, out, PLAN, OPTIONS) == judged
+    # A head that was trained is one to begin with.
+    again = train_head(kind, tiny_llama, data, out, tmp_path / "more", PLAN, OPTIONS)
+    assert again.acceptance_length >= 1
+
+
+def test_training_makes_it_better(data: DataFolder, tiny_llama: Path, tmp_path: Path) -> None:
+    few, many = (
+        train_head(
+            "eagle3", tiny_llama, data, None, tmp_path / str(steps),
+            Plan(steps=steps, batch=256, judge_every=100), OPTIONS,
+        )
+        for steps in (1, 30)
+    )  # fmt: skip
+    assert many.coupled_length > few.coupled_length + 0.02
+
+
+def test_a_head_that_serves_otherwise_is_refused(
+    data: DataFolder, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = parity.served_logits
+    monkeypatch.setattr(parity, "served_logits", lambda *args: -serve(*args))
+    with pytest.raises(TrainingError, match="the same as in training in"):
+        train_head("eagle3", tiny_llama, data, None, tmp_path / "head", PLAN, OPTIONS)
+
+
+def test_what_does_not_fit_is_refused(
+    data: DataFolder, tiny_llama: Path, tiny_drafter: Path, make_checkpoint: Any, tmp_path: Path
+) -> None:
+    other = make_checkpoint(tmp_path / "other", "llama")
+    with pytest.raises(ConfigError, match="of a target with 320 ids"):
+        train_head("eagle3", other, data, None, tmp_path / "a", PLAN, OPTIONS)
+    with pytest.raises(ConfigError, match="no head of kind eagle3"):
+        train_head("eagle3", tiny_llama, data, tiny_drafter, tmp_path / "b", PLAN, OPTIONS)
+    for options in ({"loss": "none"}, {"depth": 0}, {"fading": 0.0}, {"share": 2.0}):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            HeadOptions(**options)
+
+
+def test_the_commands(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "ROUNDS", 1)
+    monkeypatch.setattr(adapt, "MOST_PROMPTS", 4)
+    monkeypatch.setattr(adapt, "MEASURED_TOKENS", 12)
+    prompts = write_prompts(tmp_path / "p.jsonl", 160)
+    done = outrider(
+        "train", "data", tiny_llama, "--prompts", prompts, "--out", tmp_path / "data",
+        "--context", 64, "--max-tokens", 24, "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["samples"] == 160
+    head = tmp_path / "head"
+    words = ("--data", tmp_path / "data", "--out", head, "--steps", 8, "--batch", 64, "--depth", 3)
+    done = outrider("train", "eagle3", tiny_llama, *words)
+    assert done.exit_code == 0, done.output
+    assert said(tiny_llama, head, 0.0) == said(tiny_llama, None, 0.0)
+    adapted = tmp_path / "adapted"
+    words = ("--prompts", prompts, "--out", adapted, "--epochs", 1, "--max-tokens", 8)
+    done = outrider("train", "adapt", "--target", tiny_llama, "--drafter", head, *words, "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert [point["share"] for point in report["points"]][:3] == [0.0, 0.1, 0.3]
+    assert report["verdict"]["why"]
+    assert json.loads((adapted / "report.json").read_text()) == report
+    assert "<svg" in (adapted / "report.html").read_text()
+    assert said(tiny_llama, adapted / "head", 1.0) == said(tiny_llama, None, 1.0)
