@@ -65,7 +65,7 @@ def test_training_makes_it_better(data: DataFolder, tiny_llama: Path, tmp_path: 
     few, many = (
         train_head(
             "eagle3", tiny_llama, data, None, tmp_path / str(steps),
-            Plan(steps=steps, batch=256, judge_every=100), OPTIONS,
+            Plan(steps=steps, batch=256, rate=1e-2, judge_every=100), OPTIONS,
         )
         for steps in (1, 30)
     )  # fmt: skip

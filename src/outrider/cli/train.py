@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.extras import torch_for
@@ -16,7 +17,7 @@ from .common import (
     telling,
     write_json,
 )
-from .flags import argument, setting
+from .flags import argument, setting, with_flags
 from .spelling import App
 
 app = App(no_args_is_help=True)
@@ -66,38 +67,56 @@ def data(
         console.print(f"{out}: {report['samples']} samples, {report['said']} tokens to learn from")
 
 
+@dataclass(frozen=True)
+class HeadFlags:
+    """The flags of the commands that train heads."""
+
+    data: Path = setting(..., "A folder that outrider train data wrote.")
+    out: Path = setting(..., OUT, "--out", "-o")
+    begin: Path | None = setting(None, "A head to go on from; anew unless given.", "--from")
+    loss: str = setting("forward-kl", "forward-kl, reverse-kl, tvd, hard, coupled or hybrid.")
+    depth: int = setting(5, "Tokens of a draft in training.", min=1, max=16)
+    epochs: float = setting(3.0, "Times that all samples are seen.")
+    steps: int | None = setting(None, "Steps instead of epochs.", min=1)
+    minutes: float | None = setting(None, "About so many minutes instead of epochs.")
+    rate: float = setting(1e-3, "The learning rate.")
+    batch: int = setting(2048, "Tokens that a step learns from, on each device.", min=1)
+    seed: int = setting(0, "The order of samples, and how a new head begins.", min=0)
+    json_: AsJson = False
+
+
 @app.command()
-def eagle3(
-    model: str = argument("MODEL", MODEL),
-    data: Path = setting(..., "A folder that outrider train data wrote.", "--data"),
-    out: Path = setting(..., OUT, "--out", "-o"),
-    begin: Path | None = setting(None, "A head to go on from; anew unless given.", "--from"),
-    loss: str = setting("forward-kl", "forward-kl, reverse-kl, tvd, hard, coupled or hybrid."),
-    depth: int = setting(5, "Tokens of a draft in training.", min=1, max=16),
-    epochs: float = setting(3.0, "Times that all samples are seen."),
-    steps: int | None = setting(None, "Steps instead of epochs.", min=1),
-    minutes: float | None = setting(None, "About so many minutes instead of epochs."),
-    rate: float = setting(1e-3, "The learning rate."),
-    batch: int = setting(2048, "Tokens that a step learns from, on each device.", min=1),
-    seed: int = setting(0, "The order of samples, and how a new head begins.", min=0),
-    json_: AsJson = False,
-) -> None:
+@with_flags(HeadFlags)
+def eagle3(flags: HeadFlags, model: str = argument("MODEL", MODEL)) -> None:
     """Train an EAGLE-3 head on a target's hidden states, unrolled as it drafts."""
+    _train("eagle3", model, flags)
+
+
+@app.command()
+@with_flags(HeadFlags)
+def medusa(flags: HeadFlags, model: str = argument("MODEL", MODEL)) -> None:
+    """Train Medusa heads, one for each token of a draft, on a target's last hidden state."""
+    _train("medusa", model, flags)
+
+
+def _train(kind: str, model: str, flags: HeadFlags) -> None:
+    """Train a head, and tell what it would be accepted."""
     with torch_for("outrider train"):
         from ..checkpoints.families import find_folder
         from ..training.loop import Plan
         from ..training.run_heads import HeadOptions, train_head
         from ..training.samples import DataFolder
 
-    plan = Plan(epochs=epochs, steps=steps, minutes=minutes, rate=rate, batch=batch, seed=seed)
-    options = HeadOptions(loss=loss, depth=depth)
+    plan = Plan(
+        epochs=flags.epochs, steps=flags.steps, minutes=flags.minutes, rate=flags.rate,
+        batch=flags.batch, seed=flags.seed,
+    )  # fmt: skip
+    options = HeadOptions(loss=flags.loss, depth=flags.depth)
+    data, out = DataFolder.opened(flags.data), flags.out
     with ended_cleanly():
-        judged = train_head(
-            "eagle3", find_folder(model), DataFolder.opened(data), begin, out, plan, options
-        )
-    report = {"folder": str(out), **judged._asdict()}
-    if json_:
-        write_json(report, "-")
+        judged = train_head(kind, find_folder(model), data, flags.begin, out, plan, options)
+    if flags.json_:
+        write_json({"folder": str(out), **judged._asdict()}, "-")
     else:
         screen(on_stderr=True).print(
             f"{out}: {judged.acceptance_length:.2f} tokens a step at temperature 0, "
