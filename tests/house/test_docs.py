@@ -34,7 +34,7 @@ OPTION = re.compile(r"(?<!\S)--[a-z][\w-]*")
 USERS_FILES = {
     "config.json", "generation_config.json", "tokenizer.json", "signatures.json", "audit.jsonl",
     "model.gguf", "CHANGELOG.md", "path/to/model", "application/json", "ENGINE.toml", "enum.py",
-    "fuzz.json",
+    "fuzz.json", "prompts.jsonl", "data.json", "curves.csv", "report.html", "report.json",
 }  # fmt: skip
 """Files of users and of other projects."""
 OTHERS = {
