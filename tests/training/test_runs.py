@@ -12,6 +12,7 @@ from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, TrainingError
 from outrider.native import choice as native
 from outrider.training import adapt, parity, run_heads, served
+from outrider.training.curves import PICTURE
 from outrider.training.data import DataOptions, make_data
 from outrider.training.loop import CURVES, Plan
 from outrider.training.run_heads import HeadOptions, train_head
@@ -52,6 +53,7 @@ def test_a_trained_head_serves(
     judged = train_head(kind, tiny_llama, data, None, out, PLAN, OPTIONS)
     assert 1 <= judged.acceptance_length <= 4
     assert (out / run_heads.WORK / CURVES).read_text().count("\n") == 3
+    assert (out / run_heads.WORK / PICTURE).read_bytes()[1:4] == b"PNG"
     for heat in (0.0, 1.0):
         assert said(tiny_llama, out, heat) == said(tiny_llama, None, heat)
     # It goes on with what was trained, and ends at once.

@@ -15,6 +15,7 @@ from ..engine.build import load_target
 from ..engine.setup import set_up
 from ..errors import ConfigError
 from ..models.native import NativeTransformer
+from .curves import draw_curves
 from .head_files import (
     NewHead,
     frequent_ids,
@@ -132,6 +133,7 @@ def train_head(
     training = Training(task, samples, plan, out / WORK, about)
     judged = training.run()
     if training.accelerator.is_main_process:
+        draw_curves(out / WORK)
         method.save(module, training.average.values, out, {})
         if isinstance(model, NativeTransformer):
             with training.average.applied():
