@@ -50,17 +50,19 @@ def test_a_trained_head_serves(
     kind: str, data: DataFolder, tiny_llama: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "head"
-    judged = train_head(kind, tiny_llama, data, None, out, PLAN, OPTIONS)
+    judged, found = train_head(kind, tiny_llama, data, None, out, PLAN, OPTIONS)
+    assert [each.temperature for each in found] == [0.0, 1.0]
+    assert all(each.acceptance_length >= 1 for each in found)
     assert 1 <= judged.acceptance_length <= 4
     assert (out / run_heads.WORK / CURVES).read_text().count("\n") == 3
     assert (out / run_heads.WORK / PICTURE).read_bytes()[1:4] == b"PNG"
     for heat in (0.0, 1.0):
         assert said(tiny_llama, out, heat) == said(tiny_llama, None, heat)
     # It goes on with what was trained, and ends at once.
-    assert train_head(kind, tiny_llama, data, None, out, PLAN, OPTIONS) == judged
+    assert train_head(kind, tiny_llama, data, None, out, PLAN, OPTIONS).judged == judged
     # A head that was trained is one to begin with.
     again = train_head(kind, tiny_llama, data, out, tmp_path / "more", PLAN, OPTIONS)
-    assert again.acceptance_length >= 1
+    assert again.judged.acceptance_length >= 1
 
 
 def test_training_makes_it_better(data: DataFolder, tiny_llama: Path, tmp_path: Path) -> None:
@@ -68,7 +70,7 @@ def test_training_makes_it_better(data: DataFolder, tiny_llama: Path, tmp_path: 
         train_head(
             "eagle3", tiny_llama, data, None, tmp_path / str(steps),
             Plan(steps=steps, batch=256, rate=1e-2, judge_every=100), OPTIONS,
-        )
+        ).judged
         for steps in (1, 30)
     )  # fmt: skip
     assert many.coupled_length > few.coupled_length + 0.02

@@ -114,14 +114,18 @@ def _train(kind: str, model: str, flags: HeadFlags) -> None:
     options = HeadOptions(loss=flags.loss, depth=flags.depth)
     data, out = DataFolder.opened(flags.data), flags.out
     with ended_cleanly():
-        judged = train_head(kind, find_folder(model), data, flags.begin, out, plan, options)
+        trained = train_head(kind, find_folder(model), data, flags.begin, out, plan, options)
     if flags.json_:
-        write_json({"folder": str(out), **judged._asdict()}, "-")
-    else:
-        screen(on_stderr=True).print(
-            f"{out}: {judged.acceptance_length:.2f} tokens a step at temperature 0, "
-            f"{judged.coupled_length:.2f} at 1, on held-out samples"
+        served = [each._asdict() for each in trained.served]
+        write_json({"folder": str(out), **trained.judged._asdict(), "served": served}, "-")
+        return
+    console = screen(on_stderr=True)
+    for each in trained.served:
+        console.print(
+            f"T = {each.temperature:g}: {each.acceptance_length:.2f} tokens a step, "
+            f"{each.speedup:.2f} times as fast as plain decoding, on held-out prompts"
         )
+    console.print(f"the head is in {out}")
 
 
 @app.command()

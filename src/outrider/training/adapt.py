@@ -26,12 +26,11 @@ from ..text.codec import TextCodec
 from .data import DataOptions, make_data
 from .loop import Plan
 from .run_heads import WORK, HeadOptions, train_head
-from .samples import Samples
-from .served import Served, Serving, error_of_mean
+from .served import MOST_PROMPTS, Served, Serving, error_of_mean, held_out_prompts
 
 SHARES = (0.1, 0.3, 1.0)
 """Of the data, on which a head is trained one after the other: how much is enough shows."""
-FEWEST_HELD_OUT, MOST_PROMPTS = 4, 24
+FEWEST_HELD_OUT = 4
 MEASURED_TOKENS = 128
 """Of an output that acceptance is measured on, at most."""
 GENERAL = ("chat", "prose", "edit")
@@ -145,15 +144,16 @@ def adapt(
     setup = set_up(folder, None, {"max_model_len": context, "max_num_seqs": 1})
     model, codec = load_target(setup.checkpoint, setup.config), read_codec(folder)
     most = context - MEASURED_TOKENS
+    general = [ids for ids in _general(codec) if len(ids) < most][:MOST_PROMPTS]
     places = [
-        Serving(folder, model, _shorter(prompts, most), MEASURED_TOKENS, context)
-        for prompts in (_prompts(samples), _general(codec))
+        Serving(folder, model, prompts, MEASURED_TOKENS, context)
+        for prompts in (held_out_prompts(samples, most), general)
     ]
+    if not all(len(each.prompts) > 1 for each in places):
+        raise ConfigError(f"hardly any prompt has less than {most} tokens; raise the context.")
 
     def measured(of: Path) -> list[list[Served]]:
-        return [
-            each.measure(of, options.length, options.temperatures, lambda: None) for each in places
-        ]
+        return [each.measure(of, options.length, options.temperatures) for each in places]
 
     told("acceptance before")
     before = measured(begin)
@@ -197,14 +197,6 @@ def as_dict(point: Point) -> dict[str, Any]:
     }
 
 
-def _shorter(prompts: Sequence[list[int]], most: int) -> list[list[int]]:
-    """Return up to ``MOST_PROMPTS`` of those that have less than ``most`` ids."""
-    kept = [ids for ids in prompts if len(ids) < most][:MOST_PROMPTS]
-    if len(kept) < 2:
-        raise ConfigError(f"hardly any prompt is shorter than {most} tokens; raise the context.")
-    return kept
-
-
 def _general(codec: TextCodec) -> list[list[int]]:
     """Return the bundled prompts that a tokenizer and its template can write."""
     prompts: list[list[int]] = []
@@ -212,8 +204,3 @@ def _general(codec: TextCodec) -> list[list[int]]:
         with suppress(RequestError):  # a model without a template cannot chat
             prompts.append(item.encode(codec))
     return prompts
-
-
-def _prompts(samples: Samples) -> list[list[int]]:
-    """Return what stands before the first answer of each sample that is held out."""
-    return [s.tokens[: int(s.said.argmax())].tolist() for s in samples.held_out if s.said.any()]

@@ -26,7 +26,7 @@ RUN, STATE, CURVES = "run.json", "state.pt", "curves.csv"
 COLUMNS = ("step", "seconds", "tokens", "rate", "loss", "acceptance_length", "coupled_length")
 LAST_RATE = 0.05
 """Share of the learning rate that the cosine ends at."""
-JUDGED = 64
+JUDGED = 32
 """Held-out samples that acceptance is judged on."""
 SAVE_SECONDS = 120.0
 

@@ -31,10 +31,13 @@ from .losses import LOSSES
 from .medusa import load_medusa, save_medusa, write_new_medusa
 from .parity import check_served
 from .samples import DataFolder
+from .served import Served, Serving, held_out_prompts
 from .teacher import Teacher
 
 WORK, BEGUN = "training", "begun"
 """The folder inside a head's for what going on needs, and inside it the head that it began as."""
+SERVED_PROMPTS, SERVED_TOKENS = 8, 64
+"""Held-out prompts that a trained head is served with, and tokens of each answer."""
 CHECKED = 4
 """Held-out samples on which a trained head is compared with the served one."""
 MOST_IDS = 32768
@@ -89,6 +92,13 @@ def usual_layers(count: int) -> tuple[int, int, int]:
     return (1, count // 2 - 1, count - 4) if count >= 6 else (0, (count - 1) // 2, count - 1)
 
 
+class Trained(NamedTuple):
+    """What a head gives: as judged in training, and on a few held-out prompts as it is served."""
+
+    judged: Judged
+    served: list[Served]
+
+
 def train_head(
     kind: str,
     target: Path,
@@ -97,11 +107,11 @@ def train_head(
     out: Path,
     plan: Plan,
     options: HeadOptions,
-) -> Judged:
+) -> Trained:
     """Train a head for ``target`` and write it to the folder ``out``; go on if that was begun.
 
-    It begins as the head in the folder ``begin``, or anew. Returns what is accepted on held-out
-    samples by the parameters that were written.
+    It begins as the head in the folder ``begin``, or anew. What is accepted is that of the
+    parameters that were written; processes but the first return nothing as served.
     """
     method, context = METHODS[kind], data.about.context
     setup = set_up(target, None, {"max_model_len": context, "max_num_seqs": 1})
@@ -132,10 +142,16 @@ def train_head(
     }  # fmt: skip
     training = Training(task, samples, plan, out / WORK, about)
     judged = training.run()
+    served: list[Served] = []
     if training.accelerator.is_main_process:
         draw_curves(out / WORK)
         method.save(module, training.average.values, out, {})
         if isinstance(model, NativeTransformer):
             with training.average.applied():
                 check_served(out, module, model, teacher, samples.held_out[:CHECKED])
-    return judged
+        tokens = min(SERVED_TOKENS, context // 2)
+        prompts = held_out_prompts(samples, context - tokens)[:SERVED_PROMPTS]
+        if prompts:
+            serving = Serving(target, model, prompts, tokens, context)
+            served = serving.measure(out, options.depth, (0.0, 1.0), rounds=1)
+    return Trained(judged, served)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, sqrt
 from pathlib import Path
@@ -18,8 +18,11 @@ from ..engine.setup import set_up
 from ..errors import TrainingError
 from ..llm import LLM
 from ..models.base import Model
+from .samples import Samples
 
 ROUNDS = 3
+"""Passes over all prompts, of which speeds are medians."""
+MOST_PROMPTS = 24
 
 
 class Served(NamedTuple):
@@ -52,7 +55,7 @@ class Serving:
         max_tokens: int,
         context: int,
     ) -> None:
-        self._target, self._model, self._prompts = target, model, [*prompts]
+        self._target, self._model, self.prompts = target, model, [*prompts]
         self._max_tokens, self._context = max_tokens, context
         self._plain = self._open(None)
 
@@ -65,11 +68,15 @@ class Serving:
         return LLM.from_engine(setup, build_engine(setup, model=self._model))
 
     def measure(
-        self, drafter: Path, length: int, temperatures: Sequence[float], told: Callable[[], None]
+        self,
+        drafter: Path,
+        length: int,
+        temperatures: Sequence[float],
+        rounds: int | None = None,
     ) -> list[Served]:
         """Return what a drafter gives with drafts of ``length``.
 
-        ``told`` is called after each pass. Raises TrainingError: an output differs from plain
+        Raises TrainingError: an output differs from plain
         decoding's, which an exact engine cannot.
         """
         llm, found = self._open(drafter), list[Served]()
@@ -77,15 +84,14 @@ class Serving:
         for temperature in temperatures:
             params = [
                 SamplingParams(temperature=temperature, seed=i, max_tokens=self._max_tokens)
-                for i in range(len(self._prompts))
+                for i in range(len(self.prompts))
             ]
             plain: list[Pass] = []
             drafted: list[Pass] = []
             with frozen():
-                for _ in range(ROUNDS):
+                for _ in range(rounds or ROUNDS):
                     for each, runs in ((self._plain, plain), (llm, drafted)):
-                        runs.append(run_all(each, self._prompts, params))
-                        told()
+                        runs.append(run_all(each, self.prompts, params))
             if plain[0].outputs != drafted[0].outputs:
                 raise TrainingError(
                     "outputs with the drafter differ from plain decoding; please report this."
@@ -112,6 +118,12 @@ def _served(temperature: float, plain: Sequence[Pass], drafted: Sequence[Pass]) 
         median(ratios),
         lengths,
     )
+
+
+def held_out_prompts(samples: Samples, most: int) -> list[list[int]]:
+    """Return what stands before the first answers of held-out samples: less than ``most`` ids."""
+    prompts = (s.tokens[: int(s.said.argmax())].tolist() for s in samples.held_out if s.said.any())
+    return [ids for ids in prompts if len(ids) < most][:MOST_PROMPTS]
 
 
 def error_of_mean(values: Sequence[float]) -> float:
