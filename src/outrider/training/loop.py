@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from ..base.kept import read_kept, write_kept
 from ..errors import ConfigError, TrainingError, shown
+from .muon import Muon
 from .samples import Sample, Samples, batches
 
 RUN, STATE, CURVES = "run.json", "state.pt", "curves.csv"
@@ -125,12 +126,7 @@ class Optimisers:
                 (inner if inside else outer).append(parameter)
         self._all: list[torch.optim.Optimizer] = []
         if inner:
-            self._all.append(
-                torch.optim.Muon(
-                    inner, lr=plan.rate, momentum=0.95, weight_decay=plan.decay,
-                    adjust_lr_fn="match_rms_adamw",
-                )
-            )  # fmt: skip
+            self._all.append(Muon(inner, plan.rate, momentum=0.95, weight_decay=plan.decay))
         if outer:
             self._all.append(
                 torch.optim.AdamW(outer, lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.0)
