@@ -21,6 +21,7 @@ from .answer import LARGEST_NUMBER, speculative_decoding
 from .bodies import LONG_BODY
 from .errors import Refusal
 from .protocol import Generation, SpeculationOptions, StreamOptions
+from .record import Record
 from .service import Service
 from .texts import SURE_TEXT
 
@@ -51,6 +52,7 @@ class ApiCall(Generic[Body]):
         more: values for ``SamplingParams`` besides the body's.
         params: sampling options by the most tokens that may follow a prompt.
         listed: tokens that the answer lists besides its text so far.
+        recorder, asked: where the call is recorded, and the record of each prompt.
     """
 
     prefix: str
@@ -79,6 +81,10 @@ class ApiCall(Generic[Body]):
         self.shown_to_end = self.emitted = 0  # completed choices and sent tokens of a stream
         self.long: bool = http.state.body_bytes >= LONG_BODY
         self.lease = Lease(service.queue, 0)
+        recorder = service.recorder
+        stays_out = recorder is None or recorder.stopped or body.store is False
+        self.recorder = None if stays_out else recorder
+        self.asked: list[Record | None] = []
 
     @property
     def samples(self) -> list[SampleState]:
@@ -296,6 +302,21 @@ class ApiCall(Generic[Body]):
         return {
             **self.head(self.chunk_kind), "choices": [], **self.figures(), "usage": self.usage(),
         }  # fmt: skip
+
+    def record(self) -> None:
+        """Have the prompts of the call, which has been answered, recorded."""
+        if self.recorder is None:
+            return
+        records = []
+        for record, state in zip(self.asked, self.states, strict=True):
+            if record is not None:
+                answer = self.said(state.samples[0]) if self.recorder.how.answers else ""
+                records.append({**record, "answer": answer} if answer else record)
+        self.recorder.add(records)
+
+    def said(self, sample: SampleState) -> str:
+        """Return the text of a sample; empty where it is no text."""
+        return sample.text
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of the call's line in the log and of its span; None where unknown."""

@@ -65,6 +65,8 @@ def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
         llm.shutdown()
         if tracer is not None:
             tracer.provider.shutdown()  # sends the rest
+        if service.recorder is not None:
+            service.recorder.close()
 
     app = FastAPI(
         title="Outrider", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
@@ -166,10 +168,13 @@ async def whole(call: Chat | Completion) -> Response:
     """Run a call, and return the whole answer, made in a thread where that takes long."""
     async for _ in merged(call.runs()):
         pass
-    if not call.lists_much:
-        return JSONResponse(call.build())
-    text = await call.service.texts.slow(lambda: to_json(call.build()))
-    return Response(text, media_type="application/json")
+    if call.lists_much:
+        text = await call.service.texts.slow(lambda: to_json(call.build()))
+        answer = Response(text, media_type="application/json")
+    else:
+        answer = JSONResponse(call.build())
+    call.record()
+    return answer
 
 
 async def events(
@@ -182,6 +187,7 @@ async def events(
             yield event(chunk)
         if call.stream_options.include_usage:
             yield event(call.last_chunk())
+        call.record()
     except OutriderError as error:
         content = error_body(error)
         call.error = str(content["error"]["code"])
@@ -235,9 +241,16 @@ def _health(app: FastAPI, service: Service) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health", response_class=PlainTextResponse)
     async def health() -> Response:
-        """Answer 200 while the server is alive or loads, 503 if the engine hangs or fails."""
-        trouble = service.llm.trouble
-        return PlainTextResponse("") if trouble is None else response(trouble, status=503)
+        """Answer 200 while the server is alive or loads, 503 if the engine hangs or fails.
+
+        The answer is empty unless calls are recorded.
+        """
+        trouble, recorder = service.llm.trouble, service.recorder
+        if trouble is not None:
+            return response(trouble, status=503)
+        if recorder is not None:
+            return JSONResponse({"recording": recorder.state()})
+        return PlainTextResponse("")
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready")

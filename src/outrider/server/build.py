@@ -3,8 +3,10 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from ..params import DISTRIBUTION, SAMPLING, SamplingParams
 from ..text.calls import Form
 from .hosts import bare
 from .options import Setting
+from .record import Record, Recording
 from .settings import Settings
+from .shown import short
 
 PARSERS: dict[str, Form] = {"hermes": "hermes", "llama3": "llama3", "llama3_json": "llama3"}
 SECONDS = {"ms": 0.001, "s": 1.0}
@@ -44,6 +48,7 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Setting]) -> tuple[
         "max_body": values["max_body_bytes"],
         "otlp_traces_endpoint": read_endpoint(values["otlp_traces_endpoint"]),
         "slo": read_slo(values["slo"]),
+        "recording": read_recording(values),
     }
     llm = AsyncLLM(model, **options)
     try:
@@ -148,6 +153,34 @@ def read_slo(text: str | None) -> dict[str, float]:
             raise ConfigError(f"slo is {shown(text)}; give it as in ttft=200ms,tpot=50ms.")
         limits[match[1]] = float(match[2]) * SECONDS[match[3]]
     return limits
+
+
+def read_recording(values: Mapping[str, Any]) -> Recording | None:
+    """Return what is recorded; None for nothing. Raises ConfigError: it cannot be redacted."""
+    if not values["record"]:
+        return None
+    redact = values["record_redact"]
+    return Recording(
+        Path(values["record"]).absolute(), values["record_bytes"], values["record_answers"],
+        read_function(redact, "record_redact") if redact else None,
+    )  # fmt: skip
+
+
+def read_function(text: str, name: str) -> Callable[[Record], Record | None]:
+    """Return the function that MODULE:FUNCTION names; modules may lie in the current folder."""
+    module, _, function = text.partition(":")
+    if "" not in sys.path:
+        sys.path.append("")  # last: nothing of the folder replaces another module
+    try:
+        found = getattr(import_module(module), function)
+    except (Exception, SystemExit) as error:  # whatever the module raises
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"{name}: {shown(text)} cannot be imported ({short(why)}); give MODULE:FUNCTION."
+        ) from None
+    if not callable(found):
+        raise ConfigError(f"{name}: {shown(text)} is no function; give MODULE:FUNCTION.")
+    return found  # type: ignore[no-any-return]
 
 
 def fingerprint(llm: AsyncLLM) -> str:

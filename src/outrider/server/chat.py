@@ -11,6 +11,7 @@ from .answer import chat_logprobs, nulls, prompt_logprobs, step_of
 from .api_call import ApiCall
 from .errors import Refusal
 from .protocol import ChatRequest
+from .record import of_messages
 from .service import Service
 from .tools import MARKS, ToolCall, choice_of, constraint, read, reason_of
 
@@ -36,9 +37,10 @@ class Chat(ApiCall[ChatRequest]):
         self.lease = self.service.admit(body.n)
         await self.read_options(1, logprobs=listed, **form)
         tools = (body.tools or []) if self.choice != "none" else []
-        ids = self.truncated(
-            await self.service.texts.chat_ids(body.messages, tools, body, self.long)
-        )
+        whole = await self.service.texts.chat_ids(body.messages, tools, body, self.long)
+        ids = self.truncated(whole)
+        if self.recorder is not None:
+            self.asked = [of_messages(body.messages) if ids is whole else None]
         body.messages = []  # they may be long, and are not needed any more
         self.states = [self.start(ids)]
         self.lease.add_tokens(len(ids))
@@ -140,6 +142,10 @@ class Chat(ApiCall[ChatRequest]):
         # If the marks of calls are special tokens, they must be shown.
         shown = {"skip_special_tokens": False} if marks & special.keys() else {}
         return {"structured_outputs": form, **shown}
+
+    def said(self, sample: SampleState) -> str:
+        content, calls = self._read(sample, True)
+        return "" if calls else content
 
     def _read(self, sample: SampleState, whole: bool) -> tuple[str, list[ToolCall]]:
         return read(sample.text, self.choice, self.service.settings.tool_form, whole)

@@ -10,6 +10,7 @@ from .answer import CompletionLogprobs, nulls, prompt_logprobs, step_of
 from .api_call import ApiCall, merged
 from .errors import Refusal
 from .protocol import CompletionRequest
+from .record import of_text
 
 
 class Completion(ApiCall[CompletionRequest]):
@@ -40,6 +41,9 @@ class Completion(ApiCall[CompletionRequest]):
             if body.echo and text is None:
                 text = self.service.llm.inputs.outputs.decode(kept)
             self.states.append(self.start(kept, text))
+            if self.recorder is not None:
+                # An echo alone says nothing new.
+                self.asked.append(of_text(None if body.limit == 0 else text))
         body.prompt = ""  # it may be long, and is not needed any more
         self.lease.add_tokens(sum(len(s.request.prompt_token_ids) for s in self.states))
 

@@ -182,6 +182,7 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
     request_id: str | None = Field(None, pattern=REQUEST_ID)
     cache_salt: str | None = Field(None, max_length=256)
     timeout: shapes.Timeout | None = None
+    store: bool | None = None
 
     def form(self) -> dict[str, Any] | None:
         """Return the form of the output for ``StructuredOutputsParams``; None for any.

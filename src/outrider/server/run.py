@@ -165,6 +165,7 @@ class Server:
     def greeting(self) -> list[str]:
         """Return lines on the model, the address, and a call to try."""
         inputs, ready, now = self.llm.inputs, self.llm.ready, self.llm.speculation
+        recorder = self.service.recorder
         assert ready is not None
         assert now is not None
         most = now.num_speculative_tokens or ready.max_draft
@@ -177,6 +178,7 @@ class Server:
             f"drafter: {drafts if now.enabled else 'none'}",
             f"sampling: {sampling or 'temperature 1'} where a call does not say",
             ready.budget,
+            *([] if recorder is None else [recorder.told()]),
             f"listening on {self.address} ({len(self.settings.api_keys) or 'no'} API keys)",
             f"try: curl {self.address}/v1/completions -H 'Content-Type: application/json' "
             f"-d '{body}'",

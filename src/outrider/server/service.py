@@ -5,12 +5,16 @@ from ..errors import shown
 from .admission import Lease, Queue
 from .errors import Refusal
 from .metrics import Metrics, Stats
+from .record import Recorder
 from .settings import Settings
 from .texts import Texts
 
 
 class Service:
-    """The engine, the limits, the counters, and the queue of waiting calls."""
+    """The engine, the limits, the counters, and the queue of waiting calls.
+
+    Raises ConfigError: nothing can be recorded in the folder for that.
+    """
 
     def __init__(self, llm: AsyncLLM, settings: Settings) -> None:
         self.llm = llm
@@ -21,6 +25,7 @@ class Service:
         self.draining = False
         self.queue = Queue(settings.max_queued_requests, settings.max_queued_tokens)
         self.texts = Texts(llm.inputs)
+        self.recorder = Recorder(settings.recording) if settings.recording else None
 
     def check_model(self, name: str | None) -> None:
         """Refuse another model than the one that is served. Raises Refusal: 404."""

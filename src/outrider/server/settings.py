@@ -6,6 +6,7 @@ from typing import Any
 
 from ..text.calls import Form
 from .answer import Detail
+from .record import Recording
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,3 +42,4 @@ class Settings:
     otlp_traces_endpoint: str | None = None
     share_prefix_cache: bool = False
     shutdown_timeout: float = 30.0
+    recording: Recording | None = None

@@ -21,7 +21,7 @@ def state(service: Service) -> dict[str, Any]:
 
     ``controller`` is what the engine believes where it chooses how to draft.
     """
-    llm, metrics = service.llm, service.metrics
+    llm, metrics, recorder = service.llm, service.metrics, service.recorder
     now, ready = llm.speculation, llm.ready
     names, drafts, chosen = ready.drafters if ready else (), metrics.draft_length, metrics.chosen
     return {
@@ -33,6 +33,7 @@ def state(service: Service) -> dict[str, Any]:
         "reason": metrics.off or (None if drafts or chosen is None else beliefs.why_not(chosen)),
         "drafters": {name: _drafter(service, name) for name in names if name != "none"},
         "controller": llm.beliefs,
+        "recording": recorder and {"folder": str(recorder.how.folder), **recorder.state()},
     }
 
 

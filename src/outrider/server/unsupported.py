@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema, core_schema
 IGNORED = (
     "guided_decoding_backend", "media_io_kwargs", "metadata", "prompt_cache_key",
     "prompt_cache_retention", "return_mm_kwargs", "return_token_offsets", "safety_identifier",
-    "service_tier", "session_id", "store", "stream_interval", "user",
+    "service_tier", "session_id", "stream_interval", "user",
 )  # fmt: skip
 """Fields that change neither the prompt nor the output."""
 

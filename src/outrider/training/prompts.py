@@ -1,10 +1,11 @@
-"""Prompts to make data from: JSON lines, ShareGPT's layout, or a folder of datasets."""
+"""Prompts to make data from: JSON lines, ShareGPT's layout, a folder of them or of datasets."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,17 @@ ROLES = {"human": "user", "gpt": "assistant"}
 
 
 def read_prompts(file: Path, skip: bool, told: Callable[[str], None]) -> list[Item]:
-    """Return the prompts in a file or folder.
+    """Return the prompts in a file, or in a folder: of .jsonl files, or of a saved dataset.
 
     Each line of a .jsonl file is an object with "prompt" or "text", or with "messages" (or
     "conversations" in ShareGPT's layout); what else it has is passed over. A line that is none is a
     ConfigError with its number, or, where ``skip``, told and left out.
     """
+    entries: Iterator[tuple[str, Any]]
     if file.is_dir():
-        entries: Iterator[tuple[str, Any]] = _of_folder(file)
+        files = sorted(each for each in file.glob("*.jsonl") if not each.name.startswith("."))
+        lines = chain.from_iterable(_of_lines(each, skip, told) for each in files)
+        entries = lines if files else _of_folder(file)
     elif file.suffix == ".jsonl":
         entries = _of_lines(file, skip, told)
     else:
