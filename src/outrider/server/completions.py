@@ -38,12 +38,12 @@ class Completion(ApiCall[CompletionRequest]):
             ids = await self.service.texts.ids(prompt, body.add_special_tokens)
             kept = self.truncated(ids)
             text = prompt if isinstance(prompt, str) and kept is ids else None
+            if self.recorder is not None:
+                # An echo alone is no answer.
+                self.asked.append(of_text(None if body.limit == 0 else text))
             if body.echo and text is None:
                 text = self.service.llm.inputs.outputs.decode(kept)
             self.states.append(self.start(kept, text))
-            if self.recorder is not None:
-                # An echo alone says nothing new.
-                self.asked.append(of_text(None if body.limit == 0 else text))
         body.prompt = ""  # it may be long, and is not needed any more
         self.lease.add_tokens(sum(len(s.request.prompt_token_ids) for s in self.states))
 

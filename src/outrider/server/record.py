@@ -121,6 +121,8 @@ class Recorder:
             kept = record if redact is None else redact(record)
             if kept is None:
                 return None
+            if not isinstance(kept, dict):
+                raise TypeError
             item_of(kept, "record_redact")
             return json.dumps(kept, ensure_ascii=False).encode() + b"\n"
         except BaseException as error:  # whatever the operator's code raises, SystemExit too
