@@ -29,6 +29,7 @@ from outrider.server.errors import Refusal
 from outrider.server.options import resolve
 from outrider.server.record import FILE, Record, Recorder, Recording
 from outrider.server.settings import Settings
+from outrider.server.tools import ToolCall
 from outrider.training.prompts import read_prompts
 from tests.support.echo import Echo
 from tests.support.forked import Served
@@ -163,6 +164,15 @@ def test_answers(tiny_llama: Path, tmp_path: Path) -> None:
     assert recorded(tmp_path) == [one, one, {"messages": [USER], **told}]
 
 
+def test_an_answer_that_calls_tools_is_none(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "read", lambda *_: ("beside", [ToolCall("f", "{}", True)]))
+    with front(tiny_llama, tmp_path, answers=True) as client:
+        assert client.post(CHATS, json={"messages": [USER]}).is_success
+    assert recorded(tmp_path) == [{"messages": [USER]}]
+
+
 def test_nothing_is_done_unless_asked(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((completions, "of_text"), (chat, "of_messages")):
         monkeypatch.delattr(module, name)
@@ -204,14 +214,16 @@ def test_the_files_are_private(tmp_path: Path) -> None:
 
 
 def test_it_stops_at_its_bound_and_says_so_once(
-    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     with front(tiny_llama, tmp_path, most=len(LINE) * 2 + 3) as client:
         ask(client, "a")
         waited(lambda: client.get("/health").json()["recording"]["records"] == 1)
     with front(tiny_llama, tmp_path, most=len(LINE) * 2 + 3) as client:
         ask(client, "a", "a", "a")
         waited(lambda: client.get("/health").json()["recording"]["stopped"] == "full")
+        monkeypatch.delattr(completions, "of_text")  # nothing is held any more
         ask(client, "a", "a")
         told = client.get("/health").json()["recording"]
         assert (told["records"], told["bytes"]) == (2, len(LINE) * 2)
@@ -296,6 +308,24 @@ def test_a_record_is_redacted(tiny_llama: Path, tmp_path: Path) -> None:
         ask(client, "Ann said", "private", "Bob said")
         assert client.get("/health").json()["recording"]["redacted"]
     assert recorded(tmp_path) == [{"prompt": "X said"}, {"prompt": "Bob said"}]
+
+
+def test_what_was_written_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MOST_WAITING", 3)
+    recorder = Recorder(Recording(tmp_path, 1000))
+    for number in range(5):
+        waited(lambda: recorder._given == recorder._taken)
+        recorder.add([{"prompt": f"{number}aa"}])
+    recorder.close()
+    assert len(recorded(tmp_path)) == 5
+
+
+def test_a_server_that_ends_writes_what_waits(tiny_llama: Path, tmp_path: Path) -> None:
+    go_on = threading.Event()
+    with front(tiny_llama, tmp_path, redact=lambda r: go_on.wait(60) and r) as client:
+        ask(client, "a", "b")
+        threading.Timer(0.2, go_on.set).start()
+    assert [line["prompt"] for line in recorded(tmp_path)] == ["a", "b"]
 
 
 def test_a_slow_hook_delays_no_request_and_no_end(

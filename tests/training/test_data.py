@@ -117,6 +117,15 @@ def test_prompts_come_in_many_forms(tmp_path: Path) -> None:
     assert [m["role"] for m in items[4].messages] == ["user", "assistant"]
 
 
+def test_a_folder_of_lines_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl", ".hidden.jsonl", "c.json"):
+        jsonl(tmp_path / name, {"prompt": name})
+    assert [i.prompt for i in read_prompts(tmp_path, False, print)] == ["a.jsonl", "b.jsonl"]
+    jsonl(tmp_path / "b.jsonl", {"prompt": "fine"}, "{")
+    with pytest.raises(ConfigError, match=r"b\.jsonl, line 2"):
+        read_prompts(tmp_path, False, print)
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [("{", "not JSON"), ("[1]", "neither a text nor an object"), ('{"x": 1}', "prompt or messages"),

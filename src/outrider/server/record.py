@@ -27,8 +27,8 @@ MOST_WAITING = 1 << 24
 """Characters that may wait to be written; what comes beyond is left out."""
 END_SECONDS = 2.0
 """At most so long a server that ends waits for the last records."""
-FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Appends to a file, never behind a link; a pipe without a reader does not hang."""
+FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Appends to a file, never behind a link."""
 
 Record = dict[str, Any]
 """One line: ``prompt`` or ``messages`` and, where asked for, ``answer``."""
