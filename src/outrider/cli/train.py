@@ -34,7 +34,7 @@ def train() -> None:
 def data(
     model: str = argument("MODEL", MODEL),
     prompts: Path | None = setting(
-        None, "A .jsonl file of prompts or messages; the target writes them unless given."
+        None, "A .jsonl file, or a folder of them; the target writes prompts itself unless given."
     ),
     out: Path = setting(..., OUT, "--out", "-o"),
     temperature: str = setting("0,0.8", "Temperatures, with commas: prompts take turns."),
@@ -132,7 +132,9 @@ def _train(kind: str, model: str, flags: HeadFlags) -> None:
 def adapt(
     target: str = setting(..., MODEL, "--target"),
     drafter: str = setting(..., "The head to begin with: its folder or hub name.", "--drafter"),
-    prompts: Path = setting(..., "Prompts of the domain: a .jsonl file.", "--prompts"),
+    prompts: Path = setting(
+        ..., "Prompts of the domain: a .jsonl file, or a folder of them.", "--prompts"
+    ),
     out: Path = setting(..., OUT, "--out", "-o"),
     max_tokens: int = setting(256, "Tokens of an answer at most.", min=1),
     samples: int | None = setting(None, "Prompts to answer; all unless given.", min=1),
