@@ -82,7 +82,7 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
     check_left(source, recipe)
     with new_folder(out) as new:
         bits = _write_weights(source, new, recipe, architecture)
-        options = dict(files.config or _options(config))
+        options = dict(files.config or written_config(config))
         options["quantization_config"] = quantization_config(recipe, source, architecture.tied)
         (new / "config.json").write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
         if files.gguf is not None:
@@ -96,8 +96,8 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
     return bits
 
 
-def _options(config: ModelConfig) -> dict[str, Any]:
-    """Return what a config.json says of a GGUF file's model."""
+def written_config(config: ModelConfig) -> dict[str, Any]:
+    """Return what a config.json says of a native model, as of a GGUF file's."""
     assert isinstance(config, PlainConfig)
     name = CLASSES.get(config.model_type, config.model_type.capitalize())
     return {**config_json(config), "architectures": [f"{name}ForCausalLM"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..base.extras import torch_for
 from .common import (
@@ -19,6 +20,10 @@ from .common import (
 )
 from .flags import argument, setting, with_flags
 from .spelling import App
+
+if TYPE_CHECKING:
+    from ..training.loop import Plan
+    from ..training.run_heads import Trained
 
 app = App(no_args_is_help=True)
 MODEL = "The target: a checkpoint's folder, .gguf file or hub name."
@@ -68,21 +73,72 @@ def data(
 
 
 @dataclass(frozen=True)
-class HeadFlags:
-    """The flags of the commands that train heads."""
+class TrainFlags:
+    """The flags of all commands that train."""
 
     data: Path = setting(..., "A folder that outrider train data wrote.")
     out: Path = setting(..., OUT, "--out", "-o")
-    begin: Path | None = setting(None, "A head to go on from; anew unless given.", "--from")
     loss: str = setting("forward-kl", "forward-kl, reverse-kl, tvd, hard, coupled or hybrid.")
-    depth: int = setting(5, "Tokens of a draft in training.", min=1, max=16)
     epochs: float = setting(3.0, "Times that all samples are seen.")
     steps: int | None = setting(None, "Steps instead of epochs.", min=1)
     minutes: float | None = setting(None, "About so many minutes instead of epochs.")
-    rate: float = setting(1e-3, "The learning rate.")
     batch: int = setting(2048, "Tokens that a step learns from, on each device.", min=1)
-    seed: int = setting(0, "The order of samples, and how a new head begins.", min=0)
+    seed: int = setting(0, "The order of samples, how what is new begins, and draws.", min=0)
     json_: AsJson = False
+
+    def plan(self, rate: float) -> Plan:
+        """Return how to train."""
+        from ..training.loop import Plan
+
+        return Plan(
+            epochs=self.epochs, steps=self.steps, minutes=self.minutes, rate=rate,
+            batch=self.batch, seed=self.seed,
+        )  # fmt: skip
+
+    def tell(self, trained: Trained) -> None:
+        """Tell what is accepted of what was trained."""
+        if self.json_:
+            served = [each._asdict() for each in trained.served]
+            report = {"folder": str(self.out), **trained.judged._asdict(), "served": served}
+            write_json(report, "-")
+            return
+        console = screen(on_stderr=True)
+        for each in trained.served:
+            console.print(
+                f"T = {each.temperature:g}: {each.acceptance_length:.2f} tokens a step, "
+                f"{each.speedup:.2f} times as fast as plain decoding, on held-out prompts"
+            )
+        console.print(f"the drafter is in {self.out}")
+
+
+@dataclass(frozen=True)
+class HeadFlags(TrainFlags):
+    """The flags of the commands that train heads."""
+
+    begin: Path | None = setting(None, "A head to go on from; anew unless given.", "--from")
+    depth: int = setting(5, "Tokens of a draft in training.", min=1, max=16)
+    rate: float = setting(1e-3, "The learning rate.")
+
+
+@dataclass(frozen=True)
+class DistillFlags(TrainFlags):
+    """The flags of the command that trains small drafters."""
+
+    begin: str | None = setting(
+        None, "A drafter to go on from: a folder, .gguf file or hub name; anew unless given.",
+        "--from",
+    )  # fmt: skip
+    layers: str = setting("0,-1", "Layers of the target that a new drafter begins with.")
+    neurons: int | None = setting(
+        None, "Neurons that its MLPs keep; as many as it is wide unless given.", min=1
+    )
+    temperature: float = setting(1.0, "Temperature of both distributions.")
+    own: float = setting(0.0, "Share of answers that the drafter writes itself.")
+    lora: int = setting(0, "Rank of changes by LoRA, which are merged; 0 trains it whole.", min=0)
+    alpha: float = setting(32.0, "What LoRA's changes weigh, times the rank.")
+    rate: float | None = setting(
+        None, "The learning rate; 2e-5 unless given, 2e-4 by LoRA, 1e-3 for a new drafter."
+    )
 
 
 @app.command()
@@ -103,29 +159,35 @@ def _train(kind: str, model: str, flags: HeadFlags) -> None:
     """Train a head, and tell what it would be accepted."""
     with torch_for("outrider train"):
         from ..checkpoints.families import find_folder
-        from ..training.loop import Plan
         from ..training.run_heads import HeadOptions, train_head
         from ..training.samples import DataFolder
 
-    plan = Plan(
-        epochs=flags.epochs, steps=flags.steps, minutes=flags.minutes, rate=flags.rate,
-        batch=flags.batch, seed=flags.seed,
-    )  # fmt: skip
-    options = HeadOptions(loss=flags.loss, depth=flags.depth)
+    plan, options = flags.plan(flags.rate), HeadOptions(loss=flags.loss, depth=flags.depth)
     data, out = DataFolder.opened(flags.data), flags.out
     with ended_cleanly():
         trained = train_head(kind, find_folder(model), data, flags.begin, out, plan, options)
-    if flags.json_:
-        served = [each._asdict() for each in trained.served]
-        write_json({"folder": str(out), **trained.judged._asdict(), "served": served}, "-")
-        return
-    console = screen(on_stderr=True)
-    for each in trained.served:
-        console.print(
-            f"T = {each.temperature:g}: {each.acceptance_length:.2f} tokens a step, "
-            f"{each.speedup:.2f} times as fast as plain decoding, on held-out prompts"
-        )
-    console.print(f"the head is in {out}")
+    flags.tell(trained)
+
+
+@app.command()
+@with_flags(DistillFlags)
+def distill(flags: DistillFlags, model: str = argument("MODEL", MODEL)) -> None:
+    """Train a small drafter with the target's tokenizer on what the target says."""
+    with torch_for("outrider train"):
+        from ..checkpoints.families import find_folder
+        from ..training.run_distill import DistillOptions, train_drafter, usual_rate
+        from ..training.samples import DataFolder
+
+    begin = None if flags.begin is None else find_folder(flags.begin)
+    plan = flags.plan(usual_rate(begin, flags.lora) if flags.rate is None else flags.rate)
+    options = DistillOptions(
+        loss=flags.loss, temperature=flags.temperature, own=flags.own, rank=flags.lora,
+        alpha=flags.alpha, layers=numbers(flags.layers, int, "--layers"), neurons=flags.neurons,
+    )  # fmt: skip
+    data, out = DataFolder.opened(flags.data), flags.out
+    with ended_cleanly():
+        trained = train_drafter(find_folder(model), data, begin, out, plan, options)
+    flags.tell(trained)
 
 
 @app.command()

@@ -154,19 +154,19 @@ class Average:
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self._module, self._decay = module, decay
-        self.values = {n: p.detach().clone() for n, p in module.named_parameters()}
+        self.values = {name: value.clone() for name, value in trained(module).items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the parameters after a step."""
         decay = min(self._decay, (1 + step) / (10 + step))
-        for name, parameter in self._module.named_parameters():
-            self.values[name].lerp_(parameter.detach(), 1 - decay)
+        for name, value in trained(self._module).items():
+            self.values[name].lerp_(value, 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Have the module hold the average meanwhile."""
-        own = {n: p.detach().clone() for n, p in self._module.named_parameters()}
+        own = {name: value.clone() for name, value in trained(self._module).items()}
         self._module.load_state_dict(self.values, strict=False)
         try:
             yield
@@ -388,5 +388,5 @@ class Training:
 
 
 def trained(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters of a module."""
-    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+    """Return the parameters of a module that are trained."""
+    return {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}

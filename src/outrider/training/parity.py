@@ -1,4 +1,4 @@
-"""A head as it was trained beside the head as it is served: both must say the same."""
+"""A drafter as it was trained beside the drafter as it is served: both must say the same."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..base.config import EngineConfig
+from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.heads import MEDUSA, read_head
+from ..engine.build import load_target
 from ..errors import TrainingError
 from ..models.native import NativeTransformer
 from ..models.native_heads import NativeHead, NativeMedusa
 from ..models.rows import Segment
+from .distill import DistillTask
 from .eagle3 import Rows, rows_of
 from .heads import DraftingHead
 from .samples import Sample
@@ -74,10 +78,33 @@ def check_served(
         served = served_logits(folder, target, rows, teacher.context).argmax(-1)
         same += int((trained == served).sum())
         count += len(served)
+    return _enough(folder, same, count)
+
+
+@torch.no_grad()
+def check_drafter(
+    folder: Path, task: DistillTask, context: int, samples: Sequence[Sample]
+) -> float:
+    """Return the share of tokens whose likeliest id is the same as trained and as served.
+
+    ``folder`` has the small model of ``task``. Raises TrainingError: it is too small.
+    """
+    config = EngineConfig(max_model_len=context)
+    served = Teacher(load_target(open_checkpoint(folder), config), context, (), None)
+    same = count = 0.0
+    for sample in samples:
+        lesson = served.teach(sample)
+        same += float(task.says(lesson).same.sum())
+        count += len(lesson.rows)
+    return _enough(folder, same, count)
+
+
+def _enough(folder: Path, same: float, count: float) -> float:
+    """Return the share that is the same. Raises TrainingError: it is too small."""
     share = same / max(1, count)
     if share < LEAST:
         raise TrainingError(
-            f"{folder} says the same as in training in {share:.0%} of {count} places only; please "
-            "report this, and do not serve it."
+            f"{folder} says the same as in training in {share:.0%} of {count:.0f} places only; "
+            "please report this, and do not serve it."
         )
     return share

@@ -14,6 +14,7 @@ from ..checkpoints.heads import EAGLE3, MEDUSA, check_target
 from ..engine.build import load_target
 from ..engine.setup import set_up
 from ..errors import ConfigError
+from ..models.base import Model
 from ..models.native import NativeTransformer
 from .curves import draw_curves
 from .head_files import (
@@ -30,7 +31,7 @@ from .loop import Judged, Plan, Training
 from .losses import LOSSES
 from .medusa import load_medusa, save_medusa, write_new_medusa
 from .parity import check_served
-from .samples import DataFolder
+from .samples import DataFolder, Samples
 from .served import Served, Serving, held_out_prompts
 from .teacher import Teacher
 
@@ -93,7 +94,7 @@ def usual_layers(count: int) -> tuple[int, int, int]:
 
 
 class Trained(NamedTuple):
-    """What a head gives: as judged in training, and on a few held-out prompts as it is served."""
+    """What a drafter gives: as judged in training, and on a few held-out prompts as it is served."""
 
     judged: Judged
     served: list[Served]
@@ -149,9 +150,18 @@ def train_head(
         if isinstance(model, NativeTransformer):
             with training.average.applied():
                 check_served(out, module, model, teacher, samples.held_out[:CHECKED])
-        tokens = min(SERVED_TOKENS, context // 2)
-        prompts = held_out_prompts(samples, context - tokens)[:SERVED_PROMPTS]
-        if prompts:
-            serving = Serving(target, model, prompts, tokens, context)
-            served = serving.measure(out, options.depth, (0.0, 1.0), rounds=1)
+        served = served_on(samples, target, model, out, options.depth, context)
     return Trained(judged, served)
+
+
+def served_on(
+    samples: Samples, target: Path, model: Model, out: Path, depth: int, context: int
+) -> list[Served]:
+    """Return what the drafter in ``out`` gives on a few held-out prompts, none if all are long."""
+    tokens = min(SERVED_TOKENS, context // 2)
+    prompts = held_out_prompts(samples, context - tokens)[:SERVED_PROMPTS]
+    if not prompts:
+        return []
+    return Serving(target, model, prompts, tokens, context).measure(
+        out, depth, (0.0, 1.0), rounds=1
+    )

@@ -1,0 +1,157 @@
+"""Distils a target into a small drafter: on what the target said, or the drafter itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .heads import MOST_LOGITS
+from .loop import Judged, Learned, Task
+from .losses import Loss, coupled_acceptance
+from .samples import Sample
+from .teacher import Lesson, Teacher
+
+OWN_TOKENS = 128
+"""Tokens of an answer that the drafter writes itself, at most."""
+
+
+class Said(NamedTuple):
+    """What a drafter says beside a lesson: where both have the likeliest id, and what is accepted.
+
+    Both are fp32 [rows]: the former 0 or 1, the latter what the coupled rule accepts.
+    """
+
+    same: Tensor
+    accepted: Tensor
+
+
+class DistillTask(Task):
+    """Trains a model of transformers on what a teacher says of all ids that both have.
+
+    Both distributions are taken at ``heat``, the temperature. In a batch each sample's answer is by
+    the chance ``own`` one that the drafter writes itself; that depends on the batch and ``seed``
+    alone. Drafts are ``depth`` tokens long where acceptance is judged.
+    """
+
+    def __init__(
+        self, module: nn.Module, teacher: Teacher, ids: int, loss: Loss, heat: float, own: float,
+        depth: int, seed: int,
+    ) -> None:  # fmt: skip
+        self.module, self._teacher, self._ids = module, teacher, ids
+        self._model: Any = module
+        self._loss, self._heat, self._own = loss, heat, own
+        self._depth, self._seed = depth, seed
+        self._rows = max(64, MOST_LOGITS // ids)
+
+    def learn(self, batch: Sequence[Sample]) -> Learned:
+        """See ``Task``; each sample's losses are followed back into its states at once."""
+        batch = self._mixed(batch)
+        count = sum(int(sample.said[1 : self._teacher.context].sum()) for sample in batch)
+        total = 0.0
+        for sample in batch:
+            lesson = self._teacher.teach(sample)
+            if not len(lesson.rows):
+                continue
+            read = self._read(lesson)
+            leaf = read.detach().requires_grad_()
+            for x, log_p in zip(leaf.split(self._rows), self._taught(lesson), strict=True):
+                loss = self._loss(log_p, self._said(x, self._heat)).sum() / count
+                loss.backward()
+                total += loss.item()
+            read.backward(leaf.grad)
+        return Learned(total, count)
+
+    def _read(self, lesson: Lesson) -> Tensor:
+        """Return what the output matrix reads at a lesson's rows, [rows, width]."""
+        tokens = lesson.tokens[None, : int(lesson.rows[-1]) + 1]
+        states: Tensor = self._model.model(tokens, use_cache=False).last_hidden_state
+        return states[0, lesson.rows]
+
+    def _said(self, x: Tensor, heat: float) -> Tensor:
+        """Return log q of the ids that both have, [rows, ids]."""
+        logits: Tensor = self._model.lm_head(x).float()
+        return (logits / heat).log_softmax(-1)[:, : self._ids]
+
+    def _taught(self, lesson: Lesson) -> Sequence[Tensor]:
+        """Return log p in parts of rows."""
+        log_p = lesson.log_probabilities()
+        if self._heat != 1:
+            log_p = (log_p / self._heat).log_softmax(-1)
+        parts: Sequence[Tensor] = log_p.split(self._rows)
+        return parts
+
+    def _mixed(self, batch: Sequence[Sample]) -> Sequence[Sample]:
+        """Return a batch where the drafter has written some answers."""
+        if not self._own:
+            return batch
+        said = crc32(b"".join(sample.tokens.tobytes() for sample in batch))
+        draw = np.random.default_rng((self._seed, said))
+        return [
+            self.written(sample, int(draw.integers(2**62))) if draw.random() < self._own else sample
+            for sample in batch
+        ]
+
+    @torch.no_grad()
+    def written(self, sample: Sample, seed: int) -> Sample:
+        """Return a sample whose answer the drafter draws, as long as the target's at most."""
+        known = sample.tokens[: self._teacher.context]
+        first = max(1, int(sample.said.argmax()))
+        draw = torch.Generator().manual_seed(seed)
+        tokens, cache = known[:first].tolist(), None
+        new, ends = tokens, self._teacher.model.shape.eos_token_ids
+        for _ in range(min(OWN_TOKENS, len(known) - first)):
+            output = self._model.model(torch.tensor([new]), past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            chances = self._said(output.last_hidden_state[0, -1:], self._heat).exp()
+            new = [int(torch.multinomial(chances, 1, generator=draw))]
+            tokens += new
+            if new[0] in ends:
+                break
+        said = np.arange(len(tokens)) >= first
+        return Sample(np.array(tokens, np.int32), said, sample.prompt)
+
+    @torch.no_grad()
+    def says(self, lesson: Lesson) -> Said:
+        """Return what the drafter says beside a lesson."""
+        same, accepted = [torch.empty(0)], [torch.empty(0)]
+        if len(lesson.rows):
+            parts = (each.split(self._rows) for each in (
+                self._read(lesson), lesson.log_probabilities(), lesson.best
+            ))  # fmt: skip
+            for x, log_p, best in zip(*parts, strict=True):
+                log_q = self._said(x, 1.0)
+                same.append((log_q.argmax(-1) == best).float())
+                accepted.append(coupled_acceptance(log_p, log_q))
+        return Said(torch.cat(same), torch.cat(accepted))
+
+    def judge(self, samples: Sequence[Sample]) -> Judged:
+        """Return the tokens a step would give: a draft stands as far as all before stand."""
+        greedy = coupled = drafts = 0.0
+        for sample in samples:
+            lesson = self._teacher.teach(sample)
+            said = self.says(lesson)
+            drafts += len(lesson.rows)
+            greedy += chained(lesson.rows, said.same, self._depth)
+            coupled += chained(lesson.rows, said.accepted, self._depth)
+        return Judged(1 + greedy / max(1.0, drafts), 1 + coupled / max(1.0, drafts))
+
+
+def chained(rows: Tensor, chances: Tensor, depth: int) -> float:
+    """Return the tokens that are accepted of drafts that begin behind each of ``rows``, summed.
+
+    ``chances`` are those of the token behind each row; drafts end where the next row is none.
+    """
+    if not len(rows):
+        return 0.0
+    at = torch.zeros(int(rows[-1]) + depth + 1)
+    at[rows] = chances
+    total, standing = 0.0, torch.ones(len(rows))
+    for further in range(depth):
+        standing = standing * at[rows + further]
+        total += float(standing.sum())
+    return total

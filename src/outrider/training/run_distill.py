@@ -1,0 +1,114 @@
+"""Trains a small drafter: from data and a target to a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..checkpoints.files import Files
+from ..engine.build import load_target
+from ..engine.setup import set_up
+from ..errors import ConfigError
+from .curves import draw_curves
+from .distill import DistillTask
+from .drafter_files import made_of, read_drafter, save_drafter
+from .loop import Plan, Training
+from .lora import add_low_rank, merged_weights
+from .losses import LOSSES
+from .parity import check_drafter
+from .run_heads import CHECKED, WORK, Trained, served_on
+from .samples import DataFolder
+from .served import Served
+from .teacher import Teacher
+
+RATE, NEW_RATE, LOW_RANK_RATE = 2e-5, 1e-3, 2e-4
+"""Learning rates for a drafter that exists, for one of a target's layers, and by LoRA."""
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """How a drafter is trained: see ``outrider train distill --help``.
+
+    ``rank`` is that of changes by LoRA, 0 to train it whole; they are scaled by ``alpha`` /
+    ``rank``. ``own`` is the share of answers that the drafter writes itself. A new drafter has
+    ``layers`` of the target, with ``neurons`` in each MLP. Acceptance is judged by drafts of
+    ``depth`` tokens.
+    """
+
+    loss: str = "forward-kl"
+    temperature: float = 1.0
+    own: float = 0.0
+    rank: int = 0
+    alpha: float = 32.0
+    layers: tuple[int, ...] = (0, -1)
+    neurons: int | None = None
+    depth: int = 5
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise ConfigError(f"loss is {self.loss!r}; known are {', '.join(LOSSES)}.")
+        if not 0.01 <= self.temperature <= 100:  # false for NaN
+            raise ConfigError(f"temperature is {self.temperature}; give 0.01 to 100.")
+        if not 0 <= self.own <= 1:
+            raise ConfigError(f"own is {self.own}; give a share up to 1.")
+        if not 0 <= self.rank <= 4096 or not 0 < self.alpha <= 1e6:
+            raise ConfigError("a rank is up to 4096, and alpha is above 0; give others.")
+
+
+def usual_rate(begin: Path | None, rank: int) -> float:
+    """Return the learning rate unless one is given."""
+    if rank:
+        return LOW_RANK_RATE
+    return NEW_RATE if begin is None else RATE
+
+
+def train_drafter(
+    target: Path, data: DataFolder, begin: Path | None, out: Path, plan: Plan,
+    options: DistillOptions,
+) -> Trained:  # fmt: skip
+    """Train a small drafter for ``target`` and write it to the folder ``out``.
+
+    It begins as the checkpoint ``begin``, or as some of the target's layers; it goes on if that was
+    begun. What is accepted is that of the parameters that were written; processes but the first
+    return nothing as served.
+    """
+    context = data.about.context
+    setup = set_up(target, None, {"max_model_len": context, "max_num_seqs": 1})
+    model, files = load_target(setup.checkpoint, setup.config), Files(target)
+    known = model.shape.vocab_size
+    if data.about.vocab_size != known:
+        raise ConfigError(
+            f"{data.folder} is of a target with {data.about.vocab_size} ids, and {target} has "
+            f"{known}; give the target that the data is of."
+        )
+    small = (
+        made_of(setup.checkpoint, options.layers, options.neurons)
+        if begin is None
+        else read_drafter(begin, files)
+    )
+    if options.rank:
+        add_low_rank(small.module, options.rank, options.alpha, plan.seed)
+    ids = min(known, small.config["vocab_size"])  # some are only there to round the number
+    teacher = Teacher(model, context, (), None if ids == known else np.arange(ids))
+    task = DistillTask(
+        small.module, teacher, ids, LOSSES[options.loss], options.temperature, options.own,
+        options.depth, plan.seed,
+    )  # fmt: skip
+    about = {
+        "kind": "distill", "target": str(target), "begin": None if begin is None else str(begin),
+        "data": [shard.sha256 for shard in data.shards], **asdict(options),
+    }  # fmt: skip
+    samples = data.read()
+    training = Training(task, samples, plan, out / WORK, about)
+    judged = training.run()
+    served: list[Served] = []
+    if training.accelerator.is_main_process:
+        draw_curves(out / WORK)
+        with training.average.applied(), torch.no_grad():
+            save_drafter(small.config, merged_weights(small.module), files, out)
+            check_drafter(out, task, context, samples.held_out[:CHECKED])
+        served = served_on(samples, target, model, out, options.depth, context)
+    return Trained(judged, served)

@@ -1,0 +1,302 @@
+"""Small drafters: what they begin as, how they learn, and that they serve as they were trained."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider import LLM, SamplingParams
+from outrider.checkpoints.checkpoint import open_checkpoint
+from outrider.checkpoints.files import Files
+from outrider.engine.build import load_target
+from outrider.errors import ConfigError, TrainingError
+from outrider.models.native import NativeTransformer
+from outrider.native import choice as native
+from outrider.training import parity
+from outrider.training.distill import DistillTask, chained
+from outrider.training.drafter_files import made_of, read_drafter
+from outrider.training.loop import Learned, Plan
+from outrider.training.lora import add_low_rank, merged_weights
+from outrider.training.losses import LOSSES
+from outrider.training.run_distill import DistillOptions, train_drafter
+from outrider.training.samples import About, DataFolder, Sample
+from outrider.training.teacher import Teacher
+from tests.support.ggufs import SIZES, Kind, byte_level, convert
+from tests.support.loading import native_model
+from tests.support.tiny import MakeCheckpoint
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
+LENGTH, CONTEXT = 24, 64
+PLAN = Plan(steps=6, batch=64, judge_every=3)
+
+
+def samples(count: int, vocabulary: int = 300) -> list[Sample]:
+    draw = np.random.default_rng(0)
+    said = np.arange(LENGTH) >= 9
+    return [
+        Sample(draw.integers(3, vocabulary, LENGTH).astype(np.int32), said, number)
+        for number in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def target(tiny_llama: Path) -> NativeTransformer:
+    return native_model(native.library(), tiny_llama, "float32", CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def data(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> DataFolder:
+    about = About(str(tiny_llama), 320, "", 60, (0.0,), 15, CONTEXT, 0)
+    folder = DataFolder(tmp_path_factory.mktemp("data"), about, ())
+    folder.add(samples(60), 0, 60)
+    return folder
+
+
+def task_of(module: torch.nn.Module, target: NativeTransformer, **options: Any) -> DistillTask:
+    options = {"loss": LOSSES["forward-kl"], "heat": 1.0, "own": 0.0, **options}
+    return DistillTask(
+        module, Teacher(target, CONTEXT, (), None), target.shape.vocab_size, depth=4, seed=0,
+        **options,
+    )  # fmt: skip
+
+
+def test_the_whole_target_is_where_a_drafter_begins(
+    tiny_llama: Path, target: NativeTransformer
+) -> None:
+    """With all layers and neurons it says what the target does."""
+    small = made_of(open_checkpoint(tiny_llama), (0, 1), 10_000)
+    task = task_of(small.module, target)
+    # Of 15 drafts of 4 tokens, 3 end with the text after 3, 2 and 1 of them.
+    assert task.judge(samples(3)).acceptance_length == pytest.approx(1 + (12 * 4 + 6) / 15)
+    lesson = Teacher(target, CONTEXT, (), None).teach(samples(1)[0])
+    said = task.says(lesson)
+    assert said.same.all()
+    assert said.accepted.min() > 0.999
+
+
+def test_layers_are_named_from_either_end_and_the_strongest_neurons_stay(tiny_llama: Path) -> None:
+    checkpoint = open_checkpoint(tiny_llama)
+    whole = AutoModelForCausalLM.from_pretrained(tiny_llama).model.layers[1].state_dict()
+    module = made_of(checkpoint, (-1,), 16).module
+    weights = dict(module.named_parameters())
+    assert torch.equal(
+        weights["model.layers.0.self_attn.q_proj.weight"], whole["self_attn.q_proj.weight"]
+    )
+    gate, up, down = (whole[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    strength = (gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)).tolist()
+    best = sorted(sorted(range(48), key=lambda i: -strength[i])[:16])
+    assert torch.equal(weights["model.layers.0.mlp.gate_proj.weight"], gate[best])
+    assert torch.equal(weights["model.layers.0.mlp.down_proj.weight"], down[:, best])
+    for layers in ((), (2,), (-3,)):
+        with pytest.raises(ConfigError, match="layers are"):
+            made_of(checkpoint, layers, None)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("heat", [1.0, 0.7])
+def test_gradients_are_those_of_one_graph(
+    loss: str, heat: float, tiny_llama: Path, target: NativeTransformer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    module = made_of(open_checkpoint(tiny_llama), (0,), None).module
+    task = task_of(module, target, loss=LOSSES[loss], heat=heat)
+    monkeypatch.setattr(task, "_rows", 4)
+    batch = samples(3)
+    learned = task.learn(batch)
+    found = {name: p.grad.clone() for name, p in module.named_parameters()}
+    module.zero_grad()
+    total = torch.zeros(())
+    for sample in batch:
+        lesson = Teacher(target, CONTEXT, (), None).teach(sample)
+        logits = module(lesson.tokens[None]).logits[0, lesson.rows]
+        log_p = (lesson.logits / heat).log_softmax(-1)
+        total = total + LOSSES[loss](log_p, (logits / heat).log_softmax(-1)).sum()
+    (total / learned.tokens).backward()
+    assert learned.tokens == 3 * 15
+    assert learned.loss == pytest.approx(total.item() / learned.tokens, rel=1e-4)
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=2e-3, atol=1e-5)
+
+
+def test_acceptance_is_that_of_each_draft() -> None:
+    rows = torch.tensor([3, 4, 5, 8, 9])
+    chances = torch.tensor([1.0, 0.5, 1.0, 0.0, 1.0])
+    by_row = dict(zip(rows.tolist(), chances.tolist(), strict=True))
+    expected = 0.0
+    for row in by_row:
+        standing = 1.0
+        for further in range(3):
+            standing *= by_row.get(row + further, 0.0)
+            expected += standing
+    assert chained(rows, chances, 3) == pytest.approx(expected)
+
+
+@torch.no_grad()
+def test_merged_changes_say_the_same(tiny_llama: Path) -> None:
+    module = made_of(open_checkpoint(tiny_llama), (0, 1), None).module
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    ids = torch.arange(3, 40)[None]
+    plain = module(ids).logits
+    add_low_rank(module, 4, 8.0, 0)
+    assert torch.equal(module(ids).logits, plain)
+    assert set(merged_weights(module)) == set(before)
+    draw = torch.Generator().manual_seed(1)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            assert name.endswith((".up", ".down"))
+            parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.1)
+    changed = module(ids).logits
+    assert not torch.allclose(changed, plain, atol=0.1)
+    again = made_of(open_checkpoint(tiny_llama), (0, 1), None).module
+    again.load_state_dict(merged_weights(module), strict=False)
+    torch.testing.assert_close(again(ids).logits, changed, rtol=1e-4, atol=1e-4)
+
+
+def test_a_drafter_writes_answers_itself(tiny_llama: Path, target: NativeTransformer) -> None:
+    module = made_of(open_checkpoint(tiny_llama), (0,), None).module
+    task = task_of(module, target, heat=0.01, own=1.0)
+    sample = samples(1)[0]
+    own = task.written(sample, 5)
+    assert own.tokens[:9].tolist() == sample.tokens[:9].tolist()
+    assert own.said.tolist() == [False] * 9 + [True] * (len(own.tokens) - 9)
+    with torch.no_grad():
+        likeliest = module(torch.from_numpy(own.tokens)[None].long()).logits[0].argmax(-1)
+    assert own.tokens[9:].tolist() == likeliest[8:-1].tolist()
+    assert task.learn([sample]).tokens == len(own.tokens) - 9
+    mixed = task_of(module, target, own=0.5)._mixed(samples(40))
+    pairs = zip(mixed, samples(40), strict=True)
+    changed = sum(not np.array_equal(a.tokens, b.tokens) for a, b in pairs)
+    assert 10 < changed < 30
+
+
+OPTIONS = {
+    "whole": DistillOptions(loss="hybrid", layers=(0,)),
+    "lora": DistillOptions(rank=4, own=0.3, temperature=0.8),
+}
+
+
+def said(target: Path, drafter: Path | None, heat: float) -> list[Any]:
+    llm = LLM(target, drafter, num_speculative_tokens=3, dtype="float32")
+    params = SamplingParams(temperature=heat, seed=1, max_tokens=20, ignore_eos=True)
+    return [o.outputs[0].token_ids for o in llm.generate(["the quick", "fox"], params)]
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_a_trained_drafter_serves(
+    kind: str, data: DataFolder, tiny_llama: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "drafter"
+    judged = train_drafter(tiny_llama, data, None, out, PLAN, OPTIONS[kind]).judged
+    for heat in (0.0, 1.0):
+        assert said(tiny_llama, out, heat) == said(tiny_llama, None, heat)
+    assert train_drafter(tiny_llama, data, None, out, PLAN, OPTIONS[kind]).judged == judged
+    again = train_drafter(tiny_llama, data, out, tmp_path / "more", PLAN, OPTIONS[kind])
+    assert again.judged.acceptance_length >= 1
+
+
+def test_what_is_saved_says_by_the_engine_what_it_says_in_transformers(
+    data: DataFolder, tiny_llama: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "drafter"
+    train_drafter(tiny_llama, data, None, out, PLAN, OPTIONS["lora"])
+    llm = LLM(out, None, dtype="float32")
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    output = llm.generate(["the quick"], params)[0]
+    module = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    tokens = torch.tensor([[*output.prompt_token_ids, *output.outputs[0].token_ids]])
+    with torch.no_grad():
+        logits = module(tokens).logits[0, len(output.prompt_token_ids) - 1 : -1]
+    chosen = logits.gather(-1, tokens[0, len(output.prompt_token_ids) :, None])[:, 0]
+    assert (logits.max(-1).values - chosen).max() < 1e-3
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_killed_three_times_it_ends_with_the_same_bits(
+    kind: str, data: DataFolder, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(Exception):
+        pass
+
+    train_drafter(tiny_llama, data, None, tmp_path / "whole", PLAN, OPTIONS[kind])
+    monkeypatch.setattr("outrider.training.loop.SAVE_SECONDS", 0.0)
+    learn, draw = DistillTask.learn, random.Random(0)
+    for _ in range(3):
+        left = draw.randrange(1, 3)
+
+        def dying(self: DistillTask, batch: Sequence[Sample]) -> Learned:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return learn(self, batch)
+
+        monkeypatch.setattr(DistillTask, "learn", dying)
+        with pytest.raises(Killed):
+            train_drafter(tiny_llama, data, None, tmp_path / "parts", PLAN, OPTIONS[kind])
+    monkeypatch.setattr(DistillTask, "learn", learn)
+    train_drafter(tiny_llama, data, None, tmp_path / "parts", PLAN, OPTIONS[kind])
+    a, b = (tmp_path / name / "model.safetensors" for name in ("whole", "parts"))
+    assert a.read_bytes() == b.read_bytes()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_fall_and_more_is_accepted(
+    loss: str, tiny_llama: Path, target: NativeTransformer
+) -> None:
+    module = made_of(open_checkpoint(tiny_llama), (0,), None).module
+    task, batch = task_of(module, target, loss=LOSSES[loss]), samples(4)
+    before, losses = task.judge(batch), []
+    optimiser = torch.optim.Adam(module.parameters(), 3e-3)
+    for _ in range(25):
+        losses.append(task.learn(batch).loss)
+        optimiser.step()
+        module.zero_grad()
+    assert losses[-1] < losses[0] - 0.1
+    assert task.judge(batch).coupled_length > before.coupled_length + 0.1
+
+
+@torch.no_grad()
+def test_a_gguf_drafter_is_one_to_begin_with(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(
+        tmp_path / "qwen2", "qwen2", tokenizer=True, tie_word_embeddings=True, **SIZES
+    )
+    file, plain = convert(folder, tmp_path / "drafter.gguf", Kind.Q8_0, byte_level())
+    ids = torch.arange(3, 40)[None]
+    found = read_drafter(file, Files(folder)).module(ids).logits
+    expected = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)(ids).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_cannot_be_trained_is_refused(
+    make_checkpoint: MakeCheckpoint, data: DataFolder, tiny_llama: Path, tmp_path: Path
+) -> None:
+    gemma = make_checkpoint(tmp_path / "gemma2", "gemma2", head_dim=8)
+    with pytest.raises(ConfigError, match=r"'gemma2' model.*\(--from\)"):
+        made_of(open_checkpoint(gemma), (0,), None)
+    other = make_checkpoint(tmp_path / "other", "llama", vocab_size=64)
+    with pytest.raises(ConfigError, match="has 64; give the target that the data is of"):
+        train_drafter(other, data, None, tmp_path / "out", PLAN, DistillOptions())
+    for wrong in ({"loss": "kl"}, {"own": 1.5}, {"rank": -1}, {"alpha": 0.0},
+                  {"temperature": float("nan")}):  # fmt: skip
+        with pytest.raises(ConfigError):
+            DistillOptions(**wrong)
+
+
+def test_a_drafter_that_serves_otherwise_is_refused(
+    data: DataFolder, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(checkpoint: Any, config: Any) -> Any:
+        return load_target(open_checkpoint(tiny_llama), config)
+
+    monkeypatch.setattr(parity, "load_target", wrong)
+    with pytest.raises(TrainingError, match="the same as in training in"):
+        train_drafter(tiny_llama, data, None, tmp_path / "out", PLAN, DistillOptions(layers=(0,)))
