@@ -236,3 +236,30 @@ def adapt(
     console.print(grid)
     console.print(report["verdict"]["why"])
     console.print(f"{out / 'report.html'} shows it; the head is in {report['head']}.")
+
+
+@app.command()
+def layerskip(
+    model: str = argument("MODEL", MODEL),
+    data: Path = setting(..., "A folder that outrider train data wrote.", "--data"),
+    out: Path = setting(..., "The .json file to write.", "--out", "-o"),
+    min_layers: int | None = setting(None, "Layers' worth of sublayers that run at least."),
+    json_: AsJson = False,
+) -> None:
+    """Search for the sublayers that the target can do without where it drafts for itself."""
+    with torch_for("outrider train"):
+        from ..checkpoints.families import find_folder
+        from ..training.layerskip import search_skips
+        from ..training.samples import DataFolder
+
+    with ended_cleanly(), counted("scoring sets") as told:
+        folder = DataFolder.opened(data)
+        found = search_skips(find_folder(model), folder, out, min_layers, told)
+    if json_:
+        write_json({"file": str(out), **found._asdict()}, "-")
+    else:
+        screen(on_stderr=True).print(
+            f"{out}: {len(found.sublayers)} sublayers run, say the same in "
+            f"{found.agreement:.0%} of places, and are expected to decode {found.speed:.2f} times "
+            "as fast as none"
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from ..base.fields import Fields, read_object
+from ..base.kept import write_kept
 from ..base.types import NO_NODES, Draft, DraftBudget, Scheduled, SequenceState
 from ..errors import ConfigError, shown
 from ..models.base import Store
@@ -63,6 +65,9 @@ FORMS: dict[str, tuple[str, Callable[[str], Any]]] = {
 UNKNOWN_FORM = r"(?!)", str
 LOGITS_AT_ONCE = 2
 """Logits of a window's rows that lie in memory at once."""
+SUFFIX = ".json"
+KIND = "drafter"
+"""The key by which a file says that it holds the sublayers of a drafter."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class LayerskipSpec(DrafterSpec):
         adaptive: search for the sublayers; if not, they are evenly spread.
         exit_layer: run the layers below it; None for any sublayers.
         kept: run these sublayers, without a search; none to choose them.
+        layers: of the target that ``kept`` were found for; None if that is known to fit.
     """
 
     name = "layerskip"
@@ -84,19 +90,22 @@ class LayerskipSpec(DrafterSpec):
     suits = "deep targets without another drafter; seldom below 24 layers"
     options = (
         "layerskip:skip_threshold=0.8,min_layers=16,adaptive=true searches; layerskip:N exits "
-        "behind N layers"
+        "behind N layers; layerskip:FILE.json runs what outrider train layerskip found"
     )
     skip_threshold: float = 0.8
     min_layers: int | None = None
     adaptive: bool = True
     exit_layer: int | None = None
     kept: tuple[int, ...] = ()
+    layers: int | None = None
 
     @classmethod
     def recognise(cls, option: str | Path) -> Self | None:
         name, colon, rest = str(option).partition(":")
         if name != cls.name:
-            return None
+            return cls._saved(Path(option)) if is_saved(Path(option)) else None
+        if rest.endswith(SUFFIX):
+            return cls._saved(Path(rest))
         if re.fullmatch(NUMBER, rest):
             return cls(exit_layer=int(rest))
         parts = [part.partition("=") for part in rest.split(",")] if colon else []
@@ -111,6 +120,15 @@ class LayerskipSpec(DrafterSpec):
                 )
             values[key] = read(text)
         return cls(**values)
+
+    @classmethod
+    def _saved(cls, file: Path) -> Self:
+        """Return the drafter with the sublayers in a file. Raises ModelError: it has none."""
+        values = Fields(read_object(file), str(file))
+        layers, kept = values.whole("layers", 1), values.listed("sublayers", int)
+        if not kept or kept != sorted({*kept}) or not 0 <= kept[0] <= kept[-1] < 2 * layers:
+            raise values.refuse("sublayers", f"some of 0 to {2 * layers - 1}, rising")
+        return cls(kept=tuple(kept), layers=layers)
 
     def _space(self, target: NativeTransformer, longest: int) -> Space:
         """Return the sets to choose from.
@@ -128,6 +146,11 @@ class LayerskipSpec(DrafterSpec):
             )
         if not 1 <= least <= layers:
             raise ConfigError(f"min_layers is {least}; give 1 to {layers}.")
+        if self.layers not in (None, layers):
+            raise ConfigError(
+                f"drafter {self.name!r} has sublayers of a target of {self.layers} layers, and "
+                f"this one has {layers}; give a file that was written for it."
+            )
         space = Space.of(target.shape, least, longest)
         if exit_layer is None and not space.most:
             raise ConfigError(
@@ -288,6 +311,24 @@ class LayerskipDrafter(Drafter):
     def release(self, seq_id: str, ended: bool) -> None:
         if self._window is not None and self._window.sequence.id == seq_id:
             self._window = None  # the pages that it reads are given back
+
+
+def save_skips(file: Path, layers: int, sublayers: Sequence[int], more: Mapping[str, Any]) -> None:
+    """Write the sublayers that run of a target's ``layers`` to a file, and what is known of them.
+
+    Raises ConfigError: the file has another suffix than ``SUFFIX``.
+    """
+    if file.suffix != SUFFIX:
+        raise ConfigError(f"{file} is no name of a {SUFFIX} file; give one.")
+    kept = {KIND: LayerskipSpec.name, "layers": layers, "sublayers": [*sublayers], **more}
+    write_kept(file, kept)
+
+
+def is_saved(file: Path) -> bool:
+    """Return whether a file is one that ``save_skips`` wrote."""
+    if file.suffix != SUFFIX or not file.is_file():
+        return False
+    return read_object(file).get(KIND) == LayerskipSpec.name
 
 
 def sure_rates(threshold: float) -> Rates:

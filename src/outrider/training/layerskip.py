@@ -1,0 +1,146 @@
+"""Searches for the sublayers that a target can do without, on what it has said before."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..base.config import EngineConfig
+from ..base.types import Request, SamplingParams, SequenceState
+from ..drafters.layerskip import LAYERS_THAT_RUN, save_skips
+from ..drafters.skips import (
+    FEWEST_ROWS,
+    MOST_EVALUATIONS,
+    ROWS,
+    ScoredWindow,
+    Search,
+    Space,
+    scratch_pages,
+)
+from ..engine.build import load_target
+from ..engine.setup import set_up
+from ..errors import ConfigError, TrainingError
+from ..models.native import NativeTransformer
+from ..models.rows import Segment, lone_rows
+from ..native.native_sampling import shared_noise
+from .samples import DataFolder, Sample
+
+WINDOWS = 8
+"""Windows that every set is scored on, so that sets are compared on the same text."""
+PAGE_SIZE = 16
+ROUNDS, MANY = 7, 9
+"""Forwards that are timed, and the rows of the larger ones."""
+
+
+class Found(NamedTuple):
+    """Sublayers that run, and what is expected of drafts by them.
+
+    ``agreement`` is the chance that a drafted token is the target's, on held-out samples, and
+    ``speed`` that of decoding with drafts of the best length, in plain decoding's.
+    """
+
+    sublayers: tuple[int, ...]
+    agreement: float
+    speed: float
+    evaluations: int
+
+
+def search_skips(
+    target: Path, data: DataFolder, out: Path, min_layers: int | None,
+    told: Callable[[int, int], None],
+) -> Found:  # fmt: skip
+    """Search for sublayers to leave out, and write those that run to ``out``, a .json file.
+
+    ``told`` gets the sets that were scored, and the most that are. Raises TrainingError: nothing
+    can be left out at a gain.
+    """
+    context = data.about.context
+    setup = set_up(target, None, {"max_model_len": context, "max_num_seqs": 1})
+    model = load_target(setup.checkpoint, setup.config)
+    if not isinstance(model, NativeTransformer):
+        raise ConfigError(f"{target} is not run by the native step, whose sublayers are left out.")
+    if data.about.vocab_size != model.shape.vocab_size:
+        raise ConfigError(f"{data.folder} is not of {target}; give the target that it is of.")
+    layers = model.shape.num_layers
+    least = min(LAYERS_THAT_RUN, layers // 2) if min_layers is None else min_layers
+    if not 1 <= least <= layers:
+        raise ConfigError(f"min_layers is {least}; give 1 to {layers}.")
+    space = Space.of(model.shape, least, EngineConfig().max_draft_length)
+    space = replace(space, row=row_cost(model))
+    samples = data.read()
+    search = Search(space) if space.most else None
+    if search is not None and search.wants is not None:
+        panel = Panel(model, samples.train, data)
+        while search.wants is not None:
+            search.scored(panel.score(space.kept(search.wants)), False)
+            told(search.evaluations, MOST_EVALUATIONS)
+    if search is None or not search.sublayers:
+        reached = 0.0 if search is None else space.speed(search.chosen, search.agreement or 0.0)
+        raise TrainingError(
+            f"no sublayers of {target} can be left out at a gain (the best set is expected to "
+            f"decode {reached:.2f} times as fast as none); use another drafter."
+        )
+    agreement = Panel(model, samples.held_out, data).score(search.sublayers)
+    speed = space.speed(search.chosen, agreement)
+    found = Found(search.sublayers, agreement, speed, search.evaluations)
+    save_skips(out, layers, found.sublayers, {
+        "target": str(target), "data": [shard.sha256 for shard in data.shards],
+        "agreement": agreement, "speed": speed,
+    })  # fmt: skip
+    return found
+
+
+class Panel:
+    """Windows of samples, one of each, on which sets are scored: up to ``WINDOWS``."""
+
+    def __init__(
+        self, model: NativeTransformer, samples: Sequence[Sample], data: DataFolder
+    ) -> None:
+        context, heats = data.about.context, data.about.temperatures
+        pages = -(-context // PAGE_SIZE)
+        noise, self._windows = shared_noise(model.shape.vocab_size), list[ScoredWindow]()
+        chosen: list[tuple[Sample, int, int]] = []
+        for sample in samples:
+            # The last run of what the target said, which all before leads to.
+            said = sample.said[:context].tolist()
+            stop = len(said) - said[::-1].index(True) if True in said else 0
+            first = stop - [*said[:stop][::-1], False].index(False)
+            if stop - first >= FEWEST_ROWS and first:
+                chosen.append((sample, first, stop))
+        chosen = chosen[:: max(1, len(chosen) // WINDOWS)][:WINDOWS]
+        if not chosen:
+            raise ConfigError(
+                f"{data.folder} has no answers of {FEWEST_ROWS} tokens and more; write longer ones."
+            )
+        scratch = len(chosen) * pages
+        store = model.new_store(scratch + scratch_pages(PAGE_SIZE), PAGE_SIZE)
+        for number, (sample, first, stop) in enumerate(chosen):
+            tokens = sample.tokens[: min(stop, first + ROWS)].tolist()
+            params = SamplingParams(temperature=heats[sample.prompt % len(heats)])
+            request = Request("data", tuple(tokens[:first]), params, number)
+            no_text: Any = None  # nobody reads it
+            sequence = SequenceState(f"data/{number}", request, 0, no_text, no_text, tokens)
+            sequence.pages = array("i", range(number * pages, (number + 1) * pages))
+            known = Segment(tokens[:-1], 0, sequence.pages, 1, first, key=sequence.id)
+            model.run([known], store)
+            self._windows.append(ScoredWindow(model, store, scratch, sequence, noise))
+
+    def score(self, sublayers: tuple[int, ...]) -> float:
+        """Return how likely a draw by these sublayers is the whole target's."""
+        return sum(each.score(sublayers) for each in self._windows) / len(self._windows)
+
+
+def row_cost(model: NativeTransformer) -> float:
+    """Return the time of one more row of a forward, in forwards of one row, as measured."""
+    store, best = model.new_store(MANY, PAGE_SIZE), dict[int, float]()
+    for _ in range(ROUNDS):
+        for count in (1, MANY):
+            rows, begin = lone_rows(count), time.perf_counter()
+            model.run(rows, store)
+            took = time.perf_counter() - begin
+            best[count] = min(took, best.get(count, took))
+    return max(0.0, best[MANY] / best[1] - 1) / (MANY - 1)
