@@ -24,7 +24,9 @@ with torch_for("python -m outrider.pocket.build", program=__name__ == "__main__"
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+    from ..checkpoints.checkpoint import open_checkpoint
     from ..llm import LLM
+    from ..training.drafter_files import made_of
     from . import corpus as text
     from .evaluate import acceptance, held_out_loss, held_out_prompts, model_card, teacher_forced
     from .train import TrainingPlan, distillation_loss, keep_heap, narrow_norms, optimise, text_loss
@@ -40,35 +42,15 @@ OWN_WORDS = 1280
 OWN_WORDS_REPEATED = 3
 
 
-def shape(layers: int, intermediate: int) -> LlamaConfig:
-    """Return the pair's config: width 384, 6 query and 2 key-value heads of 64, tied embeddings."""
+def target_config() -> LlamaConfig:
+    """Return the target's config: 10 layers of width 384, 6 query and 2 key-value heads."""
     return LlamaConfig(
-        vocab_size=text.VOCAB_SIZE, hidden_size=384, intermediate_size=intermediate,
-        num_hidden_layers=layers, num_attention_heads=6, num_key_value_heads=2, head_dim=64,
+        vocab_size=text.VOCAB_SIZE, hidden_size=384, intermediate_size=1024,
+        num_hidden_layers=10, num_attention_heads=6, num_key_value_heads=2, head_dim=64,
         max_position_embeddings=text.CONTEXT, tie_word_embeddings=True,
         bos_token_id=None, eos_token_id=text.SPECIALS.index(text.END),
         pad_token_id=text.SPECIALS.index(text.PAD), dtype="float32",
     )  # fmt: skip
-
-
-def drafter_from(target: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Return a two-layer drafter with the target's embeddings, norms, first and last layer.
-
-    Each copied MLP keeps the neurons whose three weight rows have the largest product of
-    norms.
-    """
-    drafter = LlamaForCausalLM(shape(len(DRAFTER_LAYERS), 384))
-    drafter.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
-    drafter.model.norm.load_state_dict(target.model.norm.state_dict())
-    for layer, index in zip(drafter.model.layers, DRAFTER_LAYERS, strict=True):
-        state = target.model.layers[index].state_dict()
-        gate, up, down = (state[f"mlp.{n}_proj.weight"] for n in ("gate", "up", "down"))
-        strength = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
-        keep = strength.topk(layer.mlp.gate_proj.out_features).indices.sort().values
-        state["mlp.gate_proj.weight"], state["mlp.up_proj.weight"] = gate[keep], up[keep]
-        state["mlp.down_proj.weight"] = down[:, keep]
-        layer.load_state_dict(state)
-    return drafter
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -117,13 +99,14 @@ def build(work: Path, out: Path) -> dict[str, Any]:
         "train_tokens": data.train_tokens,
         "held_out_modules": [m.path for m in modules if m.held_out],
     }  # fmt: skip
-    target = LlamaForCausalLM(shape(10, 1024))
+    target = LlamaForCausalLM(target_config())
     card["target_hours"] = optimise(
         target, text_loss(target), data, TARGET_RECIPE, work / "target.pt", "target"
     )
     save(target, tokenizer, out / "model")
     spoken = own_words(work / "own_words.npy", out / "model", data)
-    drafter = drafter_from(target)
+    drafter = made_of(open_checkpoint(out / "model"), DRAFTER_LAYERS, None).module
+    assert isinstance(drafter, LlamaForCausalLM)
     card["drafter_hours"] = optimise(
         drafter,
         distillation_loss(drafter, target),
