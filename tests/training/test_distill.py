@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from outrider.engine.build import load_target
 from outrider.errors import ConfigError, TrainingError
 from outrider.models.native import NativeTransformer
 from outrider.native import choice as native
-from outrider.training import parity
+from outrider.training import adapt, parity, served
 from outrider.training.distill import DistillTask, chained
 from outrider.training.drafter_files import made_of, read_drafter
 from outrider.training.loop import Learned, Plan
@@ -28,6 +29,7 @@ from outrider.training.losses import LOSSES
 from outrider.training.run_distill import DistillOptions, train_drafter
 from outrider.training.samples import About, DataFolder, Sample
 from outrider.training.teacher import Teacher
+from tests.support.commands import outrider
 from tests.support.ggufs import SIZES, Kind, byte_level, convert
 from tests.support.loading import native_model
 from tests.support.tiny import MakeCheckpoint
@@ -300,3 +302,32 @@ def test_a_drafter_that_serves_otherwise_is_refused(
     monkeypatch.setattr(parity, "load_target", wrong)
     with pytest.raises(TrainingError, match="the same as in training in"):
         train_drafter(tiny_llama, data, None, tmp_path / "out", PLAN, DistillOptions(layers=(0,)))
+
+
+def test_the_commands(
+    data: DataFolder, tiny_llama: Path, tiny_drafter: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    out = tmp_path / "drafter"
+    words = ("--data", data.folder, "--out", out, "--steps", 2, "--batch", 64, "--layers", "-1")
+    done = outrider("train", "distill", tiny_llama, *words, "--lora", 2, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["acceptance_length"] >= 1
+    assert said(tiny_llama, out, 1.0) == said(tiny_llama, None, 1.0)
+    done = outrider("train", "distill", tiny_llama, *words, "--from", tiny_drafter)
+    assert "has a training whose begin is None" in done.output
+    monkeypatch.setattr(served, "ROUNDS", 1)
+    monkeypatch.setattr(adapt, "MOST_PROMPTS", 4)
+    monkeypatch.setattr(adapt, "MEASURED_TOKENS", 12)
+    lines = [json.dumps({"prompt": f"{n} the lazy dog jumps {n % 7}"}) for n in range(160)]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(lines))
+    adapted = tmp_path / "adapted"
+    words = ("--prompts", prompts, "--out", adapted, "--epochs", 1, "--max-tokens", 8)
+    names = ("--target", tiny_llama, "--drafter", tiny_drafter)
+    done = outrider("train", "adapt", *names, *words, "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["kind"] == "model"
+    assert report["verdict"]["why"]
+    assert said(tiny_llama, adapted / "drafter", 1.0) == said(tiny_llama, None, 1.0)

@@ -123,4 +123,4 @@ def test_the_commands(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert report["verdict"]["why"]
     assert json.loads((adapted / "report.json").read_text()) == report
     assert "<svg" in (adapted / "report.html").read_text()
-    assert said(tiny_llama, adapted / "head", 1.0) == said(tiny_llama, None, 1.0)
+    assert said(tiny_llama, adapted / "drafter", 1.0) == said(tiny_llama, None, 1.0)

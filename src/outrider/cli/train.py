@@ -193,7 +193,9 @@ def distill(flags: DistillFlags, model: str = argument("MODEL", MODEL)) -> None:
 @app.command()
 def adapt(
     target: str = setting(..., MODEL, "--target"),
-    drafter: str = setting(..., "The head to begin with: its folder or hub name.", "--drafter"),
+    drafter: str = setting(
+        ..., "The head or small model to begin with: its folder or hub name.", "--drafter"
+    ),
     prompts: Path = setting(
         ..., "Prompts of the domain: a .jsonl file, or a folder of them.", "--prompts"
     ),
@@ -202,25 +204,26 @@ def adapt(
     samples: int | None = setting(None, "Prompts to answer; all unless given.", min=1),
     minutes: float | None = setting(None, "About so many minutes of training, all together."),
     epochs: float = setting(3.0, "Times that all samples are seen."),
-    rate: float = setting(2e-4, "The learning rate."),
+    rate: float | None = setting(
+        None, "The learning rate; 2e-4 for heads and 2e-5 for models unless given."
+    ),
     skip_bad: bool = setting(False, "Leave out prompts that are bad.", "--skip-bad"),
     json_: AsJson = False,
 ) -> None:
-    """Adapt a head to a domain; say what it gains there, what it forgets, and whether to deploy."""
+    """Adapt a drafter to a domain; say what it gains, what it forgets, and whether to deploy it."""
     with torch_for("outrider train"):
         from ..training.adapt import AdaptOptions
         from ..training.adapt import adapt as adapted
         from ..training.adapt_page import HEADS, page, rows
         from ..training.data import DataOptions
         from ..training.loop import Plan
-        from ..training.run_heads import HeadOptions
 
     options = AdaptOptions(
         data=DataOptions(
             prompts=prompts, max_tokens=max_tokens, samples=samples, skip_bad=skip_bad
         ),
-        plan=Plan(epochs=epochs, minutes=minutes, rate=rate),
-        head=HeadOptions(),
+        plan=Plan(epochs=epochs, minutes=minutes),
+        rate=rate,
     )
     with ended_cleanly(), telling("adapting") as told:
         report = adapted(target, drafter, out, options, told)
@@ -235,7 +238,7 @@ def adapt(
     console = report_console(on_stderr=False)
     console.print(grid)
     console.print(report["verdict"]["why"])
-    console.print(f"{out / 'report.html'} shows it; the head is in {report['head']}.")
+    console.print(f"{out / 'report.html'} shows it; the drafter is in {report['adapted']}.")
 
 
 @app.command()

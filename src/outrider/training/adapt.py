@@ -1,4 +1,4 @@
-"""Adapts a head to a domain: data, training on more and more of it, acceptance before and after.
+"""Adapts a drafter to a domain: data, training on more and more of it, acceptance before and after.
 
 Acceptance is measured as it is served, on prompts of the domain that nothing was trained on and on
 general ones, so that what is forgotten shows.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -19,17 +19,19 @@ from ..bench.machine import machine
 from ..checkpoints.families import find_folder
 from ..checkpoints.heads import read_head
 from ..checkpoints.tokenizers import read_codec
+from ..drafters.model import ModelSpec
 from ..engine.build import load_target
 from ..engine.setup import set_up
 from ..errors import ConfigError, RequestError
 from ..text.codec import TextCodec
 from .data import DataOptions, make_data
 from .loop import Plan
+from .run_distill import DistillOptions, train_drafter, usual_rate
 from .run_heads import WORK, HeadOptions, train_head
 from .served import MOST_PROMPTS, Served, Serving, error_of_mean, held_out_prompts
 
 SHARES = (0.1, 0.3, 1.0)
-"""Of the data, on which a head is trained one after the other: how much is enough shows."""
+"""Of the data, on which a drafter is trained one after the other: how much is enough shows."""
 FEWEST_HELD_OUT = 4
 MEASURED_TOKENS = 128
 """Of an output that acceptance is measured on, at most."""
@@ -39,17 +41,24 @@ GOOD_RATE = 0.60
 """Accepted share of drafted tokens from which on a drafter is deployed, whatever it was before."""
 MOST_FORGOTTEN = 0.02
 """Share of the acceptance length on general prompts that may be lost."""
+HEAD_RATE = 2e-4
+"""The learning rate of heads unless one is given."""
 HOPELESS = 0.01
 """Gain that at least the interval's upper end must reach, or training ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptOptions:
-    """How a drafter is adapted: its data, its training, and how acceptance is measured."""
+    """How a drafter is adapted: its data, its training, and how acceptance is measured.
+
+    Without a ``rate`` the plan's is not taken, but the one that is usual for its kind.
+    """
 
     data: DataOptions
     plan: Plan
-    head: HeadOptions
+    rate: float | None = None
+    head: HeadOptions = field(default_factory=HeadOptions)
+    model: DistillOptions = field(default_factory=DistillOptions)
     length: int = 4
     temperatures: tuple[float, ...] = (0.0, 1.0)
 
@@ -63,7 +72,7 @@ class Gain(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What a head reaches that was trained on a share of the data, 0 for the one to begin with.
+    """What a drafter reaches that was trained on a share of the data, 0 for the one to begin with.
 
     ``domain`` and ``general`` are by temperature, ``gain`` and ``kept`` the gain on each over the
     one to begin with, at all temperatures together.
@@ -79,7 +88,7 @@ class Point(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether to deploy the adapted head, and why in a sentence."""
+    """Whether to deploy the adapted drafter, and why in a sentence."""
 
     deploy: bool
     why: str
@@ -95,7 +104,7 @@ def gain_of(before: Sequence[Served], after: Sequence[Served]) -> Gain:
 
 
 def judge(best: Point) -> Verdict:
-    """Return whether a head is worth deploying in the place of the one that it began as."""
+    """Return whether a drafter is worth deploying in the place of the one that it began as."""
     gain, kept, greedy = best.gain, best.kept, best.domain[0]
     if gain.low <= 0:
         return Verdict(
@@ -125,15 +134,15 @@ def judge(best: Point) -> Verdict:
 def adapt(
     target: str, drafter: str, out: Path, options: AdaptOptions, told: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Adapt the head ``drafter`` to a domain's prompts, and return the report.
+    """Adapt a head or a small model to a domain's prompts, and return the report.
 
-    The best one is written to ``out``/head. ``told`` gets what is being done. Raises ConfigError:
-    the drafter is no head, or there are too few prompts to hold some out.
+    The best one is written to ``out``/drafter. ``told`` gets what is being done. Raises
+    ConfigError: there are too few prompts to hold some out.
     """
     folder, begin = find_folder(target), find_folder(drafter)
     head = read_head(begin)
-    if head is None:
-        raise ConfigError(f"{begin} is no head; give one that outrider train can go on with.")
+    usual = usual_rate(begin, options.model.rank) if head is None else HEAD_RATE
+    whole = replace(options.plan, rate=usual if options.rate is None else options.rate)
     told("the target answers the prompts")
     data = make_data(target, out / "data", options.data, lambda *_: None, told)
     samples, context = data.read(), data.about.context
@@ -162,11 +171,15 @@ def adapt(
     for share in SHARES:
         told(f"training on {share:.0%} of the data")
         place, some = out / f"share-{share:g}", samples.share(share)
-        plan = options.plan
+        plan = whole
         if plan.minutes is not None:
             plan = replace(plan, minutes=plan.minutes * share / sum(SHARES))
-        own = replace(options.head, share=share)
-        train_head(head.kind, folder, data, begin, place, plan, own)
+        if head is None:
+            small = replace(options.model, share=share)
+            train_drafter(folder, data, begin, place, plan, small)
+        else:
+            own = replace(options.head, share=share)
+            train_head(head.kind, folder, data, begin, place, plan, own)
         told(f"acceptance after {share:.0%} of the data")
         after = measured(place)
         gains = [gain_of(a, b) for a, b in zip(before, after, strict=True)]
@@ -176,13 +189,15 @@ def adapt(
             break
     best = max(points[1:], key=lambda point: (point.kept.gain >= -MOST_FORGOTTEN, point.gain.gain))
     place = out / f"share-{best.share:g}"
-    shutil.rmtree(out / "head", ignore_errors=True)
-    shutil.copytree(place, out / "head", ignore=shutil.ignore_patterns(WORK))
+    adapted = out / "drafter"
+    shutil.rmtree(adapted, ignore_errors=True)
+    shutil.copytree(place, adapted, ignore=shutil.ignore_patterns(WORK))
     return {
-        "machine": machine(), "target": str(folder), "drafter": str(begin), "kind": head.kind,
+        "machine": machine(), "target": str(folder), "drafter": str(begin),
+        "kind": ModelSpec.name if head is None else head.kind,
         "prompts": str(options.data.prompts), "num_speculative_tokens": options.length,
         "points": [as_dict(point) for point in points], "best_share": best.share,
-        "verdict": judge(best)._asdict(), "head": str(out / "head"),
+        "verdict": judge(best)._asdict(), "adapted": str(adapted),
     }  # fmt: skip
 
 

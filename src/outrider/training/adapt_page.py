@@ -49,7 +49,7 @@ def page(report: dict[str, Any]) -> str:
     return (
         f"<!doctype html><meta charset=utf-8><title>Adaptation</title><style>{STYLE}</style>"
         f"<h1>{escape(mark)}</h1><p class=warning>{escape(verdict['why'])}</p>"
-        f"<p>{escape(report['kind'])} head {escape(report['drafter'])} for "
+        f"<p>{escape(report['kind'])} {escape(report['drafter'])} for "
         f"{escape(report['target'])}, K = {report['num_speculative_tokens']}, "
         f"{escape(str(report['machine'].get('cpu')))}.</p>"
         f"<div class=plots>{drawn}{deeper}</div>{table(HEADS, rows(report))}"

@@ -35,7 +35,7 @@ class DistillOptions:
     ``rank`` is that of changes by LoRA, 0 to train it whole; they are scaled by ``alpha`` /
     ``rank``. ``own`` is the share of answers that the drafter writes itself. A new drafter has
     ``layers`` of the target, with ``neurons`` in each MLP. Acceptance is judged by drafts of
-    ``depth`` tokens.
+    ``depth`` tokens. It is trained on a ``share`` of the samples.
     """
 
     loss: str = "forward-kl"
@@ -46,6 +46,7 @@ class DistillOptions:
     layers: tuple[int, ...] = (0, -1)
     neurons: int | None = None
     depth: int = 5
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
@@ -54,6 +55,8 @@ class DistillOptions:
             raise ConfigError(f"temperature is {self.temperature}; give 0.01 to 100.")
         if not 0 <= self.own <= 1:
             raise ConfigError(f"own is {self.own}; give a share up to 1.")
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"share is {self.share}; give one up to 1.")
         if not 0 <= self.rank <= 4096 or not 0 < self.alpha <= 1e6:
             raise ConfigError("a rank is up to 4096, and alpha is above 0; give others.")
 
@@ -101,7 +104,7 @@ def train_drafter(
         "kind": "distill", "target": str(target), "begin": None if begin is None else str(begin),
         "data": [shard.sha256 for shard in data.shards], **asdict(options),
     }  # fmt: skip
-    samples = data.read()
+    samples = data.read().share(options.share)
     training = Training(task, samples, plan, out / WORK, about)
     judged = training.run()
     served: list[Served] = []

@@ -94,7 +94,7 @@ def usual_layers(count: int) -> tuple[int, int, int]:
 
 
 class Trained(NamedTuple):
-    """What a drafter gives: as judged in training, and on a few held-out prompts as it is served."""
+    """What a drafter gives: as judged in training, and as it is served on a few prompts."""
 
     judged: Judged
     served: list[Served]
