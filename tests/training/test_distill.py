@@ -278,6 +278,21 @@ def test_a_gguf_drafter_is_one_to_begin_with(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_vocabulary_may_be_rounded_otherwise(
+    make_checkpoint: MakeCheckpoint, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    """The target has embeddings of ids that its tokenizer lacks, and the drafter none of them."""
+    padded = make_checkpoint(tmp_path / "padded", "llama", tokenizer=True, vocab_size=384)
+    about = About(str(padded), 384, "", 60, (0.0,), 15, CONTEXT, 0)
+    folder = DataFolder(tmp_path / "data", about, ())
+    folder.add(samples(60), 0, 60)
+    out = tmp_path / "drafter"
+    train_drafter(padded, folder, tiny_drafter, out, PLAN, DistillOptions(temperature=0.5))
+    assert open_checkpoint(out).shape.vocab_size == 320
+    for heat in (0.0, 1.0):
+        assert said(padded, out, heat) == said(padded, None, heat)
+
+
 def test_what_cannot_be_trained_is_refused(
     make_checkpoint: MakeCheckpoint, data: DataFolder, tiny_llama: Path, tmp_path: Path
 ) -> None:

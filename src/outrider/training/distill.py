@@ -91,9 +91,10 @@ class DistillTask(Task):
             return batch
         said = crc32(b"".join(sample.tokens.tobytes() for sample in batch))
         draw = np.random.default_rng((self._seed, said))
+        chances, seeds = draw.random(len(batch)), draw.integers(2**62, size=len(batch))
         return [
-            self.written(sample, int(draw.integers(2**62))) if draw.random() < self._own else sample
-            for sample in batch
+            self.written(sample, int(seed)) if chance < self._own and sample.said.any() else sample
+            for sample, chance, seed in zip(batch, chances, seeds, strict=True)
         ]
 
     @torch.no_grad()
