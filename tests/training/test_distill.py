@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -338,6 +339,13 @@ def test_the_commands(
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(lines))
     adapted = tmp_path / "adapted"
+    other = copytree(tiny_drafter, tmp_path / "other")
+    tokenizer = other / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("<|user|>", "<|person|>"))
+    words = ("--prompts", prompts, "--out", adapted)
+    done = outrider("train", "adapt", "--target", tiny_llama, "--drafter", other, *words)
+    assert "another tokenizer" in done.output.replace("\n", " ")
+    assert not adapted.exists()
     words = ("--prompts", prompts, "--out", adapted, "--epochs", 1, "--max-tokens", 8)
     names = ("--target", tiny_llama, "--drafter", tiny_drafter)
     done = outrider("train", "adapt", *names, *words, "--json")

@@ -140,6 +140,7 @@ def adapt(
     ConfigError: there are too few prompts to hold some out.
     """
     folder, begin = find_folder(target), find_folder(drafter)
+    set_up(folder, begin, {})  # refuses a drafter of another tokenizer before there is data
     head = read_head(begin)
     usual = usual_rate(begin, options.model.rank) if head is None else HEAD_RATE
     whole = replace(options.plan, rate=usual if options.rate is None else options.rate)
