@@ -77,9 +77,9 @@ def test_the_recommendation_for_chat_is_the_default_of_a_head_without_another(
     file.write_text(json.dumps(about))
     medusa = read_head(tmp_path / "medusa")
     assert (theirs.proposed, own.proposed, medusa.proposed) == (3, 5, 3)
-    assert set_up(tmp_path / "medusa", None, {}).config.num_speculative_tokens == 3
+    assert set_up(tmp_path / "medusa", "auto", {}).config.num_speculative_tokens == 3
     given = {"num_speculative_tokens": 2}
-    assert set_up(tmp_path / "medusa", None, given).config.num_speculative_tokens == 2
+    assert set_up(tmp_path / "medusa", "auto", given).config.num_speculative_tokens == 2
 
 
 def test_the_check_shows_them(tiny_llama: Path, tmp_path: Path) -> None:
@@ -90,6 +90,7 @@ def test_the_check_shows_them(tiny_llama: Path, tmp_path: Path) -> None:
     facts = {fact["what"]: fact for fact in json.loads(done.stdout)["facts"]}
     assert facts["tokens for chat"]["value"] == 3
     assert facts["measured, code"]["value"] == 2.4
-    assert "0.70 0.50 0.20 (40 prompts, held-out prompts; 2026-11-27" in (
-        facts["measured, code"]["drafter"]
+    assert (
+        "0.70 0.50 0.20 (40 prompts, held-out prompts; 2026-11-27"
+        in (facts["measured, code"]["drafter"])
     )

@@ -159,7 +159,7 @@ def test_bf16_holds_larger_weights(size: float, fits: bool) -> None:
     if fits:
         assert np.isfinite(quants.dequantize(encode(weights, Kind.BF16), Kind.BF16)).all()
         return
-    with pytest.raises(ValueError, match="above 3.3895"):
+    with pytest.raises(ValueError, match=r"above 3\.3895"):
         encode(weights, Kind.BF16)
 
 

@@ -66,9 +66,9 @@ class Head:
 
     @property
     def proposed(self) -> int | None:
-        """The draft length that its checkpoint proposes; the one for chat where the format has none.
+        """The draft length that its checkpoint proposes, or recommends for chat.
 
-        The number of Medusa's heads is a bound, so its own recommendation comes first.
+        The number of Medusa's heads is a bound, so the recommendation comes first there.
         """
         chat = self.extras.lengths.get(CHAT)
         if self.kind == MEDUSA and chat is not None:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ..base.fields import Fields
 from ..checkpoints.checkpoint import open_checkpoint
-from ..checkpoints.families import Architecture
 from ..checkpoints.extras import Extras, read_extras
+from ..checkpoints.families import Architecture
 from ..checkpoints.files import Files
 from ..checkpoints.head_tensors import HeadTensors, drafted_ids, misfits
 from ..checkpoints.heads import MEDUSA, Head, read_head

@@ -19,6 +19,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import FLOAT32, Array
 from ..checkpoints.dtypes import cast as to_dtype
 from ..checkpoints.formats.shared import Tensors
+from ..checkpoints.head_export import MEDUSA_DEFAULTS
 from ..checkpoints.heads import Head
 from ..checkpoints.weights import plain
 from .eagle3 import Rows
@@ -83,8 +84,8 @@ def write_new_medusa(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None
     config = {
         "medusa_num_heads": new.length, "medusa_num_layers": 1,
         "base_model_name_or_path": new.verifier,
-        "hidden_size": a.hidden_size, "vocab_size": a.vocab_size,
-    }  # fmt: skip
+        "hidden_size": a.hidden_size, "vocab_size": a.vocab_size, "medusa_fc_bias": True,
+    } | MEDUSA_DEFAULTS  # fmt: skip
     output = np.ascontiguousarray(plain(loader.head(loader.table()), FLOAT32))
     tensors: dict[str, Array] = {}
     for head in range(new.length):
