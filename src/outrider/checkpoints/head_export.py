@@ -39,6 +39,8 @@ def export_head(
     its own: the library leaves a missing one unset. ``name`` stands for the target's name; None
     keeps the one that is there.
     """
+    if layout not in LAYOUTS:
+        raise ConfigError(f"layout is {layout!r}; give {' or '.join(LAYOUTS)}.")
     check_tensors(head)
     name = name or head.verifier
     config, tensors = _medusa(head, name) if head.kind == MEDUSA else _eagle(head, layout, name)

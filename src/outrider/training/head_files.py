@@ -120,6 +120,12 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: dict[str,
     part = folder / ".model"
     save_file(tensors, part, {"format": "pt"})
     part.replace(folder / "model.safetensors")
+    write_config(folder, config)
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write a config to a folder, whole or not at all."""
+    part = folder / ".config"
     part.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     part.replace(folder / "config.json")
 
