@@ -13,6 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.install import SPECULATORS
 from outrider.checkpoints.checkpoint import open_checkpoint
+from outrider.checkpoints.extras import KEY
+from outrider.checkpoints.head_export import LAYOUTS, export_head
+from outrider.checkpoints.head_export import SPECULATORS as SPECULATORS_LAYOUT
 from outrider.checkpoints.heads import EAGLE3, read_head
 from outrider.models.native import NativeTransformer
 from outrider.models.native_heads import NativeHead
@@ -71,20 +74,23 @@ def both_say_the_same(folder: Path, tiny_llama: Path, target: NativeTransformer)
     NativeHead(read_head(folder), target, 64, "none")
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("drafted", [128, 320])
-def test_the_package_reads_what_is_written_here(
-    drafted: int, tiny_llama: Path, target: NativeTransformer, tmp_path: Path
+def test_the_package_reads_what_is_exported_here(
+    drafted: int, layout: str, tiny_llama: Path, target: NativeTransformer, tmp_path: Path
 ) -> None:
     checkpoint, ids = open_checkpoint(tiny_llama), np.arange(320)[-drafted:]
-    new = NewHead(str(tiny_llama), ids, (-1, 0, 1), STEPS, 0)
+    new = NewHead(str(tiny_llama), ids, (-1, 0, 1), STEPS, 0, layout)
     write_new_eagle3(tmp_path / "new", checkpoint, new)
-    both_say_the_same(tmp_path / "new", tiny_llama, target)
     module = load_eagle3(open_head(tmp_path / "new", EAGLE3), checkpoint, 64)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(1 + torch.rand_like(parameter))
-    save_eagle3(module, None, tmp_path / "saved", {})
-    both_say_the_same(tmp_path / "saved", tiny_llama, target)
+    extras = {KEY: {"recommended_tokens": {"chat": STEPS}}}
+    save_eagle3(module, None, tmp_path / "saved", extras)
+    saved = open_head(tmp_path / "saved", EAGLE3)
+    export_head(saved, tmp_path / "out", SPECULATORS_LAYOUT, checkpoint, str(tiny_llama))
+    both_say_the_same(tmp_path / "out", tiny_llama, target)
 
 
 FLAGS = [
