@@ -44,7 +44,7 @@ def export_head(
     check_tensors(head)
     name = name or head.verifier
     config, tensors = _medusa(head, name) if head.kind == MEDUSA else _eagle(head, layout, name)
-    if head.kind != MEDUSA and layout == SPECULATORS and EMBEDDING not in tensors:
+    if needs_target(head, layout):
         if target is None or target.architecture is None:
             raise ConfigError(
                 f"{head.folder} has no embedding, which this layout needs; give the target that "
@@ -61,6 +61,12 @@ def export_head(
         save_file(tensors, new / "model.safetensors", {"format": "pt"})
         (new / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     return len(tensors)
+
+
+def needs_target(head: Head, layout: str) -> bool:
+    """Return whether a layout wants the target's embedding, which the head has not."""
+    eagle = head.kind != MEDUSA and layout == SPECULATORS
+    return eagle and EMBEDDING not in HeadTensors(head.files)
 
 
 def _medusa(head: Head, name: str | None) -> tuple[dict[str, Any], dict[str, Array]]:

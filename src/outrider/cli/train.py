@@ -185,7 +185,7 @@ def adapt(
 
 
 HEAD = "The head: its folder."
-OF = "Its target, and what it is called there: a folder or hub name; that of the head unless given."
+OF = "Its target: a folder, .gguf file or hub name; the one that it names unless given."
 
 
 @app.command()
@@ -194,21 +194,23 @@ def export(
     out: Path = argument("OUT", "The new folder."),
     layout: str = setting("speculators", "Of an EAGLE-3 head: speculators or safeailab."),
     target: str | None = setting(None, OF, "--target"),
+    name: str | None = setting(None, "What to call the target, such as its hub name.", "--name"),
 ) -> None:
     """Write a head as other engines and libraries read it."""
     with ended_cleanly(), lines("exporting"):
         from ..checkpoints.checkpoint import open_checkpoint
         from ..checkpoints.families import find_folder
-        from ..checkpoints.head_export import export_head
+        from ..checkpoints.head_export import export_head, needs_target
         from ..checkpoints.heads import read_head
         from ..drafters.heads import verifier_of
 
         own = read_head(head)
         if own is None:
             raise ConfigError(f"{head} is no head; give one that outrider train wrote.")
-        named = find_folder(target) if target else verifier_of(own) if own.verifier else None
-        opened = None if named is None else open_checkpoint(named)
-        count = export_head(own, out, layout, opened, target)
+        opened = None
+        if needs_target(own, layout):
+            opened = open_checkpoint(find_folder(target) if target else verifier_of(own))
+        count = export_head(own, out, layout, opened, name or target)
     screen(on_stderr=True).print(f"{out}: {own.kind} of {count} tensors")
 
 
