@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.checkpoints.extras import NO_EXTRAS
 from outrider.checkpoints.heads import read_head
 from outrider.errors import ConfigError, TrainingError
 from outrider.native import choice as native
@@ -66,6 +67,14 @@ def test_a_trained_head_serves(
     # A head that was trained is one to begin with.
     again = train_head(kind, tiny_llama, data, out, tmp_path / "more", PLAN, OPTIONS)
     assert again.judged.acceptance_length >= 1
+
+
+def test_new_heads_take_different_layers() -> None:
+    """As ``speculators`` wants it; -1 is the embedding."""
+    for count in range(2, 40):
+        layers = run_heads.usual_layers(count)
+        assert len({*layers}) == 3
+        assert -1 <= min(layers) <= max(layers) < count
 
 
 def test_training_makes_it_better(data: DataFolder, tiny_llama: Path, tmp_path: Path) -> None:
@@ -162,5 +171,13 @@ def test_a_head_is_measured_and_exported(
     for folder in (first, tmp_path / "back"):
         assert read_head(folder).extras == extras
         assert said(tiny_llama, folder, 1.0) == said(tiny_llama, head, 1.0)
+    # What is trained further was not measured, and a card with a licence stays as it is.
+    card = (head / "README.md").read_text().replace("Licence: not chosen yet.", "Licence: MIT.")
+    more = tmp_path / "more"
+    more.mkdir()
+    (more / "README.md").write_text(card)
+    train_head("eagle3", tiny_llama, data, head, more, PLAN, OPTIONS)
+    assert read_head(more).extras == NO_EXTRAS
+    assert (more / "README.md").read_text() == card
     for bad in ("driving=p.jsonl", "chat"):
         assert outrider("train", "measure", head, "--prompts", bad).exit_code == 2

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import FLOAT32, Array, cast
+from ..checkpoints.extras import KEY
 from ..checkpoints.families import Architecture
 from ..checkpoints.files import Files, save_file
 from ..checkpoints.head_export import (
@@ -209,7 +210,7 @@ def save_eagle3(
     ``values`` are parameters to write instead of the module's; ``extras`` join its config.
     """
     head = module.head
-    config = {**(head.files.config or {}), **extras}
+    config = trained_config(head, extras)
     source = HeadTensors(head.files)
     names = {plain_name(name): name for name in source.entries}
     fixed = "d2t", "t2d", names.get("embed_tokens.weight", "")
@@ -217,3 +218,9 @@ def save_eagle3(
     for name, parameter in (values or trained(module)).items():
         tensors[names[name]] = cast(parameter.detach().numpy(), BFLOAT16)
     write_checkpoint(folder, config, tensors)
+
+
+def trained_config(head: Head, extras: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a head that began as another, without what was measured of that one."""
+    own = {name: value for name, value in (head.files.config or {}).items() if name != KEY}
+    return {**own, **extras}

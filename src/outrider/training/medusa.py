@@ -23,7 +23,7 @@ from ..checkpoints.head_export import MEDUSA_DEFAULTS
 from ..checkpoints.heads import Head
 from ..checkpoints.weights import plain
 from .eagle3 import Rows
-from .head_files import BFLOAT16, NewHead, target_loader, write_checkpoint
+from .head_files import BFLOAT16, NewHead, target_loader, trained_config, write_checkpoint
 from .loop import trained
 
 
@@ -111,7 +111,7 @@ def save_medusa(
     module: Medusa, values: Mapping[str, Tensor] | None, folder: Path, extras: Mapping[str, object]
 ) -> None:
     """Write trained heads to a folder, in bf16; ``values`` stand for the module's parameters."""
-    config = {**(module.head.files.config or {}), **extras}
+    config = trained_config(module.head, extras)
     parameters = values or trained(module)
     tensors = {
         name.removeprefix("heads."): to_dtype(parameter.numpy(), BFLOAT16)
