@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.checkpoints.extras import NO_EXTRAS
 from outrider.checkpoints.heads import read_head
 from outrider.errors import ConfigError, TrainingError
 from outrider.native import choice as native
@@ -156,11 +155,11 @@ def test_a_head_is_measured_and_exported(
     assert json.loads(done.stdout) == extras.to_json()
     assert extras.lengths["chat"] in LENGTHS
     assert read_head(head).proposed == extras.lengths["chat"]
-    assert [(m.use, m.temperature, m.prompts) for m in extras.measured] == [
-        ("chat", 0.0, 4), ("chat", 1.0, 4),
+    assert [(m.use, m.temperature) for m in extras.measured] == [
+        ("held out", 0.0), ("held out", 1.0), ("chat", 0.0), ("chat", 1.0),
     ]  # fmt: skip
     assert all(m.by_position and m.digest for m in extras.measured)
-    assert f"| chat | 0 | {extras.measured[0].acceptance_length:.2f} |" in (
+    assert f"| chat | 0 | {extras.measured[2].acceptance_length:.2f} |" in (
         (head / "README.md").read_text()
     )
     first = tmp_path / "speculators"
@@ -171,13 +170,16 @@ def test_a_head_is_measured_and_exported(
     for folder in (first, tmp_path / "back"):
         assert read_head(folder).extras == extras
         assert said(tiny_llama, folder, 1.0) == said(tiny_llama, head, 1.0)
-    # What is trained further was not measured, and a card with a licence stays as it is.
+    # What is trained further is measured anew, and a card with a licence stays as it is.
     card = (head / "README.md").read_text().replace("Licence: not chosen yet.", "Licence: MIT.")
     more = tmp_path / "more"
     more.mkdir()
     (more / "README.md").write_text(card)
     train_head("eagle3", tiny_llama, data, head, more, PLAN, OPTIONS)
-    assert read_head(more).extras == NO_EXTRAS
-    assert (more / "README.md").read_text() == card
+    assert {each.use for each in read_head(more).extras.measured} == {"held out"}
+    assert not read_head(more).extras.lengths
+    assert (more / "README.md").read_text().partition("## Measured")[0] == (
+        card.partition("## Measured")[0]
+    )
     for bad in ("driving=p.jsonl", "chat"):
         assert outrider("train", "measure", head, "--prompts", bad).exit_code == 2

@@ -117,8 +117,9 @@ def table(extras: Extras) -> str:
         shares = " ".join(f"{share:.2f}" for share in each.by_position)
         rows.append(
             f"| {each.use} | {each.temperature:g} | {each.acceptance_length:.2f} | {shares} | "
-            f"{each.prompts} of {each.data} (`{each.digest}`) |"
+            f"{each.prompts} of {each.data} (`{each.digest[:16]}`) |"
         )
     lengths = ", ".join(f"{length} for {use}" for use, length in extras.lengths.items())
     made = sorted({f"{each.machine}, {each.date}" for each in extras.measured})
-    return "\n".join([*rows, "", f"Draft lengths that were fastest: {lengths}. {'; '.join(made)}."])
+    fastest = f"Draft lengths that were fastest: {lengths}. " if lengths else ""
+    return "\n".join([*rows, "", f"{fastest}Measured on {'; '.join(made)}."])

@@ -30,6 +30,7 @@ from .head_files import (
 from .heads import HeadTask
 from .loop import Judged, Plan, Training
 from .losses import LOSSES
+from .measure import note
 from .medusa import load_medusa, save_medusa, write_new_medusa
 from .parity import check_served
 from .samples import DataFolder
@@ -163,4 +164,5 @@ def train_head(
         if prompts:
             serving = Serving(target, model, prompts, tokens, context)
             served = serving.measure(out, options.depth, (0.0, 1.0), rounds=1)
+            note(out, "held out", served, data.about.prompts, "held-out prompts of its data")
     return Trained(judged, served)
