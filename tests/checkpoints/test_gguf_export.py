@@ -318,7 +318,7 @@ def test_the_command_takes_a_recipe_of_what_it_writes(
         assert done.exit_code == 2
         assert sentence in done.stderr
         assert done.stderr.startswith("error: ")
-    assert gguf_export.RECIPES.keys() == {"Q8_0", "Q4_0", "Q4_K_M"}
+    assert gguf_export.RECIPES.keys() == {"F16", "BF16", "Q8_0", "Q4_0", "Q4_K_M"}
 
 
 def test_matrices_that_are_quantised_twice_are_counted(
