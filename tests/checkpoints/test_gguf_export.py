@@ -26,6 +26,7 @@ from outrider.checkpoints.formats.gguf import GGUF, open_gguf
 from outrider.checkpoints.formats.gguf_config import gguf_config
 from outrider.checkpoints.gguf_export import export_gguf, kind_of
 from outrider.checkpoints.tokenizers import read_codec
+from outrider.checkpoints.weights import plain
 from outrider.errors import ModelError
 from tests.support.commands import outrider
 from tests.support.ggufs import SIZES, byte_level, convert, pieces, split
@@ -131,6 +132,35 @@ def test_a_checkpoint_becomes_what_llama_cpps_converter_makes_of_it(
     assert {t.name: t.data.tobytes() for t in read.tensors} == {
         name: data for name, (_, data) in octets(ours).items()
     }
+
+
+@pytest.mark.parametrize("recipe", ["F16", "BF16"])
+def test_a_trained_drafter_becomes_a_file_of_16_bits(
+    recipe: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Of weights in bf16, as drafters are trained, BF16 keeps every bit; nothing is lost."""
+    source = make_checkpoint(tmp_path / "source", "llama", tokenizer=True, **SIZES)
+    weights = {n: t.bfloat16() for n, t in load_file(source / "model.safetensors").items()}
+    save_file(weights, source / "model.safetensors")
+    file = tmp_path / "drafter.gguf"
+    assert export_gguf(source, file, recipe) == pytest.approx(16, abs=0.2)
+    kinds = {n: t.kind for n, t in open_gguf(file).tensors.items()}
+    assert {k for n, k in kinds.items() if "norm" not in n} == {Kind[recipe]}
+    tensors = open_checkpoint(file).tensors
+    for name in ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"):
+        found = plain(tensors.matrix(name, tuple(weights[name].shape), None), np.dtype(np.float32))
+        given = weights[name] if recipe == "BF16" else weights[name].half()
+        assert (found == given.float().numpy()).all()
+
+
+@pytest.mark.parametrize(("size", "fits"), [(3.38e38, True), (3.4e38, False)])
+def test_bf16_holds_larger_weights(size: float, fits: bool) -> None:
+    weights = np.full((1, 32), size, np.float32)
+    if fits:
+        assert np.isfinite(quants.dequantize(encode(weights, Kind.BF16), Kind.BF16)).all()
+        return
+    with pytest.raises(ValueError, match=r"above 3\.3895"):
+        encode(weights, Kind.BF16)
 
 
 def test_a_file_is_copied_with_all_that_it_says(
@@ -281,14 +311,14 @@ def test_the_command_takes_a_recipe_of_what_it_writes(
     assert json.loads(done.stdout)["bits_per_weight"] == pytest.approx(8.6, abs=0.1)
     for folder, recipe, sentence in (
         (out, "Q8_0", "already exists; give a new file"),
-        (tmp_path / "b.gguf", "int4", r"quantization is 'int4'; a .gguf file takes one of Q8_0"),
+        (tmp_path / "b.gguf", "int4", r"quantization is 'int4'; a .gguf file takes one of F16"),
         (tmp_path / "c", "Q4_0", "quantization Q4_0 is one of .gguf files"),
     ):
         done = outrider("quantize", str(source), str(folder), "--quantization", recipe)
         assert done.exit_code == 2
         assert sentence in done.stderr
         assert done.stderr.startswith("error: ")
-    assert gguf_export.RECIPES.keys() == {"Q8_0", "Q4_0", "Q4_K_M"}
+    assert gguf_export.RECIPES.keys() == {"F16", "BF16", "Q8_0", "Q4_0", "Q4_K_M"}
 
 
 def test_matrices_that_are_quantised_twice_are_counted(

@@ -19,6 +19,7 @@ from transformers import AutoConfig
 from outrider.base.config import EngineConfig
 from outrider.base.types import Request, SamplingParams
 from outrider.checkpoints.checkpoint import open_checkpoint
+from outrider.checkpoints.extras import KEY
 from outrider.drafters.check import check
 from outrider.drafters.registry import find_drafter
 from outrider.engine.build import build_engine, load_target
@@ -37,6 +38,11 @@ CONFIG = EngineConfig(
 )  # fmt: skip
 KINDS = ("eagle", "safeailab", "peagle", "medusa")
 Change = Callable[[Path], None]
+EXTRAS = {
+    "recommended_tokens": {"chat": 3, "code": 4},
+    "measured": [{"use": "chat", "temperature": 0.5, "acceptance_length": 1.5, "prompts": 4,
+                  "by_position": [0.5], "digest": "a", "data": "b", "date": "c", "machine": "d"}],
+}  # fmt: skip
 
 
 class Bench:
@@ -45,7 +51,7 @@ class Bench:
     def __init__(self, folder: Path, root: Path) -> None:
         self.folder, self.root = folder, root
         config = AutoConfig.from_pretrained(folder)
-        head = make_head(Eagle(drafted=97), config)
+        head = make_head(Eagle(drafted=97, extra={KEY: EXTRAS}), config)
         save_head(head, root / "eagle")
         save_head(head, root / "safeailab", "safeailab", embeds=False)
         windowed = Eagle(drafted=97, parallel=True, window=5)

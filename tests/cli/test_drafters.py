@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from outrider import LLM, pocket
 from outrider.drafters import registry
@@ -18,6 +19,7 @@ from outrider.drafters.base import DrafterSpec, Needs, NoDrafter
 from outrider.drafters.registry import known_specs
 from outrider.errors import ConfigError
 from tests.support.commands import outrider
+from tests.support.heads import Eagle, make_head, save_head
 
 BUILT_IN = {"none", "ngram", "suffix", "prediction", "layerskip", "model", "retokenize"}
 
@@ -160,15 +162,23 @@ def test_drafters_on_disk_are_suggested(
     (models / "damaged").mkdir()
     (models / "damaged" / "config.json").write_text("{")
     (models / "loop").symlink_to("loop")
+    extra = {"outrider": {"recommended_tokens": {"code": 7}}}
+    reference = make_head(Eagle(extra=extra), AutoConfig.from_pretrained(target))
+    head = save_head(reference, models / "head")
+    save_head(make_head(Eagle(layers=(9, 1, 1)), AutoConfig.from_pretrained(target)), models / "h")
     done = drafters("suggest", target, "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     on_disk = {each["drafter"] for each in found["drafters"] if each["found"] == "on disk"}
-    assert on_disk == {str(small), str(cached)}
+    assert on_disk == {str(small), str(cached), str(head)}
+    extras = {each["drafter"]: each["extras"] for each in found["drafters"]}
+    assert extras[str(head)]["recommended_tokens"] == {"code": 7}
+    assert extras[str(small)] is None
     assert found["entry"] is None
     assert found["drafters"][0]["speedup"]["evidence"] == "modelled"
     shown = drafters("suggest", target).stdout
     assert "not in the catalogue" in shown
+    assert f"{head} recommends 7 tokens for code." in " ".join(shown.split())
     assert "forecasts, not measurements" in " ".join(shown.split())
     assert f"outrider bench {target} --drafter {small}" in shown.splitlines()
 

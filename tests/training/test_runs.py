@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.checkpoints.heads import read_head
 from outrider.errors import ConfigError, TrainingError
 from outrider.native import choice as native
 from outrider.training import adapt, parity, run_heads, served
 from outrider.training.curves import PICTURE
 from outrider.training.data import DataOptions, make_data
 from outrider.training.loop import CURVES, Plan
+from outrider.training.measure import LENGTHS
 from outrider.training.run_heads import HeadOptions, train_head
 from outrider.training.samples import DataFolder
 from tests.support.commands import outrider
@@ -63,6 +66,14 @@ def test_a_trained_head_serves(
     # A head that was trained is one to begin with.
     again = train_head(kind, tiny_llama, data, out, tmp_path / "more", PLAN, OPTIONS)
     assert again.judged.acceptance_length >= 1
+
+
+def test_new_heads_take_different_layers() -> None:
+    """As ``speculators`` wants it; -1 is the embedding."""
+    for count in range(2, 40):
+        layers = run_heads.usual_layers(count)
+        assert len({*layers}) == 3
+        assert -1 <= min(layers) <= max(layers) < count
 
 
 def test_training_makes_it_better(data: DataFolder, tiny_llama: Path, tmp_path: Path) -> None:
@@ -124,3 +135,51 @@ def test_the_commands(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert json.loads((adapted / "report.json").read_text()) == report
     assert "<svg" in (adapted / "report.html").read_text()
     assert said(tiny_llama, adapted / "drafter", 1.0) == said(tiny_llama, None, 1.0)
+
+
+def test_a_head_is_measured_and_exported(
+    data: DataFolder, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card and the config say what was measured; what is exported drafts the same."""
+    monkeypatch.setattr(served, "ROUNDS", 1)
+    head, prompts = tmp_path / "head", write_prompts(tmp_path / "p.jsonl", 4)
+    options = replace(OPTIONS, layout="safeailab")
+    train_head("eagle3", tiny_llama, data, None, head, PLAN, options)
+    card = (head / "README.md").read_text()
+    assert "Licence: not chosen yet" in card
+    assert data.about.prompts in card
+    words = ("--target", tiny_llama, "--prompts", f"chat={prompts}", "--max-tokens", 12)
+    done = outrider("train", "measure", head, *words, "--json")
+    assert done.exit_code == 0, done.output
+    extras = read_head(head).extras
+    assert json.loads(done.stdout) == extras.to_json()
+    assert extras.lengths["chat"] in LENGTHS
+    assert read_head(head).proposed == extras.lengths["chat"]
+    assert [(m.use, m.temperature) for m in extras.measured] == [
+        ("held out", 0.0), ("held out", 1.0), ("chat", 0.0), ("chat", 1.0),
+    ]  # fmt: skip
+    assert all(m.by_position and m.digest for m in extras.measured)
+    assert f"| chat | 0 | {extras.measured[2].acceptance_length:.2f} |" in (
+        (head / "README.md").read_text()
+    )
+    first = tmp_path / "speculators"
+    done = outrider("train", "export", head, first, "--target", tiny_llama)
+    assert done.exit_code == 0, done.output
+    done = outrider("train", "export", first, tmp_path / "back", "--layout", "safeailab")
+    assert done.exit_code == 0, done.output
+    for folder in (first, tmp_path / "back"):
+        assert read_head(folder).extras == extras
+        assert said(tiny_llama, folder, 1.0) == said(tiny_llama, head, 1.0)
+    # What is trained further is measured anew, and a card with a licence stays as it is.
+    card = (head / "README.md").read_text().replace("Licence: not chosen yet.", "Licence: MIT.")
+    more = tmp_path / "more"
+    more.mkdir()
+    (more / "README.md").write_text(card)
+    train_head("eagle3", tiny_llama, data, head, more, PLAN, OPTIONS)
+    assert {each.use for each in read_head(more).extras.measured} == {"held out"}
+    assert not read_head(more).extras.lengths
+    assert (more / "README.md").read_text().partition("## Measured")[0] == (
+        card.partition("## Measured")[0]
+    )
+    for bad in ("driving=p.jsonl", "chat"):
+        assert outrider("train", "measure", head, "--prompts", bad).exit_code == 2

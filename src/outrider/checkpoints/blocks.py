@@ -34,6 +34,8 @@ ROUNDS = 2
 LARGEST = 63
 HALF = 65504.0
 """The largest number of fp16."""
+LARGEST_SIZES = {Kind.F32: LARGEST_FLOAT, Kind.BF16: (2 - 2**-7) * 2.0**127}
+"""The largest number of the types that have no fp16."""
 FLAT = 1e-5
 """Share of a determinant's terms below which it is rounding."""
 
@@ -45,7 +47,7 @@ def encode(weights: Floats, kind: Kind) -> Codes:
     The inputs are a multiple of the block's. Raises ValueError: a weight is not finite, or beyond
     what the fp16 of the types with fewer bits holds.
     """
-    most = LARGEST_FLOAT if kind == Kind.F32 else HALF
+    most = LARGEST_SIZES.get(kind, HALF)
     if not (np.abs(weights) <= most).all():
         raise ValueError(f"a weight is not finite, or its size is above {most:g}")
     rows, inputs = weights.shape

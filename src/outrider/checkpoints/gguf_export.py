@@ -43,6 +43,8 @@ from .weights import plain
 logger = logging.getLogger("outrider")
 
 RECIPES = {
+    "F16": (Kind.F16, LlamaFileType.MOSTLY_F16),
+    "BF16": (Kind.BF16, LlamaFileType.MOSTLY_BF16),
     "Q8_0": (Kind.Q8_0, LlamaFileType.MOSTLY_Q8_0),
     "Q4_0": (Kind.Q4_0, LlamaFileType.MOSTLY_Q4_0),
     "Q4_K_M": (Kind.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
@@ -93,6 +95,8 @@ def kind_of(key: str, shape: tuple[int, ...], most: Kind, a: Architecture, famil
     if len(shape) < 2:
         return Kind.F32
     kind = most
+    if most in PLAIN:
+        return kind
     if most != Kind.Q8_0 and key == (EMBEDDING if a.tied else HEAD):
         kind = Kind.Q6_K
     elif most == Kind.Q4_K and (

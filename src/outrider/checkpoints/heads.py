@@ -15,6 +15,7 @@ from ..base.limits import LARGEST_DRAFT, LARGEST_INT
 from ..errors import ModelError, shown
 from .claims import check_claims
 from .configs import PlainConfig, plain_config
+from .extras import CHAT, NO_EXTRAS, Extras, read_extras
 from .families import Architecture, Shape, read_shape
 from .files import Files, files_of
 
@@ -43,7 +44,7 @@ class Head:
     each of a part. Its metadata proposes drafts of ``longest`` tokens, or it can draft no more, and
     names the target ``verifier``. ``mask_token`` is the token of rows that stand for later
     positions. Each of Medusa's heads has residual ``blocks``; ``choices`` is the tree that they
-    draft (``read_choices``), None where it is learned.
+    draft (``read_choices``), None where it is learned. ``extras`` say more of how it drafts.
     """
 
     files: Files
@@ -61,6 +62,18 @@ class Head:
     mask_token: int | None = None
     blocks: int = 1
     choices: Paths | None = None
+    extras: Extras = NO_EXTRAS
+
+    @property
+    def proposed(self) -> int | None:
+        """The draft length that its checkpoint proposes, or recommends for chat.
+
+        The number of Medusa's heads is a bound, so the recommendation comes first there.
+        """
+        chat = self.extras.lengths.get(CHAT)
+        if self.kind == MEDUSA and chat is not None:
+            return min(chat, self.longest or chat)
+        return chat if self.longest is None else self.longest
 
     @property
     def folder(self) -> Path:
@@ -90,6 +103,12 @@ def read_head(folder: Path | Files) -> Head | None:
     if options is None:
         return None
     values = Fields(options, str(files.folder / "config.json"))
+    head = _read(files, values, options)
+    return None if head is None else replace(head, extras=read_extras(values))
+
+
+def _read(files: Files, values: Fields, options: dict[str, Any]) -> Head | None:
+    """Return the head whose config has these ``options``, without extras."""
     kind = options.get("speculators_model_type")
     if kind is not None:
         return _speculators(files, values, options)

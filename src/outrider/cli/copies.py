@@ -39,7 +39,8 @@ def quantize(
     quantization: str = setting(
         ...,
         "Of a folder: int8 or int4, with -g32, -g64, -g128 or -channel for the group, and -zp "
-        "for zero points, as in int4-g64-zp. Of a .gguf file: Q8_0, Q4_0 or Q4_K_M.",
+        "for zero points, as in int4-g64-zp. Of a .gguf file: F16, BF16, Q8_0, "
+        "Q4_0 or Q4_K_M.",
         metavar="RECIPE",
     ),
     json_: AsJson = False,

@@ -14,7 +14,9 @@ from .common import AsJson, new_table, report_console, status, write
 from .flags import argument
 
 if TYPE_CHECKING:
+    from ..checkpoints.extras import Extras
     from ..checkpoints.files import Files
+    from ..checkpoints.heads import Head
     from ..ops.planning.suggest import KnownModel, Suggestion
 
 MOST_FILES = 200
@@ -42,11 +44,15 @@ def suggest(
         from ..ops.planning.suggest import entry_for, this_machine
         from ..ops.planning.suggest import suggest as suggested
 
-        target, near = _known(model)
+        target, near, heads = _known(model)
         entry, native = entry_for(target), library()
-        found = suggested(target, near, this_machine(native.isa if native else ""))
+        here = this_machine(native.isa if native else "")
+        found = suggested(target, near, here, [(str(h.folder), h.kind) for h in heads])
+        extras = _extras([*(each.path for each in near), *(str(h.folder) for h in heads)])
     if json_:
         rows = [_plain(each) for each in found]
+        for row in rows:
+            row["extras"] = extras[row["drafter"]].to_json() if row["drafter"] in extras else None
         write(json.dumps({"model": model, "entry": entry, "drafters": rows}) + "\n")
         return
     console = report_console(on_stderr=False)
@@ -60,6 +66,11 @@ def suggest(
         grid.add_row(each.drafter, each.method, each.found, accepted, speedup, style=style)
     console.print(grid)
     console.print(FORECAST)
+    for drafter, more in extras.items():
+        for use, length in more.lengths.items():
+            console.print(f"{drafter} recommends {length} tokens for {use}.", markup=False)
+        for one in more.measured:
+            console.print(f"{drafter} says of {one.use}: {one.said()}.", markup=False)
     commands = [each.command for each in found if each.command]
     others = "; this engine does not draft with the others" if len(commands) < len(found) else ""
     console.print(f"Run next{others}:")
@@ -73,9 +84,26 @@ def _plain(each: Suggestion) -> dict[str, Any]:
     return dict(to_json(each))
 
 
-def _known(model: str) -> tuple[KnownModel, list[KnownModel]]:
-    """Return a model and the smaller ones on disk that have its tokenizer."""
+def _extras(paths: list[str]) -> dict[str, Extras]:
+    """Return what the drafters in folders say beyond their format, of those that do."""
+    from ..base.fields import Fields
+    from ..checkpoints.extras import NO_EXTRAS, read_extras
     from ..checkpoints.files import Files
+
+    found: dict[str, Extras] = {}
+    for path in paths:
+        with suppress(OutriderError, OSError):
+            extras = read_extras(Fields(Files(Path(path)).config or {}, path))
+            if extras != NO_EXTRAS:
+                found[path] = extras
+    return found
+
+
+def _known(model: str) -> tuple[KnownModel, list[KnownModel], list[Head]]:
+    """Return a model, and what lies on disk: smaller ones with its tokenizer, heads that fit."""
+    from ..checkpoints.checkpoint import open_checkpoint
+    from ..checkpoints.files import Files
+    from ..checkpoints.heads import check_target, read_head
     from ..ops.planning.catalogue import checkpoint_of, data, find_shape
     from ..ops.planning.suggest import KnownModel
 
@@ -88,16 +116,24 @@ def _known(model: str) -> tuple[KnownModel, list[KnownModel]]:
                 f"{shown(model)} is neither on disk nor in the catalogue; give a folder, a .gguf "
                 "file, or a name of docs/planning.md."
             )
-        return KnownModel(checkpoint_of(entry) or entry, (entry,), find_shape(entry)), []
+        return KnownModel(checkpoint_of(entry) or entry, (entry,), find_shape(entry)), [], []
     own = Files(Path(model))
     target = _read(own)
-    near = []
+    near: list[KnownModel] = []
+    heads: list[Head] = []
     for files in _near(Path(model)):
         with suppress(OutriderError, OSError):  # damaged, of another kind, or another user's
+            head = read_head(files)
+            if head is not None:
+                a = open_checkpoint(own).architecture
+                if a is not None:
+                    check_target(head, a, a.hidden_size, a.num_layers)
+                    heads.append(head)
+                continue
             known = _read(files)
             if _fits(own, target, files, known):
                 near.append(known)
-    return target, near
+    return target, near, heads
 
 
 def _near(model: Path) -> Iterator[Files]:

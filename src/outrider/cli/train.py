@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from ..base.extras import torch_for
+from ..errors import ConfigError
 from .common import (
     AsJson,
     counted,
     ended_cleanly,
+    lines,
     new_table,
     numbers,
     report_console,
@@ -143,9 +147,13 @@ class DistillFlags(TrainFlags):
 
 @app.command()
 @with_flags(HeadFlags)
-def eagle3(flags: HeadFlags, model: str = argument("MODEL", MODEL)) -> None:
+def eagle3(
+    flags: HeadFlags,
+    model: str = argument("MODEL", MODEL),
+    layout: str = setting("speculators", "Of a new head: speculators or safeailab."),
+) -> None:
     """Train an EAGLE-3 head on a target's hidden states, unrolled as it drafts."""
-    _train("eagle3", model, flags)
+    _train("eagle3", model, flags, layout)
 
 
 @app.command()
@@ -155,14 +163,15 @@ def medusa(flags: HeadFlags, model: str = argument("MODEL", MODEL)) -> None:
     _train("medusa", model, flags)
 
 
-def _train(kind: str, model: str, flags: HeadFlags) -> None:
+def _train(kind: str, model: str, flags: HeadFlags, layout: str = "speculators") -> None:
     """Train a head, and tell what it would be accepted."""
     with torch_for("outrider train"):
         from ..checkpoints.families import find_folder
         from ..training.run_heads import HeadOptions, train_head
         from ..training.samples import DataFolder
 
-    plan, options = flags.plan(flags.rate), HeadOptions(loss=flags.loss, depth=flags.depth)
+    plan = flags.plan(flags.rate)
+    options = HeadOptions(loss=flags.loss, depth=flags.depth, layout=layout)
     data, out = DataFolder.opened(flags.data), flags.out
     with ended_cleanly():
         trained = train_head(kind, find_folder(model), data, flags.begin, out, plan, options)
@@ -266,3 +275,65 @@ def layerskip(
             f"{found.agreement:.0%} of places, and are expected to decode {found.speed:.2f} times "
             "as fast as none"
         )
+
+
+HEAD = "The head: its folder."
+OF = "Its target: a folder, .gguf file or hub name; the one that it names unless given."
+
+
+@app.command()
+def export(
+    head: Path = argument("HEAD", HEAD),
+    out: Path = argument("OUT", "The new folder."),
+    layout: str = setting("speculators", "Of an EAGLE-3 head: speculators or safeailab."),
+    target: str | None = setting(None, OF, "--target"),
+    name: str | None = setting(None, "What to call the target, such as its hub name.", "--name"),
+) -> None:
+    """Write a head as other engines and libraries read it."""
+    with ended_cleanly(), lines("exporting"):
+        from ..checkpoints.checkpoint import open_checkpoint
+        from ..checkpoints.families import find_folder
+        from ..checkpoints.head_export import export_head, needs_target
+        from ..checkpoints.heads import read_head
+        from ..drafters.heads import verifier_of
+
+        own = read_head(head)
+        if own is None:
+            raise ConfigError(f"{head} is no head; give one that outrider train wrote.")
+        opened = None
+        if needs_target(own, layout):
+            opened = open_checkpoint(find_folder(target) if target else verifier_of(own))
+        count = export_head(own, out, layout, opened, name or target)
+    screen(on_stderr=True).print(f"{out}: {own.kind} of {count} tensors")
+
+
+@app.command()
+def measure(
+    head: Path = argument("HEAD", HEAD),
+    prompts: list[str] = setting(
+        ...,
+        "Prompts of a use: chat, code, agents or long context. Give it more than once.",
+        metavar="USE=FILE",
+    ),
+    target: str | None = setting(None, OF, "--target"),
+    max_tokens: int = setting(128, "Tokens of an output at most.", min=1),
+    json_: AsJson = False,
+) -> None:
+    """Measure a head as it is served; write into it what is accepted, and lengths to draft."""
+    with torch_for("outrider train"):
+        from ..checkpoints.families import find_folder
+        from ..training.card import table
+        from ..training.measure import measure as measured
+
+    files: dict[str, Path] = {}
+    for each in prompts:
+        use, _, file = each.partition("=")
+        if not file:
+            raise typer.BadParameter(f"give {each} as USE=FILE, for instance chat=chat.jsonl.")
+        files[use] = Path(file)
+    with ended_cleanly(), telling("measuring") as told:
+        extras = measured(head, find_folder(target) if target else None, files, max_tokens, told)
+    if json_:
+        write_json(extras.to_json(), "-")
+    else:
+        typer.echo(table(extras))

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ..base.fields import Fields
 from ..checkpoints.checkpoint import open_checkpoint
+from ..checkpoints.extras import Extras, read_extras
 from ..checkpoints.families import Architecture
 from ..checkpoints.files import Files
 from ..checkpoints.head_tensors import HeadTensors, drafted_ids, misfits
@@ -103,8 +105,17 @@ def check(folder: Path, target: Path) -> tuple[str, list[Fact]]:
     both = Files(folder), Files(target)
     head = read_head(both[0])
     if head is None:
-        return "model", [*_model(*both)]
-    return head.kind, [*_head(head, both[1]), *_tensors(head)]
+        values = Fields(both[0].config or {}, str(both[0].folder / "config.json"))
+        return "model", [*_model(*both), *_extras(read_extras(values))]
+    return head.kind, [*_head(head, both[1]), *_tensors(head), *_extras(head.extras)]
+
+
+def _extras(extras: Extras) -> Iterator[Fact]:
+    """Yield what a checkpoint recommends, and what was measured of it."""
+    for use, length in extras.lengths.items():
+        yield Fact(f"tokens for {use}", f"{length} recommended", "", True, length)
+    for each in extras.measured:
+        yield Fact(f"measured, {each.use}", each.said(), "", True, each.acceptance_length)
 
 
 def _model(folder: Files, target: Files) -> Iterator[Fact]:

@@ -66,8 +66,8 @@ def set_up(
     head = read_head(files)
     if head is not None:
         files = verifier_of(head)
-        if head.longest is not None and wanted.drafter == AUTO:
-            wanted.engine.setdefault("num_speculative_tokens", head.longest)
+        if head.proposed is not None and wanted.drafter == AUTO:
+            wanted.engine.setdefault("num_speculative_tokens", head.proposed)
     config = EngineConfig(**wanted.engine)
     checkpoint = open_checkpoint(files)
     spec = find_drafter(wanted.drafter, files.folder)

@@ -14,18 +14,25 @@ from numpy.typing import NDArray
 
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import FLOAT32, Array, cast
+from ..checkpoints.extras import KEY
 from ..checkpoints.families import Architecture
 from ..checkpoints.files import Files, save_file
+from ..checkpoints.head_export import (
+    SAFEAILAB,
+    SPECULATORS,
+    mapping,
+    plain_name,
+    safeailab,
+    speculators_config,
+)
 from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids, expected_tensors
-from ..checkpoints.heads import EAGLE3, Head, read_head
+from ..checkpoints.heads import Head, read_head
 from ..checkpoints.rope import rope_parameters
 from ..checkpoints.weights import Loader, plain
 from ..errors import ConfigError, ModelError
 from .eagle3 import Eagle3
 from .loop import trained
 
-SPECULATORS = "0.9.0"
-"""The version of the ``speculators`` library whose layout is written."""
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 EMBEDDING = "model.embed_tokens.weight"
 ALIGNED = 64
@@ -60,7 +67,7 @@ class NewHead(NamedTuple):
     """What an untrained head is to be: the ``verifier`` that it names as its target, and more.
 
     It drafts ``ids`` from the outputs of the target's ``layers``, and proposes drafts of
-    ``length``.
+    ``length``. SafeAILab's ``layout`` has fewer norms.
     """
 
     verifier: str
@@ -68,16 +75,17 @@ class NewHead(NamedTuple):
     layers: Sequence[int]
     length: int
     seed: int
+    layout: str = SPECULATORS
 
 
 def write_new_eagle3(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None:
-    """Write an untrained EAGLE-3 head of a target to a folder, in ``speculators``' layout.
+    """Write an untrained EAGLE-3 head of a target to a folder.
 
     Its output head and last norm are the target's.
     """
     a, loader = target_loader(checkpoint)
     config, ids = _new_config(checkpoint, a, new), new.ids
-    tensors = {} if len(ids) == a.vocab_size else _mapping(ids, a.vocab_size)
+    tensors = {} if len(ids) == a.vocab_size else mapping(ids, a.vocab_size)
     head = described(folder, config)
     table, generator = loader.table(), np.random.default_rng(new.seed)
     for name, shape in expected_tensors(head).items():
@@ -93,6 +101,8 @@ def write_new_eagle3(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None
             tensors[own] = made / np.sqrt(np.float32(shape[1]))
     for name in ("self_attn.o_proj", "mlp.down_proj"):  # the residual stream begins alone
         tensors[f"layers.0.{name}.weight"] *= np.float32(0.1)
+    if new.layout == SAFEAILAB:
+        config, tensors = safeailab(head, config["transformer_layer_config"], tensors)
     write_checkpoint(folder, config, tensors)
 
 
@@ -111,25 +121,20 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: dict[str,
     part = folder / ".model"
     save_file(tensors, part, {"format": "pt"})
     part.replace(folder / "model.safetensors")
+    write_config(folder, config)
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write a config to a folder, whole or not at all."""
+    part = folder / ".config"
     part.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     part.replace(folder / "config.json")
-
-
-def _mapping(ids: NDArray[np.int64], vocab_size: int) -> dict[str, Array]:
-    """Return the tensors that say which ids are drafted."""
-    known = np.zeros(vocab_size, np.bool_)
-    known[ids] = True
-    return {"d2t": ids - np.arange(len(ids)), "t2d": known}
 
 
 def _new_config(checkpoint: Checkpoint, a: Architecture, new: NewHead) -> dict[str, Any]:
     parameters = rope_parameters(checkpoint.config)
     theta = parameters.get("rope_theta", 10_000.0)
-    method = {
-        "proposal_type": "greedy", "speculative_tokens": new.length, "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }  # fmt: skip
-    names = getattr(checkpoint.config, "architectures", None) or []
+    names, more = getattr(checkpoint.config, "architectures", None) or [], new.layout == SPECULATORS
     layer = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1,
         "hidden_size": a.hidden_size, "intermediate_size": a.intermediate_size,
@@ -140,16 +145,10 @@ def _new_config(checkpoint: Checkpoint, a: Architecture, new: NewHead) -> dict[s
         "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
         "dtype": "bfloat16",
     }  # fmt: skip
-    return {
-        "architectures": ["Eagle3Speculator"], "speculators_model_type": EAGLE3,
-        "speculators_version": SPECULATORS,
-        "speculators_config": {
-            "algorithm": EAGLE3, "default_proposal_method": "greedy", "proposal_methods": [method],
-            "verifier": {"name_or_path": new.verifier, "architectures": [*names]},
-        },
+    return speculators_config(new.verifier, [*names], new.length) | {
         "transformer_layer_config": layer, "draft_vocab_size": len(new.ids),
-        "norm_before_residual": True, "norm_before_fc": True, "fc_norm": False,
-        "norm_output": True, "embed_requires_grad": False, "target_hidden_size": None,
+        "norm_before_residual": more, "norm_before_fc": more, "fc_norm": False,
+        "norm_output": more, "embed_requires_grad": False, "target_hidden_size": None,
         # What enters a layer is what the one before returns.
         "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in new.layers],
         "tie_word_embeddings": False, "dtype": "bfloat16",
@@ -211,7 +210,7 @@ def save_eagle3(
     ``values`` are parameters to write instead of the module's; ``extras`` join its config.
     """
     head = module.head
-    config = {**(head.files.config or {}), **extras}
+    config = trained_config(head, extras)
     source = HeadTensors(head.files)
     names = {plain_name(name): name for name in source.entries}
     fixed = "d2t", "t2d", names.get("embed_tokens.weight", "")
@@ -221,6 +220,7 @@ def save_eagle3(
     write_checkpoint(folder, config, tensors)
 
 
-def plain_name(stored: str) -> str:
-    """Return a tensor's name in ``speculators``' layout; SafeAILab's layer is the midlayer."""
-    return stored.removeprefix("model.").replace("midlayer.", "layers.0.", 1)
+def trained_config(head: Head, extras: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a head that began as another, without what was measured of that one."""
+    own = {name: value for name, value in (head.files.config or {}).items() if name != KEY}
+    return {**own, **extras}

@@ -19,10 +19,11 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import FLOAT32, Array
 from ..checkpoints.dtypes import cast as to_dtype
 from ..checkpoints.formats.shared import Tensors
+from ..checkpoints.head_export import MEDUSA_DEFAULTS
 from ..checkpoints.heads import Head
 from ..checkpoints.weights import plain
 from .eagle3 import Rows
-from .head_files import BFLOAT16, NewHead, target_loader, write_checkpoint
+from .head_files import BFLOAT16, NewHead, target_loader, trained_config, write_checkpoint
 from .loop import trained
 
 
@@ -83,8 +84,8 @@ def write_new_medusa(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None
     config = {
         "medusa_num_heads": new.length, "medusa_num_layers": 1,
         "base_model_name_or_path": new.verifier,
-        "hidden_size": a.hidden_size, "vocab_size": a.vocab_size,
-    }  # fmt: skip
+        "hidden_size": a.hidden_size, "vocab_size": a.vocab_size, "medusa_fc_bias": True,
+    } | MEDUSA_DEFAULTS  # fmt: skip
     output = np.ascontiguousarray(plain(loader.head(loader.table()), FLOAT32))
     tensors: dict[str, Array] = {}
     for head in range(new.length):
@@ -110,7 +111,7 @@ def save_medusa(
     module: Medusa, values: Mapping[str, Tensor] | None, folder: Path, extras: Mapping[str, object]
 ) -> None:
     """Write trained heads to a folder, in bf16; ``values`` stand for the module's parameters."""
-    config = {**(module.head.files.config or {}), **extras}
+    config = trained_config(module.head, extras)
     parameters = values or trained(module)
     tensors = {
         name.removeprefix("heads."): to_dtype(parameter.numpy(), BFLOAT16)

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.head_export import LAYOUTS, SPECULATORS
 from ..checkpoints.heads import EAGLE3, MEDUSA, check_target
 from ..engine.build import load_target
 from ..engine.setup import set_up
 from ..errors import ConfigError
 from ..models.base import Model
 from ..models.native import NativeTransformer
+from .card import write_card
 from .curves import draw_curves
 from .head_files import (
     NewHead,
@@ -29,6 +31,7 @@ from .head_files import (
 from .heads import HeadTask
 from .loop import Judged, Plan, Training
 from .losses import LOSSES
+from .measure import note
 from .medusa import load_medusa, save_medusa, write_new_medusa
 from .parity import check_served
 from .samples import DataFolder, Samples
@@ -65,7 +68,8 @@ class HeadOptions:
 
     Drafts are ``depth`` tokens long in training, and the loss of each depth weighs ``fading`` of
     the one before. A new EAGLE-3 head drafts the ids that make up a share ``coverage`` of what the
-    target said, from the outputs of ``layers``. It is trained on a ``share`` of the samples.
+    target said, from the outputs of ``layers``, and is written in a ``layout``. It is trained on a
+    ``share`` of the samples.
     """
 
     loss: str = "forward-kl"
@@ -74,10 +78,13 @@ class HeadOptions:
     coverage: float = 0.99
     layers: tuple[int, ...] | None = None
     share: float = 1.0
+    layout: str = SPECULATORS
 
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise ConfigError(f"loss is {self.loss!r}; known are {', '.join(LOSSES)}.")
+        if self.layout not in LAYOUTS:
+            raise ConfigError(f"layout is {self.layout!r}; give {' or '.join(LAYOUTS)}.")
         if not 1 <= self.depth <= 16:
             raise ConfigError(f"depth is {self.depth}; give 1 to 16.")
         for name in ("fading", "coverage", "share"):
@@ -88,9 +95,11 @@ class HeadOptions:
 def usual_layers(count: int) -> tuple[int, int, int]:
     """Return the layers of a target that a new head is made from: an early, a middle, a late one.
 
-    EAGLE-3 takes what enters layers 2, n / 2 and n - 3.
+    EAGLE-3 takes what enters layers 2, n / 2 and n - 3. They differ, as ``speculators`` wants it.
     """
-    return (1, count // 2 - 1, count - 4) if count >= 6 else (0, (count - 1) // 2, count - 1)
+    if count >= 7:
+        return 1, count // 2 - 1, count - 4
+    return 0 if count > 2 else -1, (count - 1) // 2, count - 1
 
 
 class Trained(NamedTuple):
@@ -127,7 +136,7 @@ def train_head(
     if begin is None and not (begun / "config.json").exists():
         ids = frequent_ids(samples.counts(vocab_size), options.coverage, MOST_IDS)
         layers = options.layers or usual_layers(model.hidden_layers)
-        new = NewHead(str(target), ids, layers, options.depth, plan.seed)
+        new = NewHead(str(target), ids, layers, options.depth, plan.seed, options.layout)
         method.write_new(begun, checkpoint, new)
     head = open_head(begin or begun, kind)
     check_target(head, model.shape, model.hidden_size, model.hidden_layers)
@@ -147,10 +156,13 @@ def train_head(
     if training.accelerator.is_main_process:
         draw_curves(out / WORK)
         method.save(module, training.average.values, out, {})
+        write_card(out, out / WORK, data, judged)
         if isinstance(model, NativeTransformer):
             with training.average.applied():
                 check_served(out, module, model, teacher, samples.held_out[:CHECKED])
         served = served_on(samples, target, model, out, options.depth, context)
+        if served:
+            note(out, "held out", served, data.about.prompts, "held-out prompts of its data")
     return Trained(judged, served)
 
 

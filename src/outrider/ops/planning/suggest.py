@@ -102,15 +102,23 @@ def entry_for(model: KnownModel) -> str | None:
     return entry_of(asked, model.shape)
 
 
-def suggest(model: KnownModel, near: Sequence[KnownModel], here: Device) -> list[Suggestion]:
+def suggest(
+    model: KnownModel, near: Sequence[KnownModel], here: Device,
+    own_heads: Sequence[tuple[str, str]] = (),
+) -> list[Suggestion]:  # fmt: skip
     """Return the known drafters of a model, those on disk first, each kind by its forecast.
 
-    ``near`` are smaller models on disk that have its tokenizer.
+    ``near`` are smaller models on disk that have its tokenizer, ``own_heads`` the folders and
+    methods of heads on disk that fit it.
     """
     target = model.shape
     entry = entry_for(model)
     found = [_sibling(model, each, ON_DISK, here) for each in near]
-    heads = [_head(model, each.method, each.checkpoint or "", here) for each in heads_of(entry)]
+    found += [_head(model, method, path, ON_DISK, here) for path, method in own_heads]
+    heads = [
+        _head(model, each.method, each.checkpoint or "", PUBLISHED, here)
+        for each in heads_of(entry)
+    ]
     asked, known = entry or model.path, {entry_for(each) for each in near}
     published = [
         _sibling(model, KnownModel(name.checkpoint or "", (), find_shape(name.drafter), model.bits),
@@ -168,9 +176,9 @@ def _sibling(model: KnownModel, other: KnownModel, found: str, here: Device) -> 
     return _suggestion(model, other.path, "draft_model", found, other.shape, other.bits, here)
 
 
-def _head(model: KnownModel, method: str, checkpoint: str, here: Device) -> Suggestion:
+def _head(model: KnownModel, method: str, checkpoint: str, found: str, here: Device) -> Suggestion:
     shape = eagle1_head(model.shape) if method == "eagle" else eagle_head(model.shape)
-    return _suggestion(model, checkpoint, method, PUBLISHED, shape, 16.0, here)
+    return _suggestion(model, checkpoint, method, found, shape, 16.0, here)
 
 
 def _free(model: KnownModel, name: str, here: Device) -> Suggestion:

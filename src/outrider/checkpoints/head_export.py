@@ -1,0 +1,193 @@
+"""Writes a head in a layout that other engines and libraries read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError
+from .checkpoint import Checkpoint
+from .dtypes import FLOAT32, Array, cast
+from .extras import KEY
+from .files import new_folder, save_file
+from .head_tensors import HeadTensors, check_tensors, drafted_ids
+from .heads import EAGLE3, MEDUSA, Head
+from .weights import Loader, plain
+
+SPECULATORS, SAFEAILAB = LAYOUTS = ("speculators", "safeailab")
+VERSION = "0.9.0"
+"""The version of the ``speculators`` library whose layout is written."""
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+EMBEDDING = "embed_tokens.weight"
+MEDUSA_DEFAULTS = {"model_type": "medusa", "architectures": ["MedusaModel"]}
+"""What vLLM knows Medusa heads by."""
+FLAGS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
+COPIED = ("tokenizer*", "special_tokens_map.json", "README.md")
+
+
+def export_head(
+    head: Head, out: Path, layout: str, target: Checkpoint | None, name: str | None
+) -> int:
+    """Write a head to the new folder ``out``, and return the number of its tensors.
+
+    In the ``speculators`` layout it has an embedding, which is the ``target``'s if it has none of
+    its own: the library leaves a missing one unset. ``name`` stands for the target's name; None
+    keeps the one that is there.
+    """
+    if layout not in LAYOUTS:
+        raise ConfigError(f"layout is {layout!r}; give {' or '.join(LAYOUTS)}.")
+    check_tensors(head)
+    name = name or head.verifier
+    config, tensors = _medusa(head, name) if head.kind == MEDUSA else _eagle(head, layout, name)
+    if needs_target(head, layout):
+        if target is None or target.architecture is None:
+            raise ConfigError(
+                f"{head.folder} has no embedding, which this layout needs; give the target that "
+                "it was made for (--target), a model of a native family."
+            )
+        loader = Loader(target.tensors, target.architecture, FLOAT32, False)
+        tensors[EMBEDDING] = cast(plain(loader.table(), FLOAT32), BFLOAT16)
+    if KEY in (head.files.config or {}):
+        config[KEY] = head.extras.to_json()
+    with new_folder(out) as new:
+        for pattern in COPIED:
+            for file in head.folder.glob(pattern):
+                (new / file.name).write_bytes(file.read_bytes())
+        save_file(tensors, new / "model.safetensors", {"format": "pt"})
+        (new / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    return len(tensors)
+
+
+def needs_target(head: Head, layout: str) -> bool:
+    """Return whether a layout wants the target's embedding, which the head has not."""
+    eagle = head.kind != MEDUSA and layout == SPECULATORS
+    return eagle and EMBEDDING not in HeadTensors(head.files)
+
+
+def _medusa(head: Head, name: str | None) -> tuple[dict[str, Any], dict[str, Array]]:
+    tensors = {each: entry.read() for each, entry in head.files.tensors.items()}
+    biased = any(each.endswith(".bias") for each in tensors)
+    config = {**(head.files.config or {}), **medusa_config(head, biased)}
+    return config | ({"base_model_name_or_path": name} if name else {}), tensors
+
+
+def medusa_config(head: Head, biased: bool) -> dict[str, Any]:
+    """Return what vLLM reads of Medusa heads; without ``medusa_fc_bias`` it drops the biases."""
+    return MEDUSA_DEFAULTS | {
+        "medusa_num_heads": head.longest, "medusa_num_layers": head.blocks,
+        "hidden_size": head.hidden_size, "vocab_size": head.vocab_size, "medusa_fc_bias": biased,
+    }  # fmt: skip
+
+
+def _eagle(head: Head, layout: str, name: str | None) -> tuple[dict[str, Any], dict[str, Array]]:
+    if head.kind != EAGLE3:
+        raise ConfigError(f"{head.folder} is a head of kind {head.kind}; eagle3 is written only.")
+    source, a = HeadTensors(head.files), head.architecture
+    assert a is not None
+    stored = {plain_name(each): each for each in source.entries}
+    tensors: dict[str, Array] = {each: source.raw(name) for each, name in stored.items()}
+    if a.vocab_size == head.vocab_size:
+        tensors = {each: x for each, x in tensors.items() if each not in ("d2t", "t2d")}
+    elif "t2d" not in tensors:
+        tensors |= mapping(np.array(drafted_ids(source, head)), head.vocab_size)
+    options = head.files.config or {}
+    layer = {**(options.get("transformer_layer_config") or _layer(options))}
+    layer |= {"vocab_size": head.vocab_size, "head_dim": a.head_dim, "tie_word_embeddings": False}
+    if layout == SAFEAILAB:
+        return safeailab(head, layer, tensors)
+    return speculators(head, layer, name), tensors
+
+
+def _layer(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a head's layer where they stand beside those of the head."""
+    others = ("draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids", KEY, *FLAGS)
+    kept = {name: value for name, value in options.items() if name not in others}
+    return {"model_type": "llama", **kept, "architectures": ["LlamaForCausalLM"]}
+
+
+def speculators(head: Head, layer: dict[str, Any], name: str | None) -> dict[str, Any]:
+    """Return the config of a head whose layers have the options ``layer``."""
+    options = head.files.config or {}
+    if "speculators_config" in options:
+        about = options["speculators_config"]
+        verifier = {**about.get("verifier", {})} | ({"name_or_path": name} if name else {})
+        return {**options, "speculators_config": {**about, "verifier": verifier}}
+    assert head.architecture is not None
+    layers = {} if head.layers is None else _entered(head.layers)
+    return speculators_config(name, [], head.proposed or 4) | {
+        "transformer_layer_config": layer, "draft_vocab_size": head.architecture.vocab_size,
+        "norm_before_residual": head.state_normed, "norm_output": head.output_normed,
+        "norm_before_fc": head.fused_norms == ("input_norm.weight",),
+        "fc_norm": head.fused_norms not in ((), ("input_norm.weight",)),
+        "embed_requires_grad": False, "target_hidden_size": None, **layers,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+
+
+def speculators_config(
+    verifier: str | None, architectures: list[str], length: int
+) -> dict[str, Any]:
+    """Return what a config of ``speculators`` says of how its EAGLE-3 head is used."""
+    method = {
+        "proposal_type": "greedy", "speculative_tokens": length, "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }  # fmt: skip
+    return {
+        "architectures": ["Eagle3Speculator"], "speculators_model_type": EAGLE3,
+        "speculators_version": VERSION,
+        "speculators_config": {
+            "algorithm": EAGLE3, "default_proposal_method": "greedy", "proposal_methods": [method],
+            "verifier": {"name_or_path": verifier, "architectures": architectures},
+        },
+    }  # fmt: skip
+
+
+def safeailab(
+    head: Head, layer: dict[str, Any], tensors: dict[str, Array]
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return config and tensors in SafeAILab's layout.
+
+    Raises ConfigError: its code would misread the head.
+    """
+    a, options = head.architecture, head.files.config or {}
+    assert a is not None
+    flags = [name for name in FLAGS if options.get(name)]
+    if flags or a.num_layers > 1:
+        what = " and ".join(flags) or f"{a.num_layers} layers"
+        raise ConfigError(
+            f"{head.folder} has {what}, which SafeAILab's code does not know; export it as "
+            f"{SPECULATORS}, or train one with outrider train eagle3 --layout {SAFEAILAB}."
+        )
+    inside = {name: value for name, value in layer.items() if name != "architectures"}
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"], **inside, "draft_vocab_size": a.vocab_size,
+    }  # fmt: skip
+    if head.layers is not None:
+        config |= _entered(head.layers)
+        config["eagle_config"] = {
+            "use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [*head.layers],
+        }  # fmt: skip
+    named = {name.replace("layers.0.", "midlayer.", 1): x for name, x in tensors.items()}
+    return config, named
+
+
+def _entered(layers: tuple[int, ...]) -> dict[str, list[int]]:
+    """Return the layers whose outputs are taken as vLLM names them: what they enter."""
+    return {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in layers]}
+
+
+def mapping(ids: NDArray[np.int64], vocab_size: int) -> dict[str, Array]:
+    """Return the tensors that say which ids are drafted."""
+    known = np.zeros(vocab_size, np.bool_)
+    known[ids] = True
+    return {"d2t": ids - np.arange(len(ids)), "t2d": known}
+
+
+def plain_name(stored: str) -> str:
+    """Return a tensor's name in ``speculators``' layout; SafeAILab's layer is the midlayer."""
+    return stored.removeprefix("model.").replace("midlayer.", "layers.0.", 1)

@@ -1,0 +1,89 @@
+"""Measures a head as it is served, by use, and writes what it recommends into its config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ..bench.machine import machine
+from ..bench.workload import Item
+from ..checkpoints.extras import KEY, LONGEST_TEXT, USES, Extras, Measured
+from ..checkpoints.files import Files
+from ..checkpoints.heads import MEDUSA, read_head
+from ..checkpoints.tokenizers import read_codec
+from ..drafters.heads import verifier_of
+from ..engine.build import load_target
+from ..engine.setup import set_up
+from ..errors import ConfigError
+from .card import add_measured
+from .head_files import write_config
+from .prompts import digest, read_prompts
+from .served import Served, Serving
+
+LENGTHS = (2, 3, 4, 6)
+"""Draft lengths that are tried."""
+TEMPERATURES = (0.0, 1.0)
+MOST_PROMPTS = 24
+
+
+def measure(
+    folder: Path, target: Path | None, prompts: Mapping[str, Path], max_tokens: int,
+    told: Callable[[str], None],
+) -> Extras:  # fmt: skip
+    """Measure the head in a folder on prompts by use, and write what is found into it.
+
+    For each use the length is recommended that is fastest for one request at temperature 0 here.
+    Raises ConfigError: it is no head, or a use is not known.
+    """
+    head = read_head(folder)
+    if head is None:
+        raise ConfigError(f"{folder} is no head; give one that outrider train wrote.")
+    for use in prompts:
+        if use not in USES:
+            raise ConfigError(f"use {use!r} is not known; give one of {', '.join(USES)}.")
+    place = target or verifier_of(head).folder
+    setup = set_up(place, None, {"max_num_seqs": 1})
+    model, codec = load_target(setup.checkpoint, setup.config), read_codec(place)
+    most = head.longest if head.kind == MEDUSA else None
+    lengths = [length for length in LENGTHS if most is None or length <= most] or [most or 1]
+    found, extras = dict[str, int](), head.extras
+    for use, file in prompts.items():
+        items: list[Item] = read_prompts(file, False, told)[:MOST_PROMPTS]
+        ids = [item.encode(codec) for item in items]
+        context = max(map(len, ids)) + max_tokens + 1
+        serving = Serving(place, model, ids, max_tokens, context)
+        speeds: dict[int, float] = {}
+        for length in lengths:
+            told(f"{use}: drafts of {length} tokens")
+            heats = TEMPERATURES if length == lengths[-1] else TEMPERATURES[:1]
+            served = serving.measure(folder, length, heats)
+            speeds[length] = served[0].tokens_per_second
+        extras = note(folder, use, served, digest(items), file.name)
+        found[use] = max(speeds, key=speeds.__getitem__)
+    extras = extras._replace(lengths={**extras.lengths, **found})
+    write_extras(folder, extras)
+    return extras
+
+
+def note(folder: Path, use: str, served: Sequence[Served], digest: str, data: str) -> Extras:
+    """Write what a head gave on prompts of a use into it, and return what it says then."""
+    head, here = read_head(folder), machine()
+    assert head is not None
+    where = f"{here['cpu']}, {here['threads']} threads, {here['instruction_set']}"[:LONGEST_TEXT]
+    measured = [
+        Measured(
+            use, each.temperature, each.acceptance_length, tuple(map(float, each.by_position)),
+            len(each.lengths), digest, data[:LONGEST_TEXT], here["date"][:10], where,
+        )
+        for each in served
+    ]  # fmt: skip
+    kept = [each for each in head.extras.measured if each.use != use]
+    extras = Extras({**head.extras.lengths}, (*kept, *measured))
+    write_extras(folder, extras)
+    return extras
+
+
+def write_extras(folder: Path, extras: Extras) -> None:
+    """Write extras into the config and the card of a head."""
+    write_config(folder, {**(Files(folder).config or {}), KEY: extras.to_json()})
+    add_measured(folder, extras)

@@ -1,0 +1,89 @@
+"""Heads in other layouts: what is kept, what is added, and what is refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
+
+from outrider.checkpoints.checkpoint import open_checkpoint
+from outrider.checkpoints.extras import KEY
+from outrider.checkpoints.head_export import SAFEAILAB, SPECULATORS, export_head
+from outrider.checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids
+from outrider.checkpoints.heads import Head, read_head
+from outrider.errors import ConfigError
+from tests.support.commands import outrider
+from tests.support.heads import Eagle, make_head, make_medusa, save_head
+
+EXTRAS = {KEY: {"recommended_tokens": {"chat": 3}, "measured": []}}
+
+
+def made(tiny_llama: Path, folder: Path, about: Eagle, layout: str, embeds: bool = True) -> Head:
+    config = AutoConfig.from_pretrained(tiny_llama)
+    return read_head(save_head(make_head(about, config), folder, layout, embeds=embeds))
+
+
+@pytest.mark.parametrize("drafted", [120, 320])
+def test_there_and_back_again_it_is_the_same_head(
+    drafted: int, tiny_llama: Path, tmp_path: Path
+) -> None:
+    about = Eagle(drafted=drafted, extra=EXTRAS)
+    head = made(tiny_llama, tmp_path / "head", about, SAFEAILAB, embeds=False)
+    (head.folder / "tokenizer.json").write_text("{}")
+    target = open_checkpoint(tiny_llama)
+    export_head(head, tmp_path / "there", SPECULATORS, target, "some/target")
+    there = read_head(tmp_path / "there")
+    assert there.verifier == "some/target"
+    assert (tmp_path / "there" / "tokenizer.json").exists()
+    tensors = load_file(tmp_path / "there" / "model.safetensors")
+    table = load_file(tiny_llama / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(tensors["embed_tokens.weight"], table.bfloat16())
+    assert ("t2d" in tensors) == (drafted < 320)
+    export_head(there, tmp_path / "back", SAFEAILAB, None, None)
+    back = read_head(tmp_path / "back")
+    for each in (there, back):
+        check_tensors(each)
+        found = replace(each, files=head.files, longest=None, verifier=None, config=head.config)
+        assert vars(found) == vars(head)
+        if drafted < 320:
+            ids = [drafted_ids(HeadTensors(h.files), h) for h in (head, each)]
+            assert np.array_equal(*ids)
+    assert "midlayer.self_attn.q_proj.weight" in back.files.tensors
+
+
+@pytest.mark.parametrize(
+    ("about", "layout", "said"),
+    [
+        (Eagle(state_normed=True, output_normed=True), SAFEAILAB, "norm_before_residual and norm_"),
+        (Eagle(depth=2), SAFEAILAB, "2 layers, which SafeAILab's code does not know"),
+        (Eagle(parallel=True), SPECULATORS, "kind peagle"),
+        (Eagle(), SPECULATORS, "has no embedding, which this layout needs"),
+        (Eagle(), "other", "layout is 'other'; give speculators or safeailab"),
+    ],
+)
+def test_what_a_layout_cannot_say_is_refused(
+    about: Eagle, layout: str, said: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    head = made(tiny_llama, tmp_path / "head", about, "speculators", embeds=False)
+    with pytest.raises(ConfigError, match=said):
+        export_head(head, tmp_path / "out", layout, None, None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_medusa_heads_keep_their_biases_in_vllm(tmp_path: Path) -> None:
+    make_medusa(tmp_path / "made", 32, 64, heads=2, blocks=2)
+    done = outrider("train", "export", tmp_path / "made", tmp_path / "out", "--name", "some/target")
+    assert done.exit_code == 0, done.output
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config == {
+        "medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "some/target",
+        "hidden_size": 32, "vocab_size": 64, "medusa_fc_bias": True, "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+    }  # fmt: skip
+    check_tensors(read_head(tmp_path / "out"))
