@@ -13,6 +13,7 @@ from .errors import (
     NumericalError,
     OutriderError,
     RequestError,
+    TrainingError,
     WorkerError,
 )
 from .params import SamplingParams, StructuredOutputsParams
@@ -27,7 +28,7 @@ __all__ = [
     "LLM", "AsyncLLM", "CompletionOutput", "ConfigError", "EndpointError", "Event",
     "GenerationError", "MemoryBudgetError", "ModelError", "NumericalError", "Origin",
     "OutriderError", "RequestError", "RequestOutput", "SamplingParams", "Speculation",
-    "StructuredOutputsParams", "WorkerError", "__version__",
+    "StructuredOutputsParams", "TrainingError", "WorkerError", "__version__",
 ]  # fmt: skip
 HOMES = {
     "LLM": "llm",
