@@ -11,7 +11,7 @@ PUBLIC = {
         "LLM", "AsyncLLM", "SamplingParams", "StructuredOutputsParams", "Speculation",
         "RequestOutput", "CompletionOutput", "Event", "Origin", "OutriderError", "ConfigError",
         "EndpointError", "GenerationError", "MemoryBudgetError", "ModelError", "NumericalError",
-        "RequestError", "WorkerError", "__version__",
+        "RequestError", "TrainingError", "WorkerError", "__version__",
     },
     "outrider.drafters.base": {"Drafter", "DrafterContext", "DrafterSpec", "Needs"},
     "outrider.base.types": {"Draft", "DraftBudget", "HiddenStates", "Scheduled", "SequenceState",
