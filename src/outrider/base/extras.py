@@ -24,7 +24,7 @@ def torch_for(what: str, program: bool = False) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        if package not in OF_TORCH:
+        if package not in (*OF_TORCH, "accelerate"):  # which only training needs
             raise
         said = f"{what} needs {package}, which is not installed: {INSTALL}."
         if program:
