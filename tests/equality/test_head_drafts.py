@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
 
 from outrider.audit.wrapped import WrappedPipeline
 from outrider.base.types import Draft, Request, SamplingParams, SequenceState
@@ -32,8 +31,14 @@ from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.sampling.pipeline import Logits
 from tests.support import exactness
-from tests.support.exactness import VOCABULARY, make_engine, make_fickle, planted_pair, requests
-from tests.support.heads import Eagle, agreeing_head, agreeing_medusa, save_head
+from tests.support.exactness import VOCABULARY, make_engine, make_fickle, requests
+from tests.support.heads import (
+    Eagle,
+    agreeing_head,
+    agreeing_medusa,
+    save_head,
+    taciturn_target,
+)
 from tests.support.pages import check_engine
 from tests.support.products import OPTIONS, Product, dealt, prompts, rest, some_for_engines
 
@@ -55,12 +60,7 @@ KINDS = {
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target whose layers say little, so that heads without training can agree with it."""
-    folder = planted_pair(tmp_path_factory.mktemp("heads") / "target", head_dim=16)
-    weights = load_file(folder / "model.safetensors")
-    for name, weight in weights.items():
-        if "o_proj" in name or "down_proj" in name:
-            weight.mul_(0.03)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    folder = taciturn_target(tmp_path_factory.mktemp("heads") / "target", head_dim=16)
     for kind, about in KINDS.items():
         save_head(agreeing_head(about, folder), folder / kind)
     agreeing_medusa(folder / "medusa", folder)

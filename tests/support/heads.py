@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
 
+from tests.support.exactness import planted_pair
+
 MASK = 7
 """The token of rows that stand for later positions."""
 
@@ -211,6 +213,17 @@ def make_medusa(folder: Path, width: int, vocabulary: int, heads: int = 3, block
     about = {"medusa_num_heads": heads, "medusa_num_layers": blocks, "base_model_name_or_path": "x"}
     (folder / "config.json").write_text(json.dumps(about))
     return tensors
+
+
+def taciturn_target(folder: Path, head_dim: int) -> Path:
+    """Save a target whose layers say little, so that heads without training can agree with it."""
+    folder = planted_pair(folder, head_dim=head_dim)
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if "o_proj" in name or "down_proj" in name:
+            weight.mul_(0.03)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def agreeing_head(about: Eagle, target: Path) -> Reference:

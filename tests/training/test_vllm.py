@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from benchmarks.install import VLLM
 from outrider import LLM, SamplingParams
@@ -21,8 +20,13 @@ from outrider.checkpoints.extras import KEY
 from outrider.checkpoints.head_export import export_head
 from outrider.checkpoints.heads import read_head
 from tests.support import REPOSITORY
-from tests.support.exactness import planted_pair
-from tests.support.heads import Eagle, agreeing_head, agreeing_medusa, save_head
+from tests.support.heads import (
+    Eagle,
+    agreeing_head,
+    agreeing_medusa,
+    save_head,
+    taciturn_target,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,13 +44,7 @@ PROMPTS = [[5, 9, 3, 41, 7], [12, 80, 6, 3], [99] * 6, [17, 4, 160, 8], [33, 2, 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target whose layers say little, so that heads without training can agree with it."""
-    folder = planted_pair(tmp_path_factory.mktemp("heads") / "target", head_dim=32)
-    weights = load_file(folder / "model.safetensors")
-    for name, weight in weights.items():
-        if "o_proj" in name or "down_proj" in name:
-            weight.mul_(0.03)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    return folder
+    return taciturn_target(tmp_path_factory.mktemp("heads") / "target", head_dim=32)
 
 
 def in_vllm(target: Path, speculative: dict[str, Any]) -> tuple[list[list[int]], float]:

@@ -1,4 +1,4 @@
-"""What a drafter's config says beyond its format: lengths to draft, and acceptance as measured.
+"""The part of a drafter's config beyond its format: lengths to draft, acceptance as measured.
 
 It stands under one key, which other readers pass over.
 """

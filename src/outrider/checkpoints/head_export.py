@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from .checkpoint import Checkpoint
-from .dtypes import FLOAT32, Array, cast
+from .dtypes import BFLOAT16, FLOAT32, Array, cast
 from .extras import KEY
 from .files import new_folder, save_file
 from .head_tensors import HeadTensors, check_tensors, drafted_ids
@@ -22,10 +21,9 @@ from .weights import Loader, plain
 SPECULATORS, SAFEAILAB = LAYOUTS = ("speculators", "safeailab")
 VERSION = "0.9.0"
 """The version of the ``speculators`` library whose layout is written."""
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 EMBEDDING = "embed_tokens.weight"
 MEDUSA_DEFAULTS = {"model_type": "medusa", "architectures": ["MedusaModel"]}
-"""What vLLM knows Medusa heads by."""
+"""Entries by which vLLM knows Medusa heads."""
 FLAGS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 COPIED = ("tokenizer*", "special_tokens_map.json", "README.md")
 

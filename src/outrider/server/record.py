@@ -36,7 +36,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Recording:
-    """What is recorded: up to ``most`` bytes in ``folder``.
+    """The settings of a recording: up to ``most`` bytes in ``folder``.
 
     ``redact`` returns what is written of a record, None for nothing.
     """

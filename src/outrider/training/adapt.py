@@ -20,7 +20,6 @@ from ..checkpoints.families import find_folder
 from ..checkpoints.heads import read_head
 from ..checkpoints.tokenizers import read_codec
 from ..drafters.model import ModelSpec
-from ..engine.build import load_target
 from ..engine.setup import set_up
 from ..errors import ConfigError, RequestError
 from ..text.codec import TextCodec
@@ -29,6 +28,7 @@ from .loop import Plan
 from .run_distill import DistillOptions, train_drafter, usual_rate
 from .run_heads import WORK, HeadOptions, train_head
 from .served import MOST_PROMPTS, Served, Serving, error_of_mean, held_out_prompts
+from .targets import open_target
 
 SHARES = (0.1, 0.3, 1.0)
 """Of the data, on which a drafter is trained one after the other: how much is enough shows."""
@@ -49,7 +49,7 @@ HOPELESS = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptOptions:
-    """How a drafter is adapted: its data, its training, and how acceptance is measured.
+    """The options of an adaptation: data, training, and how acceptance is measured.
 
     Without a ``rate`` the plan's is not taken, but the one that is usual for its kind.
     """
@@ -72,7 +72,7 @@ class Gain(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What a drafter reaches that was trained on a share of the data, 0 for the one to begin with.
+    """The results of a drafter trained on a share of the data, 0 for the one to begin with.
 
     ``domain`` and ``general`` are by temperature, ``gain`` and ``kept`` the gain on each over the
     one to begin with, at all temperatures together.
@@ -88,7 +88,7 @@ class Point(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether to deploy the adapted drafter, and why in a sentence."""
+    """The answer whether to deploy the adapted drafter, and the reason in a sentence."""
 
     deploy: bool
     why: str
@@ -151,12 +151,11 @@ def adapt(
         raise ConfigError(
             f"{data.done} prompts are too few to hold some out for measuring; give 200 or more."
         )
-    setup = set_up(folder, None, {"max_model_len": context, "max_num_seqs": 1})
-    model, codec = load_target(setup.checkpoint, setup.config), read_codec(folder)
+    opened, codec = open_target(folder, data), read_codec(folder)
     most = context - MEASURED_TOKENS
     general = [ids for ids in _general(codec) if len(ids) < most][:MOST_PROMPTS]
     places = [
-        Serving(folder, model, prompts, MEASURED_TOKENS, context)
+        Serving(folder, opened.model, prompts, MEASURED_TOKENS, context)
         for prompts in (held_out_prompts(samples, most), general)
     ]
     if not all(len(each.prompts) > 1 for each in places):
@@ -177,15 +176,16 @@ def adapt(
             plan = replace(plan, minutes=plan.minutes * share / sum(SHARES))
         if head is None:
             small = replace(options.model, share=share)
-            train_drafter(folder, data, begin, place, plan, small)
+            train_drafter(folder, data, begin, place, plan, small, opened)
         else:
             own = replace(options.head, share=share)
-            train_head(head.kind, folder, data, begin, place, plan, own)
+            train_head(head.kind, folder, data, begin, place, plan, own, opened)
         told(f"acceptance after {share:.0%} of the data")
         after = measured(place)
         gains = [gain_of(a, b) for a, b in zip(before, after, strict=True)]
-        said = sum(int(sample.said.sum()) for sample in some.train)
-        points.append(Point(share, len(some.train), said, after[0], after[1], gains[0], gains[1]))
+        points.append(
+            Point(share, len(some.train), some.said, after[0], after[1], gains[0], gains[1])
+        )
         if all(point.gain.high < HOPELESS for point in points[1:]) and len(points) > 2:
             break
     best = max(points[1:], key=lambda point: (point.kept.gain >= -MOST_FORGOTTEN, point.gain.gain))

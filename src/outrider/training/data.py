@@ -28,7 +28,7 @@ PROMPTS = "prompts.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """What data is made of: see ``outrider train data --help``.
+    """The options of data, see ``outrider train data --help``.
 
     Without ``prompts`` the target writes them itself. A ``context`` of None is ``CONTEXT``, or the
     model's.

@@ -21,7 +21,7 @@ OWN_TOKENS = 128
 
 
 class Said(NamedTuple):
-    """What a drafter says beside a lesson: where both have the likeliest id, and what is accepted.
+    """A drafter's agreement with a lesson: where both have the likeliest id, and acceptance.
 
     Both are fp32 [rows]: the former 0 or 1, the latter what the coupled rule accepts.
     """

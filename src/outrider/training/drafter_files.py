@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM
 
 from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoints.configs import PlainConfig, whole
-from ..checkpoints.dtypes import FLOAT32, cast
+from ..checkpoints.dtypes import BFLOAT16, FLOAT32, cast
 from ..checkpoints.export import written_config
 from ..checkpoints.files import Files
 from ..checkpoints.tokenizers import differences, has_tokenizer, save_tokenizer
 from ..checkpoints.weights import plain
 from ..errors import ConfigError
-from .head_files import BFLOAT16, write_checkpoint
+from .head_files import write_checkpoint
 
 FAMILIES = "llama", "mistral", "qwen2", "qwen3"
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")

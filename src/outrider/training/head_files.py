@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.dtypes import FLOAT32, Array, cast
+from ..checkpoints.dtypes import BFLOAT16, FLOAT32, Array, cast
 from ..checkpoints.extras import KEY
 from ..checkpoints.families import Architecture
 from ..checkpoints.files import Files, save_file
@@ -33,7 +32,6 @@ from ..errors import ConfigError, ModelError
 from .eagle3 import Eagle3
 from .loop import trained
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 EMBEDDING = "model.embed_tokens.weight"
 ALIGNED = 64
 """Numbers of drafted ids are multiples of it."""
@@ -64,7 +62,7 @@ def target_loader(checkpoint: Checkpoint) -> tuple[Architecture, Loader]:
 
 
 class NewHead(NamedTuple):
-    """What an untrained head is to be: the ``verifier`` that it names as its target, and more.
+    """The description of an untrained head: the ``verifier`` that it names as its target, and more.
 
     It drafts ``ids`` from the outputs of the target's ``layers``, and proposes drafts of
     ``length``. SafeAILab's ``layout`` has fewer norms.

@@ -38,7 +38,7 @@ class Depth(NamedTuple):
 
 
 class Labels:
-    """What the target says at each depth behind the rows where drafts begin."""
+    """The target's distributions at each depth behind the rows where drafts begin."""
 
     def __init__(self, lessons: Sequence[Lesson], rows: Rows) -> None:
         own = [lesson.rows >= 1 for lesson in lessons]

@@ -21,17 +21,16 @@ from ..drafters.skips import (
     Space,
     scratch_pages,
 )
-from ..engine.build import load_target
-from ..engine.setup import set_up
 from ..errors import ConfigError, TrainingError
 from ..models.native import NativeTransformer
 from ..models.rows import Segment, lone_rows
 from ..native.native_sampling import shared_noise
 from .samples import DataFolder, Sample
+from .targets import open_target
+from .teacher import PAGE_SIZE
 
 WINDOWS = 8
 """Windows that every set is scored on, so that sets are compared on the same text."""
-PAGE_SIZE = 16
 ROUNDS, MANY = 7, 9
 """Forwards that are timed, and the rows of the larger ones."""
 
@@ -58,13 +57,9 @@ def search_skips(
     ``told`` gets the sets that were scored, and the most that are. Raises TrainingError: nothing
     can be left out at a gain.
     """
-    context = data.about.context
-    setup = set_up(target, None, {"max_model_len": context, "max_num_seqs": 1})
-    model = load_target(setup.checkpoint, setup.config)
+    model = open_target(target, data).model
     if not isinstance(model, NativeTransformer):
         raise ConfigError(f"{target} is not run by the native step, whose sublayers are left out.")
-    if data.about.vocab_size != model.shape.vocab_size:
-        raise ConfigError(f"{data.folder} is not of {target}; give the target that it is of.")
     layers = model.shape.num_layers
     least = min(LAYERS_THAT_RUN, layers // 2) if min_layers is None else min_layers
     if not 1 <= least <= layers:

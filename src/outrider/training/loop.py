@@ -34,7 +34,7 @@ SAVE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How to train; a value out of its range raises ConfigError.
+    """The settings of a training; a value out of its range raises ConfigError.
 
     Args:
         epochs: times that all samples are seen, unless ``steps`` or ``minutes`` say otherwise;
@@ -87,7 +87,7 @@ class Plan:
 
 
 class Learned(NamedTuple):
-    """What a step learned: the mean loss, and the tokens of the target that it saw."""
+    """The result of a step: the mean loss, and the tokens of the target that it saw."""
 
     loss: float
     tokens: int
@@ -101,7 +101,7 @@ class Judged(NamedTuple):
 
 
 class Task(ABC):
-    """What is trained and how."""
+    """A module to train, and its loss and judgement."""
 
     module: nn.Module
 
@@ -226,8 +226,7 @@ class Training:
 
     def _num_steps(self, plan: Plan) -> int:
         per_step = plan.batch * plan.accumulate * int(self.accelerator.num_processes)
-        said = sum(int(sample.said.sum()) for sample in self.samples.train)
-        steps = max(1, round(plan.epochs * said / per_step))
+        steps = max(1, round(plan.epochs * self.samples.said / per_step))
         if plan.minutes is None:
             return steps
         batch = next(batches(self.samples.train, plan.batch))

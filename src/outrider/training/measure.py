@@ -18,12 +18,11 @@ from ..errors import ConfigError
 from .card import add_measured
 from .head_files import write_config
 from .prompts import digest, read_prompts
-from .served import Served, Serving
+from .served import MOST_PROMPTS, Served, Serving
 
 LENGTHS = (2, 3, 4, 6)
 """Draft lengths that are tried."""
 TEMPERATURES = (0.0, 1.0)
-MOST_PROMPTS = 24
 
 
 def measure(

@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.dtypes import FLOAT32, Array
+from ..checkpoints.dtypes import BFLOAT16, FLOAT32, Array
 from ..checkpoints.dtypes import cast as to_dtype
 from ..checkpoints.formats.shared import Tensors
 from ..checkpoints.head_export import MEDUSA_DEFAULTS
 from ..checkpoints.heads import Head
 from ..checkpoints.weights import plain
 from .eagle3 import Rows
-from .head_files import BFLOAT16, NewHead, target_loader, trained_config, write_checkpoint
+from .head_files import NewHead, target_loader, trained_config, write_checkpoint
 from .loop import trained
 
 

@@ -22,27 +22,30 @@ from .distill import DistillTask
 from .eagle3 import Rows, rows_of
 from .heads import DraftingHead
 from .samples import Sample
-from .teacher import Teacher
+from .teacher import PAGE_SIZE, Teacher
 
-PAGE_SIZE = 16
 LEAST = 0.9
 """Share of the rows whose likeliest id must be the same: quantisation changes some."""
 
 
-def served_logits(
-    folder: Path, target: NativeTransformer, rows: Rows, context: int
-) -> NDArray[np.float32]:
-    """Return the first depth's logits of one sample's drafts as the native step computes them."""
+def served_head(folder: Path, target: NativeTransformer, context: int) -> NativeHead | NativeMedusa:
+    """Return the head in a folder as the native step runs it."""
     head = read_head(folder)
     assert head is not None
-    fused, drafts = rows.fused.numpy(), rows.drafts.numpy()
     if head.kind == MEDUSA:
-        medusa = NativeMedusa(head, target, "auto")
-        segments = [medusa.segment(fused[i : i + 1], str(i)) for i in drafts]
-        store = medusa.new_store(medusa.num_heads, 1)
-        first = (medusa.run([each], store).logits for each in segments)
+        return NativeMedusa(head, target, "auto")
+    return NativeHead(head, target, context, "auto")
+
+
+def served_logits(model: NativeHead | NativeMedusa, rows: Rows) -> NDArray[np.float32]:
+    """Return the first depth's logits of one sample's drafts as the native step computes them."""
+    fused, drafts = rows.fused.numpy(), rows.drafts.numpy()
+    if isinstance(model, NativeMedusa):
+        segments = [model.segment(fused[i : i + 1], str(i)) for i in drafts]
+        store = model.new_store(model.num_heads, 1)
+        first = (model.run([each], store).logits for each in segments)
         return np.stack([each[0] for each in first if each is not None])
-    model, count = NativeHead(head, target, context, "auto"), len(fused)
+    count = len(fused)
     parts = [np.ascontiguousarray(part) for part in np.split(fused, len(model.target_layers), 1)]
     states, places = np.empty((count, model.hidden_size), np.float32), array("i", range(count))
     model.fuse(parts, places, states, places)
@@ -66,16 +69,16 @@ def check_served(
 ) -> float:
     """Return the share of drafts whose first id is the same as trained and as served.
 
-    ``folder`` has the trained ``head``. Raises TrainingError: it is too
-    small, so that what was trained is not what would be served.
+    ``folder`` has the trained ``head``. Raises TrainingError: it is too small, so that what was
+    trained is not what would be served.
     """
-    same = count = 0
+    model, same, count = served_head(folder, target, teacher.context), 0, 0
     for sample in samples:
         rows = rows_of([teacher.teach(sample)])
         if not len(rows.drafts):
             continue
         trained = head.logits(0, next(iter(head.unroll(rows, 1)))).argmax(-1).numpy()
-        served = served_logits(folder, target, rows, teacher.context).argmax(-1)
+        served = served_logits(model, rows).argmax(-1)
         same += int((trained == served).sum())
         count += len(served)
     return _enough(folder, same, count)

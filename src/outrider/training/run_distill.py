@@ -9,8 +9,6 @@ import numpy as np
 import torch
 
 from ..checkpoints.files import Files
-from ..engine.build import load_target
-from ..engine.setup import set_up
 from ..errors import ConfigError
 from .curves import draw_curves
 from .distill import DistillTask
@@ -22,6 +20,7 @@ from .parity import check_drafter
 from .run_heads import CHECKED, WORK, Trained, served_on
 from .samples import DataFolder
 from .served import Served
+from .targets import Target, open_target
 from .teacher import Teacher
 
 RATE, NEW_RATE, LOW_RANK_RATE = 2e-5, 1e-3, 2e-4
@@ -30,7 +29,7 @@ RATE, NEW_RATE, LOW_RANK_RATE = 2e-5, 1e-3, 2e-4
 
 @dataclass(frozen=True)
 class DistillOptions:
-    """How a drafter is trained: see ``outrider train distill --help``.
+    """The options of a small drafter's training, see ``outrider train distill --help``.
 
     ``rank`` is that of changes by LoRA, 0 to train it whole; they are scaled by ``alpha`` /
     ``rank``. ``own`` is the share of answers that the drafter writes itself. A new drafter has
@@ -70,25 +69,19 @@ def usual_rate(begin: Path | None, rank: int) -> float:
 
 def train_drafter(
     target: Path, data: DataFolder, begin: Path | None, out: Path, plan: Plan,
-    options: DistillOptions,
+    options: DistillOptions, opened: Target | None = None,
 ) -> Trained:  # fmt: skip
     """Train a small drafter for ``target`` and write it to the folder ``out``.
 
     It begins as the checkpoint ``begin``, or as some of the target's layers; it goes on if that was
     begun. What is accepted is that of the parameters that were written; processes but the first
-    return nothing as served.
+    return nothing as served. The target may be ``opened`` already.
     """
     context = data.about.context
-    setup = set_up(target, None, {"max_model_len": context, "max_num_seqs": 1})
-    model, files = load_target(setup.checkpoint, setup.config), Files(target)
-    known = model.shape.vocab_size
-    if data.about.vocab_size != known:
-        raise ConfigError(
-            f"{data.folder} is of a target with {data.about.vocab_size} ids, and {target} has "
-            f"{known}; give the target that the data is of."
-        )
+    checkpoint, model = opened or open_target(target, data)
+    files, known = Files(target), model.shape.vocab_size
     small = (
-        made_of(setup.checkpoint, options.layers, options.neurons)
+        made_of(checkpoint, options.layers, options.neurons)
         if begin is None
         else read_drafter(begin, files)
     )

@@ -12,8 +12,6 @@ import numpy as np
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.head_export import LAYOUTS, SPECULATORS
 from ..checkpoints.heads import EAGLE3, MEDUSA, check_target
-from ..engine.build import load_target
-from ..engine.setup import set_up
 from ..errors import ConfigError
 from ..models.base import Model
 from ..models.native import NativeTransformer
@@ -36,6 +34,7 @@ from .medusa import load_medusa, save_medusa, write_new_medusa
 from .parity import check_served
 from .samples import DataFolder, Samples
 from .served import Served, Serving, held_out_prompts
+from .targets import Target, open_target
 from .teacher import Teacher
 
 WORK, BEGUN = "training", "begun"
@@ -49,7 +48,7 @@ MOST_IDS = 32768
 
 
 class Method(NamedTuple):
-    """How heads of a kind are begun, read and written."""
+    """The functions that begin, read and write heads of a kind."""
 
     write_new: Callable[[Path, Checkpoint, NewHead], None]
     load: Callable[..., Any]
@@ -64,7 +63,7 @@ METHODS: Mapping[str, Method] = {
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """How a head is trained.
+    """The options of a head's training.
 
     Drafts are ``depth`` tokens long in training, and the loss of each depth weighs ``fading`` of
     the one before. A new EAGLE-3 head drafts the ids that make up a share ``coverage`` of what the
@@ -103,7 +102,7 @@ def usual_layers(count: int) -> tuple[int, int, int]:
 
 
 class Trained(NamedTuple):
-    """What a drafter gives: as judged in training, and as it is served on a few prompts."""
+    """The acceptance of a drafter, as judged in training, and as served on a few prompts."""
 
     judged: Judged
     served: list[Served]
@@ -117,21 +116,17 @@ def train_head(
     out: Path,
     plan: Plan,
     options: HeadOptions,
+    opened: Target | None = None,
 ) -> Trained:
     """Train a head for ``target`` and write it to the folder ``out``; go on if that was begun.
 
     It begins as the head in the folder ``begin``, or anew. What is accepted is that of the
-    parameters that were written; processes but the first return nothing as served.
+    parameters that were written; processes but the first return nothing as served. The target may
+    be ``opened`` already.
     """
     method, context = METHODS[kind], data.about.context
-    setup = set_up(target, None, {"max_model_len": context, "max_num_seqs": 1})
-    checkpoint, model = setup.checkpoint, load_target(setup.checkpoint, setup.config)
+    checkpoint, model = opened or open_target(target, data)
     vocab_size = model.shape.vocab_size
-    if data.about.vocab_size != vocab_size:
-        raise ConfigError(
-            f"{data.folder} is of a target with {data.about.vocab_size} ids, and {target} has "
-            f"{vocab_size}; give the target that the data is of."
-        )
     samples, begun = data.read().share(options.share), out / WORK / BEGUN
     if begin is None and not (begun / "config.json").exists():
         ids = frequent_ids(samples.counts(vocab_size), options.coverage, MOST_IDS)

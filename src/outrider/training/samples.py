@@ -60,7 +60,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class About:
-    """What samples are made from and how: a folder goes on only with the same."""
+    """The source of samples and their options: a folder goes on only with the same."""
 
     target: str
     vocab_size: int
@@ -182,6 +182,11 @@ class Samples:
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.train = [sample for sample in samples if not sample.is_held_out]
         self.held_out = [sample for sample in samples if sample.is_held_out]
+
+    @property
+    def said(self) -> int:
+        """The tokens to learn from in the samples to train on."""
+        return sum(int(sample.said.sum()) for sample in self.train)
 
     def share(self, share: float) -> Samples:
         """Return the samples with a share of those to train on, the first ones."""

@@ -26,7 +26,7 @@ MOST_PROMPTS = 24
 
 
 class Served(NamedTuple):
-    """What a drafter gives at one temperature.
+    """The acceptance and speed of a drafter at one temperature.
 
     ``acceptance_length`` is of all steps, with a 95 % interval over prompts, whose own are
     ``lengths``; ``acceptance_rate`` is accepted / drafted. ``speedup`` is of decoding one request

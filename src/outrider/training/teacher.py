@@ -21,7 +21,7 @@ PAGE_SIZE = 16
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a teacher says of a sample of n tokens, m of which it said itself.
+    """The states and logits of a target along a sample of n tokens, m of which it said itself.
 
     ``rows`` int64 [m] are the positions behind which those tokens were said. ``hidden`` is fp32
     [layers, n, width]. ``logits`` fp32 [m, ids] are those of the ids that a drafter knows,
