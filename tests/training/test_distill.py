@@ -26,7 +26,7 @@ from outrider.training.distill import DistillTask, chained
 from outrider.training.drafter_files import made_of, read_drafter
 from outrider.training.loop import Learned, Plan
 from outrider.training.lora import add_low_rank, merged_weights
-from outrider.training.losses import LOSSES
+from outrider.training.losses import LOSSES, Likeliest
 from outrider.training.run_distill import DistillOptions, train_drafter
 from outrider.training.samples import About, DataFolder, Sample
 from outrider.training.teacher import Teacher
@@ -119,8 +119,10 @@ def test_gradients_are_those_of_one_graph(
     for sample in batch:
         lesson = Teacher(target, CONTEXT, (), None).teach(sample)
         logits = module(lesson.tokens[None]).logits[0, lesson.rows]
-        log_p = (lesson.logits / heat).log_softmax(-1)
-        total = total + LOSSES[loss](log_p, (logits / heat).log_softmax(-1)).sum()
+        log_p = lesson.log_p.float()
+        log_p = log_p if heat == 1 else (log_p / heat).log_softmax(-1)
+        p = Likeliest(lesson.ids.long(), log_p)
+        total = total + LOSSES[loss](p, (logits / heat).log_softmax(-1)).sum()
     (total / learned.tokens).backward()
     assert learned.tokens == 3 * 15
     assert learned.loss == pytest.approx(total.item() / learned.tokens, rel=1e-4)

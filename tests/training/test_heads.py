@@ -30,7 +30,7 @@ from outrider.training.head_files import (
 from outrider.training.heads import HeadTask
 from outrider.training.losses import forward_kl
 from outrider.training.samples import Sample
-from outrider.training.teacher import Teacher
+from outrider.training.teacher import KNOWN_IDS, Teacher
 from tests.support.heads import Eagle, make_head, save_head
 from tests.support.loading import native_model
 
@@ -108,6 +108,28 @@ def test_training_computes_what_serving_does(
                 )  # fmt: skip
 
 
+@pytest.mark.parametrize("some", [False, True])
+def test_a_lesson_is_what_the_target_says(some: bool, target: NativeTransformer) -> None:
+    ids = np.arange(3, 320, 2) if some else np.arange(320)
+    teacher = Teacher(target, 64, (0,), ids if some else None, 1 << 20)
+    sample = samples(1)[0]
+    lesson = teacher.teach(sample)
+    assert teacher.teach(sample) is lesson  # kept
+    tokens = sample.tokens.tolist()
+    whole = Segment(tokens, 0, range(8), len(tokens), len(tokens), key="test")
+    output = target.run([whole], target.new_store(8, 16), (0,))
+    log_p = torch.from_numpy(output.logits).log_softmax(-1)[lesson.rows]
+    assert lesson.rows.tolist() == (np.flatnonzero(sample.said[1:])).tolist()
+    assert torch.equal(lesson.best, log_p.argmax(-1))
+    expected = log_p[:, ids].topk(KNOWN_IDS, -1)
+    torch.testing.assert_close(lesson.log_p, expected.values.half())
+    found = log_p[:, ids].gather(-1, lesson.ids.long())
+    torch.testing.assert_close(found, expected.values)
+    torch.testing.assert_close(
+        lesson.hidden[0], torch.from_numpy(output.hidden[0]).bfloat16(), rtol=0, atol=0
+    )
+
+
 def new_head(folder: Path, tiny_llama: Path, ids: np.ndarray) -> Eagle3:
     checkpoint = open_checkpoint(tiny_llama)
     write_new_eagle3(folder, checkpoint, NewHead(str(tiny_llama), ids, (0, 1, 1), DEPTH, 0))
@@ -146,8 +168,8 @@ def test_each_depth_has_its_label(
             for depth, logits in enumerate(said):
                 label = position.get(row + depth)
                 if label is not None:
-                    p = lesson.log_probabilities()[label].exp()
-                    total += 0.5**depth * -(p * logits[i].log_softmax(-1)).sum().item()
+                    p, log_q = lesson.log_p[label].float().exp(), logits[i].log_softmax(-1)
+                    total += 0.5**depth * -(p * log_q[lesson.ids[label].long()]).sum().item()
             tokens += 1
     learned = task.learn(batch)
     assert learned.tokens == tokens
@@ -164,7 +186,7 @@ def test_each_depth_has_its_label(
     for depth, x in enumerate(module.unroll(rows, DEPTH)):
         at = labels.at(depth)
         log_q = module.logits(depth, x[at.drafts]).log_softmax(-1)
-        loss = loss + 0.5**depth * forward_kl(labels.log_p[at.labels], log_q).sum()
+        loss = loss + 0.5**depth * forward_kl(labels.likeliest(at.labels), log_q).sum()
     (loss / tokens / 1.875).backward()
     for gradient, parameter in zip(expected, module.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)

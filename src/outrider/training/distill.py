@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .heads import MOST_LOGITS
 from .loop import Judged, Learned, Task
-from .losses import Loss, coupled_acceptance
+from .losses import Likeliest, Loss, coupled_acceptance
 from .samples import Sample
 from .teacher import Lesson, Teacher
 
@@ -59,8 +59,8 @@ class DistillTask(Task):
                 continue
             read = self._read(lesson)
             leaf = read.detach().requires_grad_()
-            for x, log_p in zip(leaf.split(self._rows), self._taught(lesson), strict=True):
-                loss = self._loss(log_p, self._said(x, self._heat)).sum() / count
+            for x, p in zip(leaf.split(self._rows), self._taught(lesson, self._heat), strict=True):
+                loss = self._loss(p, self._said(x, self._heat)).sum() / count
                 loss.backward()
                 total += loss.item()
             read.backward(leaf.grad)
@@ -77,13 +77,13 @@ class DistillTask(Task):
         logits: Tensor = self._model.lm_head(x).float()
         return (logits / heat).log_softmax(-1)[:, : self._ids]
 
-    def _taught(self, lesson: Lesson) -> Sequence[Tensor]:
-        """Return log p in parts of rows."""
-        log_p = lesson.log_probabilities()
-        if self._heat != 1:
-            log_p = (log_p / self._heat).log_softmax(-1)
-        parts: Sequence[Tensor] = log_p.split(self._rows)
-        return parts
+    def _taught(self, lesson: Lesson, heat: float) -> list[Likeliest]:
+        """Return the likeliest ids of p in parts of rows; only they are known at other heats."""
+        log_p = lesson.log_p.float()
+        if heat != 1:
+            log_p = (log_p / heat).log_softmax(-1)
+        parts = zip(lesson.ids.long().split(self._rows), log_p.split(self._rows), strict=True)
+        return [Likeliest(*part) for part in parts]
 
     def _mixed(self, batch: Sequence[Sample]) -> Sequence[Sample]:
         """Return a batch where the drafter has written some answers."""
@@ -121,13 +121,11 @@ class DistillTask(Task):
         """Return what the drafter says beside a lesson."""
         same, accepted = [torch.empty(0)], [torch.empty(0)]
         if len(lesson.rows):
-            parts = (each.split(self._rows) for each in (
-                self._read(lesson), lesson.log_probabilities(), lesson.best
-            ))  # fmt: skip
-            for x, log_p, best in zip(*parts, strict=True):
+            states, best = (each.split(self._rows) for each in (self._read(lesson), lesson.best))
+            for x, p, likeliest in zip(states, self._taught(lesson, 1.0), best, strict=True):
                 log_q = self._said(x, 1.0)
-                same.append((log_q.argmax(-1) == best).float())
-                accepted.append(coupled_acceptance(log_p, log_q))
+                same.append((log_q.argmax(-1) == likeliest).float())
+                accepted.append(coupled_acceptance(p, log_q))
         return Said(torch.cat(same), torch.cat(accepted))
 
     def judge(self, samples: Sequence[Sample]) -> Judged:

@@ -44,7 +44,7 @@ def rows_of(lessons: Sequence[Lesson]) -> Rows:
         count = len(lesson.tokens) - 1
         tokens.append(lesson.tokens[1:])
         positions.append(torch.arange(1, count + 1))
-        fused.append(lesson.hidden[:, :count].transpose(0, 1).flatten(1))
+        fused.append(lesson.hidden[:, :count].transpose(0, 1).flatten(1).float())
         drafts.append(lesson.rows[lesson.rows >= 1] - 1 + begins[-1])
         begins.append(begins[-1] + count)
         firsts.append(firsts[-1] + len(drafts[-1]))

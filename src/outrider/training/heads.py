@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .eagle3 import Rows, rows_of
 from .loop import Judged, Learned, Task
-from .losses import Loss, coupled_acceptance
+from .losses import Likeliest, Loss, coupled_acceptance
 from .samples import Sample
 from .teacher import Lesson, Teacher
 
@@ -43,11 +43,16 @@ class Labels:
     def __init__(self, lessons: Sequence[Lesson], rows: Rows) -> None:
         own = [lesson.rows >= 1 for lesson in lessons]
         pairs = [*zip(lessons, own, strict=True)]
-        self.log_p = torch.cat([each.log_probabilities()[keep] for each, keep in pairs])
+        self._ids = torch.cat([each.ids[keep] for each, keep in pairs if len(keep)])
+        self._log_p = torch.cat([each.log_p[keep] for each, keep in pairs if len(keep)])
         self.best = torch.cat([each.best[keep] for each, keep in pairs])
         self._rows = rows
         self._label = torch.full((len(rows.tokens),), -1)
         self._label[rows.drafts] = torch.arange(len(rows.drafts))
+
+    def likeliest(self, labels: Tensor) -> Likeliest:
+        """Return what is known of the distributions of ``labels``."""
+        return Likeliest(self._ids[labels].long(), self._log_p[labels].float())
 
     def at(self, depth: int) -> Depth:
         """Return the drafts that reach a depth within what the target said."""
@@ -94,7 +99,7 @@ class HeadTask(Task):
             at = labels.at(depth)
             for drafts, of in zip(*(each.split(self._rows) for each in at), strict=True):
                 log_q = self._head.logits(depth, leaf[drafts]).float().log_softmax(-1)
-                each = self._loss(labels.log_p[of], log_q).sum() * (self._weights[depth] * scale)
+                each = self._loss(labels.likeliest(of), log_q).sum() * (self._weights[depth] * scale)
                 each.backward()
                 total += each.item()
             read.append(x)
@@ -108,6 +113,8 @@ class HeadTask(Task):
         for sample in samples:
             lessons = [self._teacher.teach(sample)]
             rows = rows_of(lessons)
+            if not len(rows.drafts):
+                continue
             labels = Labels(lessons, rows)
             standing = torch.ones(len(rows.drafts), dtype=torch.bool)
             chance = torch.ones(len(rows.drafts))
@@ -116,7 +123,7 @@ class HeadTask(Task):
                 at = labels.at(depth)
                 log_q = self._head.logits(depth, x[at.drafts]).float().log_softmax(-1)
                 same = self._ids[log_q.argmax(-1)] == labels.best[at.labels]
-                accepted = coupled_acceptance(labels.log_p[at.labels], log_q)
+                accepted = coupled_acceptance(labels.likeliest(at.labels), log_q)
                 reached = torch.zeros_like(standing)
                 reached[at.drafts] = same
                 standing &= reached

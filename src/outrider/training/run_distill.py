@@ -21,7 +21,7 @@ from .run_heads import CHECKED, WORK, Trained, served_on
 from .samples import DataFolder
 from .served import Served
 from .targets import Target, open_target
-from .teacher import Teacher
+from .teacher import Teacher, room_for_lessons
 
 RATE, NEW_RATE, LOW_RANK_RATE = 2e-5, 1e-3, 2e-4
 """Learning rates for a drafter that exists, for one of a target's layers, and by LoRA."""
@@ -88,7 +88,8 @@ def train_drafter(
     if options.rank:
         add_low_rank(small.module, options.rank, options.alpha, plan.seed)
     ids = min(known, small.config["vocab_size"])  # some are only there to round the number
-    teacher = Teacher(model, context, (), None if ids == known else np.arange(ids))
+    room = 0 if options.own else room_for_lessons()
+    teacher = Teacher(model, context, (), None if ids == known else np.arange(ids), room)
     task = DistillTask(
         small.module, teacher, ids, LOSSES[options.loss], options.temperature, options.own,
         options.depth, plan.seed,

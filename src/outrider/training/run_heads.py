@@ -35,7 +35,7 @@ from .parity import check_served
 from .samples import DataFolder, Samples
 from .served import Served, Serving, held_out_prompts
 from .targets import Target, open_target
-from .teacher import Teacher
+from .teacher import Teacher, room_for_lessons
 
 WORK, BEGUN = "training", "begun"
 """The folder inside a head's for what going on needs, and inside it the head that it began as."""
@@ -138,7 +138,7 @@ def train_head(
     ids = ids_of(head)
     whole = np.array_equal(ids, np.arange(vocab_size))
     layers = head.target_layers(model.hidden_layers)
-    teacher = Teacher(model, context, layers, None if whole else ids)
+    teacher = Teacher(model, context, layers, None if whole else ids, room_for_lessons())
     module = method.load(head, checkpoint, context)
     task = HeadTask(module, teacher, ids, options.depth, LOSSES[options.loss], options.fading)
     about = {

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from ..base.config import free_memory
 from ..errors import TrainingError
 from ..models.base import Model
 from ..models.rows import Segment
@@ -19,79 +21,108 @@ ROWS = 512
 PAGE_SIZE = 16
 
 
+ROOM = 0.4
+"""Share of the free memory that lessons are kept in."""
+KNOWN_IDS = 128
+"""Likeliest ids whose probabilities are kept of each distribution."""
+
+
 @dataclass(frozen=True)
 class Lesson:
-    """The states and logits of a target along a sample of n tokens, m of which it said itself.
+    """The states and distributions of a target along a sample of n tokens, of which it said m.
 
-    ``rows`` int64 [m] are the positions behind which those tokens were said. ``hidden`` is fp32
-    [layers, n, width]. ``logits`` fp32 [m, ids] are those of the ids that a drafter knows,
-    ``total`` fp32 [m] the logarithm of the sum of exp over all ids, and ``best`` int64 [m] the
-    likeliest id.
+    ``rows`` int64 [m] are the positions behind which those tokens were said, and ``best`` int64
+    [m] the likeliest ids there. ``ids`` int32 and ``log_p`` fp16, [m, ``KNOWN_IDS`` or fewer], are
+    the likeliest of those that a drafter knows, as it numbers them, likeliest first. ``hidden``
+    is bf16 [layers, n, width].
     """
 
-    tokens: torch.Tensor
-    rows: torch.Tensor
-    hidden: torch.Tensor
-    logits: torch.Tensor
-    total: torch.Tensor
-    best: torch.Tensor
+    tokens: Tensor
+    rows: Tensor
+    hidden: Tensor
+    ids: Tensor
+    log_p: Tensor
+    best: Tensor
 
-    def log_probabilities(self) -> torch.Tensor:
-        """Return log p of the ids that a drafter knows, [m, ids]; they need not sum to 1."""
-        return self.logits - self.total[:, None]
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes."""
+        return sum(each.nbytes for each in vars(self).values())
 
 
 class Teacher:
     """Runs a target over samples of up to ``context`` tokens, one at a time.
 
-    ``layers`` are those whose outputs are wanted, -1 for the embedding; ``ids`` int64 those whose
-    logits are, None for all.
+    ``layers`` are those whose outputs are wanted, -1 for the embedding; ``ids`` int64 those that a
+    drafter knows, None for all. Lessons are kept for the next epoch as far as ``room`` bytes go.
     """
 
     def __init__(
-        self, model: Model, context: int, layers: Sequence[int], ids: NDArray[np.int64] | None
-    ) -> None:
+        self, model: Model, context: int, layers: Sequence[int], ids: NDArray[np.int64] | None,
+        room: int = 0,
+    ) -> None:  # fmt: skip
         self.model, self.context, self.layers = model, context, tuple(layers)
         self._ids = None if ids is None else torch.from_numpy(ids)
         pages = -(-context // PAGE_SIZE)
         self._pages, self._store = range(pages), model.new_store(pages, PAGE_SIZE)
+        self._room, self._kept = room, dict[tuple[bytes, bytes], Lesson]()
 
     def teach(self, sample: Sample) -> Lesson:
         """Return what the target says along a sample. Raises TrainingError: it is not finite."""
+        key = sample.tokens.tobytes(), sample.said.tobytes()
+        lesson = self._kept.get(key)
+        if lesson is None:
+            lesson = self._taught(sample)
+            if lesson.nbytes <= self._room:
+                self._room -= lesson.nbytes
+                self._kept[key] = lesson
+        return lesson
+
+    def _taught(self, sample: Sample) -> Lesson:
         tokens = sample.tokens[: self.context].tolist()
         said = np.flatnonzero(sample.said[1 : len(tokens)])
         first = int(said[0]) if len(said) else len(tokens)
-        hidden: list[list[NDArray[np.float32]]] = [[] for _ in self.layers]
-        logits: list[torch.Tensor] = []
-        totals: list[torch.Tensor] = []
-        best: list[torch.Tensor] = []
+        hidden: list[list[Tensor]] = [[] for _ in self.layers]
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
         for start in range(0, len(tokens), ROWS):
             part = tokens[start : start + ROWS]
             wanted = min(len(part), max(0, start + len(part) - first))
             segment = Segment(part, start, self._pages, wanted, len(tokens), key="lesson")
             output = self.model.run([segment], self._store, self.layers)
             for each, layer in zip(hidden, self.layers, strict=True):
-                each.append(output.hidden[layer])
-            if output.logits is None:
-                continue
-            begin = start + len(part) - wanted
-            rows = said[(said >= begin) & (said < start + len(part))] - begin
-            z = torch.from_numpy(output.logits)[torch.from_numpy(rows)]
-            logits.append(z if self._ids is None else z[:, self._ids])
-            totals.append(z.logsumexp(-1))
-            best.append(z.argmax(-1))
-        total = torch.cat(totals) if totals else torch.empty(0)
+                each.append(torch.from_numpy(output.hidden[layer]).bfloat16())
+            if output.logits is not None:
+                begin = start + len(part) - wanted
+                rows = said[(said >= begin) & (said < start + len(part))] - begin
+                logits = torch.from_numpy(output.logits)
+                parts.append(self._likeliest(logits if len(rows) == wanted else logits[rows]))
+        ids, log_p, best = (
+            torch.cat(each) for each in zip(*parts or [_nothing()], strict=True)
+        )
+        states = [torch.cat(each) for each in hidden]
+        return Lesson(
+            torch.tensor(tokens), torch.from_numpy(said),
+            torch.stack(states) if states else torch.empty(0, len(tokens), 0),
+            ids, log_p, best,
+        )  # fmt: skip
+
+    def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the ids, log p and likeliest ids of a lesson."""
+        total = logits.logsumexp(-1, keepdim=True)
         if not torch.isfinite(total).all():
             raise TrainingError(
                 "the target's logits are not finite along a sample; check its checkpoint."
             )
-        width = 0 if self._ids is None else len(self._ids)
-        states = [torch.from_numpy(np.concatenate(each)) for each in hidden]
-        return Lesson(
-            torch.tensor(tokens),
-            torch.from_numpy(said),
-            torch.stack(states) if states else torch.empty(0, len(tokens), 0),
-            torch.cat(logits) if logits else torch.empty(0, width),
-            total,
-            torch.cat(best) if best else torch.empty(0, dtype=torch.int64),
-        )
+        known = logits if self._ids is None else logits[:, self._ids]
+        top, ids = known.topk(min(KNOWN_IDS, known.shape[-1]), -1)
+        return ids.int(), (top - total).half(), logits.argmax(-1)
+
+
+def _nothing() -> tuple[Tensor, Tensor, Tensor]:
+    """Return the likeliest ids of no rows."""
+    return torch.empty(0, 0, dtype=torch.int32), torch.empty(0, 0), torch.empty(0).long()
+
+
+def room_for_lessons() -> int:
+    """Return the bytes that lessons may take: a share of the memory that is free."""
+    return int(ROOM * free_memory())
