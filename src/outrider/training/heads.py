@@ -99,7 +99,9 @@ class HeadTask(Task):
             at = labels.at(depth)
             for drafts, of in zip(*(each.split(self._rows) for each in at), strict=True):
                 log_q = self._head.logits(depth, leaf[drafts]).float().log_softmax(-1)
-                each = self._loss(labels.likeliest(of), log_q).sum() * (self._weights[depth] * scale)
+                each = self._loss(labels.likeliest(of), log_q).sum() * (
+                    self._weights[depth] * scale
+                )
                 each.backward()
                 total += each.item()
             read.append(x)

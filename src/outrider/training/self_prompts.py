@@ -1,12 +1,14 @@
 """Prompts that a chat model writes itself: it is given what stands before a user's words.
 
 Xu et al., "Magpie: Alignment data synthesis from scratch by prompting aligned LLMs with nothing",
-2024.
+2024. Drafters are used for code as much as for chat, so some prompts begin with words about code,
+and some are code without a template, as editors send it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ..base.types import SamplingParams
 from ..bench.workload import Item
@@ -18,8 +20,39 @@ PLACE = "\ufdd2"
 BLOCK = 256
 TOKENS = 160
 """Tokens of a prompt at most; what is longer is left out."""
+CODE_TOKENS = 64
+"""Tokens that prompts about code have at most; what is longer is cut."""
 LEAST = 12
 """Characters of a prompt at least."""
+
+
+class Opening(NamedTuple):
+    """The words that a prompt begins with, about ``code`` or not; ``raw`` without the template."""
+
+    words: str = ""
+    code: bool = False
+    raw: bool = False
+
+    def prompt(self, text: str, ended: bool) -> Item | None:
+        """Return the prompt that the target went on to ``text``, None if it is of no use."""
+        whole = self.words + text
+        if not (ended or self.code) or len(whole.strip()) < LEAST:
+            return None
+        if self.raw:
+            return Item(whole)
+        return Item(messages=({"role": "user", "content": whole.strip()},))
+
+
+OPENINGS = (
+    *[Opening()] * 6,
+    Opening("Write a Python function that", code=True),
+    Opening("Complete this Python function:\n```python\ndef", code=True),
+    Opening("Explain what this code does:\n```", code=True),
+    Opening("def", code=True, raw=True),
+    Opening("import", code=True, raw=True),
+    Opening("from typing import List\n\n\ndef", code=True, raw=True),
+)
+"""Prompts take turns at them."""
 
 
 def before_a_user(llm: LLM) -> str:
@@ -41,8 +74,12 @@ def write_prompts(llm: LLM, count: int, seed: int, told: Callable[[int, int], No
 
     Raises ConfigError: it hardly writes any.
     """
-    asked = llm.inputs.encode(before_a_user(llm), special=False, rendered=True)
-    found: dict[str, None] = {}
+    template, encode = before_a_user(llm), llm.inputs.encode
+    begun = [
+        encode(o.words) if o.raw else encode(template + o.words, special=False, rendered=True)
+        for o in OPENINGS
+    ]
+    found: dict[str, Item] = {}
     tried = 0
     while len(found) < count:
         if tried > 10 * (count + BLOCK):
@@ -50,15 +87,21 @@ def write_prompts(llm: LLM, count: int, seed: int, told: Callable[[int, int], No
                 f"of {tried} prompts that the target wrote itself only {len(found)} are of use; "
                 "give --prompts."
             )
+        which = [n % len(OPENINGS) for n in range(tried, tried + BLOCK)]
         params = [
-            SamplingParams(temperature=1.0, max_tokens=TOKENS, seed=(seed << 40) + tried + i)
-            for i in range(BLOCK)
-        ]
-        for output in llm.generate([asked] * BLOCK, params):
+            SamplingParams(
+                temperature=1.0, max_tokens=CODE_TOKENS if OPENINGS[at].code else TOKENS,
+                seed=(seed << 40) + tried + i,
+            )
+            for i, at in enumerate(which)
+        ]  # fmt: skip
+        for at, output in zip(
+            which, llm.generate([begun[at] for at in which], params), strict=True
+        ):
             answer = output.outputs[0]
-            text = answer.text.strip()
-            if answer.finish_reason == "stop" and len(text) >= LEAST:
-                found[text] = None
+            item = OPENINGS[at].prompt(answer.text, answer.finish_reason == "stop")
+            if item is not None:
+                found.setdefault(answer.text, item)
         tried += BLOCK
         told(min(len(found), count), count)
-    return [Item(messages=({"role": "user", "content": text},)) for text in [*found][:count]]
+    return [*found.values()][:count]

@@ -96,9 +96,7 @@ class Teacher:
                 rows = said[(said >= begin) & (said < start + len(part))] - begin
                 logits = torch.from_numpy(output.logits)
                 parts.append(self._likeliest(logits if len(rows) == wanted else logits[rows]))
-        ids, log_p, best = (
-            torch.cat(each) for each in zip(*parts or [_nothing()], strict=True)
-        )
+        ids, log_p, best = (torch.cat(each) for each in zip(*parts or [_nothing()], strict=True))
         states = [torch.cat(each) for each in hidden]
         return Lesson(
             torch.tensor(tokens), torch.from_numpy(said),
