@@ -120,8 +120,9 @@ class HeadFlags(TrainFlags):
     """The flags of the commands that train heads."""
 
     begin: Path | None = setting(None, "A head to go on from; anew unless given.", "--from")
-    depth: int = setting(5, "Tokens of a draft in training.", min=1, max=16)
-    rate: float = setting(1e-3, "The learning rate.")
+    depth: int = setting(4, "Tokens of a draft in training.", min=1, max=16)
+    batch: int = setting(512, "Tokens that a step learns from, on each device.", min=1)
+    rate: float = setting(2e-3, "The learning rate.")
 
 
 @dataclass(frozen=True)

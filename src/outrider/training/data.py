@@ -17,7 +17,7 @@ from .prompts import digest, read_prompts, save_prompts
 from .samples import MANIFEST, About, DataFolder
 from .self_prompts import write_prompts
 
-TOGETHER = 32
+TOGETHER = 64
 """Answers that are decoded together."""
 CONTEXT = 1024
 """Tokens of a sample at most, unless the model has fewer or the user says otherwise."""

@@ -65,7 +65,8 @@ class NewHead(NamedTuple):
     """The description of an untrained head: the ``verifier`` that it names as its target, and more.
 
     It drafts ``ids`` from the outputs of the target's ``layers``, and proposes drafts of
-    ``length``. SafeAILab's ``layout`` has fewer norms.
+    ``length``. SafeAILab's ``layout`` has fewer norms. ``fuse``, see ``fitted_fuse``, is what makes
+    states of those outputs; it is drawn unless given.
     """
 
     verifier: str
@@ -74,6 +75,7 @@ class NewHead(NamedTuple):
     length: int
     seed: int
     layout: str = SPECULATORS
+    fuse: NDArray[np.float32] | None = None
 
 
 def write_new_eagle3(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None:
@@ -99,6 +101,8 @@ def write_new_eagle3(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None
             tensors[own] = made / np.sqrt(np.float32(shape[1]))
     for name in ("self_attn.o_proj", "mlp.down_proj"):  # the residual stream begins alone
         tensors[f"layers.0.{name}.weight"] *= np.float32(0.1)
+    if new.fuse is not None:
+        tensors["fc.weight"] = new.fuse
     if new.layout == SAFEAILAB:
         config, tensors = safeailab(head, config["transformer_layer_config"], tensors)
     write_checkpoint(folder, config, tensors)

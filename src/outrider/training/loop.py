@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ class Plan:
 
     Args:
         epochs: times that all samples are seen, unless ``steps`` or ``minutes`` say otherwise;
-            the latter become steps once, by the time that the first one takes.
+            the latter become steps once, by the time that two of them take.
         rate: AdamW's learning rate. Muon has the same, matched to AdamW's updates.
         batch: tokens of the target that a step learns from, on each device.
         accumulate: batches of a step.
@@ -225,18 +226,23 @@ class Training:
         return replace(plan, steps=steps)
 
     def _num_steps(self, plan: Plan) -> int:
+        """Return how many steps a plan has; minutes count a first epoch, and cheaper later ones."""
         per_step = plan.batch * plan.accumulate * int(self.accelerator.num_processes)
-        steps = max(1, round(plan.epochs * self.samples.said / per_step))
+        epoch = self.samples.said / per_step
         if plan.minutes is None:
-            return steps
-        batch = next(batches(self.samples.train, plan.batch))
-        took = math.inf
-        for _ in range(2):  # the first one is slower
-            begin = time.perf_counter()
-            self.task.learn(batch)
-            self.task.module.zero_grad()
-            took = min(took, time.perf_counter() - begin)
-        return max(1, int(plan.minutes * 60 / took / plan.accumulate))
+            return max(1, round(plan.epochs * epoch))
+        warm, other = [*islice(cycle(batches(self.samples.train, plan.batch)), 2)]
+        self._seconds(warm)
+        first, again = (self._seconds(other) * plan.accumulate for _ in range(2))
+        left = plan.minutes * 60 - epoch * first
+        return max(1, int(epoch + left / again if left > 0 else plan.minutes * 60 / first))
+
+    def _seconds(self, batch: Sequence[Sample]) -> float:
+        """Return the time that a batch takes, which is not learned from."""
+        begin = time.perf_counter()
+        self.task.learn(batch)
+        self.task.module.zero_grad()
+        return time.perf_counter() - begin
 
     def run(self) -> Judged:
         """Train to the end; return what is accepted, by the averaged parameters."""

@@ -22,14 +22,24 @@ scalable for LLM training", 2025, section 2.2)."""
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Return about U V^T of the singular value decomposition U S V^T of a matrix."""
+    """Return about U V^T of the singular value decomposition U S V^T of a matrix.
+
+    An iteration is X <- P X, where P is a polynomial of X X^T. So all of them are made from that
+    square matrix, and X is multiplied once, by the product of all P.
+    """
     a, b, c = COEFFICIENTS
     wide = matrix.shape[0] <= matrix.shape[1]
     x = matrix if wide else matrix.T
     x = x / x.norm().clamp(min=1e-7)
-    for _ in range(ITERATIONS):
-        square = x @ x.T
-        x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    square = x @ x.T
+    factor = torch.eye(len(x), dtype=x.dtype, device=x.device)
+    for left in reversed(range(ITERATIONS)):
+        step = torch.addmm(square, square, square, beta=b, alpha=c)
+        step.diagonal().add_(a)
+        factor = step @ factor
+        if left:
+            square = step @ (step @ square)
+    x = factor @ x
     return x if wide else x.T
 
 

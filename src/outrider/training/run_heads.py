@@ -17,6 +17,7 @@ from ..models.base import Model
 from ..models.native import NativeTransformer
 from .card import write_card
 from .curves import draw_curves
+from .fit import fitted_fuse
 from .head_files import (
     NewHead,
     frequent_ids,
@@ -72,9 +73,9 @@ class HeadOptions:
     """
 
     loss: str = "forward-kl"
-    depth: int = 5
+    depth: int = 4
     fading: float = 0.9
-    coverage: float = 0.99
+    coverage: float = 0.97
     layers: tuple[int, ...] | None = None
     share: float = 1.0
     layout: str = SPECULATORS
@@ -131,7 +132,8 @@ def train_head(
     if begin is None and not (begun / "config.json").exists():
         ids = frequent_ids(samples.counts(vocab_size), options.coverage, MOST_IDS)
         layers = options.layers or usual_layers(model.hidden_layers)
-        new = NewHead(str(target), ids, layers, options.depth, plan.seed, options.layout)
+        fuse = fitted_fuse(model, samples.train, layers, context) if kind == EAGLE3 else None
+        new = NewHead(str(target), ids, layers, options.depth, plan.seed, options.layout, fuse)
         method.write_new(begun, checkpoint, new)
     head = open_head(begin or begun, kind)
     check_target(head, model.shape, model.hidden_size, model.hidden_layers)

@@ -95,9 +95,8 @@ def write_prompts(llm: LLM, count: int, seed: int, told: Callable[[int, int], No
             )
             for i, at in enumerate(which)
         ]  # fmt: skip
-        for at, output in zip(
-            which, llm.generate([begun[at] for at in which], params), strict=True
-        ):
+        outputs = llm.generate([begun[at] for at in which], params)
+        for at, output in zip(which, outputs, strict=True):
             answer = output.outputs[0]
             item = OPENINGS[at].prompt(answer.text, answer.finish_reason == "stop")
             if item is not None:
