@@ -12,7 +12,8 @@ import torch
 from transformers import AutoConfig
 
 from outrider.checkpoints.checkpoint import open_checkpoint
-from outrider.checkpoints.heads import EAGLE3, read_head
+from outrider.checkpoints.heads import EAGLE3, PEAGLE, read_head
+from outrider.drafters.eagle import begun
 from outrider.models.native import NativeTransformer
 from outrider.models.native_heads import NativeHead
 from outrider.models.rows import Segment
@@ -106,6 +107,32 @@ def test_training_computes_what_serving_does(
                     tokens=tokens[after : after + 1], start=after,
                     states=output.hidden[ended][-1:].copy(),
                 )  # fmt: skip
+
+
+@torch.no_grad()
+def test_training_computes_what_serving_does_in_one_pass(
+    tiny_llama: Path, target: NativeTransformer, tmp_path: Path
+) -> None:
+    about = Eagle(parallel=True, norm_before_fc=True, state_normed=True, output_normed=True)
+    folder = save_head(make_head(about, AutoConfig.from_pretrained(tiny_llama)), tmp_path / "head")
+    head = open_head(folder, PEAGLE)
+    module = load_eagle3(head, open_checkpoint(tiny_llama), 64)
+    rows = rows_of([teacher_of(target, head).teach(samples(1)[0])])
+    found = [module.logits(d, x) for d, x in enumerate(module.unroll(rows, DEPTH))]
+    model, ids = NativeHead(head, target, 64, "none"), ids_of(head)
+    hidden = [np.ascontiguousarray(part) for part in rows.fused.split(target.hidden_size, -1)]
+    count = len(rows.tokens)
+    states, places = np.empty((count, model.hidden_size), np.float32), array("i", range(count))
+    model.fuse(hidden, places, states, places)
+    for place in (9, 15):
+        segment = Segment(
+            rows.tokens[:place].tolist(), 1, range(1, 17), 1, count + 1, first=1,
+            states=states[:place],
+        )  # fmt: skip
+        logits = model.run([begun(segment, DEPTH, model)], model.new_store(20, 4)).logits
+        at = int((rows.drafts == place - 1).nonzero())
+        expected = torch.stack([each[at] for each in found])
+        np.testing.assert_allclose(logits[:, ids], expected, rtol=2e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("some", [False, True])

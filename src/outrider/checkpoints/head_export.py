@@ -15,12 +15,13 @@ from .dtypes import BFLOAT16, FLOAT32, Array, cast
 from .extras import KEY
 from .files import new_folder, save_file
 from .head_tensors import HeadTensors, check_tensors, drafted_ids
-from .heads import EAGLE3, MEDUSA, Head
+from .heads import EAGLE3, MEDUSA, PEAGLE, Head
 from .weights import Loader, plain
 
 SPECULATORS, SAFEAILAB = LAYOUTS = ("speculators", "safeailab")
 VERSION = "0.9.0"
 """The version of the ``speculators`` library whose layout is written."""
+SPECULATOR_CLASSES = {EAGLE3: "Eagle3Speculator", PEAGLE: "PEagleSpeculator"}
 EMBEDDING = "embed_tokens.weight"
 MEDUSA_DEFAULTS = {"model_type": "medusa", "architectures": ["MedusaModel"]}
 """Entries by which vLLM knows Medusa heads."""
@@ -83,8 +84,11 @@ def medusa_config(head: Head, biased: bool) -> dict[str, Any]:
 
 
 def _eagle(head: Head, layout: str, name: str | None) -> tuple[dict[str, Any], dict[str, Array]]:
-    if head.kind != EAGLE3:
-        raise ConfigError(f"{head.folder} is a head of kind {head.kind}; eagle3 is written only.")
+    if head.kind != EAGLE3 and layout == SAFEAILAB:
+        raise ConfigError(
+            f"{head.folder} is a head of kind {head.kind}, which SafeAILab's code does not know; "
+            f"export it as {SPECULATORS}."
+        )
     source, a = HeadTensors(head.files), head.architecture
     assert a is not None
     stored = {plain_name(each): each for each in source.entries}
@@ -128,18 +132,18 @@ def speculators(head: Head, layer: dict[str, Any], name: str | None) -> dict[str
 
 
 def speculators_config(
-    verifier: str | None, architectures: list[str], length: int
+    verifier: str | None, architectures: list[str], length: int, kind: str = EAGLE3
 ) -> dict[str, Any]:
-    """Return what a config of ``speculators`` says of how its EAGLE-3 head is used."""
+    """Return what a config of ``speculators`` says of how its head of a kind is used."""
     method = {
         "proposal_type": "greedy", "speculative_tokens": length, "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }  # fmt: skip
     return {
-        "architectures": ["Eagle3Speculator"], "speculators_model_type": EAGLE3,
+        "architectures": [SPECULATOR_CLASSES[kind]], "speculators_model_type": kind,
         "speculators_version": VERSION,
         "speculators_config": {
-            "algorithm": EAGLE3, "default_proposal_method": "greedy", "proposal_methods": [method],
+            "algorithm": kind, "default_proposal_method": "greedy", "proposal_methods": [method],
             "verifier": {"name_or_path": verifier, "architectures": architectures},
         },
     }  # fmt: skip

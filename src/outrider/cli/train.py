@@ -159,6 +159,13 @@ def eagle3(
 
 @app.command()
 @with_flags(HeadFlags)
+def block(flags: HeadFlags, model: str = argument("MODEL", MODEL)) -> None:
+    """Train a P-EAGLE head, which drafts a block of tokens in one pass."""
+    _train("peagle", model, flags)
+
+
+@app.command()
+@with_flags(HeadFlags)
 def medusa(flags: HeadFlags, model: str = argument("MODEL", MODEL)) -> None:
     """Train Medusa heads, one for each token of a draft, on a target's last hidden state."""
     _train("medusa", model, flags)

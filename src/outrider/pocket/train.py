@@ -15,7 +15,7 @@ from tqdm import tqdm
 from transformers import LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
-from ..training.losses import forward_kl, total_variation
+from ..training.losses import Likeliest, forward_kl, total_variation
 from .corpus import Corpus, windows
 
 Loss = Callable[[torch.Tensor, int, float], torch.Tensor]
@@ -178,11 +178,12 @@ def distillation_loss(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> Lo
         with torch.no_grad():
             zp = logits(target, ids).flatten(0, 1)
         zq = logits(drafter, ids).flatten(0, 1)
-        value = forward_kl(zp.log_softmax(-1), zq.log_softmax(-1)).mean()
+        value = forward_kl(Likeliest.among_all(zp.log_softmax(-1)), zq.log_softmax(-1)).mean()
         if done < 0.6:
             return value
         t = (0.7, 1.0)[step % 2]
-        apart = total_variation((zp / t).log_softmax(-1), (zq / t).log_softmax(-1))
+        p = Likeliest.among_all((zp / t).log_softmax(-1))
+        apart = total_variation(p, (zq / t).log_softmax(-1))
         return 0.5 * value + 2 * apart.mean()
 
     return loss

@@ -1,7 +1,8 @@
 """EAGLE-3 heads in PyTorch, unrolled in training as they draft: training-time test.
 
 Li et al., "EAGLE-3: Scaling up inference acceleration of large language models via training-time
-test", 2025, section 3. Names of parameters are those of the ``speculators`` library.
+test", 2025, section 3; heads that draft in one pass: Hui et al., "P-EAGLE: parallel-drafting
+EAGLE", 2026. Names of parameters are those of the ``speculators`` library.
 """
 
 from __future__ import annotations
@@ -156,7 +157,8 @@ class Layer(nn.Module):
 class Eagle3(nn.Module):
     """An EAGLE-3 head of one layer, as its config says; ``embedding`` is the target's, and frozen.
 
-    ``context`` is the longest sample.
+    ``context`` is the longest sample. In a P-EAGLE head rows of later depths begin with a mask in
+    the place of a token and of the states that the head would feed back.
     """
 
     cos: Tensor
@@ -182,6 +184,8 @@ class Eagle3(nn.Module):
         self.layers = nn.ModuleList([Layer(head)])
         self.norm = Norm(a.hidden_size, a.norm_eps)
         self.lm_head = nn.Linear(a.hidden_size, a.vocab_size, bias=False)
+        masked = head.mask_token is not None
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, wide)) if masked else None
         tables = Rope(head.config, context + 16).halves()
         for name, table in zip(("cos", "sin"), tables, strict=True):
             self.register_buffer(name, torch.from_numpy(np.ascontiguousarray(table)), False)
@@ -216,6 +220,9 @@ class Eagle3(nn.Module):
             cos, sin = self.cos[positions], self.sin[positions]
             if step:
                 tokens = rows.tokens[(rows.drafts + step).clamp(max=last)]
+                if self.mask_hidden is not None:
+                    tokens = torch.full_like(tokens, self.head.mask_token or 0)
+                    states = self.states(self.mask_hidden[0]).expand(len(tokens), -1)
                 x, residual = self._inputs(layer, tokens, states)
                 drafted.append(attention.keys(x, cos, sin))
             seen = attention.attend(attention.queries(x, cos, sin), rows, real, drafted)

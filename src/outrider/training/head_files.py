@@ -25,7 +25,7 @@ from ..checkpoints.head_export import (
     speculators_config,
 )
 from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids, expected_tensors
-from ..checkpoints.heads import Head, read_head
+from ..checkpoints.heads import EAGLE3, PEAGLE, Head, read_head
 from ..checkpoints.rope import rope_parameters
 from ..checkpoints.weights import Loader, plain
 from ..errors import ConfigError, ModelError
@@ -66,7 +66,7 @@ class NewHead(NamedTuple):
 
     It drafts ``ids`` from the outputs of the target's ``layers``, and proposes drafts of
     ``length``. SafeAILab's ``layout`` has fewer norms. ``fuse``, see ``fitted_fuse``, is what makes
-    states of those outputs; it is drawn unless given.
+    states of those outputs; it is drawn unless given. With a ``mask_token`` it is a P-EAGLE head.
     """
 
     verifier: str
@@ -76,10 +76,11 @@ class NewHead(NamedTuple):
     seed: int
     layout: str = SPECULATORS
     fuse: NDArray[np.float32] | None = None
+    mask_token: int | None = None
 
 
 def write_new_eagle3(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None:
-    """Write an untrained EAGLE-3 head of a target to a folder.
+    """Write an untrained EAGLE-3 or P-EAGLE head of a target to a folder.
 
     Its output head and last norm are the target's.
     """
@@ -94,6 +95,8 @@ def write_new_eagle3(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None
             tensors[own] = plain(loader.head(table), FLOAT32)[ids]
         elif own == "norm.weight":
             tensors[own] = loader.norm("model.norm")[: a.hidden_size]
+        elif own == "mask_hidden":
+            tensors[own] = generator.standard_normal(shape, np.float32)
         elif len(shape) == 1 and own != "d2t":
             tensors[own] = np.ones(shape, np.float32)
         elif len(shape) == 2:
@@ -147,7 +150,9 @@ def _new_config(checkpoint: Checkpoint, a: Architecture, new: NewHead) -> dict[s
         "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
         "dtype": "bfloat16",
     }  # fmt: skip
-    return speculators_config(new.verifier, [*names], new.length) | {
+    kind = EAGLE3 if new.mask_token is None else PEAGLE
+    masks = {} if new.mask_token is None else {"mask_token_id": new.mask_token}
+    return speculators_config(new.verifier, [*names], new.length, kind) | masks | {
         "transformer_layer_config": layer, "draft_vocab_size": len(new.ids),
         "norm_before_residual": more, "norm_before_fc": more, "fc_norm": False,
         "norm_output": more, "embed_requires_grad": False, "target_hidden_size": None,

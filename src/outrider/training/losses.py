@@ -6,7 +6,7 @@ They take log q of all ids, [rows, ids], and of p what is known: its likeliest i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -23,6 +23,12 @@ class Likeliest(NamedTuple):
 
     ids: Tensor
     log_p: Tensor
+
+    @classmethod
+    def among_all(cls, log_p: Tensor) -> Self:
+        """Return all ids of p, whose log p is fp32 [rows, ids]."""
+        ordered = log_p.sort(-1, descending=True)
+        return cls(ordered.indices, ordered.values)
 
     def of(self, log_q: Tensor) -> Tensor:
         """Return log q of the same ids, [rows, k]."""

@@ -39,8 +39,8 @@ def orthogonal(matrix: Tensor) -> Tensor:
         factor = step @ factor
         if left:
             square = step @ (step @ square)
-    x = factor @ x
-    return x if wide else x.T
+    made: Tensor = factor @ x
+    return made if wide else made.T
 
 
 class Muon(torch.optim.Optimizer):

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.head_export import LAYOUTS, SPECULATORS
-from ..checkpoints.heads import EAGLE3, MEDUSA, check_target
+from ..checkpoints.heads import EAGLE3, MEDUSA, PEAGLE, check_target
 from ..errors import ConfigError
 from ..models.base import Model
 from ..models.native import NativeTransformer
@@ -58,6 +58,7 @@ class Method(NamedTuple):
 
 METHODS: Mapping[str, Method] = {
     EAGLE3: Method(write_new_eagle3, load_eagle3, save_eagle3),
+    PEAGLE: Method(write_new_eagle3, load_eagle3, save_eagle3),
     MEDUSA: Method(write_new_medusa, load_medusa, save_medusa),
 }
 
@@ -130,10 +131,14 @@ def train_head(
     vocab_size = model.shape.vocab_size
     samples, begun = data.read().share(options.share), out / WORK / BEGUN
     if begin is None and not (begun / "config.json").exists():
-        ids = frequent_ids(samples.counts(vocab_size), options.coverage, MOST_IDS)
         layers = options.layers or usual_layers(model.hidden_layers)
-        fuse = fitted_fuse(model, samples.train, layers, context) if kind == EAGLE3 else None
-        new = NewHead(str(target), ids, layers, options.depth, plan.seed, options.layout, fuse)
+        fuse = None if kind == MEDUSA else fitted_fuse(model, samples.train, layers, context)
+        counts = samples.counts(vocab_size)
+        ids = frequent_ids(counts, options.coverage, MOST_IDS)
+        mask = int(counts.argmin()) if kind == PEAGLE else None
+        new = NewHead(
+            str(target), ids, layers, options.depth, plan.seed, options.layout, fuse, mask
+        )
         method.write_new(begun, checkpoint, new)
     head = open_head(begin or begun, kind)
     check_target(head, model.shape, model.hidden_size, model.hidden_layers)
