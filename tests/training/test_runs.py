@@ -48,7 +48,7 @@ def said(target: Path, drafter: Path | None, heat: float) -> list[Any]:
     return [o.outputs[0].token_ids for o in llm.generate(["the quick", "fox"], params)]
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "medusa"])
 def test_a_trained_head_serves(
     kind: str, data: DataFolder, tiny_llama: Path, tmp_path: Path
 ) -> None:
