@@ -30,6 +30,7 @@ LAST_RATE = 0.05
 """Share of the learning rate that the cosine ends at."""
 JUDGED = 32
 """Held-out samples that acceptance is judged on."""
+JUDGEMENTS = 40
 SAVE_SECONDS = 120.0
 
 
@@ -43,7 +44,8 @@ class Plan:
         rate: AdamW's learning rate. Muon has the same, matched to AdamW's updates.
         batch: tokens of the target that a step learns from, on each device.
         accumulate: batches of a step.
-        judge_every: steps between two judgements of acceptance on held-out samples.
+        judge_every: steps between two judgements of acceptance on held-out samples, or more: there
+            are ``JUDGEMENTS`` at most, about.
         patience: judgements without a better one after which training stops, 0 for never.
     """
 
@@ -250,7 +252,7 @@ class Training:
         assert plan.steps is not None
         if self.step >= plan.steps or self._is_stuck:
             return self._judge()
-        judged = Judged(math.nan, math.nan)
+        judged, every = Judged(math.nan, math.nan), max(plan.judge_every, plan.steps // JUDGEMENTS)
         saved = clock = time.monotonic()
         bar = tqdm(
             total=plan.steps, initial=self.step, desc="training", unit="step", disable=None,
@@ -267,7 +269,7 @@ class Training:
                 now = time.monotonic()
                 self.seconds, clock = self.seconds + now - clock, now
                 last = self.step == plan.steps
-                if last or self.step % plan.judge_every == 0:
+                if last or self.step % every == 0:
                     judged = self._judge()
                     clock = time.monotonic()
                     self._log(rate, loss, judged)
