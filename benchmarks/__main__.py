@@ -13,6 +13,7 @@ BENCHMARKS = {
     "host": ("host", "time of a step outside C++, by drafter and batch size"),
     "contexts": ("contexts", "a token's forward behind long contexts, by dtype of the cache"),
     "rules": ("rules", "acceptance of each rule, beside the bounds of theory"),
+    "losses": ("losses", "drafters trained by different losses, beside each other"),
     "builds": ("builds", "two builds of Outrider beside each other"),
     "answers": ("answers", "two builds of Outrider asked the same, on every instruction set"),
     "portfolio": ("portfolio.command", "drafter auto against fixed choices"),

@@ -173,7 +173,7 @@ def served_on(
 ) -> list[Served]:
     """Return what the drafter in ``out`` gives on a few held-out prompts, none if all are long."""
     tokens = min(SERVED_TOKENS, context // 2)
-    prompts = held_out_prompts(samples, context - tokens)[:SERVED_PROMPTS]
+    prompts = held_out_prompts(samples, context - tokens, SERVED_PROMPTS)
     if not prompts:
         return []
     return Serving(target, model, prompts, tokens, context).measure(

@@ -120,10 +120,15 @@ def _served(temperature: float, plain: Sequence[Pass], drafted: Sequence[Pass]) 
     )
 
 
-def held_out_prompts(samples: Samples, most: int) -> list[list[int]]:
-    """Return what stands before the first answers of held-out samples: less than ``most`` ids."""
+def held_out_prompts(
+    samples: Samples, most: int, count: int = MOST_PROMPTS
+) -> list[list[int]]:
+    """Return what stands before the first answers of ``count`` held-out samples at most.
+
+    Each has less than ``most`` ids.
+    """
     prompts = (s.tokens[: int(s.said.argmax())].tolist() for s in samples.held_out if s.said.any())
-    return [ids for ids in prompts if len(ids) < most][:MOST_PROMPTS]
+    return [ids for ids in prompts if len(ids) < most][:count]
 
 
 def error_of_mean(values: Sequence[float]) -> float:
