@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from outrider import LLM, SamplingParams
 from outrider.checkpoints.heads import read_head
@@ -16,9 +19,9 @@ from outrider.native import choice as native
 from outrider.training import adapt, parity, run_heads, served
 from outrider.training.curves import PICTURE
 from outrider.training.data import DataOptions, make_data
-from outrider.training.loop import CURVES, Plan
+from outrider.training.loop import CURVES, STATE, Plan
 from outrider.training.measure import LENGTHS
-from outrider.training.run_heads import HeadOptions, train_head
+from outrider.training.run_heads import WORK, HeadOptions, train_head
 from outrider.training.samples import DataFolder
 from tests.support.commands import outrider
 
@@ -183,3 +186,26 @@ def test_a_head_is_measured_and_exported(
     )
     for bad in ("driving=p.jsonl", "chat"):
         assert outrider("train", "measure", head, "--prompts", bad).exit_code == 2
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_that_adds_up_two_batches(
+    data: DataFolder, tiny_llama: Path, tmp_path: Path
+) -> None:
+    words = [
+        "-m", "outrider", "train", "eagle3", tiny_llama, "--data", data.folder, "--batch", 64,
+        "--steps", 3, "--depth", 2,
+    ]  # fmt: skip
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2]
+    two = [*run, *words, "--out", tmp_path / "two"]
+    one = [sys.executable, *words, "--out", tmp_path / "one", "--accumulate", 2]
+    for command in (two, one):
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    first, other = (
+        torch.load(tmp_path / name / WORK / STATE, weights_only=True)["module"]
+        for name in ("two", "one")
+    )
+    for name, value in first.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-5)
+    assert (tmp_path / "two" / WORK / CURVES).read_text().count("\n") == 2

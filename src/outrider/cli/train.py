@@ -87,6 +87,7 @@ class TrainFlags:
     steps: int | None = setting(None, "Steps instead of epochs.", min=1)
     minutes: float | None = setting(None, "About so many minutes instead of epochs.")
     batch: int = setting(2048, "Tokens that a step learns from, on each device.", min=1)
+    accumulate: int = setting(1, "Batches that a step adds up.", min=1)
     seed: int = setting(0, "The order of samples, how what is new begins, and draws.", min=0)
     json_: AsJson = False
 
@@ -96,11 +97,15 @@ class TrainFlags:
 
         return Plan(
             epochs=self.epochs, steps=self.steps, minutes=self.minutes, rate=rate,
-            batch=self.batch, seed=self.seed,
+            batch=self.batch, accumulate=self.accumulate, seed=self.seed,
         )  # fmt: skip
 
     def tell(self, trained: Trained) -> None:
-        """Tell what is accepted of what was trained."""
+        """Tell what is accepted of what was trained; of several processes the first one does."""
+        from accelerate import PartialState
+
+        if not PartialState().is_main_process:
+            return
         if self.json_:
             served = [each._asdict() for each in trained.served]
             report = {"folder": str(self.out), **trained.judged._asdict(), "served": served}

@@ -189,7 +189,7 @@ class Training:
         self, task: Task, samples: Samples, plan: Plan, folder: Path, about: dict[str, Any]
     ) -> None:
         self.task, self.samples, self.folder = task, samples, folder
-        self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
+        self.accelerator = Accelerator(cpu=on_cpu())
         if not samples.train or not samples.held_out:
             count = len(samples.train) + len(samples.held_out)
             raise ConfigError(
@@ -199,8 +199,9 @@ class Training:
         self.average = Average(task.module, plan.average)
         self.step, self.seconds, self.tokens = 0, 0.0, 0
         self.best, self.since = -math.inf, 0
-        self.plan = self._settled(plan, {"about": about, "plan": asdict(plan)})
-        self._load()
+        with self.accelerator.main_process_first():  # the others read what it has written
+            self.plan = self._settled(plan, {"about": about, "plan": asdict(plan)})
+            self._load()
 
     def _settled(self, plan: Plan, said: dict[str, Any]) -> Plan:
         """Return the plan with the number of steps, which is decided once and kept."""
@@ -255,8 +256,8 @@ class Training:
         judged, every = Judged(math.nan, math.nan), max(plan.judge_every, plan.steps // JUDGEMENTS)
         saved = clock = time.monotonic()
         bar = tqdm(
-            total=plan.steps, initial=self.step, desc="training", unit="step", disable=None,
-            leave=False, dynamic_ncols=True,
+            total=plan.steps, initial=self.step, desc="training", unit="step", leave=False,
+            dynamic_ncols=True, disable=None if self.accelerator.is_main_process else True,
         )  # fmt: skip
         with bar:
             for micro in self._batches():
@@ -294,21 +295,19 @@ class Training:
         return 0 < self.plan.patience <= self.since
 
     def _batches(self) -> Iterator[list[list[Sample]]]:
-        """Yield the batches of each step from the present one on."""
+        """Yield this device's batches of each step from the present one on.
+
+        At the end of an epoch batches are left out that would not go round all devices.
+        """
         plan, world = self.plan, self.accelerator
         number = epoch = 0
         while True:
-            step: list[list[Sample]] = []
-            for i, batch in enumerate(batches(self.samples.epoch(plan.seed, epoch), plan.batch)):
-                if i % world.num_processes == world.process_index:
-                    step.append(batch)
-                if len(step) == plan.accumulate:
-                    if number >= self.step:
-                        yield step
-                    number, step = number + 1, []
-            if step:
+            order = batches(self.samples.epoch(plan.seed, epoch), plan.batch)
+            while step := [*islice(order, plan.accumulate * world.num_processes)]:
+                if len(step) < world.num_processes and number:
+                    break
                 if number >= self.step:
-                    yield step
+                    yield step[world.process_index :: world.num_processes]
                 number += 1
             epoch += 1
 
@@ -342,6 +341,8 @@ class Training:
 
     def _log(self, rate: float, loss: float, judged: Judged) -> None:
         """Add a line to the curves."""
+        if not self.accelerator.is_main_process:
+            return
         file = self.folder / CURVES
         new = not file.exists()
         with file.open("a", encoding="utf-8", newline="") as opened:
@@ -374,7 +375,8 @@ class Training:
         """Go on from what was saved, if anything was."""
         file = self.folder / STATE
         if not file.exists():
-            (self.folder / CURVES).unlink(missing_ok=True)
+            if self.accelerator.is_main_process:
+                (self.folder / CURVES).unlink(missing_ok=True)
             return
         state = torch.load(file, weights_only=True)
         self.task.module.load_state_dict(state["module"], strict=False)
@@ -382,7 +384,8 @@ class Training:
         self.average.values = state["average"]
         for name in ("step", "seconds", "tokens", "best", "since"):
             setattr(self, name, state[name])
-        self._cut_curves()
+        if self.accelerator.is_main_process:
+            self._cut_curves()
 
     def _cut_curves(self) -> None:
         """Drop the lines of steps that come again."""
@@ -392,6 +395,11 @@ class Training:
         lines = file.read_text(encoding="utf-8").splitlines()
         kept = lines[:1] + [n for n in lines[1:] if int(n.partition(",")[0]) <= self.step]
         file.write_text("\n".join(kept) + "\n", encoding="utf-8")
+
+
+def on_cpu() -> bool:
+    """Return whether trainings run on the CPU: there is no GPU."""
+    return not torch.cuda.is_available()
 
 
 def trained(module: nn.Module) -> dict[str, Tensor]:

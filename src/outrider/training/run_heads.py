@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from accelerate import PartialState
 
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.head_export import LAYOUTS, SPECULATORS
@@ -28,7 +29,7 @@ from .head_files import (
     write_new_eagle3,
 )
 from .heads import HeadTask
-from .loop import Judged, Plan, Training
+from .loop import Judged, Plan, Training, on_cpu
 from .losses import LOSSES
 from .measure import note
 from .medusa import load_medusa, save_medusa, write_new_medusa
@@ -130,16 +131,17 @@ def train_head(
     checkpoint, model = opened or open_target(target, data)
     vocab_size = model.shape.vocab_size
     samples, begun = data.read().share(options.share), out / WORK / BEGUN
-    if begin is None and not (begun / "config.json").exists():
-        layers = options.layers or usual_layers(model.hidden_layers)
-        fuse = None if kind == MEDUSA else fitted_fuse(model, samples.train, layers, context)
-        counts = samples.counts(vocab_size)
-        ids = frequent_ids(counts, options.coverage, MOST_IDS)
-        mask = int(counts.argmin()) if kind == PEAGLE else None
-        new = NewHead(
-            str(target), ids, layers, options.depth, plan.seed, options.layout, fuse, mask
-        )
-        method.write_new(begun, checkpoint, new)
+    with PartialState(cpu=on_cpu()).main_process_first():
+        if begin is None and not (begun / "config.json").exists():
+            layers = options.layers or usual_layers(model.hidden_layers)
+            fuse = None if kind == MEDUSA else fitted_fuse(model, samples.train, layers, context)
+            counts = samples.counts(vocab_size)
+            ids = frequent_ids(counts, options.coverage, MOST_IDS)
+            mask = int(counts.argmin()) if kind == PEAGLE else None
+            new = NewHead(
+                str(target), ids, layers, options.depth, plan.seed, options.layout, fuse, mask
+            )
+            method.write_new(begun, checkpoint, new)
     head = open_head(begin or begun, kind)
     check_target(head, model.shape, model.hidden_size, model.hidden_layers)
     ids = ids_of(head)

@@ -120,9 +120,7 @@ def _served(temperature: float, plain: Sequence[Pass], drafted: Sequence[Pass]) 
     )
 
 
-def held_out_prompts(
-    samples: Samples, most: int, count: int = MOST_PROMPTS
-) -> list[list[int]]:
+def held_out_prompts(samples: Samples, most: int, count: int = MOST_PROMPTS) -> list[list[int]]:
     """Return what stands before the first answers of ``count`` held-out samples at most.
 
     Each has less than ``most`` ids.
