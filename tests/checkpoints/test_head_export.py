@@ -16,7 +16,7 @@ from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.extras import KEY
 from outrider.checkpoints.head_export import SAFEAILAB, SPECULATORS, export_head
 from outrider.checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids
-from outrider.checkpoints.heads import Head, read_head
+from outrider.checkpoints.heads import PEAGLE, Head, read_head
 from outrider.errors import ConfigError
 from tests.support.commands import outrider
 from tests.support.heads import Eagle, make_head, make_medusa, save_head
@@ -57,12 +57,23 @@ def test_there_and_back_again_it_is_the_same_head(
     assert "midlayer.self_attn.q_proj.weight" in back.files.tensors
 
 
+def test_a_head_of_one_pass_is_written_whole(tiny_llama: Path, tmp_path: Path) -> None:
+    head = made(tiny_llama, tmp_path / "head", Eagle(parallel=True), SPECULATORS, embeds=False)
+    export_head(head, tmp_path / "out", SPECULATORS, open_checkpoint(tiny_llama), "some/target")
+    again = read_head(tmp_path / "out")
+    check_tensors(again)
+    assert (again.kind, again.mask_token) == (PEAGLE, head.mask_token)
+    assert again.verifier == "some/target"
+    own, other = (HeadTensors(each.files).raw("mask_hidden") for each in (head, again))
+    assert np.array_equal(own, other)
+
+
 @pytest.mark.parametrize(
     ("about", "layout", "said"),
     [
         (Eagle(state_normed=True, output_normed=True), SAFEAILAB, "norm_before_residual and norm_"),
         (Eagle(depth=2), SAFEAILAB, "2 layers, which SafeAILab's code does not know"),
-        (Eagle(parallel=True), SPECULATORS, "kind peagle"),
+        (Eagle(parallel=True), SAFEAILAB, "kind peagle"),
         (Eagle(), SPECULATORS, "has no embedding, which this layout needs"),
         (Eagle(), "other", "layout is 'other'; give speculators or safeailab"),
     ],
