@@ -85,7 +85,7 @@ def write_new_eagle3(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None
     Its output head and last norm are the target's.
     """
     a, loader = target_loader(checkpoint)
-    config, ids = _new_config(checkpoint, a, new), new.ids
+    config, ids = eagle3_config(checkpoint, a, new), new.ids
     tensors = {} if len(ids) == a.vocab_size else mapping(ids, a.vocab_size)
     head = described(folder, config)
     table, generator = loader.table(), np.random.default_rng(new.seed)
@@ -136,7 +136,8 @@ def write_config(folder: Path, config: Mapping[str, Any]) -> None:
     part.replace(folder / "config.json")
 
 
-def _new_config(checkpoint: Checkpoint, a: Architecture, new: NewHead) -> dict[str, Any]:
+def eagle3_config(checkpoint: Checkpoint, a: Architecture, new: NewHead) -> dict[str, Any]:
+    """Return the config of an untrained EAGLE-3 head."""
     parameters = rope_parameters(checkpoint.config)
     theta = parameters.get("rope_theta", 10_000.0)
     names, more = getattr(checkpoint.config, "architectures", None) or [], new.layout == SPECULATORS

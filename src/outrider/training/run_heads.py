@@ -33,11 +33,12 @@ from .loop import Judged, Plan, Training, on_cpu
 from .losses import LOSSES
 from .measure import note
 from .medusa import load_medusa, save_medusa, write_new_medusa
+from .needs import check_training, head_trainee
 from .parity import check_served
 from .samples import DataFolder, Samples
 from .served import Served, Serving, held_out_prompts
 from .targets import Target, open_target
-from .teacher import Teacher, room_for_lessons
+from .teacher import Teacher
 
 WORK, BEGUN = "training", "begun"
 """The folder inside a head's for what going on needs, and inside it the head that it began as."""
@@ -131,6 +132,10 @@ def train_head(
     checkpoint, model = opened or open_target(target, data)
     vocab_size = model.shape.vocab_size
     samples, begun = data.read().share(options.share), out / WORK / BEGUN
+    trainee = head_trainee(
+        kind, checkpoint, samples, begin or begun, out, plan, options, context, MOST_IDS
+    )
+    room = check_training(trainee, checkpoint, plan, out)
     with PartialState(cpu=on_cpu()).main_process_first():
         if begin is None and not (begun / "config.json").exists():
             layers = options.layers or usual_layers(model.hidden_layers)
@@ -147,7 +152,7 @@ def train_head(
     ids = ids_of(head)
     whole = np.array_equal(ids, np.arange(vocab_size))
     layers = head.target_layers(model.hidden_layers)
-    teacher = Teacher(model, context, layers, None if whole else ids, room_for_lessons())
+    teacher = Teacher(model, context, layers, None if whole else ids, room)
     module = method.load(head, checkpoint, context)
     task = HeadTask(module, teacher, ids, options.depth, LOSSES[options.loss], options.fading)
     about = {
