@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..base.kept import part_of
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import BFLOAT16, FLOAT32, Array, cast
 from ..checkpoints.extras import KEY
@@ -131,9 +132,8 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: dict[str,
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Write a config to a folder, whole or not at all."""
-    part = folder / ".config"
-    part.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    part.replace(folder / "config.json")
+    with part_of(folder / "config.json") as part:
+        part.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
 def eagle3_config(checkpoint: Checkpoint, a: Architecture, new: NewHead) -> dict[str, Any]:
