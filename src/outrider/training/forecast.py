@@ -72,7 +72,9 @@ def check(
 
 def size(count: int) -> str:
     """Return a number of bytes in words."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+    if count >= 1e9:
+        return f"{count / 1e9:.1f} GB"
+    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
 
 
 def free_disk(folder: Path) -> int:

@@ -105,9 +105,9 @@ def train_drafter(
     judged = training.run()
     served: list[Served] = []
     if training.accelerator.is_main_process:
-        draw_curves(out / WORK)
         with training.average.applied(), torch.no_grad():
             save_drafter(small.config, merged_weights(small.module), files, out)
+            draw_curves(out / WORK)
             check_drafter(out, task, context, samples.held_out[:CHECKED])
         served = served_on(samples, target, model, out, options.depth, context)
     return Trained(judged, served)

@@ -163,8 +163,8 @@ def train_head(
     judged = training.run()
     served: list[Served] = []
     if training.accelerator.is_main_process:
-        draw_curves(out / WORK)
         method.save(module, training.average.values, out, {})
+        draw_curves(out / WORK)
         write_card(out, out / WORK, data, judged)
         if isinstance(model, NativeTransformer):
             with training.average.applied():
