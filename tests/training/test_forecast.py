@@ -81,7 +81,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-CASES = ["eagle3", "medusa", "new", "low-rank"]
+CASES = ["eagle3", "peagle", "medusa", "new", "low-rank"]
 
 
 def trained(case: str, target: Path, data: DataFolder, out: Path) -> None:
@@ -195,6 +195,7 @@ def test_what_does_not_fit_is_refused_before_it_starts(
     commands = {
         "data": (wide, "--prompts", prompts, "--json"),
         "eagle3": (wide, "--data", data.folder),
+        "block": (wide, "--data", data.folder),
         "medusa": (wide, "--data", data.folder),
         "distill": (wide, "--data", data.folder, "--json"),
         "adapt": ("--target", wide, "--drafter", wide, "--prompts", prompts, "--json"),

@@ -146,7 +146,10 @@ def adapt(
     head = read_head(begin)
     usual = usual_rate(begin, options.model.rank) if head is None else HEAD_RATE
     whole = replace(options.plan, rate=usual if options.rate is None else options.rate)
-    check_adapting(open_checkpoint(folder), begin, head, out, whole, options, len(SHARES))
+    check_adapting(
+        open_checkpoint(folder), begin, head, out, whole, options.data, options.head.depth,
+        options.model.rank, len(SHARES),
+    )  # fmt: skip
     told("the target answers the prompts")
     data = make_data(target, out / "data", options.data, lambda *_: None, told)
     samples, context = data.read(), data.about.context

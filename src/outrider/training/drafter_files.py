@@ -37,7 +37,7 @@ class SmallModel(NamedTuple):
 
 
 def config_of(
-    target: Checkpoint, begin: Path | None, layers: Sequence[int], neurons: int | None
+    target: Checkpoint, begin: Path | None, layers: Sequence[int] = (), neurons: int | None = None
 ) -> dict[str, Any]:
     """Return the config of the drafter in ``begin``, or of a new one, see ``made_of``.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.files import Files
 from ..checkpoints.head_tensors import HeadTensors
 from ..checkpoints.heads import MEDUSA, Head
-from .data import CONTEXT
+from .data import CONTEXT, DataOptions
 from .drafter_files import config_of, module_of
 from .eagle3 import Eagle3, Rows
 from .forecast import Need, check, weight_bytes
@@ -24,8 +24,6 @@ from .head_files import (
     NewHead,
     described,
     eagle3_config,
-    frequent_ids,
-    open_head,
     target_loader,
 )
 from .heads import MOST_LOGITS
@@ -34,11 +32,6 @@ from .lora import add_low_rank
 from .medusa import Medusa
 from .samples import Sample, Samples, batches
 from .teacher import KNOWN_IDS, ROWS, room_for_lessons
-
-if TYPE_CHECKING:
-    from .adapt import AdaptOptions
-    from .run_distill import DistillOptions
-    from .run_heads import HeadOptions
 
 META = torch.device("meta")
 COPIES = 5
@@ -139,51 +132,40 @@ def check_training(trainee: Trainee, checkpoint: Checkpoint, plan: Plan, out: Pa
 
 def check_adapting(
     checkpoint: Checkpoint, begin: Path, head: Head | None, out: Path, plan: Plan,
-    options: AdaptOptions, times: int,
+    data: DataOptions, depth: int, rank: int, times: int,
 ) -> None:  # fmt: skip
     """Say what adapting takes, which trains so many ``times``, before there is data; see ``check``.
 
     Samples are taken to be as long as they may be.
     """
-    data = options.data
     context = data.context or min(CONTEXT, checkpoint.shape.context)
     said = min(data.max_tokens, context // 2)
     like = Sample(np.zeros(context, np.int32), np.arange(context) >= context - said, 0)
     samples = Samples([like] * (1 + plan.batch // said))
     if head is None:
-        trainee = drafter_trainee(checkpoint, samples, begin, options.model, context)
+        config = config_of(checkpoint, begin)
+        trainee = drafter_trainee(checkpoint, samples, config, rank, context)
     else:
-        trainee = head_trainee(
-            head.kind, checkpoint, samples, begin, out, plan, options.head, context, 1
-        )
+        trainee = head_trainee(head.kind, checkpoint, samples, head, plan, depth, context)
     need = trainee.need(plan, weight_bytes(checkpoint))
     check("adapting", need._replace(files=times * need.files + trainee.saved), out, REMEDY)
 
 
 def head_trainee(
-    kind: str, checkpoint: Checkpoint, samples: Samples, begin: Path, out: Path, plan: Plan,
-    options: HeadOptions, context: int, most_ids: int,
+    kind: str, checkpoint: Checkpoint, samples: Samples, source: Head | NewHead, plan: Plan,
+    depth: int, context: int, begun: bool = False,
 ) -> Trainee:  # fmt: skip
-    """Return what is trained where a head begins as the one in ``begin``, or anew without one.
+    """Return what is trained where a head begins as another or anew.
 
-    It is written to ``out``, and a new one drafts so many ids at most.
+    Its folder has what it was ``begun`` as, too.
     """
-    is_new = not (begin / "config.json").exists()
-    if is_new:
-        a, _ = target_loader(checkpoint)
-        ids = frequent_ids(samples.counts(a.vocab_size), options.coverage, most_ids)
-        layers = options.layers or range(USUAL_LAYERS)
-        new = NewHead("", ids, layers, options.depth, plan.seed, options.layout)
-        if kind == MEDUSA:
-            sizes = a.vocab_size, a.hidden_size
-            head = Head(Files(begin), kind, *sizes, None, longest=options.depth)
-        else:
-            head = described(begin, eagle3_config(checkpoint, a, new))
-        fixed = 8 * len(ids) + a.vocab_size
-    else:
-        head = open_head(begin, kind)
+    if isinstance(source, Head):
+        head = source
         entries = map(HeadTensors(head.files).entry, ("d2t", "t2d", EMBEDDING))
         fixed = sum(entry.nbytes for entry in entries if entry is not None)
+    else:
+        head = new_head(kind, checkpoint, source)
+        fixed = 8 * len(source.ids) + checkpoint.shape.vocab_size
     module = empty_head(head, context)
     learned = nbytes(*trained(module).values())
     taken = 1 if kind == MEDUSA else len(head.layers or range(USUAL_LAYERS))
@@ -195,37 +177,41 @@ def head_trainee(
     batch = next(batches(samples.epoch(plan.seed, 0), plan.batch), samples.held_out)
     rows = rows_like(batch, context, taken * head.hidden_size)
     held = (
-        graph_bytes(module, lambda: [*module.unroll(rows, options.depth)])
+        graph_bytes(module, lambda: [*module.unroll(rows, depth)])
         + logit_bytes(rows.firsts[-1], drafted)
         + lessons(batch)
         + pass_bytes(checkpoint)
     )
-    begun = learned + fixed if is_new or begin.is_relative_to(out) else 0
-    everything = samples.train + samples.held_out
-    return Trainee(module, held, lessons(everything), learned // 2 + fixed, begun)
+    everything = lessons(samples.train + samples.held_out)
+    return Trainee(module, held, everything, learned // 2 + fixed, begun * (learned + fixed))
 
 
 def drafter_trainee(
-    checkpoint: Checkpoint, samples: Samples, begin: Path | None, options: DistillOptions,
-    context: int,
-) -> Trainee:  # fmt: skip
-    """Return what is trained where a small drafter begins as ``begin``, or anew without one."""
-    config = config_of(checkpoint, begin, options.layers, options.neurons)
+    checkpoint: Checkpoint, samples: Samples, config: dict[str, Any], rank: int, context: int
+) -> Trainee:
+    """Return what is trained of a small drafter: all of it, or changes of a ``rank``."""
     with META:
         module: Any = module_of(config)
         saved = nbytes(*module.parameters()) // 2
-        if options.rank:
-            add_low_rank(module, options.rank, options.alpha, 0)
+        if rank:
+            add_low_rank(module, rank, rank, 0)
         few = torch.zeros(1, FEW, dtype=torch.long)
         seen = torch.ones(1, 1, FEW, FEW, dtype=torch.bool)
         graph = graph_bytes(module, lambda: module.model(few, attention_mask=seen, use_cache=False))
     ids, everything = config["vocab_size"], samples.train + samples.held_out
     longest = min(context, max(len(each.tokens) for each in everything))
     held = graph * longest // FEW + logit_bytes(longest, ids) + pass_bytes(checkpoint)
-    lessons = 0
-    if not options.own:
-        lessons = sum(lesson_bytes(each, context, 0, 0, ids) for each in everything)
+    lessons = sum(lesson_bytes(each, context, 0, 0, ids) for each in everything)
     return Trainee(module, held, lessons, saved)
+
+
+def new_head(kind: str, checkpoint: Checkpoint, new: NewHead) -> Head:
+    """Return a new head, nothing of which is written."""
+    a, _ = target_loader(checkpoint)
+    nowhere = Path("new")
+    if kind == MEDUSA:
+        return Head(Files(nowhere), kind, a.vocab_size, a.hidden_size, None, longest=new.length)
+    return described(nowhere, eagle3_config(checkpoint, a, new))
 
 
 def empty_head(head: Head, context: int) -> Eagle3 | Medusa:

@@ -12,7 +12,7 @@ from ..checkpoints.files import Files
 from ..errors import ConfigError
 from .curves import draw_curves
 from .distill import DistillTask
-from .drafter_files import made_of, read_drafter, save_drafter
+from .drafter_files import config_of, made_of, read_drafter, save_drafter
 from .loop import Plan, Training
 from .lora import add_low_rank, merged_weights
 from .losses import LOSSES
@@ -82,7 +82,10 @@ def train_drafter(
     checkpoint, model = opened or open_target(target, data)
     files, known = Files(target), model.shape.vocab_size
     samples = data.read().share(options.share)
-    trainee = drafter_trainee(checkpoint, samples, begin, options, context)
+    config = config_of(checkpoint, begin, options.layers, options.neurons)
+    trainee = drafter_trainee(checkpoint, samples, config, options.rank, context)
+    if options.own:  # answers that are new each time
+        trainee = trainee._replace(lessons=0)
     room = check_training(trainee, checkpoint, plan, out)
     small = (
         made_of(checkpoint, options.layers, options.neurons)

@@ -132,20 +132,24 @@ def train_head(
     checkpoint, model = opened or open_target(target, data)
     vocab_size = model.shape.vocab_size
     samples, begun = data.read().share(options.share), out / WORK / BEGUN
-    trainee = head_trainee(
-        kind, checkpoint, samples, begin or begun, out, plan, options, context, MOST_IDS
-    )
-    room = check_training(trainee, checkpoint, plan, out)
     with PartialState(cpu=on_cpu()).main_process_first():
+        new = None
         if begin is None and not (begun / "config.json").exists():
             layers = options.layers or usual_layers(model.hidden_layers)
-            fuse = None if kind == MEDUSA else fitted_fuse(model, samples.train, layers, context)
             counts = samples.counts(vocab_size)
             ids = frequent_ids(counts, options.coverage, MOST_IDS)
             mask = int(counts.argmin()) if kind == PEAGLE else None
             new = NewHead(
-                str(target), ids, layers, options.depth, plan.seed, options.layout, fuse, mask
+                str(target), ids, layers, options.depth, plan.seed, options.layout, mask_token=mask
             )
+        source = new or open_head(begin or begun, kind)
+        trainee = head_trainee(
+            kind, checkpoint, samples, source, plan, options.depth, context, begin is None
+        )
+        room = check_training(trainee, checkpoint, plan, out)
+        if new is not None:
+            if kind != MEDUSA:
+                new = new._replace(fuse=fitted_fuse(model, samples.train, new.layers, context))
             method.write_new(begun, checkpoint, new)
     head = open_head(begin or begun, kind)
     check_target(head, model.shape, model.hidden_size, model.hidden_layers)
