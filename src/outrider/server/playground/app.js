@@ -141,7 +141,9 @@ function showRecording(recording) {
 
 async function refresh() {
   try {
-    showBeliefs((await ask("/v1/speculation")).controller);
+    const speculation = await ask("/v1/speculation");
+    showBeliefs(speculation.controller);
+    showRecording(speculation.recording);
   } catch {
     // what is under way says what is wrong
   }
