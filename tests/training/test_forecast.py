@@ -18,6 +18,7 @@ from outrider.training import forecast, needs, run_distill, run_heads
 from outrider.training.data import DataOptions, make_data
 from outrider.training.eagle3 import Eagle3, rows_of
 from outrider.training.forecast import Need, check, data_bytes, written
+from outrider.training.heads import HeadTask
 from outrider.training.loop import Plan, Training
 from outrider.training.needs import Trainee, graph_bytes, lesson_bytes, rows_like
 from outrider.training.run_distill import DistillOptions, train_drafter
@@ -125,6 +126,7 @@ def test_a_pass_keeps_what_was_forecast(wide: Path, data: DataFolder, seen: list
     trainee, training = Seen(*seen)
     module, task = training.task.module, training.task
     assert isinstance(module, Eagle3)
+    assert isinstance(task, HeadTask)
     batch = data.read().train[:3]
     rows = rows_of([task._teacher.teach(each) for each in batch])
     like = rows_like(batch, CONTEXT, rows.fused.shape[1])
