@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from torch import Tensor, nn
 
 from ..checkpoints.checkpoint import Checkpoint
@@ -27,7 +28,7 @@ from .head_files import (
     target_loader,
 )
 from .heads import MOST_LOGITS
-from .loop import Optimisers, Plan, trained
+from .loop import Optimisers, Plan, on_cpu, trained
 from .lora import add_low_rank
 from .medusa import Medusa
 from .samples import Sample, Samples, batches
@@ -124,9 +125,11 @@ class Trainee(NamedTuple):
 def check_training(trainee: Trainee, checkpoint: Checkpoint, plan: Plan, out: Path) -> int:
     """Say what a training in ``out`` takes; return the memory for lessons. Raises: see ``check``.
 
-    The target is loaded already.
+    The target is loaded already. Processes that train as one share what is left for lessons.
     """
-    target, spare = weight_bytes(checkpoint), min(trainee.lessons, room_for_lessons())
+    processes = PartialState(cpu=on_cpu()).num_processes
+    target = weight_bytes(checkpoint)
+    spare = min(trainee.lessons, room_for_lessons() // processes)
     return check("training", trainee.need(plan, target), out, REMEDY, target, spare)
 
 
