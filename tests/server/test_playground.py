@@ -38,9 +38,9 @@ def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def chooses(tiny_llama: Path) -> Iterator[Served]:
-    """A server whose engine chooses how to draft."""
-    with Served(tiny_llama) as found:
+def chooses(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose engine chooses how to draft, and which records."""
+    with Served(tiny_llama, "--record", tmp_path_factory.mktemp("recorded")) as found:
         yield found
 
 
@@ -118,6 +118,13 @@ def test_the_race_proves_that_texts_are_equal(page, mode: str) -> None:
     assert len(texts) == 2
     assert texts[0] == texts[1] != ""
     assert not page.find_elements("css selector", ".lane:first-child .accepted")
+
+
+def test_users_see_that_prompts_are_recorded(page, chooses) -> None:
+    assert not at(page, "#recording").is_displayed()
+    page.get(chooses.url)
+    until(page, lambda: at(page, "#recording").is_displayed())
+    assert "records prompts, to train" in at(page, "#recording").text
 
 
 def test_a_panel_shows_what_the_engine_believes(browser, chooses) -> None:

@@ -161,7 +161,7 @@ def test_answers(tiny_llama: Path, tmp_path: Path) -> None:
         assert client.get("/health").json()["recording"]["answers"]
     told = {"answer": text}
     one = {"prompt": "a", **told}
-    assert recorded(tmp_path) == [one, one, {"messages": [USER], **told}]
+    assert recorded(tmp_path) == [one, {"messages": [USER], **told}]
 
 
 def test_an_answer_that_calls_tools_is_none(
@@ -196,7 +196,7 @@ def test_it_is_said(tiny_llama: Path, tmp_path: Path) -> None:
         waited(lambda: client.get("/health").json()["recording"]["records"] == 1)
         told = {
             "records": 1, "bytes": 18, "max_bytes": 100, "answers": False, "redacted": False,
-            "left_out": 0, "stopped": None,
+            "duplicates": 0, "left_out": 0, "stopped": None,
         }  # fmt: skip
         assert client.get("/health").json() == {"recording": told}
         shown = client.get("/v1/speculation").json()["recording"]
@@ -221,19 +221,70 @@ def test_it_stops_at_its_bound_and_says_so_once(
         ask(client, "a")
         waited(lambda: client.get("/health").json()["recording"]["records"] == 1)
     with front(tiny_llama, tmp_path, most=len(LINE) * 2 + 3) as client:
-        ask(client, "a", "a", "a")
+        ask(client, "b", "c", "d")
         waited(lambda: client.get("/health").json()["recording"]["stopped"] == "full")
         monkeypatch.delattr(completions, "of_text")  # nothing is held any more
-        ask(client, "a", "a")
+        ask(client, "e", "f")
         told = client.get("/health").json()["recording"]
         assert (told["records"], told["bytes"]) == (2, len(LINE) * 2)
-    assert (tmp_path / FILE).read_bytes() == LINE * 2
+    assert recorded(tmp_path) == [{"prompt": "a"}, {"prompt": "b"}]
     assert caplog.text.count("recording has stopped") == 1
     assert caplog.text.count("it is full") == 1
     with front(tiny_llama, tmp_path, most=len(LINE) * 2) as client:
         assert client.get("/health").json()["recording"]["stopped"] == "full"
-        ask(client, "a")
-    assert (tmp_path / FILE).read_bytes() == LINE * 2
+        ask(client, "c")
+    assert recorded(tmp_path) == [{"prompt": "a"}, {"prompt": "b"}]
+
+
+def metric(client: TestClient, name: str) -> float:
+    """The sum of a metric's samples."""
+    lines = [x for x in client.get("/metrics").text.splitlines() if x.startswith(f"{name}{{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def test_what_is_there_is_not_recorded_again(tiny_llama: Path, tmp_path: Path) -> None:
+    """Within a server's life and after it; metrics say so."""
+    with front(tiny_llama, tmp_path) as client:
+        ask(client, "a", "a", "b", "a")
+        client.post(CHATS, json={"messages": [{"role": "user", "content": "a"}]})
+        waited(lambda: metric(client, "outrider_recorded_prompts_total") == 3)
+        assert metric(client, "outrider_recording_duplicates_total") == 2
+    with front(tiny_llama, tmp_path) as client:
+        ask(client, "b", "c", "c")
+        waited(lambda: metric(client, "outrider_recording_duplicates_total") == 2)
+        assert metric(client, "outrider_recorded_prompts_total") == 1
+        told = client.get("/health").json()["recording"]
+        assert (told["records"], told["duplicates"], told["left_out"]) == (4, 2, 0)
+        assert metric(client, "outrider_recording_bytes") == (tmp_path / FILE).stat().st_size
+    assert [line.get("prompt") for line in recorded(tmp_path)] == ["a", "b", None, "c"]
+
+
+def test_what_is_redacted_to_the_same_is_the_same(tiny_llama: Path, tmp_path: Path) -> None:
+    with front(tiny_llama, tmp_path, redact=lambda r: {"prompt": r["prompt"][0]}) as client:
+        ask(client, "ab", "ac", "b")
+    assert recorded(tmp_path) == [{"prompt": "a"}, {"prompt": "b"}]
+
+
+def test_old_duplicates_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MOST_KNOWN", 2)
+    recorder = Recorder(Recording(tmp_path, 1000))
+    recorder.add([{"prompt": each} for each in "abcbca"])
+    recorder.close()
+    assert [line["prompt"] for line in recorded(tmp_path)] == [*"abca"]
+    assert len(recorder._known) == 2
+
+
+def test_what_stopped_recording_and_what_was_left_out_are_metrics(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    with front(tiny_llama, tmp_path, most=len(LINE)) as client:
+        assert metric(client, "outrider_recording_stopped") == 0
+        ask(client, "a", "b")
+        waited(lambda: metric(client, "outrider_recording_left_out_total") == 1)
+        assert 'reason="full"' in client.get("/metrics").text
+        assert metric(client, "outrider_recording_stopped") == 1
+    with TestClient(create_app(Echo(tiny_llama, None), Settings(names=("tiny",)))) as client:
+        assert "outrider_record" not in client.get("/metrics", headers={"host": "localhost"}).text
 
 
 def test_two_servers_share_a_folder_and_its_bound(tmp_path: Path) -> None:
@@ -373,9 +424,9 @@ def test_a_file_that_is_moved_away_is_begun_anew(tiny_llama: Path, tmp_path: Pat
         ask(client, "a")
         waited(lambda: (tmp_path / FILE).read_bytes() == LINE)
         (tmp_path / FILE).rename(tmp_path / "older.jsonl")
-        ask(client, "b")
-    assert recorded(tmp_path) == [{"prompt": "b"}]
-    assert [i.prompt for i in read_prompts(tmp_path, False, print)] == ["a", "b"]
+        ask(client, "b", "a")
+    assert recorded(tmp_path) == [{"prompt": "b"}, {"prompt": "a"}]
+    assert [i.prompt for i in read_prompts(tmp_path, False, print)] == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize("written", [0, 7, None])

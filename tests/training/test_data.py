@@ -12,12 +12,13 @@ import pytest
 
 from outrider import LLM
 from outrider.bench.workload import Item
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, ModelError
 from outrider.training import answers
 from outrider.training.answers import write_answers
 from outrider.training.data import DataOptions, make_data
 from outrider.training.prompts import read_prompts
 from outrider.training.samples import MANIFEST, About, DataFolder, Sample, batches
+from tests.support.disks import no_file_above
 
 USER = [{"role": "user", "content": "one"}]
 
@@ -186,6 +187,22 @@ def test_answers_are_the_targets_and_go_on_where_they_ended(
     for a, b in zip(whole, parts, strict=True):
         assert (a.tokens == b.tokens).all()
         assert (a.said == b.said).all()
+
+
+def test_a_full_disk_ends_it_and_the_same_command_goes_on(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "BLOCK", 3)
+    whole = written(llm, tmp_path / "whole", ITEMS)
+    largest = max(file.stat().st_size for file in (tmp_path / "whole").iterdir())
+    for most in (0, largest // 2, largest - 1):
+        folder = tmp_path / str(most)
+        with no_file_above(most), pytest.raises((OSError, ModelError), match="File too large"):
+            written(llm, folder, ITEMS)
+        assert not [*folder.glob(".*")]
+        parts = written(llm, folder, ITEMS)
+        for a, b in zip(whole, parts, strict=True):
+            assert (a.tokens == b.tokens).all()
 
 
 class Echo:

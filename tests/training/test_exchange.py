@@ -20,6 +20,7 @@ from outrider.checkpoints.heads import EAGLE3, read_head
 from outrider.models.native import NativeTransformer
 from outrider.models.native_heads import NativeHead
 from outrider.native import choice as native
+from outrider.training import adapt, served
 from outrider.training.eagle3 import rows_of
 from outrider.training.head_files import (
     NewHead,
@@ -32,6 +33,7 @@ from outrider.training.head_files import (
 from outrider.training.samples import Sample
 from outrider.training.teacher import Teacher
 from tests.support import REPOSITORY
+from tests.support.commands import outrider
 from tests.support.loading import native_model
 
 pytestmark = [
@@ -112,3 +114,34 @@ def test_a_head_of_the_packages_own_making_is_trained_on(
     save_eagle3(module, None, tmp_path / "again", {})
     both_say_the_same(tmp_path / "again", tiny_llama, target)
     assert read_head(tmp_path / "again").fused_norms == head.fused_norms
+
+
+def test_a_head_of_the_packages_own_making_learns_and_adapts(
+    tiny_llama: Path, target: NativeTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the commands make of it is read by the package again, and computes the same there."""
+    monkeypatch.setattr(served, "ROUNDS", 1)
+    monkeypatch.setattr(adapt, "MOST_PROMPTS", 4)
+    monkeypatch.setattr(adapt, "MEASURED_TOKENS", 12)
+    theirs, prompts, trained = tmp_path / "theirs", tmp_path / "p.jsonl", tmp_path / "trained"
+    call("speculators_head.py", tiny_llama, theirs, json.dumps(FLAGS[1]))
+    (theirs / "expected.st").unlink()
+    lines = [json.dumps({"prompt": f"{n} the lazy dog jumps {n % 7}"}) for n in range(160)]
+    prompts.write_text("\n".join(lines))
+
+    def run(*words: object) -> None:
+        done = outrider("train", *words)
+        assert done.exit_code == 0, done.output
+
+    run(
+        "adapt", "--target", tiny_llama, "--drafter", theirs, "--prompts", prompts,
+        "--out", tmp_path / "adapted", "--epochs", 1, "--max-tokens", 24,
+    )  # fmt: skip
+    run(
+        "eagle3", tiny_llama, "--data", tmp_path / "adapted" / "data", "--from", theirs,
+        "--out", trained, "--steps", 8, "--batch", 64, "--depth", 3,
+    )  # fmt: skip
+    for made in (trained, tmp_path / "adapted" / "drafter"):
+        before, after = (load_file(each / "model.safetensors") for each in (theirs, made))
+        assert not torch.equal(before["fc.weight"].float(), after["fc.weight"].float())
+        both_say_the_same(made, tiny_llama, target)

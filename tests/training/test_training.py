@@ -14,6 +14,7 @@ from torch import nn
 from outrider.errors import ConfigError, TrainingError
 from outrider.training.loop import CURVES, STATE, Judged, Learned, Plan, Task, Training
 from outrider.training.samples import Sample, Samples
+from tests.support.disks import no_file_above
 
 PLAN = Plan(steps=60, batch=8, rate=0.05, average=0.5, judge_every=5, patience=0)
 
@@ -129,20 +130,35 @@ def test_a_loss_that_is_not_finite_ends_it_with_the_last_good_state(
 
 def test_a_full_disk_leaves_the_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.training.loop.SAVE_SECONDS", 0.0)
-    task = Toy(dies=5)
     with pytest.raises(Killed):
-        Training(task, samples(), PLAN, tmp_path, {}).run()
-    save = torch.save
-
-    def full(state: object, file: Path) -> None:
-        file.write_bytes(b"half")
-        raise RuntimeError("[enforce fail at inline_container.cc:1] . PytorchStreamWriter failed")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match="cannot be written"):
+        Training(Toy(dies=5), samples(), PLAN, tmp_path, {}).run()
+    before = {file.name for file in tmp_path.iterdir()}
+    file = tmp_path / STATE
+    with (
+        no_file_above(file.stat().st_size // 2),
+        pytest.raises(OSError, match=f"File too large: '{file}'"),
+    ):
         Training(Toy(), samples(), PLAN, tmp_path, {}).run()
-    monkeypatch.setattr(torch, "save", save)
+    assert {file.name for file in tmp_path.iterdir()} == before
     assert Training(Toy(), samples(), PLAN, tmp_path, {}).step == 5
+
+
+@pytest.mark.parametrize("cut", ["10,0.1,3", "10,0.1,320,0.05,1.2,1.9,1"])
+def test_a_line_of_the_curves_that_was_cut_comes_again(
+    cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.training.loop.SAVE_SECONDS", 0.0)
+    with pytest.raises(Killed):
+        Training(Toy(dies=9), samples(), PLAN, tmp_path, {}).run()
+    file = tmp_path / CURVES
+    whole = file.read_text()
+    assert whole.count("\n") == 2
+    file.write_text(whole + cut)
+    Training(Toy(), samples(), PLAN, tmp_path, {})
+    assert file.read_text() == whole
+    file.write_text(whole[:9])
+    Training(Toy(), samples(), PLAN, tmp_path, {})
+    assert file.read_text() == whole.splitlines()[0] + "\n"
 
 
 def test_it_stops_when_nothing_gets_better(tmp_path: Path) -> None:

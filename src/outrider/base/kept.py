@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,26 @@ def read_kept(file: Path) -> Any:
 def write_kept(file: Path, kept: Mapping[str, Any]) -> None:
     """Write a JSON object; who reads meanwhile finds the old one or the new one. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(kept), encoding="utf-8")
-    part.replace(file)
+    with part_of(file) as part:
+        part.write_text(json.dumps(kept), encoding="utf-8")
+
+
+@contextmanager
+def part_of(file: Path) -> Iterator[Path]:
+    """Yield a file to write, which then replaces ``file``; it is removed where that fails."""
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with naming(file):
+            yield part
+            part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Have an OSError name a file that is written: what a full disk raises names none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from None

@@ -176,4 +176,4 @@ def save_file(tensors: dict[str, Array], file: Path, metadata: dict[str, str]) -
     try:
         save({name: np.asarray(each, order="C") for name, each in tensors.items()}, file, metadata)
     except Exception as error:
-        raise ModelError(f"{file.name} cannot be written ({one_line(error)}).") from None
+        raise ModelError(f"{file} cannot be written ({one_line(error)}).") from None

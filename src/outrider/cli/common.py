@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..base.kept import naming
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def write_json(report: Any, file: str | None) -> None:
     if file == "-":
         write(text)
     elif file is not None:
-        Path(file).write_text(text, encoding="utf-8")
+        with naming(Path(file)):
+            Path(file).write_text(text, encoding="utf-8")
 
 
 def write_report(report: Any, as_json: bool, out: str | None) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import quantiles
@@ -167,6 +167,8 @@ class Metrics(Collector):
 
     def __init__(self, llm: AsyncLLM, model: str, slo: Mapping[str, float]) -> None:
         self.registry = CollectorRegistry()
+        self.others: list[Callable[[], tuple[Family, ...]]] = []
+        """What else tells families."""
         self.llm = llm
         self.by_drafter: dict[str, Counts] = {}
         self.tokens = 0
@@ -371,6 +373,7 @@ class Metrics(Collector):
             (counter, "outrider_engine_restarts", "Starts of the engine after a death.", (),
              {(): self.llm.restarts}),
             *self._believed(),
+            *(family for told in self.others for family in told()),
         )  # fmt: skip
 
     def _believed(self) -> tuple[Family, ...]:

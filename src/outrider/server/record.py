@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -23,8 +24,12 @@ from .log import logger
 FILE = "prompts.jsonl"
 LONGEST = 1 << 20
 """Characters of a prompt above which it is left out: it is held while its request runs."""
+LONGEST_LINE = 1 << 24
+"""Bytes that are read at a time of a file that is there, which may not be one of lines."""
 MOST_WAITING = 1 << 24
 """Characters that may wait to be written; what comes beyond is left out."""
+MOST_KNOWN = 1 << 18
+"""Records by whose hashes duplicates are known; the oldest are forgotten first."""
 END_SECONDS = 2.0
 """At most so long a server that ends waits for the last records."""
 FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -52,6 +57,7 @@ class Recorder:
 
     Attributes:
         records, size: lines and bytes of the file.
+        written, duplicates: records since the start, and those that were there already.
         stopped: why nothing is written any more: "full" or "failed".
 
     Raises ConfigError: the file cannot be written to.
@@ -62,9 +68,11 @@ class Recorder:
         self.stopped: str | None = None
         self._given = self._taken = 0  # characters; each is changed by one thread
         self._refused = self._dropped = 0  # records, likewise
+        self.written = self.duplicates = 0
         self._told = False
+        self._known: dict[bytes, None] = {}
         self._queue: SimpleQueue[list[Record] | None] = SimpleQueue()
-        self.records, self.size = check(how.folder)
+        self.records, self.size = check(how.folder, self._know)
         if self.size >= how.most:
             self._stop("full", "it is full")
         self._thread = Thread(target=self._work, name="outrider-record", daemon=True)
@@ -89,8 +97,13 @@ class Recorder:
         return {
             "records": self.records, "bytes": self.size, "max_bytes": self.how.most,
             "answers": self.how.answers, "redacted": self.how.redact is not None,
-            "left_out": self._refused + self._dropped, "stopped": self.stopped,
+            "duplicates": self.duplicates, "left_out": self.left_out, "stopped": self.stopped,
         }  # fmt: skip
+
+    @property
+    def left_out(self) -> int:
+        """The records that came too fast, were redacted away, or found no room."""
+        return self._refused + self._dropped
 
     def told(self) -> str:
         """Return what is recorded, as a line of the greeting."""
@@ -104,14 +117,15 @@ class Recorder:
 
     def _work(self) -> None:
         while (records := self._queue.get()) is not None:
-            before, size = self.records, sum(map(_characters, records))
+            before = self.written + self.duplicates
+            size = sum(map(_characters, records))
             try:
                 lines = [line for record in records if (line := self._line(record)) is not None]
                 if lines and not self.stopped:
                     self._write(lines)
             except OSError as error:
                 self._stop("failed", f"it cannot be written to ({error.strerror})")
-            self._dropped += len(records) - (self.records - before)
+            self._dropped += len(records) - (self.written + self.duplicates - before)
             self._taken += size
 
     def _line(self, record: Record) -> bytes | None:
@@ -142,13 +156,29 @@ class Recorder:
         with closing(_Opened(self.how.folder)) as file:
             for line in lines:
                 size = file.size()
-                line = line if file.ends_a_line(size) else b"\n" + line
-                if size + len(line) > self.how.most:
+                if not size:  # another file has begun
+                    self._known.clear()
+                if self._is_known(line):
+                    self.duplicates += 1
+                    continue
+                whole = line if file.ends_a_line(size) else b"\n" + line
+                if size + len(whole) > self.how.most:
                     self._stop("full", "it is full")
                     return
-                file.append(line, size)
+                file.append(whole, size)
+                self._know(line)
                 self.records += 1
-                self.size = size + len(line)
+                self.written += 1
+                self.size = size + len(whole)
+
+    def _is_known(self, line: bytes) -> bool:
+        return _hash(line) in self._known
+
+    def _know(self, line: bytes) -> None:
+        """Remember a line of the file."""
+        self._known[_hash(line)] = None
+        if len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
 
     def _stop(self, reason: str, told: str) -> None:
         self.stopped = reason
@@ -192,18 +222,23 @@ class _Opened:
         os.close(self.file)
 
 
-def check(folder: Path) -> tuple[int, int]:
+def _hash(line: bytes) -> bytes:
+    return blake2b(line, digest_size=12).digest()
+
+
+def check(folder: Path, told: Callable[[bytes], None]) -> tuple[int, int]:
     """Return the lines and bytes recorded in a folder, which is made if it is missing.
 
-    Raises ConfigError: nothing can be written there.
+    ``told`` gets each line. Raises ConfigError: nothing can be written there.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _Opened(folder).close()
         lines = size = 0
         with (folder / FILE).open("rb") as file:
-            while part := file.read(1 << 20):
-                lines, size = lines + part.count(b"\n"), size + len(part)
+            while line := file.readline(LONGEST_LINE):
+                told(line)
+                lines, size = lines + line.endswith(b"\n"), size + len(line)
         return lines, size
     except OSError as error:
         raise ConfigError(

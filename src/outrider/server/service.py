@@ -1,11 +1,14 @@
 """The parts of a server that its calls share."""
 
+from functools import partial
+
 from ..async_llm import AsyncLLM
 from ..errors import shown
 from .admission import Lease, Queue
 from .errors import Refusal
 from .metrics import Metrics, Stats
 from .record import Recorder
+from .recorded import recorded
 from .settings import Settings
 from .texts import Texts
 
@@ -26,6 +29,8 @@ class Service:
         self.queue = Queue(settings.max_queued_requests, settings.max_queued_tokens)
         self.texts = Texts(llm.inputs)
         self.recorder = Recorder(settings.recording) if settings.recording else None
+        if self.recorder is not None:
+            self.metrics.others.append(partial(recorded, self.recorder))
 
     def check_model(self, name: str | None) -> None:
         """Refuse another model than the one that is served. Raises Refusal: 404."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from ..bench.load.datasets import load_prompts
 from ..bench.machine import machine
+from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import find_folder
 from ..checkpoints.heads import read_head
 from ..checkpoints.tokenizers import read_codec
@@ -25,6 +26,7 @@ from ..errors import ConfigError, RequestError
 from ..text.codec import TextCodec
 from .data import DataOptions, make_data
 from .loop import Plan
+from .needs import check_adapting
 from .run_distill import DistillOptions, train_drafter, usual_rate
 from .run_heads import WORK, HeadOptions, train_head
 from .served import MOST_PROMPTS, Served, Serving, error_of_mean, held_out_prompts
@@ -144,6 +146,10 @@ def adapt(
     head = read_head(begin)
     usual = usual_rate(begin, options.model.rank) if head is None else HEAD_RATE
     whole = replace(options.plan, rate=usual if options.rate is None else options.rate)
+    check_adapting(
+        open_checkpoint(folder), begin, head, out, whole, options.data, options.head.depth,
+        options.model.rank, len(SHARES),
+    )  # fmt: skip
     told("the target answers the prompts")
     data = make_data(target, out / "data", options.data, lambda *_: None, told)
     samples, context = data.read(), data.about.context

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from .. import __version__
-from ..base.kept import read_kept
+from ..base.kept import part_of, read_kept
 from ..bench.machine import machine
 from ..checkpoints.extras import Extras
 from ..checkpoints.heads import Head, read_head
@@ -62,7 +62,8 @@ def write_card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> No
     file = folder / CARD
     if file.exists() and "Licence: not chosen yet" not in file.read_text(encoding="utf-8"):
         return
-    file.write_text(card(folder, work, data, judged), encoding="utf-8")
+    with part_of(file) as part:
+        part.write_text(card(folder, work, data, judged), encoding="utf-8")
 
 
 def card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> str:
@@ -104,7 +105,8 @@ def add_measured(folder: Path, extras: Extras) -> None:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if end:
-        file.write_text(f"{before}{begin}\n{table(extras)}\n{end}{after}", encoding="utf-8")
+        with part_of(file) as part:
+            part.write_text(f"{before}{begin}\n{table(extras)}\n{end}{after}", encoding="utf-8")
 
 
 def table(extras: Extras) -> str:

@@ -13,9 +13,10 @@ from ..checkpoints.families import find_folder
 from ..errors import ConfigError
 from ..llm import LLM
 from .answers import write_answers
+from .forecast import check_data
 from .prompts import digest, read_prompts, save_prompts
 from .samples import MANIFEST, About, DataFolder
-from .self_prompts import write_prompts
+from .self_prompts import TOKENS, write_prompts
 
 TOGETHER = 64
 """Answers that are decoded together."""
@@ -24,6 +25,8 @@ CONTEXT = 1024
 OWN_PROMPTS = 5000
 """Prompts that a target writes itself unless it is told how many."""
 PROMPTS = "prompts.jsonl"
+SPACE = " " * 4 * TOKENS
+"""As long as a prompt of its own, about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +61,11 @@ def make_data(
     """
     file, folder = options.prompts, find_folder(target)
     items = [] if file is None else read_prompts(file, options.skip_bad, said)[: options.samples]
-    known = open_checkpoint(folder).shape.context
+    checkpoint = open_checkpoint(folder)
+    known = checkpoint.shape.context
     context = min(CONTEXT, known) if options.context is None else options.context
+    asked = items or [Item(SPACE)] * (options.samples or OWN_PROMPTS)
+    check_data(checkpoint, asked, options.max_tokens, context, TOGETHER, out)
     llm = LLM(folder, max_num_seqs=TOGETHER, max_model_len=context)
     if file is None:
         items = _own_prompts(llm, out / PROMPTS, options, told)

@@ -24,6 +24,8 @@ from .head_files import write_checkpoint
 
 FAMILIES = "llama", "mistral", "qwen2", "qwen3"
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+OTHER = "give another drafter, or none to begin with the target's layers"
+"""The remedy for a drafter that is not trained."""
 GATE, UP, DOWN = (f"mlp.{part}_proj.weight" for part in ("gate", "up", "down"))
 
 
@@ -34,6 +36,18 @@ class SmallModel(NamedTuple):
     config: dict[str, Any]
 
 
+def config_of(
+    target: Checkpoint, begin: Path | None, layers: Sequence[int] = (), neurons: int | None = None
+) -> dict[str, Any]:
+    """Return the config of the drafter in ``begin``, or of a new one, see ``made_of``.
+
+    Raises ConfigError: it is of another family than those that are trained.
+    """
+    if begin is None:
+        return _made_config(target, layers, neurons)[0]
+    return _config(open_checkpoint(begin), OTHER)
+
+
 def read_drafter(folder: Path, target: Files) -> SmallModel:
     """Return the drafter in ``folder``, which may be a GGUF file or quantised otherwise.
 
@@ -42,7 +56,7 @@ def read_drafter(folder: Path, target: Files) -> SmallModel:
     """
     files = Files(folder)
     checkpoint = open_checkpoint(files)
-    config = _config(checkpoint, "give another drafter, or none to begin with the target's layers")
+    config = _config(checkpoint, OTHER)
     if has_tokenizer(files) and has_tokenizer(target):
         entries = differences(target, files)
         if entries:
@@ -50,7 +64,7 @@ def read_drafter(folder: Path, target: Files) -> SmallModel:
                 f"{folder} has another tokenizer than the target ({'; '.join(entries[:3])}); give "
                 "a drafter with the target's, or none to begin with the target's layers."
             )
-    module = _module(config)
+    module = module_of(config)
     _fill(module, {n: _read(checkpoint, n, *p.shape) for n, p in module.named_parameters()})
     return SmallModel(module, config)
 
@@ -61,21 +75,9 @@ def made_of(target: Checkpoint, layers: Sequence[int], neurons: int | None) -> S
     Layers below 0 count from the last. Each MLP keeps the ``neurons`` whose three weight rows have
     the largest product of norms; None for as many as the model is wide.
     """
-    config = _config(target, "name a drafter to begin with (--from)")
-    count, inner, width = (
-        config[name] for name in ("num_hidden_layers", "intermediate_size", "hidden_size")
-    )
-    if not layers or not all(-count <= each < count for each in layers):
-        told = ", ".join(map(str, layers)) or "none"
-        raise ConfigError(
-            f"layers are {told}; give some of 0 to {count - 1}, or of -{count} to -1."
-        )
-    chosen = [each % count for each in layers]
-    config["num_hidden_layers"] = len(chosen)
-    config["intermediate_size"] = kept = min(inner, neurons or width)
-    if config.get("layer_types"):
-        config["layer_types"] = [config["layer_types"][each] for each in chosen]
-    module = _module(config)
+    config, chosen, inner = _made_config(target, layers, neurons)
+    width, kept = config["hidden_size"], config["intermediate_size"]
+    module = module_of(config)
     values: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
         match = LAYER.fullmatch(name)
@@ -92,6 +94,27 @@ def made_of(target: Checkpoint, layers: Sequence[int], neurons: int | None) -> S
             values[f"model.layers.{place}.{part}"] = value
     _fill(module, values)
     return SmallModel(module, config)
+
+
+def _made_config(
+    target: Checkpoint, layers: Sequence[int], neurons: int | None
+) -> tuple[dict[str, Any], list[int], int]:
+    """Return a new drafter's config, the target's layers that it has, and the target's neurons."""
+    config = _config(target, "name a drafter to begin with (--from)")
+    count, inner, width = (
+        config[name] for name in ("num_hidden_layers", "intermediate_size", "hidden_size")
+    )
+    if not layers or not all(-count <= each < count for each in layers):
+        told = ", ".join(map(str, layers)) or "none"
+        raise ConfigError(
+            f"layers are {told}; give some of 0 to {count - 1}, or of -{count} to -1."
+        )
+    chosen = [each % count for each in layers]
+    config["num_hidden_layers"] = len(chosen)
+    config["intermediate_size"] = min(inner, neurons or width)
+    if config.get("layer_types"):
+        config["layer_types"] = [config["layer_types"][each] for each in chosen]
+    return config, chosen, inner
 
 
 def strongest(gate: Tensor, up: Tensor, down: Tensor, count: int) -> Tensor:
@@ -127,7 +150,7 @@ def _config(checkpoint: Checkpoint, remedy: str) -> dict[str, Any]:
     return config
 
 
-def _module(config: Mapping[str, Any]) -> nn.Module:
+def module_of(config: Mapping[str, Any]) -> nn.Module:
     """Return the module that a config describes, in fp32."""
     named = {name: value for name, value in config.items() if name != "dtype"}
     module: nn.Module = AutoModelForCausalLM.from_config(

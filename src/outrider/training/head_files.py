@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..base.kept import part_of
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import BFLOAT16, FLOAT32, Array, cast
 from ..checkpoints.extras import KEY
@@ -85,7 +86,7 @@ def write_new_eagle3(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None
     Its output head and last norm are the target's.
     """
     a, loader = target_loader(checkpoint)
-    config, ids = _new_config(checkpoint, a, new), new.ids
+    config, ids = eagle3_config(checkpoint, a, new), new.ids
     tensors = {} if len(ids) == a.vocab_size else mapping(ids, a.vocab_size)
     head = described(folder, config)
     table, generator = loader.table(), np.random.default_rng(new.seed)
@@ -131,12 +132,12 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: dict[str,
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Write a config to a folder, whole or not at all."""
-    part = folder / ".config"
-    part.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    part.replace(folder / "config.json")
+    with part_of(folder / "config.json") as part:
+        part.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
-def _new_config(checkpoint: Checkpoint, a: Architecture, new: NewHead) -> dict[str, Any]:
+def eagle3_config(checkpoint: Checkpoint, a: Architecture, new: NewHead) -> dict[str, Any]:
+    """Return the config of an untrained EAGLE-3 head."""
     parameters = rope_parameters(checkpoint.config)
     theta = parameters.get("rope_theta", 10_000.0)
     names, more = getattr(checkpoint.config, "architectures", None) or [], new.layout == SPECULATORS

@@ -19,7 +19,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..base.kept import read_kept, write_kept
+from ..base.kept import naming, part_of, read_kept, write_kept
 from ..errors import ConfigError, TrainingError, shown
 from .muon import Muon
 from .samples import Sample, Samples, batches
@@ -345,7 +345,7 @@ class Training:
             return
         file = self.folder / CURVES
         new = not file.exists()
-        with file.open("a", encoding="utf-8", newline="") as opened:
+        with naming(file), file.open("a", encoding="utf-8", newline="") as opened:
             writer = csv.writer(opened)
             if new:
                 writer.writerow(COLUMNS)
@@ -364,12 +364,11 @@ class Training:
             "seconds": self.seconds, "tokens": self.tokens, "best": self.best,
             "since": self.since,
         }  # fmt: skip
-        part = self.folder / f".{STATE}"
-        try:
-            torch.save(state, part)
-        except RuntimeError as error:  # torch's writer hides what the system said
-            raise OSError(f"{part} cannot be written ({str(error).splitlines()[0]})") from None
-        part.replace(self.folder / STATE)
+        with part_of(self.folder / STATE) as part, part.open("wb") as opened:
+            try:
+                torch.save(state, opened)
+            except RuntimeError as error:  # torch's writer hides what the system said
+                raise error.__context__ or error from None
 
     def _load(self) -> None:
         """Go on from what was saved, if anything was."""
@@ -388,13 +387,15 @@ class Training:
             self._cut_curves()
 
     def _cut_curves(self) -> None:
-        """Drop the lines of steps that come again."""
+        """Drop the lines of steps that come again, and one that a full disk has cut."""
         file = self.folder / CURVES
         if not file.exists():
             return
         lines = file.read_text(encoding="utf-8").splitlines()
-        kept = lines[:1] + [n for n in lines[1:] if int(n.partition(",")[0]) <= self.step]
-        file.write_text("\n".join(kept) + "\n", encoding="utf-8")
+        whole = [line for line in lines[1:] if line.count(",") == len(COLUMNS) - 1]
+        kept = [line for line in whole if int(line.partition(",")[0]) <= self.step]
+        with part_of(file) as part:
+            part.write_text("\n".join([",".join(COLUMNS), *kept, ""]), encoding="utf-8")
 
 
 def on_cpu() -> bool:

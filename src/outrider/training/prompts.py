@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ..base.kept import part_of
 from ..bench.load.datasets import load_prompts
 from ..bench.workload import Item, item_of
 from ..errors import ConfigError
@@ -112,12 +113,10 @@ def _of_folder(folder: Path) -> Iterator[tuple[str, Any]]:
 def save_prompts(items: Sequence[Item], file: Path) -> None:
     """Write prompts as JSON lines."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}")
-    with part.open("w", encoding="utf-8") as opened:
+    with part_of(file) as part, part.open("w", encoding="utf-8") as opened:
         for item in items:
             said = {"messages": list(item.messages)} if item.messages else {"prompt": item.prompt}
             opened.write(json.dumps(said, ensure_ascii=False) + "\n")
-    part.replace(file)
 
 
 def digest(items: list[Item]) -> str:

@@ -12,16 +12,17 @@ from ..checkpoints.files import Files
 from ..errors import ConfigError
 from .curves import draw_curves
 from .distill import DistillTask
-from .drafter_files import made_of, read_drafter, save_drafter
+from .drafter_files import config_of, made_of, read_drafter, save_drafter
 from .loop import Plan, Training
 from .lora import add_low_rank, merged_weights
 from .losses import LOSSES
+from .needs import check_training, drafter_trainee
 from .parity import check_drafter
 from .run_heads import CHECKED, WORK, Trained, served_on
 from .samples import DataFolder
 from .served import Served
 from .targets import Target, open_target
-from .teacher import Teacher, room_for_lessons
+from .teacher import Teacher
 
 RATE, NEW_RATE, LOW_RANK_RATE = 2e-5, 1e-3, 2e-4
 """Learning rates for a drafter that exists, for one of a target's layers, and by LoRA."""
@@ -80,6 +81,12 @@ def train_drafter(
     context = data.about.context
     checkpoint, model = opened or open_target(target, data)
     files, known = Files(target), model.shape.vocab_size
+    samples = data.read().share(options.share)
+    config = config_of(checkpoint, begin, options.layers, options.neurons)
+    trainee = drafter_trainee(checkpoint, samples, config, options.rank, context)
+    if options.own:  # answers that are new each time
+        trainee = trainee._replace(lessons=0)
+    room = check_training(trainee, checkpoint, plan, out)
     small = (
         made_of(checkpoint, options.layers, options.neurons)
         if begin is None
@@ -88,7 +95,6 @@ def train_drafter(
     if options.rank:
         add_low_rank(small.module, options.rank, options.alpha, plan.seed)
     ids = min(known, small.config["vocab_size"])  # some are only there to round the number
-    room = 0 if options.own else room_for_lessons()
     teacher = Teacher(model, context, (), None if ids == known else np.arange(ids), room)
     task = DistillTask(
         small.module, teacher, ids, LOSSES[options.loss], options.temperature, options.own,
@@ -98,14 +104,13 @@ def train_drafter(
         "kind": "distill", "target": str(target), "begin": None if begin is None else str(begin),
         "data": [shard.sha256 for shard in data.shards], **asdict(options),
     }  # fmt: skip
-    samples = data.read().share(options.share)
     training = Training(task, samples, plan, out / WORK, about)
     judged = training.run()
     served: list[Served] = []
     if training.accelerator.is_main_process:
-        draw_curves(out / WORK)
         with training.average.applied(), torch.no_grad():
             save_drafter(small.config, merged_weights(small.module), files, out)
+            draw_curves(out / WORK)
             check_drafter(out, task, context, samples.held_out[:CHECKED])
         served = served_on(samples, target, model, out, options.depth, context)
     return Trained(judged, served)

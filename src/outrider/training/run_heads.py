@@ -33,11 +33,12 @@ from .loop import Judged, Plan, Training, on_cpu
 from .losses import LOSSES
 from .measure import note
 from .medusa import load_medusa, save_medusa, write_new_medusa
+from .needs import check_training, head_trainee
 from .parity import check_served
 from .samples import DataFolder, Samples
 from .served import Served, Serving, held_out_prompts
 from .targets import Target, open_target
-from .teacher import Teacher, room_for_lessons
+from .teacher import Teacher
 
 WORK, BEGUN = "training", "begun"
 """The folder inside a head's for what going on needs, and inside it the head that it began as."""
@@ -132,22 +133,30 @@ def train_head(
     vocab_size = model.shape.vocab_size
     samples, begun = data.read().share(options.share), out / WORK / BEGUN
     with PartialState(cpu=on_cpu()).main_process_first():
+        new = None
         if begin is None and not (begun / "config.json").exists():
             layers = options.layers or usual_layers(model.hidden_layers)
-            fuse = None if kind == MEDUSA else fitted_fuse(model, samples.train, layers, context)
             counts = samples.counts(vocab_size)
             ids = frequent_ids(counts, options.coverage, MOST_IDS)
             mask = int(counts.argmin()) if kind == PEAGLE else None
             new = NewHead(
-                str(target), ids, layers, options.depth, plan.seed, options.layout, fuse, mask
+                str(target), ids, layers, options.depth, plan.seed, options.layout, mask_token=mask
             )
+        source = new or open_head(begin or begun, kind)
+        trainee = head_trainee(
+            kind, checkpoint, samples, source, plan, options.depth, context, begin is None
+        )
+        room = check_training(trainee, checkpoint, plan, out)
+        if new is not None:
+            if kind != MEDUSA:
+                new = new._replace(fuse=fitted_fuse(model, samples.train, new.layers, context))
             method.write_new(begun, checkpoint, new)
     head = open_head(begin or begun, kind)
     check_target(head, model.shape, model.hidden_size, model.hidden_layers)
     ids = ids_of(head)
     whole = np.array_equal(ids, np.arange(vocab_size))
     layers = head.target_layers(model.hidden_layers)
-    teacher = Teacher(model, context, layers, None if whole else ids, room_for_lessons())
+    teacher = Teacher(model, context, layers, None if whole else ids, room)
     module = method.load(head, checkpoint, context)
     task = HeadTask(module, teacher, ids, options.depth, LOSSES[options.loss], options.fading)
     about = {
@@ -158,8 +167,8 @@ def train_head(
     judged = training.run()
     served: list[Served] = []
     if training.accelerator.is_main_process:
-        draw_curves(out / WORK)
         method.save(module, training.average.values, out, {})
+        draw_curves(out / WORK)
         write_card(out, out / WORK, data, judged)
         if isinstance(model, NativeTransformer):
             with training.average.applied():

@@ -10,6 +10,7 @@ from ..engine.build import load_target
 from ..engine.setup import set_up
 from ..errors import ConfigError
 from ..models.base import Model
+from .forecast import check_weights
 from .samples import DataFolder
 
 
@@ -26,6 +27,7 @@ def open_target(folder: Path, data: DataFolder) -> Target:
     Raises ConfigError: the data is of another target.
     """
     setup = set_up(folder, None, {"max_model_len": data.about.context, "max_num_seqs": 1})
+    check_weights(setup.checkpoint)
     target = Target(setup.checkpoint, load_target(setup.checkpoint, setup.config))
     known = target.model.shape.vocab_size
     if data.about.vocab_size != known:

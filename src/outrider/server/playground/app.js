@@ -71,6 +71,7 @@ async function connect() {
     byId("length").max = speculation.max_num_speculative_tokens;
     if (!before) byId("length").value = speculation.num_speculative_tokens ?? "";
     showBeliefs(speculation.controller);
+    showRecording(speculation.recording);
     say(
       speculation.enabled
         ? (gone ? "The server is back." : "") : "Speculation is switched off on this server.",
@@ -130,9 +131,19 @@ function showBeliefs(beliefs) {
   byId("survival").replaceChildren(...rows);
 }
 
+// Whoever types here is told what is kept of it.
+function showRecording(recording) {
+  const told = byId("recording");
+  told.hidden = !recording || Boolean(recording.stopped);
+  const what = recording?.answers ? "prompts and answers" : "prompts";
+  told.textContent = `This server records ${what}, to train drafters on.`;
+}
+
 async function refresh() {
   try {
-    showBeliefs((await ask("/v1/speculation")).controller);
+    const speculation = await ask("/v1/speculation");
+    showBeliefs(speculation.controller);
+    showRecording(speculation.recording);
   } catch {
     // what is under way says what is wrong
   }

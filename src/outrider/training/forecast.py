@@ -1,0 +1,135 @@
+"""Forecasts the memory and the disk that a job takes, and refuses what clearly does not fit."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from ..base.config import EngineConfig, free_memory
+from ..bench.workload import Item
+from ..checkpoints.checkpoint import Checkpoint
+from ..engine.memory import working_bytes
+from ..engine.probe import footprint
+from ..errors import MemoryBudgetError, TrainingError
+from ..models.native import is_native
+
+CLEARLY = 0.9
+"""Share of a forecast, which is rough, that must be free."""
+TOKEN_BYTES = 5
+"""Bytes of a token in a data folder: its id, and whether the target said it."""
+SAMPLE_BYTES = 16
+"""Bytes of a sample beside its tokens."""
+TEMPLATE_TOKENS = 32
+"""Tokens that a template adds to a message, at most, about."""
+
+
+class Need(NamedTuple):
+    """The bytes that a job takes: of memory by what for, and of disk.
+
+    ``files`` are what it leaves, ``passing`` what stands beside them until it replaces one.
+    """
+
+    memory: Mapping[str, int]
+    files: int
+    passing: int = 0
+
+
+def check(
+    job: str, need: Need, folder: Path, remedy: str, loaded: int = 0, spare: int = 0
+) -> int:  # fmt: skip
+    """Say on stderr what a job in ``folder`` takes; return how much ``spare`` memory it may have.
+
+    Of what it takes so much is ``loaded`` already. Files that are there already are counted.
+    Raises MemoryBudgetError, TrainingError: clearly less is free; the ``remedy`` is said.
+    """
+    memory, free = sum(need.memory.values()), free_memory() + loaded
+    disk, room = max(0, need.files - written(folder)) + need.passing, free_disk(folder)
+    spare = max(0, min(spare, free - memory))
+    parts = [f"{what} {size(count)}" for what, count in need.memory.items() if count]
+    parts += [f"and {size(spare)} more for lessons"] if spare else []
+    tqdm.write(
+        f"{job} takes about {size(memory)} of the {size(free)} of memory that are free "
+        f"({', '.join(parts)}), and up to {size(disk)} of {size(room)} of disk",
+        file=sys.stderr,
+    )
+    if free < CLEARLY * memory:
+        raise MemoryBudgetError(
+            f"{job} takes about {size(memory)} of memory, and {size(free)} are free; {remedy}, or "
+            "free memory."
+        )
+    if room < CLEARLY * disk:
+        raise TrainingError(
+            f"{job} takes up to {size(disk)} of disk, and {size(room)} are free at {folder}; free "
+            "some, or give another folder."
+        )
+    return spare
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in words."""
+    if count >= 1e9:
+        return f"{count / 1e9:.1f} GB"
+    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
+
+
+def free_disk(folder: Path) -> int:
+    """Return the bytes that may be written to a folder, which need not be there yet."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def written(folder: Path) -> int:
+    """Return the bytes of the files in a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def weight_bytes(checkpoint: Checkpoint) -> int:
+    """Return the bytes of a target's weights in memory."""
+    return footprint(checkpoint, is_native(checkpoint), False)["weights"]
+
+
+def check_weights(checkpoint: Checkpoint) -> None:
+    """Raise MemoryBudgetError: a target's weights clearly do not fit into the free memory."""
+    weights, free = weight_bytes(checkpoint), free_memory()
+    if free < CLEARLY * weights:
+        raise MemoryBudgetError(
+            f"the target's weights take about {size(weights)} of memory, and {size(free)} are "
+            "free; take a quantised target (outrider quantize), or free memory."
+        )
+
+
+def data_bytes(items: list[Item], max_tokens: int, context: int) -> int:
+    """Return the bytes of the target's answers to prompts at most: no token has less than a byte.
+
+    Answers may be shorter than ``max_tokens``, and no sample is longer than ``context``.
+    """
+    total = 0
+    for item in items:
+        texts = [m["content"] for m in item.messages if m["role"] != "assistant"] or [item.prompt]
+        turns = max(1, sum(m["role"] == "user" for m in item.messages))
+        asked = sum(len(text.encode()) + TEMPLATE_TOKENS for text in texts)
+        total += TOKEN_BYTES * min(context, asked + turns * max_tokens) + SAMPLE_BYTES
+    return total
+
+
+def check_data(
+    checkpoint: Checkpoint, items: list[Item], max_tokens: int, context: int, together: int,
+    out: Path,
+) -> None:  # fmt: skip
+    """Say what it takes to have ``together`` prompts at a time answered; see ``check``."""
+    config = EngineConfig(max_num_seqs=together, max_model_len=context)
+    a = checkpoint.architecture
+    width = 0 if a is None else a.hidden_size
+    memory = {
+        "the target": weight_bytes(checkpoint),
+        "a step": working_bytes(config, checkpoint.shape.vocab_size, width, ()),
+    }
+    need = Need(memory, data_bytes(items, max_tokens, context))
+    check("answering", need, out, "take a quantised target (outrider quantize)")

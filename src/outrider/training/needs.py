@@ -1,0 +1,236 @@
+"""The memory and disk that a training takes, reckoned on a module without memory (torch's meta)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.files import Files
+from ..checkpoints.head_tensors import HeadTensors
+from ..checkpoints.heads import MEDUSA, Head
+from .data import CONTEXT, DataOptions
+from .drafter_files import config_of, module_of
+from .eagle3 import Eagle3, Rows
+from .forecast import Need, check, weight_bytes
+from .head_files import (
+    EMBEDDING,
+    NewHead,
+    described,
+    eagle3_config,
+    target_loader,
+)
+from .heads import MOST_LOGITS
+from .loop import Optimisers, Plan, on_cpu, trained
+from .lora import add_low_rank
+from .medusa import Medusa
+from .samples import Sample, Samples, batches
+from .teacher import KNOWN_IDS, ROWS, room_for_lessons
+
+META = torch.device("meta")
+COPIES = 5
+"""Times that a part's logits are held: themselves, log q, and gradients on the way back."""
+REMEDY = "lower --batch, or train a smaller drafter"
+LEAST_ROWS = 64
+"""Rows of a part, however many ids there are."""
+FEW = 16
+"""Tokens of a pass from which a sample's follows: here, unlike on a CPU, attention is kept."""
+USUAL_LAYERS = 3
+"""Layers of a target that a head is made from unless it says otherwise."""
+
+
+def nbytes(*tensors: Tensor) -> int:
+    """Return the bytes of tensors."""
+    return sum(each.nbytes for each in tensors)
+
+
+def graph_bytes(module: nn.Module, forward: Callable[[], Any]) -> int:
+    """Return the bytes that a forward pass of a module without memory keeps for the way back."""
+    own = {each.untyped_storage()._cdata for each in (*module.parameters(), *module.buffers())}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage  # held, so that no other gets its place
+        return tensor
+
+    with META, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def state_bytes(module: nn.Module, plan: Plan) -> int:
+    """Return the bytes of the optimisers' states of a module, which must be on the meta device."""
+    optimisers = Optimisers(module, plan)
+    for parameter in module.parameters():
+        parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+    optimisers.step(plan.rate)
+    module.zero_grad()
+    states = (each for one in optimisers.state_dict() for each in one["state"].values())
+    return sum(value.nbytes for state in states for value in state.values())
+
+
+def lesson_bytes(sample: Sample, context: int, layers: int, width: int, ids: int) -> int:
+    """Return the bytes of the lesson of a sample, see ``Lesson``."""
+    tokens = sample.tokens[:context]
+    said = int(sample.said[1 : len(tokens)].sum())
+    return len(tokens) * (8 + 2 * layers * width) + said * (8 + 8 + 6 * min(KNOWN_IDS, ids))
+
+
+def rows_like(samples: Sequence[Sample], context: int, wide: int) -> Rows:
+    """Return rows as of the lessons of samples, on the meta device."""
+    said = [each.said[:context] for each in samples]
+    begins = [0, *accumulate(len(each) - 1 for each in said)]
+    firsts = [0, *accumulate(int(each[2:].sum()) for each in said)]
+    with META:
+        whole = torch.empty(begins[-1], dtype=torch.long)
+        drafts = torch.empty(firsts[-1], dtype=torch.long)
+        return Rows(whole, whole, torch.empty(begins[-1], wide), drafts, begins, firsts)
+
+
+class Trainee(NamedTuple):
+    """A module on the meta device, and the bytes that its training takes beside its own.
+
+    ``batch`` are of memory while it learns from a batch, ``lessons`` of all lessons. ``saved`` and
+    ``begun`` are of its checkpoint and of what it began as, where that is kept.
+    """
+
+    module: nn.Module
+    batch: int
+    lessons: int
+    saved: int
+    begun: int = 0
+
+    def need(self, plan: Plan, target: int) -> Need:
+        """Return what its training takes beside a ``target`` of so many bytes."""
+        learned = nbytes(*trained(self.module).values())
+        states = state_bytes(self.module, plan)
+        memory = {
+            "the target": target,
+            "weights": nbytes(*self.module.parameters(), *self.module.buffers()),
+            "gradients and average": 2 * learned, "optimisers": states, "a batch": self.batch,
+        }  # fmt: skip
+        state = 2 * learned + states
+        return Need(memory, state + self.saved + self.begun, max(state, self.saved))
+
+
+def check_training(trainee: Trainee, checkpoint: Checkpoint, plan: Plan, out: Path) -> int:
+    """Say what a training in ``out`` takes; return the memory for lessons. Raises: see ``check``.
+
+    The target is loaded already. Processes that train as one share what is left for lessons.
+    """
+    processes = PartialState(cpu=on_cpu()).num_processes
+    target = weight_bytes(checkpoint)
+    spare = min(trainee.lessons, room_for_lessons() // processes)
+    return check("training", trainee.need(plan, target), out, REMEDY, target, spare)
+
+
+def check_adapting(
+    checkpoint: Checkpoint, begin: Path, head: Head | None, out: Path, plan: Plan,
+    data: DataOptions, depth: int, rank: int, times: int,
+) -> None:  # fmt: skip
+    """Say what adapting takes, which trains so many ``times``, before there is data; see ``check``.
+
+    Samples are taken to be as long as they may be.
+    """
+    context = data.context or min(CONTEXT, checkpoint.shape.context)
+    said = min(data.max_tokens, context // 2)
+    like = Sample(np.zeros(context, np.int32), np.arange(context) >= context - said, 0)
+    samples = Samples([like] * (1 + plan.batch // said))
+    if head is None:
+        config = config_of(checkpoint, begin)
+        trainee = drafter_trainee(checkpoint, samples, config, rank, context)
+    else:
+        trainee = head_trainee(head.kind, checkpoint, samples, head, plan, depth, context)
+    need = trainee.need(plan, weight_bytes(checkpoint))
+    check("adapting", need._replace(files=times * need.files + trainee.saved), out, REMEDY)
+
+
+def head_trainee(
+    kind: str, checkpoint: Checkpoint, samples: Samples, source: Head | NewHead, plan: Plan,
+    depth: int, context: int, begun: bool = False,
+) -> Trainee:  # fmt: skip
+    """Return what is trained where a head begins as another or anew.
+
+    Its folder has what it was ``begun`` as, too.
+    """
+    if isinstance(source, Head):
+        head = source
+        entries = map(HeadTensors(head.files).entry, ("d2t", "t2d", EMBEDDING))
+        fixed = sum(entry.nbytes for entry in entries if entry is not None)
+    else:
+        head = new_head(kind, checkpoint, source)
+        fixed = 8 * len(source.ids) + checkpoint.shape.vocab_size
+    module = empty_head(head, context)
+    learned = nbytes(*trained(module).values())
+    taken = 1 if kind == MEDUSA else len(head.layers or range(USUAL_LAYERS))
+    drafted = head.vocab_size if head.architecture is None else head.architecture.vocab_size
+
+    def lessons(some: Sequence[Sample]) -> int:
+        return sum(lesson_bytes(s, context, taken, head.hidden_size, drafted) for s in some)
+
+    batch = next(batches(samples.epoch(plan.seed, 0), plan.batch), samples.held_out)
+    rows = rows_like(batch, context, taken * head.hidden_size)
+    held = (
+        graph_bytes(module, lambda: [*module.unroll(rows, depth)])
+        + logit_bytes(rows.firsts[-1], drafted)
+        + lessons(batch)
+        + pass_bytes(checkpoint)
+    )
+    everything = lessons(samples.train + samples.held_out)
+    return Trainee(module, held, everything, learned // 2 + fixed, begun * (learned + fixed))
+
+
+def drafter_trainee(
+    checkpoint: Checkpoint, samples: Samples, config: dict[str, Any], rank: int, context: int
+) -> Trainee:
+    """Return what is trained of a small drafter: all of it, or changes of a ``rank``."""
+    with META:
+        module: Any = module_of(config)
+        saved = nbytes(*module.parameters()) // 2
+        if rank:
+            add_low_rank(module, rank, rank, 0)
+        few = torch.zeros(1, FEW, dtype=torch.long)
+        seen = torch.ones(1, 1, FEW, FEW, dtype=torch.bool)
+        graph = graph_bytes(module, lambda: module.model(few, attention_mask=seen, use_cache=False))
+    ids, everything = config["vocab_size"], samples.train + samples.held_out
+    longest = min(context, max(len(each.tokens) for each in everything))
+    held = graph * longest // FEW + logit_bytes(longest, ids) + pass_bytes(checkpoint)
+    lessons = sum(lesson_bytes(each, context, 0, 0, ids) for each in everything)
+    return Trainee(module, held, lessons, saved)
+
+
+def new_head(kind: str, checkpoint: Checkpoint, new: NewHead) -> Head:
+    """Return a new head, nothing of which is written."""
+    a, _ = target_loader(checkpoint)
+    nowhere = Path("new")
+    if kind == MEDUSA:
+        return Head(Files(nowhere), kind, a.vocab_size, a.hidden_size, None, longest=new.length)
+    return described(nowhere, eagle3_config(checkpoint, a, new))
+
+
+def empty_head(head: Head, context: int) -> Eagle3 | Medusa:
+    """Return a head as a module on the meta device."""
+    with META:
+        if head.architecture is None:
+            return Medusa(head, torch.empty(head.hidden_size), 1e-6).to(META)
+        table = torch.empty(head.vocab_size, head.architecture.hidden_size)
+        return Eagle3(head, table, context).to(META)
+
+
+def logit_bytes(rows: int, ids: int) -> int:
+    """Return the bytes of the logits that are held at a time, of so many rows in parts."""
+    return COPIES * 4 * ids * min(rows, max(LEAST_ROWS, MOST_LOGITS // ids))
+
+
+def pass_bytes(checkpoint: Checkpoint) -> int:
+    """Return the bytes of the logits of a target's forward pass, and of what is taken of them."""
+    return 2 * 4 * ROWS * checkpoint.shape.vocab_size
