@@ -78,11 +78,13 @@ def build_engine(
     *,
     model: Model | None = None,
     rule: AcceptanceRule | None = None,
+    freed: int = 0,
 ) -> Engine:
     """Return an engine that drafts as its setup says, and as requests ask.
 
-    The target may be loaded already; without a rule it is ``config.acceptance_rule``. Raises
-    ModelError, ConfigError or MemoryBudgetError where that cannot be served.
+    The target may be loaded already; without a rule it is ``config.acceptance_rule``. ``freed`` is
+    that of ``plan_budget``. Raises ModelError, ConfigError or MemoryBudgetError where that cannot
+    be served.
     """
     config, tokenizes, folder = setup.config, setup.tokenizes, setup.checkpoint.folder
     _check_placement(config, setup.spec)
@@ -101,7 +103,8 @@ def build_engine(
     together = _together(spec, specs, rule.trees and target.trees)
     context = DrafterContext(target, tokenizes, config, length, rule.needs_logits)
     needs = {name: each.needs(context) for name, each in specs.items()}
-    budget = plan_budget(config, length, target, needs.values(), max(map(len, together), default=1))
+    most = max(map(len, together), default=1)
+    budget = plan_budget(config, length, target, needs.values(), most, freed)
     added = [
         f"drafter {name} adds {memory_of(need)}" + (f" ({need.note})" if need.note else "")
         for name, need in needs.items()
