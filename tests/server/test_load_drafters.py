@@ -31,7 +31,7 @@ from tests.support.tiny import build_checkpoint
 PATH = "/v1/speculation"
 ASKED: dict[str, Any] = {
     "prompt": "for word in the lazy dog: ", "max_tokens": 200, "ignore_eos": True,
-    "temperature": 0.8, "repetition_penalty": 1.1, "n": 3, "seed": 5,
+    "temperature": 0.8, "repetition_penalty": 1.1, "n": 16, "seed": 5,
 }  # fmt: skip
 
 
@@ -70,7 +70,8 @@ def drafters(
 
 @pytest.fixture(scope="module")
 def loading(tiny_llama: Path, drafters: Path) -> Iterator[Served]:
-    with Served(tiny_llama, "--load-drafters", drafters) as found:
+    # Few at once, so that much is left to do when a client has read the first tokens.
+    with Served(tiny_llama, "--load-drafters", drafters, "--max-num-seqs", "2") as found:
         yield found
 
 
