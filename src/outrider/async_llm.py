@@ -244,8 +244,8 @@ class AsyncLLM:
     async def load_drafter(self, drafter: Folder) -> None:
         """Draft with another checkpoint, a folder or file, while requests go on.
 
-        Under ``auto`` it takes the place of the checkpoint there. Requests wait while its weights
-        are read, and what they had in the cache is computed again; their output stays the same.
+        Under ``auto`` it takes the place of the checkpoint there. What requests had in the cache is
+        computed again; their output stays the same.
 
         Raises ConfigError, ModelError, MemoryBudgetError: it cannot be used, and the one before
         goes on; or another one is being loaded. WorkerError: the engine died meanwhile.

@@ -56,7 +56,7 @@ def followed(engine: Engine, target: Path, first: str, file: Path) -> Engine:
     codec = TextCodec(tiny_tokenizer(), None, {}, None, target)
     setup = EngineSetup(open_checkpoint(target), spec, engine.config, codec)
     with patch("outrider.engine.build.find_costs", known_costs):
-        return successor.successor(engine, setup)
+        return successor.successor(engine, successor.opened(setup, engine))
 
 
 def drive(engine: Engine, ids: dict[str, list[Any]], steps: int = 1000) -> None:

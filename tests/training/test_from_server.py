@@ -173,7 +173,8 @@ def test_one_button(
     """A server records, a drafter is adapted to that, and the server drafts with it."""
     monkeypatch.setattr(served, "ROUNDS", 1)
     monkeypatch.setattr(adapt, "MOST_PROMPTS", 4)
-    monkeypatch.setattr(adapt, "MEASURED_TOKENS", 12)
+    monkeypatch.setattr(adapt, "MEASURED_TOKENS", 6)
+    monkeypatch.setattr(adapt, "SHARES", (1.0,))
     drafters = tmp_path / "drafters"
     copytree(tiny_drafter, drafters / "first")
     where = ("--record", tmp_path / "recorded", "--load-drafters", drafters)
@@ -183,7 +184,7 @@ def test_one_button(
             body = {"prompt": some, "max_tokens": 1}
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
         names = ("--from-server", server.url, "--out", tmp_path / "mine", "--load")
-        words = (*names, "--epochs", 1, "--max-tokens", 8, "--json")
+        words = (*names, "--epochs", 1, "--max-tokens", 4, "--json")
         for deploy in (False, True):
             monkeypatch.setattr(adapt, "judge", lambda _, d=deploy: Verdict(d, "so it is."))
             done = outrider("train", "adapt", *words)

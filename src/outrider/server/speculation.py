@@ -9,6 +9,7 @@ from ..engine.control.switch import SpeculationState
 from ..errors import ConfigError, OutriderError, WorkerError, shown
 from . import beliefs
 from .errors import Refusal
+from .log import logger
 from .metrics import RATES
 from .protocol import SpeculationChange, to_refusal
 from .service import Service
@@ -97,6 +98,7 @@ async def load(service: Service, body: SpeculationChange) -> None:
         raise
     except OutriderError as error:
         raise Refusal(str(error), "load") from None
+    logger.info("the drafter is %s from now on", place)
 
 
 def drafter_in(folder: Path, name: str) -> Path:

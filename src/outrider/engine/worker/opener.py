@@ -7,29 +7,30 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...errors import ModelError, OutriderError, shown
+from ..engine import Engine
 from ..setup import EngineSetup, set_up
-from ..successor import check_room
+from ..successor import Opened, opened
 from .messages import WorkerSpec
 
 logger = logging.getLogger("outrider")
 
 
 class Opener:
-    """Reads drafters' checkpoints, except weights; ``folders`` are those of the present ones."""
+    """Reads drafters' checkpoints; ``folders`` are those of the present ones."""
 
     def __init__(self, spec: WorkerSpec, setup: EngineSetup) -> None:
         self._spec, self._codec = spec, setup.codec
         self.folders = setup.folders
 
-    def open(self, drafter: Path) -> EngineSetup | OutriderError:
-        """Return the parts of an engine with a drafter, or why it cannot be used."""
+    def open(self, drafter: Path, engine: Engine) -> Opened | OutriderError:
+        """Return a drafter for the target of an engine, or why it cannot be used."""
         spec = self._spec
         try:
             setup = set_up(spec.model, spec.drafter, spec.options, drafter)
-            check_room(drafter)
+            # The tokenizer of the first one may have been built.
+            return opened(replace(setup, codec=self._codec), engine)
         except Exception as error:
             return as_refusal(error)
-        return replace(setup, codec=self._codec)  # whose tokenizer may have been built
 
 
 def as_refusal(error: Exception) -> OutriderError:

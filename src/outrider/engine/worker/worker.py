@@ -33,8 +33,8 @@ from ..control.summary import summary
 from ..control.switch import SpeculationState
 from ..drafting import MAX_REASON
 from ..engine import Engine
-from ..setup import EngineSetup, set_up
-from ..successor import successor, warm_up
+from ..setup import set_up
+from ..successor import Opened, successor, warm_up
 from .freed_memory import trim_regularly
 from .heartbeat import Pulse
 from .messages import (
@@ -255,10 +255,10 @@ class Worker:
     def _open(self, drafter: Path) -> None:
         """Open a drafter, while steps go on, and have the stepping thread take it."""
         assert self.opener is not None
-        opened = self.opener.open(drafter)
+        opened = self.opener.open(drafter, self.engine)
         self.inbox.put(partial(self._load, drafter, opened))
 
-    def _load(self, drafter: Path, opened: EngineSetup | OutriderError) -> None:
+    def _load(self, drafter: Path, opened: Opened | OutriderError) -> None:
         """Replace the engine by one that drafts with what was opened; if it cannot be, go on."""
         if isinstance(opened, OutriderError):
             self.outlet.send(Loaded(drafter, opened))
@@ -269,7 +269,7 @@ class Worker:
             self.outlet.send(Loaded(drafter, as_refusal(error)))
         else:
             assert self.opener is not None
-            self.opener.folders = opened.folders
+            self.opener.folders = opened.setup.folders
             self.spare, self._told_step = SpareTime(self.engine), -1
             self.outlet.send(Loaded(drafter, self._ready()))
         gc.collect()  # engines are circles: the one that is gone holds its cache
