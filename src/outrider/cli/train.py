@@ -246,7 +246,8 @@ def adapt(
         check_loads(source)
     if source is not None:
         target, drafter = target or source.target, drafter or source.drafter
-        prompts, skip_bad = prompts or keep_prompts(source, out), True  # clients send anything
+        if prompts is None:
+            prompts, skip_bad = keep_prompts(source, out), True  # clients send anything
     if target is None or drafter is None or prompts is None:
         raise ConfigError(
             "give --target, --drafter and --prompts, or --from-server of a server that drafts with "
