@@ -158,6 +158,8 @@ def engine_is_back(server: Served) -> None:
             native.library() is None, reason="the native step is off")),
         ("renamed", 400, "has another tokenizer"),
         ("text.json", 400, "text.json"),
+        ("small/config.json", 400, "is no drafter; give the folder of one"),
+        ("half-out/model.safetensors", 400, "is no drafter"),
         ("out", 400, "links that lead out"),
         ("half-out", 400, "links that lead out"),
         ("circle", 404, "there is no drafter"),

@@ -37,7 +37,7 @@ def warm_up(
 def check_room(drafter: Path) -> None:
     """Raise MemoryBudgetError where the weights of a checkpoint are larger than what is free."""
     files = [*drafter.glob("*.safetensors")] if drafter.is_dir() else [drafter]
-    size, free = sum(file.stat().st_size for file in files), free_memory()
+    size, free = sum(file.stat().st_size for file in files if file.is_file()), free_memory()
     if size > free:
         raise MemoryBudgetError(
             f"{drafter} has {size} bytes of weights, but only {free} are free; give a smaller "

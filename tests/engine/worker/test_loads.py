@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outrider.async_llm import AsyncLLM
+from outrider.base.types import Request, SamplingParams
+from outrider.engine.build import build_engine
 from outrider.engine.control.switch import SpeculationState
+from outrider.engine.setup import set_up
 from outrider.engine.worker import loads
-from outrider.engine.worker.messages import Load, Loaded, Ready
+from outrider.engine.worker.messages import Load, Loaded, Message, Ready, WorkerSpec
+from outrider.engine.worker.opener import Opener
+from outrider.engine.worker.worker import Worker
 from outrider.errors import ConfigError, ModelError, OutriderError, WorkerError
 from tests.support.playing import STATE, Player, in_a_loop, opened, played, settle, start_again
 
@@ -170,3 +177,48 @@ async def test_one_that_is_gone_at_the_next_start_does_not_end_the_server(
     assert lives[-1].spec.loaded is None
     assert llm.failure is None
     assert llm.speculation == STATE
+
+
+class Sent:
+    """Stands for the way to the frontend."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.longest = 0.0
+
+    def send(self, message: Message) -> None:
+        self.messages.append(message)
+
+
+def test_the_worker_changes_its_engine_and_lets_the_old_one_go(
+    tiny_llama: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    spec = WorkerSpec(tiny_llama, "suffix", {})
+    setup, sent = set_up(spec.model, spec.drafter, spec.options), Sent()
+    nothing: Any = sent
+    worker = Worker(build_engine(setup), nothing, nothing, nothing, 0, Opener(spec, setup))
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    worker.engine.add(Request("a", (5, 6, 7), params, 1))
+    worker._step()
+    gone, store = weakref.ref(worker.engine), weakref.ref(worker.engine.verifier.store)
+
+    def load(drafter: Path) -> Ready | Exception:
+        worker._open(drafter)
+        worker.inbox.get()()
+        message = sent.messages[-1]
+        assert isinstance(message, Loaded)
+        assert message.drafter == drafter
+        return message.result
+
+    for wrong in (tmp_path, tmp_path / "none", tiny_drafter / "config.json"):
+        assert isinstance(load(wrong), OutriderError)
+        assert worker.engine is gone()
+    ready = load(tiny_drafter)
+    assert isinstance(ready, Ready)
+    assert ready.folders == {"model": str(tiny_drafter)}
+    assert ready.speculation.drafter == "model"
+    assert gone() is None
+    assert store() is None
+    assert [each.request.id for each in worker.engine.scheduler.waiting] == ["a"]
+    while worker.engine.has_work:
+        worker._step()
