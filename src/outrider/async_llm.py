@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from .base.config import POCKET, EngineConfig, EngineOptions
@@ -16,6 +17,7 @@ from .engine.control.switch import SpeculationState, check_choice
 from .engine.worker import messages
 from .engine.worker.given import given
 from .engine.worker.heartbeat import Watch
+from .engine.worker.loads import Drafting, Loads
 from .engine.worker.post import Post, end_of
 from .engine.worker.process import UNGUARDED, WorkerProcess, unguarded
 from .engine.worker.restarts import Deaths
@@ -51,8 +53,9 @@ class AsyncLLM:
 
     A worker that dies or hangs takes its requests with it (``WorkerError``) and is started again,
     until it has died three times in a minute without a request, or before it was ready. A request
-    that ran alone at two deaths is refused. The worker's process imports the program's main module:
-    a script starts the engine under ``if __name__ == "__main__":``.
+    that ran alone at two deaths is refused. A drafter of ``load_drafter`` outlives a worker, unless
+    that dies in its first minute with it. The worker's process imports the program's main module: a
+    script starts the engine under ``if __name__ == "__main__":``.
 
     Arguments and errors are those of ``LLM``; ``start`` raises errors that only the engine meets.
     """
@@ -83,6 +86,7 @@ class AsyncLLM:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: WorkerProcess | None = None
         self._watch = Watch()
+        self.loads = Loads()
         self._changed = asyncio.Event()
         self._closing = False
         self._post = Post(self._take, self._died)
@@ -230,10 +234,29 @@ class AsyncLLM:
 
         Raises ConfigError: there is no such drafter, or the length is out of range.
         """
+        while self.loads.under_way:  # the drafter has another name afterwards
+            await self.loads.end()
         ready = await self.start()
         check_choice(state, ready.names, ready.max_draft)
         self.speculation = state
         self._send_speculation()
+
+    async def load_drafter(self, drafter: Folder) -> None:
+        """Draft with another checkpoint, a folder or file, while requests go on.
+
+        Under ``auto`` it takes the place of the checkpoint there. What requests had in the cache is
+        computed again; their output stays the same.
+
+        Raises ConfigError, ModelError, MemoryBudgetError: it cannot be used, and the one before
+        goes on; or another one is being loaded. WorkerError: the engine died meanwhile.
+        """
+        await self.start()
+        assert self._worker is not None
+        self.loads.begin()
+        self._worker.send(messages.Load(Path(drafter).absolute()), "load")
+        error = await self.loads.end()
+        if error is not None:
+            raise error
 
     @property
     def live(self) -> int:
@@ -256,6 +279,7 @@ class AsyncLLM:
         if self._worker is not None:
             self._worker.kill()
         self._end_streams("the engine was shut down")
+        self.loads.ended(WorkerError("the engine was shut down."))
         self._notify()
 
     def _new_worker(self) -> WorkerProcess:
@@ -337,9 +361,18 @@ class AsyncLLM:
                     self.speculation = message.speculation
                 elif self.speculation != message.speculation:
                     self._send_speculation()  # the setting outlives a worker
+                self.loads.started()
                 self._notify()
+            case messages.Loaded(drafter, messages.Ready() as ready):
+                self.loads.replaced(Drafting(self.spec, self.speculation))
+                self.spec = replace(self.spec, loaded=drafter)
+                self.ready, self.speculation, self.beliefs = ready, ready.speculation, None
+                self.loads.ended(None)
+            case messages.Loaded(_, OutriderError() as error):
+                self.loads.ended(error)
             case OutriderError():
-                self._fail(message)
+                if not self._go_back(str(message), ready=False):
+                    self._fail(message)
 
     def _observe(self, step: messages.Stepped, events: Mapping[str, list[Event]]) -> None:
         """Call the observers with a step; log the first failure of each."""
@@ -369,6 +402,8 @@ class AsyncLLM:
         self._end_streams(f"the engine {how} while the request ran")
         self.suspects.died(bodies)
         self._deaths.died(running=bool(bodies), ready=ready)
+        self.loads.ended(WorkerError(f"the engine {how} while the drafter was loaded; try again."))
+        self._go_back(f"the engine {how}", ready=ready)
         often = self._deaths.hopeless
         if often is not None:
             why = f"the engine died {often}, the last time it {how}; see the log for the reason."
@@ -377,6 +412,14 @@ class AsyncLLM:
         self.restarts += 1
         assert self._loop is not None
         self._loop.call_later(self._deaths.pause, self._spawn)
+
+    def _go_back(self, why: str, *, ready: bool) -> bool:
+        """Give up the drafter that was loaded last, if it is on trial; return whether it was."""
+        before = self.loads.way_back(ready=ready)
+        if before is not None:
+            logger.error("the drafter in %s is given up: %s", self.spec.loaded, why)
+            self.spec, self.speculation = before
+        return before is not None
 
     def _fail(self, why: OutriderError) -> None:
         """Give up for good, with the reason."""

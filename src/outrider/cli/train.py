@@ -11,6 +11,7 @@ import typer
 from ..base.extras import torch_for
 from ..errors import ConfigError
 from .common import (
+    ApiKey,
     AsJson,
     counted,
     ended_cleanly,
@@ -214,14 +215,26 @@ def distill(flags: DistillFlags, model: str = argument("MODEL", MODEL)) -> None:
 
 @app.command()
 def adapt(
-    target: str = setting(..., MODEL, "--target"),
-    drafter: str = setting(
-        ..., "The head or small model to begin with: its folder or hub name.", "--drafter"
+    target: str | None = setting(None, MODEL, "--target"),
+    drafter: str | None = setting(
+        None, "The head or small model to begin with: its folder or hub name.", "--drafter"
     ),
-    prompts: Path = setting(
-        ..., "Prompts of the domain: a .jsonl file, or a folder of them.", "--prompts"
+    prompts: Path | None = setting(
+        None, "Prompts of the domain: a .jsonl file, or a folder of them.", "--prompts"
     ),
     out: Path = setting(..., OUT, "--out", "-o"),
+    from_server: str | None = setting(
+        None,
+        "An outrider serve --record on this machine, whose target, drafter and recorded prompts "
+        "are taken unless others are given.",
+        metavar="URL",
+    ),
+    load: bool = setting(
+        False,
+        "Have that server draft with the result at once, if the verdict is to deploy it.",
+        "--load",
+    ),
+    api_key: ApiKey = None,
     max_tokens: int = setting(256, "Tokens of an answer at most.", min=1),
     samples: int | None = setting(None, "Prompts to answer; all unless given.", min=1),
     minutes: float | None = setting(None, "About so many minutes of training, all together."),
@@ -238,8 +251,21 @@ def adapt(
         from ..training.adapt import adapt as adapted
         from ..training.adapt_page import HEADS, page, rows
         from ..training.data import DataOptions
+        from ..training.from_server import ask, check_loads, hand_over, keep_prompts
         from ..training.loop import Plan
 
+    source = None if from_server is None else ask(from_server, api_key)
+    if load:
+        check_loads(source)
+    if source is not None:
+        target, drafter = target or source.target, drafter or source.drafter
+        if prompts is None:
+            prompts, skip_bad = keep_prompts(source, out), True  # clients send anything
+    if target is None or drafter is None or prompts is None:
+        raise ConfigError(
+            "give --target, --drafter and --prompts, or --from-server of a server that drafts with "
+            "a checkpoint."
+        )
     options = AdaptOptions(
         data=DataOptions(
             prompts=prompts, max_tokens=max_tokens, samples=samples, skip_bad=skip_bad
@@ -251,6 +277,11 @@ def adapt(
         report = adapted(target, drafter, out, options, told)
     write_json(report, str(out / "report.json"))
     (out / "report.html").write_text(page(report), encoding="utf-8")
+    handed = None
+    if source is not None and report["verdict"]["deploy"]:
+        with telling("bringing it to the server"):
+            handed = hand_over(source, Path(report["adapted"]), out.resolve().name, load)
+        report["server"] = handed
     if json_:
         write_json(report, "-")
         return
@@ -261,6 +292,8 @@ def adapt(
     console.print(grid)
     console.print(report["verdict"]["why"])
     console.print(f"{out / 'report.html'} shows it; the drafter is in {report['adapted']}.")
+    if handed is not None:
+        typer.echo(handed)  # whole, since it may hold a command
 
 
 @app.command()

@@ -128,6 +128,21 @@ def with_head(spec: DrafterSpec, head: Head) -> DrafterSpec:
     return replace(spec, members=(*(m for m in spec.members if m.name != own.name), own))
 
 
+def with_loaded(spec: DrafterSpec, file: Path) -> DrafterSpec:
+    """Return the drafters of an engine with one that is loaded later, from a folder or file.
+
+    In ``auto``, and among drafters that draft together, it takes the place of their checkpoints.
+    Raises ConfigError, ModelError: the file is none, but perhaps a part of one.
+    """
+    own = recognised(file)
+    if own.folder not in (None, file):
+        raise ConfigError(f"{file} is no drafter; give the folder of one, or a file that is one.")
+    others = tuple(m for m in spec.members if m.folder is None and m.name != own.name)
+    if not isinstance(spec, GroupSpec) or not (spec.auto or len(others) < len(spec.members)):
+        return own
+    return replace(spec, members=(own, *others)) if others else own
+
+
 def recognised(option: str | Path | Files) -> DrafterSpec:
     """Return the first drafter of the table that recognises an option, a checkpoint last.
 

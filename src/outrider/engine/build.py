@@ -73,22 +73,32 @@ def _check_placement(config: EngineConfig, spec: DrafterSpec) -> None:
         )
 
 
+def context_of(setup: EngineSetup, target: Model, rule: AcceptanceRule) -> DrafterContext:
+    """Return what drafters are asked with for their needs."""
+    length = setup.config.model_length(target.shape.context)
+    return DrafterContext(target, setup.tokenizes, setup.config, length, rule.needs_logits)
+
+
 def build_engine(
     setup: EngineSetup,
     *,
     model: Model | None = None,
     rule: AcceptanceRule | None = None,
+    known: Mapping[str, Needs] = {},
+    freed: int = 0,
 ) -> Engine:
     """Return an engine that drafts as its setup says, and as requests ask.
 
-    The target may be loaded already; without a rule it is ``config.acceptance_rule``. Raises
+    The target may be loaded already; without a rule it is ``config.acceptance_rule``. Of some
+    drafters the needs may be ``known`` by name. ``freed`` is that of ``plan_budget``. Raises
     ModelError, ConfigError or MemoryBudgetError where that cannot be served.
     """
     config, tokenizes, folder = setup.config, setup.tokenizes, setup.checkpoint.folder
     _check_placement(config, setup.spec)
     target = model or load_target(setup.checkpoint, config)
     rule = RULES[config.acceptance_rule]() if rule is None else rule
-    length = config.model_length(target.shape.context)
+    context = context_of(setup, target, rule)
+    length = context.max_model_len
     key = {"model": folder, "dtype": str(target.dtype), "quantization": config.quantization}
     key |= {"activations": config.activations}
     skips = skips_file(key)
@@ -99,9 +109,9 @@ def build_engine(
     lookups = (NgramSpec(), SuffixSpec(), PredictionSpec()) if target.truncates else ()
     specs = {each.name: each for each in (NoSpec(), *lookups, *(spec.members or (spec,)))}
     together = _together(spec, specs, rule.trees and target.trees)
-    context = DrafterContext(target, tokenizes, config, length, rule.needs_logits)
-    needs = {name: each.needs(context) for name, each in specs.items()}
-    budget = plan_budget(config, length, target, needs.values(), max(map(len, together), default=1))
+    needs = {name: known.get(name) or each.needs(context) for name, each in specs.items()}
+    most = max(map(len, together), default=1)
+    budget = plan_budget(config, length, target, needs.values(), most, freed)
     added = [
         f"drafter {name} adds {memory_of(need)}" + (f" ({need.note})" if need.note else "")
         for name, need in needs.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -120,8 +121,32 @@ class Engine:
         if request.id in self._live:
             raise RequestError(f"request id {request.id!r} is in use; give another.")
         for sequence in sequences:
+            self._leave_open(sequence)
             self.scheduler.add(sequence)
         self._live[request.id] = {s.sample_index: s for s in sequences}
+
+    def take_over(self, other: Engine) -> None:
+        """Go on with the requests and counts of another engine of the same target.
+
+        What was in its cache is computed again; tokens depend on seeds and positions alone. Raises
+        MemoryBudgetError: the cache cannot hold one of the requests; nothing has happened then.
+        """
+        other.settle()
+        for sequence in self.scheduler.take_over(other.scheduler):
+            other._forget(sequence, ended=False)
+            self._leave_open(sequence)
+        self._live, other._live = other._live, {}
+        self.counts = other.counts
+        mine, its = self.chooser.costs, other.chooser.costs
+        mine.draft_seconds, mine.verify_seconds = its.draft_seconds, its.verify_seconds
+
+    def _leave_open(self, sequence: SequenceState) -> None:
+        """Leave to the engine who drafts where a request names a drafter that is here no more."""
+        request = sequence.request
+        wishes = request.speculation
+        if wishes.drafter is not None and wishes.drafter not in self.menu.names:
+            open_ = replace(wishes, drafter=None)
+            sequence.request = replace(request, speculation=open_)
 
     def prepare(self, request: Request) -> list[SequenceState]:
         """Return the sequences of a request that ``InputProcessor`` has checked, one a sample.

@@ -99,13 +99,19 @@ def _smaller_choice(
 
 
 def plan_budget(
-    config: EngineConfig, max_length: int, model: Model, needs: Collection[Needs], together: int = 1
+    config: EngineConfig,
+    max_length: int,
+    model: Model,
+    needs: Collection[Needs],
+    together: int = 1,
+    freed: int = 0,
 ) -> Budget:
     """Return how many pages ``config.memory`` pays for; target and drafters share page ids.
 
     With it no more than ``max_num_seqs`` sequences of full length need with their drafts. Without
-    it ``usual_pages``, at most half of the memory that is left beside what is needed once. Raises
-    MemoryBudgetError where not even one sequence of a page fits.
+    it ``usual_pages``, at most half of the memory that is left beside what is needed once. So many
+    bytes more will be ``freed``. Raises MemoryBudgetError where not even one sequence of a page
+    fits.
     """
     size = config.page_size
     per_sequence = -(-(max_length + most_nodes(config, needs, together)) // size)
@@ -118,7 +124,7 @@ def plan_budget(
     once = scratch * target_bytes + sum(each.fixed_bytes for each in needs)  # of drafters
     working = working_bytes(config, model.shape.vocab_size, model.hidden_size, needs, together)
     fixed = working + once
-    available = free_memory()
+    available = free_memory() + freed
     free = max(0, available - fixed)
     given = parse_memory(config.memory)
     if given is None:

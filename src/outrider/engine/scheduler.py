@@ -75,17 +75,38 @@ class Scheduler:
         sequence.limit = self._max_model_len
         if most is not None:
             sequence.limit = min(sequence.prompt_length + most, self._max_model_len)
-        needed = self.pool.pages_for(sequence.limit)
-        if needed > self.pool.num_usable:
-            raise MemoryBudgetError(
-                f"the request may grow to {sequence.limit} tokens, which need {needed} "
-                f"cache pages, but the cache has {self.pool.num_usable}; "
-                "lower max_tokens or give more memory."
-            )
+        self.check_holds(sequence.limit)
         place = len(self.waiting)
         while place and self.waiting[place - 1].request.priority > sequence.request.priority:
             place -= 1
         self.waiting.insert(place, sequence)
+
+    def check_holds(self, tokens: int) -> None:
+        """Raise MemoryBudgetError if the pool cannot hold a sequence so long even alone."""
+        needed = self.pool.pages_for(tokens)
+        if needed > self.pool.num_usable:
+            raise MemoryBudgetError(
+                f"the request may grow to {tokens} tokens, which need {needed} "
+                f"cache pages, but the cache has {self.pool.num_usable}; "
+                "lower max_tokens or give more memory."
+            )
+
+    def take_over(self, other: "Scheduler") -> list[SequenceState]:
+        """Queue another's sequences, those that ran first, and go on with its counts; return them.
+
+        Their pages are taken. Raises MemoryBudgetError: the pool cannot hold one of them; nothing
+        has happened then.
+        """
+        moved = [*other.running, *other.waiting]
+        self.check_holds(max([sequence.limit for sequence in moved], default=0))
+        for sequence in other.running:
+            other._take_pages(sequence)
+        other.running.clear()
+        other.waiting.clear()
+        self.waiting.extend(moved)
+        self.preemptions, self.rows = other.preemptions, other.rows
+        self.queried, self.hit = other.queried, other.hit
+        return moved
 
     @property
     def decoding(self) -> list[SequenceState]:
@@ -188,14 +209,18 @@ class Scheduler:
         """Give a running sequence its pages, younger ones' if need be; False if it lost its own."""
         while not self.pool.grow(sequence.pages, sequence.num_computed + count):
             youngest = self.running.pop()
-            self.pool.free(youngest.pages)
-            youngest.num_computed = youngest.named = 0
+            self._take_pages(youngest)
             self.waiting.appendleft(youngest)
             preempted.append(youngest)
-            self.preemptions += 1
             if youngest is sequence:
                 return False
         return True
+
+    def _take_pages(self, sequence: SequenceState) -> None:
+        """Take a running sequence's pages, so that all of it will be computed again."""
+        self.pool.free(sequence.pages)
+        sequence.num_computed = sequence.named = 0
+        self.preemptions += 1
 
     def _scheduled(self, sequence: SequenceState, count: int, choose: Choose) -> Scheduled:
         """Return a sequence's rows, with a draft as deep as its limit and the free pages allow."""

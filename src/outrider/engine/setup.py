@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -20,7 +21,7 @@ from ..checkpoints.unread import UnreadCodec
 from ..drafters.base import DrafterSpec
 from ..drafters.heads import verifier_of
 from ..drafters.ngram import NgramSpec
-from ..drafters.registry import GroupSpec, find_drafter, with_head
+from ..drafters.registry import GroupSpec, find_drafter, with_head, with_loaded
 from ..errors import ModelError
 from ..text.codec import TextCodec
 from .worker.given import given
@@ -45,6 +46,12 @@ class EngineSetup:
         return None if codec is None else lambda: codec.backend
 
     @property
+    def folders(self) -> dict[str, str]:
+        """The absolute paths of drafters' checkpoints, by the drafters' names."""
+        specs = self.spec.members or (self.spec,)
+        return {each.name: str(each.folder.absolute()) for each in specs if each.folder}
+
+    @property
     def facts(self) -> Facts:
         """The facts that the frontend needs."""
         shape = self.checkpoint.shape
@@ -55,9 +62,14 @@ class EngineSetup:
 
 
 def set_up(
-    model: Folder, drafter: Folder | DrafterSpec | None, options: Mapping[str, Any]
+    model: Folder,
+    drafter: Folder | DrafterSpec | None,
+    options: Mapping[str, Any],
+    loaded: Path | None = None,
 ) -> EngineSetup:
     """Return the parts of an engine; arguments are those of ``LLM``.
+
+    A checkpoint that was ``loaded`` later stands in the place of the drafter's.
 
     Raises ConfigError for a wrong option, ModelError where a checkpoint or tokenizer is unusable.
     """
@@ -73,6 +85,8 @@ def set_up(
     spec = find_drafter(wanted.drafter, files.folder)
     if head is not None:
         spec = with_head(spec, head)
+    if loaded is not None:
+        spec = with_loaded(spec, loaded)
     lookup = NgramSpec(**wanted.lookup)  # refuses wrong sizes, whichever drafter is used
     if isinstance(spec, NgramSpec):
         spec = lookup

@@ -35,7 +35,7 @@ from .hosts import from_this_machine
 from .security import Gate
 from .service import Service
 from .settings import Settings
-from .speculation import change, state
+from .speculation import change, load, state
 from .tools import check_tools
 from .traces import Tracer
 
@@ -288,11 +288,14 @@ def _speculation(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/speculation")
     async def post(body: protocol.SpeculationChange, http: Request) -> dict[str, Any]:
-        """Set drafter and draft length from the next step on; needs an API key or this machine."""
+        """Set drafter and draft length from the next step on, or load another drafter.
+
+        Needs an API key or this machine.
+        """
         peer = http.client.host if http.client else None
         if not service.settings.api_keys and not from_this_machine(http.headers, peer):
             raise Refusal("without API keys speculation is set from this machine only.", status=403)
-        await change(service, body)
+        await (change if body.load is None else load)(service, body)
         return state(service)
 
 

@@ -49,6 +49,7 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Setting]) -> tuple[
         "otlp_traces_endpoint": read_endpoint(values["otlp_traces_endpoint"]),
         "slo": read_slo(values["slo"]),
         "recording": read_recording(values),
+        "load_drafters": read_folder(values, "load_drafters"),
     }
     llm = AsyncLLM(model, **options)
     try:
@@ -153,6 +154,19 @@ def read_slo(text: str | None) -> dict[str, float]:
             raise ConfigError(f"slo is {shown(text)}; give it as in ttft=200ms,tpot=50ms.")
         limits[match[1]] = float(match[2]) * SECONDS[match[3]]
     return limits
+
+
+def read_folder(values: Mapping[str, Any], name: str) -> Path | None:
+    """Return the folder that an option names, without links; None for none.
+
+    Raises ConfigError: it is no folder.
+    """
+    if not values[name]:
+        return None
+    folder = Path(values[name])
+    if not folder.is_dir():
+        raise ConfigError(f"{name}: {folder} is no folder; make it, or give another.")
+    return folder.resolve()
 
 
 def read_recording(values: Mapping[str, Any]) -> Recording | None:

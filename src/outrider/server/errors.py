@@ -15,9 +15,9 @@ from ..errors import OutriderError, RequestError
 TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
     404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error",
-    413: "invalid_request_error", 415: "invalid_request_error", 422: "invalid_request_error",
-    429: "rate_limit_error", 431: "invalid_request_error", 500: "server_error",
-    503: "service_unavailable_error",
+    409: "conflict_error", 413: "invalid_request_error", 415: "invalid_request_error",
+    422: "invalid_request_error", 429: "rate_limit_error", 431: "invalid_request_error",
+    500: "server_error", 503: "service_unavailable_error",
 }  # fmt: skip
 STATUSES: tuple[tuple[tuple[type[OutriderError], ...], int], ...] = (
     ((errors.WorkerError,), 503),

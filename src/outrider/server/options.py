@@ -54,6 +54,8 @@ SERVER_OPTIONS = (
     Option("record_bytes", int, 64 << 20, "Bytes recorded at most; then it stops.", 1, 1 << 40),
     Option("record_redact", str, None,
            "MODULE:FUNCTION that changes a record before it is written, or leaves it out."),
+    Option("load_drafters", str, None,
+           "A folder; POST /v1/speculation may load drafters below it while the server runs."),
     Option("log_interval", float, 10.0, "Seconds between two lines on speed; 0 for none.",
            0.05, DAY, zero=True),
     Option("log_format", str, "text", "text, or json for an object a line."),

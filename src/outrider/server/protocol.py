@@ -63,18 +63,22 @@ class Wire(BaseModel):
 class SpeculationChange(Wire):
     """The body of ``POST /v1/speculation``; fields that are left out keep their value.
 
-    A null draft length lets the engine choose it.
+    A null draft length lets the engine choose it. ``load`` names a drafter in the server's folder
+    for them, which is loaded and takes the place of the one before.
     """
 
     enabled: bool | None = None
     drafter: str | None = None
     num_speculative_tokens: shapes.DraftLength | None = None
+    load: str | None = None
 
 
-class SpeculationOptions(SpeculationChange):
+class SpeculationOptions(Wire):
     """Drafting options of a request; its text does not depend on them."""
 
     enabled: bool = True
+    drafter: str | None = None
+    num_speculative_tokens: shapes.DraftLength | None = None
 
 
 class StreamOptions(Wire):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..text.calls import Form
@@ -43,3 +44,4 @@ class Settings:
     share_prefix_cache: bool = False
     shutdown_timeout: float = 30.0
     recording: Recording | None = None
+    load_drafters: Path | None = None

@@ -1,19 +1,23 @@
 """``/v1/speculation``: the drafters and their figures; the switch."""
 
+from pathlib import Path
 from typing import Any
 
 from ..base.methods import TOGETHER
 from ..base.types import Counts
 from ..engine.control.switch import SpeculationState
-from ..errors import ConfigError
+from ..errors import ConfigError, OutriderError, WorkerError, shown
 from . import beliefs
 from .errors import Refusal
+from .log import logger
 from .metrics import RATES
 from .protocol import SpeculationChange, to_refusal
 from .service import Service
 
 NOT_CHOSEN = "not_chosen"
 """The reason of a drafter that neither the switch nor the engine has chosen."""
+LONGEST_NAME = 1024
+"""Characters of the name of a drafter to load."""
 
 
 def state(service: Service) -> dict[str, Any]:
@@ -33,6 +37,8 @@ def state(service: Service) -> dict[str, Any]:
         "reason": metrics.off or (None if drafts or chosen is None else beliefs.why_not(chosen)),
         "drafters": {name: _drafter(service, name) for name in names if name != "none"},
         "controller": llm.beliefs,
+        "target": str(llm.inputs.folder.absolute()),
+        "loading": _loading(service),
         "recording": recorder and {"folder": str(recorder.how.folder), **recorder.state()},
     }
 
@@ -47,11 +53,81 @@ def _drafter(service: Service, name: str) -> dict[str, Any]:
         named = llm.speculation is not None and name in llm.speculation.drafter.split(TOGETHER)
         length = metrics.draft_length if named else 0
     return {
+        "folder": llm.ready.folders.get(name) if llm.ready else None,
         "draft_length": length,
         "reason": metrics.off or (None if length else NOT_CHOSEN),
         "speedup": llm.gauges.speedups.get(name),
         **{figure: getattr(counts, figure) for figure in ("drafts", "drafted", "accepted", *RATES)},
     }
+
+
+def _loading(service: Service) -> dict[str, Any] | None:
+    """Return where drafters are loaded from, which one was last, and whether one is now."""
+    llm, folder = service.llm, service.settings.load_drafters
+    if folder is None:
+        return None
+    last = llm.spec.loaded
+    return {
+        "folder": str(folder), "loaded": last and str(last),
+        "under_way": llm.loads.under_way,
+    }  # fmt: skip
+
+
+async def load(service: Service, body: SpeculationChange) -> None:
+    """Load the drafter that a body names, and draft with it once it is there.
+
+    Raises Refusal: that is not allowed here, there is none of that name, another one is being
+    loaded, or it cannot be used, and the one before goes on.
+    """
+    llm, folder = service.llm, service.settings.load_drafters
+    if folder is None:
+        raise Refusal(
+            "this server loads no drafters while it runs; start it with --load-drafters DIR.",
+            "load", 403,
+        )  # fmt: skip
+    if body.model_fields_set & {"enabled", "drafter", "num_speculative_tokens"}:
+        raise Refusal("load goes alone; send the other fields afterwards.", "load")
+    if llm.ready is None:
+        raise Refusal("the engine is starting; try again.", status=503)
+    if llm.loads.under_way:
+        raise Refusal("a drafter is being loaded; try again when it is there.", "load", 409)
+    place = drafter_in(folder, body.load or "")
+    try:
+        await llm.load_drafter(place)
+    except WorkerError:
+        raise
+    except OutriderError as error:
+        raise Refusal(str(error), "load") from None
+    logger.info("the drafter is %s from now on", place)
+
+
+def drafter_in(folder: Path, name: str) -> Path:
+    """Return the drafter of a name below a folder without links, a folder or a file.
+
+    Raises Refusal: there is none of that name, or it, or a file in it, is a link that leads out.
+    """
+    parts = name.split("/")
+    if len(name) > LONGEST_NAME or not name.isprintable() or {"", ".", ".."} & {*parts}:
+        raise Refusal(
+            f"load is {shown(name)}; give the name of a drafter below the server's folder for "
+            "them, as in adapted.", "load",
+        )  # fmt: skip
+    place = folder / name
+    try:
+        within = [place, *place.iterdir()] if place.is_dir() else [place]
+        if not (place.is_dir() or place.is_file()):
+            raise FileNotFoundError
+        leads_out = not all(each.resolve(strict=True).is_relative_to(folder) for each in within)
+    except (OSError, ValueError, RuntimeError):  # a name too long, a circle of links
+        raise Refusal(
+            f"there is no drafter {shown(name)} that can be read in {folder}; put it there.",
+            "load", 404,
+        ) from None  # fmt: skip
+    if leads_out:
+        raise Refusal(
+            f"{shown(name)} has links that lead out of {folder}; copy the drafter there.", "load"
+        )
+    return place
 
 
 async def change(service: Service, body: SpeculationChange) -> None:

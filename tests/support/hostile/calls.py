@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from outrider.errors import OutriderError, RequestError
 from tests.support.hostile import inputs as made
 from tests.support.hostile.inputs import damaged, jsons, texts, trees
-from tests.support.hostile.readers import Made, check_said, reader
+from tests.support.hostile.readers import STATUSES, Made, answering, check_said, reader
 
 SCHEMA = {
     "type": "object", "$defs": {"n": {"type": ["string", "null"], "maxLength": 5}},
@@ -125,9 +125,40 @@ def detokenize(folder: Path) -> Made:
 @reader("server: speculation")
 def speculation(folder: Path) -> Made:
     from outrider.server.protocol import SpeculationChange
+    from outrider.server.speculation import drafter_in
+
+    (folder / "near" / "by").mkdir(parents=True, exist_ok=True)
+
+    def call(data: bytes) -> None:
+        body = refused(data, SpeculationChange)
+        if body.load is not None:
+            assert drafter_in(folder, body.load).resolve().is_relative_to(folder.resolve())
 
     sample = {"enabled": True, "drafter": "ngram", "num_speculative_tokens": 4}
-    return jsons(sample), lambda data: refused(data, SpeculationChange)
+    return jsons(sample, {"load": "near"}, {"load": "near/by"}), call
+
+
+@reader("what a server says that a drafter is adapted from")
+def adapted_from(folder: Path) -> Made:
+    from outrider.training import from_server
+
+    for name in ("recorded", "drafters"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "recorded" / from_server.RECORDED).write_bytes(b'{"prompt": "a"}\n' * 9)
+    sample = {
+        "drafter": "auto", "target": str(folder), "drafters": {"model": {"folder": str(folder)}},
+        "recording": {"folder": str(folder / "recorded"), "records": 900, "bytes": 99},
+        "loading": {"folder": str(folder / "drafters")},
+    }  # fmt: skip
+
+    def call(case: tuple[bytes, int]) -> None:
+        with answering([from_server], *case):
+            source = from_server.ask("http://e:1", None)
+            from_server.keep_prompts(source, folder / "out")
+            check_said(from_server.command(source, "a"))
+            from_server.load(source, "a")
+
+    return st.tuples(jsons(sample, {"error": {"message": "a"}}), STATUSES), call
 
 
 @reader("server: calls that a model writes")

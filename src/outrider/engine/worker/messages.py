@@ -25,6 +25,7 @@ class WorkerSpec:
     model: Folder
     drafter: Folder | DrafterSpec | None
     options: Mapping[str, Any]
+    loaded: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,13 @@ class Abort(NamedTuple):
     request_id: str
 
 
-Command = Request | Abort | SpeculationState
+class Load(NamedTuple):
+    """Command: draft by another checkpoint."""
+
+    drafter: Path
+
+
+Command = Request | Abort | SpeculationState | Load
 """From the frontend to the worker; a ``SpeculationState`` is in force from the next step on."""
 
 
@@ -75,7 +82,7 @@ class Gauges(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The engine is loaded and has decoded."""
+    """The engine is loaded and has decoded. ``folders`` are those of drafters with a checkpoint."""
 
     drafters: tuple[str, ...]
     names: tuple[str, ...]
@@ -84,6 +91,14 @@ class Ready(NamedTuple):
     num_tokens: int
     max_model_len: int
     max_draft: int
+    folders: Mapping[str, str] = {}
+
+
+class Loaded(NamedTuple):
+    """The answer to ``Load``: the engine that drafts so, or why the one before goes on."""
+
+    drafter: Path
+    result: Ready | OutriderError
 
 
 class Stepped(NamedTuple):
@@ -114,6 +129,6 @@ class Logged(NamedTuple):
     text: str
 
 
-Message = Facts | Ready | OutriderError | Stepped | Beliefs | Left | Beat | Logged
+Message = Facts | Ready | Loaded | OutriderError | Stepped | Beliefs | Left | Beat | Logged
 """From the worker to the frontend. ``Facts`` come first; an ``OutriderError`` says why the engine
 cannot be loaded."""

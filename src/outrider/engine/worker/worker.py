@@ -4,6 +4,7 @@ The frontend tokenises, detokenises and serialises. Here one thread reads the pi
 requests (logits pipelines, grammars), and the main thread only steps the engine.
 """
 
+import gc
 import itertools
 import logging
 import os
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn
 from weakref import WeakValueDictionary
@@ -24,7 +26,7 @@ from weakref import WeakValueDictionary
 from tqdm import tqdm
 
 from ...base.stderr import guard
-from ...base.types import Request, SamplingParams, SequenceState
+from ...base.types import Request, SequenceState
 from ...errors import OutriderError, RequestError
 from ..build import build_engine
 from ..control.summary import summary
@@ -32,6 +34,7 @@ from ..control.switch import SpeculationState
 from ..drafting import MAX_REASON
 from ..engine import Engine
 from ..setup import set_up
+from ..successor import Opened, successor, warm_up
 from .freed_memory import trim_regularly
 from .heartbeat import Pulse
 from .messages import (
@@ -40,17 +43,19 @@ from .messages import (
     Command,
     Gauges,
     Left,
+    Load,
+    Loaded,
     Logged,
     Message,
     Ready,
     Stepped,
     WorkerSpec,
 )  # fmt: skip
+from .opener import Opener, as_refusal
 from .spare_time import SpareTime
 
 logger = logging.getLogger("outrider")
 
-WARM_TOKENS = 2  # decoded before the worker says that it is ready: after a prompt, after a draft
 COMPILERS = 2
 """Threads that compile grammars, so that a slow one holds up neither steps nor other requests."""
 TOLD_SECONDS = 1.0
@@ -99,14 +104,14 @@ def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
     pulse = Pulse(outlet.send)
     try:
         try:
-            setup = set_up(spec.model, spec.drafter, spec.options)
+            setup = set_up(spec.model, spec.drafter, spec.options, spec.loaded)
             outlet.send(setup.facts)
-            engine = build_engine(setup)
+            engine, opener = build_engine(setup), Opener(spec, setup)
             del setup
         except OutriderError as error:
             outlet.send(error)
             os._exit(0)
-        Worker(engine, link, outlet, pulse, generation).serve()
+        Worker(engine, link, outlet, pulse, generation, opener).serve()
     except BaseException as error:
         _break(outlet, error)
 
@@ -129,13 +134,22 @@ class _Adding:
 
 
 class Worker:
-    """Steps an engine as long as it has work; ``generation`` is the number of this process."""
+    """Steps an engine as long as it has work; ``generation`` is the number of this process.
+
+    Without an ``opener`` no drafter can be loaded.
+    """
 
     def __init__(
-        self, engine: Engine, link: Connection, outlet: Outlet, pulse: Pulse, generation: int
+        self,
+        engine: Engine,
+        link: Connection,
+        outlet: Outlet,
+        pulse: Pulse,
+        generation: int,
+        opener: Opener | None = None,
     ) -> None:
         self.engine, self.link, self.outlet, self.pulse = engine, link, outlet, pulse
-        self.generation = generation
+        self.generation, self.opener, self.spare = generation, opener, SpareTime(engine)
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the stepping thread
         self.preparing: WeakValueDictionary[str, _Adding] = WeakValueDictionary()
         self._told = 0.0  # when, and at which step of the controller
@@ -143,36 +157,29 @@ class Worker:
 
     def serve(self) -> None:
         """Decode a few tokens, send ``Ready``, and step until the frontend is gone."""
-        self.warm_up()
-        engine, pulse, spare = self.engine, self.pulse, SpareTime(self.engine)
-        menu, budget = engine.menu, engine.budget
+        warm_up(self.engine)
+        pulse = self.pulse
         self._tell()
-        self.outlet.send(
-            Ready(
-                tuple(menu.drafters), menu.names, menu.state, str(budget),
-                budget.tokens, engine.max_model_len, menu.max_depth,
-            )
-        )  # fmt: skip
+        self.outlet.send(self._ready())
         threading.Thread(target=self._read, name="outrider-reader", daemon=True).start()
         for number in itertools.count():
-            waits = not engine.has_work
+            waits = not self.engine.has_work
             pulse.step = None if waits else number
             while waits or not self.inbox.empty():
-                call = spare.wait(self.inbox) if waits else self.inbox.get()
+                call = self.spare.wait(self.inbox) if waits else self.inbox.get()
                 pulse.step, waits = number, False
                 call()
-            if engine.has_work:
+            if self.engine.has_work:
                 self._step()
             self._tell()
 
-    def warm_up(self) -> None:
-        """Decode a few tokens, so that the first request meets warm caches."""
-        params = SamplingParams(temperature=0, max_tokens=WARM_TOKENS, ignore_eos=True)
-        shortest = min(self.engine.max_model_len - 1, 8)
-        self.engine.add(Request("warm-up", (0,) * max(1, shortest - WARM_TOKENS), params, 0))
-        while self.engine.has_work:
-            self.engine.step()
-        self.engine.settle()
+    def _ready(self) -> Ready:
+        menu, budget = self.engine.menu, self.engine.budget
+        folders = {} if self.opener is None else self.opener.folders
+        return Ready(
+            tuple(menu.drafters), menu.names, menu.state, str(budget),
+            budget.tokens, self.engine.max_model_len, menu.max_depth, folders,
+        )  # fmt: skip
 
     def _step(self) -> None:
         begin = time.perf_counter()
@@ -239,7 +246,33 @@ class Worker:
             case Abort(id):
                 self.inbox.put(partial(self._abort, id, self.preparing.get(id)))
             case SpeculationState():
-                self.inbox.put(partial(self.engine.menu.set, command))
+                self.inbox.put(lambda: self.engine.menu.set(command))
+            case Load(drafter):
+                threading.Thread(
+                    target=self._open, args=(drafter,), name="outrider-opener", daemon=True
+                ).start()
+
+    def _open(self, drafter: Path) -> None:
+        """Open a drafter, while steps go on, and have the stepping thread take it."""
+        assert self.opener is not None
+        opened = self.opener.open(drafter, self.engine)
+        self.inbox.put(partial(self._load, drafter, opened))
+
+    def _load(self, drafter: Path, opened: Opened | OutriderError) -> None:
+        """Replace the engine by one that drafts with what was opened; if it cannot be, go on."""
+        if isinstance(opened, OutriderError):
+            self.outlet.send(Loaded(drafter, opened))
+            return
+        try:
+            self.engine = successor(self.engine, opened)
+        except Exception as error:
+            self.outlet.send(Loaded(drafter, as_refusal(error)))
+        else:
+            assert self.opener is not None
+            self.opener.folders = opened.setup.folders
+            self.spare, self._told_step = SpareTime(self.engine), -1
+            self.outlet.send(Loaded(drafter, self._ready()))
+        gc.collect()  # engines are circles: the one that is gone holds its cache
 
     def _prepare(self, adding: _Adding) -> None:
         """Make sequences of a request, or refuse it; runs outside the stepping thread."""

@@ -1,0 +1,222 @@
+"""Adapting by a server that runs: what it recorded is trained on, and what is made goes to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..base.methods import AUTO, TOGETHER
+from ..base.outside.http import address, call
+from ..checkpoints.files import new_folder
+from ..errors import ConfigError, EndpointError, shown
+
+SPECULATION = "/v1/speculation"
+RECORDED = "prompts.jsonl"
+"""The file in the folder of a recording."""
+FEWEST = 200
+"""Prompts from which on some can be held out and something is left to learn from."""
+ASK_SECONDS, LOAD_SECONDS = 30.0, 600.0
+KEY = "OUTRIDER_API_KEY"
+"""The variable that has the key, in the command that is told."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A server of ours on this machine, which records prompts.
+
+    ``drafter`` is the checkpoint that it drafts with, None where it drafts without one. Of the file
+    ``prompts`` the first ``size`` bytes were recorded when it was asked. It loads drafters from the
+    folder ``drafters``, None where it loads none.
+    """
+
+    url: str
+    key: str | None
+    target: str
+    drafter: str | None
+    prompts: Path
+    size: int
+    drafters: Path | None
+
+
+def ask(url: str, key: str | None) -> Source:
+    """Return what a server says of itself.
+
+    Raises EndpointError: it does not answer, or is none of ours. ConfigError: it records nothing,
+    or too little, or on another machine.
+    """
+    parts = address(url, "--from-server")
+    url = parts.place + parts.path.removesuffix("/v1")
+    said = _answer(url, key)
+    recording, target = said["recording"], said["target"]
+    if not isinstance(recording, dict):
+        raise ConfigError(
+            f"{url} records no prompts; start it with --record DIR, and adapt when there are "
+            f"{FEWEST} or more."
+        )
+    folder, records, size = (recording.get(name) for name in ("folder", "records", "bytes"))
+    if not (isinstance(folder, str) and isinstance(records, int) and isinstance(size, int)):
+        raise _foreign(url, "it does not say what is recorded")
+    prompts = Path(folder) / RECORDED
+    for what, place in (("records", prompts), ("serves", Path(target))):
+        if not _exists(place):
+            raise ConfigError(
+                f"{url} {what} {shown(str(place))}, which is not here; run this on the machine of "
+                "the server, as its user."
+            )
+    if records < FEWEST:
+        raise ConfigError(
+            f"{url} has recorded {records} prompts, and {FEWEST} are the fewest that a drafter can "
+            "be adapted with; wait for more."
+        )
+    loading = said["loading"]
+    drafters = loading.get("folder") if isinstance(loading, dict) else None
+    return Source(
+        url, key, target, _checkpoint(said), prompts, size,
+        Path(drafters) if isinstance(drafters, str) else None,
+    )  # fmt: skip
+
+
+def _answer(url: str, key: str | None) -> dict[str, Any]:
+    answer = call(url + SPECULATION, key=key, seconds=ASK_SECONDS)
+    if answer.status in (401, 403):
+        raise EndpointError(f"{url} wants an API key (HTTP {answer.status}); give --api-key.")
+    said = answer.json() if answer.ok else None
+    if not isinstance(said, dict):
+        raise _foreign(url, f"HTTP {answer.status}")
+    if not ({"drafters", "drafter", "recording", "loading"} <= said.keys()):
+        raise _foreign(url, "its answer lacks what ours has")
+    if not isinstance(said.get("target"), str) or not isinstance(said["drafters"], dict):
+        raise _foreign(url, "it does not say what it serves")
+    return said
+
+
+def _foreign(url: str, why: str) -> EndpointError:
+    return EndpointError(
+        f"{url}{SPECULATION} is not that of an outrider serve of this version ({why}); correct "
+        "the address."
+    )
+
+
+def _exists(place: Path) -> bool:
+    try:
+        return place.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _checkpoint(said: Mapping[str, Any]) -> str | None:
+    """Return the checkpoint of the default drafter, of ``auto`` the first one that there is."""
+    default, drafters = str(said["drafter"]), said["drafters"]
+    for name, about in drafters.items():
+        folder = about.get("folder") if isinstance(about, dict) else None
+        if isinstance(folder, str) and (default == AUTO or name in default.split(TOGETHER)):
+            return folder
+    return None
+
+
+def keep_prompts(source: Source, out: Path) -> Path:
+    """Return a copy of what was recorded, which an adaptation that goes on takes again.
+
+    Raises ConfigError: it cannot be read or written.
+    """
+    file = out / "recorded.jsonl"
+    if file.exists():
+        return file
+    try:
+        with source.prompts.open("rb") as opened:
+            lines = opened.read(source.size)
+        out.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        # As private as the original.
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as writing:
+            writing.write(lines[: lines.rfind(b"\n") + 1])
+        part.replace(file)
+    except OSError as error:
+        raise ConfigError(
+            f"{source.prompts} cannot be copied to {file} ({error.strerror}); run this as the "
+            "server's user, or give another --out."
+        ) from None
+    return file
+
+
+def place(source: Source, adapted: Path, name: str) -> str:
+    """Put a drafter below the server's folder for them, and return its name there.
+
+    It stays where it is if it lies there. Raises ConfigError: it cannot be put there.
+    """
+    folder = source.drafters
+    assert folder is not None
+    adapted = adapted.resolve()
+    if adapted.is_relative_to(folder.resolve()):
+        return adapted.relative_to(folder.resolve()).as_posix()
+    try:
+        there = {each.name for each in folder.iterdir()}
+        free = (name if number == 1 else f"{name}-{number}" for number in range(1, len(there) + 2))
+        own = next(each for each in free if each not in there)
+        with new_folder(folder / own) as filling:
+            shutil.copytree(adapted, filling, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        why = getattr(error, "strerror", None) or "a file cannot be copied"
+        raise ConfigError(
+            f"{adapted} cannot be copied to {shown(str(folder))} ({why}); copy it there, and then: "
+            f"{command(source, name)}"
+        ) from None
+    return own
+
+
+def check_loads(source: Source | None) -> None:
+    """Raise ConfigError where no drafter can be brought to a server, before there is one."""
+    folder = None if source is None else source.drafters
+    if folder is None or not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(
+            "--load needs --from-server, of a server with --load-drafters DIR, a folder that can "
+            "be written to here."
+        )
+
+
+def command(source: Source, name: str) -> str:
+    """Return the command that has the server load a drafter of its folder."""
+    key = f' -H "Authorization: Bearer ${KEY}"' if source.key else ""
+    body = shlex.quote(json.dumps({"load": name}))
+    return (
+        f"curl {shlex.quote(source.url + SPECULATION)} -H 'Content-Type: application/json'{key} "
+        f"-d {body}"
+    )
+
+
+def load(source: Source, name: str) -> None:
+    """Have the server draft with a drafter of its folder. Raises EndpointError: it does not."""
+    answer = call(
+        source.url + SPECULATION, {"load": name}, key=source.key, seconds=LOAD_SECONDS
+    )  # fmt: skip
+    if not answer.ok:
+        said = answer.json()
+        error = said.get("error") if isinstance(said, dict) else None
+        why = error.get("message") if isinstance(error, dict) else f"HTTP {answer.status}"
+        raise EndpointError(f"{source.url} does not load the drafter: {shown(why)}")
+
+
+def hand_over(source: Source, adapted: Path, name: str, at_once: bool) -> str:
+    """Bring a drafter that is worth it to the server; return what was done, or is to be done.
+
+    Without a folder for drafters the server must be started anew. Raises ConfigError,
+    EndpointError.
+    """
+    if source.drafters is None:
+        beside = adapted.resolve()
+        return (
+            f"the server loads no drafters while it runs: start it with --drafter {beside}, or "
+            f"with --load-drafters {beside.parent} and then: {command(source, beside.name)}"
+        )
+    own = place(source, adapted, name)
+    if not at_once:
+        return f"have the server draft with it: {command(source, own)}"
+    load(source, own)
+    return f"the server drafts with it now; its name there is {own}"
