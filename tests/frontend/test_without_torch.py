@@ -194,7 +194,7 @@ def test_a_server_answers(tmp_path: Path) -> None:
             server.terminate()
 
 
-def test_benchmarks_but_the_one_against_transformers_do_without() -> None:
+def test_benchmarks_do_without_but_for_what_torch_computes() -> None:
     code = (
         "from benchmarks.__main__ import BENCHMARKS, application\n"
         "for name in BENCHMARKS:\n"
@@ -203,7 +203,7 @@ def test_benchmarks_but_the_one_against_transformers_do_without() -> None:
         "    except ModuleNotFoundError as error:\n"
         "        print(name, error.name)\n"
     )
-    assert run(code) == "parity torch\n"
+    assert run(code) == "losses torch\nparity torch\n"
 
 
 def test_an_audit_names_the_extra() -> None:
