@@ -138,6 +138,8 @@ def test_the_commands(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert json.loads((adapted / "report.json").read_text()) == report
     assert "<svg" in (adapted / "report.html").read_text()
     assert said(tiny_llama, adapted / "drafter", 1.0) == said(tiny_llama, None, 1.0)
+    measured = read_head(adapted / "drafter").extras.measured
+    assert {each.use for each in measured} == {"held out", "domain", "general"}
 
 
 def test_a_head_is_measured_and_exported(

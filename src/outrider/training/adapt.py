@@ -26,6 +26,7 @@ from ..errors import ConfigError, RequestError
 from ..text.codec import TextCodec
 from .data import DataOptions, make_data
 from .loop import Plan
+from .measure import note
 from .needs import check_adapting
 from .run_distill import DistillOptions, train_drafter, usual_rate
 from .run_heads import WORK, HeadOptions, train_head
@@ -199,6 +200,9 @@ def adapt(
     adapted = out / "drafter"
     shutil.rmtree(adapted, ignore_errors=True)
     shutil.copytree(place, adapted, ignore=shutil.ignore_patterns(WORK))
+    if head is not None:
+        for use, served in (("domain", best.domain), ("general", best.general)):
+            note(adapted, use, served, data.about.prompts, f"{use} prompts of its adaptation")
     return {
         "machine": machine(), "target": str(folder), "drafter": str(begin),
         "kind": ModelSpec.name if head is None else head.kind,
