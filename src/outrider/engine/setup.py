@@ -39,7 +39,7 @@ class EngineSetup:
 
     @property
     def tokenizes(self) -> Callable[[], Tokenizer] | None:
-        """What returns the target's tokenizer; None for a model without text."""
+        """The function that returns the target's tokenizer; None for a model without text."""
         codec = self.codec
         if isinstance(codec, UnreadCodec):
             return lambda: codec.read().backend

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .heads import MOST_LOGITS
+from .heads import rows_at_once
 from .loop import Judged, Learned, Task
 from .losses import Likeliest, Loss, coupled_acceptance
 from .samples import Sample
@@ -46,7 +46,7 @@ class DistillTask(Task):
         self._model: Any = module
         self._loss, self._heat, self._own = loss, heat, own
         self._depth, self._seed = depth, seed
-        self._rows = max(64, MOST_LOGITS // ids)
+        self._rows = rows_at_once(ids)
 
     def learn(self, batch: Sequence[Sample]) -> Learned:
         """See ``Task``; each sample's losses are followed back into its states at once."""

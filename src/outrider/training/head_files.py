@@ -124,9 +124,8 @@ def described(folder: Path, config: dict[str, Any]) -> Head:
 def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: dict[str, Array]) -> None:
     """Write config and tensors to a folder; who reads meanwhile finds no half-written file."""
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / ".model"
-    save_file(tensors, part, {"format": "pt"})
-    part.replace(folder / "model.safetensors")
+    with part_of(folder / "model.safetensors") as part:
+        save_file(tensors, part, {"format": "pt"})
     write_config(folder, config)
 
 

@@ -18,6 +18,13 @@ from .teacher import Lesson, Teacher
 
 MOST_LOGITS = 1 << 25
 """Logits that are held at a time."""
+LEAST_ROWS = 64
+"""Rows whose logits are held at a time, however many ids there are."""
+
+
+def rows_at_once(ids: int) -> int:
+    """Return of how many rows logits of so many ids are held at a time."""
+    return max(LEAST_ROWS, MOST_LOGITS // ids)
 
 
 class DraftingHead(Protocol):
@@ -43,8 +50,8 @@ class Labels:
     def __init__(self, lessons: Sequence[Lesson], rows: Rows) -> None:
         own = [lesson.rows >= 1 for lesson in lessons]
         pairs = [*zip(lessons, own, strict=True)]
-        self._ids = torch.cat([each.ids[keep] for each, keep in pairs if len(keep)])
-        self._log_p = torch.cat([each.log_p[keep] for each, keep in pairs if len(keep)])
+        self._ids = torch.cat([each.ids[keep] for each, keep in pairs])
+        self._log_p = torch.cat([each.log_p[keep] for each, keep in pairs])
         self.best = torch.cat([each.best[keep] for each, keep in pairs])
         self._rows = rows
         self._label = torch.full((len(rows.tokens),), -1)
@@ -81,7 +88,7 @@ class HeadTask(Task):
         self._head, self._teacher, self._depth = head, teacher, depth
         self._ids = torch.from_numpy(ids)
         self._loss, self._weights = loss, [fading**i for i in range(depth)]
-        self._rows = max(64, MOST_LOGITS // len(ids))
+        self._rows = rows_at_once(len(ids))
 
     def learn(self, batch: Sequence[Sample]) -> Learned:
         """See ``Task``; each depth's loss is followed back into its states at once."""

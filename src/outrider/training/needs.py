@@ -27,7 +27,7 @@ from .head_files import (
     eagle3_config,
     target_loader,
 )
-from .heads import MOST_LOGITS
+from .heads import rows_at_once
 from .loop import Optimisers, Plan, on_cpu, trained
 from .lora import add_low_rank
 from .medusa import Medusa
@@ -38,8 +38,6 @@ META = torch.device("meta")
 COPIES = 5
 """Times that a part's logits are held: themselves, log q, and gradients on the way back."""
 REMEDY = "lower --batch, or train a smaller drafter"
-LEAST_ROWS = 64
-"""Rows of a part, however many ids there are."""
 FEW = 16
 """Tokens of a pass from which a sample's follows: here, unlike on a CPU, attention is kept."""
 USUAL_LAYERS = 3
@@ -228,7 +226,7 @@ def empty_head(head: Head, context: int) -> Eagle3 | Medusa:
 
 def logit_bytes(rows: int, ids: int) -> int:
     """Return the bytes of the logits that are held at a time, of so many rows in parts."""
-    return COPIES * 4 * ids * min(rows, max(LEAST_ROWS, MOST_LOGITS // ids))
+    return COPIES * 4 * ids * min(rows, rows_at_once(ids))
 
 
 def pass_bytes(checkpoint: Checkpoint) -> int:

@@ -18,7 +18,7 @@ from .lora import add_low_rank, merged_weights
 from .losses import LOSSES
 from .needs import check_training, drafter_trainee
 from .parity import check_drafter
-from .run_heads import CHECKED, WORK, Trained, served_on
+from .run_heads import CHECKED, WORK, Trained, about_training, served_on
 from .samples import DataFolder
 from .served import Served
 from .targets import Target, open_target
@@ -100,10 +100,7 @@ def train_drafter(
         small.module, teacher, ids, LOSSES[options.loss], options.temperature, options.own,
         options.depth, plan.seed,
     )  # fmt: skip
-    about = {
-        "kind": "distill", "target": str(target), "begin": None if begin is None else str(begin),
-        "data": [shard.sha256 for shard in data.shards], **asdict(options),
-    }  # fmt: skip
+    about = about_training("distill", target, begin, data) | asdict(options)
     training = Training(task, samples, plan, out / WORK, about)
     judged = training.run()
     served: list[Served] = []

@@ -112,6 +112,14 @@ class Trained(NamedTuple):
     served: list[Served]
 
 
+def about_training(kind: str, target: Path, begin: Path | None, data: DataFolder) -> dict[str, Any]:
+    """Return what a training is of, so that its folder goes on with the same only."""
+    return {
+        "kind": kind, "target": str(target), "begin": None if begin is None else str(begin),
+        "data": [shard.sha256 for shard in data.shards],
+    }  # fmt: skip
+
+
 def train_head(
     kind: str,
     target: Path,
@@ -159,10 +167,7 @@ def train_head(
     teacher = Teacher(model, context, layers, None if whole else ids, room)
     module = method.load(head, checkpoint, context)
     task = HeadTask(module, teacher, ids, options.depth, LOSSES[options.loss], options.fading)
-    about = {
-        "kind": kind, "target": str(target), "begin": None if begin is None else str(begin),
-        "data": [shard.sha256 for shard in data.shards], **asdict(options),
-    }  # fmt: skip
+    about = about_training(kind, target, begin, data) | asdict(options)
     training = Training(task, samples, plan, out / WORK, about)
     judged = training.run()
     served: list[Served] = []

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.fields import Fields, read_object
-from ..base.kept import write_kept
+from ..base.kept import part_of, write_kept
 from ..checkpoints.files import read_header, save_file
 from ..errors import ConfigError, ModelError
 
@@ -128,10 +128,9 @@ class DataFolder:
             "said": np.concatenate([np.empty(0, np.bool_), *(s.said for s in samples)]),
             "prompts": np.array([s.prompt for s in samples], np.int64),
         }
-        part = self.folder / f".{name}"
-        save_file(columns, part, {"format": "np"})
-        digest = sha256(part.read_bytes()).hexdigest()
-        part.replace(self.folder / name)
+        with part_of(self.folder / name) as part:
+            save_file(columns, part, {"format": "np"})
+            digest = sha256(part.read_bytes()).hexdigest()
         count, said = int(lengths.sum()), int(columns["said"].sum())
         self.shards.append(Shard(name, digest, first, stop, len(samples), count, said))
         write_kept(

@@ -96,7 +96,9 @@ class Teacher:
                 rows = said[(said >= begin) & (said < start + len(part))] - begin
                 logits = torch.from_numpy(output.logits)
                 parts.append(self._likeliest(logits if len(rows) == wanted else logits[rows]))
-        ids, log_p, best = (torch.cat(each) for each in zip(*parts or [_nothing()], strict=True))
+        if not parts:
+            parts.append(self._likeliest(torch.empty(0, self.model.shape.vocab_size)))
+        ids, log_p, best = (torch.cat(each) for each in zip(*parts, strict=True))
         states = [torch.cat(each) for each in hidden]
         return Lesson(
             torch.tensor(tokens), torch.from_numpy(said),
@@ -114,11 +116,6 @@ class Teacher:
         known = logits if self._ids is None else logits[:, self._ids]
         top, ids = known.topk(min(KNOWN_IDS, known.shape[-1]), -1)
         return ids.int(), (top - total).half(), logits.argmax(-1)
-
-
-def _nothing() -> tuple[Tensor, Tensor, Tensor]:
-    """Return the likeliest ids of no rows."""
-    return torch.empty(0, 0, dtype=torch.int32), torch.empty(0, 0), torch.empty(0).long()
 
 
 def room_for_lessons() -> int:
