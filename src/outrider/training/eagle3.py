@@ -7,7 +7,7 @@ EAGLE", 2026. Names of parameters are those of the ``speculators`` library.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,10 @@ from torch import Tensor, nn
 from ..checkpoints.heads import Head
 from ..checkpoints.rope import Rope
 from .teacher import Lesson
+
+
+Unrolling = Generator[Tensor, Tensor | None, None]
+"""Yields what is known at each depth of drafts, and is sent the numbers of those that go on."""
 
 
 class Rows(NamedTuple):
@@ -35,6 +39,11 @@ class Rows(NamedTuple):
     drafts: Tensor
     begins: list[int]
     firsts: list[int]
+
+    def keep(self, which: Tensor) -> Rows:
+        """Return the same rows with some of the drafts only, by their numbers in order."""
+        firsts = torch.searchsorted(which, torch.tensor(self.firsts)).tolist()
+        return self._replace(drafts=self.drafts[which], firsts=firsts)
 
 
 def rows_of(lessons: Sequence[Lesson]) -> Rows:
@@ -95,7 +104,7 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, rows: Rows, real: tuple[Tensor, Tensor],
                drafted: Sequence[tuple[Tensor, Tensor]]) -> Tensor:  # fmt: skip
-        """Return what each query sees, [rows, width].
+        """Return what each query sees, [drafts, width].
 
         That is the real rows of its sample up to the one where its draft begins, and its own
         drafted ones so far.
@@ -103,6 +112,8 @@ class Attention(nn.Module):
         seen: list[Tensor] = []
         spans = zip(rows.begins, rows.begins[1:], rows.firsts, rows.firsts[1:], strict=False)
         for begin, end, first, stop in spans:
+            if first == stop:
+                continue
             k, v = (each[:, None, begin:end] for each in real)
             own = q[:, :, first:stop]
             scores = own @ k.transpose(-1, -2)
@@ -201,7 +212,7 @@ class Eagle3(nn.Module):
         state: Tensor = self.fc(fused)
         return state
 
-    def unroll(self, rows: Rows, depth: int) -> Iterator[Tensor]:
+    def unroll(self, rows: Rows, depth: int) -> Unrolling:
         """Yield what the output head reads at each depth of the drafts, [drafts, width].
 
         A draft is taken to be right so far: rows have the sample's own tokens. What was yielded may
@@ -231,7 +242,10 @@ class Eagle3(nn.Module):
             normed = self.norm(states)
             if self.head.output_normed:
                 states = normed
-            yield normed
+            which = yield normed
+            if which is not None:
+                rows, states, residual = rows.keep(which), states[which], residual[which]
+                drafted = [(k[:, which], v[:, which]) for k, v in drafted]
 
     def logits(self, depth: int, x: Tensor) -> Tensor:
         """Return the logits of the ids that are drafted, [rows, ids]; depths share the matrix."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from .eagle3 import Rows, rows_of
+from .eagle3 import Rows, Unrolling, rows_of
 from .loop import Judged, Learned, Task
 from .losses import Likeliest, Loss, coupled_acceptance
 from .samples import Sample
@@ -30,7 +30,7 @@ def rows_at_once(ids: int) -> int:
 class DraftingHead(Protocol):
     """A head that is trained: what its output matrices read at each depth, and what they say."""
 
-    def unroll(self, rows: Rows, depth: int) -> Iterator[Tensor]:
+    def unroll(self, rows: Rows, depth: int) -> Unrolling:
         """Yield what the output matrix reads at each depth, [drafts, width]."""
 
     def logits(self, depth: int, x: Tensor) -> Tensor:
@@ -61,9 +61,9 @@ class Labels:
         """Return what is known of the distributions of ``labels``."""
         return Likeliest(self._ids[labels].long(), self._log_p[labels].float())
 
-    def at(self, depth: int) -> Depth:
-        """Return the drafts that reach a depth within what the target said."""
-        drafts, positions = self._rows.drafts, self._rows.positions
+    def at(self, depth: int, drafts: Tensor) -> Depth:
+        """Return those of the drafts that reach a depth within what the target said."""
+        positions = self._rows.positions
         rows = drafts + depth
         inside = rows < len(positions)
         rows = rows.clamp(max=len(positions) - 1)
@@ -91,28 +91,38 @@ class HeadTask(Task):
         self._rows = rows_at_once(len(ids))
 
     def learn(self, batch: Sequence[Sample]) -> Learned:
-        """See ``Task``; each depth's loss is followed back into its states at once."""
+        """See ``Task``; each depth's loss is followed back into its states at once.
+
+        A draft goes on while the head's likeliest ids are the sample's, since a served one is of no
+        use behind a wrong id.
+        """
         lessons = [self._teacher.teach(sample) for sample in batch]
         rows = rows_of(lessons)
-        count = len(rows.drafts)
+        drafts, count = rows.drafts, len(rows.drafts)
         if not count:
             return Learned(0.0, 0)
         labels, total = Labels(lessons, rows), 0.0
         read: list[Tensor] = []
         slopes: list[Tensor] = []
-        scale = 1 / (count * sum(self._weights))
-        for depth, x in enumerate(self._head.unroll(rows, self._depth)):
+        unrolling = self._head.unroll(rows, self._depth)
+        x = next(unrolling)
+        for depth, weight in enumerate(self._weights):
             leaf = x.detach().requires_grad_()
-            at = labels.at(depth)
-            for drafts, of in zip(*(each.split(self._rows) for each in at), strict=True):
-                log_q = self._head.logits(depth, leaf[drafts]).float().log_softmax(-1)
-                each = self._loss(labels.likeliest(of), log_q).sum() * (
-                    self._weights[depth] * scale
-                )
-                each.backward()
-                total += each.item()
+            at = labels.at(depth, drafts)
+            right: list[Tensor] = []
+            for which, of in zip(*(each.split(self._rows) for each in at), strict=True):
+                log_q = self._head.logits(depth, leaf[which]).float().log_softmax(-1)
+                loss = self._loss(labels.likeliest(of), log_q).sum() * (weight / count)
+                loss.backward()
+                total += loss.item()
+                said = rows.tokens[drafts[which] + depth + 1]
+                right.append(which[self._ids[log_q.argmax(-1)] == said])
             read.append(x)
             slopes.append(torch.zeros_like(x) if leaf.grad is None else leaf.grad)
+            going = torch.cat(right) if right else at.drafts
+            if depth + 1 == len(self._weights) or not len(going):
+                break
+            drafts, x = drafts[going], unrolling.send(going)
         torch.autograd.backward(read, slopes)
         return Learned(total, count)
 
@@ -129,7 +139,7 @@ class HeadTask(Task):
             chance = torch.ones(len(rows.drafts))
             drafts += len(rows.drafts)
             for depth, x in enumerate(self._head.unroll(rows, self._depth)):
-                at = labels.at(depth)
+                at = labels.at(depth, rows.drafts)
                 log_q = self._head.logits(depth, x[at.drafts]).float().log_softmax(-1)
                 same = self._ids[log_q.argmax(-1)] == labels.best[at.labels]
                 accepted = coupled_acceptance(labels.likeliest(at.labels), log_q)

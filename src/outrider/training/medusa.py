@@ -6,7 +6,7 @@ Cai et al., "Medusa: Simple LLM inference acceleration framework with multiple d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +22,7 @@ from ..checkpoints.formats.shared import Tensors
 from ..checkpoints.head_export import MEDUSA_DEFAULTS
 from ..checkpoints.heads import Head
 from ..checkpoints.weights import plain
-from .eagle3 import Rows
+from .eagle3 import Rows, Unrolling
 from .head_files import NewHead, target_loader, trained_config, write_checkpoint
 from .loop import trained
 
@@ -58,7 +58,7 @@ class Medusa(nn.Module):
             for _ in range(head.longest or 1)
         )
 
-    def unroll(self, rows: Rows, depth: int) -> Iterator[Tensor]:
+    def unroll(self, rows: Rows, depth: int) -> Unrolling:
         """Yield what each head's output matrix reads, [drafts, width]."""
         state = rows.fused[rows.drafts]
         normed = F.rms_norm(state, (state.shape[-1],), self.norm, self._eps)
@@ -66,7 +66,9 @@ class Medusa(nn.Module):
             x = normed
             for block in [*self._parts(number)][:-1]:
                 x = block(x)
-            yield x
+            which = yield x
+            if which is not None:
+                normed = normed[which]
 
     def _parts(self, number: int) -> nn.ModuleList:
         """Return a head's blocks, and its output matrix last."""

@@ -1,8 +1,7 @@
 """Prompts that a chat model writes itself: it is given what stands before a user's words.
 
 Xu et al., "Magpie: Alignment data synthesis from scratch by prompting aligned LLMs with nothing",
-2024. Drafters are used for code as much as for chat, so some prompts begin with words about code,
-and some are code without a template, as editors send it.
+2024. A third is about code, half of that without a template, as editors send it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Opening(NamedTuple):
 
 
 OPENINGS = (
-    *[Opening()] * 6,
+    *[Opening()] * 12,
     Opening("Write a Python function that", code=True),
     Opening("Complete this Python function:\n```python\ndef", code=True),
     Opening("Explain what this code does:\n```", code=True),
