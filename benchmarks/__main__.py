@@ -13,6 +13,7 @@ BENCHMARKS = {
     "host": ("host", "time of a step outside C++, by drafter and batch size"),
     "contexts": ("contexts", "a token's forward behind long contexts, by dtype of the cache"),
     "rules": ("rules", "acceptance of each rule, beside the bounds of theory"),
+    "shift": ("shift", "a fine-tuned target, and its drafter before and after it is adapted"),
     "losses": ("losses", "drafters trained by different losses, beside each other"),
     "builds": ("builds", "two builds of Outrider beside each other"),
     "answers": ("answers", "two builds of Outrider asked the same, on every instruction set"),

@@ -240,7 +240,7 @@ def adapt(
     minutes: float | None = setting(None, "About so many minutes of training, all together."),
     epochs: float = setting(3.0, "Times that all samples are seen."),
     rate: float | None = setting(
-        None, "The learning rate; 2e-4 for heads and 2e-5 for models unless given."
+        None, "The learning rate; the best of three on a part of the data unless given."
     ),
     skip_bad: bool = setting(False, "Leave out prompts that are bad.", "--skip-bad"),
     json_: AsJson = False,

@@ -45,7 +45,9 @@ GOOD_RATE = 0.60
 MOST_FORGOTTEN = 0.02
 """Share of the acceptance length on general prompts that may be lost."""
 HEAD_RATE = 2e-4
-"""The learning rate of heads unless one is given."""
+"""The least learning rate that is tried for heads."""
+MULTIPLES = (1, 5, 25)
+"""Of the least learning rate, which are tried on the first share of the data."""
 HOPELESS = 0.01
 """Gain that at least the interval's upper end must reach, or training ends."""
 
@@ -54,7 +56,7 @@ HOPELESS = 0.01
 class AdaptOptions:
     """The options of an adaptation: data, training, and how acceptance is measured.
 
-    Without a ``rate`` the plan's is not taken, but the one that is usual for its kind.
+    Without a ``rate`` several are tried on the first share of the data, and the best one stays.
     """
 
     data: DataOptions
@@ -78,9 +80,10 @@ class Point(NamedTuple):
     """The results of a drafter trained on a share of the data, 0 for the one to begin with.
 
     ``domain`` and ``general`` are by temperature, ``gain`` and ``kept`` the gain on each over the
-    one to begin with, at all temperatures together.
+    one to begin with, at all temperatures together. ``rate`` is the learning rate.
     """
 
+    rate: float
     share: float
     samples: int
     said: int
@@ -88,6 +91,11 @@ class Point(NamedTuple):
     general: list[Served]
     gain: Gain
     kept: Gain
+
+    @property
+    def merit(self) -> tuple[bool, float]:
+        """What makes one better than another: little is forgotten, then the gain."""
+        return self.kept.gain >= -MOST_FORGOTTEN, self.gain.gain
 
 
 class Verdict(NamedTuple):
@@ -145,11 +153,11 @@ def adapt(
     folder, begin = find_folder(target), find_folder(drafter)
     set_up(folder, begin, {})  # refuses a drafter of another tokenizer before there is data
     head = read_head(begin)
-    usual = usual_rate(begin, options.model.rank) if head is None else HEAD_RATE
-    whole = replace(options.plan, rate=usual if options.rate is None else options.rate)
+    least = usual_rate(begin, options.model.rank) if head is None else HEAD_RATE
+    rates = [least * each for each in MULTIPLES] if options.rate is None else [options.rate]
     check_adapting(
-        open_checkpoint(folder), begin, head, out, whole, options.data, options.head.depth,
-        options.model.rank, len(SHARES),
+        open_checkpoint(folder), begin, head, out, options.plan, options.data, options.head.depth,
+        options.model.rank, len(SHARES) + len(rates) - 1,
     )  # fmt: skip
     told("the target answers the prompts")
     data = make_data(target, out / "data", options.data, lambda *_: None, told)
@@ -174,29 +182,36 @@ def adapt(
     told("acceptance before")
     before = measured(begin)
     none = Gain(0.0, 0.0, 0.0)
-    points = [Point(0.0, 0, 0, before[0], before[1], none, none)]
-    for share in SHARES:
-        told(f"training on {share:.0%} of the data")
-        place, some = out / f"share-{share:g}", samples.share(share)
-        plan = whole
-        if plan.minutes is not None:
-            plan = replace(plan, minutes=plan.minutes * share / sum(SHARES))
+    points = [Point(0.0, 0.0, 0, 0, before[0], before[1], none, none)]
+    trainings = sum(SHARES) + SHARES[0] * (len(rates) - 1)
+
+    def trained(rate: float, share: float) -> Point:
+        told(f"training on {share:.0%} of the data, learning rate {rate:g}")
+        place, some = place_of(out, rate, share), samples.share(share)
+        minutes = options.plan.minutes
+        part = None if minutes is None else minutes * share / trainings
+        plan = replace(options.plan, rate=rate, minutes=part)
         if head is None:
             small = replace(options.model, share=share)
             train_drafter(folder, data, begin, place, plan, small, opened)
         else:
             own = replace(options.head, share=share)
             train_head(head.kind, folder, data, begin, place, plan, own, opened)
-        told(f"acceptance after {share:.0%} of the data")
+        told("acceptance after that")
         after = measured(place)
         gains = [gain_of(a, b) for a, b in zip(before, after, strict=True)]
-        points.append(
-            Point(share, len(some.train), some.said, after[0], after[1], gains[0], gains[1])
+        return Point(
+            rate, share, len(some.train), some.said, after[0], after[1], gains[0], gains[1]
         )
-        if all(point.gain.high < HOPELESS for point in points[1:]) and len(points) > 2:
+
+    tried = [trained(rate, SHARES[0]) for rate in rates]
+    points.append(max(tried, key=lambda point: point.merit))
+    for share in SHARES[1:]:
+        points.append(trained(points[1].rate, share))
+        if all(point.gain.high < HOPELESS for point in points[1:]):
             break
-    best = max(points[1:], key=lambda point: (point.kept.gain >= -MOST_FORGOTTEN, point.gain.gain))
-    place = out / f"share-{best.share:g}"
+    best = max(points[1:], key=lambda point: point.merit)
+    place = place_of(out, best.rate, best.share)
     adapted = out / "drafter"
     shutil.rmtree(adapted, ignore_errors=True)
     shutil.copytree(place, adapted, ignore=shutil.ignore_patterns(WORK))
@@ -208,8 +223,14 @@ def adapt(
         "kind": ModelSpec.name if head is None else head.kind,
         "prompts": str(options.data.prompts), "num_speculative_tokens": options.length,
         "points": [as_dict(point) for point in points], "best_share": best.share,
+        "rates": [as_dict(point) for point in tried],
         "verdict": judge(best)._asdict(), "adapted": str(adapted),
     }  # fmt: skip
+
+
+def place_of(out: Path, rate: float, share: float) -> Path:
+    """Return the folder of what was trained at a learning rate on a share of the data."""
+    return out / f"share-{share:g}-rate-{rate:g}"
 
 
 def as_dict(point: Point) -> dict[str, Any]:

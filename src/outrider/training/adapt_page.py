@@ -7,6 +7,7 @@ from typing import Any
 
 from ..bench.load.page import STYLE, plot, table
 
+RATES = "learning rate", "gain", "kept of general"
 HEADS = (
     "prompts", "trained on", "samples", "T", "tokens a step", "95 %", "accepted", "speedup",
     "tokens/s",
@@ -45,6 +46,11 @@ def page(report: dict[str, Any]) -> str:
         for name, point in (("before", points[0]), ("after", points[-1]))
     }
     deeper = plot("Accepted by position, domain", "position", "share", by_position)
+    first = points[1]
+    rates = [
+        [f"{p['rate']:g}", f"{p['gain']['gain']:+.1%}", f"{p['kept']['gain']:+.1%}"]
+        for p in report["rates"]
+    ]
     mark = "deploy" if verdict["deploy"] else "do not deploy"
     return (
         f"<!doctype html><meta charset=utf-8><title>Adaptation</title><style>{STYLE}</style>"
@@ -53,4 +59,5 @@ def page(report: dict[str, Any]) -> str:
         f"{escape(report['target'])}, K = {report['num_speculative_tokens']}, "
         f"{escape(str(report['machine'].get('cpu')))}.</p>"
         f"<div class=plots>{drawn}{deeper}</div>{table(HEADS, rows(report))}"
+        f"<p>Learning rates on {first['share']:.0%} of the data:</p>{table(RATES, rates)}"
     )

@@ -19,7 +19,6 @@ from ..checkpoints.heads import Head
 from ..checkpoints.rope import Rope
 from .teacher import Lesson
 
-
 Unrolling = Generator[Tensor, Tensor | None, None]
 """Yields what is known at each depth of drafts, and is sent the numbers of those that go on."""
 

@@ -18,6 +18,7 @@ from .teacher import Lesson, Teacher
 
 MOST_LOGITS = 1 << 25
 """Logits that are held at a time."""
+ANYWAY = 8
 LEAST_ROWS = 64
 """Rows whose logits are held at a time, however many ids there are."""
 
@@ -94,7 +95,7 @@ class HeadTask(Task):
         """See ``Task``; each depth's loss is followed back into its states at once.
 
         A draft goes on while the head's likeliest ids are the sample's, since a served one is of no
-        use behind a wrong id.
+        use behind a wrong id. One of ``ANYWAY`` goes on in any case, so that all depths learn.
         """
         lessons = [self._teacher.teach(sample) for sample in batch]
         rows = rows_of(lessons)
@@ -109,20 +110,23 @@ class HeadTask(Task):
         for depth, weight in enumerate(self._weights):
             leaf = x.detach().requires_grad_()
             at = labels.at(depth, drafts)
-            right: list[Tensor] = []
+            going = [at.drafts[:0]]
             for which, of in zip(*(each.split(self._rows) for each in at), strict=True):
                 log_q = self._head.logits(depth, leaf[which]).float().log_softmax(-1)
                 loss = self._loss(labels.likeliest(of), log_q).sum() * (weight / count)
                 loss.backward()
                 total += loss.item()
                 said = rows.tokens[drafts[which] + depth + 1]
-                right.append(which[self._ids[log_q.argmax(-1)] == said])
+                right = self._ids[log_q.argmax(-1)] == said
+                going.append(which[right | (drafts[which] % ANYWAY == 0)])
             read.append(x)
             slopes.append(torch.zeros_like(x) if leaf.grad is None else leaf.grad)
-            going = torch.cat(right) if right else at.drafts
-            if depth + 1 == len(self._weights) or not len(going):
+            which = torch.cat(going)
+            drafts = drafts[which]
+            try:
+                x = unrolling.send(which)
+            except StopIteration:
                 break
-            drafts, x = drafts[going], unrolling.send(going)
         torch.autograd.backward(read, slopes)
         return Learned(total, count)
 

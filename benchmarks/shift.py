@@ -1,0 +1,156 @@
+"""A fine-tuned target, its stock drafter, and that drafter adapted to it.
+
+The target is trained on C++, the headers that PyTorch is installed with (BSD licence). Its drafter
+knows nothing of that and loses acceptance on prompts of the domain; ``outrider train adapt`` wins
+it back. Figures are of prompts from headers that nothing was trained on.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+from zlib import crc32
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import typer
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from outrider.bench.machine import machine
+from outrider.checkpoints.families import find_folder
+from outrider.checkpoints.files import Files
+from outrider.checkpoints.tokenizers import read_codec
+from outrider.training.adapt import AdaptOptions, adapt
+from outrider.training.data import DataOptions
+from outrider.training.drafter_files import read_drafter, save_drafter
+from outrider.training.loop import Optimisers, Plan, trained
+from outrider.training.samples import DataFolder
+from outrider.training.served import Serving, held_out_prompts
+from outrider.training.targets import open_target
+
+from .common import POCKET, Length, Model, Seed
+
+HEADERS = Path(torch.__file__).parent / "include"
+HELD_OUT = 8
+"""One header in so many gives prompts."""
+WINDOW = 256
+BATCH = 8
+PROMPT_CHARACTERS = 200
+
+
+def headers(wanted: bool) -> Iterator[str]:
+    """Yield headers, those that give prompts or those that the target is trained on."""
+    for file in sorted(HEADERS.rglob("*.h")):
+        name = file.relative_to(HEADERS).as_posix()
+        if (crc32(name.encode()) % HELD_OUT == 0) == wanted:
+            yield file.read_text(encoding="utf-8", errors="ignore")
+
+
+def windows(target: Path, count: int, seed: int) -> NDArray[np.int64]:
+    """Return ``count`` pieces of the headers that a target is trained on, ids [count, WINDOW]."""
+    codec, random = read_codec(target), np.random.default_rng(seed)
+    texts = [*headers(False)]
+    ids: list[int] = []
+    for which in random.permutation(len(texts)):
+        ids += codec.encode(texts[which])
+        if len(ids) >= count * WINDOW:
+            break
+    found = np.array(ids[: len(ids) // WINDOW * WINDOW]).reshape(-1, WINDOW)[:count]
+    return random.permutation(found)
+
+
+def fine_tune(target: Path, out: Path, steps: int, rate: float, seed: int) -> None:
+    """Train a target on the headers and write it to ``out``."""
+    files = Files(target)
+    small = read_drafter(target, files)
+    model: Any = small.module
+    plan = Plan(steps=steps, rate=rate)
+    optimisers = Optimisers(model, plan)
+    cut = torch.from_numpy(windows(target, steps * BATCH, seed))
+    for step, batch in enumerate(tqdm(cut.split(BATCH), "fine-tuning", leave=False, disable=None)):
+        logits = model(batch, use_cache=False).logits[:, :-1]
+        F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
+        optimisers.step(rate * plan.share(step))
+        model.zero_grad()
+    save_drafter(small.config, trained(model), files, out)
+
+
+def write_prompts(file: Path, count: int, seed: int) -> None:
+    """Write parts of held-out headers, which begin with a line."""
+    random = np.random.default_rng(seed)
+    texts = [text for text in headers(True) if len(text) > 2000]
+    with file.open("w", encoding="utf-8") as opened:
+        for _ in range(count):
+            text = texts[random.integers(len(texts))]
+            begin = text.find("\n", int(random.integers(len(text) - 1000))) + 1
+            prompt = text[begin : begin + PROMPT_CHARACTERS]
+            opened.write(json.dumps({"prompt": prompt}) + "\n")
+
+
+def acceptance(target: Path, drafter: Path, data: DataFolder, length: int) -> list[float]:
+    """Return tokens a step on held-out prompts of ``data``, at temperatures 0 and 1."""
+    context = data.about.context
+    prompts = held_out_prompts(data.read(), context - 128)
+    serving = Serving(target, open_target(target, data).model, prompts, 128, context)
+    found = serving.measure(drafter, length, (0.0, 1.0), rounds=1)
+    return [each.acceptance_length for each in found]
+
+
+def main(
+    work: Annotated[Path, typer.Argument(help="The folder for models and data; goes on there.")],
+    model: Model = POCKET,
+    drafter: Annotated[str | None, typer.Option(help="The stock drafter; the bundled one.")] = None,
+    steps: Annotated[int, typer.Option(help="Steps of 2,048 tokens of fine-tuning.", min=1)] = 150,
+    tuning_rate: Annotated[float, typer.Option(help="The learning rate of fine-tuning.")] = 1e-3,
+    prompts: Annotated[int, typer.Option(help="Prompts of the domain.", min=200)] = 1500,
+    minutes: Annotated[float, typer.Option(help="Minutes of training in adapt.")] = 22.0,
+    num_speculative_tokens: Length = 4,
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="A report as JSON.")] = None,
+) -> None:
+    """Fine-tune a target, adapt its drafter to it, and say how much of the loss is won back."""
+    stock = find_folder(model)
+    begin = Path(drafter) if drafter else stock / "drafter"
+    tuned, file = work / "tuned", work / "prompts.jsonl"
+    if not (tuned / "model.safetensors").exists():
+        fine_tune(stock, tuned, steps, tuning_rate, seed)
+    if not file.exists():
+        write_prompts(file, prompts, seed)
+    clock = time.monotonic()
+    options = AdaptOptions(
+        data=DataOptions(prompts=file, max_tokens=128, seed=seed), plan=Plan(minutes=minutes),
+        length=num_speculative_tokens,
+    )  # fmt: skip
+    report = adapt(str(tuned), str(begin), work / "adapted", options, print)
+    taken = (time.monotonic() - clock) / 60
+    points, best = report["points"], report["best_share"]
+    after = next(point for point in points[1:] if point["share"] == best)
+    before = acceptance(
+        stock, begin, DataFolder.opened(work / "adapted" / "data"), num_speculative_tokens
+    )
+    print("\n| T | stock target | fine-tuned | adapted | lost | won back |\n" + "| -- " * 6 + "|")
+    rows: list[dict[str, float]] = []
+    for i, was in enumerate(before):
+        lost, now = (p["domain"][i]["acceptance_length"] for p in (points[0], after))
+        heat = points[0]["domain"][i]["temperature"]
+        row = {
+            "temperature": heat, "stock": was, "tuned": lost, "adapted": now,
+            "lost": 1 - lost / was, "won_back": (now - lost) / (was - lost),
+        }  # fmt: skip
+        rows.append(row)
+        print(
+            f"| {heat:g} | {was:.2f} | {lost:.2f} | {now:.2f} | {row['lost']:.0%} | "
+            f"{row['won_back']:.0%} |"
+        )
+    kept, here = after["kept"]["gain"], machine()
+    print(
+        f"\nGeneral prompts: {kept:+.1%}. Learning rate {after['rate']:g}, {best:.0%} of the data, "
+        f"{taken:.0f} minutes, data included; {here['cpu']}, {here['date'][:10]}."
+    )
+    if out is not None:
+        told = {"rows": rows, "minutes": taken, "machine": here, "report": report}
+        out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
