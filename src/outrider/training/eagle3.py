@@ -167,8 +167,9 @@ class Layer(nn.Module):
 class Eagle3(nn.Module):
     """An EAGLE-3 head of one layer, as its config says; ``embedding`` is the target's, and frozen.
 
-    ``context`` is the longest sample. In a P-EAGLE head rows of later depths begin with a mask in
-    the place of a token and of the states that the head would feed back.
+    So are the output rows, which a new head has from the target: more is accepted of a head that
+    learns less by heart. ``context`` is the longest sample. In a P-EAGLE head rows of later depths
+    begin with a mask in the place of a token and of the states that the head would feed back.
     """
 
     cos: Tensor
@@ -193,7 +194,7 @@ class Eagle3(nn.Module):
         self.fc = nn.Linear(wide, a.hidden_size, bias=False)
         self.layers = nn.ModuleList([Layer(head)])
         self.norm = Norm(a.hidden_size, a.norm_eps)
-        self.lm_head = nn.Linear(a.hidden_size, a.vocab_size, bias=False)
+        self.lm_head = nn.Linear(a.hidden_size, a.vocab_size, bias=False).requires_grad_(False)
         masked = head.mask_token is not None
         self.mask_hidden = nn.Parameter(torch.zeros(1, 1, wide)) if masked else None
         tables = Rope(head.config, context + 16).halves()

@@ -31,7 +31,6 @@ from ..checkpoints.rope import rope_parameters
 from ..checkpoints.weights import Loader, plain
 from ..errors import ConfigError, ModelError
 from .eagle3 import Eagle3
-from .loop import trained
 
 EMBEDDING = "model.embed_tokens.weight"
 ALIGNED = 64
@@ -222,8 +221,9 @@ def save_eagle3(
     names = {plain_name(name): name for name in source.entries}
     fixed = "d2t", "t2d", names.get("embed_tokens.weight", "")
     tensors = {name: source.raw(name) for name in fixed if name in source}
-    for name, parameter in (values or trained(module)).items():
-        tensors[names[name]] = cast(parameter.detach().numpy(), BFLOAT16)
+    for name, parameter in module.named_parameters():
+        value = parameter if values is None else values.get(name, parameter)
+        tensors[names[name]] = cast(value.detach().numpy(), BFLOAT16)
     write_checkpoint(folder, config, tensors)
 
 

@@ -168,7 +168,7 @@ def head_trainee(
         head = new_head(kind, checkpoint, source)
         fixed = 8 * len(source.ids) + checkpoint.shape.vocab_size
     module = empty_head(head, context)
-    learned = nbytes(*trained(module).values())
+    weights = nbytes(*module.parameters())
     taken = 1 if kind == MEDUSA else len(head.layers or range(USUAL_LAYERS))
     drafted = head.vocab_size if head.architecture is None else head.architecture.vocab_size
 
@@ -184,7 +184,7 @@ def head_trainee(
         + pass_bytes(checkpoint)
     )
     everything = lessons(samples.train + samples.held_out)
-    return Trainee(module, held, everything, learned // 2 + fixed, begun * (learned + fixed))
+    return Trainee(module, held, everything, weights // 2 + fixed, begun * (weights + fixed))
 
 
 def drafter_trainee(
