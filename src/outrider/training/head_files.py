@@ -205,18 +205,12 @@ def load_eagle3(head: Head, checkpoint: Checkpoint, context: int) -> Eagle3:
     return module
 
 
-def save_eagle3(
-    module: Eagle3,
-    values: Mapping[str, torch.Tensor] | None,
-    folder: Path,
-    extras: Mapping[str, Any],
-) -> None:
+def save_eagle3(module: Eagle3, values: Mapping[str, torch.Tensor] | None, folder: Path) -> None:
     """Write a trained head to a folder, in bf16 and in the layout of the one it began as.
 
-    ``values`` are parameters to write instead of the module's; ``extras`` join its config.
+    ``values`` are parameters to write instead of the module's.
     """
     head = module.head
-    config = trained_config(head, extras)
     source = HeadTensors(head.files)
     names = {plain_name(name): name for name in source.entries}
     fixed = "d2t", "t2d", names.get("embed_tokens.weight", "")
@@ -224,10 +218,9 @@ def save_eagle3(
     for name, parameter in module.named_parameters():
         value = parameter if values is None else values.get(name, parameter)
         tensors[names[name]] = cast(value.detach().numpy(), BFLOAT16)
-    write_checkpoint(folder, config, tensors)
+    write_checkpoint(folder, trained_config(head), tensors)
 
 
-def trained_config(head: Head, extras: Mapping[str, Any]) -> dict[str, Any]:
+def trained_config(head: Head) -> dict[str, Any]:
     """Return the config of a head that began as another, without what was measured of that one."""
-    own = {name: value for name, value in (head.files.config or {}).items() if name != KEY}
-    return {**own, **extras}
+    return {name: value for name, value in (head.files.config or {}).items() if name != KEY}

@@ -174,7 +174,7 @@ def train_head(
     judged = training.run()
     served: list[Served] = []
     if training.accelerator.is_main_process:
-        method.save(module, training.average.values, out, {})
+        method.save(module, training.average.values, out)
         draw_curves(out / WORK)
         write_card(out, out / WORK, data, judged)
         if isinstance(model, NativeTransformer):
