@@ -40,11 +40,13 @@ class Need(NamedTuple):
 
 
 def check(
-    job: str, need: Need, folder: Path, remedy: str, loaded: int = 0, spare: int = 0
+    job: str, need: Need, folder: Path, remedy: str, loaded: int = 0, spare: int = 0,
+    silent: bool = False,
 ) -> int:  # fmt: skip
     """Say on stderr what a job in ``folder`` takes; return how much ``spare`` memory it may have.
 
-    Of what it takes so much is ``loaded`` already. Files that are there already are counted.
+    Of what it takes so much is ``loaded`` already. Files that are there already are counted. It is
+    not said where ``silent``.
     Raises MemoryBudgetError, TrainingError: clearly less is free; the ``remedy`` is said.
     """
     memory, free = sum(need.memory.values()), free_memory() + loaded
@@ -52,11 +54,12 @@ def check(
     spare = max(0, min(spare, free - memory))
     parts = [f"{what} {size(count)}" for what, count in need.memory.items() if count]
     parts += [f"and {size(spare)} more for lessons"] if spare else []
-    tqdm.write(
-        f"{job} takes about {size(memory)} of the {size(free)} of memory that are free "
-        f"({', '.join(parts)}), and up to {size(disk)} of {size(room)} of disk",
-        file=sys.stderr,
-    )
+    if not silent:
+        tqdm.write(
+            f"{job} takes about {size(memory)} of the {size(free)} of memory that are free "
+            f"({', '.join(parts)}), and up to {size(disk)} of {size(room)} of disk",
+            file=sys.stderr,
+        )
     if free < CLEARLY * memory:
         raise MemoryBudgetError(
             f"{job} takes about {size(memory)} of memory, and {size(free)} are free; {remedy}, or "
