@@ -26,7 +26,7 @@ from ..checkpoints.head_export import (
     speculators_config,
 )
 from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids, expected_tensors
-from ..checkpoints.heads import EAGLE3, PEAGLE, Head, read_head
+from ..checkpoints.heads import EAGLE3, PEAGLE, Head, check_target, read_head
 from ..checkpoints.rope import rope_parameters
 from ..checkpoints.weights import Loader, plain
 from ..errors import ConfigError, ModelError
@@ -162,18 +162,24 @@ def eagle3_config(checkpoint: Checkpoint, a: Architecture, new: NewHead) -> dict
 
 
 def open_head(folder: Path, kind: str) -> Head:
-    """Return the head in a folder. Raises ConfigError: it is none of a ``kind`` to train."""
+    """Return the head in a folder. Raises ConfigError: it is none of that ``kind``."""
     head = read_head(folder)
     if head is None or head.kind != kind:
         raise ConfigError(f"{folder} is no head of kind {kind}; give one, or none to begin anew.")
+    return head
+
+
+def check_head(head: Head, checkpoint: Checkpoint) -> None:
+    """Raise ConfigError, ModelError: a head is not of a form to train, or not the target's."""
+    target, _ = target_loader(checkpoint)
+    check_target(head, target, target.hidden_size, target.num_layers)
     check_tensors(head)
     a = head.architecture
     if a is not None and (a.num_layers != 1 or any(window is not None for window in a.windows)):
         raise ConfigError(
-            f"{folder} has {a.num_layers} layers, or layers with windows; heads of one layer that "
-            "sees all are trained here."
+            f"{head.folder} has {a.num_layers} layers, or layers with windows; heads of one layer "
+            "that sees all are trained here."
         )
-    return head
 
 
 def ids_of(head: Head) -> NDArray[np.int64]:

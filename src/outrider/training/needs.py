@@ -23,6 +23,7 @@ from .forecast import Need, check, weight_bytes
 from .head_files import (
     EMBEDDING,
     NewHead,
+    check_head,
     described,
     eagle3_config,
     target_loader,
@@ -159,10 +160,11 @@ def head_trainee(
 ) -> Trainee:  # fmt: skip
     """Return what is trained where a head begins as another or anew.
 
-    Its folder has what it was ``begun`` as, too.
+    Its folder has what it was ``begun`` as, too. Raises: see ``check_head``.
     """
     if isinstance(source, Head):
         head = source
+        check_head(head, checkpoint)
         entries = map(HeadTensors(head.files).entry, ("d2t", "t2d", EMBEDDING))
         fixed = sum(entry.nbytes for entry in entries if entry is not None)
     else:

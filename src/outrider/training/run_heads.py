@@ -12,7 +12,7 @@ from accelerate import PartialState
 
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.head_export import LAYOUTS, SPECULATORS
-from ..checkpoints.heads import EAGLE3, MEDUSA, PEAGLE, check_target
+from ..checkpoints.heads import EAGLE3, MEDUSA, PEAGLE
 from ..errors import ConfigError
 from ..models.base import Model
 from ..models.native import NativeTransformer
@@ -162,7 +162,6 @@ def train_head(
                 new = new._replace(fuse=fitted_fuse(model, samples.train, new.layers, context))
             method.write_new(begun, checkpoint, new)
     head = open_head(begin or begun, kind)
-    check_target(head, model.shape, model.hidden_size, model.hidden_layers)
     ids = ids_of(head)
     whole = np.array_equal(ids, np.arange(vocab_size))
     layers = head.target_layers(model.hidden_layers)
