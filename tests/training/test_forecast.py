@@ -202,6 +202,7 @@ def test_what_does_not_fit_is_refused_before_it_starts(
         "block": (wide, "--data", data.folder),
         "medusa": (wide, "--data", data.folder),
         "distill": (wide, "--data", data.folder, "--json"),
+        "layerskip": (wide, "--data", data.folder, "--json"),
         "adapt": ("--target", wide, "--drafter", wide, "--prompts", prompts, "--json"),
     }
     full = {"free_disk": "of disk", "free_memory": "of memory"}
@@ -229,7 +230,7 @@ def test_a_drafter_that_is_not_trained_is_refused_before_there_is_data(
     done = outrider("train", "eagle3", wide, "--data", data.folder, "--from", head, "--out", out)
     assert "with a width of" in done.stderr
     assert not out.exists()
-    other = make_checkpoint(tmp_path / "other", "gemma2", tokenizer=True)
+    other = make_checkpoint(tmp_path / "other", "gemma2", tokenizer=True, head_dim=8)
     for drafter, why in ((head, "with a width of"), (other, "small drafters of")):
         words = ("--target", wide, "--drafter", drafter, "--prompts", prompts, "--out", out)
         done = outrider("train", "adapt", *words)

@@ -24,6 +24,8 @@ TOKEN_BYTES = 5
 """Bytes of a token in a data folder: its id, and whether the target said it."""
 SAMPLE_BYTES = 16
 """Bytes of a sample beside its tokens."""
+SKIPS_BYTES = 10_000
+"""Bytes of a file that names sublayers, at most, about."""
 TEMPLATE_TOKENS = 32
 """Tokens that a template adds to a message, at most, about."""
 
@@ -120,6 +122,17 @@ def data_bytes(items: list[Item], max_tokens: int, context: int) -> int:
         asked = sum(len(text.encode()) + TEMPLATE_TOKENS for text in texts)
         total += TOKEN_BYTES * min(context, asked + turns * max_tokens) + SAMPLE_BYTES
     return total
+
+
+def check_search(checkpoint: Checkpoint, pages: int, out: Path) -> None:
+    """Say what a search on windows of so many ``pages`` of a target's cache takes; see ``check``.
+
+    The target is loaded already, and the native step runs it.
+    """
+    held = footprint(checkpoint, True, False)
+    memory = {"the target": held["weights"], "windows": pages * held["page"]}
+    remedy = "make data of a smaller context (outrider train data --context)"
+    check("searching", Need(memory, SKIPS_BYTES), out, remedy, held["weights"])
 
 
 def check_data(
