@@ -20,7 +20,7 @@ from outrider.errors import ConfigError
 from outrider.training.loop import Plan
 from outrider.training.losses import LOSSES
 from outrider.training.run_distill import NEW_RATE, DistillOptions, train_drafter
-from outrider.training.run_heads import HeadOptions, train_head
+from outrider.training.run_heads import RATE, HeadOptions, train_head
 from outrider.training.samples import DataFolder
 from outrider.training.served import Serving, error_of_mean, held_out_prompts
 from outrider.training.targets import Target, open_target
@@ -97,7 +97,7 @@ def main(
         )
     target, folder = find_folder(model), DataFolder.opened(data)
     opened = open_target(target, folder)
-    usual = 2e-3 if kind == EAGLE3 else NEW_RATE
+    usual = RATE if kind == EAGLE3 else NEW_RATE
     plan = Plan(steps=steps, batch=batch, rate=rate or usual, seed=seed, judge_every=steps)
     job, context = Job(kind, target, opened, folder, plan), folder.about.context
     asked = held_out_prompts(folder.read(), context - tokens, prompts)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.install import SPECULATORS
 from outrider.checkpoints.checkpoint import open_checkpoint
-from outrider.checkpoints.extras import KEY
+from outrider.checkpoints.extras import Extras
 from outrider.checkpoints.head_export import LAYOUTS, export_head
 from outrider.checkpoints.head_export import SPECULATORS as SPECULATORS_LAYOUT
 from outrider.checkpoints.heads import EAGLE3, read_head
@@ -30,6 +30,7 @@ from outrider.training.head_files import (
     save_eagle3,
     write_new_eagle3,
 )
+from outrider.training.measure import write_extras
 from outrider.training.samples import Sample
 from outrider.training.teacher import Teacher
 from tests.support import REPOSITORY
@@ -88,8 +89,8 @@ def test_the_package_reads_what_is_exported_here(
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(1 + torch.rand_like(parameter))
-    extras = {KEY: {"recommended_tokens": {"chat": STEPS}}}
-    save_eagle3(module, None, tmp_path / "saved", extras)
+    save_eagle3(module, None, tmp_path / "saved")
+    write_extras(tmp_path / "saved", Extras({"chat": STEPS}, ()))
     saved = open_head(tmp_path / "saved", EAGLE3)
     export_head(saved, tmp_path / "out", SPECULATORS_LAYOUT, checkpoint, str(tiny_llama))
     both_say_the_same(tmp_path / "out", tiny_llama, target)
@@ -111,7 +112,7 @@ def test_a_head_of_the_packages_own_making_is_trained_on(
     both_say_the_same(tmp_path / "theirs", tiny_llama, target)
     head = open_head(tmp_path / "theirs", EAGLE3)
     module = load_eagle3(head, open_checkpoint(tiny_llama), 64)
-    save_eagle3(module, None, tmp_path / "again", {})
+    save_eagle3(module, None, tmp_path / "again")
     both_say_the_same(tmp_path / "again", tiny_llama, target)
     assert read_head(tmp_path / "again").fused_norms == head.fused_norms
 

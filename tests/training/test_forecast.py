@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from outrider.bench.workload import Item
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.errors import MemoryBudgetError, ModelError, TrainingError
 from outrider.native import choice as native
 from outrider.training import forecast, needs, run_distill, run_heads
 from outrider.training.data import DataOptions, make_data
 from outrider.training.eagle3 import Eagle3, rows_of
 from outrider.training.forecast import Need, check, data_bytes, written
+from outrider.training.head_files import NewHead, write_new_eagle3
 from outrider.training.heads import HeadTask
 from outrider.training.loop import Plan, Training
 from outrider.training.needs import Trainee, graph_bytes, lesson_bytes, rows_like
@@ -200,6 +202,7 @@ def test_what_does_not_fit_is_refused_before_it_starts(
         "block": (wide, "--data", data.folder),
         "medusa": (wide, "--data", data.folder),
         "distill": (wide, "--data", data.folder, "--json"),
+        "layerskip": (wide, "--data", data.folder, "--json"),
         "adapt": ("--target", wide, "--drafter", wide, "--prompts", prompts, "--json"),
     }
     full = {"free_disk": "of disk", "free_memory": "of memory"}
@@ -215,6 +218,24 @@ def test_what_does_not_fit_is_refused_before_it_starts(
                 assert last.startswith("error: ")
                 assert what in last
                 assert not out.exists()
+
+
+def test_a_drafter_that_is_not_trained_is_refused_before_there_is_data(
+    wide: Path, data: DataFolder, tiny_llama: Path, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    head, out, prompts = tmp_path / "head", tmp_path / "out", tmp_path / "p.jsonl"
+    new = NewHead(str(tiny_llama), np.arange(64), (0, 1, 1), 3, 0)
+    write_new_eagle3(head, open_checkpoint(tiny_llama), new)
+    prompts.write_text("\n".join(json.dumps({"prompt": f"a {n}"}) for n in range(30)))
+    done = outrider("train", "eagle3", wide, "--data", data.folder, "--from", head, "--out", out)
+    assert "with a width of" in done.stderr
+    assert not out.exists()
+    other = make_checkpoint(tmp_path / "other", "gemma2", tokenizer=True, head_dim=8)
+    for drafter, why in ((head, "with a width of"), (other, "small drafters of")):
+        words = ("--target", wide, "--drafter", drafter, "--prompts", prompts, "--out", out)
+        done = outrider("train", "adapt", *words)
+        assert why in done.stderr
+        assert not out.exists()
 
 
 def test_a_checkpoint_that_a_full_disk_refused_is_written_later(

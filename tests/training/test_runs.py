@@ -204,6 +204,7 @@ def test_two_processes_are_one_that_adds_up_two_batches(
     for command in (two, one):
         done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
+        assert done.stderr.count("training takes about") == 1
     first, other = (
         torch.load(tmp_path / name / WORK / STATE, weights_only=True)["module"]
         for name in ("two", "one")

@@ -10,7 +10,7 @@ comes from.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,36 +73,47 @@ def load_workload(which: str) -> Workload:
             f"workload {which!r} is not known; give one of {', '.join(NAMES)}, or a .jsonl or "
             ".json file."
         )
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(f"workload {which} is not UTF-8; save it as such.") from None
-    except OSError as error:
-        raise ConfigError(
-            f"workload {which} cannot be read ({error.strerror}); give a file that is there, or "
-            f"one of {', '.join(NAMES)}."
-        ) from None
-    whole = path.suffix == ".json"
-    # Not splitlines(), which also ends a line at U+2028.
-    lines = [text] if whole else text.split("\n")
-    entries: list[tuple[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        where = f"workload {which}" if whole else f"workload {which}, line {number}"
-        try:
-            entries += [(where, json.loads(line))] if whole or line.strip() else []
-        except (ValueError, RecursionError) as error:
-            deep = isinstance(error, RecursionError)
-            why = "nested too deeply" if deep else error  # the error names line and column
-            raise ConfigError(f"{where}: not JSON ({why}); correct it there.") from None
-    if whole:
-        ((where, members),) = entries
+    where = f"workload {which}"
+    if path.suffix == ".json":
+        members = parsed(read_content(path, where), where)
         if not isinstance(members, list):
             raise ConfigError(f"{where}, line 1: no list; put the items between [ and ].")
         entries = [(f"{where}, item {i}", member) for i, member in enumerate(members, 1)]
+    else:
+        entries = [(line, parsed(text, line)) for line, text in lines_of(path, where)]
     if not entries:
         raise ConfigError(f"workload {which} is empty; give it one prompt at least.")
     name = which if which in BUNDLED else path.stem
     return Workload(name, tuple(item_of(entry, where) for where, entry in entries))
+
+
+def read_content(file: Path, name: str) -> bytes:
+    """Return what a file holds. Raises ConfigError: it cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{name} cannot be read ({error.strerror}); give a file that is there."
+        ) from None
+
+
+def lines_of(file: Path, name: str) -> Iterator[tuple[str, bytes]]:
+    """Yield where each line of a file stands, and the line; blank ones are passed over."""
+    for number, line in enumerate(read_content(file, name).split(b"\n"), 1):
+        if line.strip():
+            yield f"{name}, line {number}", line
+
+
+def parsed(text: bytes, where: str) -> Any:
+    """Return the value of JSON. Raises ConfigError: it is none."""
+    try:
+        return json.loads(text.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise ConfigError(f"{where}: not UTF-8; save it as such.") from None
+    except (ValueError, RecursionError) as error:
+        deep = isinstance(error, RecursionError)
+        why = "nested too deeply" if deep else error  # the error names line and column
+        raise ConfigError(f"{where}: not JSON ({why}); correct it there.") from None
 
 
 def item_of(entry: Any, where: str) -> Item:

@@ -128,7 +128,7 @@ class HeadFlags(TrainFlags):
     begin: Path | None = setting(None, "A head to go on from; anew unless given.", "--from")
     depth: int = setting(4, "Tokens of a draft in training.", min=1, max=16)
     batch: int = setting(512, "Tokens that a step learns from, on each device.", min=1)
-    rate: float = setting(2e-3, "The learning rate.")
+    rate: float | None = setting(None, "The learning rate; 2e-3 unless given.")
 
 
 @dataclass(frozen=True)
@@ -181,10 +181,10 @@ def _train(kind: str, model: str, flags: HeadFlags, layout: str = "speculators")
     """Train a head, and tell what it would be accepted."""
     with torch_for("outrider train"):
         from ..checkpoints.families import find_folder
-        from ..training.run_heads import HeadOptions, train_head
+        from ..training.run_heads import RATE, HeadOptions, train_head
         from ..training.samples import DataFolder
 
-    plan = flags.plan(flags.rate)
+    plan = flags.plan(RATE if flags.rate is None else flags.rate)
     options = HeadOptions(loss=flags.loss, depth=flags.depth, layout=layout)
     data, out = DataFolder.opened(flags.data), flags.out
     with ended_cleanly():

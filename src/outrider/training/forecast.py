@@ -24,6 +24,8 @@ TOKEN_BYTES = 5
 """Bytes of a token in a data folder: its id, and whether the target said it."""
 SAMPLE_BYTES = 16
 """Bytes of a sample beside its tokens."""
+SKIPS_BYTES = 10_000
+"""Bytes of a file that names sublayers, at most, about."""
 TEMPLATE_TOKENS = 32
 """Tokens that a template adds to a message, at most, about."""
 
@@ -40,11 +42,13 @@ class Need(NamedTuple):
 
 
 def check(
-    job: str, need: Need, folder: Path, remedy: str, loaded: int = 0, spare: int = 0
+    job: str, need: Need, folder: Path, remedy: str, loaded: int = 0, spare: int = 0,
+    silent: bool = False,
 ) -> int:  # fmt: skip
     """Say on stderr what a job in ``folder`` takes; return how much ``spare`` memory it may have.
 
-    Of what it takes so much is ``loaded`` already. Files that are there already are counted.
+    Of what it takes so much is ``loaded`` already. Files that are there already are counted. It is
+    not said where ``silent``.
     Raises MemoryBudgetError, TrainingError: clearly less is free; the ``remedy`` is said.
     """
     memory, free = sum(need.memory.values()), free_memory() + loaded
@@ -52,11 +56,12 @@ def check(
     spare = max(0, min(spare, free - memory))
     parts = [f"{what} {size(count)}" for what, count in need.memory.items() if count]
     parts += [f"and {size(spare)} more for lessons"] if spare else []
-    tqdm.write(
-        f"{job} takes about {size(memory)} of the {size(free)} of memory that are free "
-        f"({', '.join(parts)}), and up to {size(disk)} of {size(room)} of disk",
-        file=sys.stderr,
-    )
+    if not silent:
+        tqdm.write(
+            f"{job} takes about {size(memory)} of the {size(free)} of memory that are free "
+            f"({', '.join(parts)}), and up to {size(disk)} of {size(room)} of disk",
+            file=sys.stderr,
+        )
     if free < CLEARLY * memory:
         raise MemoryBudgetError(
             f"{job} takes about {size(memory)} of memory, and {size(free)} are free; {remedy}, or "
@@ -117,6 +122,17 @@ def data_bytes(items: list[Item], max_tokens: int, context: int) -> int:
         asked = sum(len(text.encode()) + TEMPLATE_TOKENS for text in texts)
         total += TOKEN_BYTES * min(context, asked + turns * max_tokens) + SAMPLE_BYTES
     return total
+
+
+def check_search(checkpoint: Checkpoint, pages: int, out: Path) -> None:
+    """Say what a search on windows of so many ``pages`` of a target's cache takes; see ``check``.
+
+    The target is loaded already, and the native step runs it.
+    """
+    held = footprint(checkpoint, True, False)
+    memory = {"the target": held["weights"], "windows": pages * held["page"]}
+    remedy = "make data of a smaller context (outrider train data --context)"
+    check("searching", Need(memory, SKIPS_BYTES), out, remedy, held["weights"])
 
 
 def check_data(

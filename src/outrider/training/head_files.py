@@ -26,7 +26,7 @@ from ..checkpoints.head_export import (
     speculators_config,
 )
 from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids, expected_tensors
-from ..checkpoints.heads import EAGLE3, PEAGLE, Head, read_head
+from ..checkpoints.heads import EAGLE3, PEAGLE, Head, check_target, read_head
 from ..checkpoints.rope import rope_parameters
 from ..checkpoints.weights import Loader, plain
 from ..errors import ConfigError, ModelError
@@ -162,18 +162,24 @@ def eagle3_config(checkpoint: Checkpoint, a: Architecture, new: NewHead) -> dict
 
 
 def open_head(folder: Path, kind: str) -> Head:
-    """Return the head in a folder. Raises ConfigError: it is none of a ``kind`` to train."""
+    """Return the head in a folder. Raises ConfigError: it is none of that ``kind``."""
     head = read_head(folder)
     if head is None or head.kind != kind:
         raise ConfigError(f"{folder} is no head of kind {kind}; give one, or none to begin anew.")
+    return head
+
+
+def check_head(head: Head, checkpoint: Checkpoint) -> None:
+    """Raise ConfigError, ModelError: a head is not of a form to train, or not the target's."""
+    target, _ = target_loader(checkpoint)
+    check_target(head, target, target.hidden_size, target.num_layers)
     check_tensors(head)
     a = head.architecture
     if a is not None and (a.num_layers != 1 or any(window is not None for window in a.windows)):
         raise ConfigError(
-            f"{folder} has {a.num_layers} layers, or layers with windows; heads of one layer that "
-            "sees all are trained here."
+            f"{head.folder} has {a.num_layers} layers, or layers with windows; heads of one layer "
+            "that sees all are trained here."
         )
-    return head
 
 
 def ids_of(head: Head) -> NDArray[np.int64]:
@@ -205,18 +211,12 @@ def load_eagle3(head: Head, checkpoint: Checkpoint, context: int) -> Eagle3:
     return module
 
 
-def save_eagle3(
-    module: Eagle3,
-    values: Mapping[str, torch.Tensor] | None,
-    folder: Path,
-    extras: Mapping[str, Any],
-) -> None:
+def save_eagle3(module: Eagle3, values: Mapping[str, torch.Tensor] | None, folder: Path) -> None:
     """Write a trained head to a folder, in bf16 and in the layout of the one it began as.
 
-    ``values`` are parameters to write instead of the module's; ``extras`` join its config.
+    ``values`` are parameters to write instead of the module's.
     """
     head = module.head
-    config = trained_config(head, extras)
     source = HeadTensors(head.files)
     names = {plain_name(name): name for name in source.entries}
     fixed = "d2t", "t2d", names.get("embed_tokens.weight", "")
@@ -224,10 +224,9 @@ def save_eagle3(
     for name, parameter in module.named_parameters():
         value = parameter if values is None else values.get(name, parameter)
         tensors[names[name]] = cast(value.detach().numpy(), BFLOAT16)
-    write_checkpoint(folder, config, tensors)
+    write_checkpoint(folder, trained_config(head), tensors)
 
 
-def trained_config(head: Head, extras: Mapping[str, Any]) -> dict[str, Any]:
+def trained_config(head: Head) -> dict[str, Any]:
     """Return the config of a head that began as another, without what was measured of that one."""
-    own = {name: value for name, value in (head.files.config or {}).items() if name != KEY}
-    return {**own, **extras}
+    return {name: value for name, value in (head.files.config or {}).items() if name != KEY}

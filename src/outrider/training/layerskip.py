@@ -25,6 +25,7 @@ from ..errors import ConfigError, TrainingError
 from ..models.native import NativeTransformer
 from ..models.rows import Segment, lone_rows
 from ..native.native_sampling import shared_noise
+from .forecast import check_search
 from .samples import DataFolder, Sample
 from .targets import open_target
 from .teacher import PAGE_SIZE
@@ -57,9 +58,11 @@ def search_skips(
     ``told`` gets the sets that were scored, and the most that are. Raises TrainingError: nothing
     can be left out at a gain.
     """
-    model = open_target(target, data).model
+    checkpoint, model = open_target(target, data)
     if not isinstance(model, NativeTransformer):
         raise ConfigError(f"{target} is not run by the native step, whose sublayers are left out.")
+    windows = WINDOWS * -(-data.about.context // PAGE_SIZE) + scratch_pages(PAGE_SIZE)
+    check_search(checkpoint, 2 * windows, out)  # of samples to train on, and of held-out ones
     layers = model.shape.num_layers
     least = min(LAYERS_THAT_RUN, layers // 2) if min_layers is None else min_layers
     if not 1 <= least <= layers:

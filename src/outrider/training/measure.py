@@ -22,7 +22,6 @@ from .served import MOST_PROMPTS, Served, Serving
 
 LENGTHS = (2, 3, 4, 6)
 """Draft lengths that are tried."""
-TEMPERATURES = (0.0, 1.0)
 
 
 def measure(
@@ -51,14 +50,13 @@ def measure(
         ids = [item.encode(codec) for item in items]
         context = max(map(len, ids)) + max_tokens + 1
         serving = Serving(place, model, ids, max_tokens, context)
-        speeds: dict[int, float] = {}
-        for length in lengths:
-            told(f"{use}: drafts of {length} tokens")
-            heats = TEMPERATURES if length == lengths[-1] else TEMPERATURES[:1]
-            served = serving.measure(folder, length, heats)
-            speeds[length] = served[0].tokens_per_second
+        told(f"{use}: drafts of {', '.join(map(str, lengths))} tokens in turn")
+        greedy = serving.compare(folder, lengths)
+        told(f"{use}: drafts of {lengths[-1]} tokens at temperature 1")
+        served = [greedy[-1], *serving.measure(folder, lengths[-1], (1.0,))]
         extras = note(folder, use, served, digest(items), file.name)
-        found[use] = max(speeds, key=speeds.__getitem__)
+        speeds = [each.tokens_per_second for each in greedy]
+        found[use] = lengths[speeds.index(max(speeds))]
     extras = extras._replace(lengths={**extras.lengths, **found})
     write_extras(folder, extras)
     return extras

@@ -109,14 +109,11 @@ def load_medusa(head: Head, checkpoint: Checkpoint, context: int) -> Medusa:
     return module
 
 
-def save_medusa(
-    module: Medusa, values: Mapping[str, Tensor] | None, folder: Path, extras: Mapping[str, object]
-) -> None:
+def save_medusa(module: Medusa, values: Mapping[str, Tensor] | None, folder: Path) -> None:
     """Write trained heads to a folder, in bf16; ``values`` stand for the module's parameters."""
-    config = trained_config(module.head, extras)
     parameters = values or trained(module)
     tensors = {
         name.removeprefix("heads."): to_dtype(parameter.numpy(), BFLOAT16)
         for name, parameter in parameters.items()
     }
-    write_checkpoint(folder, config, tensors)
+    write_checkpoint(folder, trained_config(module.head), tensors)

@@ -23,6 +23,7 @@ from .forecast import Need, check, weight_bytes
 from .head_files import (
     EMBEDDING,
     NewHead,
+    check_head,
     described,
     eagle3_config,
     target_loader,
@@ -123,12 +124,13 @@ class Trainee(NamedTuple):
 def check_training(trainee: Trainee, checkpoint: Checkpoint, plan: Plan, out: Path) -> int:
     """Say what a training in ``out`` takes; return the memory for lessons. Raises: see ``check``.
 
-    The target is loaded already. Processes that train as one share what is left for lessons.
+    The target is loaded already. Processes that train as one share what is left for lessons, and
+    the first one speaks for all.
     """
-    processes = PartialState(cpu=on_cpu()).num_processes
-    target = weight_bytes(checkpoint)
-    spare = min(trainee.lessons, room_for_lessons() // processes)
-    return check("training", trainee.need(plan, target), out, REMEDY, target, spare)
+    state, target = PartialState(cpu=on_cpu()), weight_bytes(checkpoint)
+    spare = min(trainee.lessons, room_for_lessons() // state.num_processes)
+    need, silent = trainee.need(plan, target), not state.is_main_process
+    return check("training", need, out, REMEDY, target, spare, silent)
 
 
 def check_adapting(
@@ -158,10 +160,11 @@ def head_trainee(
 ) -> Trainee:  # fmt: skip
     """Return what is trained where a head begins as another or anew.
 
-    Its folder has what it was ``begun`` as, too.
+    Its folder has what it was ``begun`` as, too. Raises: see ``check_head``.
     """
     if isinstance(source, Head):
         head = source
+        check_head(head, checkpoint)
         entries = map(HeadTensors(head.files).entry, ("d2t", "t2d", EMBEDDING))
         fixed = sum(entry.nbytes for entry in entries if entry is not None)
     else:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..base.kept import part_of
 from ..bench.load.datasets import load_prompts
-from ..bench.workload import Item, item_of
+from ..bench.workload import Item, item_of, lines_of, parsed
 from ..errors import ConfigError
 from ..text.codec import has_lone_surrogates
 
@@ -31,16 +31,17 @@ def read_prompts(file: Path, skip: bool, told: Callable[[str], None]) -> list[It
     entries: Iterator[tuple[str, Any]]
     if file.is_dir():
         files = sorted(each for each in file.glob("*.jsonl") if not each.name.startswith("."))
-        lines = chain.from_iterable(_of_lines(each, skip, told) for each in files)
+        lines = chain.from_iterable(lines_of(each, str(each)) for each in files)
         entries = lines if files else _of_folder(file)
     elif file.suffix == ".jsonl":
-        entries = _of_lines(file, skip, told)
+        entries = lines_of(file, str(file))
     else:
         return [*load_prompts(str(file)).items]
     items: list[Item] = []
     for where, entry in entries:
         try:
-            item = item_of(plain(entry), where)
+            value = parsed(entry, where) if isinstance(entry, bytes) else entry
+            item = item_of(plain(value), where)
             if has_lone_surrogates("".join([item.prompt, *(m["content"] for m in item.messages)])):
                 raise ConfigError(f"{where}: lone surrogates; save it as UTF-8.")
             items.append(item)
@@ -70,25 +71,6 @@ def _message(entry: Any) -> Any:
     role = entry.get("role", entry.get("from"))
     content = entry.get("content", entry.get("value"))
     return {"role": ROLES.get(str(role), role), "content": content}
-
-
-def _of_lines(file: Path, skip: bool, told: Callable[[str], None]) -> Iterator[tuple[str, Any]]:
-    try:
-        opened = file.open("rb")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read ({error.strerror}); give another.") from None
-    with opened:
-        for number, line in enumerate(opened, 1):
-            if not line.strip():
-                continue
-            where = f"{file}, line {number}"
-            try:
-                yield where, json.loads(line)
-            except (ValueError, RecursionError) as error:  # not UTF-8 either
-                said = f"{where}: not JSON ({error}); correct it, or give --skip-bad."
-                if not skip:
-                    raise ConfigError(said) from None
-                told(f"left out: {said}")
 
 
 def _of_folder(folder: Path) -> Iterator[tuple[str, Any]]:

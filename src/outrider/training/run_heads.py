@@ -12,7 +12,7 @@ from accelerate import PartialState
 
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.head_export import LAYOUTS, SPECULATORS
-from ..checkpoints.heads import EAGLE3, MEDUSA, PEAGLE, check_target
+from ..checkpoints.heads import EAGLE3, MEDUSA, PEAGLE
 from ..errors import ConfigError
 from ..models.base import Model
 from ..models.native import NativeTransformer
@@ -46,6 +46,8 @@ SERVED_PROMPTS, SERVED_TOKENS = 8, 64
 """Held-out prompts that a trained head is served with, and tokens of each answer."""
 CHECKED = 4
 """Held-out samples on which a trained head is compared with the served one."""
+RATE = 2e-3
+"""The learning rate unless one is given."""
 MOST_IDS = 32768
 """Ids that a new EAGLE-3 head drafts at most."""
 
@@ -160,7 +162,6 @@ def train_head(
                 new = new._replace(fuse=fitted_fuse(model, samples.train, new.layers, context))
             method.write_new(begun, checkpoint, new)
     head = open_head(begin or begun, kind)
-    check_target(head, model.shape, model.hidden_size, model.hidden_layers)
     ids = ids_of(head)
     whole = np.array_equal(ids, np.arange(vocab_size))
     layers = head.target_layers(model.hidden_layers)
@@ -172,7 +173,7 @@ def train_head(
     judged = training.run()
     served: list[Served] = []
     if training.accelerator.is_main_process:
-        method.save(module, training.average.values, out, {})
+        method.save(module, training.average.values, out)
         draw_curves(out / WORK)
         write_card(out, out / WORK, data, judged)
         if isinstance(model, NativeTransformer):

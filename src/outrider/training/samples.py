@@ -85,6 +85,7 @@ class DataFolder:
 
     def __init__(self, folder: Path, about: About, shards: Sequence[Shard]) -> None:
         self.folder, self.about, self.shards = folder, about, [*shards]
+        self._samples: Samples | None = None
 
     @classmethod
     def opened(cls, folder: Path) -> DataFolder:
@@ -132,6 +133,7 @@ class DataFolder:
             save_file(columns, part, {"format": "np"})
             digest = sha256(part.read_bytes()).hexdigest()
         count, said = int(lengths.sum()), int(columns["said"].sum())
+        self._samples = None
         self.shards.append(Shard(name, digest, first, stop, len(samples), count, said))
         write_kept(
             self.folder / MANIFEST,
@@ -145,8 +147,13 @@ class DataFolder:
     def read(self) -> Samples:
         """Return all samples. Raises ConfigError: a shard is missing or damaged, or none holds any.
 
-        The bytes of each shard must be those that were written.
+        The bytes of each shard must be those that were written. They are read once.
         """
+        if self._samples is None:
+            self._samples = self._read()
+        return self._samples
+
+    def _read(self) -> Samples:
         samples: list[Sample] = []
         for shard in self.shards:
             file = self.folder / shard.file

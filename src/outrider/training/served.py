@@ -74,30 +74,41 @@ class Serving:
         temperatures: Sequence[float],
         rounds: int | None = None,
     ) -> list[Served]:
-        """Return what a drafter gives with drafts of ``length``.
+        """Return what a drafter gives with drafts of ``length``, at each temperature.
 
-        Raises TrainingError: an output differs from plain
-        decoding's, which an exact engine cannot.
+        Raises TrainingError: an output differs from plain decoding's, which an exact engine cannot.
         """
-        llm, found = self._open(drafter), list[Served]()
-        llm.set_speculation(replace(llm.speculation, num_speculative_tokens=length))
-        for temperature in temperatures:
-            params = [
-                SamplingParams(temperature=temperature, seed=i, max_tokens=self._max_tokens)
-                for i in range(len(self.prompts))
-            ]
-            plain: list[Pass] = []
-            drafted: list[Pass] = []
-            with frozen():
-                for _ in range(rounds or ROUNDS):
-                    for each, runs in ((self._plain, plain), (llm, drafted)):
-                        runs.append(run_all(each, self.prompts, params))
-            if plain[0].outputs != drafted[0].outputs:
-                raise TrainingError(
-                    "outputs with the drafter differ from plain decoding; please report this."
-                )
-            found.append(_served(temperature, plain, drafted))
-        return found
+        llm = self._open(drafter)
+        return [self._in_turn(llm, [length], heat, rounds)[0] for heat in temperatures]
+
+    def compare(self, drafter: Path, lengths: Sequence[int]) -> list[Served]:
+        """Return what a drafter gives with drafts of each of ``lengths``, at temperature 0.
+
+        They take turns, so that their speeds can be compared. Raises as ``measure`` does.
+        """
+        return self._in_turn(self._open(drafter), lengths, 0.0, None)
+
+    def _in_turn(
+        self, llm: LLM, lengths: Sequence[int], temperature: float, rounds: int | None
+    ) -> list[Served]:
+        """Return what each length gives in rounds of plain decoding and then all lengths."""
+        params = [
+            SamplingParams(temperature=temperature, seed=i, max_tokens=self._max_tokens)
+            for i in range(len(self.prompts))
+        ]
+        plain: list[Pass] = []
+        drafted: dict[int, list[Pass]] = {length: [] for length in lengths}
+        with frozen():
+            for _ in range(rounds or ROUNDS):
+                plain.append(run_all(self._plain, self.prompts, params))
+                for length, runs in drafted.items():
+                    llm.set_speculation(replace(llm.speculation, num_speculative_tokens=length))
+                    runs.append(run_all(llm, self.prompts, params))
+        if any(runs[0].outputs != plain[0].outputs for runs in drafted.values()):
+            raise TrainingError(
+                "outputs with the drafter differ from plain decoding; please report this."
+            )
+        return [_served(temperature, plain, runs) for runs in drafted.values()]
 
 
 def _served(temperature: float, plain: Sequence[Pass], drafted: Sequence[Pass]) -> Served:
