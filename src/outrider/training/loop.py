@@ -57,7 +57,7 @@ class Plan:
     accumulate: int = 1
     warmup: float = 0.03
     clip: float = 1.0
-    decay: float = 0.01
+    decay: float = 0.3
     average: float = 0.99
     seed: int = 0
     judge_every: int = 50

@@ -47,7 +47,7 @@ def read_prompts(file: Path, skip: bool, told: Callable[[str], None]) -> list[It
             items.append(item)
         except ConfigError as error:
             if not skip:
-                raise
+                raise ConfigError(f"{error} --skip-bad leaves out such prompts.") from None
             told(f"left out: {error}")
     if not items:
         raise ConfigError(f"{file} has no prompt; give one that has.")
