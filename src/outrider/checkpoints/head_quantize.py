@@ -30,13 +30,15 @@ def quantize_head(head: Head, out: Path, recipe: Recipe) -> float:
     check_left(source, recipe)
     expected = expected_tensors(head).items()
     matrices = {source.stored(name): (s[0], s[1]) for name, s in expected if len(s) == 2}
-    tensors: dict[str, Array] = {}
-    for name, entry in source.entries.items():
+    tensors, weights = dict[str, Array](), 0
+    for name in source.stems:
         if name not in matrices:
-            tensors[name] = entry.read()
+            tensors[name] = source.whole(name)
+            weights += tensors[name].size
             continue
         own = recipe.head if name == OUTPUT else recipe
         tensors |= as_tensors(name, grid(source, name, matrices[name], own))
+        weights += math.prod(matrices[name])
     groups = [scheme(recipe, ["Linear"])]
     if head.kind != MEDUSA:
         groups.append(scheme(recipe.head, [r"re:.*lm_head$"]))
@@ -46,5 +48,4 @@ def quantize_head(head: Head, out: Path, recipe: Recipe) -> float:
         save_file(tensors, new / "model.safetensors", metadata)
         (new / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         copy_others(head.folder, new)
-    weights = sum(math.prod(entry.shape) for entry in source.entries.values())
     return 8 * sum(each.nbytes for each in tensors.values()) / weights

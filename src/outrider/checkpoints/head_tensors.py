@@ -19,7 +19,6 @@ from .heads import MEDUSA, PARTS, PEAGLE, SAFEAILAB, Head, has_midlayer
 from .quantize import BITS
 from .weights import plain
 
-
 QUANTIZATION = "quantization_config"
 """The key of a config under which it says how matrices are quantised."""
 CODES = ("I8", "F8_E4M3", "F8_E5M2")

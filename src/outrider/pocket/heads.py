@@ -16,7 +16,6 @@ from typing import Any
 from ..base.config import BUNDLED, POCKET, Recipe
 from ..base.extras import torch_for
 from ..bench.workload import Item
-from ..checkpoints.extras import Extras
 from ..checkpoints.head_quantize import quantize_head
 from ..checkpoints.heads import EAGLE3, MEDUSA, Head, read_head
 from . import prompts as held_out_prompts
@@ -86,11 +85,12 @@ def build(
     for kind, options in HEADS.items():
         trained = train_head(kind, Path(POCKET), data, None, work / kind, plan, options)
         head = finish(work, kind, data, trained.judged, out)
-        report[kind] = _row(head, head.extras)
+        report[kind] = _row(head)
     return report
 
 
-def _row(head: Head, extras: Extras) -> dict[str, Any]:
+def _row(head: Head) -> dict[str, Any]:
+    extras = head.extras
     return {
         "bytes": sum(entry.nbytes for entry in head.files.tensors.values()),
         "measured": [each.said() for each in extras.measured if each.use == "code"],

@@ -76,7 +76,8 @@ def card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> str:
     target = str(said["target"])
     named = "" if os.path.exists(target) else f"\nbase_model: {target}"
     return TEXT.format(
-        base=named, licence=NO_LICENCE, kind=head.kind, target=Path(target).name if not named else target,
+        base=named, licence=NO_LICENCE, kind=head.kind,
+        target=Path(target).name if not named else target,
         what=_what(head), begin=said.get("begin") or "untrained",
         samples=sum(shard.samples for shard in data.shards),
         said=sum(shard.said for shard in data.shards), prompts=about.num_prompts,
