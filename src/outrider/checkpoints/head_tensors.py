@@ -145,9 +145,13 @@ def _packed(
 ) -> Iterator[Misfit]:
     """Yield what is wrong with a matrix whose codes are ``packed``."""
     words = [(shape[0], num_words(shape[-1], bits)) for bits in BITS]
+    stated = tensors.entry(f"{name}_shape")
     if len(shape) != 2 or packed.shape not in words or packed.type != "I32":
         said = f"{[*packed.shape]} of type {packed.type}"
         yield Misfit(f"{name}_packed", said, f"its config.json says {[*shape]}, codes in I32")
+    elif stated is None or (stated.type, stated.shape) != ("I64", (2,)):
+        said = "missing" if stated is None else f"{[*stated.shape]} of type {stated.type}"
+        yield Misfit(f"{name}_shape", said, "two numbers in I64 are needed")
     else:
         yield from _scaled(tensors, name)
 

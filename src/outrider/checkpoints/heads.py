@@ -253,8 +253,8 @@ def _medusa(files: Files, values: Fields) -> Head:
     blocks = values.whole("medusa_num_layers", 0, MOST_BLOCKS, default=1)
     name = f"0.{blocks}.weight"
     last, packed = tensors.get(name), tensors.get(f"{name}_shape")
-    shape = () if last is None else last.shape
-    if packed is not None and packed.shape == (2,):
+    shape: tuple[int, ...] = () if last is None else last.shape
+    if packed is not None and (packed.type, packed.shape) == ("I64", (2,)):
         shape = tuple(map(int, packed.read()))
     if len(shape) != 2:
         raise ModelError(f"{folder} has no matrix {name!r}; its config.json promises one.")
