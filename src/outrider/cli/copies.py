@@ -61,22 +61,22 @@ def quantize(
         from ..checkpoints.head_quantize import quantize_head
         from ..checkpoints.heads import read_head
     with lines("quantising"), ended_cleanly():
-        head = read_head(folder := find_folder(model))
-        if head is not None and is_gguf(out):
-            raise ConfigError(
-                f"{model} is the head of a drafter, which is not written as a .gguf file; give the "
-                "name of a folder, and int8 or int4."
-            )
         if is_gguf(out):
-            bits = export_gguf(folder, out, recipe := parse(quantization))
+            recipe, folder = parse(quantization), find_folder(model)
+            if read_head(folder) is not None:
+                raise ConfigError(
+                    f"{model} is the head of a drafter, which is not written as a .gguf file; give the "
+                    "name of a folder, and int8 or int4."
+                )
+            bits = export_gguf(folder, out, recipe)
         elif quantization.upper() in RECIPES:
             raise ConfigError(
                 f"quantization {quantization} is one of .gguf files, and {out} would be a folder; "
                 "end its name in .gguf, or give int4 or int8."
             )
         else:
-            parsed = Recipe.parse(quantization)
-            recipe = str(parsed)
+            parsed, folder = Recipe.parse(quantization), find_folder(model)
+            recipe, head = str(parsed), read_head(folder)
             bits = export(folder, out, parsed) if head is None else quantize_head(head, out, parsed)
     report = {"out": str(out), "quantization": recipe, "bits_per_weight": bits}
     write_json(report, "-" if json_ else None)
