@@ -65,8 +65,8 @@ def quantize(
             recipe, folder = parse(quantization), find_folder(model)
             if read_head(folder) is not None:
                 raise ConfigError(
-                    f"{model} is the head of a drafter, which is not written as a .gguf file; give the "
-                    "name of a folder, and int8 or int4."
+                    f"{model} is the head of a drafter, which is not written as a .gguf file; give "
+                    "the name of a folder, and int8 or int4."
                 )
             bits = export_gguf(folder, out, recipe)
         elif quantization.upper() in RECIPES:
