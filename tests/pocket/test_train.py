@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from outrider import LLM, SamplingParams
 from outrider.pocket.build import save
 from outrider.pocket.corpus import Corpus, Module, encode, train_tokenizer
-from outrider.pocket.evaluate import held_out_loss, teacher_forced
+from outrider.pocket.evaluate import held_out_loss, prompts_of, teacher_forced
 from outrider.pocket.train import TrainingPlan, batches, distillation_loss, optimise, text_loss
 
 PLAN = TrainingPlan(
@@ -132,3 +132,15 @@ def test_what_was_trained_loads_and_drafts(target: LlamaForCausalLM, tmp_path: P
     (said,) = llm.generate(["def add_7(a, b):\n"], params)
     assert len(said.outputs[0].token_ids) == 40
     assert 0 < llm.engine.counts.accepted <= llm.engine.counts.drafted
+
+
+def test_prompts_are_whole_lines_and_always_the_same() -> None:
+    modules = [Module("a.py", TEXT)]
+    found = prompts_of(modules, tokenizer(), 5)
+    assert len({*found}) == 5
+    assert prompts_of(modules, tokenizer(), 3) == found[:3]
+    for prompt in found:
+        assert prompt.startswith("def ")
+        assert prompt.endswith("\n")
+        assert prompt in TEXT
+        assert 64 <= len(tokenizer()(prompt)["input_ids"]) < 192

@@ -16,7 +16,7 @@ from outrider.training.loop import CURVES, STATE, Judged, Learned, Plan, Task, T
 from outrider.training.samples import Sample, Samples
 from tests.support.disks import no_file_above
 
-PLAN = Plan(steps=60, batch=8, rate=0.05, average=0.5, judge_every=5, patience=0)
+PLAN = Plan(steps=60, batch=8, rate=0.05, average=0.5, decay=0.01, judge_every=5, patience=0)
 
 
 class Killed(Exception):

@@ -28,13 +28,14 @@ from .configs import ModelConfig, PlainConfig, config_json
 from .dtypes import FLOAT16, FLOAT32, Array, cast
 from .families import CLASSES, Architecture
 from .files import INDEX, Files, new_folder, save_file
+from .formats.compressed import METHOD
 from .formats.gguf_weights import GGUFTensors
 from .formats.shared import Tensors
 from .quantize import Codes, Quantized, quantize
 from .tokenizers import has_tokenizer, save_tokenizer
 from .weights import Source, check_left, plain, quantized, stays
 
-METHOD, FORMAT = "compressed-tensors", "pack-quantized"
+FORMAT = "pack-quantized"
 WORD = 32
 MAX_SHARD = 5 * 10**9
 """Bytes of a file."""
@@ -60,6 +61,13 @@ def recipe_of(name: str, recipe: Recipe | None, tied: bool) -> Recipe | None:
     return recipe if MATRIX.fullmatch(name) else None
 
 
+def check_storable(recipe: Recipe) -> None:
+    """Refuse a recipe that says more than how weights are stored."""
+    if recipe.coarse:
+        what = f"quantization is {str(recipe)!r}, but a checkpoint holds weights only"
+        raise ConfigError(f"{what}; leave -a8 out.")
+
+
 def export(folder: Path, out: Path, recipe: Recipe) -> float:
     """Write the checkpoint in ``folder``, quantised by ``recipe``, to the new folder ``out``.
 
@@ -68,9 +76,7 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
     no form become the recipe's; but for these, loading ``out`` gives the same bits as loading
     ``folder`` with that quantization. Returns the mean bits of a weight.
     """
-    if recipe.coarse:
-        what = f"quantization is {str(recipe)!r}, but a checkpoint holds weights only"
-        raise ConfigError(f"{what}; leave -a8 out.")
+    check_storable(recipe)
     files = Files(folder)
     checkpoint = open_checkpoint(files)
     config, architecture, source = checkpoint.config, checkpoint.architecture, checkpoint.tensors
@@ -89,11 +95,16 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
             if has_tokenizer(files):
                 save_tokenizer(files, new)
             return bits
-        for file in folder.iterdir():
-            copied = file.name != "config.json" and not file.name.endswith(WEIGHT_FILES)
-            if file.is_file() and copied:
-                shutil.copyfile(file, new / file.name)
+        copy_others(folder, new)
     return bits
+
+
+def copy_others(folder: Path, out: Path) -> None:
+    """Copy the files of a checkpoint besides config.json and weights."""
+    for file in folder.iterdir():
+        copied = file.name != "config.json" and not file.name.endswith(WEIGHT_FILES)
+        if file.is_file() and copied:
+            shutil.copyfile(file, out / file.name)
 
 
 def written_config(config: ModelConfig) -> dict[str, Any]:
@@ -135,14 +146,14 @@ def _tensors(source: Source, recipe: Recipe, tied: bool) -> Iterator[tuple[dict[
         own, size = recipe_of(name, recipe, tied), math.prod(shapes[name])
         match shapes[name]:
             case (rows, inputs) if own is not None:
-                yield as_tensors(name, _grid(source, name, (rows, inputs), own)), size
+                yield as_tensors(name, grid(source, name, (rows, inputs), own)), size
             case (rows, inputs):
                 yield {name: plain(source.matrix(name, (rows, inputs), None), FLOAT32)}, size
             case shape:
                 yield {name: source.get(name, shape)}, size
 
 
-def _grid(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> Quantized:
+def grid(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> Quantized:
     """Return a matrix as the copy holds it: codes that the format has a form for, or by recipe."""
     matrix = quantized(source, name, shape, recipe)
     if isinstance(matrix, Quantized):
@@ -231,10 +242,15 @@ def quantization_config(recipe: Recipe, source: Source, tied: bool) -> dict[str,
             kept.setdefault(KEPT[kind], []).append(name.removesuffix(".weight"))
     groups = [scheme(recipe, ["Linear"]), scheme(recipe.head, [head])]
     groups += [scheme(own, names) for own, names in kept.items()]
+    return config_of(groups, ["re:.*mlp\\.gate$"])
+
+
+def config_of(groups: list[dict[str, Any]], ignored: list[str]) -> dict[str, Any]:
+    """Return a ``quantization_config`` of schemes, and of the modules that none is of."""
     return {
         "quant_method": METHOD,
         "format": FORMAT,
         "quantization_status": "compressed",
         "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
-        "ignore": ["re:.*mlp\\.gate$"],
+        "ignore": ignored,
     }

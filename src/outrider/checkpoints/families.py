@@ -149,12 +149,15 @@ class Architecture(Shape):
 def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
     """Return the folder of a checkpoint: ``model`` itself, or the hub's snapshot of that name.
 
-    ``POCKET`` is the bundled target, unless a folder of that name exists. A GGUF file stays as it
+    ``POCKET`` is the bundled target, unless a folder of that name exists, and ``POCKET/drafter`` a
+    drafter inside it. A GGUF file stays as it
     is, other files stand for their folder. ``more`` are patterns of further files to fetch.
     """
     path = Path(os.path.expanduser(model))  # a user who does not exist stays as written
     if str(model) == POCKET and not (path / "config.json").is_file():
         return BUNDLED
+    if str(model).startswith(f"{POCKET}/") and not path.exists():
+        return _bundled(str(model))
     if path.suffix in (".json", ".safetensors") and path.is_file():
         return path.parent
     if path.exists() or is_gguf(path) or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(model)):
@@ -170,6 +173,17 @@ def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
         raise ModelError(
             f"model {str(model)!r} is no folder here, and the hub did not give it: {reason}"
         ) from None
+
+
+def _bundled(name: str) -> Path:
+    """Return the folder of a bundled drafter. Raises ModelError: the package has none such."""
+    known = sorted(f"{POCKET}/{each.parent.name}" for each in BUNDLED.glob("*/config.json"))
+    if name not in known:
+        raise ModelError(
+            f"this package has no {name!r}, only {' and '.join(known) or 'the target'}; give one "
+            "of these, or a folder."
+        )
+    return BUNDLED / name.removeprefix(f"{POCKET}/")
 
 
 def read_shape(config: ModelConfig, folder: Path) -> Shape:

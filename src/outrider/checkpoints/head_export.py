@@ -14,7 +14,7 @@ from .checkpoint import Checkpoint
 from .dtypes import BFLOAT16, FLOAT32, Array, cast
 from .extras import KEY
 from .files import new_folder, save_file
-from .head_tensors import HeadTensors, check_tensors, drafted_ids
+from .head_tensors import QUANTIZATION, HeadTensors, check_tensors, drafted_ids
 from .heads import EAGLE3, MEDUSA, PEAGLE, Head
 from .weights import Loader, plain
 
@@ -69,9 +69,10 @@ def needs_target(head: Head, layout: str) -> bool:
 
 
 def _medusa(head: Head, name: str | None) -> tuple[dict[str, Any], dict[str, Array]]:
-    tensors = {each: entry.read() for each, entry in head.files.tensors.items()}
+    source = HeadTensors(head.files)
+    tensors = {each: source.whole(each) for each in source.stems}
     biased = any(each.endswith(".bias") for each in tensors)
-    config = {**(head.files.config or {}), **medusa_config(head, biased)}
+    config = {**written_whole(head), **medusa_config(head, biased)}
     return config | ({"base_model_name_or_path": name} if name else {}), tensors
 
 
@@ -91,13 +92,12 @@ def _eagle(head: Head, layout: str, name: str | None) -> tuple[dict[str, Any], d
         )
     source, a = HeadTensors(head.files), head.architecture
     assert a is not None
-    stored = {plain_name(each): each for each in source.entries}
-    tensors: dict[str, Array] = {each: source.raw(name) for each, name in stored.items()}
+    tensors = {plain_name(each): source.whole(each) for each in source.stems}
     if a.vocab_size == head.vocab_size:
         tensors = {each: x for each, x in tensors.items() if each not in ("d2t", "t2d")}
     elif "t2d" not in tensors:
         tensors |= mapping(np.array(drafted_ids(source, head)), head.vocab_size)
-    options = head.files.config or {}
+    options = written_whole(head)
     layer = {**(options.get("transformer_layer_config") or _layer(options))}
     layer |= {"vocab_size": head.vocab_size, "head_dim": a.head_dim, "tie_word_embeddings": False}
     if layout == SAFEAILAB:
@@ -114,7 +114,7 @@ def _layer(options: dict[str, Any]) -> dict[str, Any]:
 
 def speculators(head: Head, layer: dict[str, Any], name: str | None) -> dict[str, Any]:
     """Return the config of a head whose layers have the options ``layer``."""
-    options = head.files.config or {}
+    options = written_whole(head)
     if "speculators_config" in options:
         about = options["speculators_config"]
         verifier = {**about.get("verifier", {})} | ({"name_or_path": name} if name else {})
@@ -188,6 +188,11 @@ def mapping(ids: NDArray[np.int64], vocab_size: int) -> dict[str, Array]:
     known = np.zeros(vocab_size, np.bool_)
     known[ids] = True
     return {"d2t": ids - np.arange(len(ids)), "t2d": known}
+
+
+def written_whole(head: Head) -> dict[str, Any]:
+    """Return the config of a head without what it says of quantised matrices."""
+    return {name: x for name, x in (head.files.config or {}).items() if name != QUANTIZATION}
 
 
 def plain_name(stored: str) -> str:

@@ -3,30 +3,74 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import ModelError
-from .dtypes import PLAIN
+from .checkpoint import find_format
+from .dtypes import BFLOAT16, FLOAT32, PLAIN, Array
 from .files import TYPES, Entry, Files
-from .formats.shared import Tensors
-from .heads import MEDUSA, PARTS, PEAGLE, SAFEAILAB, Head
+from .formats.compressed import METHOD
+from .formats.shared import Tensors, num_words
+from .heads import MEDUSA, PARTS, PEAGLE, SAFEAILAB, Head, has_midlayer
+from .quantize import BITS
+from .weights import plain
+
+QUANTIZATION = "quantization_config"
+"""The key of a config under which it says how matrices are quantised."""
+CODES = ("I8", "F8_E4M3", "F8_E5M2")
+"""Types of quantised matrices that are not packed."""
+PART = re.compile(r"_(packed|scale|shape|zero_point|g_idx)$")
+"""Ends the names of the tensors that a quantised matrix becomes."""
 
 
 class HeadTensors(Tensors):
-    """The tensors of an EAGLE-3 checkpoint by the names of Hugging Face's models."""
+    """The tensors of a head's checkpoint, those of EAGLE-3 by the names of Hugging Face's models.
+
+    Matrices may be quantised as compressed-tensors has them; other quantisations are passed over.
+    """
 
     def __init__(self, files: Files) -> None:
-        super().__init__(files)
-        self._first = "midlayer." if SAFEAILAB in self.entries else "layers.0."
+        options = (files.config or {}).get(QUANTIZATION)
+        method = options.get("quant_method") if isinstance(options, dict) else None
+        self.quantised = method == METHOD
+        super().__init__(files, find_format(options, files.folder) if self.quantised else None)
+        self._first = SAFEAILAB if has_midlayer(files) else "layers.0."
+
+    @property
+    def stems(self) -> list[str]:
+        """The names of all tensors as they are where no matrix is quantised."""
+        names = (PART.sub("", name) if self.quantised else name for name in self.entries)
+        return [*dict.fromkeys(names)]
+
+    def __contains__(self, name: str) -> bool:
+        return super().__contains__(name) or super().__contains__(f"{name}_packed")
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
+        """Return the tensor ``name`` in ``dtype``, or as stored; a quantised one dequantised."""
+        if not self.quantised or len(shape) != 2:
+            return super().get(name, shape, dtype)
+        return plain(self.matrix(name, (shape[0], shape[1]), dtype), dtype or FLOAT32)
+
+    def whole(self, name: str) -> Array:
+        """Return the tensor ``name`` as stored; a quantised one in bf16."""
+        entry = self.entry(name)
+        if entry is None:
+            shape = tuple(map(int, self.raw(f"{name}_shape", (2,))))
+            return self.get(name, shape, BFLOAT16)
+        coded = self.quantised and len(entry.shape) == 2 and entry.type in CODES
+        return self.get(name, entry.shape, BFLOAT16) if coded else entry.read()
+
+    def stored(self, name: str) -> str:
+        """Return the name in the files of the tensor ``name``."""
+        name = name.removeprefix("model.")
+        return name.replace("layers.0.", self._first, 1) if name.startswith("layers.0.") else name
 
     def entry(self, name: str) -> Entry | None:
-        name = name.removeprefix("model.")
-        if name.startswith("layers.0."):
-            name = name.replace("layers.0.", self._first, 1)
-        return self.entries.get(name)
+        return self.entries.get(self.stored(name))
 
 
 def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:
@@ -82,13 +126,42 @@ def misfits(head: Head) -> Iterator[Misfit]:
     tensors, needed = HeadTensors(head.files), expected_tensors(head)
     for name, shape in {**needed, **optional_tensors(head)}.items():
         entry = tensors.entry(name)
-        if entry is None:
+        packed = tensors.entry(f"{name}_packed") if tensors.quantised and not entry else None
+        if packed is not None:
+            yield from _packed(tensors, name, packed, shape)
+        elif entry is None:
             if name in needed:
                 yield Misfit(name, "missing", f"its config.json says {[*shape]}")
         elif entry.shape != shape:
             yield Misfit(name, f"{[*entry.shape]}", f"its config.json says {[*shape]}")
+        elif len(shape) == 2 and tensors.quantised and entry.type in CODES:
+            yield from _scaled(tensors, name)
         elif name != "d2t" and TYPES.get(entry.type) not in PLAIN:
             yield Misfit(name, f"of type {entry.type}", "F32, BF16 or F16 is needed")
+
+
+def _packed(
+    tensors: HeadTensors, name: str, packed: Entry, shape: tuple[int, ...]
+) -> Iterator[Misfit]:
+    """Yield what is wrong with a matrix whose codes are ``packed``."""
+    words = [(shape[0], num_words(shape[-1], bits)) for bits in BITS]
+    stated = tensors.entry(f"{name}_shape")
+    if len(shape) != 2 or packed.shape not in words or packed.type != "I32":
+        said = f"{[*packed.shape]} of type {packed.type}"
+        yield Misfit(f"{name}_packed", said, f"its config.json says {[*shape]}, codes in I32")
+    elif stated is None or (stated.type, stated.shape) != ("I64", (2,)):
+        said = "missing" if stated is None else f"{[*stated.shape]} of type {stated.type}"
+        yield Misfit(f"{name}_shape", said, "two numbers in I64 are needed")
+    else:
+        yield from _scaled(tensors, name)
+
+
+def _scaled(tensors: HeadTensors, name: str) -> Iterator[Misfit]:
+    """Yield that a quantised matrix has no scales, or has them in a type that is not read."""
+    scales = tensors.entry(f"{name}_scale")
+    if scales is None or TYPES.get(scales.type) not in PLAIN:
+        found = "missing" if scales is None else f"of type {scales.type}"
+        yield Misfit(f"{name}_scale", found, "scales in F32, BF16 or F16 are needed")
 
 
 def check_tensors(head: Head) -> None:

@@ -28,8 +28,8 @@ MOST_HEADS, MOST_BLOCKS = 64, 16
 MOST_CHOICES, TOP_K = 256, 10
 """Nodes of a tree of Medusa's, and draws behind a node, which is what its authors take."""
 Paths = tuple[tuple[int, ...], ...]
-SAFEAILAB = "midlayer.self_attn.q_proj.weight"
-"""A tensor that only they name so."""
+SAFEAILAB = "midlayer."
+"""Begins the names of a layer's tensors, which only they name so."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _read(files: Files, values: Fields, options: dict[str, Any]) -> Head | None:
         return _speculators(files, values, options)
     names = options.get("architectures")
     named = isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
-    if named or ("draft_vocab_size" in options and SAFEAILAB in files.tensors):
+    if named or ("draft_vocab_size" in options and has_midlayer(files)):
         return _safeailab(files, values, options)
     if "medusa_num_heads" in options:
         return _medusa(files, values)
@@ -125,6 +125,11 @@ def _read(files: Files, values: Fields, options: dict[str, Any]) -> Head | None:
             "model."
         )
     return None
+
+
+def has_midlayer(files: Files) -> bool:
+    """Return whether the layer of a head has the name that SafeAILab gives it."""
+    return any(name.startswith(SAFEAILAB) for name in files.tensors)
 
 
 def _is_eagle1(files: Files, options: dict[str, Any]) -> bool:
@@ -246,12 +251,14 @@ def _medusa(files: Files, values: Fields) -> Head:
             f"{len(numbers)} heads; convert the checkpoint again."
         )
     blocks = values.whole("medusa_num_layers", 0, MOST_BLOCKS, default=1)
-    last = tensors.get(f"0.{blocks}.weight")
-    if last is None or len(last.shape) != 2:
-        raise ModelError(
-            f"{folder} has no matrix '0.{blocks}.weight'; its config.json promises one."
-        )
-    vocab_size, hidden_size = last.shape
+    name = f"0.{blocks}.weight"
+    last, packed = tensors.get(name), tensors.get(f"{name}_shape")
+    shape: tuple[int, ...] = () if last is None else last.shape
+    if packed is not None and (packed.type, packed.shape) == ("I64", (2,)):
+        shape = tuple(map(int, packed.read()))
+    if len(shape) != 2:
+        raise ModelError(f"{folder} has no matrix {name!r}; its config.json promises one.")
+    vocab_size, hidden_size = shape
     verifier = values.text("base_model_name_or_path", "") or None
     choices = read_choices(values, heads)
     return Head(

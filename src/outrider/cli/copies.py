@@ -34,7 +34,10 @@ def convert(
 
 
 def quantize(
-    model: str = argument("MODEL", "A checkpoint's folder, .gguf file or hub name."),
+    model: str = argument(
+        "MODEL",
+        "A checkpoint's folder, .gguf file or hub name: a model, an EAGLE-3 head or Medusa heads.",
+    ),
     out: Path = argument("OUT", "The new folder, or a new .gguf file."),
     quantization: str = setting(
         ...,
@@ -55,17 +58,26 @@ def quantize(
         from ..checkpoints.families import find_folder
         from ..checkpoints.formats.gguf import is_gguf
         from ..checkpoints.gguf_export import RECIPES, export_gguf, parse
+        from ..checkpoints.head_quantize import quantize_head
+        from ..checkpoints.heads import read_head
     with lines("quantising"), ended_cleanly():
         if is_gguf(out):
-            bits = export_gguf(find_folder(model), out, recipe := parse(quantization))
+            recipe, folder = parse(quantization), find_folder(model)
+            if read_head(folder) is not None:
+                raise ConfigError(
+                    f"{model} is the head of a drafter, which is not written as a .gguf file; give "
+                    "the name of a folder, and int8 or int4."
+                )
+            bits = export_gguf(folder, out, recipe)
         elif quantization.upper() in RECIPES:
             raise ConfigError(
                 f"quantization {quantization} is one of .gguf files, and {out} would be a folder; "
                 "end its name in .gguf, or give int4 or int8."
             )
         else:
-            recipe = str(Recipe.parse(quantization))
-            bits = export(find_folder(model), out, Recipe.parse(quantization))
+            parsed, folder = Recipe.parse(quantization), find_folder(model)
+            recipe, head = str(parsed), read_head(folder)
+            bits = export(folder, out, parsed) if head is None else quantize_head(head, out, parsed)
     report = {"out": str(out), "quantization": recipe, "bits_per_weight": bits}
     write_json(report, "-" if json_ else None)
     typer.echo(f"{out}: {bits:.2f} bits per weight", err=True)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from ..base.config import NO_RECIPES, Recipe
 from ..checkpoints.dtypes import FLOAT32, Array
-from ..checkpoints.formats.shared import Tensors
 from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids
 from ..checkpoints.heads import PEAGLE, Head, check_target
 from ..checkpoints.weights import Loader
@@ -220,7 +219,7 @@ class NativeMedusa(HeadModel):
         check_tensors(head)
         self.head, self.target = head, target
         self.hidden_size, self.num_heads = target.hidden_size, head.longest or 1
-        recipe, source = head_recipe(quantization), Tensors(head.files)
+        recipe, source = head_recipe(quantization), HeadTensors(head.files)
         library, dtype, each = target.library, target.dtype, head.blocks + 1
         loader = Loader(source, target.shape, dtype, True, recipe)
         config = step_config(

@@ -1,6 +1,7 @@
 """The model card's figures: the pocket pair on modules that it was not trained on."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,21 @@ OPENINGS = ("def ", "class ", "    def ", "    @")
 
 
 def held_out_prompts(modules: list[Module], tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """Return beginnings of functions and classes of held-out modules: whole lines, 64 tokens up."""
+    """Return beginnings of functions and classes of held-out modules."""
+    return prompts_of([m for m in modules if m.held_out], tokenizer, PROMPTS)
+
+
+def prompts_of(
+    modules: Sequence[Module], tokenizer: PreTrainedTokenizerFast, count: int
+) -> list[str]:
+    """Return ``count`` beginnings of functions and classes of modules, always the same.
+
+    They are whole lines, of 64 tokens or more; no two are equal.
+    """
     rng = random.Random(0)
-    prompts: list[str] = []
-    sources = [m.text.splitlines() for m in modules if m.held_out]
-    while len(prompts) < PROMPTS:
+    prompts = dict[str, None]()
+    sources = [m.text.splitlines() for m in modules]
+    while len(prompts) < count:
         lines = rng.choice(sources)
         starts = [i for i, line in enumerate(lines) if line.startswith(OPENINGS)]
         if not starts:
@@ -36,10 +47,10 @@ def held_out_prompts(modules: list[Module], tokenizer: PreTrainedTokenizerFast) 
             prompt = "\n".join(lines[start:stop]) + "\n"
             length = len(tokenizer(prompt)["input_ids"])
             if length >= PROMPT_TOKENS:
-                if length < 3 * PROMPT_TOKENS and prompt not in prompts:
-                    prompts.append(prompt)
+                if length < 3 * PROMPT_TOKENS:
+                    prompts[prompt] = None
                 break
-    return prompts
+    return [*prompts]
 
 
 @torch.no_grad()

@@ -19,6 +19,9 @@ BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 UNMEASURED = (
     "Nothing yet; `outrider train measure` measures it as it is served, and writes it here."
 )
+NO_LICENCE = """\
+**Licence: not chosen yet.** Whoever publishes this names one here. It was trained on what the
+target says, so the licences of the target and of the prompts count."""
 TEXT = """---
 library_name: outrider{base}
 tags: [speculative-decoding, {kind}]
@@ -31,8 +34,7 @@ tags: [speculative-decoding, {kind}]
 outrider serve TARGET --drafter THIS_FOLDER
 ```
 
-**Licence: not chosen yet.** Whoever publishes this names one here. It was trained on what the
-target says, so the licences of the target and of the prompts count.
+{licence}
 
 ## Training
 
@@ -74,7 +76,8 @@ def card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> str:
     target = str(said["target"])
     named = "" if os.path.exists(target) else f"\nbase_model: {target}"
     return TEXT.format(
-        base=named, kind=head.kind, target=Path(target).name if not named else target,
+        base=named, licence=NO_LICENCE, kind=head.kind,
+        target=Path(target).name if not named else target,
         what=_what(head), begin=said.get("begin") or "untrained",
         samples=sum(shard.samples for shard in data.shards),
         said=sum(shard.said for shard in data.shards), prompts=about.num_prompts,

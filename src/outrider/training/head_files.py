@@ -24,6 +24,7 @@ from ..checkpoints.head_export import (
     plain_name,
     safeailab,
     speculators_config,
+    written_whole,
 )
 from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids, expected_tensors
 from ..checkpoints.heads import EAGLE3, PEAGLE, Head, check_target, read_head
@@ -218,9 +219,9 @@ def save_eagle3(module: Eagle3, values: Mapping[str, torch.Tensor] | None, folde
     """
     head = module.head
     source = HeadTensors(head.files)
-    names = {plain_name(name): name for name in source.entries}
+    names = {plain_name(name): name for name in source.stems}
     fixed = "d2t", "t2d", names.get("embed_tokens.weight", "")
-    tensors = {name: source.raw(name) for name in fixed if name in source}
+    tensors = {name: source.whole(name) for name in fixed if name in source}
     for name, parameter in module.named_parameters():
         value = parameter if values is None else values.get(name, parameter)
         tensors[names[name]] = cast(value.detach().numpy(), BFLOAT16)
@@ -229,4 +230,4 @@ def save_eagle3(module: Eagle3, values: Mapping[str, torch.Tensor] | None, folde
 
 def trained_config(head: Head) -> dict[str, Any]:
     """Return the config of a head that began as another, without what was measured of that one."""
-    return {name: value for name, value in (head.files.config or {}).items() if name != KEY}
+    return {name: value for name, value in written_whole(head).items() if name != KEY}

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import BFLOAT16, FLOAT32, Array
 from ..checkpoints.dtypes import cast as to_dtype
-from ..checkpoints.formats.shared import Tensors
 from ..checkpoints.head_export import MEDUSA_DEFAULTS
+from ..checkpoints.head_tensors import HeadTensors
 from ..checkpoints.heads import Head
 from ..checkpoints.weights import plain
 from .eagle3 import Rows, Unrolling
@@ -101,7 +101,7 @@ def load_medusa(head: Head, checkpoint: Checkpoint, context: int) -> Medusa:
     """Return heads with their weights, behind the target's last norm."""
     a, loader = target_loader(checkpoint)
     norm = torch.from_numpy(loader.norm("model.norm")[: a.hidden_size])
-    module, source = Medusa(head, norm, a.norm_eps), Tensors(head.files)
+    module, source = Medusa(head, norm, a.norm_eps), HeadTensors(head.files)
     for name, parameter in module.named_parameters():
         array = source.get(name.removeprefix("heads."), tuple(parameter.shape), FLOAT32)
         with torch.no_grad():

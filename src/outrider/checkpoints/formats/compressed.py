@@ -37,6 +37,7 @@ from .shared import (
     warn_once,
 )
 
+METHOD = "compressed-tensors"
 FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
     "dense",
