@@ -21,32 +21,28 @@ from outrider.engine.build import load_target
 from outrider.errors import ConfigError, TrainingError
 from outrider.models.native import NativeTransformer
 from outrider.native import choice as native
-from outrider.training import adapt, parity, served
+from outrider.training import parity
 from outrider.training.distill import DistillTask, chained
 from outrider.training.drafter_files import made_of, read_drafter
 from outrider.training.loop import Learned, Plan
 from outrider.training.lora import add_low_rank, merged_weights
 from outrider.training.losses import LOSSES, Likeliest
 from outrider.training.run_distill import DistillOptions, train_drafter
-from outrider.training.samples import About, DataFolder, Sample
+from outrider.training.samples import DataFolder, Sample
 from outrider.training.teacher import Teacher
 from tests.support.commands import outrider
 from tests.support.ggufs import SIZES, Kind, byte_level, convert
 from tests.support.loading import native_model
+from tests.support.taught import CONTEXT, data_of, measure_little, random_samples
 from tests.support.tiny import MakeCheckpoint
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
-LENGTH, CONTEXT = 24, 64
+LENGTH = 24
 PLAN = Plan(steps=6, batch=64, judge_every=3)
 
 
 def samples(count: int, vocabulary: int = 300) -> list[Sample]:
-    draw = np.random.default_rng(0)
-    said = np.arange(LENGTH) >= 9
-    return [
-        Sample(draw.integers(3, vocabulary, LENGTH).astype(np.int32), said, number)
-        for number in range(count)
-    ]
+    return random_samples(count, LENGTH, high=vocabulary)
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +52,7 @@ def target(tiny_llama: Path) -> NativeTransformer:
 
 @pytest.fixture(scope="module")
 def data(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> DataFolder:
-    about = About(str(tiny_llama), 320, "", 60, (0.0,), 15, CONTEXT, 0)
-    folder = DataFolder(tmp_path_factory.mktemp("data"), about, ())
-    folder.add(samples(60), 0, 60)
-    return folder
+    return data_of(samples(60), tiny_llama, tmp_path_factory.mktemp("data"))
 
 
 def task_of(module: torch.nn.Module, target: NativeTransformer, **options: Any) -> DistillTask:
@@ -286,9 +279,7 @@ def test_a_vocabulary_may_be_rounded_otherwise(
 ) -> None:
     """The target has embeddings of ids that its tokenizer lacks, and the drafter none of them."""
     padded = make_checkpoint(tmp_path / "padded", "llama", tokenizer=True, vocab_size=384)
-    about = About(str(padded), 384, "", 60, (0.0,), 15, CONTEXT, 0)
-    folder = DataFolder(tmp_path / "data", about, ())
-    folder.add(samples(60), 0, 60)
+    folder = data_of(samples(60), padded, tmp_path / "data", 384)
     out = tmp_path / "drafter"
     train_drafter(padded, folder, tiny_drafter, out, PLAN, DistillOptions(temperature=0.5))
     assert open_checkpoint(out).shape.vocab_size == 320
@@ -334,9 +325,7 @@ def test_the_commands(
     assert said(tiny_llama, out, 1.0) == said(tiny_llama, None, 1.0)
     done = outrider("train", "distill", tiny_llama, *words, "--from", tiny_drafter)
     assert "has a training whose begin is None" in done.output
-    monkeypatch.setattr(served, "ROUNDS", 1)
-    monkeypatch.setattr(adapt, "MOST_PROMPTS", 4)
-    monkeypatch.setattr(adapt, "MEASURED_TOKENS", 12)
+    measure_little(monkeypatch)
     lines = [json.dumps({"prompt": f"{n} the lazy dog jumps {n % 7}"}) for n in range(160)]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(lines))

@@ -20,7 +20,6 @@ from outrider.checkpoints.heads import EAGLE3, read_head
 from outrider.models.native import NativeTransformer
 from outrider.models.native_heads import NativeHead
 from outrider.native import choice as native
-from outrider.training import adapt, served
 from outrider.training.eagle3 import rows_of
 from outrider.training.head_files import (
     NewHead,
@@ -36,6 +35,7 @@ from outrider.training.teacher import Teacher
 from tests.support import REPOSITORY
 from tests.support.commands import outrider
 from tests.support.loading import native_model
+from tests.support.taught import measure_little
 
 pytestmark = [
     pytest.mark.slow,
@@ -121,9 +121,7 @@ def test_a_head_of_the_packages_own_making_learns_and_adapts(
     tiny_llama: Path, target: NativeTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the commands make of it is read by the package again, and computes the same there."""
-    monkeypatch.setattr(served, "ROUNDS", 1)
-    monkeypatch.setattr(adapt, "MOST_PROMPTS", 4)
-    monkeypatch.setattr(adapt, "MEASURED_TOKENS", 12)
+    measure_little(monkeypatch)
     theirs, prompts, trained = tmp_path / "theirs", tmp_path / "p.jsonl", tmp_path / "trained"
     call("speculators_head.py", tiny_llama, theirs, json.dumps(FLAGS[1]))
     (theirs / "expected.st").unlink()

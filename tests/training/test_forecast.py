@@ -25,22 +25,17 @@ from outrider.training.loop import Plan, Training
 from outrider.training.needs import Trainee, graph_bytes, lesson_bytes, rows_like
 from outrider.training.run_distill import DistillOptions, train_drafter
 from outrider.training.run_heads import WORK, HeadOptions, train_head
-from outrider.training.samples import About, DataFolder, Sample
+from outrider.training.samples import DataFolder
 from outrider.training.teacher import Teacher
 from tests.support.commands import outrider
 from tests.support.disks import no_file_above
 from tests.support.loading import native_model
+from tests.support.taught import CONTEXT, data_of, random_samples
 from tests.support.tiny import MakeCheckpoint
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 PLAN = Plan(steps=2, batch=64, judge_every=2)
-CONTEXT, LENGTH = 64, 40
-
-
-def samples(count: int) -> list[Sample]:
-    draw = np.random.default_rng(0)
-    said = np.arange(LENGTH) >= 9
-    return [Sample(draw.integers(3, 300, LENGTH).astype(np.int32), said, n) for n in range(count)]
+LENGTH = 40
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +47,7 @@ def wide(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def data(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> DataFolder:
-    about = About(str(wide), 320, "", 60, (0.0,), 15, CONTEXT, 0)
-    folder = DataFolder(tmp_path_factory.mktemp("data"), about, ())
-    folder.add(samples(60), 0, 60)
-    return folder
+    return data_of(random_samples(60, LENGTH), wide, tmp_path_factory.mktemp("data"))
 
 
 class Seen(NamedTuple):
@@ -154,7 +146,7 @@ def test_lessons_take_what_was_forecast(wide: Path) -> None:
     target = native_model(native.library(), wide, "float32", CONTEXT)
     for layers, ids in ((), None), ((0, 1), np.arange(100)):
         teacher = Teacher(target, CONTEXT, layers, ids)
-        for each in samples(2):
+        for each in random_samples(2, LENGTH):
             own = lesson_bytes(each, CONTEXT, len(layers), 128, 320 if ids is None else 100)
             assert own == teacher.teach(each).nbytes
 

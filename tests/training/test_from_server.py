@@ -16,7 +16,7 @@ import pytest
 
 from outrider.base.outside.http import Answer
 from outrider.errors import ConfigError, EndpointError
-from outrider.training import adapt, from_server, served
+from outrider.training import adapt, from_server
 from outrider.training.adapt import Verdict
 from outrider.training.from_server import (
     FEWEST,
@@ -30,6 +30,7 @@ from outrider.training.from_server import (
 )
 from tests.support.commands import outrider
 from tests.support.forked import Served
+from tests.support.taught import measure_little
 
 URL = "http://127.0.0.1:9"
 LINE = b'{"prompt": "a"}\n'
@@ -171,9 +172,7 @@ def test_one_button(
     tiny_llama: Path, tiny_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server records, a drafter is adapted to that, and the server drafts with it."""
-    monkeypatch.setattr(served, "ROUNDS", 1)
-    monkeypatch.setattr(adapt, "MOST_PROMPTS", 4)
-    monkeypatch.setattr(adapt, "MEASURED_TOKENS", 6)
+    measure_little(monkeypatch, 6)
     monkeypatch.setattr(adapt, "SHARES", (1.0,))
     drafters = tmp_path / "drafters"
     copytree(tiny_drafter, drafters / "first")

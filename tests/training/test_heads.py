@@ -34,6 +34,7 @@ from outrider.training.samples import Sample
 from outrider.training.teacher import KNOWN_IDS, Teacher
 from tests.support.heads import Eagle, make_head, save_head
 from tests.support.loading import native_model
+from tests.support.taught import random_samples
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 LENGTH, DEPTH = 24, 4
@@ -51,12 +52,7 @@ def target(tiny_llama: Path) -> NativeTransformer:
 
 
 def samples(count: int, seed: int = 0) -> list[Sample]:
-    draw = np.random.default_rng(seed)
-    said = np.arange(LENGTH) >= 9
-    return [
-        Sample(draw.integers(0, 300, LENGTH).astype(np.int32), said, number)
-        for number in range(count)
-    ]
+    return random_samples(count, LENGTH, low=0, seed=seed)
 
 
 def teacher_of(target: NativeTransformer, head: Any) -> Teacher:
@@ -216,3 +212,15 @@ def test_a_draft_is_learned_from_as_far_as_it_is_right(
     (total / tokens).backward()
     for gradient, parameter in zip(found, learned, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_a_batch_whose_drafts_all_end_is_learned_from(
+    tiny_llama: Path, target: NativeTransformer, tmp_path: Path
+) -> None:
+    module = new_head(tmp_path / "new", tiny_llama, np.arange(320))
+    task = HeadTask(module, teacher_of(target, module.head), np.arange(320), DEPTH, forward_kl, 0.5)
+    short = samples(1)[0]._replace(said=np.arange(LENGTH) == LENGTH - 1)
+    learned = task.learn([short])
+    assert learned.tokens == 1
+    assert learned.loss > 0
+    assert module.fc.weight.grad.any()

@@ -16,7 +16,7 @@ from outrider import LLM, SamplingParams
 from outrider.checkpoints.heads import read_head
 from outrider.errors import ConfigError, TrainingError
 from outrider.native import choice as native
-from outrider.training import adapt, parity, run_heads, served
+from outrider.training import parity, run_heads, served
 from outrider.training.curves import PICTURE
 from outrider.training.data import DataOptions, make_data
 from outrider.training.loop import CURVES, STATE, Plan
@@ -24,6 +24,7 @@ from outrider.training.measure import LENGTHS
 from outrider.training.run_heads import WORK, HeadOptions, train_head
 from outrider.training.samples import DataFolder
 from tests.support.commands import outrider
+from tests.support.taught import measure_little
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 PLAN = Plan(steps=12, batch=64, judge_every=6)
@@ -113,9 +114,7 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_the_commands(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "ROUNDS", 1)
-    monkeypatch.setattr(adapt, "MOST_PROMPTS", 4)
-    monkeypatch.setattr(adapt, "MEASURED_TOKENS", 12)
+    measure_little(monkeypatch)
     prompts = write_prompts(tmp_path / "p.jsonl", 160)
     done = outrider(
         "train", "data", tiny_llama, "--prompts", prompts, "--out", tmp_path / "data",

@@ -18,9 +18,10 @@ from .teacher import Lesson, Teacher
 
 MOST_LOGITS = 1 << 25
 """Logits that are held at a time."""
-ANYWAY = 8
 LEAST_ROWS = 64
 """Rows whose logits are held at a time, however many ids there are."""
+ANYWAY = 8
+"""One of so many drafts is learned from to its end, right or wrong."""
 
 
 def rows_at_once(ids: int) -> int:
@@ -122,6 +123,8 @@ class HeadTask(Task):
             read.append(x)
             slopes.append(torch.zeros_like(x) if leaf.grad is None else leaf.grad)
             which = torch.cat(going)
+            if not len(which):
+                break
             drafts = drafts[which]
             try:
                 x = unrolling.send(which)
