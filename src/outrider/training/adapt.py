@@ -18,7 +18,7 @@ from ..bench.load.datasets import load_prompts
 from ..bench.machine import machine
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import find_folder
-from ..checkpoints.heads import read_head
+from ..checkpoints.heads import Head, read_head
 from ..checkpoints.tokenizers import read_codec
 from ..drafters.model import ModelSpec
 from ..engine.setup import set_up
@@ -30,6 +30,7 @@ from .measure import note
 from .needs import check_adapting
 from .run_distill import DistillOptions, train_drafter, usual_rate
 from .run_heads import WORK, HeadOptions, train_head
+from .samples import DataFolder
 from .served import MOST_PROMPTS, Served, Serving, error_of_mean, held_out_prompts
 from .targets import open_target
 
@@ -94,7 +95,7 @@ class Point(NamedTuple):
 
     @property
     def merit(self) -> tuple[bool, float]:
-        """What makes one better than another: little is forgotten, then the gain."""
+        """True if little is forgotten, and the gain: the larger, the better the point."""
         return self.kept.gain >= -MOST_FORGOTTEN, self.gain.gain
 
 
@@ -142,6 +143,63 @@ def judge(best: Point) -> Verdict:
     )
 
 
+class Course:
+    """The trainings of one adaptation, each measured beside the drafter that it begins as.
+
+    Raises ConfigError: there are too few prompts to measure on.
+    """
+
+    def __init__(
+        self, target: Path, begin: Path, head: Head | None, out: Path, data: DataFolder,
+        options: AdaptOptions, told: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._target, self._begin, self._head, self._out = target, begin, head, out
+        self._data, self._options, self._told = data, options, told
+        self._samples, context = data.read(), data.about.context
+        if len(self._samples.held_out) < FEWEST_HELD_OUT:
+            raise ConfigError(
+                f"{data.done} prompts are too few to hold some out for measuring; give 200 or more."
+            )
+        self._opened, most = open_target(target, data), context - MEASURED_TOKENS
+        general = [ids for ids in _general(read_codec(target)) if len(ids) < most][:MOST_PROMPTS]
+        self._domain, self._general = (
+            Serving(target, self._opened.model, prompts, MEASURED_TOKENS, context)
+            for prompts in (held_out_prompts(self._samples, most), general)
+        )
+        if min(len(self._domain.prompts), len(self._general.prompts)) < 2:
+            raise ConfigError(f"hardly any prompt has less than {most} tokens; raise the context.")
+        told("acceptance before")
+        self._before = self._measured(begin)
+
+    @property
+    def first(self) -> Point:
+        """The drafter to begin with."""
+        none = Gain(0.0, 0.0, 0.0)
+        domain, general = self._before
+        return Point(0.0, 0.0, 0, 0, domain, general, none, none)
+
+    def trained(self, rate: float, share: float, minutes: float | None) -> Point:
+        """Train on a share of the data, for so many minutes if that is not None, and measure."""
+        self._told(f"training on {share:.0%} of the data, learning rate {rate:g}")
+        place = place_of(self._out, rate, share)
+        plan = replace(self._options.plan, rate=rate, minutes=minutes)
+        where = self._target, self._data, self._begin, place, plan
+        if self._head is None:
+            train_drafter(*where, replace(self._options.model, share=share), self._opened)
+        else:
+            own = replace(self._options.head, share=share)
+            train_head(self._head.kind, *where, own, self._opened)
+        self._told("acceptance after that")
+        (domain, general), some = self._measured(place), self._samples.share(share)
+        gain, kept = (gain_of(a, b) for a, b in zip(self._before, (domain, general), strict=True))
+        return Point(rate, share, len(some.train), some.said, domain, general, gain, kept)
+
+    def _measured(self, drafter: Path) -> tuple[list[Served], list[Served]]:
+        """Return what a drafter gives on prompts of the domain and on general ones."""
+        how = drafter, self._options.length, self._options.temperatures
+        return self._domain.measure(*how), self._general.measure(*how)
+
+
 def adapt(
     target: str, drafter: str, out: Path, options: AdaptOptions, told: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -155,65 +213,30 @@ def adapt(
     head = read_head(begin)
     least = usual_rate(begin, options.model.rank) if head is None else HEAD_RATE
     rates = [least * each for each in MULTIPLES] if options.rate is None else [options.rate]
+    shares = [*SHARES[:1] * len(rates), *SHARES[1:]]
     check_adapting(
         open_checkpoint(folder), begin, head, out, options.plan, options.data, options.head.depth,
-        options.model.rank, len(SHARES) + len(rates) - 1,
+        options.model.rank, len(shares),
     )  # fmt: skip
     told("the target answers the prompts")
     data = make_data(target, out / "data", options.data, lambda *_: None, told)
-    samples, context = data.read(), data.about.context
-    if len(samples.held_out) < FEWEST_HELD_OUT:
-        raise ConfigError(
-            f"{data.done} prompts are too few to hold some out for measuring; give 200 or more."
-        )
-    opened, codec = open_target(folder, data), read_codec(folder)
-    most = context - MEASURED_TOKENS
-    general = [ids for ids in _general(codec) if len(ids) < most][:MOST_PROMPTS]
-    places = [
-        Serving(folder, opened.model, prompts, MEASURED_TOKENS, context)
-        for prompts in (held_out_prompts(samples, most), general)
-    ]
-    if not all(len(each.prompts) > 1 for each in places):
-        raise ConfigError(f"hardly any prompt has less than {most} tokens; raise the context.")
-
-    def measured(of: Path) -> list[list[Served]]:
-        return [each.measure(of, options.length, options.temperatures) for each in places]
-
-    told("acceptance before")
-    before = measured(begin)
-    none = Gain(0.0, 0.0, 0.0)
-    points = [Point(0.0, 0.0, 0, 0, before[0], before[1], none, none)]
-    trainings = sum(SHARES) + SHARES[0] * (len(rates) - 1)
+    course = Course(folder, begin, head, out, data, options, told)
+    minutes = options.plan.minutes
 
     def trained(rate: float, share: float) -> Point:
-        told(f"training on {share:.0%} of the data, learning rate {rate:g}")
-        place, some = place_of(out, rate, share), samples.share(share)
-        minutes = options.plan.minutes
-        part = None if minutes is None else minutes * share / trainings
-        plan = replace(options.plan, rate=rate, minutes=part)
-        if head is None:
-            small = replace(options.model, share=share)
-            train_drafter(folder, data, begin, place, plan, small, opened)
-        else:
-            own = replace(options.head, share=share)
-            train_head(head.kind, folder, data, begin, place, plan, own, opened)
-        told("acceptance after that")
-        after = measured(place)
-        gains = [gain_of(a, b) for a, b in zip(before, after, strict=True)]
-        return Point(
-            rate, share, len(some.train), some.said, after[0], after[1], gains[0], gains[1]
-        )
+        part = None if minutes is None else minutes * share / sum(shares)
+        return course.trained(rate, share, part)
 
     tried = [trained(rate, SHARES[0]) for rate in rates]
-    points.append(max(tried, key=lambda point: point.merit))
+    points = [course.first, max(tried, key=lambda point: point.merit)]
     for share in SHARES[1:]:
         points.append(trained(points[1].rate, share))
         if all(point.gain.high < HOPELESS for point in points[1:]):
             break
     best = max(points[1:], key=lambda point: point.merit)
-    place = place_of(out, best.rate, best.share)
     adapted = out / "drafter"
     shutil.rmtree(adapted, ignore_errors=True)
+    place = place_of(out, best.rate, best.share)
     shutil.copytree(place, adapted, ignore=shutil.ignore_patterns(WORK))
     if head is not None:
         for use, served in (("domain", best.domain), ("general", best.general)):
