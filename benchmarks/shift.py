@@ -23,7 +23,7 @@ from outrider.bench.machine import machine
 from outrider.checkpoints.families import find_folder
 from outrider.checkpoints.files import Files
 from outrider.checkpoints.tokenizers import read_codec
-from outrider.training.adapt import AdaptOptions, adapt
+from outrider.training.adapt import MEASURED_TOKENS, AdaptOptions, adapt
 from outrider.training.data import DataOptions
 from outrider.training.drafter_files import read_drafter, save_drafter
 from outrider.training.loop import Optimisers, Plan, trained
@@ -94,8 +94,9 @@ def write_prompts(file: Path, count: int, seed: int) -> None:
 def acceptance(target: Path, drafter: Path, data: DataFolder, length: int) -> list[float]:
     """Return tokens a step on held-out prompts of ``data``, at temperatures 0 and 1."""
     context = data.about.context
-    prompts = held_out_prompts(data.read(), context - 128)
-    serving = Serving(target, open_target(target, data).model, prompts, 128, context)
+    prompts = held_out_prompts(data.read(), context - MEASURED_TOKENS)
+    model = open_target(target, data).model
+    serving = Serving(target, model, prompts, MEASURED_TOKENS, context)
     found = serving.measure(drafter, length, (0.0, 1.0), rounds=1)
     return [each.acceptance_length for each in found]
 
@@ -114,7 +115,7 @@ def main(
 ) -> None:
     """Fine-tune a target, adapt its drafter to it, and say how much of the loss is won back."""
     stock = find_folder(model)
-    begin = Path(drafter) if drafter else stock / "drafter"
+    begin = find_folder(drafter) if drafter else stock / "drafter"
     tuned, file = work / "tuned", work / "prompts.jsonl"
     if not (tuned / "model.safetensors").exists():
         fine_tune(stock, tuned, steps, tuning_rate, seed)

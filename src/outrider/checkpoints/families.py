@@ -150,8 +150,8 @@ def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
     """Return the folder of a checkpoint: ``model`` itself, or the hub's snapshot of that name.
 
     ``POCKET`` is the bundled target, unless a folder of that name exists, and ``POCKET/drafter`` a
-    drafter inside it. A GGUF file stays as it
-    is, other files stand for their folder. ``more`` are patterns of further files to fetch.
+    drafter inside it. A GGUF file stays as it is, other files stand for their folder. ``more`` are
+    patterns of further files to fetch.
     """
     path = Path(os.path.expanduser(model))  # a user who does not exist stays as written
     if str(model) == POCKET and not (path / "config.json").is_file():

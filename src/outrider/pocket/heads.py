@@ -28,7 +28,7 @@ with torch_for("python -m outrider.pocket.heads", program=__name__ == "__main__"
     from ..training.loop import Judged, Plan
     from ..training.measure import measure
     from ..training.prompts import save_prompts
-    from ..training.run_heads import WORK, HeadOptions, train_head
+    from ..training.run_heads import RATE, WORK, HeadOptions, train_head
     from ..training.samples import DataFolder
     from .corpus import standard_library
     from .evaluate import OUTPUT_TOKENS, prompts_of
@@ -36,7 +36,7 @@ with torch_for("python -m outrider.pocket.heads", program=__name__ == "__main__"
 HEADS = {EAGLE3: HeadOptions(), MEDUSA: HeadOptions(depth=3)}
 TEMPERATURES = (0.0, 0.7, 1.0)
 QUANTIZATION = "int8"
-RATE, BATCH = 2e-3, 512
+BATCH = 512
 LICENCE = """\
 Apache-2.0, as Outrider. It was trained on what the pocket target says of the source of Python's
 standard library (PSF licence 2.0)."""
