@@ -224,3 +224,28 @@ def test_a_batch_whose_drafts_all_end_is_learned_from(
     assert learned.tokens == 1
     assert learned.loss > 0
     assert module.fc.weight.grad.any()
+
+
+def test_a_rehearsal_is_as_long_as_a_later_step(
+    tiny_llama: Path, target: NativeTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that knows nothing is hardly ever right, so that its first steps are short."""
+    module = new_head(tmp_path / "new", tiny_llama, np.arange(320))
+    task = HeadTask(module, teacher_of(target, module.head), np.arange(320), DEPTH, forward_kl, 0.5)
+    rows: list[int] = []
+    logits = module.logits
+
+    def counted(depth: int, x: torch.Tensor) -> torch.Tensor:
+        rows.append(len(x))
+        return logits(depth, x)
+
+    monkeypatch.setattr(module, "logits", counted)
+    task.learn(samples(8))
+    first = rows.copy()
+    rows.clear()
+    task.rehearse(samples(8))
+    assert len(first) == len(rows) == DEPTH
+    assert first[0] == rows[0]
+    assert all(
+        2 * a < b < c / 2 for a, b, c in zip(first[1:], rows[1:], [rows[0]] * 3, strict=True)
+    )

@@ -22,6 +22,8 @@ LEAST_ROWS = 64
 """Rows whose logits are held at a time, however many ids there are."""
 ANYWAY = 8
 """One of so many drafts is learned from to its end, right or wrong."""
+REHEARSED = 3
+"""The same where a step is timed before a training: about as many go on once half is learned."""
 
 
 def rows_at_once(ids: int) -> int:
@@ -93,10 +95,21 @@ class HeadTask(Task):
         self._rows = rows_at_once(len(ids))
 
     def learn(self, batch: Sequence[Sample]) -> Learned:
-        """See ``Task``; each depth's loss is followed back into its states at once.
+        """See ``Task``.
 
         A draft goes on while the head's likeliest ids are the sample's, since a served one is of no
         use behind a wrong id. One of ``ANYWAY`` goes on in any case, so that all depths learn.
+        """
+        return self._learn(batch, ANYWAY)
+
+    def rehearse(self, batch: Sequence[Sample]) -> None:
+        """See ``Task``."""
+        self._learn(batch, REHEARSED)
+
+    def _learn(self, batch: Sequence[Sample], anyway: int) -> Learned:
+        """Learn from drafts, of which one of ``anyway`` goes on in any case.
+
+        Each depth's loss is followed back into its states at once.
         """
         lessons = [self._teacher.teach(sample) for sample in batch]
         rows = rows_of(lessons)
@@ -119,7 +132,7 @@ class HeadTask(Task):
                 total += loss.item()
                 said = rows.tokens[drafts[which] + depth + 1]
                 right = self._ids[log_q.argmax(-1)] == said
-                going.append(which[right | (drafts[which] % ANYWAY == 0)])
+                going.append(which[right | (drafts[which] % anyway == 0)])
             read.append(x)
             slopes.append(torch.zeros_like(x) if leaf.grad is None else leaf.grad)
             which = torch.cat(going)
