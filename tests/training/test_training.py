@@ -171,8 +171,11 @@ def test_it_stops_when_nothing_gets_better(tmp_path: Path) -> None:
 
 def test_minutes_become_steps_once(tmp_path: Path) -> None:
     plan = Plan(minutes=0.02, batch=8)
-    steps = Training(Toy(), samples(), plan, tmp_path, {}).plan.steps
+    training = Training(toy := Toy(), samples(), plan, tmp_path, {})
+    steps = training.plan.steps
     assert steps >= 1
+    for name, value in Toy().module.named_parameters():
+        assert torch.equal(toy.module.get_parameter(name), value)
     assert Training(Toy(), samples(), plan, tmp_path, {}).plan.steps == steps
 
 

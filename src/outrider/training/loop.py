@@ -239,16 +239,18 @@ class Training:
         if plan.minutes is None:
             return max(1, round(plan.epochs * epoch))
         warm, other = [*islice(cycle(batches(self.samples.train, plan.batch)), 2)]
-        self._seconds(warm)
-        first, again = (self._seconds(other) * plan.accumulate for _ in range(2))
+        self._seconds(warm, plan)
+        first, again = (self._seconds(other, plan) * plan.accumulate for _ in range(2))
         left = plan.minutes * 60 - epoch * first
         return max(1, int(epoch + left / again if left > 0 else plan.minutes * 60 / first))
 
-    def _seconds(self, batch: Sequence[Sample]) -> float:
-        """Return the time that a batch takes, which is not learned from."""
+    def _seconds(self, batch: Sequence[Sample], plan: Plan) -> float:
+        """Return the time of a step of one batch, after which all parameters are as they were."""
+        module = self.task.module
         begin = time.perf_counter()
         self.task.rehearse(batch)
-        self.task.module.zero_grad()
+        Optimisers(module, plan).step(0.0)  # a rate of 0 changes nothing
+        module.zero_grad()
         return time.perf_counter() - begin
 
     def run(self) -> Judged:
