@@ -2,12 +2,12 @@
 
 The target is trained on C++, the headers that PyTorch is installed with (BSD licence). Its drafter
 knows nothing of that and loses acceptance on prompts of the domain; ``outrider train adapt`` wins
-it back. Figures are of prompts from headers that nothing was trained on.
+it back. With ``--steps 0`` the target stays as it is, and its drafter learns the domain. Figures are of prompts from headers that nothing was trained on.
 """
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from zlib import crc32
@@ -31,7 +31,7 @@ from outrider.training.samples import DataFolder
 from outrider.training.served import Serving, held_out_prompts
 from outrider.training.targets import open_target
 
-from .common import POCKET, Length, Model, Seed
+from .common import POCKET, Length, Model, Seed, table
 
 HEADERS = Path(torch.__file__).parent / "include"
 HELD_OUT = 8
@@ -39,6 +39,8 @@ HELD_OUT = 8
 WINDOW = 256
 BATCH = 8
 PROMPT_CHARACTERS = 200
+COLUMNS = ("T", "before", "adapted", "stock target", "lost", "won back")
+"""Tokens a step before and after, on the stock target, and shares; the last three if fine-tuned."""
 
 
 def headers(wanted: bool) -> Iterator[str]:
@@ -101,11 +103,19 @@ def acceptance(target: Path, drafter: Path, data: DataFolder, length: int) -> li
     return [each.acceptance_length for each in found]
 
 
+def shown(row: dict[str, float]) -> Sequence[str]:
+    """Return the cells of a row of the table, see ``COLUMNS``."""
+    cells = [f"{row['temperature']:g}", f"{row['before']:.2f}", f"{row['adapted']:.2f}"]
+    if "stock" in row:
+        cells += [f"{row['stock']:.2f}", f"{row['lost']:.0%}", f"{row['won_back']:.0%}"]
+    return cells
+
+
 def main(
     work: Annotated[Path, typer.Argument(help="The folder for models and data; goes on there.")],
     model: Model = POCKET,
     drafter: Annotated[str | None, typer.Option(help="The stock drafter; the bundled one.")] = None,
-    steps: Annotated[int, typer.Option(help="Steps of 2,048 tokens of fine-tuning.", min=1)] = 120,
+    steps: Annotated[int, typer.Option(help="Steps of 2,048 tokens of fine-tuning.", min=0)] = 120,
     tuning_rate: Annotated[float, typer.Option(help="The learning rate of fine-tuning.")] = 1e-3,
     prompts: Annotated[int, typer.Option(help="Prompts of the domain.", min=200)] = 1000,
     minutes: Annotated[float, typer.Option(help="Minutes of training in adapt.")] = 16.0,
@@ -116,8 +126,9 @@ def main(
     """Fine-tune a target, adapt its drafter to it, and say how much of the loss is won back."""
     stock = find_folder(model)
     begin = find_folder(drafter) if drafter else stock / "drafter"
-    tuned, file = work / "tuned", work / "prompts.jsonl"
-    if not (tuned / "model.safetensors").exists():
+    tuned, file = work / "tuned" if steps else stock, work / "prompts.jsonl"
+    work.mkdir(parents=True, exist_ok=True)
+    if steps and not (tuned / "model.safetensors").exists():
         fine_tune(stock, tuned, steps, tuning_rate, seed)
     if not file.exists():
         write_prompts(file, prompts, seed)
@@ -130,23 +141,22 @@ def main(
     taken = (time.monotonic() - clock) / 60
     points, best = report["points"], report["best_share"]
     after = next(point for point in points[1:] if point["share"] == best)
-    before = acceptance(
-        stock, begin, DataFolder.opened(work / "adapted" / "data"), num_speculative_tokens
-    )
-    print("\n| T | stock target | fine-tuned | adapted | lost | won back |\n" + "| -- " * 6 + "|")
-    rows: list[dict[str, float]] = []
-    for i, was in enumerate(before):
-        lost, now = (p["domain"][i]["acceptance_length"] for p in (points[0], after))
-        heat = points[0]["domain"][i]["temperature"]
-        row = {
-            "temperature": heat, "stock": was, "tuned": lost, "adapted": now,
-            "lost": 1 - lost / was, "won_back": (now - lost) / (was - lost),
-        }  # fmt: skip
-        rows.append(row)
-        print(
-            f"| {heat:g} | {was:.2f} | {lost:.2f} | {now:.2f} | {row['lost']:.0%} | "
-            f"{row['won_back']:.0%} |"
-        )
+    rows = [
+        {"temperature": old["temperature"], "before": old["acceptance_length"],
+         "adapted": new["acceptance_length"]}
+        for old, new in zip(points[0]["domain"], after["domain"], strict=True)
+    ]  # fmt: skip
+    if steps:
+        data = DataFolder.opened(work / "adapted" / "data")
+        for row, length in zip(
+            rows, acceptance(stock, begin, data, num_speculative_tokens), strict=True
+        ):
+            lost = length - row["before"]
+            row |= {
+                "stock": length, "lost": lost / length,
+                "won_back": (row["adapted"] - row["before"]) / lost,
+            }  # fmt: skip
+    print("\n".join(table(COLUMNS if steps else COLUMNS[:3], [shown(row) for row in rows])))
     kept, here = after["kept"]["gain"], machine()
     print(
         f"\nGeneral prompts: {kept:+.1%}. Learning rate {after['rate']:g}, {best:.0%} of the data, "
