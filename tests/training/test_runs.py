@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -135,7 +136,9 @@ def test_the_commands(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert [point["share"] for point in report["points"]][:3] == [0.0, 0.1, 0.3]
     assert report["verdict"]["why"]
     assert json.loads((adapted / "report.json").read_text()) == report
-    assert "<svg" in (adapted / "report.html").read_text()
+    page = (adapted / "report.html").read_text()
+    assert "<svg" in page
+    assert page.count("<td>yes</td>") == 1  # the training that the result is of
     assert said(tiny_llama, adapted / "drafter", 1.0) == said(tiny_llama, None, 1.0)
     measured = read_head(adapted / "drafter").extras.measured
     assert {each.use for each in measured} == {"held out", "domain", "general"}
@@ -211,3 +214,17 @@ def test_two_processes_are_one_that_adds_up_two_batches(
     for name, value in first.items():
         torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-5)
     assert (tmp_path / "two" / WORK / CURVES).read_text().count("\n") == 2
+
+
+def test_a_head_for_a_model_of_the_hub_names_it(
+    data: DataFolder, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Not the folder of the cache, which means nothing on another machine."""
+    target = tmp_path / "models--some--tiny-llama" / "snapshots" / "0a1b"
+    shutil.copytree(tiny_llama, target)
+    out = tmp_path / "head"
+    train_head("medusa", target, data, None, out, Plan(steps=1, batch=16), OPTIONS)
+    assert read_head(out).verifier == "some/tiny-llama"
+    card = (out / "README.md").read_text()
+    assert "base_model: some/tiny-llama\n" in card
+    assert "# 3 Medusa heads for some/tiny-llama\n" in card

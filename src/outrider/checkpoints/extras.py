@@ -39,8 +39,9 @@ class Measured(NamedTuple):
         """Return it in words."""
         shares = " ".join(f"{share:.2f}" for share in self.by_position)
         return (
-            f"{self.acceptance_length:.2f} tokens a step at temperature {self.temperature:g}, by "
-            f"position {shares} ({self.prompts} prompts, {self.data}; {self.date}, {self.machine})"
+            f"acceptance length {self.acceptance_length:.2f} at temperature {self.temperature:g}, "
+            f"by position {shares} ({self.prompts} prompts, {self.data}; {self.date}, "
+            f"{self.machine})"
         )
 
 

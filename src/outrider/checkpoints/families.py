@@ -175,6 +175,12 @@ def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
         ) from None
 
 
+def name_of(folder: Path) -> str:
+    """Return the hub name of a snapshot in the hub's cache, and the path of any other folder."""
+    found = re.search(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/[^/]+$", folder.as_posix())
+    return f"{found[1]}/{found[2]}" if found else str(folder)
+
+
 def _bundled(name: str) -> Path:
     """Return the folder of a bundled drafter. Raises ModelError: the package has none such."""
     known = sorted(f"{POCKET}/{each.parent.name}" for each in BUNDLED.glob("*/config.json"))

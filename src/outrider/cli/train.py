@@ -1,4 +1,4 @@
-"""``outrider train``: data from the target itself, and trainers of drafters."""
+"""``outrider train``: makes data, trains drafters on it, and measures and exports them."""
 
 from __future__ import annotations
 
@@ -32,30 +32,42 @@ if TYPE_CHECKING:
 
 app = App(no_args_is_help=True)
 MODEL = "The target: a checkpoint's folder, .gguf file or hub name."
-OUT = "The folder to write; one that was begun goes on."
+OUT = "The folder to write. Where it holds an interrupted run, the same command continues it."
+PROMPTS = "A .jsonl file of prompts, a folder of such files, or a saved dataset."
+DATA = "A folder that outrider train data wrote."
+MAX_TOKENS = "Most tokens of an answer."
+EPOCHS = "Passes over the samples."
+BATCH = "Tokens of the target's answers in a batch, for each process."
+SKIP_BAD = "Leave out prompts that cannot be read or answered; otherwise the first one ends it."
 
 
 @app.callback()
 def train() -> None:
-    """Train drafters on what the target itself says."""
+    """Train drafters on the target's own answers."""
 
 
 @app.command()
 def data(
     model: str = argument("MODEL", MODEL),
     prompts: Path | None = setting(
-        None, "A .jsonl file, or a folder of them; the target writes prompts itself unless given."
+        None, f"{PROMPTS} The target writes prompts itself unless given."
     ),
     out: Path = setting(..., OUT, "--out", "-o"),
-    temperature: str = setting("0,0.8", "Temperatures, with commas: prompts take turns."),
-    max_tokens: int = setting(256, "Tokens of an answer at most.", min=1),
-    context: int | None = setting(None, "Tokens of a sample at most; 1024 unless given.", min=16),
-    seed: int = setting(0, "All seeds follow from it.", min=0, max=2**20),
-    samples: int | None = setting(None, "Prompts to answer; all unless given.", min=1),
-    skip_bad: bool = setting(False, "Leave out prompts that are bad.", "--skip-bad"),
+    temperature: str = setting(
+        "0,0.8", "Temperatures of the answers, comma-separated: the prompts take turns at them."
+    ),
+    max_tokens: int = setting(256, MAX_TOKENS, min=1),
+    context: int | None = setting(
+        None, "Most tokens of a sample, prompt and answers; up to 1024 unless given.", min=16
+    ),
+    seed: int = setting(0, "The seed of prompts and answers.", min=0, max=2**20),
+    samples: int | None = setting(
+        None, "Prompts to answer. All unless given, or 5000 if the target writes them.", min=1
+    ),
+    skip_bad: bool = setting(False, SKIP_BAD, "--skip-bad"),
     json_: AsJson = False,
 ) -> None:
-    """Have the target answer prompts, speculatively and in batches."""
+    """Make training data: the target answers prompts."""
     with torch_for("outrider train"):
         from ..training.data import DataOptions, make_data
 
@@ -81,15 +93,15 @@ def data(
 class TrainFlags:
     """The flags of all commands that train."""
 
-    data: Path = setting(..., "A folder that outrider train data wrote.")
+    data: Path = setting(..., DATA)
     out: Path = setting(..., OUT, "--out", "-o")
     loss: str = setting("forward-kl", "forward-kl, reverse-kl, tvd, hard, coupled or hybrid.")
-    epochs: float = setting(3.0, "Times that all samples are seen.")
-    steps: int | None = setting(None, "Steps instead of epochs.", min=1)
-    minutes: float | None = setting(None, "About so many minutes instead of epochs.")
-    batch: int = setting(2048, "Tokens that a step learns from, on each device.", min=1)
-    accumulate: int = setting(1, "Batches that a step adds up.", min=1)
-    seed: int = setting(0, "The order of samples, how what is new begins, and draws.", min=0)
+    epochs: float = setting(3.0, EPOCHS)
+    steps: int | None = setting(None, "Optimiser steps, instead of epochs.", min=1)
+    minutes: float | None = setting(None, "Minutes of training, about, instead of epochs.")
+    batch: int = setting(2048, BATCH, min=1)
+    accumulate: int = setting(1, "Batches whose gradients a step adds up.", min=1)
+    seed: int = setting(0, "The seed of initial weights, sample order and draws.", min=0)
     json_: AsJson = False
 
     def plan(self, rate: float) -> Plan:
@@ -102,7 +114,7 @@ class TrainFlags:
         )  # fmt: skip
 
     def tell(self, trained: Trained) -> None:
-        """Tell what is accepted of what was trained; of several processes the first one does."""
+        """Print what a trained drafter gives; of several processes only the first one prints."""
         from accelerate import PartialState
 
         if not PartialState().is_main_process:
@@ -115,8 +127,9 @@ class TrainFlags:
         console = screen(on_stderr=True)
         for each in trained.served:
             console.print(
-                f"T = {each.temperature:g}: {each.acceptance_length:.2f} tokens a step, "
-                f"{each.speedup:.2f} times as fast as plain decoding, on held-out prompts"
+                f"T = {each.temperature:g}: acceptance length {each.acceptance_length:.2f}, "
+                f"{each.speedup:.2f} times as fast as plain decoding, on "
+                f"{len(each.lengths)} held-out prompts"
             )
         console.print(f"the drafter is in {self.out}")
 
@@ -125,9 +138,11 @@ class TrainFlags:
 class HeadFlags(TrainFlags):
     """The flags of the commands that train heads."""
 
-    begin: Path | None = setting(None, "A head to go on from; anew unless given.", "--from")
-    depth: int = setting(4, "Tokens of a draft in training.", min=1, max=16)
-    batch: int = setting(512, "Tokens that a step learns from, on each device.", min=1)
+    begin: str | None = setting(
+        None, "The head to start from: a folder or hub name; a new one unless given.", "--from"
+    )
+    depth: int = setting(4, "Draft length in training.", min=1, max=16)
+    batch: int = setting(512, BATCH, min=1)
     rate: float | None = setting(None, "The learning rate; 2e-3 unless given.")
 
 
@@ -136,19 +151,20 @@ class DistillFlags(TrainFlags):
     """The flags of the command that trains small drafters."""
 
     begin: str | None = setting(
-        None, "A drafter to go on from: a folder, .gguf file or hub name; anew unless given.",
+        None,
+        "The model to start from: a folder, .gguf file or hub name; new unless given.",
         "--from",
-    )  # fmt: skip
-    layers: str = setting("0,-1", "Layers of the target that a new drafter begins with.")
-    neurons: int | None = setting(
-        None, "Neurons that its MLPs keep; as many as it is wide unless given.", min=1
     )
-    temperature: float = setting(1.0, "Temperature of both distributions.")
-    own: float = setting(0.0, "Share of answers that the drafter writes itself.")
-    lora: int = setting(0, "Rank of changes by LoRA, which are merged; 0 trains it whole.", min=0)
-    alpha: float = setting(32.0, "What LoRA's changes weigh, times the rank.")
+    layers: str = setting("0,-1", "Layers of the target that a new drafter is made of.")
+    neurons: int | None = setting(
+        None, "MLP width of a new drafter; its hidden size unless given.", min=1
+    )
+    temperature: float = setting(1.0, "Temperature of both distributions in the loss.")
+    own: float = setting(0.0, "Share of answers that the drafter writes itself (on-policy).")
+    lora: int = setting(0, "Rank of LoRA, which is merged in the end; 0 for all weights.", min=0)
+    alpha: float = setting(32.0, "Alpha of LoRA: its changes are scaled by alpha / rank.")
     rate: float | None = setting(
-        None, "The learning rate; 2e-5 unless given, 2e-4 by LoRA, 1e-3 for a new drafter."
+        None, "The learning rate; unless given 1e-3, with --from 2e-5, with --lora 2e-4."
     )
 
 
@@ -157,28 +173,28 @@ class DistillFlags(TrainFlags):
 def eagle3(
     flags: HeadFlags,
     model: str = argument("MODEL", MODEL),
-    layout: str = setting("speculators", "Of a new head: speculators or safeailab."),
+    layout: str = setting("speculators", "Layout of a new head: speculators or safeailab."),
 ) -> None:
-    """Train an EAGLE-3 head on a target's hidden states, unrolled as it drafts."""
+    """Train an EAGLE-3 head, which drafts token by token from the target's hidden states."""
     _train("eagle3", model, flags, layout)
 
 
 @app.command()
 @with_flags(HeadFlags)
 def block(flags: HeadFlags, model: str = argument("MODEL", MODEL)) -> None:
-    """Train a P-EAGLE head, which drafts a block of tokens in one pass."""
+    """Train a P-EAGLE head, which drafts all tokens in one pass."""
     _train("peagle", model, flags)
 
 
 @app.command()
 @with_flags(HeadFlags)
 def medusa(flags: HeadFlags, model: str = argument("MODEL", MODEL)) -> None:
-    """Train Medusa heads, one for each token of a draft, on a target's last hidden state."""
+    """Train Medusa heads, one for each token of a draft."""
     _train("medusa", model, flags)
 
 
 def _train(kind: str, model: str, flags: HeadFlags, layout: str = "speculators") -> None:
-    """Train a head, and tell what it would be accepted."""
+    """Train a head, and print what it gives."""
     with torch_for("outrider train"):
         from ..checkpoints.families import find_folder
         from ..training.run_heads import RATE, HeadOptions, train_head
@@ -186,16 +202,17 @@ def _train(kind: str, model: str, flags: HeadFlags, layout: str = "speculators")
 
     plan = flags.plan(RATE if flags.rate is None else flags.rate)
     options = HeadOptions(loss=flags.loss, depth=flags.depth, layout=layout)
+    begin = None if flags.begin is None else find_folder(flags.begin)
     data, out = DataFolder.opened(flags.data), flags.out
     with ended_cleanly():
-        trained = train_head(kind, find_folder(model), data, flags.begin, out, plan, options)
+        trained = train_head(kind, find_folder(model), data, begin, out, plan, options)
     flags.tell(trained)
 
 
 @app.command()
 @with_flags(DistillFlags)
 def distill(flags: DistillFlags, model: str = argument("MODEL", MODEL)) -> None:
-    """Train a small drafter with the target's tokenizer on what the target says."""
+    """Train a small model with the target's tokenizer to draft for it."""
     with torch_for("outrider train"):
         from ..checkpoints.families import find_folder
         from ..training.run_distill import DistillOptions, train_drafter, usual_rate
@@ -217,35 +234,37 @@ def distill(flags: DistillFlags, model: str = argument("MODEL", MODEL)) -> None:
 def adapt(
     target: str | None = setting(None, MODEL, "--target"),
     drafter: str | None = setting(
-        None, "The head or small model to begin with: its folder or hub name.", "--drafter"
+        None,
+        "The drafter to adapt, a head or a small model: a folder, .gguf file or hub name.",
+        "--drafter",
     ),
     prompts: Path | None = setting(
-        None, "Prompts of the domain: a .jsonl file, or a folder of them.", "--prompts"
+        None, "Prompts of the domain, as in outrider train data.", "--prompts"
     ),
     out: Path = setting(..., OUT, "--out", "-o"),
     from_server: str | None = setting(
         None,
-        "An outrider serve --record on this machine, whose target, drafter and recorded prompts "
-        "are taken unless others are given.",
+        "A server on this machine that was started with --record. Its target, drafter and "
+        "recorded prompts are used unless others are given.",
         metavar="URL",
     ),
     load: bool = setting(
         False,
-        "Have that server draft with the result at once, if the verdict is to deploy it.",
+        "Load the result into that server, if the verdict is to deploy it.",
         "--load",
     ),
     api_key: ApiKey = None,
-    max_tokens: int = setting(256, "Tokens of an answer at most.", min=1),
-    samples: int | None = setting(None, "Prompts to answer; all unless given.", min=1),
-    minutes: float | None = setting(None, "About so many minutes of training, all together."),
-    epochs: float = setting(3.0, "Times that all samples are seen."),
+    max_tokens: int = setting(256, MAX_TOKENS, min=1),
+    samples: int | None = setting(None, "Prompts to use; all unless given.", min=1),
+    minutes: float | None = setting(None, "Minutes of all trainings, about, instead of epochs."),
+    epochs: float = setting(3.0, EPOCHS),
     rate: float | None = setting(
-        None, "The learning rate; the best of three on a part of the data unless given."
+        None, "The learning rate; unless given the best of three on a tenth of the data."
     ),
-    skip_bad: bool = setting(False, "Leave out prompts that are bad.", "--skip-bad"),
+    skip_bad: bool = setting(False, SKIP_BAD, "--skip-bad"),
     json_: AsJson = False,
 ) -> None:
-    """Adapt a drafter to a domain; say what it gains, what it forgets, and whether to deploy it."""
+    """Adapt a drafter to a domain, and say whether to deploy the result."""
     with torch_for("outrider train"):
         from ..training.adapt import AdaptOptions
         from ..training.adapt import adapt as adapted
@@ -299,12 +318,14 @@ def adapt(
 @app.command()
 def layerskip(
     model: str = argument("MODEL", MODEL),
-    data: Path = setting(..., "A folder that outrider train data wrote.", "--data"),
+    data: Path = setting(..., DATA, "--data"),
     out: Path = setting(..., "The .json file to write.", "--out", "-o"),
-    min_layers: int | None = setting(None, "Layers' worth of sublayers that run at least."),
+    min_layers: int | None = setting(
+        None, "Layers' worth of sublayers that run at least; 16 or half unless given."
+    ),
     json_: AsJson = False,
 ) -> None:
-    """Search for the sublayers that the target can do without where it drafts for itself."""
+    """Search for sublayers that the target can skip when it drafts for itself."""
     with torch_for("outrider train"):
         from ..checkpoints.families import find_folder
         from ..training.layerskip import search_skips
@@ -317,25 +338,26 @@ def layerskip(
         write_json({"file": str(out), **found._asdict()}, "-")
     else:
         screen(on_stderr=True).print(
-            f"{out}: {len(found.sublayers)} sublayers run, say the same in "
-            f"{found.agreement:.0%} of places, and are expected to decode {found.speed:.2f} times "
-            "as fast as none"
+            f"{out}: {len(found.sublayers)} sublayers run; {found.agreement:.0%} of their tokens "
+            f"are the target's; decoding is expected to be {found.speed:.2f} times as fast as plain"
         )
 
 
 HEAD = "The head: its folder."
-OF = "Its target: a folder, .gguf file or hub name; the one that it names unless given."
+OF = "Its target: a folder, .gguf file or hub name; the one in its config unless given."
 
 
 @app.command()
 def export(
     head: Path = argument("HEAD", HEAD),
     out: Path = argument("OUT", "The new folder."),
-    layout: str = setting("speculators", "Of an EAGLE-3 head: speculators or safeailab."),
+    layout: str = setting("speculators", "Layout of an EAGLE-3 head: speculators or safeailab."),
     target: str | None = setting(None, OF, "--target"),
-    name: str | None = setting(None, "What to call the target, such as its hub name.", "--name"),
+    name: str | None = setting(
+        None, "The target's name in the new config, such as its hub name.", "--name"
+    ),
 ) -> None:
-    """Write a head as other engines and libraries read it."""
+    """Write a head for other engines and libraries, such as vLLM."""
     with ended_cleanly(), lines("exporting"):
         from ..checkpoints.checkpoint import open_checkpoint
         from ..checkpoints.families import find_folder
@@ -358,14 +380,14 @@ def measure(
     head: Path = argument("HEAD", HEAD),
     prompts: list[str] = setting(
         ...,
-        "Prompts of a use: chat, code, agents or long context. Give it more than once.",
+        "Prompts of a use: chat, code, agents or 'long context'. May be given several times.",
         metavar="USE=FILE",
     ),
     target: str | None = setting(None, OF, "--target"),
-    max_tokens: int = setting(128, "Tokens of an output at most.", min=1),
+    max_tokens: int = setting(128, MAX_TOKENS, min=1),
     json_: AsJson = False,
 ) -> None:
-    """Measure a head as it is served; write into it what is accepted, and lengths to draft."""
+    """Measure a head as served; write acceptance and the best draft lengths into it."""
     with torch_for("outrider train"):
         from ..checkpoints.families import find_folder
         from ..training.card import table

@@ -133,13 +133,14 @@ def judge(best: Point) -> Verdict:
     if greedy.acceptance_rate < GOOD_RATE and greedy.speedup <= 1:
         return Verdict(
             False,
-            f"better but not good: {greedy.acceptance_rate:.0%} of the drafted tokens are accepted "
-            f"and decoding is {greedy.speedup:.2f} times as fast as without; give more prompts.",
+            f"better, but not good: at T = 0 {greedy.acceptance_rate:.0%} of the drafted tokens "
+            f"are accepted, and decoding is {greedy.speedup:.2f} times as fast as plain; give more "
+            "prompts.",
         )
     return Verdict(
         True,
         f"deploy it: {gain.gain:+.1%} [{gain.low:+.1%} {gain.high:+.1%}] on the domain, "
-        f"{kept.gain:+.1%} on general ones, {greedy.speedup:.2f} times as fast as plain decoding.",
+        f"{kept.gain:+.1%} on general ones; at T = 0 {greedy.speedup:.2f} times as fast as plain.",
     )
 
 

@@ -7,18 +7,29 @@ from typing import Any
 
 from ..bench.load.page import STYLE, plot, table
 
-RATES = "learning rate", "gain", "kept of general"
 HEADS = (
-    "prompts", "trained on", "samples", "T", "tokens a step", "95 %", "accepted", "speedup",
+    "prompts", "data", "samples", "T", "acceptance length", "95 % interval", "accepted", "speedup",
     "tokens/s",
 )  # fmt: skip
+TRAININGS = "data", "learning rate", "samples", "domain", "95 % interval", "general", "result"
+DEFINITIONS = {
+    "acceptance length": "1 + accepted / drafts: the tokens that a verify step of the target "
+    "gives. It is measured by the engine that serves, one request at a time.",
+    "95 % interval": "over prompts.",
+    "accepted": "accepted / drafted tokens.",
+    "speedup": "over plain decoding, the median of rounds that take turns with it.",
+    "domain": "prompts of the domain that nothing was trained on.",
+    "general": "bundled prompts of chat, prose and edits, which show what is forgotten.",
+    "data": "the share of the domain's samples that a drafter was trained on; 0 % is the drafter "
+    "before.",
+}
 
 
 def rows(report: dict[str, Any]) -> list[list[Any]]:
     """Return the lines of the table: each point, of the domain and of general prompts."""
     return [
         [
-            kind, f"{point['share']:.0%}", point["samples"], served["temperature"],
+            kind, f"{point['share']:.0%}", point["samples"], f"{served['temperature']:g}",
             served["acceptance_length"],
             "[{:.2f} {:.2f}]".format(*served["interval"]),
             f"{served['acceptance_rate']:.0%}", served["speedup"], served["tokens_per_second"],
@@ -29,35 +40,62 @@ def rows(report: dict[str, Any]) -> list[list[Any]]:
     ]  # fmt: skip
 
 
+def trainings(report: dict[str, Any]) -> list[list[Any]]:
+    """Return a line for each training: what it gained over the drafter before."""
+    return [
+        [
+            f"{point['share']:.0%}", f"{point['rate']:g}", point["samples"],
+            f"{point['gain']['gain']:+.1%}",
+            f"[{point['gain']['low']:+.1%} {point['gain']['high']:+.1%}]",
+            f"{point['kept']['gain']:+.1%}", "yes" if point == best_of(report) else "",
+        ]
+        for point in [*report["rates"], *report["points"][2:]]
+    ]  # fmt: skip
+
+
+def best_of(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the point whose drafter is the result."""
+    found: dict[str, Any] = next(
+        point for point in report["points"][1:] if point["share"] == report["best_share"]
+    )
+    return found
+
+
 def page(report: dict[str, Any]) -> str:
     """Return the page."""
-    points, verdict = report["points"], report["verdict"]
-    heats = range(len(points[0]["domain"]))
+    points, verdict, machine = report["points"], report["verdict"], report["machine"]
     lines = {
-        f"{kind}, T = {points[0][kind][i]['temperature']:g}": [
+        f"{kind}, T = {before['temperature']:g}": [
             (point["samples"], point[kind][i]["acceptance_length"]) for point in points
         ]
         for kind in ("domain", "general")
-        for i in heats
+        for i, before in enumerate(points[0][kind])
     }
-    drawn = plot("Tokens a step by samples", "samples", "tokens a step", lines)
-    by_position: dict[str, list[tuple[float, Any]]] = {
+    by_samples = plot("Acceptance length by samples", "samples", "acceptance length", lines)
+    shares: dict[str, list[tuple[float, Any]]] = {
         name: [(i + 1, share) for i, share in enumerate(point["domain"][0]["by_position"])]
-        for name, point in (("before", points[0]), ("after", points[-1]))
+        for name, point in (("before", points[0]), ("after", best_of(report)))
     }
-    deeper = plot("Accepted by position, domain", "position", "share", by_position)
-    first = points[1]
-    rates = [
-        [f"{p['rate']:g}", f"{p['gain']['gain']:+.1%}", f"{p['kept']['gain']:+.1%}"]
-        for p in report["rates"]
-    ]
+    heat, count = points[0]["domain"][0]["temperature"], len(points[0]["domain"][0]["lengths"])
+    by_position = plot(
+        f"Accepted by position, domain, T = {heat:g}", "position", "share of drafts", shares
+    )
     mark = "deploy" if verdict["deploy"] else "do not deploy"
+    definitions = (f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in DEFINITIONS.items())
     return (
-        f"<!doctype html><meta charset=utf-8><title>Adaptation</title><style>{STYLE}</style>"
-        f"<h1>{escape(mark)}</h1><p class=warning>{escape(verdict['why'])}</p>"
-        f"<p>{escape(report['kind'])} {escape(report['drafter'])} for "
-        f"{escape(report['target'])}, K = {report['num_speculative_tokens']}, "
-        f"{escape(str(report['machine'].get('cpu')))}.</p>"
-        f"<div class=plots>{drawn}{deeper}</div>{table(HEADS, rows(report))}"
-        f"<p>Learning rates on {first['share']:.0%} of the data:</p>{table(RATES, rates)}"
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Adaptation</title>"
+        f"<style>{STYLE}</style><h1>{mark.capitalize()}</h1>"
+        f"<p class=warning>{escape(verdict['why'])}</p><dl>"
+        f"<dt>target</dt><dd>{escape(report['target'])}</dd>"
+        f"<dt>drafter before</dt><dd>{escape(report['drafter'])} ({escape(report['kind'])})</dd>"
+        f"<dt>drafter after</dt><dd>{escape(report['adapted'])}</dd>"
+        f"<dt>prompts</dt><dd>{escape(report['prompts'])}, of which {count} were measured on</dd>"
+        f"<dt>draft length</dt><dd>K = {report['num_speculative_tokens']}</dd>"
+        f"<dt>machine</dt><dd>{escape(str(machine.get('cpu')))}, {machine.get('threads')} threads, "
+        f"{escape(str(machine.get('date')))}</dd></dl>"
+        f"<div class=plots>{by_samples}{by_position}</div>"
+        f"<h2>Before and after</h2>{table(HEADS, rows(report))}"
+        "<h2>Trainings</h2><p>Gain of acceptance length over the drafter before, prompt by prompt, "
+        f"at all temperatures.</p>{table(TRAININGS, trainings(report))}"
+        f"<h2>Definitions</h2><dl>{''.join(definitions)}</dl></html>"
     )

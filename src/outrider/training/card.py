@@ -1,8 +1,7 @@
-"""The model card beside a trained head: what it is of, what it learned from, and what it gives."""
+"""The model card beside a trained head: its target, its training data, and what it gives."""
 
 from __future__ import annotations
 
-import os
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,28 +9,31 @@ from .. import __version__
 from ..base.kept import part_of, read_kept
 from ..bench.machine import machine
 from ..checkpoints.extras import Extras
-from ..checkpoints.heads import Head, read_head
+from ..checkpoints.families import name_of
+from ..checkpoints.heads import EAGLE3, MEDUSA, Head, read_head
 from .loop import RUN, Judged
 from .samples import DataFolder
 
 CARD = "README.md"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 UNMEASURED = (
-    "Nothing yet; `outrider train measure` measures it as it is served, and writes it here."
+    "Nothing yet. `outrider train measure` measures the head as it is served, and writes it here."
 )
 NO_LICENCE = """\
-**Licence: not chosen yet.** Whoever publishes this names one here. It was trained on what the
-target says, so the licences of the target and of the prompts count."""
+**Licence: not chosen yet.** Whoever publishes this head names one here. It was trained on the
+target's answers, so the licences of the target and of the prompts count."""
 TEXT = """---
 library_name: outrider{base}
 tags: [speculative-decoding, {kind}]
 ---
-# A drafter of {target}
+# {what} for {target}
 
-{what} It proposes tokens that the target checks; the target's output stays the same.
+A drafter for speculative decoding: {size}.
+It proposes tokens, and the target verifies them, so the target's output stays the same.
 
 ```
 outrider serve TARGET --drafter THIS_FOLDER
+outrider train export THIS_FOLDER NEW_FOLDER --name TARGET    # for vLLM and speculators
 ```
 
 {licence}
@@ -41,14 +43,16 @@ outrider serve TARGET --drafter THIS_FOLDER
 | | |
 | -- | -- |
 | target | {target} |
-| began as | {begin} |
-| data | {samples:,} samples of the target's answers, {said:,} tokens to learn from |
-| prompts | {prompts:,}, digest `{digest}`, answered at temperatures {heats} |
+| started from | {begin} |
+| data | {samples:,} samples of the target's own answers, which are {said:,} tokens |
+| prompts | {prompts:,}, SHA-256 `{digest}`, answered at temperatures {heats} |
 | training | {steps:,} steps of {batch:,} tokens, rate {rate:g}, loss {loss}, depth {depth} |
-| held-out samples | {greedy:.2f} tokens a step at temperature 0, {coupled:.2f} at 1, forecast |
+| held-out samples | forecast acceptance length {greedy:.2f} at temperature 0, {coupled:.2f} at 1 |
 | made with | outrider {outrider}, torch {torch}, {cpu}, {date} |
 
 ## Measured
+
+Acceptance length is 1 + accepted / drafts, the tokens that a verify step of the target gives.
 
 {begin_mark}
 {unmeasured}
@@ -57,9 +61,9 @@ outrider serve TARGET --drafter THIS_FOLDER
 
 
 def write_card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> None:
-    """Write the card of the head in a folder, whose training was in the folder ``work``.
+    """Write the card of the head in a folder; ``work`` is the folder of its training.
 
-    A card that is there already is kept where a person changed its licence line.
+    A card whose licence line a person has changed is kept.
     """
     file = folder / CARD
     if file.exists() and "Licence: not chosen yet" not in file.read_text(encoding="utf-8"):
@@ -73,12 +77,13 @@ def card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> str:
     head, run, here, about = read_head(folder), read_kept(work / RUN), machine(), data.about
     assert head is not None
     said, plan = run["about"], run["plan"]
-    target = str(said["target"])
-    named = "" if os.path.exists(target) else f"\nbase_model: {target}"
+    target = name_of(Path(said["target"]))
+    is_known = target != said["target"]  # to the hub
+    begin = said.get("begin")
     return TEXT.format(
-        base=named, licence=NO_LICENCE, kind=head.kind,
-        target=Path(target).name if not named else target,
-        what=_what(head), begin=said.get("begin") or "untrained",
+        base=f"\nbase_model: {target}" if is_known else "", licence=NO_LICENCE, kind=head.kind,
+        target=target if is_known else Path(target).name, what=_what(head), size=_size(head),
+        begin=name_of(Path(begin)) if begin else "a new head with the target's output rows",
         samples=sum(shard.samples for shard in data.shards),
         said=sum(shard.said for shard in data.shards), prompts=about.num_prompts,
         digest=about.prompts, heats=", ".join(f"{heat:g}" for heat in about.temperatures),
@@ -91,16 +96,21 @@ def card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> str:
 
 
 def _what(head: Head) -> str:
+    """Return what a head is called."""
+    if head.kind == MEDUSA:
+        return f"{head.longest} Medusa heads"
+    return "EAGLE-3 head" if head.kind == EAGLE3 else "P-EAGLE head"
+
+
+def _size(head: Head) -> str:
+    """Return the size of a head, and how many ids it drafts."""
     weights = sum(entry.nbytes for entry in head.files.tensors.values())
-    size = f"{weights / 1e6:.1f} MB"
-    if head.architecture is None:
-        return f"{head.longest} Medusa heads, {size}."
-    drafted = head.architecture.vocab_size
-    return f"An EAGLE-3 head, {size}, that drafts {drafted:,} of {head.vocab_size:,} ids."
+    drafted = head.vocab_size if head.architecture is None else head.architecture.vocab_size
+    return f"{weights / 1e6:.1f} MB, for {drafted:,} of the target's {head.vocab_size:,} token ids"
 
 
 def add_measured(folder: Path, extras: Extras) -> None:
-    """Put what was measured into the card in a folder, if there is one with a place for it."""
+    """Write what was measured into the card in a folder, if there is one with a place for it."""
     file = folder / CARD
     if not file.exists():
         return
@@ -113,9 +123,9 @@ def add_measured(folder: Path, extras: Extras) -> None:
 
 
 def table(extras: Extras) -> str:
-    """Return what was measured as a table, and the lengths that are recommended."""
+    """Return what was measured as a Markdown table, and the recommended lengths."""
     rows = [
-        "| use | temperature | tokens a step | accepted by position | prompts |",
+        "| use | temperature | acceptance length | accepted by position | prompts |",
         "|" + 5 * " -- |",
     ]
     for each in extras.measured:
@@ -126,5 +136,5 @@ def table(extras: Extras) -> str:
         )
     lengths = ", ".join(f"{length} for {use}" for use, length in extras.lengths.items())
     made = sorted({f"{each.machine}, {each.date}" for each in extras.measured})
-    fastest = f"Draft lengths that were fastest: {lengths}. " if lengths else ""
+    fastest = f"Fastest draft lengths: {lengths}. " if lengths else ""
     return "\n".join([*rows, "", f"{fastest}Measured on {'; '.join(made)}."])

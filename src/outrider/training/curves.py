@@ -1,4 +1,4 @@
-"""Draws a training's curves."""
+"""Draws the curves of a training: its loss, and acceptance on held-out samples."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from pathlib import Path
 from .loop import CURVES
 
 PICTURE = "curves.png"
-PANELS = (
-    ("loss", ("loss",)),
-    ("tokens a step, held out", ("acceptance_length", "coupled_length")),
+PANELS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("loss", {"loss": "loss"}),
+    (
+        "forecast acceptance length, held out",
+        {"acceptance_length": "T = 0", "coupled_length": "T = 1"},
+    ),
 )
 
 
 def draw_curves(folder: Path) -> None:
-    """Write the picture of the curves in a training's folder, where matplotlib is installed."""
+    """Write a picture of the curves in a training's folder, if matplotlib is installed."""
     file = folder / CURVES
     if find_spec("matplotlib") is None or not file.exists():
         return
@@ -27,10 +30,8 @@ def draw_curves(folder: Path) -> None:
     steps = [int(row["step"]) for row in rows]
     figure, panels = paneled(len(PANELS), f"training in {folder.parent.name}", margin=0.4)
     for panel, (name, columns) in zip(panels, PANELS, strict=True):
-        for column in columns:
-            panel.plot(
-                steps, [float(row[column]) for row in rows], "o-", markersize=3, label=column
-            )
+        for column, label in columns.items():
+            panel.plot(steps, [float(row[column]) for row in rows], "o-", markersize=3, label=label)
         panel.set(xlabel="step", title=name)
         panel.grid(axis="y", color="0.92")
         panel.legend(fontsize=8)

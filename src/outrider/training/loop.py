@@ -285,9 +285,9 @@ class Training:
                     self.since = 0 if better else self.since + 1
                     last = last or self._is_stuck
                 bar.update()
-                bar.set_postfix_str(
-                    f"loss {loss:.3f}, accepts {judged.acceptance_length:.2f}", refresh=False
-                )
+                accepts = f", acceptance length {judged.acceptance_length:.2f}"
+                known = not math.isnan(judged.acceptance_length)
+                bar.set_postfix_str(f"loss {loss:.3f}{accepts if known else ''}", refresh=False)
                 if last or now - saved > SAVE_SECONDS:
                     self._save()
                     saved = now

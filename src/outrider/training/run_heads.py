@@ -11,6 +11,7 @@ import numpy as np
 from accelerate import PartialState
 
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.families import name_of
 from ..checkpoints.head_export import LAYOUTS, SPECULATORS
 from ..checkpoints.heads import EAGLE3, MEDUSA, PEAGLE
 from ..errors import ConfigError
@@ -150,8 +151,9 @@ def train_head(
             ids = frequent_ids(counts, options.coverage, MOST_IDS)
             mask = int(counts.argmin()) if kind == PEAGLE else None
             new = NewHead(
-                str(target), ids, layers, options.depth, plan.seed, options.layout, mask_token=mask
-            )
+                name_of(target), ids, layers, options.depth, plan.seed, options.layout,
+                mask_token=mask,
+            )  # fmt: skip
         source = new or open_head(begin or begun, kind)
         trainee = head_trainee(
             kind, checkpoint, samples, source, plan, options.depth, context, begin is None
