@@ -1,7 +1,7 @@
-"""Adapts a drafter to a domain: data, training on more and more of it, acceptance before and after.
+"""Adapts a drafter to a domain: makes data, trains on more and more of it, and judges the result.
 
-Acceptance is measured as it is served, on prompts of the domain that nothing was trained on and on
-general ones, so that what is forgotten shows.
+Acceptance is measured as it is served, before and after: on prompts of the domain that nothing was
+trained on, and on general ones, which show what is forgotten.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ from .served import MOST_PROMPTS, Served, Serving, error_of_mean, held_out_promp
 from .targets import open_target
 
 SHARES = (0.1, 0.3, 1.0)
-"""Of the data, on which a drafter is trained one after the other: how much is enough shows."""
+"""Shares of the data that a drafter is trained on in turn, which shows how much is enough."""
 FEWEST_HELD_OUT = 4
 MEASURED_TOKENS = 128
-"""Of an output that acceptance is measured on, at most."""
+"""Most tokens of an output that acceptance is measured on."""
 GENERAL = ("chat", "prose", "edit")
-"""Bundled workloads."""
+"""Bundled workloads, whose prompts show what is forgotten."""
 GOOD_RATE = 0.60
-"""Accepted share of drafted tokens from which on a drafter is deployed, whatever it was before."""
+"""Acceptance rate at temperature 0 from which a drafter is good enough, however fast it is."""
 MOST_FORGOTTEN = 0.02
 """Share of the acceptance length on general prompts that may be lost."""
 HEAD_RATE = 2e-4
-"""The least learning rate that is tried for heads."""
+"""The lowest learning rate that is tried for heads."""
 MULTIPLES = (1, 5, 25)
-"""Of the least learning rate, which are tried on the first share of the data."""
+"""Multiples of the lowest learning rate, which are tried on the first share of the data."""
 HOPELESS = 0.01
-"""Gain that at least the interval's upper end must reach, or training ends."""
+"""Training ends where the intervals of all gains end below this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptOptions:
     """The options of an adaptation: data, training, and how acceptance is measured.
 
-    Without a ``rate`` several are tried on the first share of the data, and the best one stays.
+    Without a learning ``rate`` several are tried on the first share of the data.
     """
 
     data: DataOptions
@@ -78,10 +78,10 @@ class Gain(NamedTuple):
 
 
 class Point(NamedTuple):
-    """The results of a drafter trained on a share of the data, 0 for the one to begin with.
+    """The results of a drafter trained on a share of the data, 0 for the drafter before.
 
-    ``domain`` and ``general`` are by temperature, ``gain`` and ``kept`` the gain on each over the
-    one to begin with, at all temperatures together. ``rate`` is the learning rate.
+    ``domain`` and ``general`` are by temperature. ``gain`` and ``kept`` are the gains on them over
+    the drafter before, at all temperatures together. ``rate`` is the learning rate.
     """
 
     rate: float
@@ -95,7 +95,7 @@ class Point(NamedTuple):
 
     @property
     def merit(self) -> tuple[bool, float]:
-        """True if little is forgotten, and the gain: the larger, the better the point."""
+        """Whether little is forgotten, and the gain on the domain: the larger the better."""
         return self.kept.gain >= -MOST_FORGOTTEN, self.gain.gain
 
 
@@ -107,7 +107,7 @@ class Verdict(NamedTuple):
 
 
 def gain_of(before: Sequence[Served], after: Sequence[Served]) -> Gain:
-    """Return the gain of acceptance length, prompt by prompt."""
+    """Return the mean relative gain of acceptance length over prompts."""
     old = [length for each in before for length in each.lengths]
     new = [length for each in after for length in each.lengths]
     ratios = [b / a - 1 for a, b in zip(old, new, strict=True)]
@@ -116,7 +116,7 @@ def gain_of(before: Sequence[Served], after: Sequence[Served]) -> Gain:
 
 
 def judge(best: Point) -> Verdict:
-    """Return whether a drafter is worth deploying in the place of the one that it began as."""
+    """Return whether a drafter should replace the one that it began as."""
     gain, kept, greedy = best.gain, best.kept, best.domain[0]
     if gain.low <= 0:
         return Verdict(
@@ -169,18 +169,18 @@ class Course:
         )
         if min(len(self._domain.prompts), len(self._general.prompts)) < 2:
             raise ConfigError(f"hardly any prompt has less than {most} tokens; raise the context.")
-        told("acceptance before")
+        told("measuring acceptance before")
         self._before = self._measured(begin)
 
     @property
     def first(self) -> Point:
-        """The drafter to begin with."""
+        """The results of the drafter before."""
         none = Gain(0.0, 0.0, 0.0)
         domain, general = self._before
         return Point(0.0, 0.0, 0, 0, domain, general, none, none)
 
     def trained(self, rate: float, share: float, minutes: float | None) -> Point:
-        """Train on a share of the data, for so many minutes if that is not None, and measure."""
+        """Train on a share of the data, for ``minutes`` unless that is None; return the results."""
         self._told(f"training on {share:.0%} of the data, learning rate {rate:g}")
         place = place_of(self._out, rate, share)
         plan = replace(self._options.plan, rate=rate, minutes=minutes)
@@ -190,7 +190,7 @@ class Course:
         else:
             own = replace(self._options.head, share=share)
             train_head(self._head.kind, *where, own, self._opened)
-        self._told("acceptance after that")
+        self._told("measuring acceptance after it")
         (domain, general), some = self._measured(place), self._samples.share(share)
         gain, kept = (gain_of(a, b) for a, b in zip(self._before, (domain, general), strict=True))
         return Point(rate, share, len(some.train), some.said, domain, general, gain, kept)
@@ -206,7 +206,7 @@ def adapt(
 ) -> dict[str, Any]:
     """Adapt a head or a small model to a domain's prompts, and return the report.
 
-    The best one is written to ``out``/drafter. ``told`` gets what is being done. Raises
+    The best drafter is written to ``out``/drafter. ``told`` gets what is being done. Raises
     ConfigError: there are too few prompts to hold some out.
     """
     folder, begin = find_folder(target), find_folder(drafter)
@@ -219,8 +219,11 @@ def adapt(
         open_checkpoint(folder), begin, head, out, options.plan, options.data, options.head.depth,
         options.model.rank, len(shares),
     )  # fmt: skip
-    told("the target answers the prompts")
-    data = make_data(target, out / "data", options.data, lambda *_: None, told)
+
+    def answered(done: int, total: int) -> None:
+        told(f"the target answers the prompts: {done} of {total}")
+
+    data = make_data(target, out / "data", options.data, answered, told)
     course = Course(folder, begin, head, out, data, options, told)
     minutes = options.plan.minutes
 
@@ -269,7 +272,7 @@ def as_dict(point: Point) -> dict[str, Any]:
 
 
 def _general(codec: TextCodec) -> list[list[int]]:
-    """Return the bundled prompts that a tokenizer and its template can write."""
+    """Return the ids of the bundled general prompts, without chats if there is no template."""
     prompts: list[list[int]] = []
     for item in (item for name in GENERAL for item in load_prompts(name).items):
         with suppress(RequestError):  # a model without a template cannot chat

@@ -1,4 +1,4 @@
-"""Data from the target itself: its answers to prompts, decoded speculatively, in batches."""
+"""Has the target answer prompts, speculatively and in batches, and keeps its answers as samples."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Dialogue:
         self.waiting = [m for m in self.item.messages if m["role"] != "assistant"]
 
     def ask(self, codec: TextCodec) -> list[int] | None:
-        """Return the next prompt's ids, None where all is said."""
+        """Return the next prompt's ids, None if the dialogue is over."""
         if not self.item.messages:
             return None if self.tokens else codec.encode(self.item.prompt)
         if not self.waiting:
@@ -52,7 +52,7 @@ class Dialogue:
         return codec.chat(self.history)
 
     def answer(self, asked: Sequence[int], ids: Sequence[int], text: str) -> Sample | None:
-        """Take in an answer; return the sample that it does not go on from, if there is one."""
+        """Add an answer; return the sample so far if the prompt ``asked`` does not continue it."""
         self.history.append({"role": "assistant", "content": text})
         begun = len(self.tokens)
         done = None
@@ -64,7 +64,7 @@ class Dialogue:
         return done
 
     def sample(self) -> Sample:
-        """Return what was said so far as a sample."""
+        """Return the dialogue so far as a sample."""
         return Sample(np.array(self.tokens, np.int32), np.array(self.said, np.bool_), self.number)
 
 
@@ -75,11 +75,11 @@ def write_answers(
     skip: bool,
     told: Callable[[int], None],
 ) -> int:
-    """Have the target answer all prompts from the first missing one on; return those left out.
+    """Have the target answer the prompts that are missing; return how many were left out.
 
     Seeds follow from the prompts' numbers, so that samples depend on nothing else. ``told`` gets
     the number of prompts that are done. Raises ConfigError: a prompt is longer than the context, or
-    the template refuses it, unless they are to be ``skip``\\ ped.
+    the template refuses it; with ``skip`` it is left out.
     """
     left_out = 0
     while data.done < len(items):
@@ -112,7 +112,7 @@ def write_answers(
 def _asked(
     llm: LLM, dialogues: Sequence[Dialogue], data: DataFolder, skip: bool
 ) -> Iterator[tuple[Dialogue, list[int]]]:
-    """Yield the dialogues that go on, and the ids that they go on from."""
+    """Yield each dialogue that can be answered with its next prompt's ids, none if it is over."""
     codec = llm.inputs.codec
     if codec is None:
         raise ConfigError("the target has no tokenizer, so it cannot answer prompts; give another.")
@@ -135,7 +135,7 @@ def _asked(
 
 
 def _params(data: DataFolder, number: int, turn: int, length: int) -> SamplingParams:
-    """Return how a prompt is answered; the seed is the prompt's and the turn's own."""
+    """Return how a prompt is answered; each turn of each prompt has its own seed."""
     about = data.about
     return SamplingParams(
         temperature=about.temperatures[number % len(about.temperatures)],

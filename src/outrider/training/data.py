@@ -19,14 +19,14 @@ from .samples import MANIFEST, About, DataFolder
 from .self_prompts import TOKENS, write_prompts
 
 TOGETHER = 64
-"""Answers that are decoded together."""
+"""Answers that are decoded in a batch."""
 CONTEXT = 1024
 """Tokens of a sample at most, unless the model has fewer or the user says otherwise."""
 OWN_PROMPTS = 5000
 """Prompts that a target writes itself unless it is told how many."""
 PROMPTS = "prompts.jsonl"
 SPACE = " " * 4 * TOKENS
-"""As long as a prompt of its own, about."""
+"""Stands for a prompt that the target will write, about as long, in the forecast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +54,10 @@ def make_data(
     target: str, out: Path, options: DataOptions, told: Callable[..., None],
     said: Callable[[str], None],
 ) -> DataFolder:  # fmt: skip
-    """Have ``target`` answer the prompts, write what it says to ``out``, and return it.
+    """Have ``target`` answer the prompts, write the answers to ``out``, and return that folder.
 
-    ``told`` gets the number of prompts that are done, and that of all; ``said`` sentences about
-    what is left out. Raises ConfigError: the folder holds other data, or a prompt is bad.
+    ``told`` gets the number of prompts that are done, and that of all. ``said`` gets sentences
+    about what is left out. Raises ConfigError: the folder holds other data, or a prompt is bad.
     """
     file, folder = options.prompts, find_folder(target)
     items = [] if file is None else read_prompts(file, options.skip_bad, said)[: options.samples]
@@ -93,7 +93,7 @@ def make_data(
 def _own_prompts(
     llm: LLM, file: Path, options: DataOptions, told: Callable[..., None]
 ) -> list[Item]:
-    """Return the prompts that the target writes itself, which ``file`` keeps."""
+    """Return prompts that the target writes itself, or wrote before; they are kept in ``file``."""
     count = options.samples or OWN_PROMPTS
     if file.exists():
         return read_prompts(file, False, lambda said: None)[:count]

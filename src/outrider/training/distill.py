@@ -1,4 +1,4 @@
-"""Distils a target into a small drafter: on what the target said, or the drafter itself."""
+"""Distils a target into a small drafter: on the target's answers, or the drafter's own."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ OWN_TOKENS = 128
 
 
 class Said(NamedTuple):
-    """A drafter's agreement with a lesson: where both have the likeliest id, and acceptance.
+    """A drafter's agreement with a lesson, fp32 [rows] each.
 
-    Both are fp32 [rows]: the former 0 or 1, the latter what the coupled rule accepts.
+    ``same`` is 1 where both have the same likeliest id, and 0 elsewhere. ``accepted`` is what the
+    coupled rule accepts.
     """
 
     same: Tensor
@@ -31,11 +32,11 @@ class Said(NamedTuple):
 
 
 class DistillTask(Task):
-    """Trains a model of transformers on what a teacher says of all ids that both have.
+    """Trains a module of transformers on a teacher's distributions over the ids that both have.
 
-    Both distributions are taken at ``heat``, the temperature. In a batch each sample's answer is by
-    the chance ``own`` one that the drafter writes itself; that depends on the batch and ``seed``
-    alone. Drafts are ``depth`` tokens long where acceptance is judged.
+    Both distributions are taken at ``heat``, the temperature. With the chance ``own`` the drafter
+    writes a sample's answer itself; which ones depends on the batch and ``seed`` alone. Acceptance
+    is judged by drafts of ``depth`` tokens.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class DistillTask(Task):
         self._rows = rows_at_once(ids)
 
     def learn(self, batch: Sequence[Sample]) -> Learned:
-        """See ``Task``; each sample's losses are followed back into its states at once."""
+        """See ``Task``; a sample's logits are computed in parts, which takes less memory."""
         batch = self._mixed(batch)
         count = sum(int(sample.said[1 : self._teacher.context].sum()) for sample in batch)
         total = 0.0
@@ -73,12 +74,12 @@ class DistillTask(Task):
         return states[0, lesson.rows]
 
     def _said(self, x: Tensor, heat: float) -> Tensor:
-        """Return log q of the ids that both have, [rows, ids]."""
+        """Return log q of the ids that both have, fp32 [rows, ids]."""
         logits: Tensor = self._model.lm_head(x).float()
         return (logits / heat).log_softmax(-1)[:, : self._ids]
 
     def _taught(self, lesson: Lesson, heat: float) -> list[Likeliest]:
-        """Return the likeliest ids of p in parts of rows; only they are known at other heats."""
+        """Return the likeliest ids of p in parts of rows; ``heat`` is taken among them alone."""
         log_p = lesson.log_p.float()
         if heat != 1:
             log_p = (log_p / heat).log_softmax(-1)
@@ -86,7 +87,7 @@ class DistillTask(Task):
         return [Likeliest(*part) for part in parts]
 
     def _mixed(self, batch: Sequence[Sample]) -> Sequence[Sample]:
-        """Return a batch where the drafter has written some answers."""
+        """Return a batch with some answers replaced by the drafter's own."""
         if not self._own:
             return batch
         said = crc32(b"".join(sample.tokens.tobytes() for sample in batch))
@@ -99,7 +100,7 @@ class DistillTask(Task):
 
     @torch.no_grad()
     def written(self, sample: Sample, seed: int) -> Sample:
-        """Return a sample whose answer the drafter draws, as long as the target's at most."""
+        """Return a sample whose answer the drafter draws, at most as long as the target's."""
         known = sample.tokens[: self._teacher.context]
         first = max(1, int(sample.said.argmax()))
         draw = torch.Generator().manual_seed(seed)
@@ -118,7 +119,7 @@ class DistillTask(Task):
 
     @torch.no_grad()
     def says(self, lesson: Lesson) -> Said:
-        """Return what the drafter says beside a lesson."""
+        """Return how far the drafter agrees with a lesson."""
         same, accepted = [torch.empty(0)], [torch.empty(0)]
         if len(lesson.rows):
             states, best = (each.split(self._rows) for each in (self._read(lesson), lesson.best))
@@ -129,7 +130,7 @@ class DistillTask(Task):
         return Said(torch.cat(same), torch.cat(accepted))
 
     def judge(self, samples: Sequence[Sample]) -> Judged:
-        """Return the tokens a step would give: a draft stands as far as all before stand."""
+        """Return forecast acceptance lengths: a token counts if all before it are accepted."""
         greedy = coupled = drafts = 0.0
         for sample in samples:
             lesson = self._teacher.teach(sample)
@@ -141,9 +142,10 @@ class DistillTask(Task):
 
 
 def chained(rows: Tensor, chances: Tensor, depth: int) -> float:
-    """Return the tokens that are accepted of drafts that begin behind each of ``rows``, summed.
+    """Return how many tokens are expected to be accepted, of a draft behind each of ``rows``.
 
-    ``chances`` are those of the token behind each row; drafts end where the next row is none.
+    ``chances`` are those that the token behind each row is accepted. A draft ends where the next
+    position is none of ``rows``.
     """
     if not len(rows):
         return 0.0

@@ -1,4 +1,4 @@
-"""Small drafters as transformers' modules: read from a checkpoint, or made of a target's layers."""
+"""Reads small drafters as modules of transformers, makes them of a target's layers, writes them."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def read_drafter(folder: Path, target: Files) -> SmallModel:
 def made_of(target: Checkpoint, layers: Sequence[int], neurons: int | None) -> SmallModel:
     """Return a drafter with the embedding, head and norm of a target, and some of its layers.
 
-    Layers below 0 count from the last. Each MLP keeps the ``neurons`` whose three weight rows have
-    the largest product of norms; None for as many as the model is wide.
+    Layers below 0 count from the last. Each MLP keeps its ``neurons`` strongest neurons, see
+    ``strongest``; None keeps as many as the hidden size.
     """
     config, chosen, inner = _made_config(target, layers, neurons)
     width, kept = config["hidden_size"], config["intermediate_size"]
@@ -118,7 +118,7 @@ def _made_config(
 
 
 def strongest(gate: Tensor, up: Tensor, down: Tensor, count: int) -> Tensor:
-    """Return an MLP's neurons whose three weight rows have the largest product of norms, rising."""
+    """Return the neurons of an MLP with the largest product of their weights' norms, ascending."""
     strength = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
     best: Tensor = strength.topk(count).indices
     return best.sort().values
@@ -138,7 +138,7 @@ def save_drafter(
 
 
 def _config(checkpoint: Checkpoint, remedy: str) -> dict[str, Any]:
-    """Return the config of a model of a family that is trained. Raises ConfigError: of another."""
+    """Return the config of a model. Raises ConfigError: its family is not trained."""
     kind = checkpoint.config.model_type
     if kind not in FAMILIES or checkpoint.architecture is None:
         raise ConfigError(
@@ -172,5 +172,6 @@ def _read(checkpoint: Checkpoint, name: str, *shape: int) -> Tensor:
 
 @torch.no_grad()
 def _fill(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Set a module's parameters."""
     for name, parameter in module.named_parameters():
         parameter.copy_(values[name])

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in PyTorch, unrolled in training as they draft: training-time test.
+"""EAGLE-3 heads in PyTorch, unrolled in training as they draft (training-time test).
 
 Li et al., "EAGLE-3: Scaling up inference acceleration of large language models via training-time
 test", 2025, section 3; heads that draft in one pass: Hui et al., "P-EAGLE: parallel-drafting
@@ -20,16 +20,16 @@ from ..checkpoints.rope import Rope
 from .teacher import Lesson
 
 Unrolling = Generator[Tensor, Tensor | None, None]
-"""Yields what is known at each depth of drafts, and is sent the numbers of those that go on."""
+"""Yields what the output matrix reads at each depth; is sent the numbers of drafts that go on."""
 
 
 class Rows(NamedTuple):
-    """The rows of several samples, one behind the other, as a head reads them.
+    """The rows of several samples, concatenated, as a head reads them.
 
     Row i of a sample has its token i + 1 at position i + 1, and the target's hidden states of token
-    i, [rows, layers * width]. ``drafts`` are the rows behind which drafts begin: the target said
-    the next token. ``begins`` and ``firsts`` are where each sample begins in all rows and in
-    ``drafts``.
+    i, ``fused`` [rows, layers * width]. ``drafts`` are the rows behind which drafts begin, since
+    the target said the next token. ``begins`` and ``firsts`` are where each sample begins among all
+    rows and among ``drafts``.
     """
 
     tokens: Tensor
@@ -40,13 +40,13 @@ class Rows(NamedTuple):
     firsts: list[int]
 
     def keep(self, which: Tensor) -> Rows:
-        """Return the same rows with some of the drafts only, by their numbers in order."""
+        """Return the same rows with only some of the drafts, by their ascending numbers."""
         firsts = torch.searchsorted(which, torch.tensor(self.firsts)).tolist()
         return self._replace(drafts=self.drafts[which], firsts=firsts)
 
 
 def rows_of(lessons: Sequence[Lesson]) -> Rows:
-    """Return the rows of the samples that a teacher went through."""
+    """Return the rows of several samples from their lessons."""
     tokens, positions, fused, drafts = [], [], [], []
     begins, firsts = [0], [0]
     for lesson in lessons:
@@ -75,7 +75,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of rows that begin with [embedding, state] to real rows and to drafted ones."""
+    """Attention, whose inputs are [embedding, state], to real rows and to drafted ones."""
 
     def __init__(self, head: Head, inputs: int) -> None:
         super().__init__()
@@ -103,10 +103,10 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, rows: Rows, real: tuple[Tensor, Tensor],
                drafted: Sequence[tuple[Tensor, Tensor]]) -> Tensor:  # fmt: skip
-        """Return what each query sees, [drafts, width].
+        """Return the output of attention for each draft, [drafts, width].
 
-        That is the real rows of its sample up to the one where its draft begins, and its own
-        drafted ones so far.
+        A draft sees the real rows of its sample up to the one where it begins, and its own drafted
+        rows so far.
         """
         seen: list[Tensor] = []
         spans = zip(rows.begins, rows.begins[1:], rows.firsts, rows.firsts[1:], strict=False)
@@ -130,7 +130,7 @@ class Attention(nn.Module):
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return ``x`` [..., rows, size] turned by the rotary tables of its rows."""
+    """Return ``x`` [..., rows, size] rotated by the rotary tables of its rows."""
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
@@ -165,11 +165,11 @@ class Layer(nn.Module):
 
 
 class Eagle3(nn.Module):
-    """An EAGLE-3 head of one layer, as its config says; ``embedding`` is the target's, and frozen.
+    """An EAGLE-3 head of one layer, as its config says; ``embedding`` is the target's.
 
-    So are the output rows, which a new head has from the target: more is accepted of a head that
-    learns less by heart. ``context`` is the longest sample. In a P-EAGLE head rows of later depths
-    begin with a mask in the place of a token and of the states that the head would feed back.
+    The embedding and the output rows are frozen. A new head has the target's output rows: it learns
+    less by heart with them. ``context`` is the longest sample. In a P-EAGLE head the rows of later
+    depths have a mask in the place of a token, and of the states that an EAGLE-3 head feeds back.
     """
 
     cos: Tensor
@@ -203,7 +203,7 @@ class Eagle3(nn.Module):
         self.register_buffer("embedding", embedding, False)
 
     def states(self, fused: Tensor) -> Tensor:
-        """Return states of the target's hidden states, [rows, layers * width]."""
+        """Return the head's states, [rows, width], of the target's, [rows, layers * width]."""
         if self.input_norm is not None:
             fused = self.input_norm(fused)
         if self.fc_norm is not None:
@@ -213,10 +213,10 @@ class Eagle3(nn.Module):
         return state
 
     def unroll(self, rows: Rows, depth: int) -> Unrolling:
-        """Yield what the output head reads at each depth of the drafts, [drafts, width].
+        """Yield what the output matrix reads at each depth of the drafts, [drafts, width].
 
-        A draft is taken to be right so far: rows have the sample's own tokens. What was yielded may
-        be followed back once all is yielded.
+        A draft is taken to be right so far: rows have the sample's own tokens. Gradients of what
+        was yielded can be computed after the last depth.
         """
         layer = self.layers[0]
         assert isinstance(layer, Layer)
@@ -248,12 +248,12 @@ class Eagle3(nn.Module):
                 drafted = [(k[:, which], v[:, which]) for k, v in drafted]
 
     def logits(self, depth: int, x: Tensor) -> Tensor:
-        """Return the logits of the ids that are drafted, [rows, ids]; depths share the matrix."""
+        """Return the logits of the ids that are drafted, [rows, ids], by the one output matrix."""
         drafted: Tensor = self.lm_head(x)
         return drafted
 
     def _inputs(self, layer: Layer, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what attention reads of tokens and states, and the residual stream."""
+        """Return the inputs of attention for tokens and states, and the residual stream."""
         embedded = layer.input_layernorm(self.embedding[tokens].to(states.dtype))
         normed = layer.hidden_norm(states)
         return torch.cat([embedded, normed], -1), normed if self.head.state_normed else states

@@ -1,4 +1,4 @@
-"""The best linear guess of a target's next state, which a new EAGLE-3 head begins with."""
+"""Fits a linear guess of a target's next state, which a new EAGLE-3 head begins with."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ RIDGE = 1e-3
 def fitted_fuse(
     model: Model, samples: Sequence[Sample], layers: Sequence[int], context: int
 ) -> NDArray[np.float32]:
-    """Return the matrix that turns states of a token into the last state of the next token.
+    """Return the matrix that best turns a token's states into the last state of the next token.
 
-    It is fp32 [width, layers * width], by ridge regression between rows of equal length. Norms
-    follow in a head, so only the direction of a row counts, and the matrix has the scale of one
-    that is drawn at random.
+    It is fp32 [width, layers * width], by ridge regression between normalised rows. Norms follow in
+    a head, so only directions count, and the matrix has the scale of one that is drawn at random.
     """
     wide, width = len(layers) * model.hidden_size, model.hidden_size
     teacher = Teacher(model, context, (*layers, model.hidden_layers - 1), np.arange(1))

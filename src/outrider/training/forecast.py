@@ -31,9 +31,10 @@ TEMPLATE_TOKENS = 32
 
 
 class Need(NamedTuple):
-    """The bytes that a job takes: of memory by what for, and of disk.
+    """The bytes that a job takes: of memory, by purpose, and of disk.
 
-    ``files`` are what it leaves, ``passing`` what stands beside them until it replaces one.
+    ``files`` remain on disk. ``passing`` are files that replace others, and lie beside them until
+    then.
     """
 
     memory: Mapping[str, int]
@@ -47,9 +48,9 @@ def check(
 ) -> int:  # fmt: skip
     """Say on stderr what a job in ``folder`` takes; return how much ``spare`` memory it may have.
 
-    Of what it takes so much is ``loaded`` already. Files that are there already are counted. It is
-    not said where ``silent``.
-    Raises MemoryBudgetError, TrainingError: clearly less is free; the ``remedy`` is said.
+    ``loaded`` bytes of it are in memory already, and the files of ``folder`` on disk. If ``silent``
+    nothing is said. Raises MemoryBudgetError, TrainingError: clearly less is free; the message ends
+    with the ``remedy``.
     """
     memory, free = sum(need.memory.values()), free_memory() + loaded
     disk, room = max(0, need.files - written(folder)) + need.passing, free_disk(folder)

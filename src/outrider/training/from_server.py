@@ -1,4 +1,4 @@
-"""Adapting by a server that runs: what it recorded is trained on, and what is made goes to it."""
+"""Adapts to a server that runs: takes the prompts that it recorded, and brings it the result."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ..errors import ConfigError, EndpointError, shown
 
 SPECULATION = "/v1/speculation"
 RECORDED = "prompts.jsonl"
-"""The file in the folder of a recording."""
+"""The file of prompts in the folder of a recording."""
 FEWEST = 200
-"""Prompts from which on some can be held out and something is left to learn from."""
+"""Fewest prompts of which some can be held out and enough are left to learn from."""
 ASK_SECONDS, LOAD_SECONDS = 30.0, 600.0
 KEY = "OUTRIDER_API_KEY"
-"""The variable that has the key, in the command that is told."""
+"""The variable of the key in the command that is printed."""
 
 
 @dataclass(frozen=True)
 class Source:
     """A server of ours on this machine, which records prompts.
 
-    ``drafter`` is the checkpoint that it drafts with, None where it drafts without one. Of the file
-    ``prompts`` the first ``size`` bytes were recorded when it was asked. It loads drafters from the
-    folder ``drafters``, None where it loads none.
+    ``drafter`` is the checkpoint that it drafts with, None if it drafts without one. The file
+    ``prompts`` had ``size`` bytes when the server was asked. It loads drafters from the folder
+    ``drafters``, None if it loads none.
     """
 
     url: str
@@ -47,8 +47,8 @@ class Source:
 def ask(url: str, key: str | None) -> Source:
     """Return what a server says of itself.
 
-    Raises EndpointError: it does not answer, or is none of ours. ConfigError: it records nothing,
-    or too little, or on another machine.
+    Raises EndpointError: it does not answer, or is not an Outrider server. ConfigError: it records
+    nothing, or has recorded too little, or runs on another machine.
     """
     parts = address(url, "--from-server")
     url = parts.place + parts.path.removesuffix("/v1")
@@ -83,6 +83,7 @@ def ask(url: str, key: str | None) -> Source:
 
 
 def _answer(url: str, key: str | None) -> dict[str, Any]:
+    """Return the state of speculation of a server. Raises EndpointError: it gives none."""
     answer = call(url + SPECULATION, key=key, seconds=ASK_SECONDS)
     if answer.status in (401, 403):
         raise EndpointError(f"{url} wants an API key (HTTP {answer.status}); give --api-key.")
@@ -97,6 +98,7 @@ def _answer(url: str, key: str | None) -> dict[str, Any]:
 
 
 def _foreign(url: str, why: str) -> EndpointError:
+    """Return the error of an answer that is not an Outrider server's."""
     return EndpointError(
         f"{url}{SPECULATION} is not that of an outrider serve of this version ({why}); correct "
         "the address."
@@ -104,6 +106,7 @@ def _foreign(url: str, why: str) -> EndpointError:
 
 
 def _exists(place: Path) -> bool:
+    """Return whether a path exists; one that cannot be looked at does not."""
     try:
         return place.exists()
     except (OSError, ValueError):
@@ -111,7 +114,7 @@ def _exists(place: Path) -> bool:
 
 
 def _checkpoint(said: Mapping[str, Any]) -> str | None:
-    """Return the checkpoint of the default drafter, of ``auto`` the first one that there is."""
+    """Return the checkpoint of the default drafter, the first one if that is ``auto``."""
     default, drafters = str(said["drafter"]), said["drafters"]
     for name, about in drafters.items():
         folder = about.get("folder") if isinstance(about, dict) else None
@@ -121,7 +124,7 @@ def _checkpoint(said: Mapping[str, Any]) -> str | None:
 
 
 def keep_prompts(source: Source, out: Path) -> Path:
-    """Return a copy of what was recorded, which an adaptation that goes on takes again.
+    """Return a copy of the recorded prompts, which a resumed adaptation uses again.
 
     Raises ConfigError: it cannot be read or written.
     """
@@ -147,9 +150,9 @@ def keep_prompts(source: Source, out: Path) -> Path:
 
 
 def place(source: Source, adapted: Path, name: str) -> str:
-    """Put a drafter below the server's folder for them, and return its name there.
+    """Copy a drafter into the server's folder for drafters, and return its name there.
 
-    It stays where it is if it lies there. Raises ConfigError: it cannot be put there.
+    One that lies there already is not copied. Raises ConfigError: it cannot be copied.
     """
     folder = source.drafters
     assert folder is not None
@@ -172,7 +175,7 @@ def place(source: Source, adapted: Path, name: str) -> str:
 
 
 def check_loads(source: Source | None) -> None:
-    """Raise ConfigError where no drafter can be brought to a server, before there is one."""
+    """Raise ConfigError if the server could not load the result, before anything is trained."""
     folder = None if source is None else source.drafters
     if folder is None or not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(
@@ -204,10 +207,9 @@ def load(source: Source, name: str) -> None:
 
 
 def hand_over(source: Source, adapted: Path, name: str, at_once: bool) -> str:
-    """Bring a drafter that is worth it to the server; return what was done, or is to be done.
+    """Bring a drafter to the server; return what was done, or the command that is left to run.
 
-    Without a folder for drafters the server must be started anew. Raises ConfigError,
-    EndpointError.
+    A server without a folder for drafters must be restarted. Raises ConfigError, EndpointError.
     """
     if source.drafters is None:
         beside = adapted.resolve()

@@ -1,4 +1,4 @@
-"""Checkpoints of EAGLE-3 heads: begun beside a target, read into PyTorch, written as trained."""
+"""Writes untrained EAGLE-3 heads, reads heads into PyTorch, and writes them as trained."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ ALIGNED = 64
 
 
 def frequent_ids(counts: NDArray[np.int64], share: float, most: int) -> NDArray[np.int64]:
-    """Return the ids of which so large a share of a text consists, ascending; ``most`` at most.
+    """Return the most frequent ids, which make up a ``share`` of a text, ascending.
 
-    ``counts`` are how often each id occurs in it. There are as many as a multiple of ``ALIGNED``,
-    filled up by the lowest ids.
+    ``counts`` are how often each id occurs in it. Their number is rounded up to a multiple of
+    ``ALIGNED``, and at most ``most``.
     """
     order = np.argsort(-counts, kind="stable")
     reached = np.cumsum(counts[order]) >= share * counts.sum()
@@ -52,7 +52,7 @@ def frequent_ids(counts: NDArray[np.int64], share: float, most: int) -> NDArray[
 
 
 def target_loader(checkpoint: Checkpoint) -> tuple[Architecture, Loader]:
-    """Return a target's architecture, and what reads its weights dequantised, fp32."""
+    """Return a target's architecture, and a loader of its weights, dequantised to fp32."""
     a = checkpoint.architecture
     if a is None:
         raise ModelError(
@@ -63,11 +63,12 @@ def target_loader(checkpoint: Checkpoint) -> tuple[Architecture, Loader]:
 
 
 class NewHead(NamedTuple):
-    """The description of an untrained head: the ``verifier`` that it names as its target, and more.
+    """The description of an untrained head.
 
-    It drafts ``ids`` from the outputs of the target's ``layers``, and proposes drafts of
-    ``length``. SafeAILab's ``layout`` has fewer norms. ``fuse``, see ``fitted_fuse``, is what makes
-    states of those outputs; it is drawn unless given. With a ``mask_token`` it is a P-EAGLE head.
+    It names ``verifier`` as its target, drafts ``ids`` from the outputs of the target's ``layers``,
+    and proposes drafts of ``length`` tokens. SafeAILab's ``layout`` has fewer norms. ``fuse`` is
+    the matrix that makes states of those outputs, see ``fitted_fuse``; None draws it at random.
+    With a ``mask_token`` it is a P-EAGLE head.
     """
 
     verifier: str
@@ -122,7 +123,7 @@ def described(folder: Path, config: dict[str, Any]) -> Head:
 
 
 def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: dict[str, Array]) -> None:
-    """Write config and tensors to a folder; who reads meanwhile finds no half-written file."""
+    """Write config and tensors to a folder, each file whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     with part_of(folder / "model.safetensors") as part:
         save_file(tensors, part, {"format": "pt"})
@@ -163,15 +164,17 @@ def eagle3_config(checkpoint: Checkpoint, a: Architecture, new: NewHead) -> dict
 
 
 def open_head(folder: Path, kind: str) -> Head:
-    """Return the head in a folder. Raises ConfigError: it is none of that ``kind``."""
+    """Return the head in a folder. Raises ConfigError: there is none of that ``kind``."""
     head = read_head(folder)
     if head is None or head.kind != kind:
-        raise ConfigError(f"{folder} is no head of kind {kind}; give one, or none to begin anew.")
+        raise ConfigError(
+            f"{folder} is no head of kind {kind}; give such a head, or none to begin a new one."
+        )
     return head
 
 
 def check_head(head: Head, checkpoint: Checkpoint) -> None:
-    """Raise ConfigError, ModelError: a head is not of a form to train, or not the target's."""
+    """Raise ConfigError or ModelError if a head cannot be trained, or is another target's."""
     target, _ = target_loader(checkpoint)
     check_target(head, target, target.hidden_size, target.num_layers)
     check_tensors(head)
@@ -229,5 +232,5 @@ def save_eagle3(module: Eagle3, values: Mapping[str, torch.Tensor] | None, folde
 
 
 def trained_config(head: Head) -> dict[str, Any]:
-    """Return the config of a head that began as another, without what was measured of that one."""
+    """Return the config of a trained head: the one that it began with, without measured figures."""
     return {name: value for name, value in written_whole(head).items() if name != KEY}

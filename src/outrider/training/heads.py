@@ -1,4 +1,4 @@
-"""Trains heads on a target's hidden states: each depth of their drafts beside the target."""
+"""Trains heads on a target's hidden states: each depth of a draft on the target's distribution."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .samples import Sample
 from .teacher import Lesson, Teacher
 
 MOST_LOGITS = 1 << 25
-"""Logits that are held at a time."""
+"""Most logits that are held at a time."""
 LEAST_ROWS = 64
-"""Rows whose logits are held at a time, however many ids there are."""
+"""Fewest rows whose logits are held at a time, however many ids there are."""
 ANYWAY = 8
-"""One of so many drafts is learned from to its end, right or wrong."""
+"""One of so many drafts goes on to its end, right or wrong."""
 REHEARSED = 3
-"""The same where a step is timed before a training: about as many go on once half is learned."""
+"""The same where a step is timed beforehand: as many go on in the middle of a training, about."""
 
 
 def rows_at_once(ids: int) -> int:
-    """Return of how many rows logits of so many ids are held at a time."""
+    """Return for how many rows the logits of so many ids are held at a time."""
     return max(LEAST_ROWS, MOST_LOGITS // ids)
 
 
 class DraftingHead(Protocol):
-    """A head that is trained: what its output matrices read at each depth, and what they say."""
+    """A head that is trained: its layers, and its output matrices."""
 
     def unroll(self, rows: Rows, depth: int) -> Unrolling:
         """Yield what the output matrix reads at each depth, [drafts, width]."""
@@ -62,11 +62,11 @@ class Labels:
         self._label[rows.drafts] = torch.arange(len(rows.drafts))
 
     def likeliest(self, labels: Tensor) -> Likeliest:
-        """Return what is known of the distributions of ``labels``."""
+        """Return the likeliest ids of the distributions of ``labels``."""
         return Likeliest(self._ids[labels].long(), self._log_p[labels].float())
 
     def at(self, depth: int, drafts: Tensor) -> Depth:
-        """Return those of the drafts that reach a depth within what the target said."""
+        """Return the drafts whose token at a depth is one that the target said."""
         positions = self._rows.positions
         rows = drafts + depth
         inside = rows < len(positions)
@@ -78,7 +78,7 @@ class Labels:
 
 
 class HeadTask(Task):
-    """Trains a head on what a teacher says; ``ids`` int64 are those that it drafts.
+    """Trains a head on a teacher's distributions; ``ids`` int64 are those that it drafts.
 
     The loss of depth i has the weight ``fading`` ** i.
     """
@@ -97,8 +97,8 @@ class HeadTask(Task):
     def learn(self, batch: Sequence[Sample]) -> Learned:
         """See ``Task``.
 
-        A draft goes on while the head's likeliest ids are the sample's, since a served one is of no
-        use behind a wrong id. One of ``ANYWAY`` goes on in any case, so that all depths learn.
+        A draft goes on while the head's likeliest ids are the sample's: a served draft is of no use
+        behind a wrong id. One of ``ANYWAY`` goes on in any case, so that all depths learn.
         """
         return self._learn(batch, ANYWAY)
 
@@ -109,7 +109,8 @@ class HeadTask(Task):
     def _learn(self, batch: Sequence[Sample], anyway: int) -> Learned:
         """Learn from drafts, of which one of ``anyway`` goes on in any case.
 
-        Each depth's loss is followed back into its states at once.
+        Each depth's loss is backpropagated to its states at once, so that logits need not be kept,
+        and through the head after the last depth.
         """
         lessons = [self._teacher.teach(sample) for sample in batch]
         rows = rows_of(lessons)
@@ -147,7 +148,7 @@ class HeadTask(Task):
         return Learned(total, count)
 
     def judge(self, samples: Sequence[Sample]) -> Judged:
-        """Return the tokens a step would give: a draft stands as far as all before stand."""
+        """Return forecast acceptance lengths: a token counts if all before it are accepted."""
         greedy = coupled = drafts = 0.0
         for sample in samples:
             lessons = [self._teacher.teach(sample)]

@@ -1,4 +1,4 @@
-"""Searches for the sublayers that a target can do without, on what it has said before."""
+"""Searches for the sublayers that a target can skip when it drafts for itself."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from .targets import open_target
 from .teacher import PAGE_SIZE
 
 WINDOWS = 8
-"""Windows that every set is scored on, so that sets are compared on the same text."""
+"""Windows of text that every set of sublayers is scored on."""
 ROUNDS, MANY = 7, 9
-"""Forwards that are timed, and the rows of the larger ones."""
+"""Forward passes that are timed, and the rows of the larger ones."""
 
 
 class Found(NamedTuple):
-    """Sublayers that run, and what is expected of drafts by them.
+    """Sublayers that run, and what their drafts are expected to give.
 
-    ``agreement`` is the chance that a drafted token is the target's, on held-out samples, and
-    ``speed`` that of decoding with drafts of the best length, in plain decoding's.
+    ``agreement`` is the chance that a drafted token is the target's, on held-out samples. ``speed``
+    is the speedup over plain decoding with drafts of the best length. ``evaluations`` are the sets
+    that were scored.
     """
 
     sublayers: tuple[int, ...]
@@ -55,8 +56,8 @@ def search_skips(
 ) -> Found:  # fmt: skip
     """Search for sublayers to leave out, and write those that run to ``out``, a .json file.
 
-    ``told`` gets the sets that were scored, and the most that are. Raises TrainingError: nothing
-    can be left out at a gain.
+    ``told`` gets the number of sets that were scored, and the most that are. Raises TrainingError:
+    nothing can be left out at a gain. ConfigError: the native step does not run the target.
     """
     checkpoint, model = open_target(target, data)
     if not isinstance(model, NativeTransformer):
@@ -93,7 +94,7 @@ def search_skips(
 
 
 class Panel:
-    """Windows of samples, one of each, on which sets are scored: up to ``WINDOWS``."""
+    """Up to ``WINDOWS`` windows of text, each of another sample, on which sets are scored."""
 
     def __init__(
         self, model: NativeTransformer, samples: Sequence[Sample], data: DataFolder
@@ -128,12 +129,12 @@ class Panel:
             self._windows.append(ScoredWindow(model, store, scratch, sequence, noise))
 
     def score(self, sublayers: tuple[int, ...]) -> float:
-        """Return how likely a draw by these sublayers is the whole target's."""
+        """Return the chance that a token drawn by these sublayers is the whole target's."""
         return sum(each.score(sublayers) for each in self._windows) / len(self._windows)
 
 
 def row_cost(model: NativeTransformer) -> float:
-    """Return the time of one more row of a forward, in forwards of one row, as measured."""
+    """Return the measured time of one more row, as a share of a forward pass of one row."""
     store, best = model.new_store(MANY, PAGE_SIZE), dict[int, float]()
     for _ in range(ROUNDS):
         for count in (1, MANY):

@@ -1,4 +1,4 @@
-"""The training loop: what every trainer shares, from the order of samples to exact resumption."""
+"""The training loop that all trainers share, from the order of samples to exact resumption."""
 
 from __future__ import annotations
 
@@ -39,13 +39,17 @@ class Plan:
     """The settings of a training; a value out of its range raises ConfigError.
 
     Args:
-        epochs: times that all samples are seen, unless ``steps`` or ``minutes`` say otherwise;
-            the latter become steps once, by the time that two of them take.
-        rate: AdamW's learning rate. Muon has the same, matched to AdamW's updates.
-        batch: tokens of the target that a step learns from, on each device.
+        epochs: passes over the samples, unless ``steps`` or ``minutes`` are given. Minutes become
+            steps once, by the time that a step takes.
+        rate: the peak learning rate, of AdamW and of Muon, whose updates are scaled to AdamW's.
+        batch: tokens of the target's answers in a batch, for each process.
         accumulate: batches of a step.
-        judge_every: steps between two judgements of acceptance on held-out samples, or more: there
-            are ``JUDGEMENTS`` at most, about.
+        warmup: share of the steps in which the learning rate rises.
+        clip: largest norm of the gradients.
+        decay: weight decay of Muon's matrices.
+        average: decay of the running average of the weights.
+        judge_every: fewest steps between two judgements of acceptance on held-out samples, of
+            which there are about ``JUDGEMENTS`` at most.
         patience: judgements without a better one after which training stops, 0 for never.
     """
 
@@ -90,21 +94,21 @@ class Plan:
 
 
 class Learned(NamedTuple):
-    """The result of a step: the mean loss, and the tokens of the target that it saw."""
+    """The result of a batch: the mean loss, and the tokens of the target's answers in it."""
 
     loss: float
     tokens: int
 
 
 class Judged(NamedTuple):
-    """Tokens a step would give on held-out samples: greedily, and at the samples' own noise."""
+    """Acceptance lengths forecast on held-out samples: at temperature 0, and at 1 as coupled."""
 
     acceptance_length: float
     coupled_length: float
 
 
 class Task(ABC):
-    """A module to train, and its loss and judgement."""
+    """A module to train, its loss, and how its acceptance is judged."""
 
     module: nn.Module
 
@@ -113,16 +117,16 @@ class Task(ABC):
         """Add a batch's gradients to those of the module."""
 
     def rehearse(self, batch: Sequence[Sample]) -> None:
-        """Do what ``learn`` does in the middle of a training, so that it can be timed before."""
+        """Do what ``learn`` does in the middle of a training, to be timed beforehand."""
         self.learn(batch)
 
     @abstractmethod
     def judge(self, samples: Sequence[Sample]) -> Judged:
-        """Return what would be accepted on samples."""
+        """Return the acceptance lengths forecast on samples."""
 
 
 class Optimisers:
-    """Muon for the matrices inside, AdamW for embeddings, output heads and the rest."""
+    """Muon for a module's inner matrices, AdamW for embeddings, output matrices and vectors."""
 
     def __init__(self, module: nn.Module, plan: Plan) -> None:
         inner: list[nn.Parameter] = []
@@ -140,24 +144,24 @@ class Optimisers:
             )
 
     def step(self, rate: float) -> None:
-        """Change the parameters by their gradients."""
+        """Update the parameters at a learning rate."""
         for each in self._all:
             for group in each.param_groups:
                 group["lr"] = rate
             each.step()
 
     def state_dict(self) -> list[Any]:
-        """Return what to save."""
+        """Return the states of the optimisers."""
         return [each.state_dict() for each in self._all]
 
     def load_state_dict(self, states: list[Any]) -> None:
-        """Take what was saved."""
+        """Set the states of the optimisers."""
         for each, state in zip(self._all, states, strict=True):
             each.load_state_dict(state)
 
 
 class Average:
-    """A running average of a module's parameters, slow to forget once there have been many."""
+    """A running average (EMA) of a module's parameters, whose decay rises with the steps."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self._module, self._decay = module, decay
@@ -172,7 +176,7 @@ class Average:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Have the module hold the average meanwhile."""
+        """Set the module to the average for the time of the context."""
         own = {name: value.clone() for name, value in trained(self._module).items()}
         self._module.load_state_dict(self.values, strict=False)
         try:
@@ -184,9 +188,9 @@ class Average:
 class Training:
     """One training in a folder, which goes on where it was interrupted, to the bit.
 
-    ``about`` says what is trained on what: a folder goes on only with the same.
-    Raises ConfigError: the folder is another training's. TrainingError: the loss is not finite;
-    what was saved before is kept.
+    ``about`` says what is trained on what; a folder goes on only with the same.
+    Raises ConfigError: the folder is another training's. TrainingError: the loss is not finite; the
+    state that was saved before is kept.
     """
 
     def __init__(
@@ -208,7 +212,7 @@ class Training:
             self._load()
 
     def _settled(self, plan: Plan, said: dict[str, Any]) -> Plan:
-        """Return the plan with the number of steps, which is decided once and kept."""
+        """Return the plan with its number of steps, which is decided once and kept."""
         file = self.folder / RUN
         said = json.loads(json.dumps(said))
         try:
@@ -233,7 +237,7 @@ class Training:
         return replace(plan, steps=steps)
 
     def _num_steps(self, plan: Plan) -> int:
-        """Return how many steps a plan has; minutes count a first epoch, and cheaper later ones."""
+        """Return a plan's number of steps; the first epoch takes longer than later ones."""
         per_step = plan.batch * plan.accumulate * int(self.accelerator.num_processes)
         epoch = self.samples.said / per_step
         if plan.minutes is None:
@@ -254,7 +258,7 @@ class Training:
         return time.perf_counter() - begin
 
     def run(self) -> Judged:
-        """Train to the end; return what is accepted, by the averaged parameters."""
+        """Train to the end; return the forecast acceptance of the averaged parameters."""
         plan, module = self.plan, self.task.module
         assert plan.steps is not None
         if self.step >= plan.steps or self._is_stuck:
@@ -297,13 +301,13 @@ class Training:
 
     @property
     def _is_stuck(self) -> bool:
-        """True if nothing has become better for long enough to stop."""
+        """True if acceptance has not become better for ``patience`` judgements."""
         return 0 < self.plan.patience <= self.since
 
     def _batches(self) -> Iterator[list[list[Sample]]]:
-        """Yield this device's batches of each step from the present one on.
+        """Yield this process's batches of each step from the present one on.
 
-        At the end of an epoch batches are left out that would not go round all devices.
+        Batches at the end of an epoch that are fewer than the processes are left out.
         """
         plan, world = self.plan, self.accelerator
         number = epoch = 0
@@ -318,7 +322,7 @@ class Training:
             epoch += 1
 
     def _learn(self, micro: Sequence[Sequence[Sample]]) -> float:
-        """Have a step's gradients added up over batches and devices; return the loss."""
+        """Average a step's gradients over batches and processes, and clip them; return the loss."""
         module, total = self.task.module, 0.0
         for batch in micro:
             learned = self.task.learn(batch)
@@ -338,10 +342,12 @@ class Training:
         return total
 
     def _kept(self) -> str:
+        """Return where the last good state is, for a message."""
         file = self.folder / STATE
         return f"{file} has the last good state" if file.exists() else "nothing was saved yet"
 
     def _judge(self) -> Judged:
+        """Return the forecast acceptance of the averaged parameters on held-out samples."""
         with self.average.applied(), torch.no_grad():
             return self.task.judge(self.samples.held_out[:JUDGED])
 
@@ -361,7 +367,7 @@ class Training:
             )
 
     def _save(self) -> None:
-        """Save all that a later run needs to go on; it is there whole or not at all."""
+        """Save all that a later run needs to go on, whole or not at all."""
         if not self.accelerator.is_main_process:
             return
         state: dict[str, Any] = {
@@ -393,7 +399,7 @@ class Training:
             self._cut_curves()
 
     def _cut_curves(self) -> None:
-        """Drop the lines of steps that come again, and one that a full disk has cut."""
+        """Drop the lines of steps that are done again, and a line that a full disk has cut."""
         file = self.folder / CURVES
         if not file.exists():
             return
@@ -405,10 +411,10 @@ class Training:
 
 
 def on_cpu() -> bool:
-    """Return whether trainings run on the CPU: there is no GPU."""
+    """Return whether accelerate is to use the CPU: there is no GPU."""
     return not torch.cuda.is_available()
 
 
 def trained(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters of a module that are trained."""
+    """Return the parameters of a module that are trained, by name."""
     return {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}

@@ -1,4 +1,4 @@
-"""Changes of low rank to a model's linear layers, merged into their weights at the end.
+"""LoRA: low-rank changes to a model's linear layers, merged into their weights at the end.
 
 Hu et al., "LoRA: Low-rank adaptation of large language models", 2022, section 4.1.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class LowRank(nn.Module):
-    """A linear layer that stays as it is, and a change that begins as nothing: scale * up down."""
+    """A frozen linear layer, and a change of its weight that begins as 0: scale * up @ down."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, draw: torch.Generator) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class LowRank(nn.Module):
 
     @property
     def merged(self) -> Tensor:
-        """The weight of the linear layer that does the same alone."""
+        """The weight of the one linear layer that computes the same."""
         return self.base.weight + self._scale * (self.up @ self.down)
 
 
 def add_low_rank(model: nn.Module, rank: int, alpha: float, seed: int) -> None:
-    """Freeze a model, and let the linear layers in its decoder layers change by ``rank``.
+    """Freeze a model, and give the linear layers in its decoder layers changes of a ``rank``.
 
     The change is scaled by ``alpha`` / ``rank``.
     """
@@ -49,7 +49,7 @@ def add_low_rank(model: nn.Module, rank: int, alpha: float, seed: int) -> None:
 
 
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's parameters by name as if it had no changes beside its layers."""
+    """Return a model's parameters by name, with the changes merged into the weights."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
     for name, module in model.named_modules():
         if isinstance(module, LowRank):

@@ -1,6 +1,6 @@
 """Losses between a target's distribution p and a drafter's q, and what each rule would accept.
 
-They take log q of all ids, [rows, ids], and of p what is known: its likeliest ids.
+They take log q of all ids, [rows, ids], and the likeliest ids of p.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 HEAD_IDS = 64
-"""Likeliest ids that the coupled rule is computed over; the others count as one."""
+"""Likeliest ids that the coupled rule is computed over; all others count as one id."""
 
 
 class Likeliest(NamedTuple):
@@ -36,16 +36,16 @@ class Likeliest(NamedTuple):
 
 
 Loss = Callable[[Likeliest, Tensor], Tensor]
-"""Of p and log q, [rows]."""
+"""Returns a loss for each row of p and log q, [rows]."""
 
 
 def forward_kl(p: Likeliest, log_q: Tensor) -> Tensor:
-    """Return the cross-entropy of q under p: the forward KL divergence but for a constant."""
+    """Return the cross-entropy of q under p: forward KL divergence up to a constant."""
     return -(p.log_p.exp() * p.of(log_q)).sum(-1)
 
 
 def reverse_kl(p: Likeliest, log_q: Tensor) -> Tensor:
-    """Return the KL divergence from q to p; ids not known of p are as likely as the last known."""
+    """Return KL(q || p); ids that are not known of p count as likely as its last known one."""
     floor = p.log_p[:, -1:].clamp(min=-20)
     known = (p.of(log_q).exp() * (p.log_p - floor)).sum(-1)
     return (log_q.exp() * log_q).sum(-1) - known - floor[:, 0]
@@ -69,9 +69,9 @@ def total_variation(p: Likeliest, log_q: Tensor) -> Tensor:
 def coupled_acceptance(p: Likeliest, log_q: Tensor) -> Tensor:
     """Return what the coupled rule accepts: sum_i 1 / sum_j max(p_j / p_i, q_j / q_i).
 
-    See docs/exactness.md. In the order of q / p the maxima before i are p's and those behind it
-    q's, so sums over beginnings give all of them. Ids but the ``HEAD_IDS`` likeliest of p count as
-    one, which makes it too large by what is accepted among them by mistake: never above their mass.
+    See docs/exactness.md. In the order of q / p the maximum is p's for all j up to i, and q's for
+    those behind, so cumulative sums give the inner sum. All ids but the ``HEAD_IDS`` likeliest of p
+    count as one id, so the result is too large, by at most their mass.
     """
     top = Likeliest(p.ids[:, :HEAD_IDS], p.log_p[:, :HEAD_IDS])
     own, other = top.log_p.exp(), top.of(log_q).exp()
@@ -90,10 +90,10 @@ def coupled(p: Likeliest, log_q: Tensor) -> Tensor:
 
 
 def hybrid(p: Likeliest, log_q: Tensor) -> Tensor:
-    """Return forward KL and, the more is accepted, -log of the coupled acceptance instead.
+    """Return a blend: forward KL and, the more is accepted, -log of the coupled acceptance.
 
-    The weight of the former is exp(-3 a), a being the acceptance, as in the LK losses (arXiv
-    2602.23881), which take the ratio rule's.
+    The weight of the former is exp(-3 a), where a is the coupled acceptance. The LK losses (arXiv
+    2602.23881) do the same with the ratio rule's.
     """
     accepted = coupled_acceptance(p, log_q)
     weight = (-3 * accepted.detach()).exp()

@@ -1,4 +1,4 @@
-"""Measures a head as it is served, by use, and writes what it recommends into its config."""
+"""Measures a head as it is served, by use, and writes figures and draft lengths into it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def measure(
     folder: Path, target: Path | None, prompts: Mapping[str, Path], max_tokens: int,
     told: Callable[[str], None],
 ) -> Extras:  # fmt: skip
-    """Measure the head in a folder on prompts by use, and write what is found into it.
+    """Measure the head in a folder on prompts by use; write the figures into it and return them.
 
-    For each use the length is recommended that is fastest for one request at temperature 0 here.
+    For each use the recommended length is the fastest one, for one request at temperature 0 here.
     Raises ConfigError: it is no head, or a use is not known.
     """
     head = read_head(folder)
@@ -63,7 +63,7 @@ def measure(
 
 
 def note(folder: Path, use: str, served: Sequence[Served], digest: str, data: str) -> Extras:
-    """Write what a head gave on prompts of a use into it, and return what it says then."""
+    """Write what was measured on prompts of a use into a head; return all that it says now."""
     head, here = read_head(folder), machine()
     assert head is not None
     where = f"{here['cpu']}, {here['threads']} threads, {here['instruction_set']}"[:LONGEST_TEXT]

@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Medusa(nn.Module):
-    """Heads of residual blocks and an output matrix each, behind the target's last norm."""
+    """Heads behind the target's last norm, each of residual blocks and an output matrix."""
 
     norm: Tensor
 
@@ -81,7 +81,7 @@ class Medusa(nn.Module):
 
 
 def write_new_medusa(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None:
-    """Write untrained heads of a target to a folder: each says what the target's head does."""
+    """Write untrained heads to a folder; each gives the target's own logits."""
     a, loader = target_loader(checkpoint)
     config = {
         "medusa_num_heads": new.length, "medusa_num_layers": 1,
@@ -110,7 +110,7 @@ def load_medusa(head: Head, checkpoint: Checkpoint, context: int) -> Medusa:
 
 
 def save_medusa(module: Medusa, values: Mapping[str, Tensor] | None, folder: Path) -> None:
-    """Write trained heads to a folder, in bf16; ``values`` stand for the module's parameters."""
+    """Write trained heads to a folder, in bf16; ``values`` replace the module's parameters."""
     parameters = values or trained(module)
     tensors = {
         name.removeprefix("heads."): to_dtype(parameter.numpy(), BFLOAT16)

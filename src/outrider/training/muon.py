@@ -1,4 +1,4 @@
-"""Muon in fp32: updates of matrices are their momentum, made orthogonal.
+"""Muon in fp32: the update of a matrix is its momentum, made orthogonal.
 
 Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. ``torch.optim.Muon``
 computes in bf16, which takes five times as long on CPUs without instructions for it: a quarter of
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 COEFFICIENTS = 3.4445, -4.775, 2.0315
-"""Of the Newton-Schulz iteration, as its authors chose them."""
+"""Coefficients of the Newton-Schulz iteration, as Muon's authors chose them."""
 ITERATIONS = 5
 MATCHED = 0.2
-"""Root mean square of AdamW's updates, about, which those here have as well (Liu et al., "Muon is
+"""Root mean square of AdamW's updates, about, to which updates are scaled (Liu et al., "Muon is
 scalable for LLM training", 2025, section 2.2)."""
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Return about U V^T of the singular value decomposition U S V^T of a matrix.
+    """Return U V^T of a matrix's singular value decomposition U S V^T, approximately.
 
     An iteration is X <- P X, where P is a polynomial of X X^T. So all of them are made from that
     square matrix, and X is multiplied once, by the product of all P.
@@ -46,7 +46,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Muon with Nesterov's momentum and decoupled weight decay, for parameters of two dimensions.
 
-    Learning rates are AdamW's: updates are scaled to be as large.
+    It takes AdamW's learning rates, since updates are scaled to be as large as AdamW's.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Change the parameters by their gradients."""
+        """Update the parameters."""
         for group in self.param_groups:
             rate, momentum = group["lr"], group["momentum"]
             for parameter in group["params"]:

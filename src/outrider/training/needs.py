@@ -1,4 +1,4 @@
-"""The memory and disk that a training takes, reckoned on a module without memory (torch's meta)."""
+"""Forecasts the memory and disk of a training, on a module without data (torch's meta device)."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ from .teacher import KNOWN_IDS, ROWS, room_for_lessons
 
 META = torch.device("meta")
 COPIES = 5
-"""Times that a part's logits are held: themselves, log q, and gradients on the way back."""
+"""Times that a part's logits are held: as logits, as log q, and as gradients."""
 REMEDY = "lower --batch, or train a smaller drafter"
 FEW = 16
-"""Tokens of a pass from which a sample's follows: here, unlike on a CPU, attention is kept."""
+"""Tokens of the counted pass, in proportion to which a sample counts. They are few, since the meta
+device, unlike a CPU, keeps the matrices of attention."""
 USUAL_LAYERS = 3
-"""Layers of a target that a head is made from unless it says otherwise."""
+"""Layers of a target that a head reads unless it says otherwise."""
 
 
 def nbytes(*tensors: Tensor) -> int:
@@ -51,7 +52,7 @@ def nbytes(*tensors: Tensor) -> int:
 
 
 def graph_bytes(module: nn.Module, forward: Callable[[], Any]) -> int:
-    """Return the bytes that a forward pass of a module without memory keeps for the way back."""
+    """Return the bytes that a forward pass keeps for the backward pass, on the meta device."""
     own = {each.untyped_storage()._cdata for each in (*module.parameters(), *module.buffers())}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -85,7 +86,7 @@ def lesson_bytes(sample: Sample, context: int, layers: int, width: int, ids: int
 
 
 def rows_like(samples: Sequence[Sample], context: int, wide: int) -> Rows:
-    """Return rows as of the lessons of samples, on the meta device."""
+    """Return rows of the size of those of samples' lessons, on the meta device."""
     said = [each.said[:context] for each in samples]
     begins = [0, *accumulate(len(each) - 1 for each in said)]
     firsts = [0, *accumulate(int(each[2:].sum()) for each in said)]
@@ -96,10 +97,10 @@ def rows_like(samples: Sequence[Sample], context: int, wide: int) -> Rows:
 
 
 class Trainee(NamedTuple):
-    """A module on the meta device, and the bytes that its training takes beside its own.
+    """A module on the meta device, and bytes of its training.
 
-    ``batch`` are of memory while it learns from a batch, ``lessons`` of all lessons. ``saved`` and
-    ``begun`` are of its checkpoint and of what it began as, where that is kept.
+    In memory, ``batch`` bytes are for learning from a batch, and ``lessons`` would be all lessons.
+    On disk, ``saved`` bytes are its checkpoint, and ``begun`` what it began as, if that is kept.
     """
 
     module: nn.Module
@@ -124,8 +125,8 @@ class Trainee(NamedTuple):
 def check_training(trainee: Trainee, checkpoint: Checkpoint, plan: Plan, out: Path) -> int:
     """Say what a training in ``out`` takes; return the memory for lessons. Raises: see ``check``.
 
-    The target is loaded already. Processes that train as one share what is left for lessons, and
-    the first one speaks for all.
+    The target is loaded already. Processes of one training share the memory for lessons, and only
+    the first one says it.
     """
     state, target = PartialState(cpu=on_cpu()), weight_bytes(checkpoint)
     spare = min(trainee.lessons, room_for_lessons() // state.num_processes)
@@ -137,9 +138,9 @@ def check_adapting(
     checkpoint: Checkpoint, begin: Path, head: Head | None, out: Path, plan: Plan,
     data: DataOptions, depth: int, rank: int, times: int,
 ) -> None:  # fmt: skip
-    """Say what adapting takes, which trains so many ``times``, before there is data; see ``check``.
+    """Say what adapting takes before there is data; see ``check``.
 
-    Samples are taken to be as long as they may be.
+    It trains so many ``times``. Samples are assumed to be as long as they may be.
     """
     context = data.context or min(CONTEXT, checkpoint.shape.context)
     said = min(data.max_tokens, context // 2)
@@ -158,9 +159,9 @@ def head_trainee(
     kind: str, checkpoint: Checkpoint, samples: Samples, source: Head | NewHead, plan: Plan,
     depth: int, context: int, begun: bool = False,
 ) -> Trainee:  # fmt: skip
-    """Return what is trained where a head begins as another or anew.
+    """Return the forecast of a head's training, from another head or anew.
 
-    Its folder has what it was ``begun`` as, too. Raises: see ``check_head``.
+    If it is ``begun`` anew, its folder keeps the head that it began as. Raises: see ``check_head``.
     """
     if isinstance(source, Head):
         head = source
@@ -193,7 +194,7 @@ def head_trainee(
 def drafter_trainee(
     checkpoint: Checkpoint, samples: Samples, config: dict[str, Any], rank: int, context: int
 ) -> Trainee:
-    """Return what is trained of a small drafter: all of it, or changes of a ``rank``."""
+    """Return the forecast of a small drafter's training: of all of it, or by LoRA of a ``rank``."""
     with META:
         module: Any = module_of(config)
         saved = nbytes(*module.parameters()) // 2
@@ -210,7 +211,7 @@ def drafter_trainee(
 
 
 def new_head(kind: str, checkpoint: Checkpoint, new: NewHead) -> Head:
-    """Return a new head, nothing of which is written."""
+    """Return a new head that is not written."""
     a, _ = target_loader(checkpoint)
     nowhere = Path("new")
     if kind == MEDUSA:
@@ -228,10 +229,10 @@ def empty_head(head: Head, context: int) -> Eagle3 | Medusa:
 
 
 def logit_bytes(rows: int, ids: int) -> int:
-    """Return the bytes of the logits that are held at a time, of so many rows in parts."""
+    """Return the bytes of the logits that are held at a time."""
     return COPIES * 4 * ids * min(rows, rows_at_once(ids))
 
 
 def pass_bytes(checkpoint: Checkpoint) -> int:
-    """Return the bytes of the logits of a target's forward pass, and of what is taken of them."""
+    """Return the bytes of the logits of a target's forward pass, and of copies of them."""
     return 2 * 4 * ROWS * checkpoint.shape.vocab_size

@@ -1,4 +1,4 @@
-"""A drafter as it was trained beside the drafter as it is served: both must say the same."""
+"""Checks that a drafter as it was trained and as it is served predict the same tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .samples import Sample
 from .teacher import PAGE_SIZE, Teacher
 
 LEAST = 0.9
-"""Share of the rows whose likeliest id must be the same: quantisation changes some."""
+"""Fewest rows, as a share, whose likeliest id must be the same: quantisation changes some."""
 NEAR = 0.25
 """Nats below the likeliest id within which another one counts as the same."""
 
@@ -69,10 +69,10 @@ def check_served(
     teacher: Teacher,
     samples: Sequence[Sample],
 ) -> float:
-    """Return the share of drafts whose first id is the same as trained and as served, or as good.
+    """Return the share of drafts whose first token is the same as trained and as served.
 
-    ``folder`` has the trained ``head``. Raises TrainingError: it is too small, so that what was
-    trained is not what would be served.
+    A token within ``NEAR`` of the likeliest counts, too. ``folder`` has the trained ``head``.
+    Raises TrainingError: the share is too small.
     """
     model, same, count = served_head(folder, target, teacher.context), 0, 0
     for sample in samples:
@@ -90,9 +90,9 @@ def check_served(
 def check_drafter(
     folder: Path, task: DistillTask, context: int, samples: Sequence[Sample]
 ) -> float:
-    """Return the share of tokens whose likeliest id is the same as trained and as served.
+    """Return the share of tokens that are the likeliest ones both as trained and as served.
 
-    ``folder`` has the small model of ``task``. Raises TrainingError: it is too small.
+    ``folder`` has the small model of ``task``. Raises TrainingError: the share is too small.
     """
     config = EngineConfig(max_model_len=context)
     served = Teacher(load_target(open_checkpoint(folder), config), context, (), None)
@@ -105,7 +105,7 @@ def check_drafter(
 
 
 def _enough(folder: Path, same: float, count: float) -> float:
-    """Return the share that is the same. Raises TrainingError: it is too small."""
+    """Return the share of places that are the same. Raises TrainingError: it is too small."""
     share = same / max(1, count)
     if share < LEAST:
         raise TrainingError(

@@ -1,4 +1,4 @@
-"""Prompts to make data from: JSON lines, ShareGPT's layout, a folder of them or of datasets."""
+"""Reads prompts to make data from: JSON lines, ShareGPT's layout, and saved datasets."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def read_prompts(file: Path, skip: bool, told: Callable[[str], None]) -> list[It
     """Return the prompts in a file, or in a folder: of .jsonl files, or of a saved dataset.
 
     Each line of a .jsonl file is an object with "prompt" or "text", or with "messages" (or
-    "conversations" in ShareGPT's layout); what else it has is passed over. A line that is none is a
-    ConfigError with its number, or, where ``skip``, told and left out.
+    "conversations" in ShareGPT's layout); other keys are ignored. A bad line is a ConfigError with
+    its number; with ``skip`` it is left out, and ``told`` gets a sentence about it.
     """
     entries: Iterator[tuple[str, Any]]
     if file.is_dir():
@@ -50,12 +50,12 @@ def read_prompts(file: Path, skip: bool, told: Callable[[str], None]) -> list[It
                 raise ConfigError(f"{error} --skip-bad leaves out such prompts.") from None
             told(f"left out: {error}")
     if not items:
-        raise ConfigError(f"{file} has no prompt; give one that has.")
+        raise ConfigError(f"{file} has no prompts; give a file or folder that has some.")
     return items
 
 
 def plain(entry: Any) -> Any:
-    """Return an entry with the keys of a workload's item; one of another form as it is."""
+    """Return an entry with the keys of a workload's item; anything else as it is."""
     if not isinstance(entry, dict):
         return entry
     for name in CONVERSATIONS:
@@ -65,7 +65,7 @@ def plain(entry: Any) -> Any:
 
 
 def _message(entry: Any) -> Any:
-    """Return a message with a role and a content, from ShareGPT's names too."""
+    """Return a message with role and content, also of one with ShareGPT's names."""
     if not isinstance(entry, dict):
         return entry
     role = entry.get("role", entry.get("from"))

@@ -1,4 +1,4 @@
-"""Trains a small drafter: from data and a target to a checkpoint."""
+"""Trains a small drafter, from data and a target to a checkpoint that was measured."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .targets import Target, open_target
 from .teacher import Teacher
 
 RATE, NEW_RATE, LOW_RANK_RATE = 2e-5, 1e-3, 2e-4
-"""Learning rates for a drafter that exists, for one of a target's layers, and by LoRA."""
+"""Learning rates for an existing drafter, for a new one, and for LoRA."""
 
 
 @dataclass(frozen=True)
 class DistillOptions:
     """The options of a small drafter's training, see ``outrider train distill --help``.
 
-    ``rank`` is that of changes by LoRA, 0 to train it whole; they are scaled by ``alpha`` /
-    ``rank``. ``own`` is the share of answers that the drafter writes itself. A new drafter has
-    ``layers`` of the target, with ``neurons`` in each MLP. Acceptance is judged by drafts of
-    ``depth`` tokens. It is trained on a ``share`` of the samples.
+    ``rank`` is LoRA's, whose changes are scaled by ``alpha`` / ``rank``; 0 trains all weights.
+    ``own`` is the share of answers that the drafter writes itself. A new drafter has ``layers`` of
+    the target, with ``neurons`` in each MLP. Acceptance is judged by drafts of ``depth`` tokens. It
+    is trained on a ``share`` of the samples.
     """
 
     loss: str = "forward-kl"
@@ -62,7 +62,7 @@ class DistillOptions:
 
 
 def usual_rate(begin: Path | None, rank: int) -> float:
-    """Return the learning rate unless one is given."""
+    """Return the default learning rate."""
     if rank:
         return LOW_RANK_RATE
     return NEW_RATE if begin is None else RATE
@@ -74,9 +74,9 @@ def train_drafter(
 ) -> Trained:  # fmt: skip
     """Train a small drafter for ``target`` and write it to the folder ``out``.
 
-    It begins as the checkpoint ``begin``, or as some of the target's layers; it goes on if that was
-    begun. What is accepted is that of the parameters that were written; processes but the first
-    return nothing as served. The target may be ``opened`` already.
+    It begins as the checkpoint ``begin``, or as some of the target's layers. An interrupted
+    training in ``out`` goes on. The result is of the parameters that were written; only the first
+    process has served figures. The target may be ``opened`` already.
     """
     context = data.about.context
     checkpoint, model = opened or open_target(target, data)

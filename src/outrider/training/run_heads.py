@@ -1,4 +1,4 @@
-"""Trains a head: from data and a target to a checkpoint."""
+"""Trains a head, from data and a target to a checkpoint that was measured."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from .targets import Target, open_target
 from .teacher import Teacher
 
 WORK, BEGUN = "training", "begun"
-"""The folder inside a head's for what going on needs, and inside it the head that it began as."""
+"""The folder of a training inside a head's, and in it the folder of the head that it began as."""
 SERVED_PROMPTS, SERVED_TOKENS = 8, 64
 """Held-out prompts that a trained head is served with, and tokens of each answer."""
 CHECKED = 4
 """Held-out samples on which a trained head is compared with the served one."""
 RATE = 2e-3
-"""The learning rate unless one is given."""
+"""The default learning rate."""
 MOST_IDS = 32768
 """Ids that a new EAGLE-3 head drafts at most."""
 
@@ -72,10 +72,10 @@ METHODS: Mapping[str, Method] = {
 class HeadOptions:
     """The options of a head's training.
 
-    Drafts are ``depth`` tokens long in training, and the loss of each depth weighs ``fading`` of
-    the one before. A new EAGLE-3 head drafts the ids that make up a share ``coverage`` of what the
-    target said, from the outputs of ``layers``, and is written in a ``layout``. It is trained on a
-    ``share`` of the samples.
+    Drafts are ``depth`` tokens long in training, and the loss of each depth has ``fading`` times
+    the weight of the one before. A new EAGLE-3 head drafts the ids that make up a share
+    ``coverage`` of the target's answers, reads the outputs of ``layers``, and is written in a
+    ``layout``. It is trained on a ``share`` of the samples.
     """
 
     loss: str = "forward-kl"
@@ -99,9 +99,9 @@ class HeadOptions:
 
 
 def usual_layers(count: int) -> tuple[int, int, int]:
-    """Return the layers of a target that a new head is made from: an early, a middle, a late one.
+    """Return the layers of a target whose outputs a new head reads: early, middle and late.
 
-    EAGLE-3 takes what enters layers 2, n / 2 and n - 3. They differ, as ``speculators`` wants it.
+    EAGLE-3 takes what enters layers 2, n / 2 and n - 3. All three differ, as ``speculators`` wants.
     """
     if count >= 7:
         return 1, count // 2 - 1, count - 4
@@ -109,14 +109,14 @@ def usual_layers(count: int) -> tuple[int, int, int]:
 
 
 class Trained(NamedTuple):
-    """The acceptance of a drafter, as judged in training, and as served on a few prompts."""
+    """The acceptance of a trained drafter: as forecast, and as served on a few prompts."""
 
     judged: Judged
     served: list[Served]
 
 
 def about_training(kind: str, target: Path, begin: Path | None, data: DataFolder) -> dict[str, Any]:
-    """Return what a training is of, so that its folder goes on with the same only."""
+    """Return what a training is of; its folder goes on only with the same."""
     return {
         "kind": kind, "target": str(target), "begin": None if begin is None else str(begin),
         "data": [shard.sha256 for shard in data.shards],
@@ -133,11 +133,11 @@ def train_head(
     options: HeadOptions,
     opened: Target | None = None,
 ) -> Trained:
-    """Train a head for ``target`` and write it to the folder ``out``; go on if that was begun.
+    """Train a head for ``target`` and write it to the folder ``out``.
 
-    It begins as the head in the folder ``begin``, or anew. What is accepted is that of the
-    parameters that were written; processes but the first return nothing as served. The target may
-    be ``opened`` already.
+    It begins as the head in the folder ``begin``, or as a new one. An interrupted training in
+    ``out`` goes on. The result is of the parameters that were written; only the first process has
+    served figures. The target may be ``opened`` already.
     """
     method, context = METHODS[kind], data.about.context
     checkpoint, model = opened or open_target(target, data)
@@ -190,7 +190,7 @@ def train_head(
 def served_on(
     samples: Samples, target: Path, model: Model, out: Path, depth: int, context: int
 ) -> list[Served]:
-    """Return what the drafter in ``out`` gives on a few held-out prompts, none if all are long."""
+    """Return what the drafter in ``out`` gives on a few held-out prompts that are short enough."""
     tokens = min(SERVED_TOKENS, context // 2)
     prompts = held_out_prompts(samples, context - tokens, SERVED_PROMPTS)
     if not prompts:

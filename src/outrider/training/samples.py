@@ -1,7 +1,7 @@
-"""Samples to train on: token ids, and which of them the target said, in shards with checksums.
+"""Samples to train on: token ids and loss masks, in shards with checksums.
 
 A data folder has ``data.json`` and shards of safetensors. A shard is written whole or not at all,
-and listed once it is there, so that what was interrupted goes on behind the last one.
+and listed once it is written, so that an interrupted run goes on behind the last one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HELD_OUT = 20
 
 
 class Sample(NamedTuple):
-    """Token ids int32 [n], and for each whether the target said it, so that it is learned.
+    """Token ids int32 [n], and the loss mask: for each id whether the target ``said`` it.
 
     ``prompt`` is the number of the prompt that it began with.
     """
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
 
     @property
     def is_held_out(self) -> bool:
-        """True for samples of about one prompt in ``HELD_OUT``, whatever else there is."""
+        """True for about one prompt in ``HELD_OUT``, by its number alone."""
         return crc32(str(self.prompt).encode()) % HELD_OUT == 0
 
 
@@ -60,7 +60,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class About:
-    """The source of samples and their options: a folder goes on only with the same."""
+    """The source of samples, and their options; a folder goes on only with the same."""
 
     target: str
     vocab_size: int
@@ -72,7 +72,7 @@ class About:
     seed: int
 
     def differs(self, other: About) -> list[str]:
-        """Return what differs in words, nothing where all is equal."""
+        """Return a text for each difference."""
         return [
             f"{name} is {theirs!r}, not {own!r}"
             for name, own in vars(self).items()
@@ -81,7 +81,7 @@ class About:
 
 
 class DataFolder:
-    """A folder of samples that is being written, or was."""
+    """A folder of samples, which may still be written to."""
 
     def __init__(self, folder: Path, about: About, shards: Sequence[Shard]) -> None:
         self.folder, self.about, self.shards = folder, about, [*shards]
@@ -115,7 +115,7 @@ class DataFolder:
 
     @property
     def done(self) -> int:
-        """Prompts whose samples are written."""
+        """The number of prompts whose samples are written."""
         return self.shards[-1].stop if self.shards else 0
 
     def add(self, samples: Sequence[Sample], first: int, stop: int) -> None:
@@ -145,9 +145,9 @@ class DataFolder:
         )
 
     def read(self) -> Samples:
-        """Return all samples. Raises ConfigError: a shard is missing or damaged, or none holds any.
+        """Return all samples, which are read once.
 
-        The bytes of each shard must be those that were written. They are read once.
+        Raises ConfigError: a shard is missing or its checksum differs, or there are no samples.
         """
         if self._samples is None:
             self._samples = self._read()
@@ -183,7 +183,7 @@ def _shard(values: Fields) -> Shard:
 
 
 class Samples:
-    """Samples in the order of their prompts; some are held out, which nothing is trained on."""
+    """Samples in the order of their prompts, those to train on and those that are held out."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.train = [sample for sample in samples if not sample.is_held_out]
@@ -191,11 +191,11 @@ class Samples:
 
     @property
     def said(self) -> int:
-        """The tokens to learn from in the samples to train on."""
+        """The number of tokens to learn from."""
         return sum(int(sample.said.sum()) for sample in self.train)
 
     def share(self, share: float) -> Samples:
-        """Return the samples with a share of those to train on, the first ones."""
+        """Return the samples with only the first ``share`` of those to train on."""
         kept = self.train[: max(1, round(share * len(self.train)))]
         return Samples([*kept, *self.held_out])
 
@@ -214,7 +214,7 @@ class Samples:
 
 
 def batches(samples: Sequence[Sample], tokens: int) -> Iterator[list[Sample]]:
-    """Yield batches of so many tokens that the target said, the last sample of each whole."""
+    """Yield batches of whole samples with ``tokens`` or more tokens that the target said."""
     batch: list[Sample] = []
     count = 0
     for sample in samples:

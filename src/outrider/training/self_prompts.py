@@ -1,4 +1,4 @@
-"""Prompts that a chat model writes itself: it is given what stands before a user's words.
+"""Has a chat model write prompts itself: it continues what stands before a user's words.
 
 Xu et al., "Magpie: Alignment data synthesis from scratch by prompting aligned LLMs with nothing",
 2024. A third is about code, half of that without a template, as editors send it.
@@ -18,22 +18,22 @@ PLACE = "\ufdd2"
 """Stands for a user's words; a noncharacter, which Unicode keeps for programs."""
 BLOCK = 256
 TOKENS = 160
-"""Tokens of a prompt at most; what is longer is left out."""
+"""Most tokens of a prompt; longer ones are left out."""
 CODE_TOKENS = 64
-"""Tokens that prompts about code have at most; what is longer is cut."""
+"""Most tokens of a prompt about code; longer ones are cut."""
 LEAST = 12
-"""Characters of a prompt at least."""
+"""Fewest characters of a prompt."""
 
 
 class Opening(NamedTuple):
-    """The words that a prompt begins with, about ``code`` or not; ``raw`` without the template."""
+    """The words that a prompt begins with; those of a ``raw`` one are not put into the template."""
 
     words: str = ""
     code: bool = False
     raw: bool = False
 
     def prompt(self, text: str, ended: bool) -> Item | None:
-        """Return the prompt that the target went on to ``text``, None if it is of no use."""
+        """Return the prompt that the target completed with ``text``, None if it is of no use."""
         whole = self.words + text
         if not (ended or self.code) or len(whole.strip()) < LEAST:
             return None
@@ -51,11 +51,11 @@ OPENINGS = (
     Opening("import", code=True, raw=True),
     Opening("from typing import List\n\n\ndef", code=True, raw=True),
 )
-"""Prompts take turns at them."""
+"""Openings, which prompts take turns at."""
 
 
 def before_a_user(llm: LLM) -> str:
-    """Return what the chat template writes before a user's words.
+    """Return the text that the chat template puts before a user's words.
 
     Raises ConfigError: there is no template.
     """

@@ -1,4 +1,4 @@
-"""Acceptance as it is served: a drafter beside plain decoding, by the engine that serves."""
+"""Measures acceptance as it is served: a drafter beside plain decoding, in the engine itself."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ MOST_PROMPTS = 24
 class Served(NamedTuple):
     """The acceptance and speed of a drafter at one temperature.
 
-    ``acceptance_length`` is of all steps, with a 95 % interval over prompts, whose own are
-    ``lengths``; ``acceptance_rate`` is accepted / drafted. ``speedup`` is of decoding one request
-    at a time, the median of rounds beside plain decoding.
+    ``acceptance_length`` is of all drafts, with a 95 % interval over prompts; ``lengths`` are those
+    of each prompt. ``acceptance_rate`` is accepted / drafted. ``speedup`` is over plain decoding,
+    one request at a time, the median of rounds.
     """
 
     temperature: float
@@ -45,7 +45,7 @@ class Served(NamedTuple):
 
 
 class Serving:
-    """A target that prompts, lists of ids, are continued with: plainly and by drafters."""
+    """A target, and prompts (lists of ids) that it continues, plainly and with drafters."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Serving:
     ) -> list[Served]:
         """Return what a drafter gives with drafts of ``length``, at each temperature.
 
-        Raises TrainingError: an output differs from plain decoding's, which an exact engine cannot.
+        Raises TrainingError: an output differs from plain decoding's, which must not happen.
         """
         llm = self._open(drafter)
         return [self._in_turn(llm, [length], heat, rounds)[0] for heat in temperatures]
@@ -91,7 +91,7 @@ class Serving:
     def _in_turn(
         self, llm: LLM, lengths: Sequence[int], temperature: float, rounds: int | None
     ) -> list[Served]:
-        """Return what each length gives in rounds of plain decoding and then all lengths."""
+        """Return what each length gives; plain decoding and all lengths take turns."""
         params = [
             SamplingParams(temperature=temperature, seed=i, max_tokens=self._max_tokens)
             for i in range(len(self.prompts))
@@ -112,6 +112,7 @@ class Serving:
 
 
 def _served(temperature: float, plain: Sequence[Pass], drafted: Sequence[Pass]) -> Served:
+    """Return the figures of passes with a drafter beside plain ones."""
     counts = total(state.counts for state in drafted[0].states)
     lengths = [
         1 + state.counts.accepted / max(1, state.counts.drafts) for state in drafted[0].states
@@ -132,10 +133,7 @@ def _served(temperature: float, plain: Sequence[Pass], drafted: Sequence[Pass]) 
 
 
 def held_out_prompts(samples: Samples, most: int, count: int = MOST_PROMPTS) -> list[list[int]]:
-    """Return what stands before the first answers of ``count`` held-out samples at most.
-
-    Each has less than ``most`` ids.
-    """
+    """Return the prompts of up to ``count`` held-out samples, each of less than ``most`` ids."""
     prompts = (s.tokens[: int(s.said.argmax())].tolist() for s in samples.held_out if s.said.any())
     return [ids for ids in prompts if len(ids) < most][:count]
 

@@ -1,4 +1,4 @@
-"""Targets that drafters are trained for."""
+"""Opens the target that a drafter is trained for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Target(NamedTuple):
 def open_target(folder: Path, data: DataFolder) -> Target:
     """Return the target in a folder, for contexts as long as those of its data.
 
-    Raises ConfigError: the data is of another target.
+    Raises ConfigError: the data has another number of ids, so it is of another target.
     """
     setup = set_up(folder, None, {"max_model_len": data.about.context, "max_num_seqs": 1})
     check_weights(setup.checkpoint)

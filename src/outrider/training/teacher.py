@@ -1,4 +1,4 @@
-"""The target as teacher: its hidden states and logits along samples, from the step that serves."""
+"""Runs the target as a teacher: its hidden states and logits along samples, as it is served."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from ..models.rows import Segment
 from .samples import Sample
 
 ROWS = 512
-"""Rows of a forward."""
+"""Rows of a forward pass."""
 PAGE_SIZE = 16
-
-
 ROOM = 0.4
-"""Share of the free memory that lessons are kept in."""
+"""Most memory for lessons, as a share of what is free."""
 KNOWN_IDS = 128
 """Likeliest ids whose probabilities are kept of each distribution."""
 
@@ -31,10 +29,10 @@ KNOWN_IDS = 128
 class Lesson:
     """The states and distributions of a target along a sample of n tokens, of which it said m.
 
-    ``rows`` int64 [m] are the positions behind which those tokens were said, and ``best`` int64
-    [m] the likeliest ids there. ``ids`` int32 and ``log_p`` fp16, [m, ``KNOWN_IDS`` or fewer], are
-    the likeliest of those that a drafter knows, as it numbers them, likeliest first. ``hidden``
-    is bf16 [layers, n, width].
+    ``rows`` int64 [m] are the positions before those tokens, and ``best`` int64 [m] the likeliest
+    ids there. ``ids`` int32 and ``log_p`` fp16, [m, ``KNOWN_IDS`` or fewer], are the likeliest of
+    those that a drafter knows, in the drafter's numbers, likeliest first. ``hidden`` is bf16
+    [layers, n, width].
     """
 
     tokens: Tensor
@@ -46,15 +44,15 @@ class Lesson:
 
     @property
     def nbytes(self) -> int:
-        """The memory that it takes."""
+        """The bytes of all tensors."""
         return sum(each.nbytes for each in vars(self).values())
 
 
 class Teacher:
     """Runs a target over samples of up to ``context`` tokens, one at a time.
 
-    ``layers`` are those whose outputs are wanted, -1 for the embedding; ``ids`` int64 those that a
-    drafter knows, None for all. Lessons are kept for the next epoch as far as ``room`` bytes go.
+    ``layers`` are those whose outputs are wanted, -1 for the embedding. ``ids`` int64 are those
+    that a drafter knows, None for all. Up to ``room`` bytes of lessons are kept for later epochs.
     """
 
     def __init__(
@@ -68,7 +66,7 @@ class Teacher:
         self._room, self._kept = room, dict[tuple[bytes, bytes], Lesson]()
 
     def teach(self, sample: Sample) -> Lesson:
-        """Return what the target says along a sample. Raises TrainingError: it is not finite."""
+        """Return the lesson of a sample. Raises TrainingError: logits are not finite."""
         key = sample.tokens.tobytes(), sample.said.tobytes()
         lesson = self._kept.get(key)
         if lesson is None:
@@ -79,6 +77,7 @@ class Teacher:
         return lesson
 
     def _taught(self, sample: Sample) -> Lesson:
+        """Return the lesson of a sample, computed anew."""
         tokens = sample.tokens[: self.context].tolist()
         said = np.flatnonzero(sample.said[1 : len(tokens)])
         first = int(said[0]) if len(said) else len(tokens)
@@ -107,7 +106,7 @@ class Teacher:
         )  # fmt: skip
 
     def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the ids, log p and likeliest ids of a lesson."""
+        """Return ``ids``, ``log_p`` and ``best`` of a lesson for rows of logits."""
         total = logits.logsumexp(-1, keepdim=True)
         if not torch.isfinite(total).all():
             raise TrainingError(
@@ -119,5 +118,5 @@ class Teacher:
 
 
 def room_for_lessons() -> int:
-    """Return the bytes that lessons may take: a share of the memory that is free."""
+    """Return the most bytes that lessons may take now."""
     return int(ROOM * free_memory())
