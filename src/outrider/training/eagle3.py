@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checkpoints.heads import Head
+from ..checkpoints.heads import PARTS, Head
 from ..checkpoints.rope import Rope
 from .teacher import Lesson
 
@@ -182,7 +182,7 @@ class Eagle3(nn.Module):
         assert a is not None
         assert head.config is not None
         self.head = head
-        parts = len(head.layers or ()) or 3
+        parts = len(head.layers or ()) or PARTS
         wide = parts * head.hidden_size
         together = head.fused_norms == ("input_norm.weight",)
         self.input_norm = Norm(wide, a.norm_eps) if together else None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.files import Files
 from ..checkpoints.head_tensors import HeadTensors
-from ..checkpoints.heads import MEDUSA, Head
+from ..checkpoints.heads import MEDUSA, PARTS, Head
 from .data import CONTEXT, DataOptions
 from .drafter_files import config_of, module_of
 from .eagle3 import Eagle3, Rows
@@ -42,8 +42,6 @@ REMEDY = "lower --batch, or train a smaller drafter"
 FEW = 16
 """Tokens of the counted pass, in proportion to which a sample counts. They are few, since the meta
 device, unlike a CPU, keeps the matrices of attention."""
-USUAL_LAYERS = 3
-"""Layers of a target that a head reads unless it says otherwise."""
 
 
 def nbytes(*tensors: Tensor) -> int:
@@ -173,7 +171,7 @@ def head_trainee(
         fixed = 8 * len(source.ids) + checkpoint.shape.vocab_size
     module = empty_head(head, context)
     weights = nbytes(*module.parameters())
-    taken = 1 if kind == MEDUSA else len(head.layers or range(USUAL_LAYERS))
+    taken = 1 if kind == MEDUSA else len(head.layers or ()) or PARTS
     drafted = head.vocab_size if head.architecture is None else head.architecture.vocab_size
 
     def lessons(some: Sequence[Sample]) -> int:
