@@ -115,9 +115,9 @@ def _layer(options: dict[str, Any]) -> dict[str, Any]:
 def speculators(head: Head, layer: dict[str, Any], name: str | None) -> dict[str, Any]:
     """Return the config of a head whose layers have the options ``layer``."""
     options = written_whole(head)
-    if "speculators_config" in options:
-        about = options["speculators_config"]
-        verifier = {**about.get("verifier", {})} | ({"name_or_path": name} if name else {})
+    if "speculators_model_type" in options:
+        about = options.get("speculators_config") or {}
+        verifier = {**(about.get("verifier") or {})} | ({"name_or_path": name} if name else {})
         return {**options, "speculators_config": {**about, "verifier": verifier}}
     assert head.architecture is not None
     layers = {} if head.layers is None else _entered(head.layers)

@@ -256,7 +256,7 @@ def _medusa(files: Files, values: Fields) -> Head:
     shape: tuple[int, ...] = () if last is None else last.shape
     if packed is not None and (packed.type, packed.shape) == ("I64", (2,)):
         shape = tuple(map(int, packed.read()))
-    if len(shape) != 2:
+    if len(shape) != 2 or min(shape) < 1:
         raise ModelError(f"{folder} has no matrix {name!r}; its config.json promises one.")
     vocab_size, hidden_size = shape
     verifier = values.text("base_model_name_or_path", "") or None

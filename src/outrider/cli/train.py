@@ -362,7 +362,7 @@ def measure(
         metavar="USE=FILE",
     ),
     target: str | None = setting(None, OF, "--target"),
-    max_tokens: int = setting(128, "Tokens of an output at most.", min=1),
+    max_tokens: int = setting(128, "Tokens of an output at most.", min=2),
     json_: AsJson = False,
 ) -> None:
     """Measure a head as it is served; write into it what is accepted, and lengths to draft."""

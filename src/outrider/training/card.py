@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from importlib.metadata import version
 from pathlib import Path
 
 from .. import __version__
 from ..base.kept import part_of, read_kept
+from ..base.outside.text import printable
 from ..bench.machine import machine
 from ..checkpoints.extras import Extras
 from ..checkpoints.heads import Head, read_head
@@ -62,8 +64,10 @@ def write_card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> No
     A card that is there already is kept where a person changed its licence line.
     """
     file = folder / CARD
-    if file.exists() and "Licence: not chosen yet" not in file.read_text(encoding="utf-8"):
-        return
+    if file.exists():
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if "Licence: not chosen yet" not in text:
+            return
     with part_of(file) as part:
         part.write_text(card(folder, work, data, judged), encoding="utf-8")
 
@@ -77,8 +81,8 @@ def card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> str:
     named = "" if os.path.exists(target) else f"\nbase_model: {target}"
     return TEXT.format(
         base=named, licence=NO_LICENCE, kind=head.kind,
-        target=Path(target).name if not named else target,
-        what=_what(head), begin=said.get("begin") or "untrained",
+        target=literal(Path(target).name if not named else target),
+        what=_what(head), begin=literal(said.get("begin") or "untrained"),
         samples=sum(shard.samples for shard in data.shards),
         said=sum(shard.said for shard in data.shards), prompts=about.num_prompts,
         digest=about.prompts, heats=", ".join(f"{heat:g}" for heat in about.temperatures),
@@ -102,14 +106,20 @@ def _what(head: Head) -> str:
 def add_measured(folder: Path, extras: Extras) -> None:
     """Put what was measured into the card in a folder, if there is one with a place for it."""
     file = folder / CARD
-    if not file.exists():
+    if not file.is_file():
         return
-    text = file.read_text(encoding="utf-8")
+    how = {"encoding": "utf-8", "errors": "surrogateescape"}  # other bytes stay as they are
+    text = file.read_text(**how)
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if end:
         with part_of(file) as part:
-            part.write_text(f"{before}{begin}\n{table(extras)}\n{end}{after}", encoding="utf-8")
+            part.write_text(f"{before}{begin}\n{table(extras)}\n{end}{after}", **how)
+
+
+def literal(text: str) -> str:
+    """Return a text on one line in which no character means anything to Markdown or HTML."""
+    return re.sub(r"[\\`*\[\]<>|&]", r"\\\g<0>", printable(text))
 
 
 def table(extras: Extras) -> str:
@@ -121,10 +131,10 @@ def table(extras: Extras) -> str:
     for each in extras.measured:
         shares = " ".join(f"{share:.2f}" for share in each.by_position)
         rows.append(
-            f"| {each.use} | {each.temperature:g} | {each.acceptance_length:.2f} | {shares} | "
-            f"{each.prompts} of {each.data} (`{each.digest[:16]}`) |"
+            f"| {literal(each.use)} | {each.temperature:g} | {each.acceptance_length:.2f} | "
+            f"{shares} | {each.prompts} of {literal(each.data)} ({literal(each.digest[:16])}) |"
         )
     lengths = ", ".join(f"{length} for {use}" for use, length in extras.lengths.items())
-    made = sorted({f"{each.machine}, {each.date}" for each in extras.measured})
+    made = sorted({literal(f"{each.machine}, {each.date}") for each in extras.measured})
     fastest = f"Draft lengths that were fastest: {lengths}. " if lengths else ""
     return "\n".join([*rows, "", f"{fastest}Measured on {'; '.join(made)}."])

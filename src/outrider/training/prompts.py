@@ -21,12 +21,14 @@ CONVERSATIONS = ("messages", "conversations")
 ROLES = {"human": "user", "gpt": "assistant"}
 
 
-def read_prompts(file: Path, skip: bool, told: Callable[[str], None]) -> list[Item]:
+def read_prompts(
+    file: Path, skip: bool, told: Callable[[str], None], remedy: str = ""
+) -> list[Item]:
     """Return the prompts in a file, or in a folder: of .jsonl files, or of a saved dataset.
 
     Each line of a .jsonl file is an object with "prompt" or "text", or with "messages" (or
     "conversations" in ShareGPT's layout); what else it has is passed over. A line that is none is a
-    ConfigError with its number, or, where ``skip``, told and left out.
+    ConfigError with its number and the ``remedy``, or, where ``skip``, told and left out.
     """
     entries: Iterator[tuple[str, Any]]
     if file.is_dir():
@@ -47,7 +49,7 @@ def read_prompts(file: Path, skip: bool, told: Callable[[str], None]) -> list[It
             items.append(item)
         except ConfigError as error:
             if not skip:
-                raise ConfigError(f"{error} --skip-bad leaves out such prompts.") from None
+                raise ConfigError(f"{error}{remedy}") from None
             told(f"left out: {error}")
     if not items:
         raise ConfigError(f"{file} has no prompt; give one that has.")

@@ -15,7 +15,7 @@ from ..bench.record import Pass, frozen, run_all, total
 from ..drafters.base import NoSpec
 from ..engine.build import build_engine
 from ..engine.setup import set_up
-from ..errors import TrainingError
+from ..errors import ConfigError, TrainingError
 from ..llm import LLM
 from ..models.base import Model
 from .samples import Samples
@@ -77,6 +77,7 @@ class Serving:
         """Return what a drafter gives with drafts of ``length``, at each temperature.
 
         Raises TrainingError: an output differs from plain decoding's, which an exact engine cannot.
+        ConfigError: no output has a second token.
         """
         llm = self._open(drafter)
         return [self._in_turn(llm, [length], heat, rounds)[0] for heat in temperatures]
@@ -104,6 +105,11 @@ class Serving:
                 for length, runs in drafted.items():
                     llm.set_speculation(replace(llm.speculation, num_speculative_tokens=length))
                     runs.append(run_all(llm, self.prompts, params))
+        if not plain[0].decode_tokens:
+            raise ConfigError(
+                "all outputs end with their first token, so no speed can be measured; give prompts "
+                "with longer answers."
+            )
         if any(runs[0].outputs != plain[0].outputs for runs in drafted.values()):
             raise TrainingError(
                 "outputs with the drafter differ from plain decoding; please report this."
