@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from .dtypes import BFLOAT16, FLOAT32, Array, cast
 from .extras import KEY
 from .files import new_folder, save_file
 from .head_tensors import QUANTIZATION, HeadTensors, check_tensors, drafted_ids
-from .heads import EAGLE3, MEDUSA, PEAGLE, Head
+from .heads import EAGLE3, MEDUSA, PEAGLE, Head, check_target
 from .weights import Loader, plain
 
 SPECULATORS, SAFEAILAB = LAYOUTS = ("speculators", "safeailab")
@@ -49,14 +50,17 @@ def export_head(
                 f"{head.folder} has no embedding, which this layout needs; give the target that "
                 "it was made for (--target), a model of a native family."
             )
-        loader = Loader(target.tensors, target.architecture, FLOAT32, False)
+        a = target.architecture
+        check_target(head, a, a.hidden_size, a.num_layers)
+        loader = Loader(target.tensors, a, FLOAT32, False)
         tensors[EMBEDDING] = cast(plain(loader.table(), FLOAT32), BFLOAT16)
     if KEY in (head.files.config or {}):
         config[KEY] = head.extras.to_json()
     with new_folder(out) as new:
         for pattern in COPIED:
             for file in head.folder.glob(pattern):
-                (new / file.name).write_bytes(file.read_bytes())
+                if file.is_file():  # no pipe, which may never end
+                    shutil.copyfile(file, new / file.name)
         save_file(tensors, new / "model.safetensors", {"format": "pt"})
         (new / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     return len(tensors)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..base.kept import part_of
 from ..base.methods import AUTO, TOGETHER
 from ..base.outside.http import address, call
 from ..checkpoints.files import new_folder
@@ -64,7 +65,7 @@ def ask(url: str, key: str | None) -> Source:
         raise _foreign(url, "it does not say what is recorded")
     prompts = Path(folder) / RECORDED
     for what, place in (("records", prompts), ("serves", Path(target))):
-        if not _exists(place):
+        if not _exists(place) or (place == prompts and not place.is_file()):
             raise ConfigError(
                 f"{url} {what} {shown(str(place))}, which is not here; run this on the machine of "
                 "the server, as its user."
@@ -123,21 +124,30 @@ def _checkpoint(said: Mapping[str, Any]) -> str | None:
 def keep_prompts(source: Source, out: Path) -> Path:
     """Return a copy of what was recorded, which an adaptation that goes on takes again.
 
-    Raises ConfigError: it cannot be read or written.
+    Raises ConfigError: it cannot be read or written, or is another file by now, with too little.
     """
     file = out / "recorded.jsonl"
     if file.exists():
         return file
     try:
-        with source.prompts.open("rb") as opened:
-            lines = opened.read(source.size)
         out.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        # As private as the original.
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as writing:
-            writing.write(lines[: lines.rfind(b"\n") + 1])
-        part.replace(file)
+        with part_of(file) as part:
+            part.unlink(missing_ok=True)
+            # As private as the original.
+            writing = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with source.prompts.open("rb") as opened, open(writing, "wb") as written:
+                count, left = 0, source.size
+                for line in opened:
+                    left -= len(line)
+                    if left < 0 or not line.endswith(b"\n"):
+                        break
+                    written.write(line)
+                    count += 1
+            if count < FEWEST:
+                raise ConfigError(
+                    f"{source.prompts} has {count} prompts by now, and {FEWEST} are the fewest "
+                    "that a drafter can be adapted with; wait for more."
+                )
     except OSError as error:
         raise ConfigError(
             f"{source.prompts} cannot be copied to {file} ({error.strerror}); run this as the "
