@@ -63,11 +63,17 @@ def ask(url: str, key: str | None) -> Source:
     folder, records, size = (recording.get(name) for name in ("folder", "records", "bytes"))
     if not (isinstance(folder, str) and isinstance(records, int) and isinstance(size, int)):
         raise _foreign(url, "it does not say what is recorded")
-    prompts = Path(folder) / RECORDED
-    for what, place in (("records", prompts), ("serves", Path(target))):
-        if not _exists(place) or (place == prompts and not place.is_file()):
+    loading, drafter = said["loading"], _checkpoint(said)
+    drafters = loading.get("folder") if isinstance(loading, dict) else None
+    drafters = drafters if isinstance(drafters, str) else None
+    prompts = f"{folder}/{RECORDED}"
+    for what, place in (
+        ("records", prompts), ("serves", target), ("drafts with", drafter),
+        ("loads drafters from", drafters),
+    ):  # fmt: skip
+        if place is not None and not _exists(Path(place)):
             raise ConfigError(
-                f"{url} {what} {shown(str(place))}, which is not here; run this on the machine of "
+                f"{url} {what} {shown(place)}, which is not here; run this on the machine of "
                 "the server, as its user."
             )
     if records < FEWEST:
@@ -75,11 +81,8 @@ def ask(url: str, key: str | None) -> Source:
             f"{url} has recorded {records} prompts, and {FEWEST} are the fewest that a drafter can "
             "be adapted with; wait for more."
         )
-    loading = said["loading"]
-    drafters = loading.get("folder") if isinstance(loading, dict) else None
     return Source(
-        url, key, target, _checkpoint(said), prompts, size,
-        Path(drafters) if isinstance(drafters, str) else None,
+        url, key, target, drafter, Path(prompts), size, None if drafters is None else Path(drafters)
     )  # fmt: skip
 
 
@@ -106,7 +109,7 @@ def _foreign(url: str, why: str) -> EndpointError:
 
 def _exists(place: Path) -> bool:
     try:
-        return place.exists()
+        return place.is_file() or place.is_dir()
     except (OSError, ValueError):
         return False
 
