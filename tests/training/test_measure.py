@@ -49,10 +49,7 @@ def test_what_is_noted_can_be_read_and_means_nothing_else(head: Path) -> None:
     assert b"older" not in text
     assert rb"4 of x (" in text
     assert rb"2 of a\|\<b\> \[x\](y)\\x1b\[31m\\udcff.jsonl (dddddddddddddddd) |" in text
-    assert rb"Measured on , ; \|m\|, ." not in text
-    (head / "README.md").unlink()
-    (head / "README.md").mkdir()
-    note(head, "chat", [SERVED], "", "a")
+    assert rb"\|m\|" in text
 
 
 @pytest.mark.skipif(native.library() is None, reason="the native step is off")

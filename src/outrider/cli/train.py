@@ -278,7 +278,8 @@ def adapt(
         report = adapted(target, drafter, out, options, told)
         write_json(report, str(out / "report.json"))
         (out / "report.html").write_text(page(report), encoding="utf-8", errors="replace")
-    handed = failed = None
+    handed: str | None = None
+    failed: OutriderError | None = None
     if source is not None and report["verdict"]["deploy"]:
         try:
             with telling("bringing it to the server"):

@@ -266,7 +266,7 @@ def _check_place(begin: Path, adapted: Path) -> None:
     out = adapted.parent
     if begin.resolve().is_relative_to(out.resolve()):
         raise ConfigError(f"{begin} lies in {out}, whose drafter is replaced; give another --out.")
-    if (adapted.exists() or adapted.is_symlink()) and not (out / DATA).exists():
+    if adapted.is_symlink() or (adapted.exists() and not (out / DATA).exists()):
         raise ConfigError(f"{adapted} is none that was adapted here; give another --out.")
 
 

@@ -64,10 +64,8 @@ def write_card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> No
     A card that is there already is kept where a person changed its licence line.
     """
     file = folder / CARD
-    if file.exists():
-        text = file.read_text(encoding="utf-8", errors="replace")
-        if "Licence: not chosen yet" not in text:
-            return
+    if file.exists() and "Licence: not chosen yet" not in _read(file):
+        return
     with part_of(file) as part:
         part.write_text(card(folder, work, data, judged), encoding="utf-8")
 
@@ -106,20 +104,20 @@ def _what(head: Head) -> str:
 def add_measured(folder: Path, extras: Extras) -> None:
     """Put what was measured into the card in a folder, if there is one with a place for it."""
     file = folder / CARD
-    if not file.is_file():
+    if not file.exists():
         return
-    how = {"encoding": "utf-8", "errors": "surrogateescape"}  # other bytes stay as they are
-    text = file.read_text(**how)
+    text = _read(file)
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if end:
         with part_of(file) as part:
-            part.write_text(f"{before}{begin}\n{table(extras)}\n{end}{after}", **how)
+            text = f"{before}{begin}\n{table(extras)}\n{end}{after}"
+            part.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
-def literal(text: str) -> str:
-    """Return a text on one line in which no character means anything to Markdown or HTML."""
-    return re.sub(r"[\\`*\[\]<>|&]", r"\\\g<0>", printable(text))
+def _read(file: Path) -> str:
+    """Return the text of a card, which a person may have saved in any encoding."""
+    return file.read_text(encoding="utf-8", errors="surrogateescape")
 
 
 def table(extras: Extras) -> str:
@@ -138,3 +136,8 @@ def table(extras: Extras) -> str:
     made = sorted({literal(f"{each.machine}, {each.date}") for each in extras.measured})
     fastest = f"Draft lengths that were fastest: {lengths}. " if lengths else ""
     return "\n".join([*rows, "", f"{fastest}Measured on {'; '.join(made)}."])
+
+
+def literal(text: str) -> str:
+    """Return a text on one line in which no character means anything to Markdown or HTML."""
+    return re.sub(r"[\\`*\[\]<>|&]", r"\\\g<0>", printable(text))

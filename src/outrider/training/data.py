@@ -25,7 +25,6 @@ CONTEXT = 1024
 OWN_PROMPTS = 5000
 """Prompts that a target writes itself unless it is told how many."""
 PROMPTS = "prompts.jsonl"
-REMEDY = " --skip-bad leaves out such prompts."
 SPACE = " " * 4 * TOKENS
 """As long as a prompt of its own, about."""
 
@@ -61,9 +60,7 @@ def make_data(
     what is left out. Raises ConfigError: the folder holds other data, or a prompt is bad.
     """
     file, folder = options.prompts, find_folder(target)
-    items: list[Item] = []
-    if file is not None:
-        items = read_prompts(file, options.skip_bad, said, REMEDY)[: options.samples]
+    items = [] if file is None else read_prompts(file, options.skip_bad, said)[: options.samples]
     checkpoint = open_checkpoint(folder)
     known = checkpoint.shape.context
     context = min(CONTEXT, known) if options.context is None else options.context

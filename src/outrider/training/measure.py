@@ -39,7 +39,10 @@ def measure(
     for use in prompts:
         if use not in USES:
             raise ConfigError(f"use {use!r} is not known; give one of {', '.join(USES)}.")
-    items = {use: read_prompts(file, False, told)[:MOST_PROMPTS] for use, file in prompts.items()}
+    items = {
+        use: read_prompts(file, False, told, remedy="")[:MOST_PROMPTS]
+        for use, file in prompts.items()
+    }
     place = target or verifier_of(head).folder
     setup = set_up(place, None, {"max_num_seqs": 1})
     model, codec = load_target(setup.checkpoint, setup.config), read_codec(place)

@@ -18,11 +18,12 @@ from ..text.codec import has_lone_surrogates
 TEXTS = ("prompt", "text")
 """Keys of plain prompts; the first one that is there counts."""
 CONVERSATIONS = ("messages", "conversations")
+SKIP = " --skip-bad leaves out such prompts."
 ROLES = {"human": "user", "gpt": "assistant"}
 
 
 def read_prompts(
-    file: Path, skip: bool, told: Callable[[str], None], remedy: str = ""
+    file: Path, skip: bool, told: Callable[[str], None], remedy: str = SKIP
 ) -> list[Item]:
     """Return the prompts in a file, or in a folder: of .jsonl files, or of a saved dataset.
 

@@ -77,7 +77,6 @@ class Serving:
         """Return what a drafter gives with drafts of ``length``, at each temperature.
 
         Raises TrainingError: an output differs from plain decoding's, which an exact engine cannot.
-        ConfigError: no output has a second token.
         """
         llm = self._open(drafter)
         return [self._in_turn(llm, [length], heat, rounds)[0] for heat in temperatures]
@@ -92,7 +91,10 @@ class Serving:
     def _in_turn(
         self, llm: LLM, lengths: Sequence[int], temperature: float, rounds: int | None
     ) -> list[Served]:
-        """Return what each length gives in rounds of plain decoding and then all lengths."""
+        """Return what each length gives in rounds of plain decoding and then all lengths.
+
+        Raises ConfigError: no output has a second token.
+        """
         params = [
             SamplingParams(temperature=temperature, seed=i, max_tokens=self._max_tokens)
             for i in range(len(self.prompts))
