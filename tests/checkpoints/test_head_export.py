@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from outrider.checkpoints.checkpoint import open_checkpoint
@@ -105,6 +105,32 @@ def test_an_embedding_is_that_of_the_heads_own_target(tiny_llama: Path, tmp_path
     head, target = read_head(tmp_path / "head"), open_checkpoint(tiny_llama)
     with pytest.raises(ModelError, match="made for a target with a vocabulary of 640"):
         export_head(head, tmp_path / "out", SPECULATORS, target, None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"d2t": torch.zeros(120, dtype=torch.int64) - torch.arange(120)}, "names ids twice"),
+        ({"more": torch.zeros([1] * 40)}, "a tensor has 40 dimensions"),
+    ],
+)
+def test_what_others_would_misread_is_refused(
+    changed: dict[str, torch.Tensor], said: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    made(tiny_llama, tmp_path / "head", Eagle(), SPECULATORS)
+    file = tmp_path / "head" / "model.safetensors"
+    save_file({**load_file(file), **changed}, file)
+    with pytest.raises(ModelError, match=said):
+        export_head(read_head(tmp_path / "head"), tmp_path / "out", SPECULATORS, None, None)
+
+
+def test_ids_in_another_order_stay_so(tiny_llama: Path, tmp_path: Path) -> None:
+    made(tiny_llama, tmp_path / "head", Eagle(drafted=320), SPECULATORS)
+    file = tmp_path / "head" / "model.safetensors"
+    save_file({**load_file(file), "d2t": 319 - 2 * torch.arange(320)}, file)
+    export_head(read_head(tmp_path / "head"), tmp_path / "out", SPECULATORS, None, None)
+    again = read_head(tmp_path / "out")
+    assert drafted_ids(HeadTensors(again.files), again) == [*reversed(range(320))]
 
 
 def test_medusa_heads_keep_their_biases_in_vllm(tmp_path: Path) -> None:

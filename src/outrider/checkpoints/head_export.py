@@ -96,11 +96,12 @@ def _eagle(head: Head, layout: str, name: str | None) -> tuple[dict[str, Any], d
         )
     source, a = HeadTensors(head.files), head.architecture
     assert a is not None
+    ids = drafted_ids(source, head)
     tensors = {plain_name(each): source.whole(each) for each in source.stems}
-    if a.vocab_size == head.vocab_size:
+    if ids is None or ids == [*range(head.vocab_size)]:
         tensors = {each: x for each, x in tensors.items() if each not in ("d2t", "t2d")}
     elif "t2d" not in tensors:
-        tensors |= mapping(np.array(drafted_ids(source, head)), head.vocab_size)
+        tensors |= mapping(np.array(ids), head.vocab_size)
     options = written_whole(head)
     layer = {**(options.get("transformer_layer_config") or _layer(options))}
     layer |= {"vocab_size": head.vocab_size, "head_dim": a.head_dim, "tie_word_embeddings": False}

@@ -89,9 +89,9 @@ class Head:
         layers = usual if self.layers is None else self.layers
         if min(layers) < -1 or max(layers) >= num_layers:
             raise ModelError(
-                f"{self.folder}: this head goes on from what layers {list(layers)} of its target "
-                f"return (-1 is the embedding), but the target has {num_layers} layers; give the "
-                "target that it was made for."
+                f"{self.folder}: this head goes on from what layers {shown([*layers])} of its "
+                f"target return (-1 is the embedding), but the target has {num_layers} layers; "
+                "give the target that it was made for."
             )
         return layers
 
