@@ -46,6 +46,7 @@ def test_what_is_written_is_read() -> None:
         ({"measured": [MEASURED._asdict() | {"by_position": [0.5, 1.5]}]}, "by_position is"),
         ({"measured": [MEASURED._asdict() | {"by_position": [float("nan")]}]}, "by_position is"),
         ({"measured": [MEASURED._asdict() | {"by_position": [0.5] * 65}]}, "at most 64 shares"),
+        ({"measured": [MEASURED._asdict() | {"by_position": "x"}]}, "a list of decimal numbers"),
         ({"measured": [MEASURED._asdict() | {"acceptance_length": 0}]}, "acceptance_length is 0"),
         ({"measured": [MEASURED._asdict() | {"data": "x" * 201}]}, "at most 200 characters"),
         ({"measured": [{}]}, "temperature is missing"),

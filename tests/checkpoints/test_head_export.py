@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from outrider.checkpoints.checkpoint import open_checkpoint
@@ -17,10 +19,12 @@ from outrider.checkpoints.extras import KEY
 from outrider.checkpoints.head_export import SAFEAILAB, SPECULATORS, export_head
 from outrider.checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids
 from outrider.checkpoints.heads import PEAGLE, Head, read_head
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, ModelError
 from tests.support.commands import outrider
 from tests.support.heads import Eagle, make_head, make_medusa, save_head
 
+NOTHING: tuple[Any, ...] = (None, {}, {"verifier": None})
+"""What a config may say of how its head is used without a word on it."""
 EXTRAS = {KEY: {"recommended_tokens": {"chat": 3}, "measured": []}}
 
 
@@ -36,11 +40,14 @@ def test_there_and_back_again_it_is_the_same_head(
     about = Eagle(drafted=drafted, extra=EXTRAS)
     head = made(tiny_llama, tmp_path / "head", about, SAFEAILAB, embeds=False)
     (head.folder / "tokenizer.json").write_text("{}")
+    (head.folder / "tokenizer").mkdir()
+    os.mkfifo(head.folder / "README.md")  # nobody writes to it
     target = open_checkpoint(tiny_llama)
     export_head(head, tmp_path / "there", SPECULATORS, target, "some/target")
     there = read_head(tmp_path / "there")
     assert there.verifier == "some/target"
-    assert (tmp_path / "there" / "tokenizer.json").exists()
+    names = {"config.json", "model.safetensors", "tokenizer.json"}
+    assert {each.name for each in (tmp_path / "there").iterdir()} == names
     tensors = load_file(tmp_path / "there" / "model.safetensors")
     table = load_file(tiny_llama / "model.safetensors")["model.embed_tokens.weight"]
     assert torch.equal(tensors["embed_tokens.weight"], table.bfloat16())
@@ -57,8 +64,12 @@ def test_there_and_back_again_it_is_the_same_head(
     assert "midlayer.self_attn.q_proj.weight" in back.files.tensors
 
 
-def test_a_head_of_one_pass_is_written_whole(tiny_llama: Path, tmp_path: Path) -> None:
-    head = made(tiny_llama, tmp_path / "head", Eagle(parallel=True), SPECULATORS, embeds=False)
+@pytest.mark.parametrize("extra", [{}, *({"speculators_config": x} for x in NOTHING)])
+def test_a_head_of_one_pass_is_written_whole(
+    extra: dict[str, Any], tiny_llama: Path, tmp_path: Path
+) -> None:
+    about = Eagle(parallel=True, extra=extra)
+    head = made(tiny_llama, tmp_path / "head", about, SPECULATORS, embeds=False)
     export_head(head, tmp_path / "out", SPECULATORS, open_checkpoint(tiny_llama), "some/target")
     again = read_head(tmp_path / "out")
     check_tensors(again)
@@ -85,6 +96,41 @@ def test_what_a_layout_cannot_say_is_refused(
     with pytest.raises(ConfigError, match=said):
         export_head(head, tmp_path / "out", layout, None, None)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_embedding_is_that_of_the_heads_own_target(tiny_llama: Path, tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(tiny_llama)
+    config.vocab_size *= 2
+    save_head(make_head(Eagle(), config), tmp_path / "head", embeds=False)
+    head, target = read_head(tmp_path / "head"), open_checkpoint(tiny_llama)
+    with pytest.raises(ModelError, match="made for a target with a vocabulary of 640"):
+        export_head(head, tmp_path / "out", SPECULATORS, target, None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"d2t": torch.zeros(120, dtype=torch.int64) - torch.arange(120)}, "names ids twice"),
+        ({"more": torch.zeros([1] * 40)}, "a tensor has 40 dimensions"),
+    ],
+)
+def test_what_others_would_misread_is_refused(
+    changed: dict[str, torch.Tensor], said: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    made(tiny_llama, tmp_path / "head", Eagle(), SPECULATORS)
+    file = tmp_path / "head" / "model.safetensors"
+    save_file({**load_file(file), **changed}, file)
+    with pytest.raises(ModelError, match=said):
+        export_head(read_head(tmp_path / "head"), tmp_path / "out", SPECULATORS, None, None)
+
+
+def test_ids_in_another_order_stay_so(tiny_llama: Path, tmp_path: Path) -> None:
+    made(tiny_llama, tmp_path / "head", Eagle(drafted=320), SPECULATORS)
+    file = tmp_path / "head" / "model.safetensors"
+    save_file({**load_file(file), "d2t": 319 - 2 * torch.arange(320)}, file)
+    export_head(read_head(tmp_path / "head"), tmp_path / "out", SPECULATORS, None, None)
+    again = read_head(tmp_path / "out")
+    assert drafted_ids(HeadTensors(again.files), again) == [*reversed(range(320))]
 
 
 def test_medusa_heads_keep_their_biases_in_vllm(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,26 @@ def test_damaged_codes_are_refused_before_they_are_read(
     save_file({name: x for name, x in tensors.items() if x is not None}, file)
     with pytest.raises(ModelError, match=said):
         check_tensors(read_head(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (lambda t: torch.full(t.shape, 3e38), "the square of a weight is not a finite number"),
+        (lambda t: torch.full(t.shape, torch.nan), "a weight is not a finite number"),
+        (lambda t: torch.zeros(0, *t.shape[1:]), "has no matrix '0.1.weight'"),
+    ],
+)
+def test_what_cannot_be_quantised_is_refused(
+    values: Callable[[torch.Tensor], torch.Tensor], said: str, tmp_path: Path
+) -> None:
+    make_medusa(tmp_path / "head", 32, 64)
+    (file,) = (tmp_path / "head").glob("*.safetensors")
+    save_file({name: values(x) for name, x in load_file(file).items()}, file)
+    done = outrider("quantize", tmp_path / "head", tmp_path / "out", "--quantization", "int8")
+    assert done.exit_code == 1
+    assert said in done.output
+    assert not (tmp_path / "out").exists()
 
 
 def test_bundled_drafters_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

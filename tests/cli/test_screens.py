@@ -127,6 +127,16 @@ def test_texts_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None
            "repeated_share": 0.5}  # fmt: skip
     console.print(greedy_line([run]))
     assert capsys.readouterr().out.count(HOSTILE) == 5
+    grid.add_row("\x1b[31mred\udcff")  # as a file's name may be
+    console.print(grid)
+    assert "␛[31mred\ufffd" in capsys.readouterr().out
+
+
+def test_a_name_in_an_error_is_no_command_to_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "\x1b[31mred").mkdir()
+    done = outrider("drafters", "suggest", tmp_path / "\x1b[31mred")
+    assert done.exit_code == 1
+    assert "␛[31mred has no config.json" in done.stderr
 
 
 def test_no_command_makes_a_console_of_its_own() -> None:

@@ -74,6 +74,12 @@ def test_the_usual_cache_is_modest(
     assert few.target_bytes == min(planned.target_bytes, 10 * MIB)
 
 
+@pytest.mark.parametrize("length", [2, 8])
+def test_a_short_context_has_room(length: int, tiny_llama: Path) -> None:
+    engine = LLM(tiny_llama, None, max_model_len=length, max_num_seqs=1).engine
+    assert engine.budget.tokens >= length
+
+
 def test_one_line_tells_the_cache_and_how_to_size_it(tiny_llama: Path) -> None:
     said = str(LLM(tiny_llama, drafter=None).engine.budget)
     assert "MiB once it is full" in said

@@ -425,6 +425,8 @@ def test_a_file_that_is_moved_away_is_begun_anew(tiny_llama: Path, tmp_path: Pat
         waited(lambda: (tmp_path / FILE).read_bytes() == LINE)
         (tmp_path / FILE).rename(tmp_path / "older.jsonl")
         ask(client, "b", "a")
+        waited(lambda: (tmp_path / FILE).exists() and len(recorded(tmp_path)) == 2)
+        waited(lambda: client.get("/health").json()["recording"]["records"] == 2)
     assert recorded(tmp_path) == [{"prompt": "b"}, {"prompt": "a"}]
     assert [i.prompt for i in read_prompts(tmp_path, False, print)] == ["a", "b", "a"]
 

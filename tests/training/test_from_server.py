@@ -44,7 +44,7 @@ def said(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "recorded" / "prompts.jsonl").write_bytes(LINE * 300)
     return {
         "drafter": "auto", "target": str(tmp_path / "target"),
-        "drafters": {"suffix": {"folder": None}, "eagle3": {"folder": "/d/head"}},
+        "drafters": {"suffix": {"folder": None}, "eagle3": {"folder": str(tmp_path / "target")}},
         "recording": {"folder": str(tmp_path / "recorded"), "records": 300, "bytes": 4800},
         "loading": {"folder": str(tmp_path / "drafters"), "loaded": None, "under_way": False},
     }  # fmt: skip
@@ -75,10 +75,10 @@ def test_what_a_server_says(said: dict[str, Any], answering: Answers, tmp_path: 
     source = ask("127.0.0.1:9/v1/", "k")
     assert asked == [(f"{URL}/v1/speculation", None, "k")]
     assert source == Source(
-        URL, "k", str(tmp_path / "target"), "/d/head",
+        URL, "k", str(tmp_path / "target"), str(tmp_path / "target"),
         tmp_path / "recorded" / "prompts.jsonl", 4800, tmp_path / "drafters",
     )  # fmt: skip
-    for default, drafter in (("suffix", None), ("eagle3+suffix", "/d/head"), ("none", None)):
+    for default, drafter in (("suffix", None), ("eagle3+suffix", source.drafter), ("none", None)):
         answering({**said, "drafter": default, "loading": None})
         found = ask(URL, None)
         assert (found.drafter, found.drafters) == (drafter, None)
@@ -92,6 +92,8 @@ def test_what_a_server_says(said: dict[str, Any], answering: Answers, tmp_path: 
         ({"recording": {"folder": "a\0", "records": 300, "bytes": 1}}, "which is not here"),
         ({"recording": {"folder": 5, "records": 300, "bytes": 1}}, "does not say what is recorded"),
         ({"target": "/no/where"}, "serves '/no/where', which is not here"),
+        ({"drafters": {"eagle3": {"folder": "a/hub-name"}}}, "drafts with 'a/hub-name', which is"),
+        ({"loading": {"folder": "a\0"}}, "loads drafters from 'a\\x00', which is not here"),
         ({"target": None}, "does not say what it serves"),
         ({"drafters": []}, "does not say what it serves"),
     ],
@@ -123,14 +125,21 @@ def test_too_few_and_strangers(said: dict[str, Any], answering: Answers) -> None
 def test_prompts_are_kept_whole_private_and_once(
     said: dict[str, Any], answering: Answers, tmp_path: Path
 ) -> None:
-    said["recording"]["bytes"] = 2 * len(LINE) + 3  # a line is being written
+    said["recording"]["bytes"] = FEWEST * len(LINE) + 3  # a line is being written
     answering(said)
     source = ask(URL, None)
+    whole = source.prompts.read_bytes()
+    for count in (0, 9):  # it was moved away meanwhile
+        source.prompts.write_bytes(LINE * count)
+        with pytest.raises(ConfigError, match=f"has {count} prompts by now"):
+            keep_prompts(source, tmp_path / "out")
+        assert not [*(tmp_path / "out").iterdir()]
+    source.prompts.write_bytes(whole)
     kept = keep_prompts(source, tmp_path / "out")
-    assert kept.read_bytes() == LINE * 2
+    assert kept.read_bytes() == LINE * FEWEST
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     source.prompts.write_bytes(LINE * 9)  # the server goes on: who resumes has the same prompts
-    assert keep_prompts(source, tmp_path / "out").read_bytes() == LINE * 2
+    assert keep_prompts(source, tmp_path / "out").read_bytes() == LINE * FEWEST
     with pytest.raises(ConfigError, match="cannot be copied to"):
         keep_prompts(source, source.prompts)
 
@@ -168,6 +177,10 @@ def test_the_way_back(said: dict[str, Any], answering: Answers, tmp_path: Path) 
         place(Source(URL, None, "", None, adapted, 0, tmp_path / "file"), adapted, "x")
 
 
+def gone(*_: Any) -> None:
+    raise EndpointError("it is gone.")
+
+
 def test_one_button(
     tiny_llama: Path, tiny_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,8 +208,16 @@ def test_one_button(
                 assert "server" not in report
                 assert now["loading"]["loaded"] is None
                 assert {each.name for each in drafters.iterdir()} == {"first"}
-        assert report["server"] == "the server drafts with it now; its name there is mine"
-        assert now["drafters"]["model"]["folder"] == str(drafters / "mine")
+                with monkeypatch.context() as broken:
+                    broken.setattr(adapt, "judge", lambda _: Verdict(True, "so it is."))
+                    broken.setattr(from_server, "load", gone)
+                    done = outrider("train", "adapt", *words)
+                assert done.exit_code == 1
+                assert "it is gone" in done.stderr
+                assert json.loads(done.stdout)["server"] is None
+                assert {each.name for each in drafters.iterdir()} == {"first", "mine"}
+        assert report["server"] == "the server drafts with it now; its name there is mine-2"
+        assert now["drafters"]["model"]["folder"] == str(drafters / "mine-2")
         answer = httpx.post(
             f"{server.url}/v1/completions", json={"prompt": "the lazy dog", "max_tokens": 30}
         )

@@ -15,7 +15,9 @@ from ..errors import ModelError, OutriderError, shown
 from .limits import LARGEST_FLOAT, LARGEST_INT
 from .outside.text import printable
 
-ITEMS = {int: "whole numbers", str: "texts", list: "lists", dict: "objects"}
+ITEMS = {
+    int: "whole numbers", float: "decimal numbers", str: "texts", list: "lists", dict: "objects",
+}  # fmt: skip
 ADVICE = re.compile(r"trust_remote_code|weights_only|allow_pickle|pip install|force_download")
 """Words of library messages whose advice is unsafe here, or about calls that users do not make."""
 

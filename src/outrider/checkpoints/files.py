@@ -28,6 +28,8 @@ from .dtypes import Array
 from .formats.gguf import GGUF, is_gguf, open_gguf
 
 INDEX = "model.safetensors.index.json"
+MOST_DIMENSIONS = 32
+"""Of a tensor; some versions of NumPy know no more."""
 TYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -132,8 +134,10 @@ def read_header(file: Path) -> dict[str, Entry]:
 
 
 def _entry(file: StoredFile, start: int, about: Mapping[str, Any]) -> Entry:
-    begin, end = about["data_offsets"]
-    return Entry(file, about["dtype"], tuple(about["shape"]), start + begin, end - begin)
+    (begin, end), shape = about["data_offsets"], tuple(about["shape"])
+    if len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"a tensor has {len(shape)} dimensions")
+    return Entry(file, about["dtype"], shape, start + begin, end - begin)
 
 
 @contextmanager

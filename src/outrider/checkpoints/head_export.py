@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from .dtypes import BFLOAT16, FLOAT32, Array, cast
 from .extras import KEY
 from .files import new_folder, save_file
 from .head_tensors import QUANTIZATION, HeadTensors, check_tensors, drafted_ids
-from .heads import EAGLE3, MEDUSA, PEAGLE, Head
+from .heads import EAGLE3, MEDUSA, PEAGLE, Head, check_target
 from .weights import Loader, plain
 
 SPECULATORS, SAFEAILAB = LAYOUTS = ("speculators", "safeailab")
@@ -49,14 +50,17 @@ def export_head(
                 f"{head.folder} has no embedding, which this layout needs; give the target that "
                 "it was made for (--target), a model of a native family."
             )
-        loader = Loader(target.tensors, target.architecture, FLOAT32, False)
+        a = target.architecture
+        check_target(head, a, a.hidden_size, a.num_layers)
+        loader = Loader(target.tensors, a, FLOAT32, False)
         tensors[EMBEDDING] = cast(plain(loader.table(), FLOAT32), BFLOAT16)
     if KEY in (head.files.config or {}):
         config[KEY] = head.extras.to_json()
     with new_folder(out) as new:
         for pattern in COPIED:
             for file in head.folder.glob(pattern):
-                (new / file.name).write_bytes(file.read_bytes())
+                if file.is_file():  # no pipe, which may never end
+                    shutil.copyfile(file, new / file.name)
         save_file(tensors, new / "model.safetensors", {"format": "pt"})
         (new / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     return len(tensors)
@@ -92,11 +96,12 @@ def _eagle(head: Head, layout: str, name: str | None) -> tuple[dict[str, Any], d
         )
     source, a = HeadTensors(head.files), head.architecture
     assert a is not None
+    ids = drafted_ids(source, head)
     tensors = {plain_name(each): source.whole(each) for each in source.stems}
-    if a.vocab_size == head.vocab_size:
+    if ids is None or ids == [*range(head.vocab_size)]:
         tensors = {each: x for each, x in tensors.items() if each not in ("d2t", "t2d")}
     elif "t2d" not in tensors:
-        tensors |= mapping(np.array(drafted_ids(source, head)), head.vocab_size)
+        tensors |= mapping(np.array(ids), head.vocab_size)
     options = written_whole(head)
     layer = {**(options.get("transformer_layer_config") or _layer(options))}
     layer |= {"vocab_size": head.vocab_size, "head_dim": a.head_dim, "tie_word_embeddings": False}
@@ -115,9 +120,9 @@ def _layer(options: dict[str, Any]) -> dict[str, Any]:
 def speculators(head: Head, layer: dict[str, Any], name: str | None) -> dict[str, Any]:
     """Return the config of a head whose layers have the options ``layer``."""
     options = written_whole(head)
-    if "speculators_config" in options:
-        about = options["speculators_config"]
-        verifier = {**about.get("verifier", {})} | ({"name_or_path": name} if name else {})
+    if "speculators_model_type" in options:
+        about = options.get("speculators_config") or {}
+        verifier = {**(about.get("verifier") or {})} | ({"name_or_path": name} if name else {})
         return {**options, "speculators_config": {**about, "verifier": verifier}}
     assert head.architecture is not None
     layers = {} if head.layers is None else _entered(head.layers)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ModelError
+from ..errors import ModelError, shown
 from .checkpoint import find_format
 from .dtypes import BFLOAT16, FLOAT32, PLAIN, Array
 from .files import TYPES, Entry, Files
@@ -133,7 +133,7 @@ def misfits(head: Head) -> Iterator[Misfit]:
             if name in needed:
                 yield Misfit(name, "missing", f"its config.json says {[*shape]}")
         elif entry.shape != shape:
-            yield Misfit(name, f"{[*entry.shape]}", f"its config.json says {[*shape]}")
+            yield Misfit(name, shown([*entry.shape]), f"its config.json says {[*shape]}")
         elif len(shape) == 2 and tensors.quantised and entry.type in CODES:
             yield from _scaled(tensors, name)
         elif name != "d2t" and TYPES.get(entry.type) not in PLAIN:

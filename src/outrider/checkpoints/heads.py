@@ -89,9 +89,9 @@ class Head:
         layers = usual if self.layers is None else self.layers
         if min(layers) < -1 or max(layers) >= num_layers:
             raise ModelError(
-                f"{self.folder}: this head goes on from what layers {list(layers)} of its target "
-                f"return (-1 is the embedding), but the target has {num_layers} layers; give the "
-                "target that it was made for."
+                f"{self.folder}: this head goes on from what layers {shown([*layers])} of its "
+                f"target return (-1 is the embedding), but the target has {num_layers} layers; "
+                "give the target that it was made for."
             )
         return layers
 
@@ -256,7 +256,7 @@ def _medusa(files: Files, values: Fields) -> Head:
     shape: tuple[int, ...] = () if last is None else last.shape
     if packed is not None and (packed.type, packed.shape) == ("I64", (2,)):
         shape = tuple(map(int, packed.read()))
-    if len(shape) != 2:
+    if len(shape) != 2 or min(shape) < 1:
         raise ModelError(f"{folder} has no matrix {name!r}; its config.json promises one.")
     vocab_size, hidden_size = shape
     verifier = values.text("base_model_name_or_path", "") or None

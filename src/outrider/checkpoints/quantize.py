@@ -111,7 +111,7 @@ def quantize(weight: Array, recipe: Recipe) -> Quantized:
     codes is solved for, and the best candidate wins. A scale may be negative: the code
     -2**(bits - 1) has no counterpart, so it serves either sign. Scales are rounded to fp16 times
     one power of two for the matrix before the final codes are chosen. A weight that is not finite
-    raises ValueError.
+    or far too large raises ValueError.
     """
     out, inputs = weight.shape
     group = min(recipe.group or inputs, inputs)
@@ -138,6 +138,8 @@ def quantize(weight: Array, recipe: Recipe) -> Quantized:
 
     for _ in on_all_threads(one, range(0, out, step)):
         pass
+    if not np.isfinite(scales).all():
+        raise ValueError("the square of a weight is not a finite number")
     return Quantized(codes, scales, zeros if recipe.zeros else None, recipe.bits, group)
 
 

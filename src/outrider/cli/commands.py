@@ -115,7 +115,9 @@ class Commands(PanelGroup):
             sys.stdout.flush()  # so that a broken pipe shows here and not at the very end
             return result
         except OutriderError as error:
-            typer.echo(f"error: {error}", err=True)
+            from .common import SIGNS  # it imports much
+
+            typer.echo(f"error: {str(error).translate(SIGNS)}", err=True)
             raise typer.Exit(exit_code(error)) from None
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)

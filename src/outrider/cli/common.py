@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 WIDE = 160
 
-# A terminal would obey control characters: all but newline and tab are shown as signs instead.
+# A terminal would obey control characters: all but newline and tab are shown as signs instead, and
+# so are lone surrogates, which a file's name may have and UTF-8 has not.
 SIGNS = {
     **{i: 0x2400 + i for i in range(32) if i not in (9, 10)},
     127: 0x2421,
-    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+    **dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD),
 }
 
 Model = Annotated[
@@ -239,7 +240,7 @@ def telling(text: str) -> Iterator[Callable[[str], None]]:
             yield tell
         return
     with console.status(Text(text)) as shown:
-        yield lambda news: shown.update(Text(news))
+        yield lambda news: shown.update(Text(news.translate(SIGNS)))
 
 
 def open_llm(model: str | Path, **options: Any) -> LLM:
@@ -264,9 +265,14 @@ def program() -> str:
     return sys.argv[0] if Path(sys.argv[0]).name == "outrider" else "python -m outrider"
 
 
+class _Screen(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(text.translate(SIGNS), **options)
+
+
 def screen(on_stderr: bool = False, **options: Any) -> Console:
     """Return a console that shows text as it is, without markup in brackets and emoji codes."""
-    return Console(stderr=on_stderr, markup=False, emoji=False, highlight=False, **options)
+    return _Screen(stderr=on_stderr, markup=False, emoji=False, highlight=False, **options)
 
 
 def report_console(on_stderr: bool) -> Console:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..base.alone import alone
 from ..base.extras import torch_for
-from ..errors import ConfigError
+from ..errors import ConfigError, OutriderError
 from .common import (
     ApiKey,
     AsJson,
@@ -268,7 +269,7 @@ def adapt(
     with torch_for("outrider train"):
         from ..training.adapt import AdaptOptions
         from ..training.adapt import adapt as adapted
-        from ..training.adapt_page import HEADS, page, rows
+        from ..training.adapt_page import page
         from ..training.data import DataOptions
         from ..training.from_server import ask, check_loads, hand_over, keep_prompts
         from ..training.loop import Plan
@@ -292,18 +293,31 @@ def adapt(
         plan=Plan(epochs=epochs, minutes=minutes),
         rate=rate,
     )
-    with ended_cleanly(), telling("adapting") as told:
+    with ended_cleanly(), alone(out), telling("adapting") as told:
         report = adapted(target, drafter, out, options, told)
-    write_json(report, str(out / "report.json"))
-    (out / "report.html").write_text(page(report), encoding="utf-8")
-    handed = None
+        write_json(report, str(out / "report.json"))
+        (out / "report.html").write_text(page(report), encoding="utf-8", errors="replace")
+    handed: str | None = None
+    failed: OutriderError | None = None
     if source is not None and report["verdict"]["deploy"]:
-        with telling("bringing it to the server"):
-            handed = hand_over(source, Path(report["adapted"]), out.resolve().name, load)
+        try:
+            with telling("bringing it to the server"):
+                handed = hand_over(source, Path(report["adapted"]), out.resolve().name, load)
+        except OutriderError as error:
+            failed = error  # told behind what there is
         report["server"] = handed
     if json_:
         write_json(report, "-")
-        return
+    else:
+        _tell_adapted(report, out, handed)
+    if failed is not None:
+        raise failed
+
+
+def _tell_adapted(report: dict[str, Any], out: Path, handed: str | None) -> None:
+    """Tell what an adaptation gave, and what was ``handed`` to a server."""
+    from ..training.adapt_page import HEADS, rows
+
     grid = new_table(*HEADS[:2], right=HEADS[2:])
     for row in rows(report):
         grid.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row))
@@ -384,7 +398,7 @@ def measure(
         metavar="USE=FILE",
     ),
     target: str | None = setting(None, OF, "--target"),
-    max_tokens: int = setting(128, MAX_TOKENS, min=1),
+    max_tokens: int = setting(128, MAX_TOKENS, min=2),
     json_: AsJson = False,
 ) -> None:
     """Measure a head as served; write acceptance and the best draft lengths into it."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..base.fields import Fields
+from ..base.outside.text import printable
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.extras import Extras, read_extras
 from ..checkpoints.families import Architecture
@@ -14,7 +15,7 @@ from ..checkpoints.files import Files
 from ..checkpoints.head_tensors import HeadTensors, drafted_ids, misfits
 from ..checkpoints.heads import MEDUSA, Head, read_head
 from ..checkpoints.tokenizers import differences, has_tokenizer, read_codec, vocabulary_of
-from ..errors import ModelError
+from ..errors import ModelError, shown
 from ..models.native import is_native
 from ..text.intersection import Intersection, intersection, pieces_of
 from .retokenize import RetokenizeSpec
@@ -153,7 +154,7 @@ def _tokenizer(folder: Files, target: Files, needed: str) -> Iterator[Fact]:
 def _head(head: Head, target: Files) -> Iterator[Fact]:
     checkpoint = open_checkpoint(target)
     architecture = checkpoint.architecture
-    yield Fact("target", head.verifier or "not said", str(target), True)
+    yield Fact("target", printable(head.verifier or "not said"), str(target), True)
     yield from _tokenizer(head.files, target, "the same is needed")
     needed = "a family that the native step runs is needed"
     yield Fact("family", needed, checkpoint.config.model_type, is_native(checkpoint))
@@ -170,9 +171,10 @@ def _head(head: Head, target: Files) -> Iterator[Fact]:
 def _layers(head: Head, target: Architecture) -> Fact:
     count = f"{target.num_layers} layers"
     try:
-        return Fact("layers", f"outputs of {[*head.target_layers(target.num_layers)]}", count, True)
+        layers, fits = head.target_layers(target.num_layers), True
     except ModelError:
-        return Fact("layers", f"outputs of {[*(head.layers or ())]}", count, False)
+        layers, fits = head.layers or (), False
+    return Fact("layers", f"outputs of {shown([*layers])}", count, fits)
 
 
 def _tensors(head: Head) -> list[Fact]:

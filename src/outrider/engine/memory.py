@@ -60,7 +60,8 @@ def usual_pages(
     """
     nodes, size = most_nodes(config, needs, together), config.page_size
     usual = -(-(min(max_length, USUAL_LENGTH) + nodes) // size)
-    return max(-(-(max_length + nodes) // size), usual * config.max_num_seqs) + 1
+    most = max(-(-(max_length + nodes) // size), usual * config.max_num_seqs)
+    return max(LEAST_PAGES, most + 1)
 
 
 def working_bytes(
@@ -117,7 +118,7 @@ def plan_budget(
     per_sequence = -(-(max_length + most_nodes(config, needs, together)) // size)
     scratch = max((each.scratch_pages for each in needs), default=0)  # drafters take turns
     most = LARGEST_INT // size - scratch  # slots are numbered in int32
-    wanted = min(per_sequence * config.max_num_seqs + 1, most)
+    wanted = min(max(LEAST_PAGES, per_sequence * config.max_num_seqs + 1), most)
     target_bytes = model.page_bytes(size)
     drafter_bytes = sum(each.page_bytes for each in needs)
     each = target_bytes + drafter_bytes

@@ -158,6 +158,7 @@ class Recorder:
                 size = file.size()
                 if not size:  # another file has begun
                     self._known.clear()
+                    self.records = 0
                 if self._is_known(line):
                     self.duplicates += 1
                     continue

@@ -18,6 +18,7 @@ from ..bench.load.datasets import load_prompts
 from ..bench.machine import machine
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import find_folder
+from ..checkpoints.files import new_folder
 from ..checkpoints.heads import Head, read_head
 from ..checkpoints.tokenizers import read_codec
 from ..drafters.model import ModelSpec
@@ -34,8 +35,11 @@ from .samples import DataFolder
 from .served import MOST_PROMPTS, Served, Serving, error_of_mean, held_out_prompts
 from .targets import open_target
 
+DATA, ADAPTED = "data", "drafter"
+"""The folders in that of an adaptation: of what the target says, and of the result."""
 SHARES = (0.1, 0.3, 1.0)
 """Shares of the data that a drafter is trained on in turn, which shows how much is enough."""
+LEAST_MINUTES = 0.01
 FEWEST_HELD_OUT = 4
 MEASURED_TOKENS = 128
 """Most tokens of an output that acceptance is measured on."""
@@ -67,6 +71,10 @@ class AdaptOptions:
     model: DistillOptions = field(default_factory=DistillOptions)
     length: int = 4
     temperatures: tuple[float, ...] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if self.rate is not None:
+            replace(self.plan, rate=self.rate)  # refuses a wrong one
 
 
 class Gain(NamedTuple):
@@ -207,9 +215,10 @@ def adapt(
     """Adapt a head or a small model to a domain's prompts, and return the report.
 
     The best drafter is written to ``out``/drafter. ``told`` gets what is being done. Raises
-    ConfigError: there are too few prompts to hold some out.
+    ConfigError: there are too few prompts to hold some out, or something else is in its place.
     """
-    folder, begin = find_folder(target), find_folder(drafter)
+    folder, begin, adapted = find_folder(target), find_folder(drafter), out / ADAPTED
+    _check_place(begin, adapted)
     set_up(folder, begin, {})  # refuses a drafter of another tokenizer before there is data
     head = read_head(begin)
     least = usual_rate(begin, options.model.rank) if head is None else HEAD_RATE
@@ -223,12 +232,12 @@ def adapt(
     def answered(done: int, total: int) -> None:
         told(f"the target answers the prompts: {done} of {total}")
 
-    data = make_data(target, out / "data", options.data, answered, told)
+    data = make_data(target, out / DATA, options.data, answered, told)
     course = Course(folder, begin, head, out, data, options, told)
     minutes = options.plan.minutes
 
     def trained(rate: float, share: float) -> Point:
-        part = None if minutes is None else minutes * share / sum(shares)
+        part = None if minutes is None else max(LEAST_MINUTES, minutes * share / sum(shares))
         return course.trained(rate, share, part)
 
     tried = [trained(rate, SHARES[0]) for rate in rates]
@@ -238,10 +247,11 @@ def adapt(
         if all(point.gain.high < HOPELESS for point in points[1:]):
             break
     best = max(points[1:], key=lambda point: point.merit)
-    adapted = out / "drafter"
-    shutil.rmtree(adapted, ignore_errors=True)
     place = place_of(out, best.rate, best.share)
-    shutil.copytree(place, adapted, ignore=shutil.ignore_patterns(WORK))
+    if adapted.exists():  # of an earlier run
+        shutil.rmtree(adapted)
+    with new_folder(adapted) as filling:
+        shutil.copytree(place, filling, ignore=shutil.ignore_patterns(WORK), dirs_exist_ok=True)
     if head is not None:
         for use, served in (("domain", best.domain), ("general", best.general)):
             note(adapted, use, served, data.about.prompts, f"{use} prompts of its adaptation")
@@ -253,6 +263,15 @@ def adapt(
         "rates": [as_dict(point) for point in tried],
         "verdict": judge(best)._asdict(), "adapted": str(adapted),
     }  # fmt: skip
+
+
+def _check_place(begin: Path, adapted: Path) -> None:
+    """Raise ConfigError where what is written would replace something else."""
+    out = adapted.parent
+    if begin.resolve().is_relative_to(out.resolve()):
+        raise ConfigError(f"{begin} lies in {out}, whose drafter is replaced; give another --out.")
+    if adapted.is_symlink() or (adapted.exists() and not (out / DATA).exists()):
+        raise ConfigError(f"{adapted} is none that was adapted here; give another --out.")
 
 
 def place_of(out: Path, rate: float, share: float) -> Path:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
 from pathlib import Path
 
 from .. import __version__
 from ..base.kept import part_of, read_kept
+from ..base.outside.text import printable
 from ..bench.machine import machine
 from ..checkpoints.extras import Extras
 from ..checkpoints.families import name_of
@@ -66,7 +68,7 @@ def write_card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> No
     A card whose licence line a person has changed is kept.
     """
     file = folder / CARD
-    if file.exists() and "Licence: not chosen yet" not in file.read_text(encoding="utf-8"):
+    if file.exists() and "Licence: not chosen yet" not in _read(file):
         return
     with part_of(file) as part:
         part.write_text(card(folder, work, data, judged), encoding="utf-8")
@@ -82,8 +84,9 @@ def card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> str:
     begin = said.get("begin")
     return TEXT.format(
         base=f"\nbase_model: {target}" if is_known else "", licence=NO_LICENCE, kind=head.kind,
-        target=target if is_known else Path(target).name, what=_what(head), size=_size(head),
-        begin=name_of(Path(begin)) if begin else "a new head with the target's output rows",
+        target=literal(target if is_known else Path(target).name), what=_what(head),
+        begin=literal(name_of(Path(begin)) if begin else "a new head with the target's output rows"),
+        size=_size(head),
         samples=sum(shard.samples for shard in data.shards),
         said=sum(shard.said for shard in data.shards), prompts=about.num_prompts,
         digest=about.prompts, heats=", ".join(f"{heat:g}" for heat in about.temperatures),
@@ -114,12 +117,18 @@ def add_measured(folder: Path, extras: Extras) -> None:
     file = folder / CARD
     if not file.exists():
         return
-    text = file.read_text(encoding="utf-8")
+    text = _read(file)
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if end:
         with part_of(file) as part:
-            part.write_text(f"{before}{begin}\n{table(extras)}\n{end}{after}", encoding="utf-8")
+            text = f"{before}{begin}\n{table(extras)}\n{end}{after}"
+            part.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
+def _read(file: Path) -> str:
+    """Return the text of a card, which a person may have saved in any encoding."""
+    return file.read_text(encoding="utf-8", errors="surrogateescape")
 
 
 def table(extras: Extras) -> str:
@@ -131,10 +140,15 @@ def table(extras: Extras) -> str:
     for each in extras.measured:
         shares = " ".join(f"{share:.2f}" for share in each.by_position)
         rows.append(
-            f"| {each.use} | {each.temperature:g} | {each.acceptance_length:.2f} | {shares} | "
-            f"{each.prompts} of {each.data} (`{each.digest[:16]}`) |"
+            f"| {literal(each.use)} | {each.temperature:g} | {each.acceptance_length:.2f} | "
+            f"{shares} | {each.prompts} of {literal(each.data)} ({literal(each.digest[:16])}) |"
         )
     lengths = ", ".join(f"{length} for {use}" for use, length in extras.lengths.items())
-    made = sorted({f"{each.machine}, {each.date}" for each in extras.measured})
+    made = sorted({literal(f"{each.machine}, {each.date}") for each in extras.measured})
     fastest = f"Fastest draft lengths: {lengths}. " if lengths else ""
     return "\n".join([*rows, "", f"{fastest}Measured on {'; '.join(made)}."])
+
+
+def literal(text: str) -> str:
+    """Return a text on one line in which no character means anything to Markdown or HTML."""
+    return re.sub(r"[\\`*\[\]<>|&]", r"\\\g<0>", printable(text))

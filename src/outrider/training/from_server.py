@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..base.kept import part_of
 from ..base.methods import AUTO, TOGETHER
 from ..base.outside.http import address, call
 from ..checkpoints.files import new_folder
@@ -62,11 +63,17 @@ def ask(url: str, key: str | None) -> Source:
     folder, records, size = (recording.get(name) for name in ("folder", "records", "bytes"))
     if not (isinstance(folder, str) and isinstance(records, int) and isinstance(size, int)):
         raise _foreign(url, "it does not say what is recorded")
-    prompts = Path(folder) / RECORDED
-    for what, place in (("records", prompts), ("serves", Path(target))):
-        if not _exists(place):
+    loading, drafter = said["loading"], _checkpoint(said)
+    drafters = loading.get("folder") if isinstance(loading, dict) else None
+    drafters = drafters if isinstance(drafters, str) else None
+    prompts = f"{folder}/{RECORDED}"
+    for what, place in (
+        ("records", prompts), ("serves", target), ("drafts with", drafter),
+        ("loads drafters from", drafters),
+    ):  # fmt: skip
+        if place is not None and not _exists(Path(place)):
             raise ConfigError(
-                f"{url} {what} {shown(str(place))}, which is not here; run this on the machine of "
+                f"{url} {what} {shown(place)}, which is not here; run this on the machine of "
                 "the server, as its user."
             )
     if records < FEWEST:
@@ -74,11 +81,8 @@ def ask(url: str, key: str | None) -> Source:
             f"{url} has recorded {records} prompts, and {FEWEST} are the fewest that a drafter can "
             "be adapted with; wait for more."
         )
-    loading = said["loading"]
-    drafters = loading.get("folder") if isinstance(loading, dict) else None
     return Source(
-        url, key, target, _checkpoint(said), prompts, size,
-        Path(drafters) if isinstance(drafters, str) else None,
+        url, key, target, drafter, Path(prompts), size, None if drafters is None else Path(drafters)
     )  # fmt: skip
 
 
@@ -108,7 +112,7 @@ def _foreign(url: str, why: str) -> EndpointError:
 def _exists(place: Path) -> bool:
     """Return whether a path exists; one that cannot be looked at does not."""
     try:
-        return place.exists()
+        return place.is_file() or place.is_dir()
     except (OSError, ValueError):
         return False
 
@@ -126,21 +130,30 @@ def _checkpoint(said: Mapping[str, Any]) -> str | None:
 def keep_prompts(source: Source, out: Path) -> Path:
     """Return a copy of the recorded prompts, which a resumed adaptation uses again.
 
-    Raises ConfigError: it cannot be read or written.
+    Raises ConfigError: it cannot be read or written, or is another file by now, with too little.
     """
     file = out / "recorded.jsonl"
     if file.exists():
         return file
     try:
-        with source.prompts.open("rb") as opened:
-            lines = opened.read(source.size)
         out.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        # As private as the original.
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as writing:
-            writing.write(lines[: lines.rfind(b"\n") + 1])
-        part.replace(file)
+        with part_of(file) as part:
+            part.unlink(missing_ok=True)
+            # As private as the original.
+            writing = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with source.prompts.open("rb") as opened, open(writing, "wb") as written:
+                count, left = 0, source.size
+                for line in opened:
+                    left -= len(line)
+                    if left < 0 or not line.endswith(b"\n"):
+                        break
+                    written.write(line)
+                    count += 1
+            if count < FEWEST:
+                raise ConfigError(
+                    f"{source.prompts} has {count} prompts by now, and {FEWEST} are the fewest "
+                    "that a drafter can be adapted with; wait for more."
+                )
     except OSError as error:
         raise ConfigError(
             f"{source.prompts} cannot be copied to {file} ({error.strerror}); run this as the "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ..base.outside.text import printable
 from ..bench.machine import machine
-from ..bench.workload import Item
-from ..checkpoints.extras import KEY, LONGEST_TEXT, USES, Extras, Measured
+from ..checkpoints.extras import KEY, LONGEST_TEXT, MOST_MEASURED, USES, Extras, Measured
 from ..checkpoints.files import Files
 from ..checkpoints.heads import MEDUSA, read_head
 from ..checkpoints.tokenizers import read_codec
@@ -39,6 +39,10 @@ def measure(
     for use in prompts:
         if use not in USES:
             raise ConfigError(f"use {use!r} is not known; give one of {', '.join(USES)}.")
+    items = {
+        use: read_prompts(file, False, told, remedy="")[:MOST_PROMPTS]
+        for use, file in prompts.items()
+    }
     place = target or verifier_of(head).folder
     setup = set_up(place, None, {"max_num_seqs": 1})
     model, codec = load_target(setup.checkpoint, setup.config), read_codec(place)
@@ -46,15 +50,20 @@ def measure(
     lengths = [length for length in LENGTHS if most is None or length <= most] or [most or 1]
     found, extras = dict[str, int](), head.extras
     for use, file in prompts.items():
-        items: list[Item] = read_prompts(file, False, told)[:MOST_PROMPTS]
-        ids = [item.encode(codec) for item in items]
+        ids = [item.encode(codec) for item in items[use]]
         context = max(map(len, ids)) + max_tokens + 1
+        if context > model.shape.context:
+            raise ConfigError(
+                f"{file} has a prompt of {context - max_tokens - 1} tokens, and {max_tokens} more "
+                f"do not fit into the target's context of {model.shape.context}; give shorter "
+                "prompts, or a lower --max-tokens."
+            )
         serving = Serving(place, model, ids, max_tokens, context)
         told(f"{use}: drafts of {', '.join(map(str, lengths))} tokens in turn")
         greedy = serving.compare(folder, lengths)
         told(f"{use}: drafts of {lengths[-1]} tokens at temperature 1")
         served = [greedy[-1], *serving.measure(folder, lengths[-1], (1.0,))]
-        extras = note(folder, use, served, digest(items), file.name)
+        extras = note(folder, use, served, digest(items[use]), file.name)
         speeds = [each.tokens_per_second for each in greedy]
         found[use] = lengths[speeds.index(max(speeds))]
     extras = extras._replace(lengths={**extras.lengths, **found})
@@ -70,12 +79,12 @@ def note(folder: Path, use: str, served: Sequence[Served], digest: str, data: st
     measured = [
         Measured(
             use, each.temperature, each.acceptance_length, tuple(map(float, each.by_position)),
-            len(each.lengths), digest, data[:LONGEST_TEXT], here["date"][:10], where,
+            len(each.lengths), digest, printable(data, LONGEST_TEXT), here["date"][:10], where,
         )
         for each in served
     ]  # fmt: skip
     kept = [each for each in head.extras.measured if each.use != use]
-    extras = Extras({**head.extras.lengths}, (*kept, *measured))
+    extras = Extras({**head.extras.lengths}, (*kept, *measured)[-MOST_MEASURED:])
     write_extras(folder, extras)
     return extras
 

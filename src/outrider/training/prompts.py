@@ -18,15 +18,18 @@ from ..text.codec import has_lone_surrogates
 TEXTS = ("prompt", "text")
 """Keys of plain prompts; the first one that is there counts."""
 CONVERSATIONS = ("messages", "conversations")
+SKIP = " --skip-bad leaves out such prompts."
 ROLES = {"human": "user", "gpt": "assistant"}
 
 
-def read_prompts(file: Path, skip: bool, told: Callable[[str], None]) -> list[Item]:
+def read_prompts(
+    file: Path, skip: bool, told: Callable[[str], None], remedy: str = SKIP
+) -> list[Item]:
     """Return the prompts in a file, or in a folder: of .jsonl files, or of a saved dataset.
 
     Each line of a .jsonl file is an object with "prompt" or "text", or with "messages" (or
     "conversations" in ShareGPT's layout); other keys are ignored. A bad line is a ConfigError with
-    its number; with ``skip`` it is left out, and ``told`` gets a sentence about it.
+    its number and the ``remedy``; with ``skip`` it is left out, and ``told`` gets a sentence.
     """
     entries: Iterator[tuple[str, Any]]
     if file.is_dir():
@@ -47,7 +50,7 @@ def read_prompts(file: Path, skip: bool, told: Callable[[str], None]) -> list[It
             items.append(item)
         except ConfigError as error:
             if not skip:
-                raise ConfigError(f"{error} --skip-bad leaves out such prompts.") from None
+                raise ConfigError(f"{error}{remedy}") from None
             told(f"left out: {error}")
     if not items:
         raise ConfigError(f"{file} has no prompts; give a file or folder that has some.")

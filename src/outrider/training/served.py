@@ -15,7 +15,7 @@ from ..bench.record import Pass, frozen, run_all, total
 from ..drafters.base import NoSpec
 from ..engine.build import build_engine
 from ..engine.setup import set_up
-from ..errors import TrainingError
+from ..errors import ConfigError, TrainingError
 from ..llm import LLM
 from ..models.base import Model
 from .samples import Samples
@@ -91,7 +91,10 @@ class Serving:
     def _in_turn(
         self, llm: LLM, lengths: Sequence[int], temperature: float, rounds: int | None
     ) -> list[Served]:
-        """Return what each length gives; plain decoding and all lengths take turns."""
+        """Return what each length gives; plain decoding and all lengths take turns.
+
+        Raises ConfigError: no output has a second token.
+        """
         params = [
             SamplingParams(temperature=temperature, seed=i, max_tokens=self._max_tokens)
             for i in range(len(self.prompts))
@@ -104,6 +107,11 @@ class Serving:
                 for length, runs in drafted.items():
                     llm.set_speculation(replace(llm.speculation, num_speculative_tokens=length))
                     runs.append(run_all(llm, self.prompts, params))
+        if not plain[0].decode_tokens:
+            raise ConfigError(
+                "all outputs end with their first token, so no speed can be measured; give prompts "
+                "with longer answers."
+            )
         if any(runs[0].outputs != plain[0].outputs for runs in drafted.values()):
             raise TrainingError(
                 "outputs with the drafter differ from plain decoding; please report this."

@@ -1,0 +1,29 @@
+"""Keeps two processes from writing one folder at once."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import ConfigError
+
+LOCK = ".lock"
+"""A file of the folder on which there is a lock; the kernel ends it with its process."""
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a folder, which is made if it is missing. Raises ConfigError: another process does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another process writes to {folder}; wait for its end, or give another folder."
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
