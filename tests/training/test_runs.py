@@ -17,9 +17,9 @@ from outrider.checkpoints.heads import read_head
 from outrider.errors import ConfigError, TrainingError
 from outrider.native import choice as native
 from outrider.training import parity, run_heads, served
-from outrider.training.curves import PICTURE
+from outrider.training.curves import CURVES, PICTURE
 from outrider.training.data import DataOptions, make_data
-from outrider.training.loop import CURVES, STATE, Plan
+from outrider.training.loop import STATE, Plan
 from outrider.training.measure import LENGTHS
 from outrider.training.run_heads import WORK, HeadOptions, train_head
 from outrider.training.samples import DataFolder

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from outrider.errors import ConfigError, TrainingError
-from outrider.training.loop import CURVES, STATE, Judged, Learned, Plan, Task, Training
+from outrider.training.curves import CURVES
+from outrider.training.loop import STATE, Judged, Learned, Plan, Task, Training
 from outrider.training.samples import Sample, Samples
 from tests.support.disks import no_file_above
 

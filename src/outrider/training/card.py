@@ -62,7 +62,7 @@ def write_card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> No
     A card that is there already is kept where a person changed its licence line.
     """
     file = folder / CARD
-    if file.exists() and "Licence: not chosen yet" not in file.read_text(encoding="utf-8"):
+    if file.exists() and "Licence: not chosen yet" not in _read(file):
         return
     with part_of(file) as part:
         part.write_text(card(folder, work, data, judged), encoding="utf-8")
@@ -104,12 +104,18 @@ def add_measured(folder: Path, extras: Extras) -> None:
     file = folder / CARD
     if not file.exists():
         return
-    text = file.read_text(encoding="utf-8")
+    text = _read(file)
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if end:
         with part_of(file) as part:
-            part.write_text(f"{before}{begin}\n{table(extras)}\n{end}{after}", encoding="utf-8")
+            text = f"{before}{begin}\n{table(extras)}\n{end}{after}"
+            part.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
+def _read(file: Path) -> str:
+    """Return the text of a card, which a person may have saved in any encoding."""
+    return file.read_text(encoding="utf-8", errors="surrogateescape")
 
 
 def table(extras: Extras) -> str:

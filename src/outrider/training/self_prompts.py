@@ -68,10 +68,12 @@ def before_a_user(llm: LLM) -> str:
     return text.partition(PLACE)[0]
 
 
-def write_prompts(llm: LLM, count: int, seed: int, told: Callable[[int, int], None]) -> list[Item]:
+def write_prompts(
+    llm: LLM, count: int, context: int, seed: int, told: Callable[[int, int], None]
+) -> list[Item]:
     """Return ``count`` different prompts that the target wrote; ``told`` gets how many there are.
 
-    Raises ConfigError: it hardly writes any.
+    They take half of the ``context`` at most. Raises ConfigError: it hardly writes any.
     """
     template, encode = before_a_user(llm), llm.inputs.encode
     begun = [
@@ -89,7 +91,8 @@ def write_prompts(llm: LLM, count: int, seed: int, told: Callable[[int, int], No
         which = [n % len(OPENINGS) for n in range(tried, tried + BLOCK)]
         params = [
             SamplingParams(
-                temperature=1.0, max_tokens=CODE_TOKENS if OPENINGS[at].code else TOKENS,
+                temperature=1.0,
+                max_tokens=min(CODE_TOKENS if OPENINGS[at].code else TOKENS, context // 2),
                 seed=(seed << 40) + tried + i,
             )
             for i, at in enumerate(which)
