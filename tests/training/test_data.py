@@ -360,7 +360,7 @@ def test_the_target_writes_as_many_prompts_as_it_was_asked_for(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
     """They fit into a small context, and another number of them is refused."""
-    few, more = (DataOptions(context=48, max_tokens=4, samples=count) for count in (3, 4))
+    few, more = (DataOptions(context=64, max_tokens=4, samples=count) for count in (3, 4))
     data = make_data(str(tiny_llama), tmp_path, few, lambda *_, **__: None, print)
     assert data.done == 3
     (tmp_path / MANIFEST).unlink()

@@ -105,8 +105,8 @@ def test_what_was_not_trained_yet_is_begun_anew(
     monkeypatch.setattr(run_heads, "Training", killed)
     drawn = []
     for seed in (0, 1, 0):
+        plan = replace(PLAN, seed=seed)
         with pytest.raises(KeyboardInterrupt):
-            plan = replace(PLAN, seed=seed)
             train_head("eagle3", tiny_llama, data, None, tmp_path, plan, OPTIONS)
         drawn.append((tmp_path / WORK / run_heads.BEGUN / "model.safetensors").read_bytes())
     assert drawn[0] == drawn[2] != drawn[1]

@@ -73,9 +73,10 @@ def write_prompts(
 ) -> list[Item]:
     """Return ``count`` different prompts that the target wrote; ``told`` gets how many there are.
 
-    They take half of the ``context`` at most. Raises ConfigError: it hardly writes any.
+    They leave room in the ``context``. Raises ConfigError: it hardly writes any.
     """
-    template, encode = before_a_user(llm), llm.inputs.encode
+    template, encode, codec = before_a_user(llm), llm.inputs.encode, llm.inputs.codec
+    assert codec is not None  # it has written the template
     begun = [
         encode(o.words) if o.raw else encode(template + o.words, special=False, rendered=True)
         for o in OPENINGS
@@ -101,7 +102,7 @@ def write_prompts(
         for at, output in zip(which, outputs, strict=True):
             answer = output.outputs[0]
             item = OPENINGS[at].prompt(answer.text, answer.finish_reason == "stop")
-            if item is not None:
+            if item is not None and len(item.encode(codec)) < context:
                 found.setdefault(answer.text, item)
         tried += BLOCK
         told(min(len(found), count), count)
