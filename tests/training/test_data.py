@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from outrider import LLM
 from outrider.bench.workload import Item
+from outrider.checkpoints.files import read_header, save_file
 from outrider.errors import ConfigError, ModelError
 from outrider.training import answers
 from outrider.training.answers import write_answers
@@ -94,6 +96,8 @@ def test_damage_is_told(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / MANIFEST).read_text())
     for path, value in (
         (("version",), 2), (("about", "vocab_size"), 0), (("about", "seed"), "x"),
+        (("about", "temperatures"), []), (("about", "temperatures"), [0]),
+        (("about", "temperatures"), [-1.0]), (("about", "context"), 2**31),
         (("shards",), [1]), (("shards", 0, "file"), "../x"), (("shards", 0, "tokens"), -1),
     ):  # fmt: skip
         changed = json.loads(json.dumps(manifest))
@@ -104,6 +108,52 @@ def test_damage_is_told(tmp_path: Path) -> None:
         (tmp_path / MANIFEST).write_text(json.dumps(changed))
         with pytest.raises(ConfigError, match=str(path[-1])):
             DataFolder.opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("offsets", [0, 6, 3, 18]), ("offsets", [0, 6, 12, 99]), ("offsets", [1, 6, 12, 18]),
+     ("offsets", []), ("offsets", [0, 18]), ("prompts", [0, 1, -2]), ("prompts", [0, 1]),
+     ("tokens", [320] * 18), ("tokens", [-1] * 18), ("tokens", [0] * 17), ("said", [False] * 17),
+     ("said", [True] * 18), ("said", [[False]] * 18), ("said", [0.0] * 18), ("said", None)],
+)  # fmt: skip
+def test_a_shard_of_another_form_is_told(
+    name: str, value: list[Any] | None, tmp_path: Path
+) -> None:
+    """The manifest has its checksum, so that it was not damaged by accident."""
+    data = DataFolder(tmp_path, about(), ())
+    data.add([sample(n) for n in range(3)], 0, 3)
+    file = tmp_path / data.shards[0].file
+    columns = {n: entry.read() for n, entry in read_header(file).items()}
+    if value is None:
+        del columns[name]
+    else:
+        floats = bool(value) and isinstance(value[0], float)
+        columns[name] = np.array(value, np.float64 if floats else columns[name].dtype)
+    save_file(columns, file, {})
+    digest = sha256(file.read_bytes()).hexdigest()
+    with pytest.raises(ModelError, match=r"damaged \(.*write the data again"):
+        DataFolder(tmp_path, about(), [data.shards[0]._replace(sha256=digest)]).read()
+
+
+def test_a_folder_of_something_else_stays_as_it_is(tiny_llama: Path, tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "p.jsonl", {"prompt": "one"})
+    other = tmp_path / "target"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    for out, why in ((other, "config.json of something else"), (file, "no folder")):
+        with pytest.raises(ConfigError, match=why):
+            make_data(str(tiny_llama), out, DataOptions(prompts=file), lambda *_: None, print)
+    assert [*other.iterdir()] == [other / "config.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("samples", 2**31), ("samples", 0), ("max_tokens", 2**63), ("temperatures", (float("nan"),))],
+)
+def test_options_out_of_range_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name.rstrip("s")):
+        DataOptions(**{name: value})
 
 
 def test_prompts_come_in_many_forms(tmp_path: Path) -> None:
@@ -142,6 +192,13 @@ def test_a_bad_line_is_told_by_its_number_or_left_out(line: str, why: str, tmp_p
     assert [i.prompt for i in read_prompts(file, True, said.append)] == ["good", "fine"]
     assert len(said) == 1
     assert "line 2" in said[0]
+
+
+def test_surrogates_in_a_list_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    file.write_text('["good", "\\ud800"]')
+    with pytest.raises(ConfigError, match="item 2: lone surrogates"):
+        read_prompts(file, False, print)
 
 
 def test_a_file_without_prompts_is_told(tmp_path: Path) -> None:
@@ -261,13 +318,29 @@ def test_every_turn_is_answered_by_the_target(anew: bool, tmp_path: Path) -> Non
     assert found[0].said.tolist()[:8] == [False] * 6 + [True] * 2
 
 
+@pytest.mark.parametrize("context", [62, 100_000])
+def test_a_conversation_ends_where_the_context_does_or_after_many_turns(
+    context: int, tmp_path: Path
+) -> None:
+    item = Item(
+        messages=tuple({"role": "user", "content": str(n)} for n in range(answers.TURNS + 9))
+    )
+    data = DataFolder(tmp_path, about(context=context), ())
+    assert write_answers(Echo(False), [item], data, False, lambda done: None) == 0
+    read = data.read()
+    (sample,) = [*read.train, *read.held_out]
+    fit = 1 + (context - 4) // 5  # a turn is [100, n, 101] and an answer of two
+    assert int(sample.said.sum()) // 2 == min(answers.TURNS, fit)
+
+
 def test_what_cannot_be_answered_is_told_or_left_out(llm: LLM, tmp_path: Path) -> None:
-    items = [Item("fine"), Item("x" * 500), Item(messages=({"role": "boss", "content": "x"},))]
-    for bad in items[1:]:
+    items = [Item("fine"), Item("x" * 500)]
+    items += [Item(messages=({"role": role, "content": "x"},)) for role in ("boss", "assistant")]
+    for number, bad in enumerate(items[1:]):
         with pytest.raises(ConfigError, match="prompt 2 cannot be answered"):
-            written(llm, tmp_path / str(hash(bad.prompt)), [items[0], bad])
+            written(llm, tmp_path / str(number), [items[0], bad])
     data = DataFolder(tmp_path / "left", about(), ())
-    assert write_answers(llm, items, data, True, lambda done: None) == 2
+    assert write_answers(llm, items, data, True, lambda done: None) == 3
     assert data.shards[0].samples == 1
 
 
@@ -281,3 +354,15 @@ def test_a_folder_goes_on_only_with_the_same(tiny_llama: Path, tmp_path: Path) -
     other = DataOptions(prompts=file, context=64, max_tokens=5)
     with pytest.raises(ConfigError, match="max_tokens is 4, not 5"):
         make_data(str(tiny_llama), tmp_path / "data", other, lambda *_: None, print)
+
+
+def test_the_target_writes_as_many_prompts_as_it_was_asked_for(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """They fit into a small context, and another number of them is refused."""
+    few, more = (DataOptions(context=64, max_tokens=4, samples=count) for count in (3, 4))
+    data = make_data(str(tiny_llama), tmp_path, few, lambda *_, **__: None, print)
+    assert data.done == 3
+    (tmp_path / MANIFEST).unlink()
+    with pytest.raises(ConfigError, match="has 3 prompts; give --samples 3"):
+        make_data(str(tiny_llama), tmp_path, more, lambda *_, **__: None, print)

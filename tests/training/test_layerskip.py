@@ -77,7 +77,7 @@ def test_no_gain_is_an_answer(
     assert not (tmp_path / "skips.json").exists()
 
 
-def test_files_that_do_not_fit_are_refused(target: Path, tmp_path: Path) -> None:
+def test_files_that_do_not_fit_are_refused(target: Path, data: DataFolder, tmp_path: Path) -> None:
     file = tmp_path / "skips.json"
     save_skips(file, LAYERS + 1, (0, 1, 2), {})
     with pytest.raises(ConfigError, match="of 13 layers, and this one has 12"):
@@ -88,5 +88,9 @@ def test_files_that_do_not_fit_are_refused(target: Path, tmp_path: Path) -> None
             find_drafter(file, target)
     with pytest.raises(ModelError, match="cannot be read"):
         find_drafter("layerskip:missing.json", target)
-    with pytest.raises(ConfigError, match=r"no name of a \.json file"):
-        save_skips(tmp_path / "skips", LAYERS, (0,), {})
+    (tmp_path / "other.json").write_text("{}")
+    for name, why in (("skips", r"no name of a \.json file"), ("other.json", "something else")):
+        with pytest.raises(ConfigError, match=why):
+            save_skips(tmp_path / name, LAYERS, (0,), {})
+        with pytest.raises(ConfigError, match=why):  # before the search
+            search_skips(target, data, tmp_path / name, 0, lambda *_: None)

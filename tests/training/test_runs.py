@@ -8,20 +8,23 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
 
 from outrider import LLM, SamplingParams
+from outrider.base.config import LONGEST_DRAFT
 from outrider.checkpoints.heads import read_head
 from outrider.errors import ConfigError, TrainingError
 from outrider.native import choice as native
 from outrider.training import parity, run_heads, served
-from outrider.training.curves import PICTURE
+from outrider.training.curves import CURVES, PICTURE
 from outrider.training.data import DataOptions, make_data
-from outrider.training.loop import CURVES, STATE, Plan
+from outrider.training.loop import STATE, Plan
 from outrider.training.measure import LENGTHS
+from outrider.training.run_distill import DistillOptions, train_drafter
 from outrider.training.run_heads import WORK, HeadOptions, train_head
 from outrider.training.samples import DataFolder
 from tests.support.commands import outrider
@@ -92,6 +95,33 @@ def test_training_makes_it_better(data: DataFolder, tiny_llama: Path, tmp_path: 
     assert many.coupled_length > few.coupled_length + 0.02
 
 
+def test_what_was_not_trained_yet_is_begun_anew(
+    data: DataFolder, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that ended before its plan was written leaves nothing to another one."""
+
+    def killed(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_heads, "Training", killed)
+    drawn = []
+    for seed in (0, 1, 0):
+        plan = replace(PLAN, seed=seed)
+        with pytest.raises(KeyboardInterrupt):
+            train_head("eagle3", tiny_llama, data, None, tmp_path, plan, OPTIONS)
+        drawn.append((tmp_path / WORK / run_heads.BEGUN / "model.safetensors").read_bytes())
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_drafts_may_be_longer_than_is_usual(
+    data: DataFolder, tiny_llama: Path, tmp_path: Path
+) -> None:
+    options = replace(OPTIONS, depth=LONGEST_DRAFT + 1)
+    plan = Plan(steps=1, batch=64)
+    trained = train_head("medusa", tiny_llama, data, None, tmp_path, plan, options)
+    assert len(trained.served) == 2
+
+
 def test_a_head_that_serves_otherwise_is_refused(
     data: DataFolder, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +139,19 @@ def test_what_does_not_fit_is_refused(
         train_head("eagle3", other, data, None, tmp_path / "a", PLAN, OPTIONS)
     with pytest.raises(ConfigError, match="no head of kind eagle3"):
         train_head("eagle3", tiny_llama, data, tiny_drafter, tmp_path / "b", PLAN, OPTIONS)
+    same = copytree(tiny_llama, tmp_path / "same")
+    words = (same / "tokenizer.json").read_text().replace("<|user|>", "<|person|>")
+    (same / "tokenizer.json").write_text(words)
+    with pytest.raises(ConfigError, match=f"is of {tiny_llama}, which has another tokenizer"):
+        train_head("eagle3", same, data, None, tmp_path / "c", PLAN, OPTIONS)
+    # What --out names by mistake stays as it is.
+    for out, what in ((same, "config.json"), (data.folder, "data.json")):
+        before = sorted(out.iterdir())
+        with pytest.raises(ConfigError, match=f"{what} of something else"):
+            train_head("eagle3", tiny_llama, data, None, out, PLAN, OPTIONS)
+        with pytest.raises(ConfigError, match=f"{what} of something else"):
+            train_drafter(tiny_llama, data, None, out, PLAN, DistillOptions())
+        assert sorted(out.iterdir()) == before
     for options in ({"loss": "none"}, {"depth": 0}, {"fading": 0.0}, {"share": 2.0}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             HeadOptions(**options)
@@ -125,6 +168,9 @@ def test_the_commands(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert json.loads(done.stdout)["samples"] == 160
     head = tmp_path / "head"
     words = ("--data", tmp_path / "data", "--out", head, "--steps", 8, "--batch", 64, "--depth", 3)
+    done = outrider("train", "eagle3", tiny_llama, *words, "--minutes", 1)
+    assert done.exit_code == 2
+    assert "--steps or --minutes" in done.output
     done = outrider("train", "eagle3", tiny_llama, *words)
     assert done.exit_code == 0, done.output
     assert said(tiny_llama, head, 0.0) == said(tiny_llama, None, 0.0)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from outrider.errors import ConfigError, TrainingError
-from outrider.training.loop import CURVES, STATE, Judged, Learned, Plan, Task, Training
+from outrider.errors import ConfigError, ModelError, TrainingError
+from outrider.training.curves import CURVES
+from outrider.training.loop import RUN, STATE, Judged, Learned, Plan, Task, Training
 from outrider.training.samples import Sample, Samples
 from tests.support.disks import no_file_above
 
@@ -106,6 +108,66 @@ def test_another_training_is_refused(tmp_path: Path) -> None:
             Training(Toy(), samples(), plan, tmp_path, about)
 
 
+def changed(folder: Path, **values: Any) -> None:
+    state = torch.load(folder / STATE, weights_only=True)
+    torch.save({**state, **values}, folder / STATE)
+
+
+def flipped(folder: Path) -> None:
+    state = torch.load(folder / STATE, weights_only=True)
+    octets = bytearray((folder / STATE).read_bytes())
+    octets[octets.index(state["module"]["1.weight"].numpy().tobytes())] ^= 1
+    (folder / STATE).write_bytes(octets)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "cut": lambda folder: (folder / STATE).write_bytes((folder / STATE).read_bytes()[:-9]),
+    "empty": lambda folder: (folder / STATE).write_bytes(b""),
+    "flipped": flipped,
+    "of another shape": lambda folder: changed(folder, module={"1.bias": torch.zeros(9)}),
+    "without an average": lambda folder: changed(folder, average={}),
+    "without optimisers": lambda folder: changed(folder, optimisers=[]),
+    "no plan": lambda folder: (folder / RUN).write_text("[1]"),
+    "no steps": lambda folder: (folder / RUN).write_text('{"about": {}, "plan": {}}'),
+    "not JSON": lambda folder: (folder / RUN).write_bytes(b"\xff"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_told(what: str, tmp_path: Path) -> None:
+    plan = Plan(steps=2, batch=8)
+    Training(Toy(), samples(), plan, tmp_path, {}).run()
+    DAMAGE[what](tmp_path)
+    with pytest.raises(ModelError, match=r"damaged.*give a new folder"):
+        Training(Toy(), samples(), plan, tmp_path, {})
+
+
+def test_nothing_to_learn_is_told(tmp_path: Path) -> None:
+    all_said = samples()
+    silent = [sample._replace(said=np.zeros(4, np.bool_)) for sample in all_said.train]
+    for some in ([*silent, *all_said.held_out], all_said.train):
+        with pytest.raises(ConfigError, match="too few"):
+            Training(Toy(), Samples(some), PLAN, tmp_path, {})
+
+
+def test_weights_that_are_not_finite_are_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.training.loop.SAVE_SECONDS", 0.0)
+    training = Training(Toy(), samples(), PLAN, tmp_path, {})
+    step = training.optimisers.step
+
+    def bad(rate: float) -> None:
+        step(rate)
+        if training.step == 7:
+            training.task.module[1].bias.data[0] = float("inf")
+
+    monkeypatch.setattr(training.optimisers, "step", bad)
+    with pytest.raises(TrainingError, match=r"a weight is not finite at step 8; .*last good"):
+        training.run()
+    assert torch.load(tmp_path / STATE, weights_only=True)["step"] == 7
+
+
 def test_a_loss_that_is_not_finite_ends_it_with_the_last_good_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +205,7 @@ def test_a_full_disk_leaves_the_last_state(tmp_path: Path, monkeypatch: pytest.M
     assert Training(Toy(), samples(), PLAN, tmp_path, {}).step == 5
 
 
-@pytest.mark.parametrize("cut", ["10,0.1,3", "10,0.1,320,0.05,1.2,1.9,1"])
+@pytest.mark.parametrize("cut", ["10,0.1,3", "10,0.1,320,0.05,1.2,1.9,1", "5,b,c,d,e,f,g"])
 def test_a_line_of_the_curves_that_was_cut_comes_again(
     cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

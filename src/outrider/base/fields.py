@@ -51,7 +51,7 @@ def check_plain(file: Path, state: os.stat_result) -> None:
         raise ModelError(f"{file} is not a regular file; replace it by the checkpoint's own file.")
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path, remedy: str = "fetch the checkpoint again") -> dict[str, Any]:
     """Return the JSON object in ``file``; refuse one that cannot be read, or holds none."""
     try:
         check_plain(file, file.stat())
@@ -60,9 +60,9 @@ def read_object(file: Path) -> dict[str, Any]:
         raise ModelError(f"{file} cannot be read ({error.strerror}).") from None
     except (ValueError, RecursionError, MemoryError) as error:
         reason = one_line(error)
-        raise ModelError(f"{file} is damaged; fetch the checkpoint again ({reason}).") from None
+        raise ModelError(f"{file} is damaged; {remedy} ({reason}).") from None
     if not isinstance(value, dict):
-        raise ModelError(f"{file} is damaged; fetch the checkpoint again (no JSON object).")
+        raise ModelError(f"{file} is damaged; {remedy} (no JSON object).")
     return value
 
 

@@ -109,6 +109,8 @@ class TrainFlags:
         """Return how to train."""
         from ..training.loop import Plan
 
+        if self.steps is not None and self.minutes is not None:
+            raise ConfigError("give --steps or --minutes, not both.")
         return Plan(
             epochs=self.epochs, steps=self.steps, minutes=self.minutes, rate=rate,
             batch=self.batch, accumulate=self.accumulate, seed=self.seed,

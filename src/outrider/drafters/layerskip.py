@@ -316,12 +316,19 @@ class LayerskipDrafter(Drafter):
 def save_skips(file: Path, layers: int, sublayers: Sequence[int], more: Mapping[str, Any]) -> None:
     """Write the sublayers that run of a target's ``layers`` to a file, and what is known of them.
 
-    Raises ConfigError: the file has another suffix than ``SUFFIX``.
+    Raises ConfigError: see ``check_file``.
     """
-    if file.suffix != SUFFIX:
-        raise ConfigError(f"{file} is no name of a {SUFFIX} file; give one.")
+    check_file(file)
     kept = {KIND: LayerskipSpec.name, "layers": layers, "sublayers": [*sublayers], **more}
     write_kept(file, kept)
+
+
+def check_file(file: Path) -> None:
+    """Raise ConfigError: a file to write is not a ``SUFFIX`` file, or something else already."""
+    if file.suffix != SUFFIX:
+        raise ConfigError(f"{file} is no name of a {SUFFIX} file; give one.")
+    if file.exists() and not is_saved(file):
+        raise ConfigError(f"{file} is something else already; give a new file.")
 
 
 def is_saved(file: Path) -> bool:

@@ -78,18 +78,18 @@ def write_answers(
     """Have the target answer the prompts that are missing; return how many were left out.
 
     Seeds follow from the prompts' numbers, so that samples depend on nothing else. ``told`` gets
-    the number of prompts that are done. Raises ConfigError: a prompt is longer than the context, or
-    the template refuses it; with ``skip`` it is left out.
+    the number of prompts that are done. A conversation ends where the context does. Raises
+    ConfigError: a prompt is longer than the context, or the template refuses it; with ``skip`` it
+    is left out.
     """
     left_out = 0
     while data.done < len(items):
         first, stop = data.done, min(data.done + BLOCK, len(items))
-        dialogues = [Dialogue(n, items[n]) for n in range(first, stop)]
+        dialogues = everyone = [Dialogue(n, items[n]) for n in range(first, stop)]
         samples: list[Sample] = []
         for turn in range(TURNS):
             asked = [*_asked(llm, dialogues, data, skip)]
             left_out += len(dialogues) - len(asked) if not turn else 0
-            asked = [(each, ids) for each, ids in asked if ids]
             dialogues = [each for each, _ in asked]
             if not asked:
                 break
@@ -102,8 +102,7 @@ def write_answers(
                     samples.append(done)
                 if not answer.token_ids or answer.finish_reason != "stop":
                     each.waiting.clear()
-                if not each.waiting:
-                    samples.append(each.sample())
+        samples += [each.sample() for each in everyone if each.tokens]
         data.add(sorted(samples, key=lambda sample: sample.prompt), first, stop)
         told(data.done)
     return left_out
@@ -118,20 +117,23 @@ def _asked(
         raise ConfigError("the target has no tokenizer, so it cannot answer prompts; give another.")
     for each in dialogues:
         try:
-            ids = each.ask(codec)
-            if ids and len(ids) >= data.about.context:
+            ids = each.ask(codec) or []
+            if not ids and not each.tokens:
+                raise RequestError("nothing in it asks for an answer")
+            if len(ids) >= data.about.context:
                 raise RequestError(
                     f"it has {len(ids)} tokens, and the context is {data.about.context}"
                 )
         except RequestError as error:
-            if not skip:
+            if not (skip or each.tokens):
                 what = str(error).rstrip(".")
                 raise ConfigError(
                     f"prompt {each.number + 1} cannot be answered ({what}); mend it, or give "
                     "--skip-bad to go on without such prompts."
                 ) from None
             continue
-        yield each, ids or []
+        if ids:
+            yield each, ids
 
 
 def _params(data: DataFolder, number: int, turn: int, length: int) -> SamplingParams:

@@ -85,7 +85,7 @@ def card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> str:
     return TEXT.format(
         base=f"\nbase_model: {target}" if is_known else "", licence=NO_LICENCE, kind=head.kind,
         target=literal(target if is_known else Path(target).name), what=_what(head),
-        begin=literal(name_of(Path(begin)) if begin else "a new head with the target's output rows"),
+        begin=literal(name_of(Path(begin)) if begin else "new, with the target's output rows"),
         size=_size(head),
         samples=sum(shard.samples for shard in data.shards),
         said=sum(shard.said for shard in data.shards), prompts=about.num_prompts,

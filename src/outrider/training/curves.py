@@ -1,13 +1,17 @@
-"""Draws the curves of a training: its loss, and acceptance on held-out samples."""
+"""The curves of a training: a table that grows, and its picture."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from .loop import CURVES
+from ..base.kept import naming, part_of
 
+CURVES = "curves.csv"
+COLUMNS = ("step", "seconds", "tokens", "rate", "loss", "acceptance_length", "coupled_length")
 PICTURE = "curves.png"
 PANELS: tuple[tuple[str, dict[str, str]], ...] = (
     ("loss", {"loss": "loss"}),
@@ -16,6 +20,28 @@ PANELS: tuple[tuple[str, dict[str, str]], ...] = (
         {"acceptance_length": "T = 0", "coupled_length": "T = 1"},
     ),
 )
+
+
+def add_to_curves(file: Path, row: Sequence[object]) -> None:
+    """Add a row of ``COLUMNS`` to the table in a file, which begins with their names."""
+    new = not file.exists()
+    with naming(file), file.open("a", encoding="utf-8", newline="") as opened:
+        writer = csv.writer(opened)
+        writer.writerows([COLUMNS, row] if new else [row])
+
+
+def cut_curves(file: Path, step: int) -> None:
+    """Drop the rows behind a step, which come again, and those that were cut or are none."""
+    if not file.exists():
+        return
+    kept = [",".join(COLUMNS)]
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(ValueError):
+            figures = [float(figure) for figure in line.split(",")]
+            if len(figures) == len(COLUMNS) and figures[0] <= step:
+                kept.append(line)
+    with part_of(file) as part:
+        part.write_text("\n".join([*kept, ""]), encoding="utf-8")
 
 
 def draw_curves(folder: Path) -> None:

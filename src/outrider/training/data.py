@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ..base.limits import LARGEST_CONTEXT
 from ..bench.workload import Item
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import find_folder
-from ..errors import ConfigError
+from ..errors import ConfigError, shown
 from ..llm import LLM
 from .answers import write_answers
 from .forecast import check_data
 from .prompts import digest, read_prompts, save_prompts
-from .samples import MANIFEST, About, DataFolder
+from .samples import CONFIG, HOTTEST, MANIFEST, About, DataFolder, check_out
 from .self_prompts import TOKENS, write_prompts
 
 TOGETHER = 64
@@ -24,6 +25,7 @@ CONTEXT = 1024
 """Tokens of a sample at most, unless the model has fewer or the user says otherwise."""
 OWN_PROMPTS = 5000
 """Prompts that a target writes itself unless it is told how many."""
+MOST_PROMPTS = 10_000_000
 PROMPTS = "prompts.jsonl"
 SPACE = " " * 4 * TOKENS
 """Stands for a prompt that the target will write, about as long, in the forecast."""
@@ -46,8 +48,12 @@ class DataOptions:
     skip_bad: bool = False
 
     def __post_init__(self) -> None:
-        if not all(0 <= heat <= 100 for heat in self.temperatures):  # false for NaN
-            raise ConfigError("a temperature is not between 0 and 100; give others.")
+        if not all(0 <= heat <= HOTTEST for heat in self.temperatures):  # false for NaN
+            raise ConfigError(f"a temperature is not between 0 and {HOTTEST:g}; give others.")
+        for name, most in (("max_tokens", LARGEST_CONTEXT), ("samples", MOST_PROMPTS)):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise ConfigError(f"{name} is {shown(value)}; give 1 to {most}.")
 
 
 def make_data(
@@ -59,6 +65,7 @@ def make_data(
     ``told`` gets the number of prompts that are done, and that of all. ``said`` gets sentences
     about what is left out. Raises ConfigError: the folder holds other data, or a prompt is bad.
     """
+    check_out(out, MANIFEST, (CONFIG,))
     file, folder = options.prompts, find_folder(target)
     items = [] if file is None else read_prompts(file, options.skip_bad, said)[: options.samples]
     checkpoint = open_checkpoint(folder)
@@ -68,7 +75,7 @@ def make_data(
     check_data(checkpoint, asked, options.max_tokens, context, TOGETHER, out)
     llm = LLM(folder, max_num_seqs=TOGETHER, max_model_len=context)
     if file is None:
-        items = _own_prompts(llm, out / PROMPTS, options, told)
+        items = _own_prompts(llm, out / PROMPTS, context, options, told)
     about = About(
         str(folder), llm.engine.model.shape.vocab_size, digest(items), len(items),
         options.temperatures, options.max_tokens, context, options.seed,
@@ -91,12 +98,20 @@ def make_data(
 
 
 def _own_prompts(
-    llm: LLM, file: Path, options: DataOptions, told: Callable[..., None]
+    llm: LLM, file: Path, context: int, options: DataOptions, told: Callable[..., None]
 ) -> list[Item]:
-    """Return prompts that the target writes itself, or wrote before; they are kept in ``file``."""
+    """Return prompts that the target writes itself, or wrote before; they are kept in ``file``.
+
+    Raises ConfigError: there are more or fewer of them.
+    """
     count = options.samples or OWN_PROMPTS
     if file.exists():
-        return read_prompts(file, False, lambda said: None)[:count]
-    items = write_prompts(llm, count, options.seed, partial(told, what="writing prompts"))
+        items = read_prompts(file, False, lambda said: None)
+        if len(items) != count:
+            raise ConfigError(
+                f"{file} has {len(items)} prompts; give --samples {len(items)}, or a new folder."
+            )
+        return items
+    items = write_prompts(llm, count, context, options.seed, partial(told, what="writing prompts"))
     save_prompts(items, file)
     return items

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..base.config import EngineConfig
 from ..base.types import Request, SamplingParams, SequenceState
-from ..drafters.layerskip import LAYERS_THAT_RUN, save_skips
+from ..drafters.layerskip import LAYERS_THAT_RUN, check_file, save_skips
 from ..drafters.skips import (
     FEWEST_ROWS,
     MOST_EVALUATIONS,
@@ -57,20 +57,23 @@ def search_skips(
     """Search for sublayers to leave out, and write those that run to ``out``, a .json file.
 
     ``told`` gets the number of sets that were scored, and the most that are. Raises TrainingError:
-    nothing can be left out at a gain. ConfigError: the native step does not run the target.
+    nothing can be left out at a gain. ConfigError: the native step does not run the target, or the
+    file is something else.
     """
+    check_file(out)
     checkpoint, model = open_target(target, data)
     if not isinstance(model, NativeTransformer):
         raise ConfigError(f"{target} is not run by the native step, whose sublayers are left out.")
     windows = WINDOWS * -(-data.about.context // PAGE_SIZE) + scratch_pages(PAGE_SIZE)
     check_search(checkpoint, 2 * windows, out)  # of samples to train on, and of held-out ones
     layers = model.shape.num_layers
-    least = min(LAYERS_THAT_RUN, layers // 2) if min_layers is None else min_layers
+    least = max(1, min(LAYERS_THAT_RUN, layers // 2)) if min_layers is None else min_layers
     if not 1 <= least <= layers:
         raise ConfigError(f"min_layers is {least}; give 1 to {layers}.")
     space = Space.of(model.shape, least, EngineConfig().max_draft_length)
     space = replace(space, row=row_cost(model))
     samples = data.read()
+    held_out = Panel(model, samples.held_out, data)  # refused before the search, not after it
     search = Search(space) if space.most else None
     if search is not None and search.wants is not None:
         panel = Panel(model, samples.train, data)
@@ -83,7 +86,7 @@ def search_skips(
             f"no sublayers of {target} can be left out at a gain (the best set is expected to "
             f"decode {reached:.2f} times as fast as none); use another drafter."
         )
-    agreement = Panel(model, samples.held_out, data).score(search.sublayers)
+    agreement = held_out.score(search.sublayers)
     speed = space.speed(search.chosen, agreement)
     found = Found(search.sublayers, agreement, speed, search.evaluations)
     save_skips(out, layers, found.sublayers, {
@@ -113,7 +116,8 @@ class Panel:
         chosen = chosen[:: max(1, len(chosen) // WINDOWS)][:WINDOWS]
         if not chosen:
             raise ConfigError(
-                f"{data.folder} has no answers of {FEWEST_ROWS} tokens and more; write longer ones."
+                f"{data.folder} has no answers of {FEWEST_ROWS} tokens and more among samples "
+                "to train on, or held-out ones; write more and longer ones."
             )
         scratch = len(chosen) * pages
         store = model.new_store(scratch + scratch_pages(PAGE_SIZE), PAGE_SIZE)

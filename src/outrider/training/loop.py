@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import time
@@ -13,25 +12,29 @@ from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import ZipFile
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..base.kept import naming, part_of, read_kept, write_kept
+from ..base.fields import readable
+from ..base.kept import part_of, read_kept, write_kept
 from ..errors import ConfigError, TrainingError, shown
+from .curves import CURVES, add_to_curves, cut_curves
 from .muon import Muon
 from .samples import Sample, Samples, batches
 
-RUN, STATE, CURVES = "run.json", "state.pt", "curves.csv"
-COLUMNS = ("step", "seconds", "tokens", "rate", "loss", "acceptance_length", "coupled_length")
+RUN, STATE = "run.json", "state.pt"
 LAST_RATE = 0.05
 """Share of the learning rate that the cosine ends at."""
 JUDGED = 32
 """Held-out samples that acceptance is judged on."""
 JUDGEMENTS = 40
 SAVE_SECONDS = 120.0
+MOST = 1e9
+"""Of any setting."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,8 @@ class Plan:
             least["minutes"] = 0.01
         for name, low in least.items():
             value = getattr(self, name)
-            if not low <= value <= 1e9:  # false for NaN
-                raise ConfigError(f"{name} is {shown(value)}; give {low:g} or more.")
+            if not low <= value <= MOST:  # false for NaN
+                raise ConfigError(f"{name} is {shown(value)}; give {low:g} to {MOST:,.0f}.")
         if self.average >= 1 or self.warmup >= 1:
             raise ConfigError("average and warmup are shares below 1; give less.")
 
@@ -198,10 +201,11 @@ class Training:
     ) -> None:
         self.task, self.samples, self.folder = task, samples, folder
         self.accelerator = Accelerator(cpu=on_cpu())
-        if not samples.train or not samples.held_out:
+        if not samples.said or not samples.held_out:
             count = len(samples.train) + len(samples.held_out)
             raise ConfigError(
-                f"{count} samples are too few to hold some out; write more (outrider train data)."
+                f"{count} samples, {samples.said} tokens to learn from and {len(samples.held_out)} "
+                "samples held out are too few; write more (outrider train data)."
             )
         self.optimisers = Optimisers(task.module, plan)
         self.average = Average(task.module, plan.average)
@@ -215,15 +219,12 @@ class Training:
         """Return the plan with its number of steps, which is decided once and kept."""
         file = self.folder / RUN
         said = json.loads(json.dumps(said))
-        try:
-            kept = read_kept(file)
-        except OSError:
-            kept = None
-        except ValueError as error:
-            raise ConfigError(f"{file} is damaged ({error}); give a new folder.") from None
-        if kept is not None:
+        if file.exists():
+            with readable(f"{file} is damaged", "give a new folder."):
+                kept = read_kept(file)
+                parts, steps = {part: dict(kept[part]) for part in said}, int(kept["steps"])
             for part, values in said.items():
-                theirs = kept.get(part, {})
+                theirs = parts[part]
                 for name in sorted({*values, *theirs}):
                     if values.get(name) != theirs.get(name):
                         raise ConfigError(
@@ -231,7 +232,7 @@ class Training:
                             f"{shown(theirs.get(name))}, not {shown(values.get(name))}; give the "
                             "same to go on, or a new folder."
                         )
-            return replace(plan, steps=kept["steps"])
+            return replace(plan, steps=steps)
         steps = plan.steps or self._num_steps(plan)
         write_kept(file, {**said, "steps": steps})
         return replace(plan, steps=steps)
@@ -335,16 +336,17 @@ class Training:
                 gradient.copy_(self.accelerator.reduce(gradient, "mean"))
         norm = nn.utils.clip_grad_norm_(module.parameters(), self.plan.clip)
         if not (math.isfinite(total) and bool(torch.isfinite(norm))):
-            raise TrainingError(
-                f"the loss is not finite at step {self.step + 1}; {self._kept()}, "
-                "lower the learning rate (--rate) in a new folder."
-            )
+            raise self._diverged("the loss", self.step + 1)
         return total
 
-    def _kept(self) -> str:
-        """Return where the last good state is, for a message."""
+    def _diverged(self, what: str, step: int) -> TrainingError:
+        """Return the error of a loss or weight that is not finite."""
         file = self.folder / STATE
-        return f"{file} has the last good state" if file.exists() else "nothing was saved yet"
+        kept = f"{file} has the last good state" if file.exists() else "nothing was saved yet"
+        return TrainingError(
+            f"{what} is not finite at step {step}; {kept}, lower the learning rate (--rate) in a "
+            "new folder."
+        )
 
     def _judge(self) -> Judged:
         """Return the forecast acceptance of the averaged parameters on held-out samples."""
@@ -353,21 +355,15 @@ class Training:
 
     def _log(self, rate: float, loss: float, judged: Judged) -> None:
         """Add a line to the curves."""
-        if not self.accelerator.is_main_process:
-            return
-        file = self.folder / CURVES
-        new = not file.exists()
-        with naming(file), file.open("a", encoding="utf-8", newline="") as opened:
-            writer = csv.writer(opened)
-            if new:
-                writer.writerow(COLUMNS)
-            figures = rate, loss, *judged
-            writer.writerow(
-                [self.step, f"{self.seconds:.1f}", self.tokens, *(f"{x:.6g}" for x in figures)]
-            )
+        if self.accelerator.is_main_process:
+            figures = (f"{x:.6g}" for x in (rate, loss, *judged))
+            row = self.step, f"{self.seconds:.1f}", self.tokens, *figures
+            add_to_curves(self.folder / CURVES, row)
 
     def _save(self) -> None:
         """Save all that a later run needs to go on, whole or not at all."""
+        if not all(bool(value.isfinite().all()) for value in self.average.values.values()):
+            raise self._diverged("a weight", self.step)
         if not self.accelerator.is_main_process:
             return
         state: dict[str, Any] = {
@@ -389,25 +385,28 @@ class Training:
             if self.accelerator.is_main_process:
                 (self.folder / CURVES).unlink(missing_ok=True)
             return
-        state = torch.load(file, weights_only=True)
+        remedy = "remove it to begin again, or give a new folder."
+        with readable(f"{file} is damaged, or another training's", remedy):
+            with ZipFile(file) as archive:
+                if archive.testzip() is not None:
+                    raise ValueError("a checksum differs")
+            self._take(torch.load(file, weights_only=True))
+        if self.accelerator.is_main_process:
+            cut_curves(self.folder / CURVES, self.step)
+
+    def _take(self, state: dict[str, Any]) -> None:
+        """Go on from a state. Raises ValueError, LookupError, RuntimeError: it does not fit."""
+        own, *theirs = (
+            {name: value.shape for name, value in values.items()}
+            for values in (self.average.values, state["average"], state["module"])
+        )
+        if theirs != [own, own]:
+            raise ValueError("its weights are others")
         self.task.module.load_state_dict(state["module"], strict=False)
         self.optimisers.load_state_dict(state["optimisers"])
         self.average.values = state["average"]
         for name in ("step", "seconds", "tokens", "best", "since"):
             setattr(self, name, state[name])
-        if self.accelerator.is_main_process:
-            self._cut_curves()
-
-    def _cut_curves(self) -> None:
-        """Drop the lines of steps that are done again, and a line that a full disk has cut."""
-        file = self.folder / CURVES
-        if not file.exists():
-            return
-        lines = file.read_text(encoding="utf-8").splitlines()
-        whole = [line for line in lines[1:] if line.count(",") == len(COLUMNS) - 1]
-        kept = [line for line in whole if int(line.partition(",")[0]) <= self.step]
-        with part_of(file) as part:
-            part.write_text("\n".join([",".join(COLUMNS), *kept, ""]), encoding="utf-8")
 
 
 def on_cpu() -> bool:

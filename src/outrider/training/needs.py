@@ -180,7 +180,7 @@ def head_trainee(
     batch = next(batches(samples.epoch(plan.seed, 0), plan.batch), samples.held_out)
     rows = rows_like(batch, context, taken * head.hidden_size)
     held = (
-        graph_bytes(module, lambda: [*module.unroll(rows, depth)])
+        (graph_bytes(module, lambda: [*module.unroll(rows, depth)]) if rows.firsts[-1] else 0)
         + logit_bytes(rows.firsts[-1], drafted)
         + lessons(batch)
         + pass_bytes(checkpoint)

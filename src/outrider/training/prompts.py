@@ -39,14 +39,16 @@ def read_prompts(
     elif file.suffix == ".jsonl":
         entries = lines_of(file, str(file))
     else:
-        return [*load_prompts(str(file)).items]
+        whole = [*load_prompts(str(file)).items]
+        for number, item in enumerate(whole, 1):
+            _check(item, f"{file}, item {number}")
+        return whole
     items: list[Item] = []
     for where, entry in entries:
         try:
             value = parsed(entry, where) if isinstance(entry, bytes) else entry
             item = item_of(plain(value), where)
-            if has_lone_surrogates("".join([item.prompt, *(m["content"] for m in item.messages)])):
-                raise ConfigError(f"{where}: lone surrogates; save it as UTF-8.")
+            _check(item, where)
             items.append(item)
         except ConfigError as error:
             if not skip:
@@ -55,6 +57,12 @@ def read_prompts(
     if not items:
         raise ConfigError(f"{file} has no prompts; give a file or folder that has some.")
     return items
+
+
+def _check(item: Item, where: str) -> None:
+    """Raise ConfigError: a prompt cannot be encoded."""
+    if has_lone_surrogates("".join([item.prompt, *(m["content"] for m in item.messages)])):
+        raise ConfigError(f"{where}: lone surrogates; save it as UTF-8.")
 
 
 def plain(entry: Any) -> Any:

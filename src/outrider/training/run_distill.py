@@ -13,13 +13,13 @@ from ..errors import ConfigError
 from .curves import draw_curves
 from .distill import DistillTask
 from .drafter_files import config_of, made_of, read_drafter, save_drafter
-from .loop import Plan, Training
+from .loop import RUN, Plan, Training
 from .lora import add_low_rank, merged_weights
 from .losses import LOSSES
 from .needs import check_training, drafter_trainee
 from .parity import check_drafter
 from .run_heads import CHECKED, WORK, Trained, about_training, served_on
-from .samples import DataFolder
+from .samples import CONFIG, MANIFEST, DataFolder, check_out
 from .served import Served
 from .targets import Target, open_target
 from .teacher import Teacher
@@ -78,6 +78,7 @@ def train_drafter(
     training in ``out`` goes on. The result is of the parameters that were written; only the first
     process has served figures. The target may be ``opened`` already.
     """
+    check_out(out, f"{WORK}/{RUN}", (CONFIG, MANIFEST))
     context = data.about.context
     checkpoint, model = opened or open_target(target, data)
     files, known = Files(target), model.shape.vocab_size

@@ -30,13 +30,13 @@ from .head_files import (
     write_new_eagle3,
 )
 from .heads import HeadTask
-from .loop import Judged, Plan, Training, on_cpu
+from .loop import RUN, Judged, Plan, Training, on_cpu
 from .losses import LOSSES
 from .measure import note
 from .medusa import load_medusa, save_medusa, write_new_medusa
 from .needs import check_training, head_trainee
 from .parity import check_served
-from .samples import DataFolder, Samples
+from .samples import CONFIG, MANIFEST, DataFolder, Samples, check_out
 from .served import Served, Serving, held_out_prompts
 from .targets import Target, open_target
 from .teacher import Teacher
@@ -139,13 +139,17 @@ def train_head(
     ``out`` goes on. The result is of the parameters that were written; only the first process has
     served figures. The target may be ``opened`` already.
     """
+    check_out(out, f"{WORK}/{RUN}", (CONFIG, MANIFEST))
     method, context = METHODS[kind], data.about.context
     checkpoint, model = opened or open_target(target, data)
     vocab_size = model.shape.vocab_size
     samples, begun = data.read().share(options.share), out / WORK / BEGUN
-    with PartialState(cpu=on_cpu()).main_process_first():
+    state = PartialState(cpu=on_cpu())
+    with state.main_process_first():
         new = None
-        if begin is None and not (begun / "config.json").exists():
+        # One that another command began, which has no training yet, is begun anew.
+        stale = state.is_main_process and not (out / WORK / RUN).exists()
+        if begin is None and (stale or not (begun / CONFIG).exists()):
             layers = options.layers or usual_layers(model.hidden_layers)
             counts = samples.counts(vocab_size)
             ids = frequent_ids(counts, options.coverage, MOST_IDS)
@@ -196,5 +200,5 @@ def served_on(
     if not prompts:
         return []
     return Serving(target, model, prompts, tokens, context).measure(
-        out, depth, (0.0, 1.0), rounds=1
+        out, min(depth, context - 1), (0.0, 1.0), rounds=1
     )

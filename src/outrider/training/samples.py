@@ -16,15 +16,22 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.fields import Fields, read_object
+from ..base.fields import Fields, read_object, readable
 from ..base.kept import part_of, write_kept
+from ..base.limits import LARGEST_CONTEXT
 from ..checkpoints.files import read_header, save_file
 from ..errors import ConfigError, ModelError
 
 VERSION = 1
-MANIFEST = "data.json"
+MANIFEST, CONFIG = "data.json", "config.json"
+"""What a data folder has, and what a checkpoint has."""
 HELD_OUT = 20
 """About one prompt in so many is held out."""
+HOTTEST = 100.0
+"""The highest temperature."""
+COLUMNS = {"offsets": np.int64, "tokens": np.int32, "said": np.bool_, "prompts": np.int64}
+"""The tensors of a shard; sample i has the tokens from its offset up to the next one."""
+ANEW = "write the data again in a new folder"
 
 
 class Sample(NamedTuple):
@@ -96,17 +103,19 @@ class DataFolder:
                 f"{folder} has no {MANIFEST}; write data there with outrider train data."
             )
         try:
-            values = Fields(read_object(file), str(file))
+            values = Fields(read_object(file, ANEW), str(file))
             if values.whole("version") != VERSION:
                 raise values.refuse("version", f"{VERSION}; write the data again")
             about = values.section("about")
-            listed = tuple(float(each) for each in about.listed("temperatures", float))
+            listed = tuple(about.listed("temperatures", float))
+            if not listed or not all(0 <= heat <= HOTTEST for heat in listed):  # false for NaN
+                raise about.refuse("temperatures", f"a list of numbers from 0 to {HOTTEST:g}")
             return cls(
                 folder,
                 About(
                     about.text("target"), about.whole("vocab_size", 1), about.text("prompts"),
                     about.whole("num_prompts", 1), listed, about.whole("max_tokens", 1),
-                    about.whole("context", 2), about.whole("seed", 0),
+                    about.whole("context", 2, LARGEST_CONTEXT), about.whole("seed"),
                 ),
                 [_shard(Fields(each, f"{file}: shards")) for each in values.listed("shards", dict)],
             )  # fmt: skip
@@ -157,21 +166,48 @@ class DataFolder:
         samples: list[Sample] = []
         for shard in self.shards:
             file = self.folder / shard.file
-            try:
-                same = sha256(file.read_bytes()).hexdigest() == shard.sha256
+            try:  # of a pipe nothing is read: it may never end
+                same = file.is_file() and sha256(file.read_bytes()).hexdigest() == shard.sha256
             except OSError:
                 same = False
             if not same:
-                raise ConfigError(
-                    f"{file} is missing or was changed; write the data again in a new folder."
-                )
-            columns = {name: entry.read() for name, entry in read_header(file).items()}
-            tokens, said, offsets = columns["tokens"], columns["said"], columns["offsets"]
-            spans = zip(offsets[:-1], offsets[1:], columns["prompts"].tolist(), strict=True)
-            samples += [Sample(tokens[a:b], said[a:b], prompt) for a, b, prompt in spans]
+                raise ConfigError(f"{file} is missing or was changed; {ANEW}.")
+            with readable(f"{file} is damaged", f"{ANEW}."):
+                samples += self._samples_in(file)
         if not samples:
             raise ConfigError(f"{self.folder} holds no samples; write some first.")
         return Samples(samples)
+
+    def _samples_in(self, file: Path) -> list[Sample]:
+        """Return the samples in a shard. Raises ValueError, LookupError: it is of another form."""
+        found = read_header(file)
+        columns = [found[name].read() for name in COLUMNS]
+        offsets, tokens, said, prompts = columns
+        lengths = np.diff(offsets)
+        if (
+            [(each.dtype.type, each.ndim) for each in columns] != [(t, 1) for t in COLUMNS.values()]
+            or offsets[0] != 0
+            or not offsets[-1] == len(tokens) == len(said)
+            or len(prompts) != len(lengths)
+            or ((lengths < 1) | (lengths > self.about.context) | (prompts < 0)).any()
+            or ((tokens < 0) | (tokens >= self.about.vocab_size)).any()
+            or said[offsets[:-1]].any()  # without a prompt before it
+        ):
+            raise ValueError("its samples are out of range")
+        spans = zip(offsets[:-1], offsets[1:], prompts.tolist(), strict=True)
+        return [Sample(tokens[a:b], said[a:b], prompt) for a, b, prompt in spans]
+
+
+def check_out(out: Path, begun: str, others: Sequence[str]) -> None:
+    """Raise ConfigError: a folder to write is a file, or has ``others`` before it was ``begun``.
+
+    So a target, a head or data that ``out`` names by mistake stays as it is.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is no folder; give a new one.")
+    found = [name for name in others if (out / name).exists()]
+    if found and not (out / begun).exists():
+        raise ConfigError(f"{out} has a {found[0]} of something else; give a new folder.")
 
 
 def _shard(values: Fields) -> Shard:

@@ -68,12 +68,15 @@ def before_a_user(llm: LLM) -> str:
     return text.partition(PLACE)[0]
 
 
-def write_prompts(llm: LLM, count: int, seed: int, told: Callable[[int, int], None]) -> list[Item]:
+def write_prompts(
+    llm: LLM, count: int, context: int, seed: int, told: Callable[[int, int], None]
+) -> list[Item]:
     """Return ``count`` different prompts that the target wrote; ``told`` gets how many there are.
 
-    Raises ConfigError: it hardly writes any.
+    They leave room in the ``context``. Raises ConfigError: it hardly writes any.
     """
-    template, encode = before_a_user(llm), llm.inputs.encode
+    template, encode, codec = before_a_user(llm), llm.inputs.encode, llm.inputs.codec
+    assert codec is not None  # it has written the template
     begun = [
         encode(o.words) if o.raw else encode(template + o.words, special=False, rendered=True)
         for o in OPENINGS
@@ -89,7 +92,8 @@ def write_prompts(llm: LLM, count: int, seed: int, told: Callable[[int, int], No
         which = [n % len(OPENINGS) for n in range(tried, tried + BLOCK)]
         params = [
             SamplingParams(
-                temperature=1.0, max_tokens=CODE_TOKENS if OPENINGS[at].code else TOKENS,
+                temperature=1.0,
+                max_tokens=min(CODE_TOKENS if OPENINGS[at].code else TOKENS, context // 2),
                 seed=(seed << 40) + tried + i,
             )
             for i, at in enumerate(which)
@@ -98,7 +102,7 @@ def write_prompts(llm: LLM, count: int, seed: int, told: Callable[[int, int], No
         for at, output in zip(which, outputs, strict=True):
             answer = output.outputs[0]
             item = OPENINGS[at].prompt(answer.text, answer.finish_reason == "stop")
-            if item is not None:
+            if item is not None and len(item.encode(codec)) < context:
                 found.setdefault(answer.text, item)
         tried += BLOCK
         told(min(len(found), count), count)

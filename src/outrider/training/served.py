@@ -59,10 +59,12 @@ class Serving:
         self._max_tokens, self._context = max_tokens, context
         self._plain = self._open(None)
 
-    def _open(self, drafter: Path | None) -> LLM:
+    def _open(self, drafter: Path | None, longest: int | None = None) -> LLM:
+        """Return the target with a drafter, of drafts up to the ``longest``."""
         spec = NoSpec() if drafter is None else drafter
         options = {
             "max_num_seqs": 1, "max_model_len": self._context, "enable_prefix_caching": False,
+            "num_speculative_tokens": longest,
         }  # fmt: skip
         setup = set_up(self._target, spec, options)
         return LLM.from_engine(setup, build_engine(setup, model=self._model))
@@ -78,7 +80,7 @@ class Serving:
 
         Raises TrainingError: an output differs from plain decoding's, which must not happen.
         """
-        llm = self._open(drafter)
+        llm = self._open(drafter, length)
         return [self._in_turn(llm, [length], heat, rounds)[0] for heat in temperatures]
 
     def compare(self, drafter: Path, lengths: Sequence[int]) -> list[Served]:
@@ -86,7 +88,7 @@ class Serving:
 
         They take turns, so that their speeds can be compared. Raises as ``measure`` does.
         """
-        return self._in_turn(self._open(drafter), lengths, 0.0, None)
+        return self._in_turn(self._open(drafter, max(lengths)), lengths, 0.0, None)
 
     def _in_turn(
         self, llm: LLM, lengths: Sequence[int], temperature: float, rounds: int | None

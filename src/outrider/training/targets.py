@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.files import Files
+from ..checkpoints.tokenizers import differences, has_tokenizer
 from ..engine.build import load_target
 from ..engine.setup import set_up
 from ..errors import ConfigError
@@ -24,10 +26,11 @@ class Target(NamedTuple):
 def open_target(folder: Path, data: DataFolder) -> Target:
     """Return the target in a folder, for contexts as long as those of its data.
 
-    Raises ConfigError: the data has another number of ids, so it is of another target.
+    Raises ConfigError: the data is of a target with other ids.
     """
     setup = set_up(folder, None, {"max_model_len": data.about.context, "max_num_seqs": 1})
     check_weights(setup.checkpoint)
+    _check_tokenizer(setup.checkpoint, data)
     target = Target(setup.checkpoint, load_target(setup.checkpoint, setup.config))
     known = target.model.shape.vocab_size
     if data.about.vocab_size != known:
@@ -36,3 +39,16 @@ def open_target(folder: Path, data: DataFolder) -> Target:
             f"{known}; give the target that the data is of."
         )
     return target
+
+
+def _check_tokenizer(checkpoint: Checkpoint, data: DataFolder) -> None:
+    """Raise ConfigError: data's ids mean other text, where its own target is still there."""
+    source = Path(data.about.target)
+    files, other = Files(source), Files(checkpoint.folder)
+    if not source.exists() or source.samefile(checkpoint.folder):
+        return
+    if has_tokenizer(files) and has_tokenizer(other) and (entries := differences(files, other)):
+        raise ConfigError(
+            f"{data.folder} is of {source}, which has another tokenizer than {checkpoint.folder} "
+            f"({'; '.join(entries[:3])}); give the target that the data is of."
+        )
