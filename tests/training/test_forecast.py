@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_refused_before_it_starts(
         with monkeypatch.context() as patch:
             patch.setattr(forecast, name, lambda *_: 1)
             for command, words in commands.items():
-                out = tmp_path / f"{name}-{command}"
+                out = tmp_path / f"{name}-{command}.json"  # layerskip wants such a name
                 done = outrider("train", command, *words, "--out", out)
                 assert done.exit_code == 1, done.output
                 assert done.stdout == ""

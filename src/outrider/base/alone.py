@@ -15,7 +15,11 @@ LOCK = ".lock"
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a folder, which is made if it is missing. Raises ConfigError: another process does."""
+    """Hold a folder, which is made if it is missing; one that stays empty is removed.
+
+    Raises ConfigError: another process holds it.
+    """
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("ab") as file:
         try:
@@ -26,4 +30,9 @@ def alone(folder: Path) -> Iterator[None]:
             ) from None
         except OSError:
             pass  # a file system without locks
-        yield
+        try:
+            yield
+        finally:
+            if is_new and [*folder.iterdir()] == [folder / LOCK]:
+                (folder / LOCK).unlink()
+                folder.rmdir()
