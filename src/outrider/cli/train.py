@@ -103,6 +103,9 @@ class TrainFlags:
     batch: int = setting(2048, BATCH, min=1)
     accumulate: int = setting(1, "Batches whose gradients a step adds up.", min=1)
     seed: int = setting(0, "The seed of initial weights, sample order and draws.", min=0)
+    bf16: bool | None = setting(
+        None, "Multiply matrices in bf16. Usual on a GPU only.", "--bf16/--no-bf16"
+    )
     json_: AsJson = False
 
     def plan(self, rate: float) -> Plan:
@@ -113,7 +116,7 @@ class TrainFlags:
             raise ConfigError("give --steps or --minutes, not both.")
         return Plan(
             epochs=self.epochs, steps=self.steps, minutes=self.minutes, rate=rate,
-            batch=self.batch, accumulate=self.accumulate, seed=self.seed,
+            batch=self.batch, accumulate=self.accumulate, seed=self.seed, bf16=self.bf16,
         )  # fmt: skip
 
     def tell(self, trained: Trained) -> None:

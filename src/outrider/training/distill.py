@@ -110,7 +110,7 @@ class DistillTask(Task):
             output = self._model.model(torch.tensor([new]), past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             chances = self._said(output.last_hidden_state[0, -1:], self._heat).exp()
-            new = [int(torch.multinomial(chances, 1, generator=draw))]
+            new = [int(torch.multinomial(chances.cpu(), 1, generator=draw))]
             tokens += new
             if new[0] in ends:
                 break

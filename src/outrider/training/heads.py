@@ -117,7 +117,7 @@ class HeadTask(Task):
         drafts, count = rows.drafts, len(rows.drafts)
         if not count:
             return Learned(0.0, 0)
-        labels, total = Labels(lessons, rows), 0.0
+        labels, total, ids = Labels(lessons, rows), 0.0, self._ids.to(drafts.device)
         read: list[Tensor] = []
         slopes: list[Tensor] = []
         unrolling = self._head.unroll(rows, self._depth)
@@ -132,7 +132,7 @@ class HeadTask(Task):
                 loss.backward()
                 total += loss.item()
                 said = rows.tokens[drafts[which] + depth + 1]
-                right = self._ids[log_q.argmax(-1)] == said
+                right = ids[log_q.argmax(-1)] == said
                 going.append(which[right | (drafts[which] % anyway == 0)])
             read.append(x)
             slopes.append(torch.zeros_like(x) if leaf.grad is None else leaf.grad)
@@ -155,14 +155,14 @@ class HeadTask(Task):
             rows = rows_of(lessons)
             if not len(rows.drafts):
                 continue
-            labels = Labels(lessons, rows)
+            labels, ids = Labels(lessons, rows), self._ids.to(rows.drafts.device)
             standing = torch.ones(len(rows.drafts), dtype=torch.bool)
             chance = torch.ones(len(rows.drafts))
             drafts += len(rows.drafts)
             for depth, x in enumerate(self._head.unroll(rows, self._depth)):
                 at = labels.at(depth, rows.drafts)
                 log_q = self._head.logits(depth, x[at.drafts]).float().log_softmax(-1)
-                same = self._ids[log_q.argmax(-1)] == labels.best[at.labels]
+                same = ids[log_q.argmax(-1)] == labels.best[at.labels]
                 accepted = coupled_acceptance(labels.likeliest(at.labels), log_q)
                 reached = torch.zeros_like(standing)
                 reached[at.drafts] = same

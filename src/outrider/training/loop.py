@@ -54,6 +54,7 @@ class Plan:
         judge_every: fewest steps between two judgements of acceptance on held-out samples, of
             which there are about ``JUDGEMENTS`` at most.
         patience: judgements without a better one after which training stops, 0 for never.
+        bf16: whether matrices are multiplied in bf16 (autocast); None for: on a GPU.
     """
 
     epochs: float = 3.0
@@ -69,6 +70,7 @@ class Plan:
     seed: int = 0
     judge_every: int = 50
     patience: int = 8
+    bf16: bool | None = None
 
     def __post_init__(self) -> None:
         least: dict[str, float] = {
@@ -201,6 +203,7 @@ class Training:
     ) -> None:
         self.task, self.samples, self.folder = task, samples, folder
         self.accelerator = Accelerator(cpu=on_cpu())
+        task.module.to(self.accelerator.device)
         if not samples.said or not samples.held_out:
             count = len(samples.train) + len(samples.held_out)
             raise ConfigError(
@@ -253,13 +256,24 @@ class Training:
         """Return the time of a step of one batch, after which all parameters are as they were."""
         module = self.task.module
         begin = time.perf_counter()
-        self.task.rehearse(batch)
+        with self._computing(plan):
+            self.task.rehearse(batch)
         Optimisers(module, plan).step(0.0)  # a rate of 0 changes nothing
         module.zero_grad()
         return time.perf_counter() - begin
 
     def run(self) -> Judged:
-        """Train to the end; return the forecast acceptance of the averaged parameters."""
+        """Train to the end; return the forecast acceptance of the averaged parameters.
+
+        Module and average are in main memory then.
+        """
+        try:
+            return self._run()
+        finally:
+            self.task.module.cpu()
+            self.average.values = {n: value.cpu() for n, value in self.average.values.items()}
+
+    def _run(self) -> Judged:
         plan, module = self.plan, self.task.module
         assert plan.steps is not None
         if self.step >= plan.steps or self._is_stuck:
@@ -326,7 +340,8 @@ class Training:
         """Average a step's gradients over batches and processes, and clip them; return the loss."""
         module, total = self.task.module, 0.0
         for batch in micro:
-            learned = self.task.learn(batch)
+            with self._computing(self.plan):
+                learned = self.task.learn(batch)
             total += learned.loss / len(micro)
             self.tokens += learned.tokens
         gradients = [p.grad for p in module.parameters() if p.grad is not None]
@@ -339,6 +354,14 @@ class Training:
             raise self._diverged("the loss", self.step + 1)
         return total
 
+    @contextmanager
+    def _computing(self, plan: Plan) -> Iterator[None]:
+        """Have tensors made on the training's device, and products computed as the plan says."""
+        device = self.accelerator.device
+        bf16 = device.type != "cpu" if plan.bf16 is None else plan.bf16
+        with device, torch.autocast(device.type, torch.bfloat16, bf16):
+            yield
+
     def _diverged(self, what: str, step: int) -> TrainingError:
         """Return the error of a loss or weight that is not finite."""
         file = self.folder / STATE
@@ -350,7 +373,7 @@ class Training:
 
     def _judge(self) -> Judged:
         """Return the forecast acceptance of the averaged parameters on held-out samples."""
-        with self.average.applied(), torch.no_grad():
+        with self.average.applied(), torch.no_grad(), self.accelerator.device:
             return self.task.judge(self.samples.held_out[:JUDGED])
 
     def _log(self, rate: float, loss: float, judged: Judged) -> None:
@@ -390,7 +413,8 @@ class Training:
             with ZipFile(file) as archive:
                 if archive.testzip() is not None:
                     raise ValueError("a checksum differs")
-            self._take(torch.load(file, weights_only=True))
+            state = torch.load(file, weights_only=True, map_location=self.accelerator.device)
+            self._take(state)
         if self.accelerator.is_main_process:
             cut_curves(self.folder / CURVES, self.step)
 

@@ -47,12 +47,17 @@ class Lesson:
         """The bytes of all tensors."""
         return sum(each.nbytes for each in vars(self).values())
 
+    def to(self, device: torch.device) -> Lesson:
+        """Return the lesson with its tensors on a device."""
+        return Lesson(**{name: each.to(device) for name, each in vars(self).items()})
+
 
 class Teacher:
     """Runs a target over samples of up to ``context`` tokens, one at a time.
 
     ``layers`` are those whose outputs are wanted, -1 for the embedding. ``ids`` int64 are those
-    that a drafter knows, None for all. Up to ``room`` bytes of lessons are kept for later epochs.
+    that a drafter knows, None for all. Up to ``room`` bytes of lessons are kept for later epochs,
+    in main memory, where the target runs, too.
     """
 
     def __init__(
@@ -66,15 +71,19 @@ class Teacher:
         self._room, self._kept = room, dict[tuple[bytes, bytes], Lesson]()
 
     def teach(self, sample: Sample) -> Lesson:
-        """Return the lesson of a sample. Raises TrainingError: logits are not finite."""
+        """Return the lesson of a sample on torch's default device.
+
+        Raises TrainingError: logits are not finite.
+        """
         key = sample.tokens.tobytes(), sample.said.tobytes()
         lesson = self._kept.get(key)
         if lesson is None:
-            lesson = self._taught(sample)
+            with torch.device("cpu"):
+                lesson = self._taught(sample)
             if lesson.nbytes <= self._room:
                 self._room -= lesson.nbytes
                 self._kept[key] = lesson
-        return lesson
+        return lesson.to(torch.get_default_device())
 
     def _taught(self, sample: Sample) -> Lesson:
         """Return the lesson of a sample, computed anew."""

@@ -1,0 +1,80 @@
+"""Steps of training on a device that is not the CPU, as far as a machine without one can tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig
+
+from outrider.checkpoints.checkpoint import open_checkpoint
+from outrider.checkpoints.heads import EAGLE3, MEDUSA, PEAGLE
+from outrider.models.native import NativeTransformer
+from outrider.native import choice as native
+from outrider.training.distill import DistillTask
+from outrider.training.drafter_files import made_of
+from outrider.training.head_files import NewHead, ids_of, load_eagle3, open_head
+from outrider.training.heads import HeadTask
+from outrider.training.loop import Task
+from outrider.training.losses import LOSSES
+from outrider.training.medusa import load_medusa, write_new_medusa
+from outrider.training.teacher import Teacher
+from tests.support.heads import Eagle, make_head, save_head
+from tests.support.loading import native_model
+from tests.support.pretended import Elsewhere, placed, pretended
+from tests.support.taught import random_samples
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
+CONTEXT, DEPTH = 64, 3
+
+
+@pytest.fixture(scope="module")
+def target(tiny_llama: Path) -> NativeTransformer:
+    return native_model(native.library(), tiny_llama, "float32", CONTEXT)
+
+
+def head_task(kind: str, tiny_llama: Path, target: NativeTransformer, folder: Path) -> Task:
+    checkpoint = open_checkpoint(tiny_llama)
+    if kind == MEDUSA:
+        everything = np.arange(320)
+        write_new_medusa(folder, checkpoint, NewHead(str(tiny_llama), everything, (1,), DEPTH, 0))
+    else:
+        about = Eagle(parallel=kind == PEAGLE, norm_before_fc=kind == PEAGLE)
+        save_head(make_head(about, AutoConfig.from_pretrained(tiny_llama)), folder)
+    head = open_head(folder, kind)
+    module = (load_medusa if kind == MEDUSA else load_eagle3)(head, checkpoint, CONTEXT)
+    teacher = Teacher(target, CONTEXT, head.target_layers(target.hidden_layers), ids_of(head))
+    return HeadTask(module, teacher, ids_of(head), DEPTH, LOSSES["hybrid"], 0.9)
+
+
+def small_task(tiny_llama: Path, target: NativeTransformer) -> Task:
+    module = made_of(open_checkpoint(tiny_llama), (0,), None).module
+    teacher, loss = Teacher(target, CONTEXT, (), None), LOSSES["reverse-kl"]
+    return DistillTask(module, teacher, 320, loss, 0.8, 0.5, DEPTH, 0)
+
+
+@pytest.mark.parametrize("kind", [EAGLE3, PEAGLE, MEDUSA, "distill"])
+def test_a_step_on_another_device_is_the_same(
+    kind: str, tiny_llama: Path, target: NativeTransformer, tmp_path: Path
+) -> None:
+    def task() -> Task:
+        if kind == "distill":
+            return small_task(tiny_llama, target)
+        return head_task(kind, tiny_llama, target, tmp_path / "head")
+
+    here, there, batch = task(), task(), random_samples(4, 24)
+    placed(there.module)
+    learned = here.learn(batch)
+    with torch.no_grad():
+        judged = here.judge(batch)
+    with pretended():
+        assert there.learn(batch) == pytest.approx(learned, rel=1e-5)
+        with torch.no_grad():
+            assert there.judge(batch) == pytest.approx(judged, rel=1e-5)
+    for own, other in zip(here.module.parameters(), there.module.parameters(), strict=True):
+        assert isinstance(other, Elsewhere)
+        assert (own.grad is None) == (other.grad is None)
+        if own.grad is not None:
+            torch.testing.assert_close(own.grad, other.grad.inner)
