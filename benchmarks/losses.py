@@ -17,8 +17,8 @@ from outrider.bench.machine import machine
 from outrider.checkpoints.families import find_folder
 from outrider.checkpoints.heads import EAGLE3
 from outrider.errors import ConfigError
-from outrider.training.loop import Plan
 from outrider.training.losses import LOSSES
+from outrider.training.plan import Plan
 from outrider.training.run_distill import NEW_RATE, DistillOptions, train_drafter
 from outrider.training.run_heads import RATE, HeadOptions, train_head
 from outrider.training.samples import DataFolder

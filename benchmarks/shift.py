@@ -1,8 +1,9 @@
 """A fine-tuned target, its stock drafter, and that drafter adapted to it.
 
 The target is trained on C++, the headers that PyTorch is installed with (BSD licence). Its drafter
-knows nothing of that and loses acceptance on prompts of the domain; ``outrider train adapt`` wins
-it back. With ``--steps 0`` the target stays as it is, and its drafter learns the domain. Figures are of prompts from headers that nothing was trained on.
+knows nothing of that and loses acceptance on prompts of the domain. ``outrider train adapt`` wins
+it back. With ``--steps 0`` the target stays as it is, and its drafter learns the domain. Figures
+are of prompts from headers that nothing was trained on.
 """
 
 import json
@@ -26,7 +27,8 @@ from outrider.checkpoints.tokenizers import read_codec
 from outrider.training.adapt import MEASURED_TOKENS, AdaptOptions, adapt
 from outrider.training.data import DataOptions
 from outrider.training.drafter_files import read_drafter, save_drafter
-from outrider.training.loop import Optimisers, Plan, trained
+from outrider.training.optimisers import Optimisers, trained
+from outrider.training.plan import Plan
 from outrider.training.samples import DataFolder
 from outrider.training.served import Serving, held_out_prompts
 from outrider.training.targets import open_target

@@ -17,9 +17,11 @@ from outrider.training.distill import DistillTask
 from outrider.training.drafter_files import made_of
 from outrider.training.head_files import NewHead, ids_of, load_eagle3, open_head
 from outrider.training.heads import HeadTask
-from outrider.training.loop import Task
+from outrider.training.loop import Task, Training
 from outrider.training.losses import LOSSES
 from outrider.training.medusa import load_medusa, write_new_medusa
+from outrider.training.plan import Plan
+from outrider.training.samples import Samples
 from outrider.training.teacher import Teacher
 from tests.support.heads import Eagle, make_head, save_head
 from tests.support.loading import native_model
@@ -78,3 +80,29 @@ def test_a_step_on_another_device_is_the_same(
         assert (own.grad is None) == (other.grad is None)
         if own.grad is not None:
             torch.testing.assert_close(own.grad, other.grad.inner)
+
+
+def test_matrices_are_multiplied_in_bf16_if_the_plan_says_so(
+    tiny_llama: Path, target: NativeTransformer, tmp_path: Path
+) -> None:
+    """Weights stay fp32, and gradients are those of fp32 but for rounding."""
+    gradients = []
+    for bf16 in (False, True):
+        task, folder = (
+            head_task(EAGLE3, tiny_llama, target, tmp_path / "head"),
+            tmp_path / str(bf16),
+        )
+        plan = Plan(steps=1, bf16=bf16, clip=1e6)
+        training = Training(task, Samples(random_samples(40, 24)), plan, folder, {})
+        module = task.module
+        seen: list[torch.dtype] = []
+        hook = module.get_submodule("fc").register_forward_hook(
+            lambda *all, seen=seen: seen.append(all[-1].dtype)
+        )
+        training.run()
+        hook.remove()
+        assert seen[0] is (torch.bfloat16 if bf16 else torch.float32)
+        assert all(p.dtype is torch.float32 for p in module.parameters())
+        gradients.append([p.detach().clone() for p in module.parameters() if p.requires_grad])
+    for exact, rounded in zip(*gradients, strict=True):
+        torch.testing.assert_close(rounded, exact, rtol=0.1, atol=1e-3)

@@ -24,9 +24,10 @@ from outrider.native import choice as native
 from outrider.training import parity
 from outrider.training.distill import DistillTask, chained
 from outrider.training.drafter_files import made_of, read_drafter
-from outrider.training.loop import Learned, Plan
+from outrider.training.loop import Learned
 from outrider.training.lora import add_low_rank, merged_weights
 from outrider.training.losses import LOSSES, Likeliest
+from outrider.training.plan import Plan
 from outrider.training.run_distill import DistillOptions, train_drafter
 from outrider.training.samples import DataFolder, Sample
 from outrider.training.teacher import Teacher

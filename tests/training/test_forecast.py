@@ -21,8 +21,9 @@ from outrider.training.eagle3 import Eagle3, rows_of
 from outrider.training.forecast import Need, check, data_bytes, written
 from outrider.training.head_files import NewHead, write_new_eagle3
 from outrider.training.heads import HeadTask
-from outrider.training.loop import Plan, Training
+from outrider.training.loop import Training
 from outrider.training.needs import Trainee, graph_bytes, lesson_bytes, rows_like
+from outrider.training.plan import Plan
 from outrider.training.run_distill import DistillOptions, train_drafter
 from outrider.training.run_heads import WORK, HeadOptions, train_head
 from outrider.training.samples import DataFolder

@@ -22,8 +22,9 @@ from outrider.native import choice as native
 from outrider.training import parity, run_heads, served
 from outrider.training.curves import CURVES, PICTURE
 from outrider.training.data import DataOptions, make_data
-from outrider.training.loop import STATE, Plan
+from outrider.training.loop import STATE
 from outrider.training.measure import LENGTHS
+from outrider.training.plan import Plan
 from outrider.training.run_distill import DistillOptions, train_drafter
 from outrider.training.run_heads import WORK, HeadOptions, train_head
 from outrider.training.samples import DataFolder

@@ -14,7 +14,8 @@ from torch import nn
 
 from outrider.errors import ConfigError, ModelError, TrainingError
 from outrider.training.curves import CURVES
-from outrider.training.loop import RUN, STATE, Judged, Learned, Plan, Task, Training
+from outrider.training.loop import RUN, STATE, Judged, Learned, Task, Training
+from outrider.training.plan import Plan
 from outrider.training.samples import Sample, Samples
 from tests.support.disks import no_file_above
 

@@ -28,7 +28,7 @@ from .flags import argument, setting, with_flags
 from .spelling import App
 
 if TYPE_CHECKING:
-    from ..training.loop import Plan
+    from ..training.plan import Plan
     from ..training.run_heads import Trained
 
 app = App(no_args_is_help=True)
@@ -110,7 +110,7 @@ class TrainFlags:
 
     def plan(self, rate: float) -> Plan:
         """Return how to train."""
-        from ..training.loop import Plan
+        from ..training.plan import Plan
 
         if self.steps is not None and self.minutes is not None:
             raise ConfigError("give --steps or --minutes, not both.")
@@ -277,7 +277,7 @@ def adapt(
         from ..training.adapt_page import page
         from ..training.data import DataOptions
         from ..training.from_server import ask, check_loads, hand_over, keep_prompts
-        from ..training.loop import Plan
+        from ..training.plan import Plan
 
     source = None if from_server is None else ask(from_server, api_key)
     if load:

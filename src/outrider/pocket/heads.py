@@ -25,8 +25,9 @@ with torch_for("python -m outrider.pocket.heads", program=__name__ == "__main__"
 
     from ..training.card import CARD, NO_LICENCE, write_card
     from ..training.data import DataOptions, make_data
-    from ..training.loop import Judged, Plan
+    from ..training.loop import Judged
     from ..training.measure import measure
+    from ..training.plan import Plan
     from ..training.prompts import save_prompts
     from ..training.run_heads import RATE, WORK, HeadOptions, train_head
     from ..training.samples import DataFolder

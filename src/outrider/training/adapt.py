@@ -26,9 +26,9 @@ from ..engine.setup import set_up
 from ..errors import ConfigError, RequestError
 from ..text.codec import TextCodec
 from .data import DataOptions, make_data
-from .loop import Plan
 from .measure import note
 from .needs import check_adapting
+from .plan import Plan
 from .run_distill import DistillOptions, train_drafter, usual_rate
 from .run_heads import WORK, HeadOptions, train_head
 from .samples import DataFolder

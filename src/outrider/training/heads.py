@@ -55,7 +55,7 @@ class Labels:
         own = [lesson.rows >= 1 for lesson in lessons]
         pairs = [*zip(lessons, own, strict=True)]
         self._ids = torch.cat([each.ids[keep] for each, keep in pairs])
-        self._log_p = torch.cat([each.log_p[keep] for each, keep in pairs])
+        self._log_p = torch.cat([each.log_p[keep].float() for each, keep in pairs])
         self.best = torch.cat([each.best[keep] for each, keep in pairs])
         self._rows = rows
         self._label = torch.full((len(rows.tokens),), -1)
@@ -63,7 +63,7 @@ class Labels:
 
     def likeliest(self, labels: Tensor) -> Likeliest:
         """Return the likeliest ids of the distributions of ``labels``."""
-        return Likeliest(self._ids[labels].long(), self._log_p[labels].float())
+        return Likeliest(self._ids[labels].long(), self._log_p[labels])
 
     def at(self, depth: int, drafts: Tensor) -> Depth:
         """Return the drafts whose token at a depth is one that the target said."""

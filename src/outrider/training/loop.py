@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,86 +16,22 @@ from zipfile import ZipFile
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
 from ..base.fields import readable
 from ..base.kept import part_of, read_kept, write_kept
 from ..errors import ConfigError, TrainingError, shown
 from .curves import CURVES, add_to_curves, cut_curves
-from .muon import Muon
+from .optimisers import Average, Optimisers, trained
+from .plan import Plan
 from .samples import Sample, Samples, batches
 
 RUN, STATE = "run.json", "state.pt"
-LAST_RATE = 0.05
-"""Share of the learning rate that the cosine ends at."""
 JUDGED = 32
 """Held-out samples that acceptance is judged on."""
 JUDGEMENTS = 40
 SAVE_SECONDS = 120.0
-MOST = 1e9
-"""Of any setting."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The settings of a training; a value out of its range raises ConfigError.
-
-    Args:
-        epochs: passes over the samples, unless ``steps`` or ``minutes`` are given. Minutes become
-            steps once, by the time that a step takes.
-        rate: the peak learning rate, of AdamW and of Muon, whose updates are scaled to AdamW's.
-        batch: tokens of the target's answers in a batch, for each process.
-        accumulate: batches of a step.
-        warmup: share of the steps in which the learning rate rises.
-        clip: largest norm of the gradients.
-        decay: weight decay of Muon's matrices.
-        average: decay of the running average of the weights.
-        judge_every: fewest steps between two judgements of acceptance on held-out samples, of
-            which there are about ``JUDGEMENTS`` at most.
-        patience: judgements without a better one after which training stops, 0 for never.
-        bf16: whether matrices are multiplied in bf16 (autocast); None for: on a GPU.
-    """
-
-    epochs: float = 3.0
-    steps: int | None = None
-    minutes: float | None = None
-    rate: float = 1e-3
-    batch: int = 2048
-    accumulate: int = 1
-    warmup: float = 0.03
-    clip: float = 1.0
-    decay: float = 0.3
-    average: float = 0.99
-    seed: int = 0
-    judge_every: int = 50
-    patience: int = 8
-    bf16: bool | None = None
-
-    def __post_init__(self) -> None:
-        least: dict[str, float] = {
-            "epochs": 0.001, "rate": 1e-9, "batch": 1, "accumulate": 1, "warmup": 0, "clip": 1e-6,
-            "decay": 0, "average": 0, "seed": 0, "judge_every": 1, "patience": 0,
-        }  # fmt: skip
-        if self.steps is not None:
-            least["steps"] = 1
-        if self.minutes is not None:
-            least["minutes"] = 0.01
-        for name, low in least.items():
-            value = getattr(self, name)
-            if not low <= value <= MOST:  # false for NaN
-                raise ConfigError(f"{name} is {shown(value)}; give {low:g} to {MOST:,.0f}.")
-        if self.average >= 1 or self.warmup >= 1:
-            raise ConfigError("average and warmup are shares below 1; give less.")
-
-    def share(self, step: int) -> float:
-        """Return the share of the learning rate at a step: a linear start, then a cosine."""
-        assert self.steps is not None
-        start = max(1, round(self.warmup * self.steps))
-        if step < start:
-            return (step + 1) / start
-        done = (step - start) / max(1, self.steps - start)
-        return LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * done)) / 2
 
 
 class Learned(NamedTuple):
@@ -128,66 +64,6 @@ class Task(ABC):
     @abstractmethod
     def judge(self, samples: Sequence[Sample]) -> Judged:
         """Return the acceptance lengths forecast on samples."""
-
-
-class Optimisers:
-    """Muon for a module's inner matrices, AdamW for embeddings, output matrices and vectors."""
-
-    def __init__(self, module: nn.Module, plan: Plan) -> None:
-        inner: list[nn.Parameter] = []
-        outer: list[nn.Parameter] = []
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                inside = parameter.ndim == 2 and "embed" not in name and "head" not in name
-                (inner if inside else outer).append(parameter)
-        self._all: list[torch.optim.Optimizer] = []
-        if inner:
-            self._all.append(Muon(inner, plan.rate, momentum=0.95, weight_decay=plan.decay))
-        if outer:
-            self._all.append(
-                torch.optim.AdamW(outer, lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.0)
-            )
-
-    def step(self, rate: float) -> None:
-        """Update the parameters at a learning rate."""
-        for each in self._all:
-            for group in each.param_groups:
-                group["lr"] = rate
-            each.step()
-
-    def state_dict(self) -> list[Any]:
-        """Return the states of the optimisers."""
-        return [each.state_dict() for each in self._all]
-
-    def load_state_dict(self, states: list[Any]) -> None:
-        """Set the states of the optimisers."""
-        for each, state in zip(self._all, states, strict=True):
-            each.load_state_dict(state)
-
-
-class Average:
-    """A running average (EMA) of a module's parameters, whose decay rises with the steps."""
-
-    def __init__(self, module: nn.Module, decay: float) -> None:
-        self._module, self._decay = module, decay
-        self.values = {name: value.clone() for name, value in trained(module).items()}
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Take in the parameters after a step."""
-        decay = min(self._decay, (1 + step) / (10 + step))
-        for name, value in trained(self._module).items():
-            self.values[name].lerp_(value, 1 - decay)
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Set the module to the average for the time of the context."""
-        own = {name: value.clone() for name, value in trained(self._module).items()}
-        self._module.load_state_dict(self.values, strict=False)
-        try:
-            yield
-        finally:
-            self._module.load_state_dict(own, strict=False)
 
 
 class Training:
@@ -436,8 +312,3 @@ class Training:
 def on_cpu() -> bool:
     """Return whether accelerate is to use the CPU: there is no GPU."""
     return not torch.cuda.is_available()
-
-
-def trained(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters of a module that are trained, by name."""
-    return {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}

@@ -24,7 +24,7 @@ from ..checkpoints.heads import Head
 from ..checkpoints.weights import plain
 from .eagle3 import Rows, Unrolling
 from .head_files import NewHead, target_loader, trained_config, write_checkpoint
-from .loop import trained
+from .optimisers import trained
 
 
 class Block(nn.Module):

@@ -29,9 +29,11 @@ from .head_files import (
     target_loader,
 )
 from .heads import rows_at_once
-from .loop import Optimisers, Plan, on_cpu, trained
+from .loop import on_cpu
 from .lora import add_low_rank
 from .medusa import Medusa
+from .optimisers import Optimisers, trained
+from .plan import Plan
 from .samples import Sample, Samples, batches
 from .teacher import KNOWN_IDS, ROWS, room_for_lessons
 

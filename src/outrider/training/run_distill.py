@@ -13,11 +13,12 @@ from ..errors import ConfigError
 from .curves import draw_curves
 from .distill import DistillTask
 from .drafter_files import config_of, made_of, read_drafter, save_drafter
-from .loop import RUN, Plan, Training
+from .loop import RUN, Training
 from .lora import add_low_rank, merged_weights
 from .losses import LOSSES
 from .needs import check_training, drafter_trainee
 from .parity import check_drafter
+from .plan import Plan
 from .run_heads import CHECKED, WORK, Trained, about_training, served_on
 from .samples import CONFIG, MANIFEST, DataFolder, check_out
 from .served import Served

@@ -30,12 +30,13 @@ from .head_files import (
     write_new_eagle3,
 )
 from .heads import HeadTask
-from .loop import RUN, Judged, Plan, Training, on_cpu
+from .loop import RUN, Judged, Training, on_cpu
 from .losses import LOSSES
 from .measure import note
 from .medusa import load_medusa, save_medusa, write_new_medusa
 from .needs import check_training, head_trainee
 from .parity import check_served
+from .plan import Plan
 from .samples import CONFIG, MANIFEST, DataFolder, Samples, check_out
 from .served import Served, Serving, held_out_prompts
 from .targets import Target, open_target

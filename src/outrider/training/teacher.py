@@ -78,7 +78,7 @@ class Teacher:
         key = sample.tokens.tobytes(), sample.said.tobytes()
         lesson = self._kept.get(key)
         if lesson is None:
-            with torch.device("cpu"):
+            with torch.device("cpu"), torch.autocast("cpu", enabled=False):
                 lesson = self._taught(sample)
             if lesson.nbytes <= self._room:
                 self._room -= lesson.nbytes
