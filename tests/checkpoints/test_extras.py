@@ -64,7 +64,7 @@ def test_control_characters_are_not_shown() -> None:
     assert "\n" not in said
 
 
-def test_the_recommendation_for_chat_is_the_default_of_a_head_without_another(
+def test_the_recommendation_for_chat_is_the_default_of_a_head(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
     config = AutoConfig.from_pretrained(tiny_llama)
@@ -77,7 +77,7 @@ def test_the_recommendation_for_chat_is_the_default_of_a_head_without_another(
     about = {**json.loads(file.read_text()), **extra, "base_model_name_or_path": str(tiny_llama)}
     file.write_text(json.dumps(about))
     medusa = read_head(tmp_path / "medusa")
-    assert (theirs.proposed, own.proposed, medusa.proposed) == (3, 5, 3)
+    assert (theirs.proposed, own.proposed, medusa.proposed) == (3, 3, 3)
     assert set_up(tmp_path / "medusa", "auto", {}).config.num_speculative_tokens == 3
     given = {"num_speculative_tokens": 2}
     assert set_up(tmp_path / "medusa", "auto", given).config.num_speculative_tokens == 2

@@ -66,14 +66,11 @@ class Head:
 
     @property
     def proposed(self) -> int | None:
-        """The draft length that its checkpoint proposes, or recommends for chat.
-
-        The number of Medusa's heads is a bound, so the recommendation comes first there.
-        """
+        """The draft length that is recommended for chat, else the one that its format proposes."""
         chat = self.extras.lengths.get(CHAT)
         if self.kind == MEDUSA and chat is not None:
-            return min(chat, self.longest or chat)
-        return chat if self.longest is None else self.longest
+            return min(chat, self.longest or chat)  # it has no more heads
+        return self.longest if chat is None else chat
 
     @property
     def folder(self) -> Path:

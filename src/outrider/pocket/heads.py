@@ -29,7 +29,7 @@ with torch_for("python -m outrider.pocket.heads", program=__name__ == "__main__"
     from ..training.measure import measure
     from ..training.plan import Plan
     from ..training.prompts import save_prompts
-    from ..training.run_heads import RATE, WORK, HeadOptions, train_head
+    from ..training.run_heads import BATCH, RATE, WORK, HeadOptions, train_head
     from ..training.samples import DataFolder
     from .corpus import standard_library
     from .evaluate import OUTPUT_TOKENS, prompts_of
@@ -37,7 +37,6 @@ with torch_for("python -m outrider.pocket.heads", program=__name__ == "__main__"
 HEADS = {EAGLE3: HeadOptions(), MEDUSA: HeadOptions(depth=3)}
 TEMPERATURES = (0.0, 0.7, 1.0)
 QUANTIZATION = "int8"
-BATCH = 512
 LICENCE = """\
 Apache-2.0, as Outrider. It was trained on what the pocket target says of the source of Python's
 standard library (PSF licence 2.0)."""

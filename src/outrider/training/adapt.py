@@ -30,6 +30,7 @@ from .measure import note
 from .needs import check_adapting
 from .plan import Plan
 from .run_distill import DistillOptions, train_drafter, usual_rate
+from .run_heads import BATCH as HEAD_BATCH
 from .run_heads import WORK, HeadOptions, train_head
 from .samples import DataFolder
 from .served import MOST_PROMPTS, Served, Serving, error_of_mean, held_out_prompts
@@ -221,6 +222,8 @@ def adapt(
     _check_place(begin, adapted)
     set_up(folder, begin, {})  # refuses a drafter of another tokenizer before there is data
     head = read_head(begin)
+    if head is not None:
+        options = replace(options, plan=replace(options.plan, batch=HEAD_BATCH))
     least = usual_rate(begin, options.model.rank) if head is None else HEAD_RATE
     rates = [least * each for each in MULTIPLES] if options.rate is None else [options.rate]
     shares = [*SHARES[:1] * len(rates), *SHARES[1:]]

@@ -48,8 +48,8 @@ SERVED_PROMPTS, SERVED_TOKENS = 8, 64
 """Held-out prompts that a trained head is served with, and tokens of each answer."""
 CHECKED = 4
 """Held-out samples on which a trained head is compared with the served one."""
-RATE = 2e-3
-"""The default learning rate."""
+RATE, BATCH = 2e-3, 512
+"""Learning rate and tokens of a batch unless others are given."""
 MOST_IDS = 32768
 """Ids that a new EAGLE-3 head drafts at most."""
 
