@@ -161,6 +161,7 @@ def test_the_way_back(said: dict[str, Any], answering: Answers, tmp_path: Path) 
     assert "as mine-2" not in hand_over(source, adapted, "mine", True)
     assert asked[1:] == [(f"{URL}/v1/speculation", {"load": "mine-2"}, "k'")]
     assert place(source, tmp_path / "drafters" / "mine", "x") == "mine"  # it is there
+    assert place(source, adapted, "a\nb") == "adapted"
     answering({"error": {"message": "no\nway"}}, 400)
     with pytest.raises(EndpointError, match=r"does not load the drafter: 'no\\nway'"):
         hand_over(source, adapted, "mine", True)

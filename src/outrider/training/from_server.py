@@ -170,6 +170,7 @@ def place(source: Source, adapted: Path, name: str) -> str:
     folder = source.drafters
     assert folder is not None
     adapted = adapted.resolve()
+    name = name if name.isprintable() else "adapted"  # the server takes no other names
     if adapted.is_relative_to(folder.resolve()):
         return adapted.relative_to(folder.resolve()).as_posix()
     try:
