@@ -136,6 +136,9 @@ def test_what_does_not_fit_is_refused(
     data: DataFolder, tiny_llama: Path, tiny_drafter: Path, make_checkpoint: Any, tmp_path: Path
 ) -> None:
     other = make_checkpoint(tmp_path / "other", "llama")
+    torch_runs = make_checkpoint(tmp_path / "torch", "gpt2", tokenizer=True, n_embd=32, n_head=4)
+    with pytest.raises(ConfigError, match="not run by the native step"):
+        train_head("eagle3", torch_runs, data, None, tmp_path / "d", PLAN, OPTIONS)
     with pytest.raises(ConfigError, match="of a target with 320 ids"):
         train_head("eagle3", other, data, None, tmp_path / "a", PLAN, OPTIONS)
     with pytest.raises(ConfigError, match="no head of kind eagle3"):

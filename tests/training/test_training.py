@@ -126,6 +126,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "empty": lambda folder: (folder / STATE).write_bytes(b""),
     "flipped": flipped,
     "of another shape": lambda folder: changed(folder, module={"1.bias": torch.zeros(9)}),
+    "of another step": lambda folder: changed(folder, step=3),
     "without an average": lambda folder: changed(folder, average={}),
     "without optimisers": lambda folder: changed(folder, optimisers=[]),
     "no plan": lambda folder: (folder / RUN).write_text("[1]"),

@@ -300,8 +300,8 @@ class Training:
             {name: value.shape for name, value in values.items()}
             for values in (self.average.values, state["average"], state["module"])
         )
-        if theirs != [own, own]:
-            raise ValueError("its weights are others")
+        if theirs != [own, own] or not 0 <= state["step"] <= (self.plan.steps or 0):
+            raise ValueError("its weights or steps are others")
         self.task.module.load_state_dict(state["module"], strict=False)
         self.optimisers.load_state_dict(state["optimisers"])
         self.average.values = state["average"]

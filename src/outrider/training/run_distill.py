@@ -82,7 +82,7 @@ def train_drafter(
     check_out(out, f"{WORK}/{RUN}", (CONFIG, MANIFEST))
     context = data.about.context
     checkpoint, model = opened or open_target(target, data)
-    files, known = Files(target), model.shape.vocab_size
+    files, known = Files(checkpoint.folder), model.shape.vocab_size
     samples = data.read().share(options.share)
     config = config_of(checkpoint, begin, options.layers, options.neurons)
     trainee = drafter_trainee(checkpoint, samples, config, options.rank, context)

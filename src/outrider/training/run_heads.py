@@ -143,6 +143,11 @@ def train_head(
     check_out(out, f"{WORK}/{RUN}", (CONFIG, MANIFEST))
     method, context = METHODS[kind], data.about.context
     checkpoint, model = opened or open_target(target, data)
+    if not isinstance(model, NativeTransformer):
+        raise ConfigError(
+            f"{target} is not run by the native step, which heads draft beside; give a target of a "
+            "native family (docs/models.md), or train a small drafter (outrider train distill)."
+        )
     vocab_size = model.shape.vocab_size
     samples, begun = data.read().share(options.share), out / WORK / BEGUN
     state = PartialState(cpu=on_cpu())
@@ -183,9 +188,8 @@ def train_head(
         method.save(module, training.average.values, out)
         draw_curves(out / WORK)
         write_card(out, out / WORK, data, judged)
-        if isinstance(model, NativeTransformer):
-            with training.average.applied():
-                check_served(out, module, model, teacher, samples.held_out[:CHECKED])
+        with training.average.applied():
+            check_served(out, module, model, teacher, samples.held_out[:CHECKED])
         served = served_on(samples, target, model, out, options.depth, context)
         if served:
             note(out, "held out", served, data.about.prompts, "held-out prompts of its data")
@@ -195,10 +199,13 @@ def train_head(
 def served_on(
     samples: Samples, target: Path, model: Model, out: Path, depth: int, context: int
 ) -> list[Served]:
-    """Return what the drafter in ``out`` gives on a few held-out prompts that are short enough."""
+    """Return what the drafter in ``out`` gives on a few held-out prompts.
+
+    Nothing if fewer than two are short, which have no interval.
+    """
     tokens = min(SERVED_TOKENS, context // 2)
     prompts = held_out_prompts(samples, context - tokens, SERVED_PROMPTS)
-    if not prompts:
+    if len(prompts) < 2:
         return []
     return Serving(target, model, prompts, tokens, context).measure(
         out, min(depth, context - 1), (0.0, 1.0), rounds=1
