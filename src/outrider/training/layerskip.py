@@ -107,10 +107,7 @@ class Panel:
         noise, self._windows = shared_noise(model.shape.vocab_size), list[ScoredWindow]()
         chosen: list[tuple[Sample, int, int]] = []
         for sample in samples:
-            # The last run of what the target said, which all before leads to.
-            said = sample.said[:context].tolist()
-            stop = len(said) - said[::-1].index(True) if True in said else 0
-            first = stop - [*said[:stop][::-1], False].index(False)
+            first, stop = last_answer(sample.said[:context].tolist())
             if stop - first >= FEWEST_ROWS and first:
                 chosen.append((sample, first, stop))
         chosen = chosen[:: max(1, len(chosen) // WINDOWS)][:WINDOWS]
@@ -135,6 +132,12 @@ class Panel:
     def score(self, sublayers: tuple[int, ...]) -> float:
         """Return the chance that a token drawn by these sublayers is the whole target's."""
         return sum(each.score(sublayers) for each in self._windows) / len(self._windows)
+
+
+def last_answer(said: list[bool]) -> tuple[int, int]:
+    """Return where the last run of what the target said begins and ends, twice 0 if there is none."""
+    stop = len(said) - said[::-1].index(True) if True in said else 0
+    return stop - [*said[:stop][::-1], False].index(False), stop
 
 
 def row_cost(model: NativeTransformer) -> float:

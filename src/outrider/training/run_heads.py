@@ -109,6 +109,18 @@ def usual_layers(count: int) -> tuple[int, int, int]:
     return 0 if count > 2 else -1, (count - 1) // 2, count - 1
 
 
+def new_head(
+    kind: str, target: Path, model: Model, samples: Samples, seed: int, options: HeadOptions
+) -> NewHead:
+    """Return the description of a new head: the ids that it drafts and the layers that it reads."""
+    counts = samples.counts(model.shape.vocab_size)
+    ids = frequent_ids(counts, options.coverage, MOST_IDS)
+    layers = options.layers or usual_layers(model.hidden_layers)
+    mask = int(counts.argmin()) if kind == PEAGLE else None
+    name = name_of(target)
+    return NewHead(name, ids, layers, options.depth, seed, options.layout, mask_token=mask)
+
+
 class Trained(NamedTuple):
     """The acceptance of a trained drafter: as forecast, and as served on a few prompts."""
 
@@ -148,7 +160,6 @@ def train_head(
             f"{target} is not run by the native step, which heads draft beside; give a target of a "
             "native family (docs/models.md), or train a small drafter (outrider train distill)."
         )
-    vocab_size = model.shape.vocab_size
     samples, begun = data.read().share(options.share), out / WORK / BEGUN
     state = PartialState(cpu=on_cpu())
     with state.main_process_first():
@@ -156,14 +167,7 @@ def train_head(
         # One that another command began, which has no training yet, is begun anew.
         stale = state.is_main_process and not (out / WORK / RUN).exists()
         if begin is None and (stale or not (begun / CONFIG).exists()):
-            layers = options.layers or usual_layers(model.hidden_layers)
-            counts = samples.counts(vocab_size)
-            ids = frequent_ids(counts, options.coverage, MOST_IDS)
-            mask = int(counts.argmin()) if kind == PEAGLE else None
-            new = NewHead(
-                name_of(target), ids, layers, options.depth, plan.seed, options.layout,
-                mask_token=mask,
-            )  # fmt: skip
+            new = new_head(kind, target, model, samples, plan.seed, options)
         source = new or open_head(begin or begun, kind)
         trainee = head_trainee(
             kind, checkpoint, samples, source, plan, options.depth, context, begin is None
@@ -175,7 +179,7 @@ def train_head(
             method.write_new(begun, checkpoint, new)
     head = open_head(begin or begun, kind)
     ids = ids_of(head)
-    whole = np.array_equal(ids, np.arange(vocab_size))
+    whole = np.array_equal(ids, np.arange(model.shape.vocab_size))
     layers = head.target_layers(model.hidden_layers)
     teacher = Teacher(model, context, layers, None if whole else ids, room)
     module = method.load(head, checkpoint, context)
