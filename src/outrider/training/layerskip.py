@@ -135,7 +135,7 @@ class Panel:
 
 
 def last_answer(said: list[bool]) -> tuple[int, int]:
-    """Return where the last run of what the target said begins and ends, twice 0 if there is none."""
+    """Return the beginning and end of the last run of what the target said, or (0, 0)."""
     stop = len(said) - said[::-1].index(True) if True in said else 0
     return stop - [*said[:stop][::-1], False].index(False), stop
 
