@@ -25,6 +25,7 @@ from outrider.checkpoints.families import find_folder
 from outrider.checkpoints.files import Files
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.training.adapt import MEASURED_TOKENS, AdaptOptions, adapt
+from outrider.training.adapt_page import best_of
 from outrider.training.data import DataOptions
 from outrider.training.drafter_files import read_drafter, save_drafter
 from outrider.training.optimisers import Optimisers, trained
@@ -141,12 +142,11 @@ def main(
     )  # fmt: skip
     report = adapt(str(tuned), str(begin), work / "adapted", options, print)
     taken = (time.monotonic() - clock) / 60
-    points, best = report["points"], report["best_share"]
-    after = next(point for point in points[1:] if point["share"] == best)
+    after = best_of(report)
     rows = [
         {"temperature": old["temperature"], "before": old["acceptance_length"],
          "adapted": new["acceptance_length"]}
-        for old, new in zip(points[0]["domain"], after["domain"], strict=True)
+        for old, new in zip(report["points"][0]["domain"], after["domain"], strict=True)
     ]  # fmt: skip
     if steps:
         data = DataFolder.opened(work / "adapted" / "data")
@@ -161,8 +161,9 @@ def main(
     print("\n".join(table(COLUMNS if steps else COLUMNS[:3], [shown(row) for row in rows])))
     kept, here = after["kept"]["gain"], machine()
     print(
-        f"\nGeneral prompts: {kept:+.1%}. Learning rate {after['rate']:g}, {best:.0%} of the data, "
-        f"{taken:.0f} minutes, data included; {here['cpu']}, {here['date'][:10]}."
+        f"\nGeneral prompts: {kept:+.1%}. Learning rate {after['rate']:g}, "
+        f"{after['share']:.0%} of the data, {taken:.0f} minutes, data included; {here['cpu']}, "
+        f"{here['date'][:10]}."
     )
     if out is not None:
         told = {"rows": rows, "minutes": taken, "machine": here, "report": report}

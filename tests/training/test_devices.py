@@ -88,12 +88,9 @@ def test_matrices_are_multiplied_in_bf16_if_the_plan_says_so(
     """Weights stay fp32, and gradients are those of fp32 but for rounding."""
     gradients = []
     for bf16 in (False, True):
-        task, folder = (
-            head_task(EAGLE3, tiny_llama, target, tmp_path / "head"),
-            tmp_path / str(bf16),
-        )
-        plan = Plan(steps=1, bf16=bf16, clip=1e6)
-        training = Training(task, Samples(random_samples(40, 24)), plan, folder, {})
+        task = head_task(EAGLE3, tiny_llama, target, tmp_path / "head")
+        plan, data = Plan(steps=1, bf16=bf16, clip=1e6), Samples(random_samples(40, 24))
+        training = Training(task, data, plan, tmp_path / str(bf16), {})
         module = task.module
         seen: list[torch.dtype] = []
         hook = module.get_submodule("fc").register_forward_hook(

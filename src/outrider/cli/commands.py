@@ -52,7 +52,7 @@ def interrupt_again(ignored: UnraisableHookArgs) -> None:
 
 
 class Home(NamedTuple):
-    """Where a command is: a module and its function, or its ``app``; and the sentence about it."""
+    """The module of a command, its function or ``app`` there, and the sentence about it."""
 
     module: str
     name: str

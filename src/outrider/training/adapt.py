@@ -28,7 +28,7 @@ from ..text.codec import TextCodec
 from .data import DataOptions, make_data
 from .measure import note
 from .needs import check_adapting
-from .plan import Plan
+from .plan import LEAST_MINUTES, Plan
 from .run_distill import DistillOptions, train_drafter, usual_rate
 from .run_heads import BATCH as HEAD_BATCH
 from .run_heads import WORK, HeadOptions, train_head
@@ -40,7 +40,6 @@ DATA, ADAPTED = "data", "drafter"
 """The folders in that of an adaptation: of what the target says, and of the result."""
 SHARES = (0.1, 0.3, 1.0)
 """Shares of the data that a drafter is trained on in turn, which shows how much is enough."""
-LEAST_MINUTES = 0.01
 FEWEST_HELD_OUT = 4
 MEASURED_TOKENS = 128
 """Most tokens of an output that acceptance is measured on."""

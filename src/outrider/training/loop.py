@@ -31,6 +31,7 @@ RUN, STATE = "run.json", "state.pt"
 JUDGED = 32
 """Held-out samples that acceptance is judged on."""
 JUDGEMENTS = 40
+"""Most judgements of a training, about."""
 SAVE_SECONDS = 120.0
 
 

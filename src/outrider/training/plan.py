@@ -9,6 +9,7 @@ from ..errors import ConfigError, shown
 
 LAST_RATE = 0.05
 """Share of the learning rate that the cosine ends at."""
+LEAST_MINUTES = 0.01
 MOST = 1e9
 """Of any setting."""
 
@@ -28,7 +29,7 @@ class Plan:
         decay: weight decay of Muon's matrices.
         average: decay of the running average of the weights.
         judge_every: fewest steps between two judgements of acceptance on held-out samples, of
-            which there are about 40 at most.
+            which there are about ``loop.JUDGEMENTS`` at most.
         patience: judgements without a better one after which training stops, 0 for never.
         bf16: whether matrices are multiplied in bf16 (autocast); None for: on a GPU.
     """
@@ -56,7 +57,7 @@ class Plan:
         if self.steps is not None:
             least["steps"] = 1
         if self.minutes is not None:
-            least["minutes"] = 0.01
+            least["minutes"] = LEAST_MINUTES
         for name, low in least.items():
             value = getattr(self, name)
             if not low <= value <= MOST:  # false for NaN

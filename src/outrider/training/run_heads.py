@@ -109,7 +109,7 @@ def usual_layers(count: int) -> tuple[int, int, int]:
     return 0 if count > 2 else -1, (count - 1) // 2, count - 1
 
 
-def new_head(
+def chosen_head(
     kind: str, target: Path, model: Model, samples: Samples, seed: int, options: HeadOptions
 ) -> NewHead:
     """Return the description of a new head: the ids that it drafts and the layers that it reads."""
@@ -167,7 +167,7 @@ def train_head(
         # One that another command began, which has no training yet, is begun anew.
         stale = state.is_main_process and not (out / WORK / RUN).exists()
         if begin is None and (stale or not (begun / CONFIG).exists()):
-            new = new_head(kind, target, model, samples, plan.seed, options)
+            new = chosen_head(kind, target, model, samples, plan.seed, options)
         source = new or open_head(begin or begun, kind)
         trainee = head_trainee(
             kind, checkpoint, samples, source, plan, options.depth, context, begin is None
