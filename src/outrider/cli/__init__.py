@@ -48,7 +48,7 @@ HOMES = {
     "drafters": Home(
         "drafters", "app", "List all drafters; suggest some for a target; check one against it."
     ),
-    "train": Home("train", "app", "Train drafters on what the target itself says."),
+    "train": Home("train", "app", "Train drafters on the target's own answers."),
     "ops": Home(
         "ops", "app", "Plan, deploy, watch and mend speculation, of this engine and of others.",
     ),
