@@ -113,9 +113,15 @@ def test_an_answer_without_end_is_cut_off(answer: Answer, monkeypatch: pytest.Mo
 
 
 def test_a_redirect_is_an_answer_and_the_key_stays_here() -> None:
+    async def status(url: str) -> int:
+        client = Client(url, "secret")
+        answer = await client.ask("/")
+        await client.close()
+        return answer.status
+
     with peer(says(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")) as (other, stolen):
         head = f"HTTP/1.1 307 x\r\nLocation: {other}\r\nContent-Length: 0\r\n\r\n".encode()
         with peer(says(head)) as (url, asked):
-            assert asyncio.run(Client(url, "secret").ask("/")).status == 307
+            assert asyncio.run(status(url)) == 307
     assert b"Bearer secret" in asked[0]
     assert not stolen
