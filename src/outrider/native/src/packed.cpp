@@ -186,14 +186,14 @@ void unpack_row(const Packed& m, int row, float* to) {
     const int unit = row / LANES, lane = row % LANES;
     const std::uint8_t* unit_codes = m.codes.data() + unit * m.unit_size();
     for (int b = 0; b < m.blocks(); ++b) {
-        const int g = b / m.split;
-        const std::uint8_t *record = m.record_of(unit, g), *step = record + m.step_at(g) + lane;
+        const int g = b / m.split, place = g % m.per_record;
+        const std::uint8_t *record = m.record_of(unit, g), *step = record + m.step_at(place) + lane;
         const std::uint16_t top = half_at(record, lane);
         float scale = m.scaling == Scaling::wides ? widen(top) : from_half(top) * m.factor;
         float less = m.lessened ? from_half(half_at(record + 2 * LANES, lane)) : 0;
         if (m.scaling == Scaling::steps) {
             scale *= float(std::int8_t(*step));
-            if (m.lessened) less *= float(record[m.less_at(g) + lane]);
+            if (m.lessened) less *= float(record[m.less_at(place) + lane]);
         } else if (m.scaling == Scaling::nibbles) {
             scale *= float(*step & 15);
             less *= float(*step >> 4);

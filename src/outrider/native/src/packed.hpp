@@ -72,9 +72,9 @@ struct Coding {
         int left = end - start(b);
         return left < 0 ? 0 : left < LONGEST_BLOCK ? left : LONGEST_BLOCK;
     }
-    // Where in a record the 16 bytes of a group stand.
-    int step_at(int g) const { return (lessened ? 64 : 32) + g % per_record * LANES; }
-    int less_at(int g) const { return step_at(g) + per_record * LANES; }
+    // Where in a record the 16 bytes of the group at `place` stand.
+    int step_at(int place) const { return (lessened ? 64 : 32) + place * LANES; }
+    int less_at(int place) const { return step_at(place) + per_record * LANES; }
 };
 
 struct Packed : Coding {
@@ -95,8 +95,9 @@ struct Packed : Coding {
                bias.same(other.bias) && !std::memcmp(map, other.map, sizeof map);
     }
     const std::uint8_t* record_of(int unit, int g) const {
-        return scales.data() + unit * scales_size() + std::size_t(g / per_record) * record;
+        return records_of(unit) + std::size_t(g / per_record) * record;
     }
+    const std::uint8_t* records_of(int unit) const { return scales.data() + unit * scales_size(); }
 };
 
 // Packs codes [out, in], scales and zeros [out, groups] (of `group` inputs each; `zeros` may be

@@ -6,6 +6,7 @@
 // it nor on whether tiles or lanes do it.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "packed.hpp"
@@ -79,28 +80,25 @@ void digitise(const Packed& m, const T* x, std::size_t stride, int first, int la
                            half, b * m.block, to.parts[std::size_t(r) * blocks + b]);
 }
 
-// From the codes of block b, of `bytes`, to those about `distance` further on in the order in which
-// `count` units of `size` side by side are read: behind the last block stands the first of the next
-// units.
-inline std::ptrdiff_t ahead(int distance, int bytes, int blocks, std::size_t size, int b,
-                            int count) {
-    const int wanted = distance / bytes, far = wanted < 1 ? 1 : wanted < blocks ? wanted : blocks;
-    const std::ptrdiff_t next = b + far < blocks ? 0 : (count - 1) * std::ptrdiff_t(size);
-    return std::ptrdiff_t(far) * bytes + next;
-}
+// What is asked for while `count` units side by side are read block by block: what stands about
+// `distance` bytes of codes further on. Behind the last block stands the first of the next units.
+struct Lookahead {
+    int blocks, far, more;         // `more` units are passed over there
+    std::ptrdiff_t bytes, scales;  // of a block
 
-// The group of a block, block after block, or cell after cell of several: these have groups of
-// their own.
-struct GroupOfBlock {
-    int group = 0, part = 0;
-    template <int HELD>
-    void next(int split) {
-        if (HELD > 1) {
-            group += HELD;
-        } else if (++part == split) {
-            part = 0;
-            ++group;
-        }
+    Lookahead(const Packed& m, int distance, int bytes, int blocks, int count)
+        : blocks(blocks),
+          far(std::clamp(distance / bytes, 1, blocks)),
+          more(count - 1),
+          bytes(bytes),
+          scales(std::ptrdiff_t(m.scales_size()) / blocks) {}
+    // From block b's codes to those that are asked for; a unit has `size` bytes of them.
+    std::ptrdiff_t codes(int b, std::ptrdiff_t size) const {
+        return far * bytes + (b + far < blocks ? 0 : more * size);
+    }
+    // Asks for scales as far ahead, of one unit after the other; a block has a line at most.
+    void ask_scales(const std::uint8_t* records, int b) const {
+        __builtin_prefetch(records + (b + far) * scales, 0, 2);
     }
 };
 
@@ -108,8 +106,8 @@ struct GroupOfBlock {
 struct LaneScales {
     F32x16 scale, less;
 };
-inline LaneScales scales_of(const Packed& m, int unit, int g) {
-    const std::uint8_t* record = m.record_of(unit, g);
+// Those of the group at `place` in a record.
+inline LaneScales scales_at(const Packed& m, const std::uint8_t* record, int place) {
     auto halves = [&](int at) {
         return load_half(reinterpret_cast<const std::uint16_t*>(record + at));
     };
@@ -117,13 +115,40 @@ inline LaneScales scales_of(const Packed& m, int unit, int g) {
         m.scaling == Scaling::wides ? load(reinterpret_cast<const bf16*>(record)) : halves(0),
         m.lessened ? halves(2 * LANES) : splat(0.0f)};
     if (m.scaling == Scaling::steps) {
-        all.scale = all.scale * load_signed(record + m.step_at(g));
-        if (m.lessened) all.less = all.less * load_signed(record + m.less_at(g));
+        all.scale = all.scale * load_signed(record + m.step_at(place));
+        if (m.lessened) all.less = all.less * load_signed(record + m.less_at(place));
     } else if (m.scaling == Scaling::nibbles) {
-        all.scale = all.scale * load_nibbles(record + m.step_at(g), 0);
-        all.less = all.less * load_nibbles(record + m.step_at(g), 4);
+        all.scale = all.scale * load_nibbles(record + m.step_at(place), 0);
+        all.less = all.less * load_nibbles(record + m.step_at(place), 4);
     }
     return all;
 }
+inline LaneScales scales_of(const Packed& m, int unit, int g) {
+    return scales_at(m, m.record_of(unit, g), g % m.per_record);
+}
+
+// The group of a block, block after block, or cell after cell of HELD: these have groups of their
+// own. Where its scales stand is counted, since divisions would hold up the loads.
+template <int HELD>
+struct GroupOfBlock {
+    const Packed& m;
+    int group = 0, part = 0;
+    int place = 0;              // of the group in its record
+    std::ptrdiff_t record = 0;  // where that begins in a unit's
+
+    explicit GroupOfBlock(const Packed& m) : m(m) {}
+    // The scales of a unit's outputs, in the cell's block `turn`.
+    LaneScales scales(int unit, int turn) const {
+        const bool further = place + turn >= m.per_record;
+        const std::uint8_t* from = m.records_of(unit) + record + (further ? m.record : 0);
+        return scales_at(m, from, further ? place + turn - m.per_record : place + turn);
+    }
+    void next() {
+        if (HELD == 1 && ++part < m.split) return;
+        part = 0;
+        group += HELD;
+        for (place += HELD; place >= m.per_record; place -= m.per_record) record += m.record;
+    }
+};
 
 }  // namespace outrider

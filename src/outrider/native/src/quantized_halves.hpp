@@ -9,6 +9,8 @@
 namespace outrider {
 
 constexpr int MOST_HALVED = 6;  // rows that pass by together
+// Rows beside which scales are asked for, too: with fewer, memory has no time for it.
+constexpr int ASKS_SCALES = 4;
 
 // The sums of R rows by one unit, to y [R], each `stride` behind the last. A sum takes the steps of
 // `digit_block`, so that both give the same bits.
@@ -17,8 +19,8 @@ void half_block(const Packed& m, int unit, const Digits& x, int row, const Epilo
                 F32x16* y, int stride) {
     constexpr int held = halved(BITS) ? 2 : 1, steps = 8 / held, lines = lines_of(BITS);
     const int half = m.half(), blocks = m.blocks(), inputs = m.block * held;
-    const std::size_t size = m.unit_size(), bytes = std::size_t(inputs) / CELL * lines * 64;
-    const std::uint8_t* from = m.codes.data() + unit * size;
+    const std::size_t bytes = std::size_t(inputs) / CELL * lines * 64;
+    const std::uint8_t* from = m.codes.data() + unit * m.unit_size();
     const std::int8_t* digits = x.digits + std::size_t(row) * 2 * half;
     const BlockSummary* parts = x.parts + std::size_t(row) * blocks;
     alignas(16) std::uint8_t middle[LANES];
@@ -26,13 +28,15 @@ void half_block(const Packed& m, int unit, const Digits& x, int row, const Epilo
     __m256 sums[2][R];
     for (auto& line : sums)
         for (auto& sum : line) sum = _mm256_setzero_ps();
-    GroupOfBlock at_group;
+    const Lookahead ahead(m, AHEAD, int(bytes), blocks / held, 1);
+    GroupOfBlock<held> at_group(m);
     for (int b = 0; b < blocks; b += held, from += bytes) {
         const int g = at_group.group;
-        const std::ptrdiff_t further = ahead(AHEAD, int(bytes), blocks / held, size, b / held, 1);
+        const std::ptrdiff_t further = ahead.codes(b / held, 0);
+        if (R >= ASKS_SCALES) ahead.ask_scales(m.records_of(unit), b / held);
         const std::int8_t* line = digits + std::size_t(b) * m.block * Sum::DIGIT;
         each_step<0, held>([&](auto turn) __attribute__((always_inline)) {
-            const LaneScales lanes = scales_of(m, unit, g + turn);
+            const LaneScales lanes = at_group.scales(unit, turn);
             const __m256 scales[2] = {lanes.scale.a, lanes.scale.b};
             const __m256 less[2] = {lanes.less.a, lanes.less.b};
             const std::size_t at = (std::size_t(unit) * m.groups + g + turn) * LANES;
@@ -67,7 +71,7 @@ void half_block(const Packed& m, int unit, const Digits& x, int row, const Epilo
                 }
             });
         });
-        at_group.next<held>(m.split);
+        at_group.next();
     }
     for (int r = 0; r < R; ++r) y[r * stride] = F32x16{sums[0][r], sums[1][r]} * splat(m.factor);
 }

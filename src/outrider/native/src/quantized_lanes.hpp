@@ -26,11 +26,11 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
     F32x16 sums[C][R];
     for (auto& line : sums)
         for (auto& sum : line) sum = splat(0.0f);
-    GroupOfBlock at_group;
+    const Lookahead ahead(m, AHEAD / C, int(bytes), blocks / held, C);
+    GroupOfBlock<held> at_group(m);
     for (int b = 0; b < blocks; b += held) {
         const int g = at_group.group;
-        const std::ptrdiff_t further =
-            ahead(AHEAD / C, int(bytes), blocks / held, size, b / held, C);
+        const std::ptrdiff_t further = ahead.codes(b / held, size);
         const std::int8_t* line = digits + std::size_t(b) * m.block * Sum::DIGIT;
         for (int first = 0; first < C; first += side) {
             const std::uint8_t* from = w + first * size + b / held * bytes;
@@ -70,7 +70,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
                     });
                 }
                 for (int c = 0; c < side; ++c) {
-                    const LaneScales lanes = scales_of(m, unit + first + c, g + turn);
+                    const LaneScales lanes = at_group.scales(unit + first + c, turn);
                     for (int r = 0; r < R; ++r) {
                         const BlockSummary& with = parts[r * blocks + b + turn];
                         const Ints whole = each == 2
@@ -83,7 +83,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
                 }
             });
         }
-        at_group.next<held>(m.split);
+        at_group.next();
     }
     for (int r = 0; r < R; ++r) {
         F32x16 line[C];

@@ -146,12 +146,12 @@ void bundle_block(const Packed& m, const Ready& units, int first, int unit, bool
     F32x16 sums[RUN][C];
     for (auto& line : sums)
         for (auto& sum : line) sum = splat(0.0f);
-    GroupOfBlock at_group;
+    const Lookahead ahead(m, AHEAD / C, cells * lines * 64, blocks / held, C);
+    GroupOfBlock<held> at_group(m);
     for (int b = 0; b < blocks; b += held) {
         const int g = at_group.group;
         [[maybe_unused]] const std::ptrdiff_t further =
-            READY || row ? 0
-                         : ahead(AHEAD / C, cells * lines * 64, blocks / held, size, b / held, C);
+            READY || row ? 0 : ahead.codes(b / held, size);
         each_step<0, held>([&](auto turn) __attribute__((always_inline)) {
             Sum all[RUN][C];
             for (int r = 0; r < RUN; ++r)
@@ -182,7 +182,7 @@ void bundle_block(const Packed& m, const Ready& units, int first, int unit, bool
                 if constexpr (READY)
                     lanes[c] = {load(with + c * more), load(with + c * more + LANES)};
                 else
-                    lanes[c] = scales_of(m, unit + c * both, g + turn);
+                    lanes[c] = at_group.scales(unit + c * both, turn);
             for (int c = 0; c < C; ++c)
                 for (int r = 0; r < RUN; ++r)
                     sums[r][c] =
@@ -194,7 +194,7 @@ void bundle_block(const Packed& m, const Ready& units, int first, int unit, bool
             at += 2 * Rows::LINE;
             if (READY) with += 2 * LANES;
         });
-        at_group.next<held>(m.split);
+        at_group.next();
     }
     for (auto& line : sums)
         for (auto& sum : line) sum = sum * splat(m.factor);

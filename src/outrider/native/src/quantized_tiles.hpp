@@ -62,6 +62,7 @@ struct DigitRun {
     const int blocks = m.blocks(), half = m.half();
     const bool halves = m.block > DIGIT_INPUTS;
     const std::size_t bytes = std::size_t(m.block) / CELL * lines_of(BITS) * 64;
+    const Lookahead ahead{m, TILES_AHEAD, int(bytes), blocks, C};
     const std::int8_t* const digits;
     const BlockSummary* const parts;
     alignas(64) std::int32_t ints[C][16 * LANES];
@@ -85,7 +86,7 @@ struct DigitRun {
 
     void prepare(int b, int c) {
         const std::uint8_t* from = w + c * size + b * bytes;
-        const std::ptrdiff_t further = ahead(TILES_AHEAD, int(bytes), blocks, size, b, C);
+        const std::ptrdiff_t further = ahead.codes(b, size);
         if constexpr (BITS != 8)
             unpack<BITS>(codes[c], from, m.map, m.block, further);
         else

@@ -57,6 +57,13 @@ struct HalfWords {
         }
     }
 };
+// Finishes a sum before the next row's begins: side by side they, or gcc's products that wait to be
+// added, would need more registers than there are. A volatile asm would take twice as long, since
+// it also keeps its place among others.
+inline __m256i pinned(__m256i sum) {
+    asm("" : "+x"(sum));
+    return sum;
+}
 inline __m256i narrowed(Ints digits) {
     return _mm256_permute4x64_epi64(_mm256_packs_epi32(digits.a, digits.b), 0xd8);
 }

@@ -18,8 +18,8 @@ struct Sums {
         auto pairs = [&](__m256i words, int i) {
             return _mm256_madd_epi16(words, repeated(row + 2 * at + i).a);
         };
-        sum = _mm256_add_epi32(sum, pairs(codes.odd, 0));
-        sum = _mm256_add_epi32(sum, pairs(codes.even, 4));
+        sum = pinned(_mm256_add_epi32(sum, pairs(codes.odd, 0)));
+        sum = pinned(_mm256_add_epi32(sum, pairs(codes.even, 4)));
     }
     void settle() {}
 };
@@ -40,7 +40,8 @@ struct ByteSums {
     ByteSums(__m256i zeros, const void* less)
         : sum(Sums(zeros, less).sum), words(_mm256_setzero_si256()) {}
     void add(const FourCodes& codes, const std::int8_t* row, int at) {
-        words = _mm256_add_epi16(words, _mm256_maddubs_epi16(codes.v, repeated(row + at).a));
+        words =
+            pinned(_mm256_add_epi16(words, _mm256_maddubs_epi16(codes.v, repeated(row + at).a)));
     }
     void settle() {
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));

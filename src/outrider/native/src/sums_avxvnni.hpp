@@ -6,9 +6,6 @@
 namespace outrider {
 
 constexpr int MOST_SUMS = 8;  // registers that hold a block's sums
-// Finishes a sum before the next row's begins: side by side they would need more registers than
-// there are. A volatile asm would take twice as long, since it also keeps its place among others.
-inline void pin(__m256i& a, __m256i& b) { asm("" : "+x"(a), "+x"(b)); }
 // The codes of four inputs, as bytes.
 struct ByteCodes {
     __m256i a, b;
@@ -42,7 +39,7 @@ struct Sums {
     void add(const FourCodes& codes, const std::int8_t* row, int, int at) {
         add_pairs(sum, codes.a.odd, codes.b.odd, repeated(row + 2 * at));
         add_pairs(sum, codes.a.even, codes.b.even, repeated(row + 2 * at + 4));
-        pin(sum.a, sum.b);
+        sum = {pinned(sum.a), pinned(sum.b)};
     }
     void settle() {}
     Ints all() const { return sum; }
@@ -59,7 +56,7 @@ struct ShortSums {
         const Ints digits = repeated(row + at);
         sum.a = _mm256_dpbusd_avx_epi32(sum.a, codes.a, digits.a);
         sum.b = _mm256_dpbusd_avx_epi32(sum.b, codes.b, digits.b);
-        pin(sum.a, sum.b);
+        sum = {pinned(sum.a), pinned(sum.b)};
     }
     void settle() {}
     Ints all() const { return sum; }
