@@ -191,6 +191,24 @@ def test_what_it_stands_for(target: Path) -> None:
         assert with_loaded(find_drafter(option, target), target / "eagle3").name == "eagle3"
 
 
+def test_a_kind_stands_for_its_folder(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("eagle3", "medusa"):
+        assert find_drafter(kind, target).folder == target / kind
+        assert [m.folder for m in find_drafter(f"auto+{kind}", target).members] == [
+            target / "drafter", None, target / kind,
+        ]  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="neither a drafter"):
+        find_drafter("eagle3", target / "drafter")
+    (target / "eagle3").rename(tmp_path / "eagle3")
+    try:
+        assert find_drafter("eagle3", target).folder == Path("eagle3")  # what lies here comes first
+    finally:
+        (tmp_path / "eagle3").rename(target / "eagle3")
+
+
 def harmless(engine: Engine, target: Path, file: Path, why: type[OutriderError], text: str) -> None:
     """Assert that a drafter is refused, and that the engine's requests do not notice."""
     queued = requests(prompts(), SamplingParams(max_tokens=LENGTH))

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from outrider import LLM, SamplingParams
+from outrider.base.alone import LOCK, alone
 from outrider.base.config import LONGEST_DRAFT
 from outrider.checkpoints.heads import read_head
 from outrider.errors import ConfigError, TrainingError
@@ -159,6 +160,25 @@ def test_what_does_not_fit_is_refused(
     for options in ({"loss": "none"}, {"depth": 0}, {"fading": 0.0}, {"share": 2.0}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             HeadOptions(**options)
+
+
+@pytest.mark.parametrize("command", ["data", "eagle3", "distill"])
+def test_a_folder_is_written_by_one_process(
+    command: str, data: DataFolder, tiny_llama: Path, tmp_path: Path
+) -> None:
+    source = "--prompts" if command == "data" else "--data"
+    words = "train", command, tiny_llama, source, data.folder, "--out", tmp_path / "out"
+    held = tmp_path / "out" if command == "data" else tmp_path / "out" / WORK
+    with alone(held):
+        done = outrider(*words)
+        assert [each.name for each in held.iterdir()] == [LOCK]
+    assert done.exit_code == 2
+    assert f"another process writes to {held}" in done.stderr
+    assert not held.parent.exists() or command == "data"
+    (tmp_path / "out").write_text("")
+    done = outrider(*words)
+    assert done.exit_code == 2
+    assert f"{tmp_path / 'out'} is no folder; give a new one." in done.stderr
 
 
 def test_the_commands(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 from ..errors import ConfigError
@@ -15,11 +16,14 @@ LOCK = ".lock"
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a folder, which is made if it is missing; one that stays empty is removed.
+    """Hold a folder, which is made if it is missing; new ones that stay empty are removed.
 
-    Raises ConfigError: another process holds it.
+    Raises ConfigError: another process holds it, or it is a file.
     """
-    is_new = not folder.exists()
+    new = [*takewhile(lambda each: not each.exists(), (folder, *folder.parents))]
+    found = new[-1].parent if new else folder
+    if not found.is_dir():
+        raise ConfigError(f"{found} is no folder; give a new one.")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("ab") as file:
         try:
@@ -33,6 +37,9 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if is_new and [*folder.iterdir()] == [folder / LOCK]:
+            if new and [*folder.iterdir()] == [folder / LOCK]:
                 (folder / LOCK).unlink()
-                folder.rmdir()
+            for each in new:
+                if any(each.iterdir()):
+                    break
+                each.rmdir()

@@ -98,15 +98,17 @@ def _memory(row: DrafterFacts) -> str:
 def _spec(name: str, target: Path, context: DrafterContext) -> DrafterSpec:
     """Return the drafter of that name for a model, or raise ConfigError or ModelError."""
     from ..drafters.base import NoSpec
-    from ..drafters.registry import known_specs, recognised, sibling
+    from ..drafters.registry import beside, known_specs
     from ..engine.setup import set_up
     from ..models.load import cannot_go_back
 
     if name != NoSpec.name and not context.model.truncates:
         raise ConfigError(f"{cannot_go_back(target, context.model)}.")
-    spec, near = known_specs()[name], sibling(target)
-    if spec.by_folder and (near is None or recognised(near).name != name):
-        raise ConfigError(f"no {spec.kind} in the model's sub-folder or sibling drafter.")
+    spec = known_specs()[name]
+    if spec.by_folder and beside(target, name) is None:
+        raise ConfigError(
+            f"no {spec.kind} in the model's sub-folder or sibling drafter, or sub-folder {name}."
+        )
     if not spec.by_folder and spec.recognise(name) is None:
         raise ConfigError("its name alone does not choose it; its package says what does.")
     return set_up(target, name, {}).spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -210,9 +211,19 @@ def _train(kind: str, model: str, flags: HeadFlags, layout: str = "speculators")
     options = HeadOptions(loss=flags.loss, depth=flags.depth, layout=layout)
     begin = None if flags.begin is None else find_folder(flags.begin)
     data, out = DataFolder.opened(flags.data), flags.out
-    with ended_cleanly():
+    with ended_cleanly(), _held(out):
         trained = train_head(kind, find_folder(model), data, begin, out, plan, options)
     flags.tell(trained)
+
+
+def _held(out: Path) -> AbstractContextManager[None]:
+    """Hold the folder of a training; of several processes the first one does."""
+    from accelerate import PartialState
+
+    from ..training.loop import on_cpu
+    from ..training.run_heads import WORK
+
+    return alone(out / WORK) if PartialState(cpu=on_cpu()).is_main_process else nullcontext()
 
 
 @app.command()
@@ -231,7 +242,7 @@ def distill(flags: DistillFlags, model: str = argument("MODEL", MODEL)) -> None:
         alpha=flags.alpha, layers=numbers(flags.layers, int, "--layers"), neurons=flags.neurons,
     )  # fmt: skip
     data, out = DataFolder.opened(flags.data), flags.out
-    with ended_cleanly():
+    with ended_cleanly(), _held(out):
         trained = train_drafter(find_folder(model), data, begin, out, plan, options)
     flags.tell(trained)
 

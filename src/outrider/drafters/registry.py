@@ -77,12 +77,29 @@ def sibling(target: Path) -> Path | None:
     return None
 
 
+def beside(target: Path, kind: str) -> DrafterSpec | None:
+    """Return the drafter of a kind, as "eagle3", whose checkpoint lies beside a target.
+
+    It is ``sibling`` or the sub-folder that is named as the kind; None if neither is of the kind.
+    """
+    spec = known_specs().get(kind)
+    if spec is None or not spec.by_folder:
+        return None
+    for folder in (sibling(target), target / kind):
+        if folder is not None and (folder / "config.json").is_file():
+            found = recognised(folder)
+            if found.name == kind:
+                return found
+    return None
+
+
 def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSpec:
     """Return what ``LLM(drafter=option)`` means; ``methods`` has other spellings, as "EAGLE-3".
 
     "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter`` and suffix, and
-    what follows it after a "+"; "model", "eagle3" and "medusa" are that checkpoint; None and "none"
-    draft nothing; names joined by "+" draft together; for the rest see ``recognised``.
+    what follows it after a "+"; "model", "eagle3" and "medusa" are that of the kind ``beside`` the
+    target; None and "none" draft nothing; names joined by "+" draft together; for the rest see
+    ``recognised``.
 
     Raises:
         ConfigError: no drafter recognises the option.
@@ -96,8 +113,8 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
         option = method.ours if method and method.ours else option
     named = isinstance(option, str) and not Path(folder_named(option) or option).exists()
     parts = option.split(TOGETHER) if isinstance(option, str) and named else ()
-    folder = sibling(target)
     if AUTO in parts:
+        folder = sibling(target)
         near = () if folder is None else (recognised(folder),)
         more = [find_drafter(part, target) for part in parts if part != AUTO]
         return GroupSpec((*near, SuffixSpec(), *more), auto=True)
@@ -108,9 +125,9 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
                 f"drafter {shown(option)} joins none, or a drafter to itself; give different ones."
             )
         return GroupSpec(members)
-    if folder is not None and isinstance(option, str) and not Path(option).exists():
-        near_by = recognised(folder)
-        if near_by.name == option:
+    if isinstance(option, str) and not Path(option).exists():
+        near_by = beside(target, option)
+        if near_by is not None:
             return near_by
     if option == "" or not isinstance(option, str | Path):
         raise ConfigError(

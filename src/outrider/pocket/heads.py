@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from ..base.alone import alone
 from ..base.config import BUNDLED, POCKET, Recipe
 from ..base.extras import torch_for
 from ..bench.workload import Item
@@ -34,7 +35,8 @@ with torch_for("python -m outrider.pocket.heads", program=__name__ == "__main__"
     from .corpus import standard_library
     from .evaluate import OUTPUT_TOKENS, prompts_of
 
-HEADS = {EAGLE3: HeadOptions(), MEDUSA: HeadOptions(depth=3)}
+HEADS = {EAGLE3: (HeadOptions(), 0.7), MEDUSA: (HeadOptions(depth=3), 0.3)}
+"""The heads' options, and what part of the minutes each trains."""
 TEMPERATURES = (0.0, 0.7, 1.0)
 QUANTIZATION = "int8"
 LICENCE = """\
@@ -78,15 +80,14 @@ def build(
     work: Path, out: Path, prompts: int, steps: int | None, minutes: float | None
 ) -> dict[str, Any]:
     """Run the recipe; return the bytes of each head, and what was measured of it."""
-    work.mkdir(parents=True, exist_ok=True)
-    data = make_answers(work, prompts)
-    plan = Plan(steps=steps, minutes=minutes, rate=RATE, batch=BATCH)
-    report = {}
-    for kind, options in HEADS.items():
-        trained = train_head(kind, Path(POCKET), data, None, work / kind, plan, options)
-        head = finish(work, kind, data, trained.judged, out)
-        report[kind] = _row(head)
-    return report
+    with alone(work):
+        data = make_answers(work, prompts)
+        report = {}
+        for kind, (options, part) in HEADS.items():
+            plan = Plan(steps=steps, minutes=minutes and part * minutes, rate=RATE, batch=BATCH)
+            trained = train_head(kind, Path(POCKET), data, None, work / kind, plan, options)
+            report[kind] = _row(finish(work, kind, data, trained.judged, out))
+        return report
 
 
 def _row(head: Head) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help=out)
     parser.add_argument("--prompts", type=int, default=8000, help="openings that are answered")
     parser.add_argument("--steps", type=int, help="steps of each training, not three epochs")
-    parser.add_argument("--minutes", type=float, help="minutes of each training, about")
+    parser.add_argument("--minutes", type=float, help="minutes of both trainings, about")
     print(json.dumps(build(**vars(parser.parse_args())), indent=1))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ..base.alone import alone
 from ..base.limits import LARGEST_CONTEXT
 from ..bench.workload import Item
 from ..checkpoints.checkpoint import open_checkpoint
@@ -66,6 +67,15 @@ def make_data(
     about what is left out. Raises ConfigError: the folder holds other data, or a prompt is bad.
     """
     check_out(out, MANIFEST, (CONFIG,))
+    with alone(out):
+        return _answered(target, out, options, told, said)
+
+
+def _answered(
+    target: str, out: Path, options: DataOptions, told: Callable[..., None],
+    said: Callable[[str], None],
+) -> DataFolder:  # fmt: skip
+    """Have ``target`` answer the prompts in a folder that no other process writes."""
     file, folder = options.prompts, find_folder(target)
     items = [] if file is None else read_prompts(file, options.skip_bad, said)[: options.samples]
     checkpoint = open_checkpoint(folder)
