@@ -129,7 +129,8 @@ def main(
     """Fine-tune a target, adapt its drafter to it, and say how much of the loss is won back."""
     stock = find_folder(model)
     begin = find_folder(drafter) if drafter else stock / "drafter"
-    tuned, file = work / "tuned" if steps else stock, work / "prompts.jsonl"
+    tuned = work / f"tuned-{steps}-{tuning_rate:g}-{seed}" if steps else stock
+    file = work / f"prompts-{prompts}-{seed}.jsonl"
     work.mkdir(parents=True, exist_ok=True)
     if steps and not (tuned / "model.safetensors").exists():
         fine_tune(stock, tuned, steps, tuning_rate, seed)

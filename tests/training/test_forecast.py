@@ -103,7 +103,7 @@ def test_a_training_takes_what_was_forecast(
     assert need.passing == pytest.approx(max(state, files - state), rel=0.1)
     module, states = training.task.module, training.optimisers.state_dict()
     average = sum(value.nbytes for value in training.average.values.values())
-    assert need.memory["gradients and average"] == 2 * average
+    assert need.memory["gradients and averages"] == 3 * average
     assert need.memory["weights"] == sum(
         each.nbytes for each in [*module.parameters(), *module.buffers()]
     )

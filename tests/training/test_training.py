@@ -233,6 +233,28 @@ def test_it_stops_when_nothing_gets_better(tmp_path: Path) -> None:
     assert training.step < 200
 
 
+def test_one_that_stops_early_ends_with_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [1.5, 1.7, 1.6, 1.6, 1.7]  # the last one is of what is kept
+    seen: list[list[torch.Tensor]] = []
+
+    def judge(task: Toy, samples: Sequence[Sample]) -> Judged:
+        seen.append([value.clone() for value in task.module.state_dict().values()])
+        return Judged(said[len(seen) - 1], 1.0)
+
+    monkeypatch.setattr(Toy, "judge", judge)
+    plan = Plan(steps=400, batch=8, rate=0.05, average=0.5, judge_every=10, patience=2)
+    training = Training(Toy(), samples(), plan, tmp_path, {})
+    assert training.run().acceptance_length == 1.7
+    assert training.step == 4 * 10
+    for a, b in zip(seen[1], seen[4], strict=True):
+        assert torch.equal(a, b)
+    again = Training(Toy(), samples(), plan, tmp_path, {})
+    for a, b in zip(seen[1], again.average.values.values(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_minutes_become_steps_once(tmp_path: Path) -> None:
     plan = Plan(minutes=0.02, batch=8)
     training = Training(toy := Toy(), samples(), plan, tmp_path, {})

@@ -91,6 +91,8 @@ class Training:
         self.average = Average(task.module, plan.average)
         self.step, self.seconds, self.tokens = 0, 0.0, 0
         self.best, self.since = -math.inf, 0
+        self.finest = self.average.copied()
+        """The averages that were judged best; a training that stops early ends with them."""
         with self.accelerator.main_process_first():  # the others read what it has written
             self.plan = self._settled(plan, {"about": about, "plan": asdict(plan)})
             self._load()
@@ -176,10 +178,14 @@ class Training:
                     judged = self._judge()
                     clock = time.monotonic()
                     self._log(rate, loss, judged)
-                    better = judged.acceptance_length > self.best
-                    self.best = max(self.best, judged.acceptance_length)
-                    self.since = 0 if better else self.since + 1
-                    last = last or self._is_stuck
+                    if judged.acceptance_length > self.best:
+                        self.best, self.since = judged.acceptance_length, 0
+                        self.finest = self.average.copied()
+                    else:
+                        self.since += 1
+                    if self._is_stuck:
+                        self.average.values, last = self.finest, True
+                        judged = self._judge()
                 bar.update()
                 accepts = f", acceptance length {judged.acceptance_length:.2f}"
                 known = not math.isnan(judged.acceptance_length)
@@ -268,7 +274,7 @@ class Training:
             return
         state: dict[str, Any] = {
             "module": trained(self.task.module), "average": self.average.values,
-            "optimisers": self.optimisers.state_dict(), "step": self.step,
+            "finest": self.finest, "optimisers": self.optimisers.state_dict(), "step": self.step,
             "seconds": self.seconds, "tokens": self.tokens, "best": self.best,
             "since": self.since,
         }  # fmt: skip
@@ -299,13 +305,16 @@ class Training:
         """Go on from a state. Raises ValueError, LookupError, RuntimeError: it does not fit."""
         own, *theirs = (
             {name: value.shape for name, value in values.items()}
-            for values in (self.average.values, state["average"], state["module"])
+            for values in (
+                self.average.values,
+                *(state[n] for n in ("average", "finest", "module")),
+            )
         )
-        if theirs != [own, own] or not 0 <= state["step"] <= (self.plan.steps or 0):
+        if theirs != 3 * [own] or not 0 <= state["step"] <= (self.plan.steps or 0):
             raise ValueError("its weights or steps are others")
         self.task.module.load_state_dict(state["module"], strict=False)
         self.optimisers.load_state_dict(state["optimisers"])
-        self.average.values = state["average"]
+        self.average.values, self.finest = state["average"], state["finest"]
         for name in ("step", "seconds", "tokens", "best", "since"):
             setattr(self, name, state[name])
 

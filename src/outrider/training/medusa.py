@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -50,34 +49,30 @@ class Medusa(nn.Module):
         super().__init__()
         self.head, self._eps = head, eps
         self.register_buffer("norm", norm, False)
-        width, blocks = head.hidden_size, range(head.blocks)
-        self.heads = nn.ModuleList(
-            nn.ModuleList(
-                [*(Block(width) for _ in blocks), nn.Linear(width, head.vocab_size, False)]
-            )
-            for _ in range(head.longest or 1)
+        width, heads = head.hidden_size, range(head.longest or 1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(Block(width) for _ in range(head.blocks))) for _ in heads
         )
+        self.lm_heads = nn.ModuleList(nn.Linear(width, head.vocab_size, False) for _ in heads)
 
     def unroll(self, rows: Rows, depth: int) -> Unrolling:
         """Yield what each head's output matrix reads, [drafts, width]."""
         state = rows.fused[rows.drafts]
         normed = F.rms_norm(state, (state.shape[-1],), self.norm, self._eps)
-        for number in range(min(depth, len(self.heads))):
-            x = normed
-            for block in [*self._parts(number)][:-1]:
-                x = block(x)
-            which = yield x
+        for blocks in self.blocks[:depth]:
+            which = yield blocks(normed)
             if which is not None:
                 normed = normed[which]
 
-    def _parts(self, number: int) -> nn.ModuleList:
-        """Return a head's blocks, and its output matrix last."""
-        return cast(nn.ModuleList, self.heads[number])
-
     def logits(self, depth: int, x: Tensor) -> Tensor:
         """Return the logits of one head, [rows, ids]."""
-        said: Tensor = self._parts(depth)[-1](x)
+        said: Tensor = self.lm_heads[depth](x)
         return said
+
+    def tensor_name(self, parameter: str) -> str:
+        """Return a parameter's name in a file, where the output matrix follows the blocks."""
+        part, number, rest = parameter.split(".", 2)
+        return f"{number}.{self.head.blocks}.{rest}" if part == "lm_heads" else f"{number}.{rest}"
 
 
 def write_new_medusa(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None:
@@ -103,7 +98,7 @@ def load_medusa(head: Head, checkpoint: Checkpoint, context: int) -> Medusa:
     norm = torch.from_numpy(loader.norm("model.norm")[: a.hidden_size])
     module, source = Medusa(head, norm, a.norm_eps), HeadTensors(head.files)
     for name, parameter in module.named_parameters():
-        array = source.get(name.removeprefix("heads."), tuple(parameter.shape), FLOAT32)
+        array = source.get(module.tensor_name(name), tuple(parameter.shape), FLOAT32)
         with torch.no_grad():
             parameter.copy_(torch.from_numpy(array))
     return module
@@ -113,7 +108,7 @@ def save_medusa(module: Medusa, values: Mapping[str, Tensor] | None, folder: Pat
     """Write trained heads to a folder, in bf16; ``values`` replace the module's parameters."""
     parameters = values or trained(module)
     tensors = {
-        name.removeprefix("heads."): to_dtype(parameter.numpy(), BFLOAT16)
+        module.tensor_name(name): to_dtype(parameter.numpy(), BFLOAT16)
         for name, parameter in parameters.items()
     }
     write_checkpoint(folder, trained_config(module.head), tensors)

@@ -116,9 +116,9 @@ class Trainee(NamedTuple):
         memory = {
             "the target": target,
             "weights": nbytes(*self.module.parameters(), *self.module.buffers()),
-            "gradients and average": 2 * learned, "optimisers": states, "a batch": self.batch,
+            "gradients and averages": 3 * learned, "optimisers": states, "a batch": self.batch,
         }  # fmt: skip
-        state = 2 * learned + states
+        state = 3 * learned + states
         return Need(memory, state + self.saved + self.begun, max(state, self.saved))
 
 

@@ -52,8 +52,12 @@ class Average:
     """A running average (EMA) of a module's parameters, whose decay rises with the steps."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
-        self._module, self._decay = module, decay
-        self.values = {name: value.clone() for name, value in trained(module).items()}
+        self._module, self._decay, self.values = module, decay, trained(module)
+        self.values = self.copied()
+
+    def copied(self) -> dict[str, Tensor]:
+        """Return a copy of the averages, by name."""
+        return {name: value.clone() for name, value in self.values.items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
