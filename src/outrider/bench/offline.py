@@ -13,9 +13,8 @@ from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import find_folder
 from ..checkpoints.files import Files
 from ..checkpoints.tokenizers import read_codec
-from ..drafters.model import ModelSpec
 from ..drafters.ngram import NgramSpec
-from ..drafters.registry import find_drafter, sibling
+from ..drafters.registry import beside, find_drafter, known_specs
 from ..engine.build import build_engine, takes_cpus
 from ..engine.setup import set_up
 from ..errors import ConfigError, RequestError
@@ -39,7 +38,7 @@ class BenchOptions:
         replay: the size of a replay target, see ``bench/replay.py``; ``model`` then lends its
             tokenizer only.
         drafters: as ``LLM``, or of a replay target ``Replay.open``, takes them. None takes the
-            target's own drafter, where it has one, and ngram.
+            checkpoints ``beside`` the target, ngram and auto.
         max_tokens: output tokens of each prompt, 2 or more; EOS is ignored. A replay target ends
             with the recorded answer, and an item with a schema when its JSON is complete.
         fresh: start an engine for each measurement, so that the time it spends on learning counts.
@@ -94,7 +93,7 @@ def drafter_names(options: BenchOptions) -> list[str]:
         return chosen
     names = []
     folder = find_folder(options.model)
-    near = (ModelSpec.name,) if sibling(folder) is not None else ()
+    near = [name for name in known_specs() if beside(folder, name) is not None]
     for drafter in options.drafters or (*near, NgramSpec.name, AUTO):
         if drafter.startswith("planted:"):
             raise ConfigError(f"drafter {drafter!r} needs a replay target; give --replay as well.")

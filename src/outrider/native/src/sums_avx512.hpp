@@ -20,8 +20,14 @@ struct WordCodes {
         return {_mm512_and_si512(bytes, _mm512_set1_epi16(255)), _mm512_srli_epi16(bytes, 8)};
     }
 };
+// Finishes a sum before the next one's begins: gcc would keep all products of a block instead, for
+// which there are too few registers.
+inline __m512i pinned(__m512i sum) {
+    asm("" : "+v"(sum));
+    return sum;
+}
 inline void add_pairs(Ints& sum, __m512i codes, __m512i digits) {
-    sum.v = _mm512_add_epi32(sum.v, _mm512_madd_epi16(codes, digits));
+    sum.v = pinned(_mm512_add_epi32(sum.v, _mm512_madd_epi16(codes, digits)));
 }
 inline __m256i narrowed(Ints digits) { return _mm512_cvtepi32_epi16(digits.v); }
 
@@ -30,7 +36,7 @@ struct Bytes {
     __m512i v;
     Bytes() : v(_mm512_setzero_si512()) {}
     void add(ByteCodes codes, Ints digits) {
-        v = _mm512_add_epi16(v, _mm512_maddubs_epi16(codes.v, digits.v));
+        v = pinned(_mm512_add_epi16(v, _mm512_maddubs_epi16(codes.v, digits.v)));
     }
     Ints all() const { return {_mm512_madd_epi16(v, _mm512_set1_epi16(1))}; }
 };
