@@ -263,6 +263,8 @@ def test_the_models_own_drafter_is_the_default(
     shutil.copytree(tiny_drafter, tmp_path / "m" / "drafter")
     options = BenchOptions(model=tmp_path / "m", target="t")
     assert list(drafter_names(options)) == ["model", "ngram", "auto"]
+    bundled = BenchOptions(model="pocket", target="t")
+    assert drafter_names(bundled) == ["eagle3", "model", "ngram", "auto"]
     only = replace(options, drafters=("none", "auto"))
     assert list(drafter_names(only)) == ["auto"]
 
