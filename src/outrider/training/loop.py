@@ -155,7 +155,7 @@ class Training:
     def _run(self) -> Judged:
         plan, module = self.plan, self.task.module
         assert plan.steps is not None
-        if self.step >= plan.steps or self._is_stuck:
+        if self.step >= plan.steps or self._is_stuck():
             return self._judge()
         judged, every = Judged(math.nan, math.nan), max(plan.judge_every, plan.steps // JUDGEMENTS)
         saved = clock = time.monotonic()
@@ -183,7 +183,7 @@ class Training:
                         self.finest = self.average.copied()
                     else:
                         self.since += 1
-                    if self._is_stuck:
+                    if self._is_stuck():
                         self.average.values, last = self.finest, True
                         judged = self._judge()
                 bar.update()
@@ -197,7 +197,6 @@ class Training:
                     break
         return judged
 
-    @property
     def _is_stuck(self) -> bool:
         """True if acceptance has not become better for ``patience`` judgements."""
         return 0 < self.plan.patience <= self.since
