@@ -13,6 +13,7 @@ from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import find_folder
 from ..checkpoints.files import Files
 from ..checkpoints.tokenizers import read_codec
+from ..drafters.heads import HeadSpec
 from ..drafters.ngram import NgramSpec
 from ..drafters.registry import beside, find_drafter, known_specs
 from ..engine.build import build_engine, takes_cpus
@@ -20,6 +21,7 @@ from ..engine.setup import set_up
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
 from ..models.base import Model
+from ..native.choice import library
 from ..text.codec import TextCodec
 from .record import Pass, frozen, params_of, run_all
 from .replay import Replay, parts_of
@@ -93,7 +95,12 @@ def drafter_names(options: BenchOptions) -> list[str]:
         return chosen
     names = []
     folder = find_folder(options.model)
-    near = [name for name in known_specs() if beside(folder, name) is not None]
+    native = library() is not None and options.engine.get("dtype") != "float16"
+    near = [
+        name
+        for name, spec in known_specs().items()
+        if (native or not issubclass(spec, HeadSpec)) and beside(folder, name) is not None
+    ]
     for drafter in options.drafters or (*near, NgramSpec.name, AUTO):
         if drafter.startswith("planted:"):
             raise ConfigError(f"drafter {drafter!r} needs a replay target; give --replay as well.")
