@@ -23,7 +23,7 @@ from ..base.fields import readable
 from ..base.kept import part_of, read_kept, write_kept
 from ..errors import ConfigError, TrainingError, shown
 from .curves import CURVES, add_to_curves, cut_curves
-from .optimisers import Average, Optimisers, trained
+from .optimisers import Average, Optimisers, copied, trained
 from .plan import Plan
 from .samples import Sample, Samples, batches
 
@@ -91,7 +91,7 @@ class Training:
         self.average = Average(task.module, plan.average)
         self.step, self.seconds, self.tokens = 0, 0.0, 0
         self.best, self.since = -math.inf, 0
-        self.finest = self.average.copied()
+        self.finest = copied(self.average.values)
         """The averages that were judged best; a training that stops early ends with them."""
         with self.accelerator.main_process_first():  # the others read what it has written
             self.plan = self._settled(plan, {"about": about, "plan": asdict(plan)})
@@ -180,7 +180,7 @@ class Training:
                     self._log(rate, loss, judged)
                     if judged.acceptance_length > self.best:
                         self.best, self.since = judged.acceptance_length, 0
-                        self.finest = self.average.copied()
+                        self.finest = copied(self.average.values)
                     else:
                         self.since += 1
                     if self._is_stuck():
@@ -304,10 +304,7 @@ class Training:
         """Go on from a state. Raises ValueError, LookupError, RuntimeError: it does not fit."""
         own, *theirs = (
             {name: value.shape for name, value in values.items()}
-            for values in (
-                self.average.values,
-                *(state[n] for n in ("average", "finest", "module")),
-            )
+            for values in (self.average.values, state["average"], state["finest"], state["module"])
         )
         if theirs != 3 * [own] or not 0 <= state["step"] <= (self.plan.steps or 0):
             raise ValueError("its weights or steps are others")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,12 +52,8 @@ class Average:
     """A running average (EMA) of a module's parameters, whose decay rises with the steps."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
-        self._module, self._decay, self.values = module, decay, trained(module)
-        self.values = self.copied()
-
-    def copied(self) -> dict[str, Tensor]:
-        """Return a copy of the averages, by name."""
-        return {name: value.clone() for name, value in self.values.items()}
+        self._module, self._decay = module, decay
+        self.values = copied(trained(module))
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -69,7 +65,7 @@ class Average:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Set the module to the average for the time of the context."""
-        own = {name: value.clone() for name, value in trained(self._module).items()}
+        own = copied(trained(self._module))
         self._module.load_state_dict(self.values, strict=False)
         try:
             yield
@@ -80,3 +76,8 @@ class Average:
 def trained(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a module that are trained, by name."""
     return {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
+
+
+def copied(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of tensors, by name."""
+    return {name: value.clone() for name, value in values.items()}
