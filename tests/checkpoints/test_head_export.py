@@ -144,3 +144,21 @@ def test_medusa_heads_keep_their_biases_in_vllm(tmp_path: Path) -> None:
         "architectures": ["MedusaModel"],
     }  # fmt: skip
     check_tensors(read_head(tmp_path / "out"))
+
+
+def test_borrowed_output_matrices_are_written_for_other_engines(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    output = load_file(tiny_llama / "model.safetensors")["lm_head.weight"]
+    vocabulary, width = output.shape
+    make_medusa(tmp_path / "made", width, vocabulary, heads=2, borrows=True)
+    with pytest.raises(ConfigError, match="has no output matrix"):
+        export_head(read_head(tmp_path / "made"), tmp_path / "out", SPECULATORS, None, None)
+    done = outrider("train", "export", tmp_path / "made", tmp_path / "out", "--target", tiny_llama)
+    assert done.exit_code == 0, done.output
+    head = read_head(tmp_path / "out")
+    assert not head.borrows_output
+    check_tensors(head)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    for place in range(2):
+        assert torch.equal(written[f"{place}.1.weight"], output.bfloat16())

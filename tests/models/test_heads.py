@@ -223,20 +223,23 @@ def test_a_state_is_that_of_the_token_before(tiny_llama: Path, tmp_path: Path) -
         agrees(reference, save_head(reference, tmp_path), tiny_llama)
 
 
-@pytest.mark.parametrize(("heads", "blocks"), [(3, 1), (2, 2), (1, 0)])
+@pytest.mark.parametrize(
+    ("heads", "blocks", "borrows"), [(3, 1, False), (3, 1, True), (2, 2, True), (1, 0, False)]
+)
 @torch.inference_mode()
 def test_medusas_logits_are_those_of_the_defining_code(
-    heads: int, blocks: int, tiny_llama: Path, tmp_path: Path
+    heads: int, blocks: int, borrows: bool, tiny_llama: Path, tmp_path: Path
 ) -> None:
     config = AutoConfig.from_pretrained(tiny_llama)
-    tensors = make_medusa(tmp_path, config.hidden_size, config.vocab_size, heads, blocks)
+    tensors = make_medusa(tmp_path, config.hidden_size, config.vocab_size, heads, blocks, borrows)
     head, step = read_head(tmp_path), native.library()
     assert head is not None
     assert step is not None
     target = native_model(step, tiny_llama, "float32", 64)
     model = NativeMedusa(head, target, "none")
     states = torch.randn(2, config.hidden_size)
-    norm = load_file(tiny_llama / "model.safetensors")["model.norm.weight"].float()
+    own = load_file(tiny_llama / "model.safetensors")
+    norm, output = own["model.norm.weight"].float(), own["lm_head.weight"].float()
     normed = torch.nn.functional.rms_norm(states, norm.shape, norm, config.rms_norm_eps)
     noise = NativeNoise(config.vocab_size, step)
     sequences = [sequence_of(target, number, temperature=0) for number in range(2)]
@@ -254,7 +257,8 @@ def test_medusas_logits_are_those_of_the_defining_code(
                 x = x + torch.nn.functional.silu(
                     tensors[f"{name}weight"] @ x + tensors[f"{name}bias"]
                 )
-            expected.append(int((tensors[f"{number}.{blocks}.weight"] @ x).argmax()))
+            matrix = output if borrows else tensors[f"{number}.{blocks}.weight"]
+            expected.append(int((matrix @ x).argmax()))
         assert draft.tokens == expected
         assert draft.parents == [*range(-1, heads - 1)]
 
@@ -330,6 +334,10 @@ def test_what_a_head_adds_is_what_the_target_does_not_hold(
     assert medusa is not None
     heads = NativeMedusa(medusa, target, "none").added_bytes(target)
     assert heads >= 2 * 4 * (width * width + vocabulary * width)
+    make_medusa(tmp_path / "borrowing", width, vocabulary, heads=2, borrows=True)
+    medusa = read_head(tmp_path / "borrowing")
+    assert medusa is not None
+    assert NativeMedusa(medusa, target, "none").added_bytes(target) < 4 * vocabulary * width
     assert target.added_bytes(None) > target.added_bytes(target)
 
 

@@ -199,8 +199,14 @@ def save_head(
     return folder
 
 
-def make_medusa(folder: Path, width: int, vocabulary: int, heads: int = 3, blocks: int = 1) -> Any:
-    """Save random Medusa heads as the authors' code names them; return their tensors."""
+def make_medusa(
+    folder: Path, width: int, vocabulary: int, heads: int = 3, blocks: int = 1,
+    borrows: bool = False,
+) -> Any:  # fmt: skip
+    """Save random Medusa heads as the authors' code names them; return their tensors.
+
+    Heads that borrow have the target's output matrix.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(heads)
     tensors = {}
@@ -208,9 +214,12 @@ def make_medusa(folder: Path, width: int, vocabulary: int, heads: int = 3, block
         for block in range(blocks):
             tensors[f"{head}.{block}.linear.weight"] = torch.randn(width, width) * width**-0.5
             tensors[f"{head}.{block}.linear.bias"] = torch.randn(width) / 4
-        tensors[f"{head}.{blocks}.weight"] = torch.randn(vocabulary, width) * 2 * width**-0.5
+        if not borrows:
+            tensors[f"{head}.{blocks}.weight"] = torch.randn(vocabulary, width) * 2 * width**-0.5
     save_file(tensors, folder / "medusa_lm_head.safetensors")
     about = {"medusa_num_heads": heads, "medusa_num_layers": blocks, "base_model_name_or_path": "x"}
+    if borrows:
+        about |= {"original_lm_head": True, "vocab_size": vocabulary, "hidden_size": width}
     (folder / "config.json").write_text(json.dumps(about))
     return tensors
 

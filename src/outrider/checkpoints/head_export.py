@@ -16,7 +16,7 @@ from .dtypes import BFLOAT16, FLOAT32, Array, cast
 from .extras import KEY
 from .files import new_folder, save_file
 from .head_tensors import QUANTIZATION, HeadTensors, check_tensors, drafted_ids
-from .heads import EAGLE3, MEDUSA, PEAGLE, Head, check_target
+from .heads import BORROWS, EAGLE3, MEDUSA, PEAGLE, Head, check_target
 from .weights import Loader, plain
 
 SPECULATORS, SAFEAILAB = LAYOUTS = ("speculators", "safeailab")
@@ -45,15 +45,7 @@ def export_head(
     name = name or head.verifier
     config, tensors = _medusa(head, name) if head.kind == MEDUSA else _eagle(head, layout, name)
     if needs_target(head, layout):
-        if target is None or target.architecture is None:
-            raise ConfigError(
-                f"{head.folder} has no embedding, which this layout needs; give the target that "
-                "it was made for (--target), a model of a native family."
-            )
-        a = target.architecture
-        check_target(head, a, a.hidden_size, a.num_layers)
-        loader = Loader(target.tensors, a, FLOAT32, False)
-        tensors[EMBEDDING] = cast(plain(loader.table(), FLOAT32), BFLOAT16)
+        tensors |= _of_target(head, target)
     if KEY in (head.files.config or {}):
         config[KEY] = head.extras.to_json()
     with new_folder(out) as new:
@@ -67,9 +59,28 @@ def export_head(
 
 
 def needs_target(head: Head, layout: str) -> bool:
-    """Return whether a layout wants the target's embedding, which the head has not."""
-    eagle = head.kind != MEDUSA and layout == SPECULATORS
-    return eagle and EMBEDDING not in HeadTensors(head.files)
+    """Return whether a layout wants a matrix of the target's, which the head has not."""
+    if head.kind == MEDUSA:
+        return head.borrows_output
+    return layout == SPECULATORS and EMBEDDING not in HeadTensors(head.files)
+
+
+def _of_target(head: Head, target: Checkpoint | None) -> dict[str, Array]:
+    """Return the target's embedding, or its output matrix for each of Medusa's heads."""
+    if target is None or target.architecture is None:
+        what = "output matrix" if head.kind == MEDUSA else "embedding"
+        raise ConfigError(
+            f"{head.folder} has no {what}, which this layout needs; give the target that "
+            "it was made for (--target), a model of a native family."
+        )
+    a = target.architecture
+    check_target(head, a, a.hidden_size, a.num_layers)
+    loader = Loader(target.tensors, a, FLOAT32, False)
+    table = loader.table()
+    if head.kind != MEDUSA:
+        return {EMBEDDING: cast(plain(table, FLOAT32), BFLOAT16)}
+    output = cast(plain(loader.head(table), FLOAT32), BFLOAT16)
+    return {f"{place}.{head.blocks}.weight": output for place in range(head.longest or 1)}
 
 
 def _medusa(head: Head, name: str | None) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -77,6 +88,7 @@ def _medusa(head: Head, name: str | None) -> tuple[dict[str, Any], dict[str, Arr
     tensors = {each: source.whole(each) for each in source.stems}
     biased = any(each.endswith(".bias") for each in tensors)
     config = {**written_whole(head), **medusa_config(head, biased)}
+    config.pop(BORROWS, None)
     return config | ({"base_model_name_or_path": name} if name else {}), tensors
 
 

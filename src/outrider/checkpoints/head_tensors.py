@@ -80,7 +80,8 @@ def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:
         for place in range(head.longest or 1):
             for block in range(head.blocks):
                 shapes[f"{place}.{block}.linear.weight"] = (head.hidden_size, head.hidden_size)
-            shapes[f"{place}.{head.blocks}.weight"] = (head.vocab_size, head.hidden_size)
+            if not head.borrows_output:
+                shapes[f"{place}.{head.blocks}.weight"] = (head.vocab_size, head.hidden_size)
         return shapes
     a = head.architecture
     assert a is not None

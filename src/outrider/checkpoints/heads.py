@@ -25,6 +25,8 @@ FAMILIES = ("llama", "qwen3")
 PARTS = 3
 """Layers of the target that heads are made from unless they say which."""
 MOST_HEADS, MOST_BLOCKS = 64, 16
+BORROWS = "original_lm_head"
+"""The key by which Medusa heads have the target's output matrix, as vLLM named it."""
 MOST_CHOICES, TOP_K = 256, 10
 """Nodes of a tree of Medusa's, and draws behind a node, which is what its authors take."""
 Paths = tuple[tuple[int, ...], ...]
@@ -43,8 +45,9 @@ class Head:
     ``output_normed``. ``fused_norms`` are the names of the norms of the target's hidden states,
     each of a part. Its metadata proposes drafts of ``longest`` tokens, or it can draft no more, and
     names the target ``verifier``. ``mask_token`` is the token of rows that stand for later
-    positions. Each of Medusa's heads has residual ``blocks``; ``choices`` is the tree that they
-    draft (``read_choices``), None where it is learned. ``extras`` say more of how it drafts.
+    positions. Each of Medusa's heads has residual ``blocks``, and an output matrix of its own
+    unless it ``borrows_output`` of the target; ``choices`` is the tree that they draft
+    (``read_choices``), None where it is learned. ``extras`` say more of how it drafts.
     """
 
     files: Files
@@ -61,6 +64,7 @@ class Head:
     verifier: str | None = None
     mask_token: int | None = None
     blocks: int = 1
+    borrows_output: bool = False
     choices: Paths | None = None
     extras: Extras = NO_EXTRAS
 
@@ -250,8 +254,11 @@ def _medusa(files: Files, values: Fields) -> Head:
     blocks = values.whole("medusa_num_layers", 0, MOST_BLOCKS, default=1)
     name = f"0.{blocks}.weight"
     last, packed = tensors.get(name), tensors.get(f"{name}_shape")
+    borrows = last is None and packed is None and values.flag(BORROWS, False)
     shape: tuple[int, ...] = () if last is None else last.shape
-    if packed is not None and (packed.type, packed.shape) == ("I64", (2,)):
+    if borrows:
+        shape = values.whole("vocab_size", 1), values.whole("hidden_size", 1)
+    elif packed is not None and (packed.type, packed.shape) == ("I64", (2,)):
         shape = tuple(map(int, packed.read()))
     if len(shape) != 2 or min(shape) < 1:
         raise ModelError(f"{folder} has no matrix {name!r}; its config.json promises one.")
@@ -260,7 +267,7 @@ def _medusa(files: Files, values: Fields) -> Head:
     choices = read_choices(values, heads)
     return Head(
         files, MEDUSA, vocab_size, hidden_size, None,
-        longest=heads, verifier=verifier, blocks=blocks, choices=choices,
+        longest=heads, verifier=verifier, blocks=blocks, borrows_output=borrows, choices=choices,
     )  # fmt: skip
 
 

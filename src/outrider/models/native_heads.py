@@ -231,6 +231,8 @@ class NativeMedusa(HeadModel):
         for number in range(self.num_heads * each):
             place, block = divmod(number, each)
             last = block == head.blocks
+            if last and head.borrows_output:
+                continue
             name = f"{place}.{block}." + ("" if last else "linear.")
             shape = (head.vocab_size if last else head.hidden_size), head.hidden_size
             matrix, bias = loader.matrix(f"{name}weight", *shape, recipe), None

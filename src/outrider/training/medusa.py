@@ -19,7 +19,7 @@ from ..checkpoints.dtypes import BFLOAT16, FLOAT32, Array
 from ..checkpoints.dtypes import cast as to_dtype
 from ..checkpoints.head_export import MEDUSA_DEFAULTS
 from ..checkpoints.head_tensors import HeadTensors
-from ..checkpoints.heads import Head
+from ..checkpoints.heads import BORROWS, Head
 from ..checkpoints.weights import plain
 from .eagle3 import Rows, Unrolling
 from .head_files import NewHead, target_loader, trained_config, write_checkpoint
@@ -41,7 +41,10 @@ class Block(nn.Module):
 
 
 class Medusa(nn.Module):
-    """Heads behind the target's last norm, each of residual blocks and an output matrix."""
+    """Heads behind the target's last norm, each of residual blocks and an output matrix.
+
+    A new head's output matrix is the target's, one for all, and frozen.
+    """
 
     norm: Tensor
 
@@ -53,7 +56,9 @@ class Medusa(nn.Module):
         self.blocks = nn.ModuleList(
             nn.Sequential(*(Block(width) for _ in range(head.blocks))) for _ in heads
         )
-        self.lm_heads = nn.ModuleList(nn.Linear(width, head.vocab_size, False) for _ in heads)
+        outputs = [0] if head.borrows_output else heads
+        self.lm_heads = nn.ModuleList(nn.Linear(width, head.vocab_size, False) for _ in outputs)
+        self.lm_heads.requires_grad_(not head.borrows_output)
 
     def unroll(self, rows: Rows, depth: int) -> Unrolling:
         """Yield what each head's output matrix reads, [drafts, width]."""
@@ -66,7 +71,7 @@ class Medusa(nn.Module):
 
     def logits(self, depth: int, x: Tensor) -> Tensor:
         """Return the logits of one head, [rows, ids]."""
-        said: Tensor = self.lm_heads[depth](x)
+        said: Tensor = self.lm_heads[0 if self.head.borrows_output else depth](x)
         return said
 
     def tensor_name(self, parameter: str) -> str:
@@ -77,18 +82,17 @@ class Medusa(nn.Module):
 
 def write_new_medusa(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None:
     """Write untrained heads to a folder; each gives the target's own logits."""
-    a, loader = target_loader(checkpoint)
+    a, _ = target_loader(checkpoint)
     config = {
         "medusa_num_heads": new.length, "medusa_num_layers": 1,
         "base_model_name_or_path": new.verifier,
         "hidden_size": a.hidden_size, "vocab_size": a.vocab_size, "medusa_fc_bias": True,
+        BORROWS: True,
     } | MEDUSA_DEFAULTS  # fmt: skip
-    output = np.ascontiguousarray(plain(loader.head(loader.table()), FLOAT32))
     tensors: dict[str, Array] = {}
     for head in range(new.length):
         tensors[f"{head}.0.linear.weight"] = np.zeros((a.hidden_size, a.hidden_size), np.float32)
         tensors[f"{head}.0.linear.bias"] = np.zeros(a.hidden_size, np.float32)
-        tensors[f"{head}.1.weight"] = output
     write_checkpoint(folder, config, tensors)
 
 
@@ -98,9 +102,12 @@ def load_medusa(head: Head, checkpoint: Checkpoint, context: int) -> Medusa:
     norm = torch.from_numpy(loader.norm("model.norm")[: a.hidden_size])
     module, source = Medusa(head, norm, a.norm_eps), HeadTensors(head.files)
     for name, parameter in module.named_parameters():
-        array = source.get(module.tensor_name(name), tuple(parameter.shape), FLOAT32)
+        if not parameter.requires_grad:
+            array = plain(loader.head(loader.table()), FLOAT32)
+        else:
+            array = source.get(module.tensor_name(name), tuple(parameter.shape), FLOAT32)
         with torch.no_grad():
-            parameter.copy_(torch.from_numpy(array))
+            parameter.copy_(torch.from_numpy(np.ascontiguousarray(array)))
     return module
 
 

@@ -215,7 +215,10 @@ def new_head(kind: str, checkpoint: Checkpoint, new: NewHead) -> Head:
     a, _ = target_loader(checkpoint)
     nowhere = Path("new")
     if kind == MEDUSA:
-        return Head(Files(nowhere), kind, a.vocab_size, a.hidden_size, None, longest=new.length)
+        return Head(
+            Files(nowhere), kind, a.vocab_size, a.hidden_size, None, longest=new.length,
+            borrows_output=True,
+        )  # fmt: skip
     return described(nowhere, eagle3_config(checkpoint, a, new))
 
 

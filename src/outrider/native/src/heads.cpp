@@ -73,10 +73,10 @@ struct Heads : Work, Multiplier<T> {
     const Config& c = m.c;
     const int width = padded(c.hidden, IN_PAD), stride = spread_stride(width);
     float *first, *x;
-    T* rows;
+    T *rows, *said;  // what one head multiplies, and what the target's output matrix does for all
 
     Heads(const Weights<T>& weights, const float* states, int count, float* logits)
-        : Multiplier<T>(weights, padded(count, LANES)),
+        : Multiplier<T>(weights, padded(count * weights.c.layers, LANES)),
           states(states),
           count(count),
           logits(logits) {
@@ -84,14 +84,16 @@ struct Heads : Work, Multiplier<T> {
         first = m.scratch.qkv.reserve(room * width);
         x = m.scratch.x.reserve(room * width);
         rows = m.scratch.normed.reserve(room * stride);
+        said = m.scratch.paired.reserve(std::size_t(padded(count * c.layers, LANES)) * stride);
     }
 
-    void narrow(Team& team, const float* from) {
+    // Narrows x, each row `step` rows behind the one before.
+    void narrow(Team& team, T* to, int step) {
         team.share(count, 4, [&](int begin, int end) {
             for (int r = begin; r < end; ++r)
                 for (int i = 0; i < stride; ++i)
-                    narrow_to(&rows[std::size_t(r) * stride + i],
-                              i < c.hidden ? from[std::size_t(r) * width + i] : 0.0f);
+                    narrow_to(&to[std::size_t(r) * step * stride + i],
+                              i < c.hidden ? x[std::size_t(r) * width + i] : 0.0f);
         });
     }
 
@@ -105,27 +107,36 @@ struct Heads : Work, Multiplier<T> {
                          width, c.norm_eps);
             }
         });
-        const Weight<T>* matrix = m.drafts.data();
         for (int head = 0; head < c.layers; ++head) {
             team.share(count, 4, [&](int begin, int end) {
                 std::copy(first + std::size_t(begin) * width, first + std::size_t(end) * width,
                           x + std::size_t(begin) * width);
             });
             for (int block = 0; block < c.blocks; ++block) {
-                narrow(team, x);
-                multiply(team, *matrix++, rows, stride, count,
+                narrow(team, rows, 1);
+                multiply(team, m.drafts[head * (c.blocks + 1) + block], rows, stride, count,
                          {.kind = Epilogue::swish,
                           .y = x,
                           .stride = std::size_t(width),
                           .columns = width});
             }
-            narrow(team, x);
-            multiply(team, *matrix++, rows, stride, count,
+            if (m.borrows()) {
+                narrow(team, said + std::size_t(head) * stride, c.layers);
+                continue;
+            }
+            narrow(team, rows, 1);
+            multiply(team, m.drafts[head * (c.blocks + 1) + c.blocks], rows, stride, count,
                      {.kind = Epilogue::put,
                       .y = logits + std::size_t(head) * c.vocabulary,
                       .stride = std::size_t(c.layers) * c.vocabulary,
                       .columns = c.vocabulary});
         }
+        if (m.borrows())
+            multiply(team, *m.head, said, stride, count * c.layers,
+                     {.kind = Epilogue::put,
+                      .y = logits,
+                      .stride = std::size_t(c.vocabulary),
+                      .columns = c.vocabulary});
     }
 };
 
@@ -133,7 +144,7 @@ template <class T>
 void heads_as(const Weights<T>& m, const float* states, int count, float* logits) {
     Turn turn;
     auto work = std::make_shared<Heads<T>>(m, states, count, logits);
-    turn.run(work, 2 + m.c.layers * (4 + 4 * (m.c.blocks + 1)), pool_size());
+    turn.run(work, 6 + m.c.layers * (4 + 4 * (m.c.blocks + 1)), pool_size());
 }
 
 template <class T>

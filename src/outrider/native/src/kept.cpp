@@ -256,10 +256,7 @@ bool sound(const Weights<T>& m) {
 template <class T>
 void measure(Weights<T>& m) {
     auto take = [&](const Weight<T>& w) {
-        for (const Packed& part : w.packed) {
-            m.half = std::max(m.half, part.half());
-            m.blocks = std::max(m.blocks, part.blocks());
-        }
+        m.make_room(w.packed);
         m.apart |= w.apart;
     };
     for (const Layer<T>& layer : m.layers)

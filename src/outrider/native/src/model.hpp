@@ -98,13 +98,22 @@ struct Weights : Model {
     int half = 0, blocks = 0;  // of a row of digits, at most
     bool apart = false;        // whether a weight is
     Memory<float> norm, state_norm, fuse_norm;
-    Weight<T> fuse;                                        // [hidden, fused]
-    std::vector<Weight<T>> drafts;                         // [heads][blocks + 1]
+    Weight<T> fuse;                 // [hidden, fused]
+    std::vector<Weight<T>> drafts;  // [heads][blocks + 1], the last of each empty if it borrows
     Memory<float> cos[ROTARY_TABLES], sin[ROTARY_TABLES];  // [turned_to, head_dim / 2]
     int turned_to[ROTARY_TABLES] = {};
     mutable Scratch<T> scratch;
 
     int head_pad() const { return padded(c.head_dim, IN_PAD); }
+    // Whether the target's `head` makes the logits of all of Medusa's heads.
+    bool borrows() const { return head && drafts[c.blocks].empty(); }
+    // Makes rows have room for the digits that parts of a weight are multiplied with.
+    void make_room(const std::vector<Packed>& parts) {
+        for (const Packed& part : parts) {
+            half = std::max(half, part.half());
+            blocks = std::max(blocks, part.blocks());
+        }
+    }
     // Where tokens are looked up, if not in `embedding`.
     const Weight<T>& rows() const { return table ? *table : *head; }
 };

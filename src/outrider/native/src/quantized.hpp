@@ -137,10 +137,10 @@ struct GroupOfBlock {
     std::ptrdiff_t record = 0;  // where that begins in a unit's
 
     explicit GroupOfBlock(const Packed& m) : m(m) {}
-    // The scales of a unit's outputs, in the cell's block `turn`.
-    LaneScales scales(int unit, int turn) const {
+    // The scales of a unit's outputs, of which it has `records`, in the cell's block `turn`.
+    LaneScales scales(const std::uint8_t* records, int turn) const {
         const bool further = place + turn >= m.per_record;
-        const std::uint8_t* from = m.records_of(unit) + record + (further ? m.record : 0);
+        const std::uint8_t* from = records + record + (further ? m.record : 0);
         return scales_at(m, from, further ? place + turn - m.per_record : place + turn);
     }
     void next() {

@@ -70,7 +70,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
                     });
                 }
                 for (int c = 0; c < side; ++c) {
-                    const LaneScales lanes = at_group.scales(unit + first + c, turn);
+                    const LaneScales lanes = at_group.scales(m.records_of(unit + first + c), turn);
                     for (int r = 0; r < R; ++r) {
                         const BlockSummary& with = parts[r * blocks + b + turn];
                         const Ints whole = each == 2

@@ -182,7 +182,7 @@ void bundle_block(const Packed& m, const Ready& units, int first, int unit, bool
                 if constexpr (READY)
                     lanes[c] = {load(with + c * more), load(with + c * more + LANES)};
                 else
-                    lanes[c] = at_group.scales(unit + c * both, turn);
+                    lanes[c] = at_group.scales(m.records_of(unit + c * both), turn);
             for (int c = 0; c < C; ++c)
                 for (int r = 0; r < RUN; ++r)
                     sums[r][c] =

@@ -36,7 +36,7 @@ struct ByteSums {
     };
     static constexpr int DIGIT = 1;
     __m256i sum, words;
-    ByteSums() = default;
+    ByteSums() : sum(_mm256_setzero_si256()), words(_mm256_setzero_si256()) {}
     ByteSums(__m256i zeros, const void* less)
         : sum(Sums(zeros, less).sum), words(_mm256_setzero_si256()) {}
     void add(const FourCodes& codes, const std::int8_t* row, int at) {

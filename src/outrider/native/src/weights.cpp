@@ -83,10 +83,7 @@ std::vector<std::shared_ptr<Weight<T>>> ends_of(const Weights<T>* m) {
 template <class T>
 void keep_codes(Weights<T>& m, int kind, Weight<T>& weight, std::vector<Packed> parts, bool apart,
                 const Weights<T>* beside) {
-    for (const Packed& part : parts) {
-        m.half = std::max(m.half, part.half());
-        m.blocks = std::max(m.blocks, part.blocks());
-    }
+    m.make_room(parts);
     m.apart |= apart;
     if (kind == MATRIX_HEAD || kind == MATRIX_EMBEDDING)
         for (const auto& other : ends_of(beside))
@@ -266,7 +263,10 @@ bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
     const Config& c = m.c;
     if (c.input == INPUT_HEADS) {
         bool all = m.norm.size();
-        for (const auto& matrix : m.drafts) all = all && !matrix.empty();
+        for (std::size_t i = 0; i < m.drafts.size(); ++i) {
+            const bool last = int(i % (c.blocks + 1)) == c.blocks;
+            all = all && m.drafts[i].empty() == (last && m.borrows());
+        }
         return all;
     }
     bool all = m.head && !m.head->empty() && m.norm.size();
@@ -388,18 +388,16 @@ const char* outrider_borrow(Model* model, const Model* from) {
         if (!other || other->c.hidden != m.c.hidden || other->c.embeddings != m.c.embeddings)
             return "the other model has other embeddings";
         if (m.c.input == INPUT_HEADS) {
-            if (!other->norm.size()) return INCOMPLETE;
+            if (!other->norm.size() || !other->head) return INCOMPLETE;
             m.norm = padded_copy(other->norm.data(), m.c.hidden);
+            m.head = other->head;
+            m.make_room(m.head->packed);
             return nullptr;
         }
         m.embedding = other->embedding;
         if (!m.embedding) m.table = other->table ? other->table : other->head;
         if (!m.embedding && !m.table) return INCOMPLETE;
-        if (m.table)
-            for (const Packed& part : m.table->packed) {
-                m.half = std::max(m.half, part.half());
-                m.blocks = std::max(m.blocks, part.blocks());
-            }
+        if (m.table) m.make_room(m.table->packed);
         return nullptr;
     });
 }
