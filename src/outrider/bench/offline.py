@@ -21,6 +21,7 @@ from ..engine.setup import set_up
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
 from ..models.base import Model
+from ..models.native import is_native
 from ..native.choice import library
 from ..text.codec import TextCodec
 from .record import Pass, frozen, params_of, run_all
@@ -95,7 +96,8 @@ def drafter_names(options: BenchOptions) -> list[str]:
         return chosen
     names = []
     folder = find_folder(options.model)
-    native = library() is not None and options.engine.get("dtype") != "float16"
+    dtype = str(options.engine.get("dtype", "auto"))
+    native = library() is not None and is_native(open_checkpoint(folder), dtype)
     near = [
         name
         for name, spec in known_specs().items()

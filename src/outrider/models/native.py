@@ -12,6 +12,7 @@ import numpy as np
 from ..base.config import Recipe
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.configs import ModelConfig
+from ..checkpoints.dtypes import DTYPES as NAMED
 from ..checkpoints.dtypes import Array, native_dtype
 from ..checkpoints.families import Architecture
 from ..checkpoints.rope import STILL, rope_parameters
@@ -65,10 +66,12 @@ def same_bits(a: Array, b: Array) -> bool:
     return a.dtype == b.dtype and np.array_equal(a.view(np.uint8), b.view(np.uint8))
 
 
-def is_native(checkpoint: Checkpoint) -> bool:
-    """Return True if the native step runs a checkpoint in its own dtype."""
+def is_native(checkpoint: Checkpoint, dtype: str = "auto") -> bool:
+    """Return True if the native step runs a checkpoint in a dtype, "auto" for its own."""
     a = checkpoint.architecture
-    return a is not None and covers(checkpoint.config, a, native_dtype("auto", a.dtype))
+    if a is None or dtype not in ("auto", *NAMED):
+        return False
+    return covers(checkpoint.config, a, native_dtype(dtype, a.dtype))
 
 
 class NativeTransformer(NativeModel, Model):

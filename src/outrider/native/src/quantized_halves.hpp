@@ -52,10 +52,11 @@ void half_block(const Packed& m, int unit, const Digits& x, int row, const Epilo
                         (*epilogue.upcoming)(ASKED);
                     each_step<turn * steps, steps>([&](auto p) __attribute__((always_inline)) {
                         if (!side && p < lines) __builtin_prefetch(cell + p * 64 + further, 0, 2);
-                        const auto codes = Sum::FourCodes::template of<BITS, p>(cell, m.map);
+                        const __m256i codes = Sum::template part_of<BITS, p, 0>(cell, m.map);
 #pragma GCC unroll 6
                         for (int r = 0; r < R; ++r)
-                            all[r].add(codes, line + std::size_t(r) * 2 * half, k + 4 * p);
+                            all[r].template add_part<0>(codes, line + std::size_t(r) * 2 * half,
+                                                        k + 4 * p);
                         if constexpr ((p + 1) % UNSETTLED<BITS> == 0 ||
                                       p + 1 == turn * steps + steps)
                             for (auto& sum : all) sum.settle();
@@ -76,8 +77,8 @@ void half_block(const Packed& m, int unit, const Digits& x, int row, const Epilo
     for (int r = 0; r < R; ++r) y[r * stride] = F32x16{sums[0][r], sums[1][r]} * splat(m.factor);
 }
 
-// The same with both halves side by side, so that digits are read once for both: for sums that need
-// no registers while a cell's products add up in words.
+// The same with both halves side by side, so that digits are read once for both: for sums of one
+// register, as those are that take up words once in a cell.
 template <int BITS, class Sum, int R>
 void both_halves(const Packed& m, int unit, const Digits& x, int row, const Epilogue& epilogue,
                  F32x16* y, int stride) {
@@ -119,14 +120,16 @@ void both_halves(const Packed& m, int unit, const Digits& x, int row, const Epil
                     (*epilogue.upcoming)(ASKED);
                 each_step<turn * steps, steps>([&](auto p) __attribute__((always_inline)) {
                     if (p < lines) __builtin_prefetch(cell + p * 64 + further, 0, 2);
-                    const typename Sum::FourCodes codes[2] = {
-                        Sum::FourCodes::template of<BITS, p>(cell, m.map),
-                        Sum::FourCodes::template of<BITS, p>(cell + 32, m.map)};
+                    each_step<0, Sum::PARTS>([&](auto part) __attribute__((always_inline)) {
+                        const __m256i codes[2] = {
+                            Sum::template part_of<BITS, p, part>(cell, m.map),
+                            Sum::template part_of<BITS, p, part>(cell + 32, m.map)};
 #pragma GCC unroll 6
-                    for (int r = 0; r < R; ++r)
-                        for (int side = 0; side < 2; ++side)
-                            all[side][r].add(codes[side], line + std::size_t(r) * 2 * half,
-                                             k + 4 * p);
+                        for (int r = 0; r < R; ++r)
+                            for (int side = 0; side < 2; ++side)
+                                all[side][r].template add_part<part>(
+                                    codes[side], line + std::size_t(r) * 2 * half, k + 4 * p);
+                    });
                 });
                 for (auto& some : all)
                     for (auto& sum : some) sum.settle();
@@ -157,7 +160,7 @@ void half_tile(const Packed& m, int first, int last, const Digits& x, int row, i
             const int count = last - unit < 2 ? 1 : 2;
             F32x16 sums[R][2];
             for (int c = 0; c < count; ++c)
-                if constexpr (Sum::DIGIT == 1 && UNSETTLED<BITS> == 8)
+                if constexpr (Sum::DIGIT == DIGIT_BYTES || UNSETTLED<BITS> == 8)
                     both_halves<BITS, Sum, R>(m, unit + c, x, row, epilogue, sums[0] + c, 2);
                 else
                     half_block<BITS, Sum, R>(m, unit + c, x, row, epilogue, sums[0] + c, 2);
