@@ -42,6 +42,7 @@ def target(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_head(head, base / "safeailab", "safeailab", embeds=False)
     save_head(make_head(Eagle(parallel=True), config), base / "peagle")
     make_medusa(base / "medusa", config.hidden_size, config.vocab_size)
+    make_medusa(base / "borrowing", config.hidden_size, config.vocab_size, borrows=True)
     return base / "target"
 
 
@@ -53,7 +54,13 @@ def reader_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("eagle", "eagle3"), ("safeailab", "eagle3"), ("peagle", "eagle3"), ("medusa", "medusa")],
+    [
+        ("eagle", "eagle3"),
+        ("safeailab", "eagle3"),
+        ("peagle", "eagle3"),
+        ("medusa", "medusa"),
+        ("borrowing", "medusa"),
+    ],
 )
 def test_a_folder_is_known_by_its_contents(target: Path, name: str, kind: str) -> None:
     assert find_drafter(str(target.parent / name), target).name == kind
@@ -278,6 +285,11 @@ WRONG: dict[str, tuple[str, Callable[[Any, Any], None]]] = {
             [[0] * n for n in range(1, 40)],
         )
     },
+    "no matrix of its own": ("borrowing", put(None, original_lm_head=False)),
+    "a flag that is a text": ("borrowing", put(None, original_lm_head="yes")),
+    "no width": ("borrowing", put(None, hidden_size=None)),
+    "a vocabulary that is not the target's": ("borrowing", put(None, vocab_size=2**31 - 1)),
+    "2**31 ids of Medusa": ("borrowing", put(None, vocab_size=2**31)),
     "a flat matrix": ("medusa", lambda c, t: t.update({"0.1.weight": t["0.1.weight"][0].clone()})),
 }  # fmt: skip
 
