@@ -123,7 +123,9 @@ def test_it_drafts_as_it_would_be_quantised_at_load(
         return model.run([segment], model.new_store(8, 4)).logits
 
     small, large = tmp_path / "out", tmp_path / "head"
-    assert np.array_equal(logits(small, "auto"), logits(large, "auto"))
+    assert np.array_equal(logits(small, "auto"), logits(large, "int8-a8"))
+    quantize_head(head, tmp_path / "usual", Recipe.parse("int4-g32"))
+    assert np.array_equal(logits(tmp_path / "usual", "auto"), logits(large, "auto"))
     found, expected = logits(small, "none"), logits(large, "none")
     kept = np.isfinite(expected)
     assert (np.isfinite(found) == kept).all()

@@ -12,8 +12,8 @@ from outrider.checkpoints.heads import read_head
 from outrider.drafters.registry import find_drafter
 from outrider.native import choice as native
 
-KINDS = ("eagle3",)
-LEAST = {"eagle3": 2.5}
+KINDS = ("eagle3", "medusa")
+LEAST = {"eagle3": 2.5, "medusa": 1.3}
 """Tokens a step at temperature 0 on a few prompts; the cards say what they reach on all."""
 MOST_BYTES = 10_000_000
 

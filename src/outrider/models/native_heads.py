@@ -11,13 +11,14 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.config import NO_RECIPES, Recipe
+from ..base.config import HEADS, NO_RECIPES, Recipe
 from ..checkpoints.dtypes import FLOAT32, Array
 from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids
 from ..checkpoints.heads import PEAGLE, Head, check_target
 from ..checkpoints.weights import Loader
 from ..errors import ModelError
-from ..native.interface import HEADS, PAIRED
+from ..native.interface import HEADS as OF_MEDUSA
+from ..native.interface import PAIRED
 from ..sampling.shared_noise import Noise
 from .base import Output, Store
 from .decide import DraftInput, DraftNodes, SampleInput, Samples, sample_in_python
@@ -31,9 +32,9 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 def head_recipe(quantization: str | None) -> Recipe | None:
-    """Return the recipe of a head's matrices: int8-a8 for "auto", None to leave them."""
+    """Return the recipe of a head's matrices: ``HEADS`` for "auto", None to leave them."""
     if quantization == "auto":
-        return Recipe.parse("int8-a8")
+        return Recipe.parse(HEADS)
     return None if quantization in (None, *NO_RECIPES) else Recipe.parse(str(quantization))
 
 
@@ -94,7 +95,7 @@ class NativeHead(HeadModel):
 
     The row of a token begins with the state behind the token before it, so there is none of the
     first token. Logits are of the ids that the head drafts, tokens the target's. ``quantization``
-    is a recipe's text, "auto" for int8, or one of ``NO_RECIPES``.
+    is a recipe's text, "auto" for ``HEADS``, or one of ``NO_RECIPES``.
     """
 
     def __init__(
@@ -225,7 +226,7 @@ class NativeMedusa(HeadModel):
         config = step_config(
             target.shape, dtype, target.max_length, recipe is not None and recipe.coarse
         )
-        config.layers, config.blocks, config.input = self.num_heads, head.blocks, HEADS
+        config.layers, config.blocks, config.input = self.num_heads, head.blocks, OF_MEDUSA
         super().__init__(library, target.shape, config, dtype, None)
         library.borrow(self.handle, target.handle)
         for number in range(self.num_heads * each):
