@@ -13,6 +13,7 @@ from ..bench.machine import machine
 from ..checkpoints.extras import Extras
 from ..checkpoints.families import name_of
 from ..checkpoints.heads import EAGLE3, MEDUSA, Head, read_head
+from .curves import CURVES, last_step
 from .loop import RUN, Judged
 from .samples import DataFolder
 
@@ -90,8 +91,9 @@ def card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> str:
         samples=sum(shard.samples for shard in data.shards),
         said=sum(shard.said for shard in data.shards), prompts=about.num_prompts,
         digest=about.prompts, heats=", ".join(f"{heat:g}" for heat in about.temperatures),
-        steps=run["steps"], batch=plan["batch"] * plan["accumulate"], rate=plan["rate"],
-        loss=said["loss"], depth=said["depth"], greedy=judged.acceptance_length,
+        steps=last_step(work / CURVES) or run["steps"],
+        batch=plan["batch"] * plan["accumulate"], rate=plan["rate"], loss=said["loss"],
+        depth=said["depth"], greedy=judged.acceptance_length,
         coupled=judged.coupled_length, outrider=__version__, torch=version("torch"),
         cpu=here["cpu"], date=here["date"][:10], begin_mark=BEGIN, end_mark=END,
         unmeasured=UNMEASURED,

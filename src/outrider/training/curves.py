@@ -44,6 +44,12 @@ def cut_curves(file: Path, step: int) -> None:
         part.write_text("\n".join([*kept, ""]), encoding="utf-8")
 
 
+def last_step(file: Path) -> int | None:
+    """Return the step of the last row of the table in a file, None if it has none."""
+    rows = file.read_text(encoding="utf-8").splitlines()[1:] if file.exists() else []
+    return int(rows[-1].partition(",")[0]) if rows else None
+
+
 def draw_curves(folder: Path) -> None:
     """Write a picture of the curves in a training's folder, if matplotlib is installed."""
     file = folder / CURVES
