@@ -211,7 +211,8 @@ class NativeMedusa(HeadModel):
     """Heads that each draft one token from the target's last hidden state, and have no cache.
 
     A segment stands for a sequence; its first row's state is the target's residual stream behind
-    the last layer. ``quantization`` is as of ``NativeHead``. Cai et al., "Medusa: Simple LLM
+    the last layer. Heads without output matrices of their own have the target's, as it is packed.
+    ``quantization`` is as of ``NativeHead``. Cai et al., "Medusa: Simple LLM
     inference acceleration framework with multiple decoding heads", 2024.
     """
 
