@@ -264,7 +264,7 @@ def test_the_models_own_drafter_is_the_default(
     options = BenchOptions(model=tmp_path / "m", target="t")
     assert list(drafter_names(options)) == ["model", "ngram", "auto"]
     bundled = BenchOptions(model="pocket", target="t")
-    heads = ["eagle3"] if library() else []  # which nothing else runs
+    heads = ["eagle3", "medusa"] if library() else []  # which nothing else runs
     assert drafter_names(bundled) == [*heads, "model", "ngram", "auto"]
     half = replace(bundled, engine={"dtype": "float16"})
     assert drafter_names(half) == ["model", "ngram", "auto"]

@@ -170,9 +170,11 @@ def head_trainee(
         fixed = sum(entry.nbytes for entry in entries if entry is not None)
     else:
         head = new_head(kind, checkpoint, source)
-        fixed = 8 * len(source.ids) + checkpoint.shape.vocab_size
+        fixed = 0 if kind == MEDUSA else 8 * len(source.ids) + checkpoint.shape.vocab_size
     module = empty_head(head, context)
-    weights = nbytes(*module.parameters())
+    weights = nbytes(
+        *(each for each in module.parameters() if each.requires_grad or kind != MEDUSA)
+    )  # what Medusa heads borrow is not in their file
     taken = 1 if kind == MEDUSA else len(head.layers or ()) or PARTS
     drafted = head.vocab_size if head.architecture is None else head.architecture.vocab_size
 
