@@ -224,7 +224,8 @@ def test_a_state_is_that_of_the_token_before(tiny_llama: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("heads", "blocks", "borrows"), [(3, 1, False), (3, 1, True), (2, 2, True), (1, 0, False)]
+    ("heads", "blocks", "borrows"),
+    [(3, 1, False), (3, 1, True), (2, 2, False), (2, 2, True), (1, 0, False)],
 )
 @torch.inference_mode()
 def test_medusas_logits_are_those_of_the_defining_code(

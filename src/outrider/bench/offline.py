@@ -96,19 +96,23 @@ def drafter_names(options: BenchOptions) -> list[str]:
         return chosen
     names = []
     folder = find_folder(options.model)
-    dtype = str(options.engine.get("dtype", "auto"))
-    native = library() is not None and is_native(open_checkpoint(folder), dtype)
-    near = [
-        name
-        for name, spec in known_specs().items()
-        if (native or not issubclass(spec, HeadSpec)) and beside(folder, name) is not None
-    ]
-    for drafter in options.drafters or (*near, NgramSpec.name, AUTO):
+    for drafter in options.drafters or (*_near(folder, options), NgramSpec.name, AUTO):
         if drafter.startswith("planted:"):
             raise ConfigError(f"drafter {drafter!r} needs a replay target; give --replay as well.")
         if find_drafter(drafter, folder).name != PLAIN:
             names.append(drafter)
     return names
+
+
+def _near(folder: Path, options: BenchOptions) -> list[str]:
+    """Return the names of the drafters beside a target; heads only where the native step runs."""
+    dtype = str(options.engine.get("dtype", "auto"))
+    native = library() is not None and is_native(open_checkpoint(folder), dtype)
+    return [
+        name
+        for name, spec in known_specs().items()
+        if (native or not issubclass(spec, HeadSpec)) and beside(folder, name) is not None
+    ]
 
 
 def recorded_answers(workload: Workload, codec: TextCodec) -> list[list[int]]:

@@ -12,76 +12,12 @@ constexpr int MOST_HALVED = 6;  // rows that pass by together
 // Rows beside which scales are asked for, too: with fewer, memory has no time for it.
 constexpr int ASKS_SCALES = 4;
 
-// The sums of R rows by one unit, to y [R], each `stride` behind the last. A sum takes the steps of
-// `digit_block`, so that both give the same bits.
+// The sums of R rows by one unit, to y [R], each `stride` behind the last. Both halves pass by side
+// by side, so that digits are read once for both. A sum takes the steps of `digit_block`, so that
+// both give the same bits.
 template <int BITS, class Sum, int R>
 void half_block(const Packed& m, int unit, const Digits& x, int row, const Epilogue& epilogue,
                 F32x16* y, int stride) {
-    constexpr int held = halved(BITS) ? 2 : 1, steps = 8 / held, lines = lines_of(BITS);
-    const int half = m.half(), blocks = m.blocks(), inputs = m.block * held;
-    const std::size_t bytes = std::size_t(inputs) / CELL * lines * 64;
-    const std::uint8_t* from = m.codes.data() + unit * m.unit_size();
-    const std::int8_t* digits = x.digits + std::size_t(row) * 2 * half;
-    const BlockSummary* parts = x.parts + std::size_t(row) * blocks;
-    alignas(16) std::uint8_t middle[LANES];
-    std::memset(middle, m.zero, LANES);
-    __m256 sums[2][R];
-    for (auto& line : sums)
-        for (auto& sum : line) sum = _mm256_setzero_ps();
-    const Lookahead ahead(m, AHEAD, int(bytes), blocks / held, 1);
-    GroupOfBlock<held> at_group(m);
-    for (int b = 0; b < blocks; b += held, from += bytes) {
-        const int g = at_group.group;
-        const std::ptrdiff_t further = ahead.codes(b / held, 0);
-        if (R >= ASKS_SCALES) ahead.ask_scales(m.records_of(unit), b / held);
-        const std::int8_t* line = digits + std::size_t(b) * m.block * Sum::DIGIT;
-        each_step<0, held>([&](auto turn) __attribute__((always_inline)) {
-            const LaneScales lanes = at_group.scales(m.records_of(unit), turn);
-            const __m256 scales[2] = {lanes.scale.a, lanes.scale.b};
-            const __m256 less[2] = {lanes.less.a, lanes.less.b};
-            const std::size_t at = (std::size_t(unit) * m.groups + g + turn) * LANES;
-            const std::uint8_t* zeros = m.zeros.data() ? m.zeros.data() + at : middle;
-            const BlockSummary* with = parts + b + turn;
-            each_step<0, 2>([&](auto side) __attribute__((always_inline)) {
-                Sum all[R];
-                for (int r = 0; r < R; ++r)
-                    all[r] = Sum(load_zeros8(zeros + 8 * side), &with[r * blocks].low);
-                const std::uint8_t* cell = from + 32 * side;
-                for (int k = 0; k < inputs; k += CELL, cell += lines * 64) {
-                    if (epilogue.upcoming && !turn && !side) [[unlikely]]
-                        (*epilogue.upcoming)(ASKED);
-                    each_step<turn * steps, steps>([&](auto p) __attribute__((always_inline)) {
-                        if (!side && p < lines) __builtin_prefetch(cell + p * 64 + further, 0, 2);
-                        const __m256i codes = Sum::template part_of<BITS, p, 0>(cell, m.map);
-#pragma GCC unroll 6
-                        for (int r = 0; r < R; ++r)
-                            all[r].template add_part<0>(codes, line + std::size_t(r) * 2 * half,
-                                                        k + 4 * p);
-                        if constexpr ((p + 1) % UNSETTLED<BITS> == 0 ||
-                                      p + 1 == turn * steps + steps)
-                            for (auto& sum : all) sum.settle();
-                    });
-                }
-                for (int r = 0; r < R; ++r) {
-                    const BlockSummary& of_row = with[r * blocks];
-                    __m256& sum = sums[side][r];
-                    const __m256 scale = _mm256_mul_ps(scales[side], _mm256_set1_ps(of_row.scale));
-                    sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(all[r].sum), scale, sum);
-                    if (m.lessened)
-                        sum = _mm256_fmadd_ps(less[side], _mm256_set1_ps(of_row.minus), sum);
-                }
-            });
-        });
-        at_group.next();
-    }
-    for (int r = 0; r < R; ++r) y[r * stride] = F32x16{sums[0][r], sums[1][r]} * splat(m.factor);
-}
-
-// The same with both halves side by side, so that digits are read once for both: for sums of one
-// register, as those are that take up words once in a cell.
-template <int BITS, class Sum, int R>
-void both_halves(const Packed& m, int unit, const Digits& x, int row, const Epilogue& epilogue,
-                 F32x16* y, int stride) {
     constexpr int held = halved(BITS) ? 2 : 1, steps = 8 / held, lines = lines_of(BITS);
     const int half = m.half(), blocks = m.blocks(), inputs = m.block * held;
     const std::size_t bytes = std::size_t(inputs) / CELL * lines * 64;
@@ -130,9 +66,10 @@ void both_halves(const Packed& m, int unit, const Digits& x, int row, const Epil
                                 all[side][r].template add_part<part>(
                                     codes[side], line + std::size_t(r) * 2 * half, k + 4 * p);
                     });
+                    if constexpr ((p + 1) % UNSETTLED<BITS> == 0 || p + 1 == turn * steps + steps)
+                        for (auto& some : all)
+                            for (auto& sum : some) sum.settle();
                 });
-                for (auto& some : all)
-                    for (auto& sum : some) sum.settle();
             }
             for (int r = 0; r < R; ++r) {
                 const BlockSummary& of_row = with[r * blocks];
@@ -160,10 +97,7 @@ void half_tile(const Packed& m, int first, int last, const Digits& x, int row, i
             const int count = last - unit < 2 ? 1 : 2;
             F32x16 sums[R][2];
             for (int c = 0; c < count; ++c)
-                if constexpr (Sum::DIGIT == DIGIT_BYTES || UNSETTLED<BITS> == 8)
-                    both_halves<BITS, Sum, R>(m, unit + c, x, row, epilogue, sums[0] + c, 2);
-                else
-                    half_block<BITS, Sum, R>(m, unit + c, x, row, epilogue, sums[0] + c, 2);
+                half_block<BITS, Sum, R>(m, unit + c, x, row, epilogue, sums[0] + c, 2);
             finish_pair(epilogue, m.bias.data(), row, R, unit, count == 2, sums);
         }
     } else if constexpr (R > 1) {
