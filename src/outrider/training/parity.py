@@ -28,6 +28,8 @@ LEAST = 0.9
 """Fewest rows, as a share, whose likeliest id must be the same: quantisation changes some."""
 NEAR = 0.25
 """Nats below the likeliest id within which another one counts as the same."""
+PRECISE = "int8-a8"
+"""Bits that hardly change what a head says, unlike those that it is served with."""
 
 
 def served_head(folder: Path, target: NativeTransformer, context: int) -> NativeHead | NativeMedusa:
@@ -35,8 +37,8 @@ def served_head(folder: Path, target: NativeTransformer, context: int) -> Native
     head = read_head(folder)
     assert head is not None
     if head.kind == MEDUSA:
-        return NativeMedusa(head, target, "auto")
-    return NativeHead(head, target, context, "auto")
+        return NativeMedusa(head, target, PRECISE)
+    return NativeHead(head, target, context, PRECISE)
 
 
 def served_logits(model: NativeHead | NativeMedusa, rows: Rows) -> NDArray[np.float32]:
