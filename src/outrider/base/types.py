@@ -389,8 +389,7 @@ class Drafted(NamedTuple):
         return Drafted(self.drafter, tokens, depth, min(self.accepted, depth))
 
 
-@dataclass(frozen=True)
-class HiddenStates:
+class HiddenStates(NamedTuple):
     """The target's residual stream behind the layers that drafters want, for the rows of a step.
 
     ``layers[l]`` is [rows, hidden_size] in the target's dtype; the rows of the batch's i-th

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from ..base.config import EngineConfig
 from ..base.types import Draft, DraftBudget, Scheduled, SequenceState, StepRecord
 from ..checkpoints.heads import EAGLE3, PEAGLE
 from ..models.native_heads import NativeHead
-from ..models.native_store import LASTING_ROWS, HiddenRoom
+from ..models.native_store import FEW_ROWS, LASTING_ROWS, HiddenRoom
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, Needs
@@ -29,6 +30,10 @@ UNREAD_STATES = 4096
 sequence that has more drafts from a shorter context."""
 WAITING_PROMPT_ROWS = 1024
 """Rows of prompts, of all sequences, whose states can wait until their first token is out."""
+UNSEEN_ROWS = 128
+"""Rows of steps in which others drafted that wait to be taken in."""
+SURE_ROWS = LASTING_ROWS - UNSEEN_ROWS - 2 * FEW_ROWS
+"""Rows of steps that were taken in for which states of earlier ones may wait."""
 WAITING_ROWS = 32
 """Other rows whose states are made at once. One in each step would read a matrix for one row."""
 
@@ -82,6 +87,15 @@ class _HeadState:
     noted: int = 0
 
 
+class Unseen(NamedTuple):
+    """A step that was not taken in yet: its batch, accepted nodes, first rows and states."""
+
+    batch: Sequence[Scheduled]
+    paths: Sequence[Sequence[int]]
+    firsts: Sequence[int]
+    room: HiddenRoom
+
+
 def begun(segment: Segment, depth: int, model: NativeHead) -> Segment:
     """Return a segment behind which a draft begins; heads of one pass need rows for it."""
     later, mask = depth - 1, model.mask_state
@@ -119,19 +133,26 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         """Of the last token of each page, so that others may go on behind a shared prefix."""
         self._notes = PageNotes(self._page_size)
         self._ended: dict[int, bytes] = {}  # those whose last token's state is kept, or waits
+        self._unseen: list[Unseen] = []
+        self._num_unseen = 0
+        """Rows of steps that were not taken in yet."""
+        self._drafts = False
+        """True if this head drafts in the present step."""
         self._waiting: dict[str, list[Waiting]] = {}
         self._prompts: set[str] = set()  # sequences whose first token is not out yet
 
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        if self._waiting:
-            wanted = {
-                item.sequence.id
-                for item, budget in zip(batch, budgets, strict=True)
-                if budget.depth and item.start + item.count >= 2
-            }
-            if wanted:
+        wanted = {
+            item.sequence.id
+            for item, budget in zip(batch, budgets, strict=True)
+            if budget.depth and item.start + item.count >= 2
+        }
+        if wanted:
+            self._drafts = True
+            self._see()
+            if self._waiting:
                 self._make([n for n in self._waiting if n in wanted or n not in self._prompts])
         return super().propose(batch, budgets, noise)
 
@@ -193,16 +214,44 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         return len(sequence.tokens) - state.num_computed
 
     def observe(self, record: StepRecord) -> None:
-        """Keep the hidden states of committed rows, and make states of them, at once or later."""
-        states, verdict = record.states, record.verdict
+        """Keep a step, and take it in at once if this head drafted or a prompt was read.
+
+        Steps in which others draft wait, so that they cost next to nothing.
+        """
+        states, plan = record.states, record.plan
         assert states is not None
-        room, waiting = states.layers, self._waiting
+        room = states.layers
         assert isinstance(room, HiddenRoom)
+        self._unseen.append(Unseen(plan.batch, record.verdict.path, states.first, room))
+        self._num_unseen += room.count
+        many = self._num_unseen >= UNSEEN_ROWS or room.number is None
+        if many or self._drafts or plan.rows != plan.decoding:
+            self._see()
+        self._drafts = False
+
+    def _see(self) -> None:
+        """Take in the steps that were kept."""
+        if self._unseen:
+            for each in self._unseen:
+                self._see_one(*each)
+            self._make_some(self._unseen[-1].room)
+            self._unseen.clear()
+            self._num_unseen = 0
+
+    def _see_one(
+        self,
+        batch: Sequence[Scheduled],
+        paths: Sequence[Sequence[int]],
+        firsts: Sequence[int],
+        room: HiddenRoom,
+    ) -> None:
+        """Keep the hidden states of committed rows, and make states of them, at once or later."""
+        waiting = self._waiting
         hidden, offset, number = room.room.array, room.first, room.number
         # There may be layers in between that other drafters want.
         order = [room.room.layers.index(layer) for layer in self._model.target_layers]
         now: list[tuple[str, Waiting]] = []
-        for item, path, first in zip(record.plan.batch, verdict.path, states.first, strict=True):
+        for item, path, first in zip(batch, paths, firsts, strict=True):
             start, sequence, name = item.start, item.sequence, item.sequence.id
             begin, stop = offset + first, offset + first + item.count
             rows = [*range(begin, stop)]
@@ -228,10 +277,9 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
                 state.noted = self._notes.note(sequence, state.noted, state.num_computed)
         if now:
             self._fuse(now)
-        self._make_some(room)
 
     def _make_some(self, room: HiddenRoom) -> None:
-        """Make the states of decoding sequences, if they are many or the next step needs the room.
+        """Make the states of decoding sequences, if they are many or next steps need the room.
 
         Whose prompt was read in chunks has copies.
         """
@@ -240,7 +288,7 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         if sum([len(part.rows) for part in parts]) >= WAITING_ROWS:
             self._make(others)
         elif room.number is not None:
-            oldest = room.number + room.count - LASTING_ROWS
+            oldest = room.number + room.count - SURE_ROWS
             if any(part.number is not None and part.number < oldest for part in parts):
                 self._make(others)
 
@@ -313,6 +361,7 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         return _HeadState(1, max(1, noted * self._page_size), noted)
 
     def release(self, seq_id: str, ended: bool) -> None:
+        self._see()
         if any(each.ends for each in self._waiting.get(seq_id, ())):
             self._make([seq_id])  # for its pages, which others may go on behind
         self._waiting.pop(seq_id, None)

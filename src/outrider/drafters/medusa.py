@@ -59,7 +59,6 @@ class MedusaSpec(HeadSpec):
             longest = choices.depth
             nodes = max(longest, min(len(choices), config.max_draft_nodes or len(choices)))
         return Needs(
-            fixed_bytes=4 * model.hidden_size * config.max_num_seqs,
             max_nodes=nodes,
             target_layers=head.target_layers(target.hidden_layers),
             loaded=(model, longest, choices),
@@ -73,7 +72,8 @@ class MedusaSpec(HeadSpec):
 class MedusaDrafter(ForwardDrafter[NativeMedusa]):
     """Drafts the token at each depth with a head of its own, from one state of the target.
 
-    Of a sequence it keeps the position of its last row, and that row's state.
+    That is the state of a sequence's last row, which the last step holds; nothing else is kept, so
+    that steps in which others draft cost nothing.
     """
 
     name = "medusa"
@@ -84,23 +84,29 @@ class MedusaDrafter(ForwardDrafter[NativeMedusa]):
         store = model.new_store(context.needs.max_nodes, 1)  # which takes no memory
         super().__init__(context, model, store)
         self.max_length, self.target_layers = longest, context.needs.target_layers
+        self._last: StepRecord | None = None
+        self._places: dict[str, int] = {}
+        """Where the last step has its sequences, by their ids; read when a draft wants them."""
 
     def _rows(self, item: Scheduled, budget: DraftBudget) -> Segment | None:
-        sequence = item.sequence
-        position, state = self._states.get(sequence.id, (-1, None))
-        if state is None or position != len(sequence.tokens) - 2:
+        record, sequence = self._last, item.sequence
+        if record is None:
             return None
+        if not self._places:
+            batch = record.plan.batch
+            self._places = {each.sequence.id: i for i, each in enumerate(batch)}
+        place = self._places.get(sequence.id)
+        if place is None:
+            return None
+        last, path, states = record.plan.batch[place], record.verdict.path[place], record.states
+        assert states is not None
+        position = last.start + last.count - 1 + len(path)
+        if last.sequence is not sequence or position != len(sequence.tokens) - 2:
+            return None
+        row = states.first[place] + last.count + (path[-1] if path else -1)
+        state = states.layers[self.target_layers[0]][row : row + 1]
         return self._model.segment(state, sequence.id)
 
     def observe(self, record: StepRecord) -> None:
-        """Keep the state of the last committed row of each sequence."""
-        states, batch, paths = record.states, record.plan.batch, record.verdict.path
-        assert states is not None
-        rows = [
-            first + item.count + path[-1] if path else first + item.count - 1
-            for item, path, first in zip(batch, paths, states.first, strict=True)
-        ]
-        last = states.layers[self.target_layers[0]][rows]
-        for i, (item, path) in enumerate(zip(batch, paths, strict=True)):
-            position = item.start + item.count - 1 + len(path)
-            self._states[item.sequence.id] = position, last[i : i + 1]
+        """Keep the step, whose states the next draft begins from."""
+        self._last, self._places = record, {}

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +50,8 @@ class Verifier:
         segments: list[Segment] = []
         inputs: list[SampleInput | None] = []
         first: list[int | None] = []
-        row = 0
+        begins: list[int] = []
+        row = count = 0
         for item, (nodes, parents, *_) in zip(plan.batch, draft, strict=True):
             sequence, start = item.sequence, item.start
             params, logits = sequence.request.params, 1 + len(nodes) if item.samples else 0
@@ -62,6 +62,8 @@ class Verifier:
             keep = Keep.NOTHING if params.logprobs is None else self._shown
             inputs.append(SampleInput(sequence, item.samples, keep) if logits else None)
             tokens, length = sequence.tokens[start : start + item.count], sequence.prompt_length
+            begins.append(count)
+            count += len(tokens) + len(nodes)
             segments.append(
                 Segment(tokens, start, sequence.pages, logits, length, nodes, parents, sequence.id)
             )
@@ -84,8 +86,7 @@ class Verifier:
             self._compact_tree_cache(plan, verdict)
         states = None
         if layers:
-            rows = [len(segment.tokens) + len(segment.nodes) for segment in segments]
-            states = HiddenStates(samples.hidden, [*accumulate(rows, initial=0)][:-1])
+            states = HiddenStates(samples.hidden, begins)
         plan.seconds.verify = time.perf_counter() - begin
         return verdict, states
 

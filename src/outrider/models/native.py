@@ -22,7 +22,7 @@ from ..native.library import Library
 from ..native.native_sampling import NativeNoise, NativePipeline
 from ..sampling.shared_noise import Noise
 from .base import Model, Output, Store
-from .decide import Keep, SampleInput, Samples, grammar_masks, sample_in_python, with_kept
+from .decide import EMPTY, Keep, SampleInput, Samples, grammar_masks, sample_in_python, with_kept
 from .kept_weights import Kept
 from .native_model import NativeModel, PythonDraft, rope_tables, step_config, words_of
 from .native_store import NativeStore
@@ -190,10 +190,12 @@ class NativeTransformer(NativeModel, Model):
             keeping += keep
             rows += count
         masks = grammar_masks(segments, inputs, grammars, slow, pipelines) if grammars else ()
-        room, states = store.room(rows + kept), None
+        room, states = store.room(rows + kept), EMPTY
+        layers, first = None, 0
         if hidden:
-            count = sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
+            count = sum([len(segment.tokens) + len(segment.nodes) for segment in segments])
             states = store.hidden_room(hidden, count)
+            layers, first = states.room, states.first
         tokens, scores = self.library.decide(
             self.handle,
             store.handle,
@@ -203,13 +205,11 @@ class NativeTransformer(NativeModel, Model):
             room,
             masks,
             keeps if kept else (),
-            None if states is None else states.room,
-            0 if states is None else states.first,
+            layers,
+            first,
             [planted_of(s) for s, a in zip(segments, inputs, strict=True) if a] if planted else (),
         )
-        samples = Samples(tokens, scores, room.array)
-        if states is not None:
-            samples = samples._replace(hidden=states)
+        samples = Samples(tokens, scores, room.array, hidden=states)
         if keeping:
             samples = with_kept(samples, segments, inputs, slow)
         if slow:
