@@ -29,6 +29,7 @@ from outrider.training.plan import Plan
 from outrider.training.run_distill import DistillOptions, train_drafter
 from outrider.training.run_heads import WORK, HeadOptions, train_head
 from outrider.training.samples import DataFolder
+from outrider.training.states import usual_layers
 from tests.support.commands import outrider
 from tests.support.taught import measure_little
 
@@ -81,7 +82,7 @@ def test_a_trained_head_serves(
 def test_new_heads_take_different_layers() -> None:
     """As ``speculators`` wants it; -1 is the embedding."""
     for count in range(2, 40):
-        layers = run_heads.usual_layers(count)
+        layers = usual_layers(count)
         assert len({*layers}) == 3
         assert -1 <= min(layers) <= max(layers) < count
 

@@ -40,6 +40,10 @@ DATA = "A folder that outrider train data wrote."
 MAX_TOKENS = "Most tokens of an answer."
 EPOCHS = "Passes over the samples."
 BATCH = "Tokens of the target's answers in a batch, for each process."
+STATES = (
+    "Keep the target's hidden states beside the answers, so that training need not compute them: "
+    "they take some kB of disk a token."
+)
 SKIP_BAD = "Leave out prompts that cannot be read or answered; otherwise the first one ends it."
 
 
@@ -67,6 +71,7 @@ def data(
         None, "Prompts to answer. All unless given, or 5000 if the target writes them.", min=1
     ),
     skip_bad: bool = setting(False, SKIP_BAD, "--skip-bad"),
+    states: bool = setting(False, STATES, "--states"),
     json_: AsJson = False,
 ) -> None:
     """Make training data: the target answers prompts."""
@@ -76,6 +81,7 @@ def data(
     options = DataOptions(
         prompts=prompts, temperatures=numbers(temperature, float, "--temperature"),
         max_tokens=max_tokens, context=context, seed=seed, samples=samples, skip_bad=skip_bad,
+        states=states,
     )  # fmt: skip
     console = screen(on_stderr=True)
     with ended_cleanly(), counted("answering") as told:
@@ -279,6 +285,7 @@ def adapt(
         None, "The learning rate; unless given the best of three on a tenth of the data."
     ),
     skip_bad: bool = setting(False, SKIP_BAD, "--skip-bad"),
+    states: bool = setting(False, STATES, "--states"),
     json_: AsJson = False,
 ) -> None:
     """Adapt a drafter to a domain, and say whether to deploy the result."""
@@ -304,7 +311,11 @@ def adapt(
         )
     options = AdaptOptions(
         data=DataOptions(
-            prompts=prompts, max_tokens=max_tokens, samples=samples, skip_bad=skip_bad
+            prompts=prompts,
+            max_tokens=max_tokens,
+            samples=samples,
+            skip_bad=skip_bad,
+            states=states,
         ),
         plan=Plan(epochs=epochs, minutes=minutes),
         rate=rate,

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..base.methods import NONE, TOGETHER
 from ..base.trees import depths, is_chain
@@ -33,6 +33,15 @@ logger = logging.getLogger("outrider")
 MAX_REASON = 300  # characters of the reason why a drafter failed
 
 
+class Watcher(Protocol):
+    """Sees each step, and drafts nothing; see ``Drafter`` for both."""
+
+    target_layers: tuple[int, ...]
+
+    def observe(self, record: StepRecord) -> None:
+        """Take in a committed step."""
+
+
 class Drafting:
     """Drafts for each sequence with the drafter that was chosen for it.
 
@@ -46,6 +55,7 @@ class Drafting:
         self.drafters, self.menu = drafters, menu
         self.target_layers: tuple[int, ...] = ()
         """Layers of the target whose hidden states a drafter wants."""
+        self._watchers: list[Watcher] = []
         self._shield = Shield()
         self._noise, self._vocab_size = noise, vocab_size
         self.refresh()
@@ -54,13 +64,19 @@ class Drafting:
         """Derive what every step needs from the drafters that are left."""
         off = self.menu.switched_off
         live = {name: each for name, each in self.drafters.items() if name not in off}
-        self.target_layers = tuple(sorted({i for d in live.values() for i in d.target_layers}))
+        wanted = chain.from_iterable(d.target_layers for d in (*live.values(), *self._watchers))
+        self.target_layers = tuple(sorted({*wanted}))
         self._foreign = {name for name, each in live.items() if is_foreign(each)}
         self.preparing, self._observing, self._releasing = (
             [name for name, each in live.items() if overrides(each, method)]
             for method in ("prepare", "observe", "release")
         )
         self.menu.refresh()
+
+    def watch(self, watcher: Watcher) -> None:
+        """Show each step to a watcher, too, with the states of the layers that it wants."""
+        self._watchers.append(watcher)
+        self.refresh()
 
     def _call(self, otherwise: T, name: str, method: str, *arguments: Any) -> T:
         """Return the result of a drafter's method, ``otherwise`` if it fails."""
@@ -176,6 +192,8 @@ class Drafting:
 
     def observe(self, record: StepRecord) -> None:
         """Tell every drafter what was committed."""
+        for watcher in self._watchers:
+            watcher.observe(record)
         if not self._observing:
             return
         begin = time.perf_counter()

@@ -102,6 +102,7 @@ class NativeTransformer(NativeModel, Model):
         a = checkpoint.architecture
         assert a is not None
         self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
+        self.coarse = coarse
         if beside is not None and beside.library.isa != library.isa:
             beside = None
         near = None if beside is None else beside.handle

@@ -50,7 +50,7 @@ def make_answers(work: Path, count: int) -> DataFolder:
     modules = [module for module in standard_library() if not module.held_out]
     file = work / "prompts.jsonl"
     save_prompts([Item(text) for text in prompts_of(modules, tokenizer, count)], file)
-    options = DataOptions(prompts=file, temperatures=TEMPERATURES)
+    options = DataOptions(prompts=file, temperatures=TEMPERATURES, states=True)
     return make_data(POCKET, work / "data", options, _told, print)
 
 

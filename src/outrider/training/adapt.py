@@ -226,15 +226,19 @@ def adapt(
     least = usual_rate(begin, options.model.rank) if head is None else HEAD_RATE
     rates = [least * each for each in MULTIPLES] if options.rate is None else [options.rate]
     shares = [*SHARES[:1] * len(rates), *SHARES[1:]]
+    checkpoint = open_checkpoint(folder)
     check_adapting(
-        open_checkpoint(folder), begin, head, out, options.plan, options.data, options.head.depth,
+        checkpoint, begin, head, out, options.plan, options.data, options.head.depth,
         options.model.rank, len(shares),
     )  # fmt: skip
 
     def answered(done: int, total: int) -> None:
         told(f"the target answers the prompts: {done} of {total}")
 
-    data = make_data(target, out / DATA, options.data, answered, told)
+    a = checkpoint.architecture
+    count = 0 if a is None else a.num_layers
+    wanted = (count - 1,) if head is None else head.target_layers(count)  # by the drafter
+    data = make_data(target, out / DATA, options.data, answered, told, wanted)
     course = Course(folder, begin, head, out, data, options, told)
     minutes = options.plan.minutes
 

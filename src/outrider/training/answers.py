@@ -14,6 +14,7 @@ from ..errors import ConfigError, RequestError
 from ..llm import LLM
 from ..text.codec import TextCodec
 from .samples import DataFolder, Sample
+from .states import States, StateTap
 
 BLOCK = 256
 """Prompts whose answers make a shard."""
@@ -25,7 +26,8 @@ TURNS = 64
 class Dialogue:
     """A prompt that the target answers, turn by turn where users say more than once.
 
-    ``waiting`` are the users' later messages, ``tokens`` and ``said`` the sample so far.
+    ``waiting`` are the users' later messages, ``tokens`` and ``said`` the sample so far, and
+    ``states`` the target's along it, if they are kept.
     """
 
     number: int
@@ -34,6 +36,7 @@ class Dialogue:
     waiting: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     said: list[bool] = field(default_factory=list)
+    states: States | None = None
 
     def __post_init__(self) -> None:
         # What others answered is left out: the target answers itself.
@@ -51,8 +54,13 @@ class Dialogue:
                 break
         return codec.chat(self.history)
 
-    def answer(self, asked: Sequence[int], ids: Sequence[int], text: str) -> Sample | None:
-        """Add an answer; return the sample so far if the prompt ``asked`` does not continue it."""
+    def answer(
+        self, asked: Sequence[int], ids: Sequence[int], text: str, states: States | None = None
+    ) -> Sample | None:
+        """Add an answer; return the sample so far if the prompt ``asked`` does not continue it.
+
+        ``states`` are those of the prompt and the answer.
+        """
         self.history.append({"role": "assistant", "content": text})
         begun = len(self.tokens)
         done = None
@@ -61,11 +69,13 @@ class Dialogue:
             self.tokens, self.said = [], []
         self.tokens += [*asked[begun:], *ids]
         self.said += [False] * (len(asked) - begun) + [True] * len(ids)
+        self.states = states
         return done
 
     def sample(self) -> Sample:
         """Return the dialogue so far as a sample."""
-        return Sample(np.array(self.tokens, np.int32), np.array(self.said, np.bool_), self.number)
+        tokens, said = np.array(self.tokens, np.int32), np.array(self.said, np.bool_)
+        return Sample(tokens, said, self.number, self.states)
 
 
 def write_answers(
@@ -74,13 +84,14 @@ def write_answers(
     data: DataFolder,
     skip: bool,
     told: Callable[[int], None],
+    tap: StateTap | None = None,
 ) -> int:
     """Have the target answer the prompts that are missing; return how many were left out.
 
     Seeds follow from the prompts' numbers, so that samples depend on nothing else. ``told`` gets
-    the number of prompts that are done. A conversation ends where the context does. Raises
-    ConfigError: a prompt is longer than the context, or the template refuses it; with ``skip`` it
-    is left out.
+    the number of prompts that are done. Samples get the states that a ``tap`` has. A conversation
+    ends where the context does. Raises ConfigError: a prompt is longer than the context, or the
+    template refuses it; with ``skip`` it is left out.
     """
     left_out = 0
     while data.done < len(items):
@@ -97,7 +108,9 @@ def write_answers(
             outputs = llm.generate([ids for _, ids in asked], params)
             for (each, ids), output in zip(asked, outputs, strict=True):
                 answer = output.outputs[0]
-                done = each.answer(ids, answer.token_ids, answer.text)
+                count = len(ids) + len(answer.token_ids)
+                states = None if tap is None else tap.take(output.request_id, count)
+                done = each.answer(ids, answer.token_ids, answer.text, states)
                 if done is not None:
                     samples.append(done)
                 if not answer.token_ids or answer.finish_reason != "stop":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,11 +14,13 @@ from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import find_folder
 from ..errors import ConfigError, shown
 from ..llm import LLM
+from ..models.native import is_native
 from .answers import write_answers
 from .forecast import check_data
 from .prompts import digest, read_prompts, save_prompts
 from .samples import CONFIG, HOTTEST, MANIFEST, About, DataFolder, check_out
 from .self_prompts import TOKENS, write_prompts
+from .states import StateTap, kept_layers
 
 TOGETHER = 64
 """Answers that are decoded in a batch."""
@@ -37,7 +39,7 @@ class DataOptions:
     """The options of data, see ``outrider train data --help``.
 
     Without ``prompts`` the target writes them itself. A ``context`` of None is ``CONTEXT``, or the
-    model's.
+    model's. With ``states`` the target's hidden states are kept beside the answers.
     """
 
     prompts: Path | None = None
@@ -47,6 +49,7 @@ class DataOptions:
     seed: int = 0
     samples: int | None = None
     skip_bad: bool = False
+    states: bool = False
 
     def __post_init__(self) -> None:
         if not all(0 <= heat <= HOTTEST for heat in self.temperatures):  # false for NaN
@@ -59,21 +62,22 @@ class DataOptions:
 
 def make_data(
     target: str, out: Path, options: DataOptions, told: Callable[..., None],
-    said: Callable[[str], None],
+    said: Callable[[str], None], wanted: Sequence[int] = (),
 ) -> DataFolder:  # fmt: skip
     """Have ``target`` answer the prompts, write the answers to ``out``, and return that folder.
 
     ``told`` gets the number of prompts that are done, and that of all. ``said`` gets sentences
-    about what is left out. Raises ConfigError: the folder holds other data, or a prompt is bad.
+    about what is left out. States are kept of the layers ``wanted``, see ``kept_layers``. Raises
+    ConfigError: the folder holds other data, or a prompt is bad.
     """
     check_out(out, MANIFEST, (CONFIG,))
     with alone(out):
-        return _answered(target, out, options, told, said)
+        return _answered(target, out, options, told, said, wanted)
 
 
 def _answered(
     target: str, out: Path, options: DataOptions, told: Callable[..., None],
-    said: Callable[[str], None],
+    said: Callable[[str], None], wanted: Sequence[int],
 ) -> DataFolder:  # fmt: skip
     """Have ``target`` answer the prompts in a folder that no other process writes."""
     file, folder = options.prompts, find_folder(target)
@@ -82,8 +86,17 @@ def _answered(
     known = checkpoint.shape.context
     context = min(CONTEXT, known) if options.context is None else options.context
     asked = items or [Item(SPACE)] * (options.samples or OWN_PROMPTS)
-    check_data(checkpoint, asked, options.max_tokens, context, TOGETHER, out)
-    llm = LLM(folder, max_num_seqs=TOGETHER, max_model_len=context)
+    a = checkpoint.architecture
+    if options.states and (a is None or not is_native(checkpoint)):
+        raise ConfigError(
+            f"{target} is not run by the native step, whose states are kept; leave out --states."
+        )
+    layers = kept_layers(a.num_layers, wanted) if options.states and a is not None else ()
+    check_data(checkpoint, asked, options.max_tokens, context, TOGETHER, out, layers)
+    llm = LLM(
+        folder, max_num_seqs=TOGETHER, max_model_len=context,
+        enable_prefix_caching=not layers,  # shared rows would be missing
+    )  # fmt: skip
     if file is None:
         items = _own_prompts(llm, out / PROMPTS, context, options, told)
     about = About(
@@ -99,8 +112,11 @@ def _answered(
                 f"{out} holds other data ({differing[0]}); give the same to go on, or a new folder."
             )
     told(data.done, len(items))
+    tap = StateTap(layers) if layers else None
+    if tap is not None:
+        llm.engine.drafting.watch(tap)
     left_out = write_answers(
-        llm, items, data, options.skip_bad, lambda done: told(done, len(items))
+        llm, items, data, options.skip_bad, lambda done: told(done, len(items)), tap
     )
     if left_out:
         said(f"left out: {left_out} prompts that are too long or that the template refuses.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,8 @@ from ..engine.memory import working_bytes
 from ..engine.probe import footprint
 from ..errors import MemoryBudgetError, TrainingError
 from ..models.native import is_native
+from .answers import BLOCK
+from .states import state_bytes
 
 CLEARLY = 0.9
 """Share of a forecast, which is rough, that must be free."""
@@ -111,17 +113,19 @@ def check_weights(checkpoint: Checkpoint) -> None:
         )
 
 
-def data_bytes(items: list[Item], max_tokens: int, context: int) -> int:
+def data_bytes(items: list[Item], max_tokens: int, context: int, state: int = 0) -> int:
     """Return the bytes of the target's answers to prompts at most: no token has less than a byte.
 
-    Answers may be shorter than ``max_tokens``, and no sample is longer than ``context``.
+    Answers may be shorter than ``max_tokens``, and no sample is longer than ``context``. Each token
+    has ``state`` bytes of states.
     """
     total = 0
     for item in items:
         texts = [m["content"] for m in item.messages if m["role"] != "assistant"] or [item.prompt]
         turns = max(1, sum(m["role"] == "user" for m in item.messages))
         asked = sum(len(text.encode()) + TEMPLATE_TOKENS for text in texts)
-        total += TOKEN_BYTES * min(context, asked + turns * max_tokens) + SAMPLE_BYTES
+        tokens = min(context, asked + turns * max_tokens)
+        total += (TOKEN_BYTES + state) * tokens + SAMPLE_BYTES
     return total
 
 
@@ -138,9 +142,12 @@ def check_search(checkpoint: Checkpoint, pages: int, out: Path) -> None:
 
 def check_data(
     checkpoint: Checkpoint, items: list[Item], max_tokens: int, context: int, together: int,
-    out: Path,
+    out: Path, layers: Sequence[int] = (),
 ) -> None:  # fmt: skip
-    """Say what it takes to have ``together`` prompts at a time answered; see ``check``."""
+    """Say what it takes to have ``together`` prompts at a time answered; see ``check``.
+
+    The states behind some ``layers`` are kept, those of a shard in memory, some twice more.
+    """
     config = EngineConfig(max_num_seqs=together, max_model_len=context)
     a = checkpoint.architecture
     width = 0 if a is None else a.hidden_size
@@ -148,5 +155,10 @@ def check_data(
         "the target": weight_bytes(checkpoint),
         "a step": working_bytes(config, checkpoint.shape.vocab_size, width, ()),
     }
-    need = Need(memory, data_bytes(items, max_tokens, context))
+    state = state_bytes(layers, width)
+    files = data_bytes(items, max_tokens, context, state)
+    if state:
+        kept = files - data_bytes(items, max_tokens, context)
+        memory["states"] = kept * min(BLOCK, len(items)) // len(items) * 9 // 5
+    need = Need(memory, files)
     check("answering", need, out, "take a quantised target (outrider quantize)")

@@ -83,7 +83,7 @@ def train_drafter(
     context = data.about.context
     checkpoint, model = opened or open_target(target, data)
     files, known = Files(checkpoint.folder), model.shape.vocab_size
-    samples = data.read().share(options.share)
+    samples = data.read(states=True).share(options.share)
     config = config_of(checkpoint, begin, options.layers, options.neurons)
     trainee = drafter_trainee(checkpoint, samples, config, options.rank, context)
     if options.own:  # answers that are new each time
@@ -97,7 +97,8 @@ def train_drafter(
     if options.rank:
         add_low_rank(small.module, options.rank, options.alpha, plan.seed)
     ids = min(known, small.config["vocab_size"])  # some are only there to round the number
-    teacher = Teacher(model, context, (), None if ids == known else np.arange(ids), room)
+    whole = None if ids == known else np.arange(ids)
+    teacher = Teacher(model, context, (), whole, room, stored=True)
     task = DistillTask(
         small.module, teacher, ids, LOSSES[options.loss], options.temperature, options.own,
         options.depth, plan.seed,

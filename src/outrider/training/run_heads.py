@@ -39,6 +39,7 @@ from .parity import check_served
 from .plan import Plan
 from .samples import CONFIG, MANIFEST, DataFolder, Samples, check_out
 from .served import Served, Serving, held_out_prompts
+from .states import usual_layers
 from .targets import Target, open_target
 from .teacher import Teacher
 
@@ -99,16 +100,6 @@ class HeadOptions:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a share up to 1.")
 
 
-def usual_layers(count: int) -> tuple[int, int, int]:
-    """Return the layers of a target whose outputs a new head reads: early, middle and late.
-
-    EAGLE-3 takes what enters layers 2, n / 2 and n - 3. All three differ, as ``speculators`` wants.
-    """
-    if count >= 7:
-        return 1, count // 2 - 1, count - 4
-    return 0 if count > 2 else -1, (count - 1) // 2, count - 1
-
-
 def chosen_head(
     kind: str, target: Path, model: Model, samples: Samples, seed: int, options: HeadOptions
 ) -> NewHead:
@@ -160,7 +151,7 @@ def train_head(
             f"{target} is not run by the native step, which heads draft beside; give a target of a "
             "native family (docs/models.md), or train a small drafter (outrider train distill)."
         )
-    samples, begun = data.read().share(options.share), out / WORK / BEGUN
+    samples, begun = data.read(states=True).share(options.share), out / WORK / BEGUN
     state = PartialState(cpu=on_cpu())
     with state.main_process_first():
         new = None
@@ -181,7 +172,7 @@ def train_head(
     ids = ids_of(head)
     whole = np.array_equal(ids, np.arange(model.shape.vocab_size))
     layers = head.target_layers(model.hidden_layers)
-    teacher = Teacher(model, context, layers, None if whole else ids, room)
+    teacher = Teacher(model, context, layers, None if whole else ids, room, stored=True)
     module = method.load(head, checkpoint, context)
     task = HeadTask(module, teacher, ids, options.depth, LOSSES[options.loss], options.fading)
     about = about_training(kind, target, begin, data) | asdict(options)

@@ -6,9 +6,9 @@ and listed once it is written, so that an interrupted run goes on behind the las
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from ..base.fields import Fields, read_object, readable
 from ..base.kept import part_of, write_kept
 from ..base.limits import LARGEST_CONTEXT
-from ..checkpoints.files import read_header, save_file
+from ..checkpoints.dtypes import Array
+from ..checkpoints.files import Entry, read_header, save_file
 from ..errors import ConfigError, ModelError
+from .states import HIDDEN, KNOWN, TYPES, States, StoredStates
 
 VERSION = 1
 MANIFEST, CONFIG = "data.json", "config.json"
@@ -37,12 +39,14 @@ ANEW = "write the data again in a new folder"
 class Sample(NamedTuple):
     """Token ids int32 [n], and the loss mask: for each id whether the target ``said`` it.
 
-    ``prompt`` is the number of the prompt that it began with.
+    ``prompt`` is the number of the prompt that it began with. ``states`` are the target's, if they
+    were kept.
     """
 
     tokens: NDArray[np.int32]
     said: NDArray[np.bool_]
     prompt: int
+    states: States | None = None
 
     @property
     def is_held_out(self) -> bool:
@@ -50,10 +54,18 @@ class Sample(NamedTuple):
         return crc32(str(self.prompt).encode()) % HELD_OUT == 0
 
 
+class StatesFile(NamedTuple):
+    """A file of the target's states behind a layer: the SHA-256 of its bytes."""
+
+    layer: int
+    sha256: str
+
+
 class Shard(NamedTuple):
     """A file of samples: its name, the SHA-256 of its bytes, and what it holds.
 
-    Its samples are of the prompts from ``first`` up to ``stop``.
+    Its samples are of the prompts from ``first`` up to ``stop``. The target's ``states`` along them
+    lie in files by layer.
     """
 
     file: str
@@ -63,6 +75,11 @@ class Shard(NamedTuple):
     samples: int
     tokens: int
     said: int
+    states: tuple[StatesFile, ...] = ()
+
+    def states_file(self, layer: int) -> str:
+        """Return the name of the file with the states behind a layer."""
+        return f"states-{layer}-{self.file}"
 
 
 @dataclass(frozen=True)
@@ -138,47 +155,66 @@ class DataFolder:
             "said": np.concatenate([np.empty(0, np.bool_), *(s.said for s in samples)]),
             "prompts": np.array([s.prompt for s in samples], np.int64),
         }
-        with part_of(self.folder / name) as part:
-            save_file(columns, part, {"format": "np"})
-            digest = sha256(part.read_bytes()).hexdigest()
+        shard = Shard(name, self._save(name, columns), first, stop, len(samples), 0, 0)
+        layers = next((s.states.layers for s in samples if s.states is not None), ())
+        states = tuple(
+            StatesFile(layer, self._save(shard.states_file(layer), _states_columns(samples, layer)))
+            for layer in layers
+        )
         count, said = int(lengths.sum()), int(columns["said"].sum())
         self._samples = None
-        self.shards.append(Shard(name, digest, first, stop, len(samples), count, said))
+        self.shards.append(shard._replace(tokens=count, said=said, states=states))
         write_kept(
             self.folder / MANIFEST,
             {
                 "version": VERSION,
                 "about": vars(self.about),
-                "shards": [each._asdict() for each in self.shards],
+                "shards": [
+                    {**each._asdict(), "states": [s._asdict() for s in each.states]}
+                    for each in self.shards
+                ],
             },
         )
 
-    def read(self) -> Samples:
-        """Return all samples, which are read once.
+    def _save(self, name: str, tensors: dict[str, Array]) -> str:
+        """Write a file of the folder; return its SHA-256."""
+        with part_of(self.folder / name) as part:
+            save_file(tensors, part, {"format": "np"})
+            return _digest(part)
+
+    def read(self, states: bool = False) -> Samples:
+        """Return all samples, which are read once, with the target's ``states`` if they are wanted.
 
         Raises ConfigError: a shard is missing or its checksum differs, or there are no samples.
         """
-        if self._samples is None:
-            self._samples = self._read()
+        if self._samples is None or states:
+            self._samples = self._read(states)
         return self._samples
 
-    def _read(self) -> Samples:
+    def _read(self, with_states: bool) -> Samples:
         samples: list[Sample] = []
         for shard in self.shards:
-            file = self.folder / shard.file
-            try:  # of a pipe nothing is read: it may never end
-                same = file.is_file() and sha256(file.read_bytes()).hexdigest() == shard.sha256
-            except OSError:
-                same = False
-            if not same:
-                raise ConfigError(f"{file} is missing or was changed; {ANEW}.")
+            file, states = self._checked(shard.file, shard.sha256), dict[int, Path]()
+            for layer, digest in shard.states if with_states else ():
+                states[layer] = self._checked(shard.states_file(layer), digest)
             with readable(f"{file} is damaged", f"{ANEW}."):
-                samples += self._samples_in(file)
+                samples += self._samples_in(file, states)
         if not samples:
             raise ConfigError(f"{self.folder} holds no samples; write some first.")
         return Samples(samples)
 
-    def _samples_in(self, file: Path) -> list[Sample]:
+    def _checked(self, name: str, digest: str) -> Path:
+        """Return a file of the folder. Raises ConfigError: it is missing or was changed."""
+        file = self.folder / name
+        try:  # of a pipe nothing is read: it may never end
+            same = file.is_file() and _digest(file) == digest
+        except OSError:
+            same = False
+        if not same:
+            raise ConfigError(f"{file} is missing or was changed; {ANEW}.")
+        return file
+
+    def _samples_in(self, file: Path, states: Mapping[int, Path]) -> list[Sample]:
         """Return the samples in a shard. Raises ValueError, LookupError: it is of another form."""
         found = read_header(file)
         columns = [found[name].read() for name in COLUMNS]
@@ -194,8 +230,52 @@ class DataFolder:
             or said[offsets[:-1]].any()  # without a prompt before it
         ):
             raise ValueError("its samples are out of range")
-        spans = zip(offsets[:-1], offsets[1:], prompts.tolist(), strict=True)
-        return [Sample(tokens[a:b], said[a:b], prompt) for a, b, prompt in spans]
+        kept, known = _stored(states, len(prompts), len(tokens))
+        spans = zip(offsets[:-1].tolist(), offsets[1:].tolist(), prompts.tolist(), strict=True)
+        return [
+            Sample(tokens[a:b], said[a:b], prompt, StoredStates(kept, a) if known[i] else None)
+            for i, (a, b, prompt) in enumerate(spans)
+        ]
+
+
+def _stored(
+    files: Mapping[int, Path], samples: int, tokens: int
+) -> tuple[dict[int, Entry], Sequence[bool]]:
+    """Return the states in the files of a shard, by layer, and which samples have them.
+
+    Raises ValueError, LookupError: they are of another form.
+    """
+    found = {layer: read_header(file) for layer, file in files.items()}
+    known: Sequence[bool] = [False] * samples
+    for each in found.values():
+        hidden, mask = each[HIDDEN], each[KNOWN].read()
+        if (
+            hidden.type not in TYPES
+            or (len(hidden.shape), hidden.shape[0]) != (2, tokens)
+            or mask.shape != (samples,)
+            or mask.dtype != np.bool_
+        ):
+            raise ValueError("its states are of another form")
+        known = mask.tolist()
+    return {layer: each[HIDDEN] for layer, each in found.items()}, known
+
+
+def _states_columns(samples: Sequence[Sample], layer: int) -> dict[str, Array]:
+    """Return the tensors of a file of states; samples without any have zeros."""
+    rows = [None if s.states is None else s.states.read(layer, len(s.tokens)) for s in samples]
+    known = [each is not None for each in rows]
+    one = next(each for each in rows if each is not None)[:1]
+    whole = [
+        np.zeros_like(one, shape=(len(sample.tokens), one.shape[1])) if each is None else each
+        for sample, each in zip(samples, rows, strict=True)
+    ]
+    return {HIDDEN: np.concatenate(whole), KNOWN: np.array(known, np.bool_)}
+
+
+def _digest(file: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with file.open("rb") as opened:
+        return file_digest(opened, "sha256").hexdigest()
 
 
 def check_out(out: Path, begun: str, others: Sequence[str]) -> None:
@@ -214,8 +294,12 @@ def _shard(values: Fields) -> Shard:
     name = values.text("file")
     if Path(name).name != name:
         raise values.refuse("file", "the name of a file in the same folder")
-    counts = (values.whole(n, 0) for n in ("first", "stop", "samples", "tokens", "said"))
-    return Shard(name, values.text("sha256"), *counts)
+    first, stop, samples, tokens, said = (
+        values.whole(n, 0) for n in ("first", "stop", "samples", "tokens", "said")
+    )
+    kept = [Fields(each, f"{values.where}: states") for each in values.listed("states", dict)]
+    states = tuple(StatesFile(each.whole("layer", -1), each.text("sha256")) for each in kept)
+    return Shard(name, values.text("sha256"), first, stop, samples, tokens, said, states)
 
 
 class Samples:
