@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,7 +150,14 @@ def test_a_folder_of_something_else_stays_as_it_is(tiny_llama: Path, tmp_path: P
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("samples", 2**31), ("samples", 0), ("max_tokens", 2**63), ("temperatures", (float("nan"),))],
+    [
+        ("samples", 2**31),
+        ("samples", 0),
+        ("max_tokens", 2**63),
+        ("temperatures", (float("nan"),)),
+        ("minutes", 0),
+        ("minutes", float("inf")),
+    ],
 )
 def test_options_out_of_range_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name.rstrip("s")):
@@ -366,3 +374,31 @@ def test_the_target_writes_as_many_prompts_as_it_was_asked_for(
     (tmp_path / MANIFEST).unlink()
     with pytest.raises(ConfigError, match="has 3 prompts; give --samples 3"):
         make_data(str(tiny_llama), tmp_path, more, lambda *_, **__: None, print)
+
+
+def test_time_may_be_limited(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends in time, says so, and the same command goes on."""
+    file = jsonl(tmp_path / "p.jsonl", *({"prompt": f"{n} is"} for n in range(200)))
+    options = DataOptions(prompts=file, context=64, max_tokens=4)
+    clock, told = iter([0, 30, 60]), list[str]()  # 64 prompts in 30 s, so as many in the rest
+    monkeypatch.setattr("outrider.training.data.monotonic", lambda: 0.0)
+    monkeypatch.setattr(answers, "monotonic", lambda: next(clock))
+    minute = replace(options, minutes=1)
+    assert make_data(str(tiny_llama), tmp_path, minute, lambda *_: None, told.append).done == 128
+    assert told == ["answered 128 of 200 prompts in time; the same command goes on."]
+    monkeypatch.setattr(answers, "monotonic", lambda: 0.0)
+    assert make_data(str(tiny_llama), tmp_path, options, lambda *_: None, print).done == 200
+
+
+def test_a_target_writes_fewer_prompts_in_little_time(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.training.self_prompts.monotonic", lambda: 1e12)
+    options = DataOptions(context=64, max_tokens=4, samples=5000, minutes=1)
+    data = make_data(str(tiny_llama), tmp_path, options, lambda *_, **__: None, print)
+    written = (tmp_path / "prompts.jsonl").read_text().count("\n")
+    assert 0 < data.done <= written <= 256
+    again = make_data(str(tiny_llama), tmp_path, options, lambda *_, **__: None, print)
+    assert again.about.num_prompts == written

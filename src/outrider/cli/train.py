@@ -72,6 +72,9 @@ def data(
     ),
     skip_bad: bool = setting(False, SKIP_BAD, "--skip-bad"),
     states: bool = setting(False, STATES, "--states"),
+    minutes: float | None = setting(
+        None, "Minutes, about, after which it ends with the answers that there are."
+    ),
     json_: AsJson = False,
 ) -> None:
     """Make training data: the target answers prompts."""
@@ -81,7 +84,7 @@ def data(
     options = DataOptions(
         prompts=prompts, temperatures=numbers(temperature, float, "--temperature"),
         max_tokens=max_tokens, context=context, seed=seed, samples=samples, skip_bad=skip_bad,
-        states=states,
+        states=states, minutes=minutes,
     )  # fmt: skip
     console = screen(on_stderr=True)
     with ended_cleanly(), counted("answering") as told:

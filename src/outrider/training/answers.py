@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,8 @@ from ..text.codec import TextCodec
 from .samples import DataFolder, Sample
 from .states import States, StateTap
 
-BLOCK = 256
-"""Prompts whose answers make a shard."""
+BLOCK, FIRST_BLOCK = 256, 64
+"""Prompts whose answers make a shard, and those of the first one where the time is limited."""
 TURNS = 64
 """Answers of a conversation at most."""
 
@@ -85,17 +87,21 @@ def write_answers(
     skip: bool,
     told: Callable[[int], None],
     tap: StateTap | None = None,
+    until: float = inf,
 ) -> int:
     """Have the target answer the prompts that are missing; return how many were left out.
 
     Seeds follow from the prompts' numbers, so that samples depend on nothing else. ``told`` gets
     the number of prompts that are done. Samples get the states that a ``tap`` has. A conversation
-    ends where the context does. Raises ConfigError: a prompt is longer than the context, or the
-    template refuses it; with ``skip`` it is left out.
+    ends where the context does. No block of prompts is begun that would end after the monotonic
+    clock reaches ``until``, by the time that the one before took.
+
+    Raises ConfigError: a prompt is longer than the context, or the template refuses it; with
+    ``skip`` it is left out.
     """
-    left_out = 0
-    while data.done < len(items):
-        first, stop = data.done, min(data.done + BLOCK, len(items))
+    left_out, block, begin = 0, BLOCK if until == inf else FIRST_BLOCK, monotonic()
+    while data.done < len(items) and block:
+        first, stop = data.done, min(data.done + block, len(items))
         dialogues = everyone = [Dialogue(n, items[n]) for n in range(first, stop)]
         samples: list[Sample] = []
         for turn in range(TURNS):
@@ -118,6 +124,10 @@ def write_answers(
         samples += [each.sample() for each in everyone if each.tokens]
         data.add(sorted(samples, key=lambda sample: sample.prompt), first, stop)
         told(data.done)
+        if until < inf:
+            now = monotonic()
+            block = max(0, min(BLOCK, int((until - now) / (now - begin) * (stop - first))))
+            begin = now
     return left_out
 
 

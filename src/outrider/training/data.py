@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
+from time import monotonic
 
 from ..base.alone import alone
 from ..base.limits import LARGEST_CONTEXT
@@ -17,6 +19,7 @@ from ..llm import LLM
 from ..models.native import is_native
 from .answers import write_answers
 from .forecast import check_data
+from .plan import LEAST_MINUTES
 from .prompts import digest, read_prompts, save_prompts
 from .samples import CONFIG, HOTTEST, MANIFEST, About, DataFolder, check_out
 from .self_prompts import TOKENS, write_prompts
@@ -30,8 +33,11 @@ OWN_PROMPTS = 5000
 """Prompts that a target writes itself unless it is told how many."""
 MOST_PROMPTS = 10_000_000
 PROMPTS = "prompts.jsonl"
-SPACE = " " * 4 * TOKENS
-"""Stands for a prompt that the target will write, about as long, in the forecast."""
+PROMPTS_SHARE = 0.27
+"""Share of the time in which a target that writes its prompts writes them, where it is limited."""
+MOST_MINUTES = 1_000_000
+SPACE = " " * TOKENS
+"""Stands for a prompt that the target will write in the forecast, where a byte is a token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +45,8 @@ class DataOptions:
     """The options of data, see ``outrider train data --help``.
 
     Without ``prompts`` the target writes them itself. A ``context`` of None is ``CONTEXT``, or the
-    model's. With ``states`` the target's hidden states are kept beside the answers.
+    model's. With ``states`` the target's hidden states are kept beside the answers. After so many
+    ``minutes`` no more prompts are written or answered.
     """
 
     prompts: Path | None = None
@@ -50,10 +57,15 @@ class DataOptions:
     samples: int | None = None
     skip_bad: bool = False
     states: bool = False
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
         if not all(0 <= heat <= HOTTEST for heat in self.temperatures):  # false for NaN
             raise ConfigError(f"a temperature is not between 0 and {HOTTEST:g}; give others.")
+        if self.minutes is not None and not LEAST_MINUTES <= self.minutes <= MOST_MINUTES:
+            raise ConfigError(
+                f"minutes is {shown(self.minutes)}; give {LEAST_MINUTES} to {MOST_MINUTES:,}."
+            )
         for name, most in (("max_tokens", LARGEST_CONTEXT), ("samples", MOST_PROMPTS)):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
@@ -80,6 +92,7 @@ def _answered(
     said: Callable[[str], None], wanted: Sequence[int],
 ) -> DataFolder:  # fmt: skip
     """Have ``target`` answer the prompts in a folder that no other process writes."""
+    begin, minutes = monotonic(), inf if options.minutes is None else options.minutes
     file, folder = options.prompts, find_folder(target)
     items = [] if file is None else read_prompts(file, options.skip_bad, said)[: options.samples]
     checkpoint = open_checkpoint(folder)
@@ -98,7 +111,8 @@ def _answered(
         enable_prefix_caching=not layers,  # shared rows would be missing
     )  # fmt: skip
     if file is None:
-        items = _own_prompts(llm, out / PROMPTS, context, options, told)
+        until = begin + 60 * minutes * PROMPTS_SHARE
+        items = _own_prompts(llm, out / PROMPTS, context, options, told, until)
     about = About(
         str(folder), llm.engine.model.shape.vocab_size, digest(items), len(items),
         options.temperatures, options.max_tokens, context, options.seed,
@@ -116,28 +130,33 @@ def _answered(
     if tap is not None:
         llm.engine.drafting.watch(tap)
     left_out = write_answers(
-        llm, items, data, options.skip_bad, lambda done: told(done, len(items)), tap
-    )
+        llm, items, data, options.skip_bad, lambda done: told(done, len(items)), tap,
+        begin + 60 * minutes,
+    )  # fmt: skip
+    if data.done < len(items):
+        said(f"answered {data.done} of {len(items)} prompts in time; the same command goes on.")
     if left_out:
         said(f"left out: {left_out} prompts that are too long or that the template refuses.")
     return data
 
 
 def _own_prompts(
-    llm: LLM, file: Path, context: int, options: DataOptions, told: Callable[..., None]
-) -> list[Item]:
+    llm: LLM, file: Path, context: int, options: DataOptions, told: Callable[..., None],
+    until: float,
+) -> list[Item]:  # fmt: skip
     """Return prompts that the target writes itself, or wrote before; they are kept in ``file``.
 
-    Raises ConfigError: there are more or fewer of them.
+    Fewer than were asked for are written ``until`` then. Raises ConfigError: there are others.
     """
     count = options.samples or OWN_PROMPTS
     if file.exists():
         items = read_prompts(file, False, lambda said: None)
-        if len(items) != count:
+        if len(items) > count or (len(items) < count and until == inf):
             raise ConfigError(
                 f"{file} has {len(items)} prompts; give --samples {len(items)}, or a new folder."
             )
         return items
-    items = write_prompts(llm, count, context, options.seed, partial(told, what="writing prompts"))
+    writing = partial(told, what="writing prompts")
+    items = write_prompts(llm, count, context, options.seed, writing, until)
     save_prompts(items, file)
     return items

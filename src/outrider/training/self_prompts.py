@@ -7,6 +7,8 @@ Xu et al., "Magpie: Alignment data synthesis from scratch by prompting aligned L
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
+from time import monotonic
 from typing import NamedTuple
 
 from ..base.types import SamplingParams
@@ -69,11 +71,13 @@ def before_a_user(llm: LLM) -> str:
 
 
 def write_prompts(
-    llm: LLM, count: int, context: int, seed: int, told: Callable[[int, int], None]
-) -> list[Item]:
+    llm: LLM, count: int, context: int, seed: int, told: Callable[[int, int], None],
+    until: float = inf,
+) -> list[Item]:  # fmt: skip
     """Return ``count`` different prompts that the target wrote; ``told`` gets how many there are.
 
-    They leave room in the ``context``. Raises ConfigError: it hardly writes any.
+    They leave room in the ``context``. They are fewer where the monotonic clock reaches ``until``.
+    Raises ConfigError: it hardly writes any.
     """
     template, encode, codec = before_a_user(llm), llm.inputs.encode, llm.inputs.codec
     assert codec is not None  # it has written the template
@@ -83,7 +87,7 @@ def write_prompts(
     ]
     found: dict[str, Item] = {}
     tried = 0
-    while len(found) < count:
+    while len(found) < count and (not found or monotonic() < until):
         if tried > 10 * (count + BLOCK):
             raise ConfigError(
                 f"of {tried} prompts that the target wrote itself only {len(found)} are of use; "
