@@ -178,6 +178,8 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         start = state.num_computed
         known = self._ring.first_known(sequence.id, end - 1)
         states = self._ring.read(sequence.id, max(known, start - 1), end - 1)
+        if end - start > self._usual:  # old ones, which others' may take the place of
+            states = states.copy()
         if known > start - 1:  # the last token of a page that another sequence computed
             page = sequence.pages[start // self._page_size - 1]
             if any(page in each.ends for parts in self._waiting.values() for each in parts):

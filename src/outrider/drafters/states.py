@@ -65,12 +65,20 @@ class StateRing:
         return first
 
     def read(self, sequence: str, start: int, stop: int) -> NDArray[np.float32]:
-        """Return the states of positions ``start`` to ``stop``, all known: fp32 [., width]."""
-        rows: list[int] = []
+        """Return the states of positions ``start`` to ``stop``, all known: fp32 [., width].
+
+        They are a view until the next ones are written, where they lie together.
+        """
+        parts: list[NDArray[np.float32]] = []
         for first, number, length in self._runs.get(sequence, []):
             low, high = max(first, start), min(first + length, stop)
-            rows += [(number + place - first) % self.room for place in range(low, high)]
-        return self.states[rows]
+            if low < high:
+                begin = (number + low - first) % self.room
+                end = begin + high - low
+                parts.append(self.states[begin:end])
+                if end > self.room:
+                    parts.append(self.states[: end - self.room])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts or [self.states[:0]])
 
     def forget(self, sequence: str, before: int) -> None:
         """Forget the states of a sequence before a position."""
