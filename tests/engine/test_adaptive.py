@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams, Speculation, pocket
-from outrider.engine.control.choices import PLAIN
+from outrider.engine.control.choices import PLAIN, Choice
 from outrider.engine.control.switch import SpeculationState
 
 pytestmark = pytest.mark.engine
@@ -44,6 +44,25 @@ def test_drafters_with_and_without_margins_share_a_batch(
         assert texts(llm, wishes) == plain
         wishes = wishes[1:] + wishes[:1]
         wishes = [predicted[i] if w.prediction else w for i, w in enumerate(wishes)]
+
+
+def test_lookups_and_another_drafter_take_turns(
+    tiny_llama: Path, tiny_drafter: Path, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever drafts for a sequence in a step, the output stays, and events say who it was."""
+    llm = LLM(tiny_llama, drafter=f"auto+{tiny_drafter}", memory=2**24)
+    controller = llm.engine.controller
+    assert controller is not None
+    monkeypatch.setattr(controller, "steady", lambda streams: False)
+    monkeypatch.setattr(
+        controller, "decide", lambda streams: [Choice("suffix or model", 4)] * len(streams)
+    )
+    events = [*llm.stream(PROMPTS, GREEDY)]
+    said = {event.request_id: list[int]() for event in events}
+    for event in events:
+        said[event.request_id].append(event.token_id)
+    assert sorted(said.values()) == sorted(plain)
+    assert {e.drafted.drafter for e in events if e.drafted} == {"suffix", "model"}
 
 
 def test_a_switch_reaches_requests_that_run(

@@ -214,7 +214,7 @@ def test_beliefs_are_shown_and_measured(chooses: Served) -> None:
         ("plain",): known["plain_tokens_per_second"],
     }
     assert found["outrider_survival"] == beliefs.survival(known)
-    methods = {"model", "model tree", "suffix", "model+suffix", "prediction", "ngram"}
+    methods = {"model", "model tree", "suffix", "prediction", "ngram", "suffix or model"}
     assert {name for (name,) in found["outrider_choice_depth"]} <= methods
 
 

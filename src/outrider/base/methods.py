@@ -13,6 +13,8 @@ PREDICTION = "prediction"
 """Name of the drafter of what a request expects its output to be."""
 TOGETHER = "+"
 """Joins the names of drafters whose drafts are merged."""
+OTHERWISE = " or "
+"""Joins the names of a lookup and of the drafter that drafts where the lookup promises less."""
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def build_engine(
         files = [each.folder for each in specs.values() if each.folder is not None]
         key |= {"drafters": files, "drafter": config.drafter_quantization}
         key |= {"cpus": config.drafter_cpus, "kv_cache_dtype": config.kv_cache_dtype}
-        controller, later = _controller(target, drafters, rule, config, together, key)
+        controller, later = _controller(target, drafters, rule, config, together, key, spec.auto)
     portfolio = [each.name for each in spec.members] or [SuffixSpec.name]
     engine = Engine(
         target, drafters, rule, config, budget, length, spec.name, tokenizes, together, portfolio,
@@ -168,10 +168,13 @@ def _controller(
     config: EngineConfig,
     together: Sequence[tuple[str, ...]],
     key: Mapping[str, object],
+    auto: bool,
 ) -> tuple[Controller, Steps[None]]:
     """Return the controller of an engine with what its steps cost, and what is to do later."""
     trees = rule.trees and model.trees
-    methods = methods_of(drafters, config.max_draft_length, together, trees)
+    # Only auto has lookups beside what it merges.
+    pairs = [(lookup, name) for name, lookup in together] if auto else []
+    methods = methods_of(drafters, config.max_draft_length, together, trees, pairs)
     longest = max([each.max_depth * each.width for each in methods.values()], default=0)
     drafting = {name: each for name, each in drafters.items() if name in methods}
     rows = config.max_num_seqs * (1 + longest)
@@ -184,7 +187,10 @@ def _controller(
     if config.preset is not None:
         priors = dict.fromkeys(methods, PRESETS[config.preset].accepted)
     wider = {
-        name: (method.drafters[0], USUAL.siblings_share if method.width > 1 else USUAL.second_share)
+        name: (
+            method.drafters[-1 if method.otherwise else 0],
+            USUAL.siblings_share if method.width > 1 else USUAL.second_share,
+        )
         for name, method in methods.items()
         if name not in drafters
     }

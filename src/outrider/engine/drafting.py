@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 
-from ..base.methods import NONE, TOGETHER
+from ..base.methods import NONE, OTHERWISE, TOGETHER
 from ..base.trees import depths, is_chain
 from ..base.types import (
     NO_NODES,
@@ -56,6 +56,8 @@ class Drafting:
         self.target_layers: tuple[int, ...] = ()
         """Layers of the target whose hidden states a drafter wants."""
         self._watchers: list[Watcher] = []
+        self.promises: Callable[[Scheduled, DraftNodes], bool] = lambda item, nodes: True
+        """Returns whether a lookup's draft is worth more than that of the drafter behind it."""
         self._shield = Shield()
         self._noise, self._vocab_size = noise, vocab_size
         self.refresh()
@@ -157,6 +159,8 @@ class Drafting:
     def _made(self, name: str, items: Sequence[Scheduled], seconds: dict[str, float]) -> Draft:
         """Return the drafts of a drafter, or of several merged; empty ones where it failed."""
         budgets = [item.budget for item in items]
+        if OTHERWISE in name:
+            return self._found_or_drafted(name, items, seconds)
         if TOGETHER not in name:
             return self._drafted(name, items, budgets, seconds)
         names = parts(name)
@@ -166,6 +170,29 @@ class Drafting:
         whole = merged(names, made, budgets)
         seconds[name] = time.perf_counter() - begin
         return whole
+
+    def _found_or_drafted(
+        self, name: str, items: Sequence[Scheduled], seconds: dict[str, float]
+    ) -> Draft:
+        """Return a lookup's drafts, and another drafter's where those promise less.
+
+        Items are told who drafted.
+        """
+        lookup, other = name.split(OTHERWISE)
+        made = self._drafted(lookup, items, [item.budget for item in items], seconds)
+        left: list[int] = []
+        for i, (item, nodes) in enumerate(zip(items, made, strict=True)):
+            item.drafter = lookup
+            if item.budget.depth and not (nodes.tokens and self.promises(item, nodes)):
+                left.append(i)
+        if left:
+            most = self.drafters[other].max_length
+            some = [items[i] for i in left]
+            budgets = [_shorter(item.budget, most) for item in some]
+            for i, nodes in zip(left, self._drafted(other, some, budgets, seconds), strict=True):
+                if nodes.tokens:
+                    made[i], items[i].drafter = nodes, other
+        return made
 
     def _drafted(
         self,
@@ -214,6 +241,12 @@ class Drafting:
         for name in [*self._releasing]:
             self._call(None, name, "release", seq_id, ended)
         self._shield.release(seq_id)
+
+
+def _shorter(budget: DraftBudget, most: int) -> DraftBudget:
+    """Return a budget for ``most`` tokens of depth at most."""
+    depth = min(budget.depth, most)
+    return budget._replace(depth=depth, nodes=min(budget.nodes, depth))
 
 
 def overrides(drafter: Drafter, method: str) -> bool:

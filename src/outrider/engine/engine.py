@@ -99,6 +99,7 @@ class Engine:
             self.chooser = AdaptiveChooser(
                 self.menu, controller, drafters, drafting.preparing, *calls, free
             )
+            drafting.promises = self.chooser.promises
         self.counts = Counts()
         self._tokenizes = tokenizes
         self.grammars = Grammars(tokenizes, shape.vocab_size, shape.eos_token_ids)

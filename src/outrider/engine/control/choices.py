@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ...base.limits import LARGEST_INT
-from ...base.methods import TOGETHER
+from ...base.methods import OTHERWISE, TOGETHER
 from .costs import CostModel
 from .survival import Survival
 from .tuning import USUAL, Tuning
@@ -31,26 +31,43 @@ class Method(NamedTuple):
 
     ``width`` is the number of nodes that a drafter may propose at each depth, ``max_depth`` the
     depth of a draft, and ``max_nodes`` its nodes, where there are fewer than that for each depth.
+    If ``otherwise``, the first is a lookup, and the second drafts where that promises less.
     """
 
     drafters: tuple[str, ...]
     max_depth: int
     width: int = 1
     max_nodes: int = LARGEST_INT
+    otherwise: bool = False
 
     @property
     def drafter(self) -> str:
         """The name of its drafter, or of several together."""
-        return TOGETHER.join(self.drafters)
+        return (OTHERWISE if self.otherwise else TOGETHER).join(self.drafters)
+
+    @property
+    def merges(self) -> bool:
+        """True if drafts of several are merged."""
+        return len(self.drafters) > 1 and not self.otherwise
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of its time: its drafters, and merging if they are several."""
-        return self.drafters if len(self.drafters) == 1 else (*self.drafters, self.drafter)
+        """The parts of its time: its drafters, and merging."""
+        return (*self.drafters, self.drafter) if self.merges else self.drafters
+
+    def parts_of(self, source: str) -> tuple[str, ...]:
+        """Return the parts that took time for a draft which ``source`` made."""
+        lookup_alone = self.otherwise and source == self.drafters[0]
+        return self.drafters[:1] if lookup_alone else self.parts
+
+    def scored(self, source: str) -> str | None:
+        """Return whose rates by margin a draft of ``source`` has, None for its own method's."""
+        return source if self.otherwise else None
 
     def nodes(self, depth: int) -> int:
         """Return the nodes that a draft of that depth may have."""
-        return min(self.max_nodes, depth * self.width * len(self.drafters))
+        together = len(self.drafters) if self.merges else 1
+        return min(self.max_nodes, depth * self.width * together)
 
     def seconds(self, costs: CostModel, by_depth: Sequence[float]) -> float:
         """Return the seconds of drafts where ``by_depth[i]`` sequences draft at depth i + 1."""
@@ -126,8 +143,12 @@ def methods_of(
     max_depth: int,
     together: Sequence[tuple[str, ...]],
     trees: bool,
+    otherwise: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Method]:
-    """Return the methods of an engine by name; with ``trees``, if the target can verify them."""
+    """Return the methods of an engine by name; with ``trees``, if the target can verify them.
+
+    Drafts of ``together`` are merged; ``otherwise`` are pairs of a lookup and another drafter.
+    """
     methods: dict[str, Method] = {}
     for name, drafter in drafters.items():
         depth = min(max_depth, drafter.max_length)
@@ -139,6 +160,9 @@ def methods_of(
             methods[name + TREE_SUFFIX] = Method((name,), depth, -(-nodes // depth), nodes)
     for names in together if trees else ():
         method = Method(names, min(methods[name].max_depth for name in names))
+        methods[method.drafter] = method
+    for names in otherwise:
+        method = Method(names, max(methods[n].max_depth for n in names), otherwise=True)
         methods[method.drafter] = method
     return methods
 

@@ -10,7 +10,16 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ...base.methods import NONE
-from ...base.types import NO_DRAFT, Draft, DraftBudget, Plan, SequenceState, StepRecord
+from ...base.types import (
+    NO_DRAFT,
+    Draft,
+    DraftBudget,
+    DraftNodes,
+    Plan,
+    Scheduled,
+    SequenceState,
+    StepRecord,
+)
 from .choices import PLAIN, Choice, DrafterView, Stream
 from .controller import Controller
 from .costs import CostModel
@@ -184,11 +193,21 @@ class AdaptiveChooser(Chooser):
         if budget is None:
             budget = DraftBudget(choice.depth, self._methods[choice.method].nodes(choice.depth))
             if self._peeks and stream.fixed is None:
-                least = self.prices.least(choice, stream.workload, sequences)
-                rates = self._survival.rates(choice.method, stream.workload)
+                method = self._methods[choice.method]
+                passes = method.drafters[-1] if method.otherwise else choice.method
+                own = Choice(passes, choice.depth)
+                least = self.prices.least(own, stream.workload, sequences)
+                rates = self._survival.rates(passes, stream.workload)
                 budget = budget._replace(least=least, rates=rates)
             self._budgets[key] = budget
         return budget
+
+    def promises(self, item: Scheduled, nodes: DraftNodes) -> bool:
+        """Return whether a lookup's draft is worth more than the drafter's behind it."""
+        stream, choice, *_ = self._chosen[item.sequence.id]
+        lookup, other = self._methods[choice.method].drafters
+        enough = self.prices.enough(Choice(other, choice.depth), stream.workload)
+        return sum(self.prices.survivals(nodes, lookup, stream.workload)) >= enough
 
     def cut(self, plan: Plan, draft: Draft) -> Draft:
         self._whole, learner = draft, self.learner
@@ -204,7 +223,8 @@ class AdaptiveChooser(Chooser):
                 rows += len(nodes.tokens)
             elif nodes.tokens:
                 _, choice, *_ = self._chosen[item.sequence.id]
-                key = choice.method, item.sequence.workload
+                scored = self._methods[choice.method].scored(item.drafter)
+                key = scored or choice.method, item.sequence.workload
                 chances[i] = known or self.prices.survivals(nodes, *key)
         if not chances:
             return draft

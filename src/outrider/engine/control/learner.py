@@ -193,25 +193,34 @@ class Learner:
         self._longest = min(self._longest, 2 * longest) * 0.8 + 0.2 * longest
         expected += costs.host(streams)
         drafting = [
-            (chosen[item.sequence.id].choice.method, max(1, len(sizes(nodes.parents))))
+            (
+                chosen[item.sequence.id].choice.method,
+                max(1, len(sizes(nodes.parents))),
+                item.drafter,
+            )
             for item, nodes in zip(plan.batch, whole, strict=True)
             if item.budget.depth
         ]
-        used = [(methods[name], depth) for name, depth in drafting]
-        rows = counts_by_depth(
-            (name, depth, method.width) for method, depth in used for name in method.parts
+        used = [(methods[name], depth, source) for name, depth, source in drafting]
+        rows, own = (
+            counts_by_depth(
+                (name, depth, method.width)
+                for method, depth, source in used
+                for name in (method.parts_of(source) if only_asked else method.parts)
+            )
+            for only_asked in (False, True)
         )
         ahead = {name: self._ahead_share(name) for name in rows}
         if not any(self._catches_up(name) for name in rows):
             expected += sum(
                 [costs.draft(name, by_depth) * (1 - ahead[name]) for name, by_depth in rows.items()]
             )
-            names = {name for name, _ in drafting} or {PLAIN.method}
+            names = {name for name, *_ in drafting} or {PLAIN.method}
             if len(names) == 1 and len(drafting) in (0, streams):
                 costs.observe_step(names.pop(), step / expected)
         costs.observe_verify(committed, context, seconds.verify)
         costs.observe_host(streams, step - seconds.verify - sum(seconds.drafters.values()))
-        for name, by_depth in rows.items():
+        for name, by_depth in own.items():
             if name in seconds.drafters and not self._catches_up(name):
                 costs.observe_ahead(name, ahead[name])
                 if not ahead[name]:
@@ -247,6 +256,7 @@ class Learner:
         """Score the draft of one sequence."""
         survival, stream, name = self._survival, chosen.stream, chosen.choice.method
         workload, method = stream.workload, self._methods[name]
+        scored = method.scored(item.drafter) or name
         emitted = item.sequence.tokens[item.start + item.count :]
         tokens, parents, margins = nodes.tokens, nodes.parents, nodes.margins
         if len(margins) != len(tokens):  # a grammar has cut the draft, or added to it
@@ -257,7 +267,7 @@ class Learner:
             node = next((i for i in below if tokens[i] == token), -1)
             for rank, i in enumerate(below if margins else ()):
                 bin = bisect_right(MARGINS, margins[i])
-                survival.observe_node(name, workload, depth + 1, rank, bin, i == node)
+                survival.observe_node(scored, workload, depth + 1, rank, bin, i == node)
             if node < 0:
                 break
             straight += straight == depth and node == below[0]
@@ -265,7 +275,7 @@ class Learner:
         survival.observe(name, workload, stream.id, asked, accepted)
         survival.observe_size(name, workload, sizes(parents), asked, method.nodes(1))
         narrow = method.drafters[0]
-        if narrow != name:  # whose chain is what the first children are
+        if narrow != name and not method.otherwise:  # whose chain is what the first children are
             judged = min(asked, len(emitted), straight + 1)
             survival.observe(narrow, workload, stream.id, asked, straight, judged)
 

@@ -24,11 +24,13 @@ class Prices:
         self._costs, self._survival, self._methods, self._tuning = known
         self._review = Review()
         self._tables: dict[tuple[str, str], list[list[list[float]]]] = {}
+        self._enough: dict[tuple[Choice, str], float] = {}
 
     def renew(self, review: Review) -> None:
         """Reckon with another review."""
         self._review = review
         self._tables.clear()
+        self._enough.clear()
 
     def least(self, choice: Choice, workload: str, sequences: int) -> float:
         """Return the chance of acceptance from which a node is worth a drafter's pass behind it.
@@ -45,6 +47,24 @@ class Prices:
         value = self._review.tokens_per_second
         price = value * passed / (sequences * method.width)
         return min(self._tuning.sure_chance, least_chance(children, price, value * row / rows))
+
+    def enough(self, choice: Choice, workload: str) -> float:
+        """Return the accepted tokens from which a draft that costs nothing is better than a choice.
+
+        Both are for one sequence alone, and as many rows are verified.
+        """
+        key = choice, workload
+        enough = self._enough.get(key)
+        if enough is None:
+            name, depth = choice
+            tokens = 1 + sum(self._survival.curve(name, workload, depth))
+            passes = self._survival.fill(name, workload, depth)
+            drafting = self._methods[name].seconds(self._costs, passes)
+            rows = 1 + round(sum(passes))
+            verifying = self._costs.verify(rows, self._review.context) + self._costs.host(1)
+            enough = tokens * verifying / (verifying + drafting) - 1
+            self._enough[key] = enough
+        return enough
 
     def worth(self, survivals: Sequence[float], rows: int, sequences: int, spent: float) -> float:
         """Return the chance of acceptance from which a node is worth its row in the target.

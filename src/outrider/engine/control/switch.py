@@ -117,9 +117,9 @@ class Menu:
             if self.switched_off.keys().isdisjoint(method.drafters)
             and (PREDICTION not in method.drafters or wishes.prediction)
             and (
-                {*method.drafters} <= {*self.portfolio}
+                {*method.drafters} <= {*self.portfolio} and not method.merges
                 if name == AUTO
-                else [*method.drafters] == parts(name)
+                else [*method.drafters] == parts(name) and not method.otherwise
             )
         ]
         return Freedom(tuple(allowed), max_depth)
