@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..base.alone import alone
 from ..base.extras import torch_for
 from ..errors import ConfigError, OutriderError
 from .common import (
@@ -210,20 +208,10 @@ def _train(kind: str, model: str, flags: HeadFlags, layout: str = "speculators")
     plan = flags.plan(RATE if flags.rate is None else flags.rate)
     options = HeadOptions(loss=flags.loss, depth=flags.depth, layout=layout)
     begin = None if flags.begin is None else find_folder(flags.begin)
-    data, out = DataFolder.opened(flags.data), flags.out
-    with ended_cleanly(), _held(out):
-        trained = train_head(kind, find_folder(model), data, begin, out, plan, options)
+    data = DataFolder.opened(flags.data)
+    with ended_cleanly():
+        trained = train_head(kind, find_folder(model), data, begin, flags.out, plan, options)
     flags.tell(trained)
-
-
-def _held(out: Path) -> AbstractContextManager[None]:
-    """Hold the folder of a training; of several processes the first one does."""
-    from accelerate import PartialState
-
-    from ..training.loop import on_cpu
-    from ..training.run_heads import WORK
-
-    return alone(out / WORK) if PartialState(cpu=on_cpu()).is_main_process else nullcontext()
 
 
 @app.command()
@@ -241,9 +229,9 @@ def distill(flags: DistillFlags, model: str = argument("MODEL", MODEL)) -> None:
         loss=flags.loss, temperature=flags.temperature, own=flags.own, rank=flags.lora,
         alpha=flags.alpha, layers=numbers(flags.layers, int, "--layers"), neurons=flags.neurons,
     )  # fmt: skip
-    data, out = DataFolder.opened(flags.data), flags.out
-    with ended_cleanly(), _held(out):
-        trained = train_drafter(find_folder(model), data, begin, out, plan, options)
+    data = DataFolder.opened(flags.data)
+    with ended_cleanly():
+        trained = train_drafter(find_folder(model), data, begin, flags.out, plan, options)
     flags.tell(trained)
 
 
@@ -309,7 +297,7 @@ def adapt(
         plan=Plan(epochs=epochs, minutes=minutes),
         rate=rate,
     )
-    with ended_cleanly(), alone(out), telling("adapting") as told:
+    with ended_cleanly(), telling("adapting") as told:
         report = adapted(target, drafter, out, options, told)
         write_json(report, str(out / "report.json"))
         (out / "report.html").write_text(page(report), encoding="utf-8", errors="replace")

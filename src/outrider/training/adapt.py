@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from ..base.alone import alone
 from ..bench.load.datasets import load_prompts
 from ..bench.machine import machine
 from ..checkpoints.checkpoint import open_checkpoint
@@ -215,8 +216,17 @@ def adapt(
     """Adapt a head or a small model to a domain's prompts, and return the report.
 
     The best drafter is written to ``out``/drafter. ``told`` gets what is being done. Raises
-    ConfigError: there are too few prompts to hold some out, or something else is in its place.
+    ConfigError: there are too few prompts to hold some out, something else is in its place, or
+    another adaptation holds ``out``.
     """
+    with alone(out):
+        return _adapted(target, drafter, out, options, told)
+
+
+def _adapted(
+    target: str, drafter: str, out: Path, options: AdaptOptions, told: Callable[[str], None]
+) -> dict[str, Any]:
+    """Adapt a drafter in a folder that no other adaptation writes, and return the report."""
     folder, begin, adapted = find_folder(target), find_folder(drafter), out / ADAPTED
     _check_place(begin, adapted)
     set_up(folder, begin, {})  # refuses a drafter of another tokenizer before there is data
