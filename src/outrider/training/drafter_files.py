@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +65,7 @@ def read_drafter(folder: Path, target: Files) -> SmallModel:
                 "a drafter with the target's, or none to begin with the target's layers."
             )
     module = module_of(config)
-    _fill(module, {n: _read(checkpoint, n, *p.shape) for n, p in module.named_parameters()})
+    _fill(module, ((n, _read(checkpoint, n, *p.shape)) for n, p in module.named_parameters()))
     return SmallModel(module, config)
 
 
@@ -92,7 +92,7 @@ def made_of(target: Checkpoint, layers: Sequence[int], neurons: int | None) -> S
         best = strongest(gate, up, down, kept)
         for part, value in ((GATE, gate[best]), (UP, up[best]), (DOWN, down[:, best])):
             values[f"model.layers.{place}.{part}"] = value
-    _fill(module, values)
+    _fill(module, values.items())
     return SmallModel(module, config)
 
 
@@ -125,13 +125,13 @@ def strongest(gate: Tensor, up: Tensor, down: Tensor, count: int) -> Tensor:
 
 
 def save_drafter(
-    config: Mapping[str, Any], values: Mapping[str, Tensor], target: Files, folder: Path
+    config: Mapping[str, Any], values: Iterable[tuple[str, Tensor]], target: Files, folder: Path
 ) -> None:
     """Write a drafter to a folder: its weights in bf16, its config and the target's tokenizer.
 
-    ``values`` are its parameters by name.
+    ``values`` are the names and values of its parameters, which are cast one at a time.
     """
-    tensors = {name: cast(value.numpy(), BFLOAT16) for name, value in values.items()}
+    tensors = {name: cast(value.numpy(), BFLOAT16) for name, value in values}
     write_checkpoint(folder, {**config, "dtype": "bfloat16"}, tensors)
     if has_tokenizer(target):
         save_tokenizer(target, folder)
@@ -171,7 +171,8 @@ def _read(checkpoint: Checkpoint, name: str, *shape: int) -> Tensor:
 
 
 @torch.no_grad()
-def _fill(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Set a module's parameters."""
-    for name, parameter in module.named_parameters():
-        parameter.copy_(values[name])
+def _fill(module: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
+    """Set a module's parameters, one at a time."""
+    parameters = dict(module.named_parameters())
+    for name, value in values:
+        parameters[name].copy_(value)
