@@ -395,17 +395,17 @@ def export(
 
 @app.command()
 def measure(
-    head: Path = argument("HEAD", HEAD),
+    drafter: Path = argument("DRAFTER", "The drafter: the folder of a head or of a small model."),
     prompts: list[str] = setting(
         ...,
         "Prompts of a use: chat, code, agents or 'long context'. May be given several times.",
         metavar="USE=FILE",
     ),
-    target: str | None = setting(None, OF, "--target"),
+    target: str | None = setting(None, f"{OF} A small model names none.", "--target"),
     max_tokens: int = setting(128, MAX_TOKENS, min=2),
     json_: AsJson = False,
 ) -> None:
-    """Measure a head as served; write acceptance and the best draft lengths into it."""
+    """Measure a drafter as served; write acceptance and the best draft lengths into it."""
     with torch_for("outrider train"):
         from ..checkpoints.families import find_folder
         from ..training.card import table
@@ -418,7 +418,7 @@ def measure(
             raise typer.BadParameter(f"give {each} as USE=FILE, for instance chat=chat.jsonl.")
         files[use] = Path(file)
     with ended_cleanly(), telling("measuring") as told:
-        extras = measured(head, find_folder(target) if target else None, files, max_tokens, told)
+        extras = measured(drafter, find_folder(target) if target else None, files, max_tokens, told)
     if json_:
         write_json(extras.to_json(), "-")
     else:

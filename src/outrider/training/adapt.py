@@ -264,9 +264,8 @@ def _adapted(
         shutil.rmtree(adapted)
     with new_folder(adapted) as filling:
         shutil.copytree(place, filling, ignore=shutil.ignore_patterns(WORK), dirs_exist_ok=True)
-    if head is not None:
-        for use, served in (("domain", best.domain), ("general", best.general)):
-            note(adapted, use, served, data.about.prompts, f"{use} prompts of its adaptation")
+    for use, served in (("domain", best.domain), ("general", best.general)):
+        note(adapted, use, served, data.about.prompts, f"{use} prompts of its adaptation")
     return {
         "machine": machine(), "target": str(folder), "drafter": str(begin),
         "kind": ModelSpec.name if head is None else head.kind,

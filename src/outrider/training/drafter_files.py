@@ -16,6 +16,7 @@ from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoints.configs import PlainConfig, whole
 from ..checkpoints.dtypes import BFLOAT16, FLOAT32, cast
 from ..checkpoints.export import written_config
+from ..checkpoints.extras import KEY
 from ..checkpoints.files import Files
 from ..checkpoints.tokenizers import differences, has_tokenizer, save_tokenizer
 from ..checkpoints.weights import plain
@@ -146,7 +147,8 @@ def _config(checkpoint: Checkpoint, remedy: str) -> dict[str, Any]:
             f"{', '.join(FAMILIES)} are trained: {remedy}."
         )
     config = written_config(checkpoint.config)
-    config.pop("quantization_config", None)
+    for name in ("quantization_config", KEY):  # what was measured is of another model
+        config.pop(name, None)
     return config
 
 

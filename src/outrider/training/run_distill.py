@@ -10,6 +10,7 @@ import torch
 
 from ..checkpoints.files import Files
 from ..errors import ConfigError
+from .card import write_card
 from .curves import draw_curves
 from .distill import DistillTask
 from .drafter_files import config_of, made_of, read_drafter, save_drafter
@@ -110,6 +111,7 @@ def train_drafter(
             with training.average.applied(), torch.no_grad():
                 save_drafter(small.config, merged_weights(small.module), files, out)
                 draw_curves(out / WORK)
+                write_card(out, out / WORK, data, judged)
                 check_drafter(out, task, context, samples.held_out[:CHECKED])
-            served = served_on(samples, target, model, out, options.depth, context)
+            served = served_on(samples, target, model, out, options.depth, data)
         return Trained(judged, served)

@@ -209,23 +209,24 @@ def train_head(
             write_card(out, out / WORK, data, judged)
             with training.average.applied():
                 check_served(out, module, model, teacher, samples.held_out[:CHECKED])
-            served = served_on(samples, target, model, out, options.depth, context)
-            if served:
-                note(out, "held out", served, data.about.prompts, "held-out prompts of its data")
+            served = served_on(samples, target, model, out, options.depth, data)
         return Trained(judged, served)
 
 
 def served_on(
-    samples: Samples, target: Path, model: Model, out: Path, depth: int, context: int
+    samples: Samples, target: Path, model: Model, out: Path, depth: int, data: DataFolder
 ) -> list[Served]:
-    """Return what the drafter in ``out`` gives on a few held-out prompts.
+    """Return what the drafter in ``out`` gives on a few held-out prompts, and write it into it.
 
     Nothing if fewer than two are short, which have no interval.
     """
+    context = data.about.context
     tokens = min(SERVED_TOKENS, context // 2)
     prompts = held_out_prompts(samples, context - tokens, SERVED_PROMPTS)
     if len(prompts) < 2:
         return []
-    return Serving(target, model, prompts, tokens, context).measure(
+    served = Serving(target, model, prompts, tokens, context).measure(
         out, min(depth, context - 1), (0.0, 1.0), rounds=1
     )
+    note(out, "held out", served, data.about.prompts, "held-out prompts of its data")
+    return served
