@@ -81,7 +81,7 @@ def fine_tune(target: Path, out: Path, steps: int, rate: float, seed: int) -> No
         torch.nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
         optimisers.step(rate * plan.share(step))
         model.zero_grad()
-    save_drafter(small.config, trained(model), files, out)
+    save_drafter(small.config, trained(model).items(), files, out)
 
 
 def write_prompts(file: Path, count: int, seed: int) -> None:

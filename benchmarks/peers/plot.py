@@ -4,7 +4,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from outrider.base.plots import Axes, colour, new_figure, save
+from outrider.base.plots import Axes, add_legend, colour, new_figure, save
 from outrider.bench.plot import whiskers
 
 from .report import heading, label
@@ -40,7 +40,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
             _speeds(panel, [run for run in runs if run["dtype"] == dtype])
             panel.tick_params("x", rotation=20)
             panel.set_ylim(bottom=0)
-            panel.legend(fontsize=7)
+            add_legend(panel, 7)
     save(figure, file)
 
 

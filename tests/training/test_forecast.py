@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from outrider.bench.workload import Item
 from outrider.checkpoints.checkpoint import open_checkpoint
@@ -22,7 +23,8 @@ from outrider.training.forecast import Need, check, data_bytes, written
 from outrider.training.head_files import NewHead, write_new_eagle3
 from outrider.training.heads import HeadTask
 from outrider.training.loop import Training
-from outrider.training.needs import Trainee, graph_bytes, lesson_bytes, rows_like
+from outrider.training.lora import LowRank
+from outrider.training.needs import Trainee, graph_bytes, lesson_bytes, made_bytes, rows_like
 from outrider.training.plan import Plan
 from outrider.training.run_distill import DistillOptions, train_drafter
 from outrider.training.run_heads import WORK, HeadOptions, train_head
@@ -112,6 +114,8 @@ def test_a_training_takes_what_was_forecast(
         for each in states for state in each["state"].values() for value in state.values()
     )  # fmt: skip
     assert need.memory["the target"] == 7
+    checkpoint = (tmp_path / "model.safetensors").stat().st_size
+    assert need.memory["the result"] == pytest.approx(checkpoint, rel=0.1)
 
 
 def test_a_pass_keeps_what_was_forecast(wide: Path, data: DataFolder, seen: list[Any],
@@ -141,6 +145,16 @@ def test_a_pass_keeps_what_was_forecast(wide: Path, data: DataFolder, seen: list
     expected = sum(storage.nbytes() for storage in kept.values())
     found = graph_bytes(trainee.module, lambda: [*trainee.module.unroll(like, 3)])
     assert found == pytest.approx(expected, rel=0.05)
+
+
+def test_what_a_pass_makes_counts_once() -> None:
+    """Views and what is computed in place make nothing; a low-rank layer makes its output once."""
+    with torch.device("meta"):
+        x = torch.empty(2, 5, 64)
+        layer = LowRank(nn.Linear(64, 96), 4, 1.0, torch.Generator())
+    assert made_bytes(lambda: (x.view(10, 64) + 1) * 2) == 2 * x.nbytes
+    assert made_bytes(lambda: x.add_(1).mT) == 0
+    assert made_bytes(lambda: layer(x)) == 4 * 10 * (96 + 4)
 
 
 def test_lessons_take_what_was_forecast(wide: Path) -> None:

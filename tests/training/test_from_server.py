@@ -162,9 +162,14 @@ def test_the_way_back(said: dict[str, Any], answering: Answers, tmp_path: Path) 
     assert asked[1:] == [(f"{URL}/v1/speculation", {"load": "mine-2"}, "k'")]
     assert place(source, tmp_path / "drafters" / "mine", "x") == "mine"  # it is there
     assert place(source, adapted, "a\nb") == "adapted"
+    there = {each.name for each in (tmp_path / "drafters").iterdir()}
     answering({"error": {"message": "no\nway"}}, 400)
     with pytest.raises(EndpointError, match=r"does not load the drafter: 'no\\nway'"):
         hand_over(source, adapted, "mine", True)
+    assert {each.name for each in (tmp_path / "drafters").iterdir()} == there
+    with pytest.raises(EndpointError):  # what lay there stays
+        hand_over(source, tmp_path / "drafters" / "mine", "mine", True)
+    assert {each.name for each in (tmp_path / "drafters").iterdir()} == there
     answering({**said, "loading": None})
     alone = ask(URL, None)
     told = hand_over(alone, adapted, "mine", False)
@@ -176,6 +181,23 @@ def test_the_way_back(said: dict[str, Any], answering: Answers, tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be copied to"):
         place(Source(URL, None, "", None, adapted, 0, tmp_path / "file"), adapted, "x")
+
+
+@pytest.mark.parametrize("loaded", [None, "mine", "other"])
+def test_a_copy_stays_only_where_the_server_drafts_with_it(
+    loaded: str | None, said: dict[str, Any], answering: Answers, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The answer to the load is lost; what the server says then decides."""
+    drafters, adapted = tmp_path / "drafters", tmp_path / "out"
+    adapted.mkdir()
+    said["loading"]["loaded"] = loaded and str(drafters / loaded)
+    answering(said)
+    source = ask(URL, None)
+    monkeypatch.setattr(from_server, "load", gone)
+    with pytest.raises(EndpointError, match="it is gone"):
+        hand_over(source, adapted, "mine", True)
+    assert (drafters / "mine").exists() == (loaded == "mine")
 
 
 def gone(*_: Any) -> None:
@@ -216,9 +238,10 @@ def test_one_button(
                 assert done.exit_code == 1
                 assert "it is gone" in done.stderr
                 assert json.loads(done.stdout)["server"] is None
-                assert {each.name for each in drafters.iterdir()} == {"first", "mine"}
-        assert report["server"] == "the server drafts with it now; its name there is mine-2"
-        assert now["drafters"]["model"]["folder"] == str(drafters / "mine-2")
+                assert {each.name for each in drafters.iterdir()} == {"first"}
+        assert report["server"] == "the server drafts with it now; its name there is mine"
+        assert now["drafters"]["model"]["folder"] == now["loading"]["loaded"]
+        assert now["loading"]["loaded"] == str(drafters / "mine")
         answer = httpx.post(
             f"{server.url}/v1/completions", json={"prompt": "the lazy dog", "max_tokens": 30}
         )

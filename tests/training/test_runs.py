@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -21,6 +22,7 @@ from outrider.checkpoints.heads import read_head
 from outrider.errors import ConfigError, TrainingError
 from outrider.native import choice as native
 from outrider.training import parity, run_heads, served
+from outrider.training.adapt import AdaptOptions, adapt
 from outrider.training.curves import CURVES, PICTURE
 from outrider.training.data import DataOptions, make_data
 from outrider.training.loop import STATE
@@ -180,6 +182,26 @@ def test_a_folder_is_written_by_one_process(
     done = outrider(*words)
     assert done.exit_code == 2
     assert f"{tmp_path / 'out'} is no folder; give a new one." in done.stderr
+
+
+def test_calls_hold_their_folder_too(
+    data: DataFolder, tiny_llama: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    given = AdaptOptions(data=DataOptions(prompts=tmp_path / "p.jsonl"), plan=PLAN)
+    names = str(tiny_llama), str(tiny_drafter)
+    calls: dict[Path, Callable[[], Any]] = {
+        tmp_path / "a" / WORK: lambda: train_head(
+            "eagle3", tiny_llama, data, None, tmp_path / "a", PLAN, OPTIONS
+        ),
+        tmp_path / "b" / WORK: lambda: train_drafter(
+            tiny_llama, data, None, tmp_path / "b", PLAN, DistillOptions()
+        ),
+        tmp_path / "c": lambda: adapt(*names, tmp_path / "c", given, print),
+    }
+    for held, call in calls.items():
+        with alone(held), pytest.raises(ConfigError, match=f"another process writes to {held}"):
+            call()
+        assert not held.exists()
 
 
 def test_the_commands(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

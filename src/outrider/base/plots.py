@@ -59,6 +59,12 @@ def paneled(count: int, title: str, margin: float) -> tuple[Figure, list[Axes]]:
     return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
 
 
+def add_legend(panel: Axes, size: float) -> None:
+    """Put a legend, of letters of a ``size`` in points, where it hides least of a panel."""
+    # Without a place's name matplotlib warns where finding it takes a second, as on a busy machine.
+    panel.legend(fontsize=size, loc="best")
+
+
 def save(figure: Figure, file: Path) -> None:
     """Write a figure as a PNG. Raises ConfigError: the file cannot be written."""
     try:
@@ -85,7 +91,7 @@ def line_chart(
         panel.set_ylim(bottom=min(0.0, *panel.get_ylim()))
         panel.grid(axis="y", color="0.92")
         if series:
-            panel.legend(fontsize=8)
+            add_legend(panel, 8)
         text = StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     return NOT_NEEDED.sub("", text.getvalue()).replace("xlink:href", "href")

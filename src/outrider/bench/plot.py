@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..base.plots import PANELS_IN_A_ROW, Axes, colour, paneled, save
+from ..base.plots import PANELS_IN_A_ROW, Axes, add_legend, colour, paneled, save
 from .report import heading
 
 Run = dict[str, Any]
@@ -127,7 +127,7 @@ def _by_length(panel: Axes, cell: dict[str, Any]) -> None:
         ylabel="tokens per second",
     )  # fmt: skip
     panel.set_ylim(bottom=0)
-    panel.legend(fontsize=7)
+    add_legend(panel, 7)
 
 
 def _frontier(panel: Axes, report: dict[str, Any]) -> None:
@@ -150,4 +150,4 @@ def _frontier(panel: Axes, report: dict[str, Any]) -> None:
     panel.set(title="throughput, latency", xlabel="ms a token", ylabel="tokens per second")
     panel.set_ylim(bottom=0)
     panel.set_xlim(left=0)
-    panel.legend(fontsize=6)
+    add_legend(panel, 6)

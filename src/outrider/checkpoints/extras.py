@@ -6,11 +6,13 @@ It stands under one key, which other readers pass over.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.fields import Fields
 from ..base.limits import LARGEST_DRAFT
 from ..base.outside.text import printable
+from .files import Files, files_of
 
 KEY = "outrider"
 CHAT = "chat"
@@ -70,6 +72,12 @@ def read_extras(config: Fields) -> Extras:
         raise values.refuse("measured", f"a list of at most {MOST_MEASURED} objects")
     where = f"{values.where}: measured"
     return Extras(lengths, tuple(_measured(Fields(each, where)) for each in listed))
+
+
+def extras_of(drafter: Path | Files) -> Extras:
+    """Return the extras of a drafter's checkpoint. Raises ModelError: they are damaged."""
+    files = files_of(drafter)
+    return read_extras(Fields(files.config or {}, str(files.folder / "config.json")))
 
 
 def _measured(values: Fields) -> Measured:

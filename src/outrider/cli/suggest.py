@@ -86,14 +86,12 @@ def _plain(each: Suggestion) -> dict[str, Any]:
 
 def _extras(paths: list[str]) -> dict[str, Extras]:
     """Return what the drafters in folders say beyond their format, of those that do."""
-    from ..base.fields import Fields
-    from ..checkpoints.extras import NO_EXTRAS, read_extras
-    from ..checkpoints.files import Files
+    from ..checkpoints.extras import NO_EXTRAS, extras_of
 
     found: dict[str, Extras] = {}
     for path in paths:
         with suppress(OutriderError, OSError):
-            extras = read_extras(Fields(Files(Path(path)).config or {}, path))
+            extras = extras_of(Path(path))
             if extras != NO_EXTRAS:
                 found[path] = extras
     return found

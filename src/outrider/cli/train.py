@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..base.alone import alone
 from ..base.extras import torch_for
 from ..errors import ConfigError, OutriderError
 from .common import (
@@ -219,20 +217,10 @@ def _train(kind: str, model: str, flags: HeadFlags, layout: str = "speculators")
     plan = flags.plan(RATE if flags.rate is None else flags.rate)
     options = HeadOptions(loss=flags.loss, depth=flags.depth, layout=layout)
     begin = None if flags.begin is None else find_folder(flags.begin)
-    data, out = DataFolder.opened(flags.data), flags.out
-    with ended_cleanly(), _held(out):
-        trained = train_head(kind, find_folder(model), data, begin, out, plan, options)
+    data = DataFolder.opened(flags.data)
+    with ended_cleanly():
+        trained = train_head(kind, find_folder(model), data, begin, flags.out, plan, options)
     flags.tell(trained)
-
-
-def _held(out: Path) -> AbstractContextManager[None]:
-    """Hold the folder of a training; of several processes the first one does."""
-    from accelerate import PartialState
-
-    from ..training.loop import on_cpu
-    from ..training.run_heads import WORK
-
-    return alone(out / WORK) if PartialState(cpu=on_cpu()).is_main_process else nullcontext()
 
 
 @app.command()
@@ -250,9 +238,9 @@ def distill(flags: DistillFlags, model: str = argument("MODEL", MODEL)) -> None:
         loss=flags.loss, temperature=flags.temperature, own=flags.own, rank=flags.lora,
         alpha=flags.alpha, layers=numbers(flags.layers, int, "--layers"), neurons=flags.neurons,
     )  # fmt: skip
-    data, out = DataFolder.opened(flags.data), flags.out
-    with ended_cleanly(), _held(out):
-        trained = train_drafter(find_folder(model), data, begin, out, plan, options)
+    data = DataFolder.opened(flags.data)
+    with ended_cleanly():
+        trained = train_drafter(find_folder(model), data, begin, flags.out, plan, options)
     flags.tell(trained)
 
 
@@ -323,7 +311,7 @@ def adapt(
         plan=Plan(epochs=epochs, minutes=minutes),
         rate=rate,
     )
-    with ended_cleanly(), alone(out), telling("adapting") as told:
+    with ended_cleanly(), telling("adapting") as told:
         report = adapted(target, drafter, out, options, told)
         write_json(report, str(out / "report.json"))
         (out / "report.html").write_text(page(report), encoding="utf-8", errors="replace")
@@ -421,17 +409,17 @@ def export(
 
 @app.command()
 def measure(
-    head: Path = argument("HEAD", HEAD),
+    drafter: Path = argument("DRAFTER", "The drafter: the folder of a head or of a small model."),
     prompts: list[str] = setting(
         ...,
         "Prompts of a use: chat, code, agents or 'long context'. May be given several times.",
         metavar="USE=FILE",
     ),
-    target: str | None = setting(None, OF, "--target"),
+    target: str | None = setting(None, f"{OF} A small model names none.", "--target"),
     max_tokens: int = setting(128, MAX_TOKENS, min=2),
     json_: AsJson = False,
 ) -> None:
-    """Measure a head as served; write acceptance and the best draft lengths into it."""
+    """Measure a drafter as served; write acceptance and the best draft lengths into it."""
     with torch_for("outrider train"):
         from ..checkpoints.families import find_folder
         from ..training.card import table
@@ -444,7 +432,7 @@ def measure(
             raise typer.BadParameter(f"give {each} as USE=FILE, for instance chat=chat.jsonl.")
         files[use] = Path(file)
     with ended_cleanly(), telling("measuring") as told:
-        extras = measured(head, find_folder(target) if target else None, files, max_tokens, told)
+        extras = measured(drafter, find_folder(target) if target else None, files, max_tokens, told)
     if json_:
         write_json(extras.to_json(), "-")
     else:

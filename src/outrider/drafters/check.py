@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..base.fields import Fields
 from ..base.outside.text import printable
 from ..checkpoints.checkpoint import open_checkpoint
-from ..checkpoints.extras import Extras, read_extras
+from ..checkpoints.extras import Extras, extras_of
 from ..checkpoints.families import Architecture
 from ..checkpoints.files import Files
 from ..checkpoints.head_tensors import HeadTensors, drafted_ids, misfits
@@ -106,8 +105,7 @@ def check(folder: Path, target: Path) -> tuple[str, list[Fact]]:
     both = Files(folder), Files(target)
     head = read_head(both[0])
     if head is None:
-        values = Fields(both[0].config or {}, str(both[0].folder / "config.json"))
-        return "model", [*_model(*both), *_extras(read_extras(values))]
+        return "model", [*_model(*both), *_extras(extras_of(both[0]))]
     return head.kind, [*_head(head, both[1]), *_tensors(head), *_extras(head.extras)]
 
 

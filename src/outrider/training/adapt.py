@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from ..base.alone import alone
 from ..bench.load.datasets import load_prompts
 from ..bench.machine import machine
 from ..checkpoints.checkpoint import open_checkpoint
@@ -215,8 +216,17 @@ def adapt(
     """Adapt a head or a small model to a domain's prompts, and return the report.
 
     The best drafter is written to ``out``/drafter. ``told`` gets what is being done. Raises
-    ConfigError: there are too few prompts to hold some out, or something else is in its place.
+    ConfigError: there are too few prompts to hold some out, something else is in its place, or
+    another adaptation holds ``out``.
     """
+    with alone(out):
+        return _adapted(target, drafter, out, options, told)
+
+
+def _adapted(
+    target: str, drafter: str, out: Path, options: AdaptOptions, told: Callable[[str], None]
+) -> dict[str, Any]:
+    """Adapt a drafter in a folder that no other adaptation writes, and return the report."""
     folder, begin, adapted = find_folder(target), find_folder(drafter), out / ADAPTED
     _check_place(begin, adapted)
     set_up(folder, begin, {})  # refuses a drafter of another tokenizer before there is data
@@ -258,9 +268,8 @@ def adapt(
         shutil.rmtree(adapted)
     with new_folder(adapted) as filling:
         shutil.copytree(place, filling, ignore=shutil.ignore_patterns(WORK), dirs_exist_ok=True)
-    if head is not None:
-        for use, served in (("domain", best.domain), ("general", best.general)):
-            note(adapted, use, served, data.about.prompts, f"{use} prompts of its adaptation")
+    for use, served in (("domain", best.domain), ("general", best.general)):
+        note(adapted, use, served, data.about.prompts, f"{use} prompts of its adaptation")
     return {
         "machine": machine(), "target": str(folder), "drafter": str(begin),
         "kind": ModelSpec.name if head is None else head.kind,

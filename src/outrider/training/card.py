@@ -1,29 +1,35 @@
-"""The model card beside a trained head: its target, its training data, and what it gives."""
+"""The model card beside a trained drafter: its target, its training data, and what it gives."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from .. import __version__
 from ..base.kept import part_of, read_kept
 from ..base.outside.text import printable
 from ..bench.machine import machine
+from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.extras import Extras
 from ..checkpoints.families import name_of
+from ..checkpoints.files import Files
 from ..checkpoints.heads import EAGLE3, MEDUSA, Head, read_head
 from .curves import CURVES, last_step
 from .loop import RUN, Judged
 from .samples import DataFolder
 
 CARD = "README.md"
+SMALL = "draft-model"
+"""The kind of a small model, as a tag."""
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 UNMEASURED = (
-    "Nothing yet. `outrider train measure` measures the head as it is served, and writes it here."
+    "Nothing yet. `outrider train measure` measures it as it is served, and writes the result here."
 )
 NO_LICENCE = """\
-**Licence: not chosen yet.** Whoever publishes this head names one here. It was trained on the
+**Licence: not chosen yet.** Whoever publishes this drafter names one here. It was trained on the
 target's answers, so the licences of the target and of the prompts count."""
 TEXT = """---
 library_name: outrider{base}
@@ -35,8 +41,7 @@ A drafter for speculative decoding: {size}.
 It proposes tokens, and the target verifies them, so the target's output stays the same.
 
 ```
-outrider serve TARGET --drafter THIS_FOLDER
-outrider train export THIS_FOLDER NEW_FOLDER --name TARGET    # for vLLM and speculators
+{commands}
 ```
 
 {licence}
@@ -49,7 +54,7 @@ outrider train export THIS_FOLDER NEW_FOLDER --name TARGET    # for vLLM and spe
 | started from | {begin} |
 | data | {samples:,} samples of the target's own answers, which are {said:,} tokens |
 | prompts | {prompts:,}, SHA-256 `{digest}`, answered at temperatures {heats} |
-| training | {steps:,} steps of {batch:,} tokens, rate {rate:g}, loss {loss}, depth {depth} |
+| training | {steps:,} steps of {batch:,} tokens, rate {rate:g}, loss {loss}, depth {depth}{more} |
 | held-out samples | forecast acceptance length {greedy:.2f} at temperature 0, {coupled:.2f} at 1 |
 | made with | outrider {outrider}, torch {torch}, {cpu}, {date} |
 
@@ -63,8 +68,13 @@ Acceptance length is 1 + accepted / drafts, the tokens that a verify step of the
 """
 
 
+SERVE = "outrider serve TARGET --drafter THIS_FOLDER"
+EXPORT = """\
+outrider train export THIS_FOLDER NEW_FOLDER --name TARGET    # for vLLM and speculators"""
+
+
 def write_card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> None:
-    """Write the card of the head in a folder; ``work`` is the folder of its training.
+    """Write the card of the drafter in a folder; ``work`` is the folder of its training.
 
     A card whose licence line a person has changed is kept.
     """
@@ -76,42 +86,62 @@ def write_card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> No
 
 
 def card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> str:
-    """Return the card of the head in a folder."""
+    """Return the card of the drafter in a folder."""
     head, run, here, about = read_head(folder), read_kept(work / RUN), machine(), data.about
-    assert head is not None
     said, plan = run["about"], run["plan"]
     target = name_of(Path(said["target"]))
     is_known = target != said["target"]  # to the hub
     begin = said.get("begin")
     return TEXT.format(
-        base=f"\nbase_model: {target}" if is_known else "", licence=NO_LICENCE, kind=head.kind,
+        base=f"\nbase_model: {target}" if is_known else "", licence=NO_LICENCE,
+        kind=SMALL if head is None else head.kind,
+        commands=SERVE if head is None else f"{SERVE}\n{EXPORT}",
         target=literal(target if is_known else Path(target).name), what=_what(head),
-        begin=literal(name_of(Path(begin)) if begin else "new, with the target's output rows"),
-        size=_size(head),
+        begin=literal(name_of(Path(begin)) if begin else _new(head, said)), size=_size(folder),
         samples=sum(shard.samples for shard in data.shards),
         said=sum(shard.said for shard in data.shards), prompts=about.num_prompts,
         digest=about.prompts, heats=", ".join(f"{heat:g}" for heat in about.temperatures),
         steps=last_step(work / CURVES) or run["steps"],
         batch=plan["batch"] * plan["accumulate"], rate=plan["rate"], loss=said["loss"],
-        depth=said["depth"], greedy=judged.acceptance_length,
+        depth=said["depth"], more=_more(said), greedy=judged.acceptance_length,
         coupled=judged.coupled_length, outrider=__version__, torch=version("torch"),
         cpu=here["cpu"], date=here["date"][:10], begin_mark=BEGIN, end_mark=END,
         unmeasured=UNMEASURED,
     )  # fmt: skip
 
 
-def _what(head: Head) -> str:
-    """Return what a head is called."""
+def _what(head: Head | None) -> str:
+    """Return what a drafter is called."""
+    if head is None:
+        return "Small model"
     if head.kind == MEDUSA:
         return f"{head.longest} Medusa heads"
     return "EAGLE-3 head" if head.kind == EAGLE3 else "P-EAGLE head"
 
 
-def _size(head: Head) -> str:
-    """Return the size of a head, and how many ids it drafts."""
-    weights = sum(entry.nbytes for entry in head.files.tensors.values())
+def _new(head: Head | None, said: Mapping[str, Any]) -> str:
+    """Return what a drafter was made of that began anew; ``said`` is what its training is of."""
+    if head is None:
+        return f"new, of the target's layers {', '.join(map(str, said['layers']))}"
+    return "new, with the target's output rows"
+
+
+def _more(said: Mapping[str, Any]) -> str:
+    """Return what else there is to say of a small model's training, behind a comma."""
+    rank, own = said.get("rank"), said.get("own")
+    return (f", LoRA of rank {rank}" if rank else "") + (f", {own:.0%} own answers" if own else "")
+
+
+def _size(folder: Path) -> str:
+    """Return the size of a drafter, and how many ids it drafts."""
+    files = Files(folder)
+    head, weights = read_head(files), sum(entry.nbytes for entry in files.tensors.values())
+    size = f"{weights / 1e6:.1f} MB"
+    if head is None:
+        shape = open_checkpoint(files).shape
+        return f"{size}, for {shape.vocab_size:,} token ids"
     drafted = head.vocab_size if head.architecture is None else head.architecture.vocab_size
-    return f"{weights / 1e6:.1f} MB, for {drafted:,} of the target's {head.vocab_size:,} token ids"
+    return f"{size}, for {drafted:,} of the target's {head.vocab_size:,} token ids"
 
 
 def add_measured(folder: Path, extras: Extras) -> None:

@@ -55,7 +55,7 @@ def draw_curves(folder: Path) -> None:
     file = folder / CURVES
     if find_spec("matplotlib") is None or not file.exists():
         return
-    from ..base.plots import paneled, save
+    from ..base.plots import add_legend, paneled, save
 
     with file.open(encoding="utf-8", newline="") as opened:
         rows = [*csv.DictReader(opened)]
@@ -66,5 +66,5 @@ def draw_curves(folder: Path) -> None:
             panel.plot(steps, [float(row[column]) for row in rows], "o-", markersize=3, label=label)
         panel.set(xlabel="step", title=name)
         panel.grid(axis="y", color="0.92")
-        panel.legend(fontsize=8)
+        add_legend(panel, 8)
     save(figure, folder / PICTURE)

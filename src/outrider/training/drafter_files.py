@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoints.configs import PlainConfig, whole
 from ..checkpoints.dtypes import BFLOAT16, FLOAT32, cast
 from ..checkpoints.export import written_config
+from ..checkpoints.extras import KEY
 from ..checkpoints.files import Files
 from ..checkpoints.tokenizers import differences, has_tokenizer, save_tokenizer
 from ..checkpoints.weights import plain
@@ -65,7 +66,7 @@ def read_drafter(folder: Path, target: Files) -> SmallModel:
                 "a drafter with the target's, or none to begin with the target's layers."
             )
     module = module_of(config)
-    _fill(module, {n: _read(checkpoint, n, *p.shape) for n, p in module.named_parameters()})
+    _fill(module, ((n, _read(checkpoint, n, *p.shape)) for n, p in module.named_parameters()))
     return SmallModel(module, config)
 
 
@@ -92,7 +93,7 @@ def made_of(target: Checkpoint, layers: Sequence[int], neurons: int | None) -> S
         best = strongest(gate, up, down, kept)
         for part, value in ((GATE, gate[best]), (UP, up[best]), (DOWN, down[:, best])):
             values[f"model.layers.{place}.{part}"] = value
-    _fill(module, values)
+    _fill(module, values.items())
     return SmallModel(module, config)
 
 
@@ -125,13 +126,13 @@ def strongest(gate: Tensor, up: Tensor, down: Tensor, count: int) -> Tensor:
 
 
 def save_drafter(
-    config: Mapping[str, Any], values: Mapping[str, Tensor], target: Files, folder: Path
+    config: Mapping[str, Any], values: Iterable[tuple[str, Tensor]], target: Files, folder: Path
 ) -> None:
     """Write a drafter to a folder: its weights in bf16, its config and the target's tokenizer.
 
-    ``values`` are its parameters by name.
+    ``values`` are the names and values of its parameters, which are cast one at a time.
     """
-    tensors = {name: cast(value.numpy(), BFLOAT16) for name, value in values.items()}
+    tensors = {name: cast(value.numpy(), BFLOAT16) for name, value in values}
     write_checkpoint(folder, {**config, "dtype": "bfloat16"}, tensors)
     if has_tokenizer(target):
         save_tokenizer(target, folder)
@@ -146,7 +147,8 @@ def _config(checkpoint: Checkpoint, remedy: str) -> dict[str, Any]:
             f"{', '.join(FAMILIES)} are trained: {remedy}."
         )
     config = written_config(checkpoint.config)
-    config.pop("quantization_config", None)
+    for name in ("quantization_config", KEY):  # what was measured is of another model
+        config.pop(name, None)
     return config
 
 
@@ -171,7 +173,8 @@ def _read(checkpoint: Checkpoint, name: str, *shape: int) -> Tensor:
 
 
 @torch.no_grad()
-def _fill(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Set a module's parameters."""
-    for name, parameter in module.named_parameters():
-        parameter.copy_(values[name])
+def _fill(module: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
+    """Set a module's parameters, one at a time."""
+    parameters = dict(module.named_parameters())
+    for name, value in values:
+        parameters[name].copy_(value)

@@ -220,10 +220,20 @@ def load(source: Source, name: str) -> None:
         raise EndpointError(f"{source.url} does not load the drafter: {shown(why)}")
 
 
+def _has_loaded(source: Source, folder: Path) -> bool:
+    """Return whether the server drafts with a folder; the answer that said so may be lost."""
+    try:
+        loading = _answer(source.url, source.key)["loading"]
+    except EndpointError:
+        return False
+    return isinstance(loading, dict) and loading.get("loaded") == str(folder)
+
+
 def hand_over(source: Source, adapted: Path, name: str, at_once: bool) -> str:
     """Bring a drafter to the server; return what was done, or the command that is left to run.
 
-    A server without a folder for drafters must be restarted. Raises ConfigError, EndpointError.
+    A server without a folder for drafters must be restarted. Raises ConfigError, EndpointError: it
+    is not brought, or not loaded, and then no copy of it stays with the server.
     """
     if source.drafters is None:
         beside = adapted.resolve()
@@ -234,5 +244,11 @@ def hand_over(source: Source, adapted: Path, name: str, at_once: bool) -> str:
     own = place(source, adapted, name)
     if not at_once:
         return f"have the server draft with it: {command(source, own)}"
-    load(source, own)
+    try:
+        load(source, own)
+    except EndpointError:
+        copy = source.drafters / own
+        if copy.resolve() != adapted.resolve() and not _has_loaded(source, copy):
+            shutil.rmtree(copy, ignore_errors=True)
+        raise
     return f"the server drafts with it now; its name there is {own}"

@@ -5,6 +5,7 @@ Hu et al., "LoRA: Low-rank adaptation of large language models", 2022, section 4
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import sqrt
 
 import torch
@@ -25,8 +26,12 @@ class LowRank(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the changed layer's output for ``x`` [..., inputs]."""
-        whole: Tensor = self.base(x)
-        return whole + F.linear(F.linear(x, self.down), self.up) * self._scale
+        rows = x.flatten(0, -2)
+        whole: Tensor = self.base(rows)
+        # In place: sums of their own would take three times the memory of a layer's output.
+        whole.addmm_(F.linear(rows, self.down), self.up.t().to(whole.dtype), alpha=self._scale)
+        shaped: Tensor = whole.unflatten(0, x.shape[:-1])
+        return shaped
 
     @property
     def merged(self) -> Tensor:
@@ -48,15 +53,18 @@ def add_low_rank(model: nn.Module, rank: int, alpha: float, seed: int) -> None:
             setattr(model.get_submodule(parent), own, changed)
 
 
-def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's parameters by name, with the changes merged into the weights."""
-    weights = {name: p.detach() for name, p in model.named_parameters()}
-    for name, module in model.named_modules():
-        if isinstance(module, LowRank):
-            weights[f"{name}.weight"] = module.merged.detach()
-            for part in ("base.weight", "down", "up"):
-                del weights[f"{name}.{part}"]
-            bias = weights.pop(f"{name}.base.bias", None)
-            if bias is not None:
-                weights[f"{name}.bias"] = bias
-    return weights
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield a model's parameters and their names, with the changes merged into the weights.
+
+    One at a time, since merged weights are copies.
+    """
+    changed = {n: m for n, m in model.named_modules() if isinstance(m, LowRank)}
+    for name, parameter in model.named_parameters():
+        owner, _, own = name.rpartition(".")
+        layer = owner.removesuffix(".base")
+        if layer not in changed:
+            yield name, parameter.detach()
+        elif own == "weight":
+            yield f"{layer}.weight", changed[layer].merged.detach()
+        elif own == "bias":
+            yield f"{layer}.bias", parameter.detach()

@@ -1,4 +1,4 @@
-"""Measures a head as it is served, by use, and writes figures and draft lengths into it."""
+"""Measures a drafter as it is served, by use, and writes figures and draft lengths into it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from pathlib import Path
 
 from ..base.outside.text import printable
 from ..bench.machine import machine
-from ..checkpoints.extras import KEY, LONGEST_TEXT, MOST_MEASURED, USES, Extras, Measured
+from ..checkpoints.extras import (
+    KEY,
+    LONGEST_TEXT,
+    MOST_MEASURED,
+    USES,
+    Extras,
+    Measured,
+    extras_of,
+)
 from ..checkpoints.files import Files
 from ..checkpoints.heads import MEDUSA, read_head
 from ..checkpoints.tokenizers import read_codec
@@ -18,6 +26,7 @@ from ..errors import ConfigError
 from .card import add_measured
 from .head_files import write_config
 from .prompts import digest, read_prompts
+from .samples import CONFIG
 from .served import MOST_PROMPTS, Served, Serving
 
 LENGTHS = (2, 3, 4, 6)
@@ -28,14 +37,15 @@ def measure(
     folder: Path, target: Path | None, prompts: Mapping[str, Path], max_tokens: int,
     told: Callable[[str], None],
 ) -> Extras:  # fmt: skip
-    """Measure the head in a folder on prompts by use; write the figures into it and return them.
+    """Measure the drafter in a folder on prompts by use; write the figures into it and return them.
 
-    For each use the recommended length is the fastest one, for one request at temperature 0 here.
-    Raises ConfigError: it is no head, or a use is not known.
+    A head names its ``target``. For each use the recommended length is the fastest one, for one
+    request at temperature 0 here. Raises ConfigError: it is no drafter's folder, its target is not
+    known, or a use is not known.
     """
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"{folder} has no {CONFIG}; give a drafter that outrider train wrote.")
     head = read_head(folder)
-    if head is None:
-        raise ConfigError(f"{folder} is no head; give one that outrider train wrote.")
     for use in prompts:
         if use not in USES:
             raise ConfigError(f"use {use!r} is not known; give one of {', '.join(USES)}.")
@@ -43,12 +53,15 @@ def measure(
         use: read_prompts(file, False, told, remedy="")[:MOST_PROMPTS]
         for use, file in prompts.items()
     }
-    place = target or verifier_of(head).folder
-    setup = set_up(place, None, {"max_num_seqs": 1})
-    model, codec = load_target(setup.checkpoint, setup.config), read_codec(place)
-    most = head.longest if head.kind == MEDUSA else None
+    if target is None:
+        if head is None:
+            raise ConfigError(f"{folder} is a small model, which names no target; give --target.")
+        target = verifier_of(head).folder
+    setup = set_up(target, None, {"max_num_seqs": 1})
+    model, codec = load_target(setup.checkpoint, setup.config), read_codec(target)
+    most = head.longest if head is not None and head.kind == MEDUSA else None
     lengths = [length for length in LENGTHS if most is None or length <= most] or [most or 1]
-    found, extras = dict[str, int](), head.extras
+    found, extras = dict[str, int](), extras_of(folder)
     for use, file in prompts.items():
         ids = [item.encode(codec) for item in items[use]]
         context = max(map(len, ids)) + max_tokens + 1
@@ -58,7 +71,7 @@ def measure(
                 f"do not fit into the target's context of {model.shape.context}; give shorter "
                 "prompts, or a lower --max-tokens."
             )
-        serving = Serving(place, model, ids, max_tokens, context)
+        serving = Serving(target, model, ids, max_tokens, context)
         told(f"{use}: drafts of {', '.join(map(str, lengths))} tokens in turn")
         greedy = serving.compare(folder, lengths)
         told(f"{use}: drafts of {lengths[-1]} tokens at temperature 1")
@@ -72,9 +85,8 @@ def measure(
 
 
 def note(folder: Path, use: str, served: Sequence[Served], digest: str, data: str) -> Extras:
-    """Write what was measured on prompts of a use into a head; return all that it says now."""
-    head, here = read_head(folder), machine()
-    assert head is not None
+    """Write what was measured on prompts of a use into a drafter; return all that it says now."""
+    before, here = extras_of(folder), machine()
     where = f"{here['cpu']}, {here['threads']} threads, {here['instruction_set']}"[:LONGEST_TEXT]
     measured = [
         Measured(
@@ -83,13 +95,13 @@ def note(folder: Path, use: str, served: Sequence[Served], digest: str, data: st
         )
         for each in served
     ]  # fmt: skip
-    kept = [each for each in head.extras.measured if each.use != use]
-    extras = Extras({**head.extras.lengths}, (*kept, *measured)[-MOST_MEASURED:])
+    kept = [each for each in before.measured if each.use != use]
+    extras = Extras({**before.lengths}, (*kept, *measured)[-MOST_MEASURED:])
     write_extras(folder, extras)
     return extras
 
 
 def write_extras(folder: Path, extras: Extras) -> None:
-    """Write extras into the config and the card of a head."""
+    """Write extras into the config and the card of a drafter."""
     write_config(folder, {**(Files(folder).config or {}), KEY: extras.to_json()})
     add_measured(folder, extras)

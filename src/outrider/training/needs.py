@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.files import Files
@@ -67,6 +69,39 @@ def graph_bytes(module: nn.Module, forward: Callable[[], Any]) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
+class _Made(TorchDispatchMode):
+    """Adds up the bytes of the storages that are made within it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+        self._held: dict[int, torch.UntypedStorage] = {}
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for tree, is_made in (((args, kwargs), False), (found, True)):
+            storages = (e.untyped_storage() for e in tree_leaves(tree) if isinstance(e, Tensor))
+            for storage in storages:
+                if storage._cdata not in self._held:
+                    self._held[storage._cdata] = storage  # so that no other gets its place
+                    self.bytes += is_made * storage.nbytes()
+        return found
+
+
+def made_bytes(forward: Callable[[], Any]) -> int:
+    """Return the bytes of all that a forward pass makes, on the meta device.
+
+    Memory is taken for most of it, though less is kept: glibc 2.36, for one, does not find room for
+    an aligned block in one of the same size that was freed.
+    """
+    made = _Made()
+    with META, made:
+        forward()
+    return made.bytes
+
+
 def state_bytes(module: nn.Module, plan: Plan) -> int:
     """Return the bytes of the optimisers' states of a module, which must be on the meta device."""
     optimisers = Optimisers(module, plan)
@@ -100,7 +135,8 @@ class Trainee(NamedTuple):
     """A module on the meta device, and bytes of its training.
 
     In memory, ``batch`` bytes are for learning from a batch, and ``lessons`` would be all lessons.
-    On disk, ``saved`` bytes are its checkpoint, and ``begun`` what it began as, if that is kept.
+    On disk, ``saved`` bytes are its checkpoint, which is in memory, too, when it is written and
+    checked, and ``begun`` what it began as, if that is kept.
     """
 
     module: nn.Module
@@ -117,6 +153,7 @@ class Trainee(NamedTuple):
             "the target": target,
             "weights": nbytes(*self.module.parameters(), *self.module.buffers()),
             "gradients and averages": 3 * learned, "optimisers": states, "a batch": self.batch,
+            "the result": self.saved,
         }  # fmt: skip
         state = 3 * learned + states
         return Need(memory, state + self.saved + self.begun, max(state, self.saved))
@@ -204,10 +241,10 @@ def drafter_trainee(
             add_low_rank(module, rank, rank, 0)
         few = torch.zeros(1, FEW, dtype=torch.long)
         seen = torch.ones(1, 1, FEW, FEW, dtype=torch.bool)
-        graph = graph_bytes(module, lambda: module.model(few, attention_mask=seen, use_cache=False))
+    made = made_bytes(lambda: module.model(few, attention_mask=seen, use_cache=False))
     ids, everything = config["vocab_size"], samples.train + samples.held_out
     longest = min(context, max(len(each.tokens) for each in everything))
-    held = graph * longest // FEW + logit_bytes(longest, ids) + pass_bytes(checkpoint)
+    held = made * longest // FEW + logit_bytes(longest, ids) + pass_bytes(checkpoint)
     lessons = sum(lesson_bytes(each, context, 0, 0, ids) for each in everything)
     return Trainee(module, held, lessons, saved)
 

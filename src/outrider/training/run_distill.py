@@ -10,17 +10,18 @@ import torch
 
 from ..checkpoints.files import Files
 from ..errors import ConfigError
+from .card import write_card
 from .curves import draw_curves
 from .distill import DistillTask
 from .drafter_files import config_of, made_of, read_drafter, save_drafter
-from .loop import RUN, Training
+from .loop import Training
 from .lora import add_low_rank, merged_weights
 from .losses import LOSSES
 from .needs import check_training, drafter_trainee
 from .parity import check_drafter
 from .plan import Plan
-from .run_heads import CHECKED, WORK, Trained, about_training, served_on
-from .samples import CONFIG, MANIFEST, DataFolder, check_out
+from .run_heads import CHECKED, WORK, Trained, about_training, held, served_on
+from .samples import DataFolder
 from .served import Served
 from .targets import Target, open_target
 from .teacher import Teacher
@@ -79,38 +80,39 @@ def train_drafter(
     training in ``out`` goes on. The result is of the parameters that were written; only the first
     process has served figures. The target may be ``opened`` already.
     """
-    check_out(out, f"{WORK}/{RUN}", (CONFIG, MANIFEST))
-    context = data.about.context
-    checkpoint, model = opened or open_target(target, data)
-    files, known = Files(checkpoint.folder), model.shape.vocab_size
-    samples = data.read(states=True).share(options.share)
-    config = config_of(checkpoint, begin, options.layers, options.neurons)
-    trainee = drafter_trainee(checkpoint, samples, config, options.rank, context)
-    if options.own:  # answers that are new each time
-        trainee = trainee._replace(lessons=0)
-    room = check_training(trainee, checkpoint, plan, out)
-    small = (
-        made_of(checkpoint, options.layers, options.neurons)
-        if begin is None
-        else read_drafter(begin, files)
-    )
-    if options.rank:
-        add_low_rank(small.module, options.rank, options.alpha, plan.seed)
-    ids = min(known, small.config["vocab_size"])  # some are only there to round the number
-    whole = None if ids == known else np.arange(ids)
-    teacher = Teacher(model, context, (), whole, room, stored=True)
-    task = DistillTask(
-        small.module, teacher, ids, LOSSES[options.loss], options.temperature, options.own,
-        options.depth, plan.seed,
-    )  # fmt: skip
-    about = about_training("distill", target, begin, data) | asdict(options)
-    training = Training(task, samples, plan, out / WORK, about)
-    judged = training.run()
-    served: list[Served] = []
-    if training.accelerator.is_main_process:
-        with training.average.applied(), torch.no_grad():
-            save_drafter(small.config, merged_weights(small.module), files, out)
-            draw_curves(out / WORK)
-            check_drafter(out, task, context, samples.held_out[:CHECKED])
-        served = served_on(samples, target, model, out, options.depth, context)
-    return Trained(judged, served)
+    with held(out):
+        context = data.about.context
+        checkpoint, model = opened or open_target(target, data)
+        files, known = Files(checkpoint.folder), model.shape.vocab_size
+        samples = data.read(states=True).share(options.share)
+        config = config_of(checkpoint, begin, options.layers, options.neurons)
+        trainee = drafter_trainee(checkpoint, samples, config, options.rank, context)
+        if options.own:  # answers that are new each time
+            trainee = trainee._replace(lessons=0)
+        room = check_training(trainee, checkpoint, plan, out)
+        small = (
+            made_of(checkpoint, options.layers, options.neurons)
+            if begin is None
+            else read_drafter(begin, files)
+        )
+        if options.rank:
+            add_low_rank(small.module, options.rank, options.alpha, plan.seed)
+        ids = min(known, small.config["vocab_size"])  # some are only there to round the number
+        whole = None if ids == known else np.arange(ids)
+        teacher = Teacher(model, context, (), whole, room, stored=True)
+        task = DistillTask(
+            small.module, teacher, ids, LOSSES[options.loss], options.temperature, options.own,
+            options.depth, plan.seed,
+        )  # fmt: skip
+        about = about_training("distill", target, begin, data) | asdict(options)
+        training = Training(task, samples, plan, out / WORK, about)
+        judged = training.run()
+        served: list[Served] = []
+        if training.accelerator.is_main_process:
+            with training.average.applied(), torch.no_grad():
+                save_drafter(small.config, merged_weights(small.module), files, out)
+                draw_curves(out / WORK)
+                write_card(out, out / WORK, data, judged)
+                check_drafter(out, task, context, samples.held_out[:CHECKED])
+            served = served_on(samples, target, model, out, options.depth, data)
+        return Trained(judged, served)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from accelerate import PartialState
 
+from ..base.alone import alone
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.families import name_of
 from ..checkpoints.head_export import LAYOUTS, SPECULATORS
@@ -127,6 +129,19 @@ def about_training(kind: str, target: Path, begin: Path | None, data: DataFolder
     }  # fmt: skip
 
 
+@contextmanager
+def held(out: Path) -> Iterator[PartialState]:
+    """Hold the folder of a training; of several processes the first one does.
+
+    Yields the state of this process. Raises ConfigError: another training holds it, or it has
+    something else.
+    """
+    check_out(out, f"{WORK}/{RUN}", (CONFIG, MANIFEST))
+    state = PartialState(cpu=on_cpu())
+    with alone(out / WORK) if state.is_main_process else nullcontext():
+        yield state
+
+
 def train_head(
     kind: str,
     target: Path,
@@ -143,65 +158,66 @@ def train_head(
     ``out`` goes on. The result is of the parameters that were written; only the first process has
     served figures. The target may be ``opened`` already.
     """
-    check_out(out, f"{WORK}/{RUN}", (CONFIG, MANIFEST))
-    method, context = METHODS[kind], data.about.context
-    checkpoint, model = opened or open_target(target, data)
-    if not isinstance(model, NativeTransformer):
-        raise ConfigError(
-            f"{target} is not run by the native step, which heads draft beside; give a target of a "
-            "native family (docs/models.md), or train a small drafter (outrider train distill)."
-        )
-    samples, begun = data.read(states=True).share(options.share), out / WORK / BEGUN
-    state = PartialState(cpu=on_cpu())
-    with state.main_process_first():
-        new = None
-        # One that another command began, which has no training yet, is begun anew.
-        stale = state.is_main_process and not (out / WORK / RUN).exists()
-        if begin is None and (stale or not (begun / CONFIG).exists()):
-            new = chosen_head(kind, target, model, samples, plan.seed, options)
-        source = new or open_head(begin or begun, kind)
-        trainee = head_trainee(
-            kind, checkpoint, samples, source, plan, options.depth, context, begin is None
-        )
-        room = check_training(trainee, checkpoint, plan, out)
-        if new is not None:
-            if kind != MEDUSA:
-                new = new._replace(fuse=fitted_fuse(model, samples.train, new.layers, context))
-            method.write_new(begun, checkpoint, new)
-    head = open_head(begin or begun, kind)
-    ids = ids_of(head)
-    whole = np.array_equal(ids, np.arange(model.shape.vocab_size))
-    layers = head.target_layers(model.hidden_layers)
-    teacher = Teacher(model, context, layers, None if whole else ids, room, stored=True)
-    module = method.load(head, checkpoint, context)
-    task = HeadTask(module, teacher, ids, options.depth, LOSSES[options.loss], options.fading)
-    about = about_training(kind, target, begin, data) | asdict(options)
-    training = Training(task, samples, plan, out / WORK, about)
-    judged = training.run()
-    served: list[Served] = []
-    if training.accelerator.is_main_process:
-        method.save(module, training.average.values, out)
-        draw_curves(out / WORK)
-        write_card(out, out / WORK, data, judged)
-        with training.average.applied():
-            check_served(out, module, model, teacher, samples.held_out[:CHECKED])
-        served = served_on(samples, target, model, out, options.depth, context)
-        if served:
-            note(out, "held out", served, data.about.prompts, "held-out prompts of its data")
-    return Trained(judged, served)
+    with held(out) as state:
+        method, context = METHODS[kind], data.about.context
+        checkpoint, model = opened or open_target(target, data)
+        if not isinstance(model, NativeTransformer):
+            raise ConfigError(
+                f"{target} is not run by the native step, which heads draft beside; give a target "
+                "of a native family (docs/models.md), or train a small drafter (outrider train "
+                "distill)."
+            )
+        samples, begun = data.read(states=True).share(options.share), out / WORK / BEGUN
+        with state.main_process_first():
+            new = None
+            # One that another command began, which has no training yet, is begun anew.
+            stale = state.is_main_process and not (out / WORK / RUN).exists()
+            if begin is None and (stale or not (begun / CONFIG).exists()):
+                new = chosen_head(kind, target, model, samples, plan.seed, options)
+            source = new or open_head(begin or begun, kind)
+            trainee = head_trainee(
+                kind, checkpoint, samples, source, plan, options.depth, context, begin is None
+            )
+            room = check_training(trainee, checkpoint, plan, out)
+            if new is not None:
+                if kind != MEDUSA:
+                    new = new._replace(fuse=fitted_fuse(model, samples.train, new.layers, context))
+                method.write_new(begun, checkpoint, new)
+        head = open_head(begin or begun, kind)
+        ids = ids_of(head)
+        whole = np.array_equal(ids, np.arange(model.shape.vocab_size))
+        layers = head.target_layers(model.hidden_layers)
+        teacher = Teacher(model, context, layers, None if whole else ids, room, stored=True)
+        module = method.load(head, checkpoint, context)
+        task = HeadTask(module, teacher, ids, options.depth, LOSSES[options.loss], options.fading)
+        about = about_training(kind, target, begin, data) | asdict(options)
+        training = Training(task, samples, plan, out / WORK, about)
+        judged = training.run()
+        served: list[Served] = []
+        if training.accelerator.is_main_process:
+            method.save(module, training.average.values, out)
+            draw_curves(out / WORK)
+            write_card(out, out / WORK, data, judged)
+            with training.average.applied():
+                check_served(out, module, model, teacher, samples.held_out[:CHECKED])
+            served = served_on(samples, target, model, out, options.depth, data)
+        return Trained(judged, served)
 
 
 def served_on(
-    samples: Samples, target: Path, model: Model, out: Path, depth: int, context: int
+    samples: Samples, target: Path, model: Model, out: Path, depth: int, data: DataFolder
 ) -> list[Served]:
-    """Return what the drafter in ``out`` gives on a few held-out prompts.
+    """Return what the drafter in ``out`` gives on a few held-out prompts, and write it into it.
 
     Nothing if fewer than two are short, which have no interval.
     """
+    context = data.about.context
     tokens = min(SERVED_TOKENS, context // 2)
     prompts = held_out_prompts(samples, context - tokens, SERVED_PROMPTS)
     if len(prompts) < 2:
         return []
-    return Serving(target, model, prompts, tokens, context).measure(
+    served = Serving(target, model, prompts, tokens, context).measure(
         out, min(depth, context - 1), (0.0, 1.0), rounds=1
     )
+    note(out, "held out", served, data.about.prompts, "held-out prompts of its data")
+    return served
