@@ -18,6 +18,7 @@ from outrider.errors import MemoryBudgetError, ModelError, TrainingError
 from outrider.native import choice as native
 from outrider.training import forecast, needs, run_distill, run_heads
 from outrider.training.data import DataOptions, make_data
+from outrider.training.drafter_files import config_of
 from outrider.training.eagle3 import Eagle3, rows_of
 from outrider.training.forecast import Need, check, data_bytes, written
 from outrider.training.head_files import NewHead, write_new_eagle3
@@ -28,7 +29,7 @@ from outrider.training.needs import Trainee, graph_bytes, lesson_bytes, made_byt
 from outrider.training.plan import Plan
 from outrider.training.run_distill import DistillOptions, train_drafter
 from outrider.training.run_heads import WORK, HeadOptions, train_head
-from outrider.training.samples import DataFolder
+from outrider.training.samples import DataFolder, Samples
 from outrider.training.teacher import Teacher
 from tests.support.commands import outrider
 from tests.support.disks import no_file_above
@@ -155,6 +156,18 @@ def test_what_a_pass_makes_counts_once() -> None:
     assert made_bytes(lambda: (x.view(10, 64) + 1) * 2) == 2 * x.nbytes
     assert made_bytes(lambda: x.add_(1).mT) == 0
     assert made_bytes(lambda: layer(x)) == 4 * 10 * (96 + 4)
+
+
+def test_the_targets_pass_and_learning_take_turns(
+    wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, samples = open_checkpoint(wide), Samples(random_samples(40, LENGTH))
+    parts = checkpoint, samples, config_of(checkpoint, wide), 4, CONTEXT
+    monkeypatch.setattr(needs, "pass_bytes", lambda _: 0)
+    learning = needs.drafter_trainee(*parts).batch
+    for taken in (learning - 1, learning + 1):
+        monkeypatch.setattr(needs, "pass_bytes", lambda _, taken=taken: taken)
+        assert needs.drafter_trainee(*parts).batch == max(learning, taken)
 
 
 def test_lessons_take_what_was_forecast(wide: Path) -> None:

@@ -244,7 +244,8 @@ def drafter_trainee(
     made = made_bytes(lambda: module.model(few, attention_mask=seen, use_cache=False))
     ids, everything = config["vocab_size"], samples.train + samples.held_out
     longest = min(context, max(len(each.tokens) for each in everything))
-    held = made * longest // FEW + logit_bytes(longest, ids) + pass_bytes(checkpoint)
+    learning = made * longest // FEW + logit_bytes(longest, ids)
+    held = max(learning, pass_bytes(checkpoint))  # in turn
     lessons = sum(lesson_bytes(each, context, 0, 0, ids) for each in everything)
     return Trainee(module, held, lessons, saved)
 
