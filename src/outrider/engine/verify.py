@@ -50,8 +50,7 @@ class Verifier:
         segments: list[Segment] = []
         inputs: list[SampleInput | None] = []
         first: list[int | None] = []
-        begins: list[int] = []
-        row = count = 0
+        row = 0
         for item, (nodes, parents, *_) in zip(plan.batch, draft, strict=True):
             sequence, start = item.sequence, item.start
             params, logits = sequence.request.params, 1 + len(nodes) if item.samples else 0
@@ -62,8 +61,6 @@ class Verifier:
             keep = Keep.NOTHING if params.logprobs is None else self._shown
             inputs.append(SampleInput(sequence, item.samples, keep) if logits else None)
             tokens, length = sequence.tokens[start : start + item.count], sequence.prompt_length
-            begins.append(count)
-            count += len(tokens) + len(nodes)
             segments.append(
                 Segment(tokens, start, sequence.pages, logits, length, nodes, parents, sequence.id)
             )
@@ -86,6 +83,10 @@ class Verifier:
             self._compact_tree_cache(plan, verdict)
         states = None
         if layers:
+            begins, count = list[int](), 0
+            for segment in segments:
+                begins.append(count)
+                count += len(segment.tokens) + len(segment.nodes)
             states = HiddenStates(samples.hidden, begins)
         plan.seconds.verify = time.perf_counter() - begin
         return verdict, states

@@ -159,6 +159,7 @@ def check_data(
     files = data_bytes(items, max_tokens, context, state)
     if state:
         kept = files - data_bytes(items, max_tokens, context)
+        # A shard's, and twice more the layer that is written, whose fp32 take two of five parts.
         memory["states"] = kept * min(BLOCK, len(items)) // len(items) * 9 // 5
     need = Need(memory, files)
     check("answering", need, out, "take a quantised target (outrider quantize)")

@@ -110,6 +110,8 @@ class DataFolder:
     def __init__(self, folder: Path, about: About, shards: Sequence[Shard]) -> None:
         self.folder, self.about, self.shards = folder, about, [*shards]
         self._samples: Samples | None = None
+        self._have_states = False
+        """True if the samples were read with their states."""
 
     @classmethod
     def opened(cls, folder: Path) -> DataFolder:
@@ -155,15 +157,16 @@ class DataFolder:
             "said": np.concatenate([np.empty(0, np.bool_), *(s.said for s in samples)]),
             "prompts": np.array([s.prompt for s in samples], np.int64),
         }
-        shard = Shard(name, self._save(name, columns), first, stop, len(samples), 0, 0)
+        count, said = int(lengths.sum()), int(columns["said"].sum())
+        digest = self._save(name, columns)
+        shard = Shard(name, digest, first, stop, len(samples), count, said)
         layers = next((s.states.layers for s in samples if s.states is not None), ())
         states = tuple(
             StatesFile(layer, self._save(shard.states_file(layer), _states_columns(samples, layer)))
             for layer in layers
         )
-        count, said = int(lengths.sum()), int(columns["said"].sum())
         self._samples = None
-        self.shards.append(shard._replace(tokens=count, said=said, states=states))
+        self.shards.append(shard._replace(states=states))
         write_kept(
             self.folder / MANIFEST,
             {
@@ -187,8 +190,8 @@ class DataFolder:
 
         Raises ConfigError: a shard is missing or its checksum differs, or there are no samples.
         """
-        if self._samples is None or states:
-            self._samples = self._read(states)
+        if self._samples is None or (states and not self._have_states):
+            self._samples, self._have_states = self._read(states), states
         return self._samples
 
     def _read(self, with_states: bool) -> Samples:
