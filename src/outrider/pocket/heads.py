@@ -35,7 +35,7 @@ with torch_for("python -m outrider.pocket.heads", program=__name__ == "__main__"
     from .corpus import standard_library
     from .evaluate import OUTPUT_TOKENS, prompts_of
 
-HEADS = {EAGLE3: (HeadOptions(), 0.7), MEDUSA: (HeadOptions(depth=3), 0.3)}
+HEADS = {EAGLE3: (HeadOptions(coverage=1.0), 0.85), MEDUSA: (HeadOptions(depth=3), 0.15)}
 """The heads' options, and what part of the minutes each trains."""
 TEMPERATURES = (0.0, 0.7, 1.0)
 QUANTIZATION = "int8"

@@ -520,9 +520,9 @@ def test_of_several_streams_luck_is_shared() -> None:
     """A batch loses less than a single stream before drafting pauses."""
     lost = []
     for batch in (1, 64):
-        controller = Controller(CostModel(costs(2e-5)), Survival(PRIORS), METHODS)
-        streams = [Stream(str(i), "", 100, tuple(METHODS)) for i in range(batch)]
-        controller.decide(streams)
+        controller = Controller(CostModel(costs(2e-5)), sure({"ngram": 0.9}), METHODS)
+        streams = [Stream(str(i), "", 100, ("ngram",)) for i in range(batch)]
+        assert controller.decide(streams)[0].depth
         plain = costs(2e-5).target.at(batch)
         for number in range(100):
             controller.observe(batch, batch, 3 * plain, 3 * plain)

@@ -53,7 +53,7 @@ def test_a_pause_goes_on_for_those_that_it_is_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unread", "rate", "drafts"), [(256, 0.9, True), (256, 0.1, False), (10**5, 0.9, False)]
+    ("unread", "rate", "drafts"), [(256, 0.95, True), (256, 0.1, False), (10**5, 0.95, False)]
 )
 def test_a_drafter_with_a_prompt_to_read_soon_shows_what_it_brings(
     unread: int, rate: float, drafts: bool

@@ -21,19 +21,24 @@ from .tuning import USUAL, Tuning
 
 @dataclass
 class _Guard:
-    """The plain steps that drafting lost at one batch size, and until when it pauses.
+    """The plain steps that drafting lost at one batch size, and until when methods are barred.
 
-    The sequences whose ids are ``known`` cannot end the pause.
+    ``bars`` are the steps until which methods may not draft, the next one for ``pause`` steps. The
+    sequences whose ids are ``known`` cannot end them.
     """
 
     pause: int
     deficit: float = 0.0
-    until: int = 0
+    bars: dict[str, int] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
+
+    def barred(self, step: int) -> frozenset[str]:
+        """Return the methods that may not draft at a step."""
+        return frozenset([name for name, until in self.bars.items() if step < until])
 
 
 class Controller:
-    """Compares choices, tries what is not used, and pauses drafting where it loses.
+    """Compares choices, tries what is not used, and bars methods that lose.
 
     It expects of steps and drafts what ``costs`` and ``survival`` say, which are told what came of
     them. Methods that are ``shadowed`` need no trials: their drafts are scored without being
@@ -62,7 +67,9 @@ class Controller:
         self.review = Review()
         self.step = 0
         self.reviewed = 0  # the step of the last review
-        self.paused = False  # True if drafting paused at the last step
+        self.paused = False  # True if all that may draft was barred at the last step
+        self._barred: frozenset[str] = frozenset()  # methods, at the last step
+        self._used: set[str] = set()  # methods that drafted by choice at the last step
         self._size = 0
         self._drafts = False  # True if the last review chose drafts for any group
         self._other_since = 0
@@ -76,19 +83,25 @@ class Controller:
         """Return the choice for each decoding sequence of the next step."""
         self.step += 1
         self._steady, self.trials.now = True, None
-        self.paused = self._pauses(len(streams)) and not self._renews(streams)
+        before, self._barred = self._barred, self._bars(streams)
+        open_to = {name for stream in streams for name in stream.methods}
+        self.paused = bool(open_to) and open_to <= self._barred
         if self.paused:
             return [stream.fixed or PLAIN for stream in streams]
         due = self._due(len(streams), self.step) or not all(map(self._is_known, streams))
+        due = due or not self._barred <= before
         if due:
             self._compare(streams)
         assigned = self._assigned
         choices = [s.fixed or assigned.get(s.id) or self._joined(s) for s in streams]
+        trials = self.trials
         if due:
-            self.trials.plan(self.step, streams, choices, self.review_steps)
-        elif self.trials.due(len(streams)):
+            trials.plan(self.step, streams, choices, self.review_steps, self._barred)
+        if trials.due(len(streams), first=due):
             self._steady = False
-            return self.trials.start(self.step, streams, choices)
+            choices = trials.start(self.step, streams, choices)
+        drafting = (c for s, c in zip(streams, choices, strict=True) if c.depth and not s.fixed)
+        self._used = {choice.method for choice in drafting}
         return choices
 
     @property
@@ -181,7 +194,7 @@ class Controller:
             horizon = max(1, min(tuning.horizon, stream.left))
             for name, tokens in missed[stream.id].items():
                 unread[group, name] = unread.get((group, name), 0.0) + tokens / horizon
-        outlook = Outlook(self.known, counts, context, unread)
+        outlook = Outlook(self.known, counts, context, unread, self._barred)
         speed, choices = outlook.best()
         used = {g: self._assigned.get(s.id, PLAIN) for s, g in zip(streams, groups, strict=True)}
         present = outlook.known(used)
@@ -229,11 +242,12 @@ class Controller:
         if drafting:
             lost = drafting / (self.review.plain_seconds * max(1.0, slow)) - emitted / streams
             self._note_loss(streams, lost)
-            if self._pauses(streams):
-                self._steady = False
 
     def _note_loss(self, streams: int, lost: float) -> None:
-        """Take in the plain steps that drafted steps lost; negative ones were won."""
+        """Take in the plain steps that drafted steps lost; negative ones were won.
+
+        Methods in use are barred where they lost too much. What others then lose counts sooner.
+        """
         size, tuning = streams.bit_length(), self.tuning
         most = tuning.lost_steps + tuning.luck_steps / 2 ** ((size - 1) / 2)
         guard = self._guards.get(size)
@@ -241,23 +255,28 @@ class Controller:
             guard = self._guards[size] = _Guard(tuning.first_pause)
         guard.deficit = max(-most, guard.deficit + lost)
         if guard.deficit > most:
-            guard.until = self.step + guard.pause
+            guard.bars |= dict.fromkeys(self._used, self.step + guard.pause)
             guard.pause = min(2 * guard.pause, tuning.longest_pause)
             guard.known = {*self._assigned}
-            guard.deficit = tuning.half_open * most  # the next trial loses sooner
+            guard.deficit = tuning.half_open * most
+            self._steady = False
         elif guard.deficit == -most:
             guard.pause = tuning.first_pause
 
-    def _pauses(self, streams: int) -> bool:
-        """Return True if drafting pauses for so many streams."""
+    def barred(self, streams: int) -> frozenset[str]:
+        """Return the methods that may not draft for so many streams, since they lost too much."""
         guard = self._guards.get(streams.bit_length())
-        return guard is not None and self.step < guard.until
+        return frozenset() if guard is None else guard.barred(self.step)
 
-    def _renews(self, streams: Sequence[Stream]) -> bool:
-        """End the pause, and return True, where shadows of enough new sequences are accepted."""
-        tuning, guard = self.tuning, self._guards[len(streams).bit_length()]
-        if self.step % tuning.renewing_steps:
-            return False
+    def _bars(self, streams: Sequence[Stream]) -> frozenset[str]:
+        """Return the methods that may not draft for a batch.
+
+        None from when shadows of enough new sequences are accepted.
+        """
+        tuning, guard = self.tuning, self._guards.get(len(streams).bit_length())
+        barred = self.barred(len(streams))
+        if guard is None or not barred or self.step % tuning.renewing_steps:
+            return barred
         better = {
             stream.id
             for stream in streams
@@ -268,15 +287,18 @@ class Controller:
             )
         }
         if len(better) <= tuning.renewing_share * len(streams):
-            return False
-        guard.until = self.step
+            return barred
+        guard.bars.clear()
         guard.known |= better
-        return True
+        return frozenset()
 
     @property
     def pauses(self) -> dict[int, int]:
-        """The steps for which drafting still pauses, by the least batch size that they are for."""
-        left = {2**size >> 1: guard.until - self.step for size, guard in self._guards.items()}
+        """The steps for which a method is barred yet, by the least batch size that it is for."""
+        left = {
+            2**size >> 1: max(guard.bars.values(), default=0) - self.step
+            for size, guard in self._guards.items()
+        }
         return {size: steps for size, steps in left.items() if steps > 0}
 
     def release(self, id: str) -> None:

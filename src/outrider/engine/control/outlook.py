@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache, partial
 from itertools import accumulate, groupby, pairwise, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
@@ -34,7 +35,8 @@ class Outlook:
     """The expected speed of a batch of groups under any choices.
 
     A group has ``counts`` sequences; all have ``context`` tokens. ``unread`` are, by group and
-    drafter, the tokens missed for each token to come, added up over its sequences.
+    drafter, the tokens missed for each token to come, added up over its sequences. Methods that
+    are ``barred`` draft only where requests fix them.
     """
 
     def __init__(
@@ -43,12 +45,16 @@ class Outlook:
         counts: Mapping[StreamGroup, int],
         context: int,
         unread: Mapping[tuple[StreamGroup, str], float],
+        barred: Collection[str] = (),
     ) -> None:
-        self.counts, self._context, self._unread = counts, context, unread
+        self.counts, self._unread = counts, unread
+        self._barred = barred
         self._costs, self._survival, self._methods, self._tuning = known
         self._sequences = sum(counts.values())
         self._host = self._costs.host(self._sequences)
-        alone = self._costs.verify(1, context)
+        self._seconds = cache(partial(self._costs.verify, context=context))
+        """Seconds of verifying so many rows."""
+        alone = self._seconds(1)
         self._nothing = DraftOption(PLAIN, verified=alone, longer=self._costs.step(PLAIN.method))
         self.options = {group: self._options(group) for group in counts}
         self._by_choice = {
@@ -63,6 +69,8 @@ class Outlook:
         options = [self._nothing] if group.fixed is None else []
         levels = dict(zip(group.methods, group.levels, strict=False))
         for name in (group.fixed.method,) if group.fixed else group.methods:
+            if name in self._barred and group.fixed is None:
+                continue
             method, odds = self._methods[name], 2.0 ** levels.get(name, 0)
             most = group.fixed.depth if group.fixed else min(group.max_depth, method.max_depth)
             curve = self._survival.curve(name, group.workload, most, odds)
@@ -70,14 +78,15 @@ class Outlook:
             width, longer = method.nodes(1), self._costs.step(name)
             reading = self._reading(group, method)
             verified = self._verified(method, fill)
+            tokens = [*accumulate(curve, initial=1.0)]
+            nodes = [min(width * each, method.max_nodes) for each in accumulate(fill, initial=0.0)]
             depths = () if group.fixed else (d for d in self._tuning.depths if d < most)
-            for d in (*depths, most):
-                passes = fill[:d]
-                rows = 1 + min(width * sum(passes), method.nodes(d))
-                tokens = 1 + sum(curve[:d])
-                options.append(
-                    DraftOption(Choice(name, d), tokens, rows, verified[d], passes, reading, longer)
+            options += [
+                DraftOption(
+                    Choice(name, d), tokens[d], 1 + nodes[d], verified[d], fill[:d], reading, longer
                 )
+                for d in (*depths, most)
+            ]
         return options
 
     def _verified(self, method: Method, fill: Sequence[float]) -> list[float]:
@@ -88,12 +97,11 @@ class Outlook:
         """
         if self._sequences > 1:
             return [0.0] * (len(fill) + 1)
-        verify, width = self._costs.verify, method.nodes(1)
+        seconds, width = self._seconds, method.nodes(1)
         if width > 1:
-            nodes = enumerate(accumulate(fill, initial=0.0))
-            rows = [1 + min(width * each, method.nodes(depth)) for depth, each in nodes]
-            return [verify(round(each), self._context) for each in rows]
-        by_depth = [verify(1 + depth, self._context) for depth in range(len(fill) + 1)]
+            filled = accumulate(fill, initial=0.0)
+            return [seconds(round(1 + min(width * each, method.max_nodes))) for each in filled]
+        by_depth = [*map(seconds, range(1, len(fill) + 2))]
         more = (
             share * (after - before)
             for share, (before, after) in zip(fill, pairwise(by_depth), strict=True)
@@ -123,7 +131,7 @@ class Outlook:
                     mine = [a + b for a, b in zip_longest(mine, others, fillvalue=0.0)]
                 drafting[choice.method] = mine
         if self._sequences > 1:
-            verified = self._costs.verify(round(rows), self._context)
+            verified = self._seconds(round(rows))
         seconds = self._host + verified
         for name, counts in drafting.items():
             seconds += self._methods[name].seconds(self._costs, counts)
@@ -177,7 +185,7 @@ class Outlook:
 
     def _best_of_one(self, group: StreamGroup) -> tuple[float, dict[StreamGroup, DraftOption]]:
         """Return the result of ``best`` for a single group, in a fraction of the time."""
-        count, verify = self.counts[group], self._costs.verify
+        count = self.counts[group]
         speed, best = 0.0, self._nothing
         for name, depths in groupby(self.options[group], key=METHOD_OF):
             options = [*depths]  # the longest last
@@ -188,7 +196,7 @@ class Outlook:
             for option in options:
                 _, tokens, rows, verified, passes, reading, longer = option
                 if count > 1:
-                    verified = verify(round(count * rows), self._context)
+                    verified = self._seconds(round(count * rows))
                 seconds = self._host + verified + drafting[len(passes)]
                 other = tokens / (seconds * longer / count + tokens * reading)
                 if other > speed:

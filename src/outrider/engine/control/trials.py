@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -53,6 +53,7 @@ class Trials:
         self.seconds = self.explored = 0.0  # seconds of all steps, and those that trials have cost
         self.now: Trial | None = None  # the trial of the present step
         self.review = Review()
+        self._barred: Collection[str] = ()
         self._planned: Trial | None = None
         self._tried: dict[Choice, int] = {}
         self._num_tried = 0
@@ -73,18 +74,27 @@ class Trials:
         share = tuning.alone_share if streams == 1 else tuning.together_share
         return share * (self.seconds + steps * self.review.step_seconds) - self.explored
 
-    def due(self, streams: int) -> bool:
-        """Return True if a trial is planned, and its price was saved up since the last one."""
+    def due(self, streams: int, first: bool = False) -> bool:
+        """Return True if a trial is planned, and its price was saved up since the last one.
+
+        With ``first`` only one that makes a drafter known counts.
+        """
         trial = self._planned
-        if trial is None:
+        if trial is None or (first and not trial.first):
             return False
         return trial.first or self._saved(streams) >= max(trial.cost, self._rested)
 
     def plan(
-        self, step: int, streams: Sequence[Stream], choices: Sequence[Choice], review_steps: int
+        self,
+        step: int,
+        streams: Sequence[Stream],
+        choices: Sequence[Choice],
+        review_steps: int,
+        barred: Collection[str] = (),
     ) -> None:
         """Plan the trial of what was not tried for longest, if time can be saved up for one soon.
 
+        Nothing that is ``barred`` is tried.
         If its method is not known yet, that is the trial that teaches most for its price, as long
         as the time for it can be saved up in ``patience_steps``. First trials go before others.
         """
@@ -92,6 +102,7 @@ class Trials:
         rests = self._saved(len(streams), review_steps) < self._rested
         if rests and not self._firsts:
             return
+        self._barred = barred
         trials = [t for t in self._trials(step, streams, choices) if t.first or not rests]
         tried = self._tried
         oldest = min(trials, key=lambda t: (not t.first, tried.get(t.choice, 0)), default=None)
@@ -113,7 +124,7 @@ class Trials:
         places = [i for i, s in enumerate(streams) if s.fixed is None and (not ids or s.id in ids)]
         if not places:
             return choices  # its sequences have ended
-        if ids and self._survival.judged(name, streams[0].workload) < self._tuning.sure_tokens:
+        if ids and not self._sure(trial.choice, streams[0]):
             self._planned = trial._replace(reading=0.0)  # tried again until the next review
         self.now = trial
         self._tried[trial.choice] = step
@@ -169,8 +180,8 @@ class Trials:
                 seconds = review.step_seconds + took - usual + missed
                 ids = tuple(streams[place].id for place in places)
                 steps = min(tuning.first_steps, max(streams[place].left for place in places) / 2)
-                new = choice.method in self._firsts and missed <= steps * review.plain_seconds
-                first = new and len(streams) == 1
+                new = choice.method in self._firsts and not self._sure(choice, streams[places[0]])
+                first = new and len(streams) == 1 and missed <= steps * review.plain_seconds
                 trials.append(Trial(choice, ids, seconds, price, 0.0 if first else missed, first))
         return trials
 
@@ -193,9 +204,13 @@ class Trials:
         places = sorted(missed, key=missed.__getitem__)
         few = 1 + len(streams) // self._tuning.sequences_per_trier
         yield places[:few], sum([missed[i] for i in places[:few]])
-        judged = self._survival.judged(choice.method, streams[places[0]].workload)
-        if len(places) > few and judged < self._tuning.sure_tokens:
+        if len(places) > few and not self._sure(choice, streams[places[0]]):
             yield places, sum(missed.values())
+
+    def _sure(self, choice: Choice, stream: Stream) -> bool:
+        """Return whether enough tokens of a method were judged in a sequence's workload."""
+        judged = self._survival.judged(choice.method, stream.workload)
+        return judged >= self._tuning.sure_tokens
 
     def _unused(self, stream: Stream, choices: Sequence[Choice]) -> list[Choice]:
         """Return methods that nobody uses, or a longer draft, until its rows were measured."""
@@ -204,7 +219,7 @@ class Trials:
         used = {choice.method for choice in choices}
         unused = {
             name
-            for name in {*stream.methods} - used
+            for name in {*stream.methods}.difference(used, self._barred)
             if name not in self._shadowed or self._promises(name, stream, most[name])
         }
         known = self._num_tried >= tuning.known_trials * len(unused)

@@ -34,7 +34,7 @@ class Tuning:
     alone_share: float = 0.015  # of the time of one stream that trials may take
     together_share: float = 0.005  # of the time of several streams that trials may take
     sequences_per_trier: int = 16  # one sequence of so many tries what nobody uses
-    first_trials: int = 4  # that make a drafter known, for which no time needs to be saved up
+    first_trials: int = 6  # that make a drafter known, for which no time needs to be saved up
     first_steps: float = 64.0  # plain steps that a drafter reads for before such a trial, at most
     patience_steps: int = 128  # within which the time for a trial of all must be saved up
     trial_depth: int = 3  # tokens of the draft of a method that is tried
