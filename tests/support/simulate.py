@@ -121,7 +121,8 @@ def simulate(
         verify = (truth.target.at(rows) + truth.per_context * context) * noise
         controller.costs.observe_host(batch, 0.0)
         controller.costs.observe_verify(rows, context, verify)
-        controller.observe(batch, emitted, (took + verify) * bool(drafting), took + verify + own)
+        drafted = bool(drafting) and not controller.tries
+        controller.observe(batch, emitted, (took + verify) * drafted, took + verify + own)
         if rates != known:
             known, plain, best = rates, *_plain_and_best(truth, methods, rates, batch, context)
         simulated.append(Step(tokens, seconds, plain, best))

@@ -84,9 +84,10 @@ class Controller:
         self.step += 1
         self._steady, self.trials.now = True, None
         before, self._barred = self._barred, self._bars(streams)
-        open_to = {name for stream in streams for name in stream.methods}
-        self.paused = bool(open_to) and open_to <= self._barred
+        all_barred = all([self._barred.issuperset(stream.methods) for stream in streams])
+        self.paused = bool(self._barred) and all_barred
         if self.paused:
+            self._used = set()
             return [stream.fixed or PLAIN for stream in streams]
         due = self._due(len(streams), self.step) or not all(map(self._is_known, streams))
         due = due or not self._barred <= before
@@ -239,7 +240,7 @@ class Controller:
         target took ``slow`` times as long as expected for the same rows.
         """
         self.trials.seconds += took
-        if drafting:
+        if drafting and self._used:
             lost = drafting / (self.review.plain_seconds * max(1.0, slow)) - emitted / streams
             self._note_loss(streams, lost)
 

@@ -138,7 +138,7 @@ class Learner:
         if plan.rows == plan.decoding == count:  # else prompts ran beside
             if window.streams != count:
                 window = self._window = StepWindow(count)
-            if record.drafters:
+            if record.drafters and not tries:  # a trial has its own price
                 window.emitted += len(record.events)
                 # That a drafter reads what it has missed is paid for by all tokens to come.
                 reads = any(self._catches_up(name) for name in record.seconds.drafters)
