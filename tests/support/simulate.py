@@ -121,6 +121,7 @@ def simulate(
         verify = (truth.target.at(rows) + truth.per_context * context) * noise
         controller.costs.observe_host(batch, 0.0)
         controller.costs.observe_verify(rows, context, verify)
+        controller.trials.observe(took + verify, emitted)
         drafted = bool(drafting) and not controller.tries
         controller.observe(batch, emitted, (took + verify) * drafted, took + verify + own)
         if rates != known:

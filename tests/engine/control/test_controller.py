@@ -362,7 +362,7 @@ def trials(controller: Controller, streams: list[Stream], steps: int) -> dict[st
             triers = [s.id for s, c in zip(streams, choices, strict=True) if c.method == "model"]
             for id in triers or [""] * all(choice == PLAIN for choice in choices):
                 found[id] = found.get(id, 0) + 1
-            controller.trials.observe(1e-3)
+            controller.trials.observe(1e-3, len(streams))
         controller.observe(len(streams), len(streams), 1e-3, 1e-3)
     return found
 

@@ -248,7 +248,7 @@ class AdaptiveChooser(Chooser):
             window = self.learner.learn(record, whole, self._chosen, controller.tries)
             self._whole = None
             if window is not None:
-                controller.trials.observe(window.last / max(1.0, window.slow))
+                controller.trials.observe(window.last / max(1.0, window.slow), window.gave)
                 controller.observe(
                     window.streams, window.emitted, window.took, window.all, window.slow
                 )

@@ -84,7 +84,7 @@ class Controller:
         self.step += 1
         self._steady, self.trials.now = True, None
         before, self._barred = self._barred, self._bars(streams)
-        all_barred = all([self._barred.issuperset(stream.methods) for stream in streams])
+        all_barred = all(self._barred.issuperset(stream.methods) for stream in streams)
         self.paused = bool(self._barred) and all_barred
         if self.paused:
             self._used = set()
@@ -210,7 +210,9 @@ class Controller:
             speed, choices = plain_speed, plain
         plain_seconds = self.costs.verify(len(streams), context) + self.costs.host(len(streams))
         seconds = sum(counts[g] * option.tokens for g, option in choices.items()) / speed
-        self.review = Review(context, speed, plain_speed, plain_seconds, seconds, missed)
+        self.review = Review(
+            context, speed, plain_speed, plain_seconds, seconds, missed, outlook.fastest
+        )
         self.trials.review = self.review
         self.choices = {group: option.choice for group, option in choices.items()}
         self._drafts = any(choice.depth for choice in self.choices.values())

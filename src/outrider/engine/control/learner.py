@@ -33,7 +33,8 @@ class StepWindow:
     """Steps since the last one that was looked at.
 
     ``emitted`` tokens and ``took`` seconds are those of steps with drafts. The ``last`` step is the
-    one that is looked at, whose forward was ``slow`` times as long as expected.
+    one that is looked at: it ``gave`` so many tokens, and its forward was ``slow`` times as long as
+    expected.
     """
 
     streams: int
@@ -41,6 +42,7 @@ class StepWindow:
     took: float = 0.0
     all: float = 0.0
     last: float = 0.0
+    gave: int = 0
     slow: float = 1.0
 
 
@@ -188,7 +190,8 @@ class Learner:
         committed = streams + sum([len(nodes.tokens) for nodes in record.draft])
         step = seconds.step - self._choosing - self.cutting
         expected = costs.verify(committed, context)
-        window.last, window.slow = step, seconds.verify / expected
+        window.last, window.gave = step, len(record.events)
+        window.slow = seconds.verify / expected
         longest = self._tuning.spike * seconds.step
         self._longest = min(self._longest, 2 * longest) * 0.8 + 0.2 * longest
         expected += costs.host(streams)

@@ -56,6 +56,8 @@ class Outlook:
         """Seconds of verifying so many rows."""
         alone = self._seconds(1)
         self._nothing = DraftOption(PLAIN, verified=alone, longer=self._costs.step(PLAIN.method))
+        self.fastest: dict[str, float] = {}
+        """Tokens per second at the best depth where all draft by one method, once compared."""
         self.options = {group: self._options(group) for group in counts}
         self._by_choice = {
             group: {option.choice: option for option in options}
@@ -166,7 +168,7 @@ class Outlook:
         widest = max(groups, key=lambda group: len(self.options[group]))
         speed, choices = 0.0, self.plain()
         for group in (None, *groups):  # the first stands for all
-            for _, depths in groupby(self.options[group or widest], key=METHOD_OF):
+            for name, depths in groupby(self.options[group or widest], key=METHOD_OF):
                 before = falls = 0.0
                 for option in depths:
                     trial = (
@@ -175,6 +177,8 @@ class Outlook:
                         else {**choices, group: option}
                     )
                     other = self.speed(trial)
+                    if group is None:
+                        self.fastest[name] = max(other, self.fastest.get(name, 0.0))
                     if other > speed:
                         speed, choices = other, trial
                     falls = falls + 1 if other < before else 0
@@ -199,6 +203,7 @@ class Outlook:
                     verified = self._seconds(round(count * rows))
                 seconds = self._host + verified + drafting[len(passes)]
                 other = tokens / (seconds * longer / count + tokens * reading)
+                self.fastest[name] = max(other, self.fastest.get(name, 0.0))
                 if other > speed:
                     speed, best = other, option
                 elif other < self._tuning.hopeless_speed * speed:

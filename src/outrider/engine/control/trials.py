@@ -13,7 +13,8 @@ class Review(NamedTuple):
     """The figures that the last comparison of choices expects of the batch.
 
     ``plain_seconds`` are those of a plain step, ``step_seconds`` those of the choices. ``missed``
-    tokens are what drafters have not read, by sequence and drafter.
+    tokens are what drafters have not read, by sequence and drafter. ``fastest`` are the tokens per
+    second at the best depth where all draft by one method.
     """
 
     context: int = 0
@@ -22,13 +23,15 @@ class Review(NamedTuple):
     plain_seconds: float = 1.0
     step_seconds: float = 1.0
     missed: Mapping[str, Mapping[str, int]] = {}
+    fastest: Mapping[str, float] = {}
 
 
 class Trial(NamedTuple):
     """A choice that a step tries, for the sequences with these ids, or for all if there are none.
 
     The step takes ``seconds``, of which ``price`` are expected to be lost, and ``reading`` more, in
-    which drafters read what they have missed. A ``first`` trial need not wait for them.
+    which drafters read what they have missed. A ``first`` trial need not wait for them. A method
+    that is not ``hopeful`` would be slower than the present choice even if it were underrated.
     """
 
     choice: Choice
@@ -37,6 +40,7 @@ class Trial(NamedTuple):
     price: float
     reading: float = 0.0
     first: bool = False
+    hopeful: bool = True
 
     @property
     def cost(self) -> float:
@@ -96,16 +100,25 @@ class Trials:
 
         Nothing that is ``barred`` is tried.
         If its method is not known yet, that is the trial that teaches most for its price, as long
-        as the time for it can be saved up in ``patience_steps``. First trials go before others.
+        as the time for it can be saved up in ``patience_steps``. First trials go before others, and
+        methods without hope wait for ``hopeless_steps``.
         """
         self._planned, self.ready = None, False
         rests = self._saved(len(streams), review_steps) < self._rested
         if rests and not self._firsts:
             return
         self._barred = barred
-        trials = [t for t in self._trials(step, streams, choices) if t.first or not rests]
-        tried = self._tried
-        oldest = min(trials, key=lambda t: (not t.first, tried.get(t.choice, 0)), default=None)
+        wait, tried = self._tuning.hopeless_steps, self._tried
+
+        def since(trial: Trial) -> int:
+            return tried.get(trial.choice, -wait) + (0 if trial.hopeful else wait)
+
+        trials = [
+            trial
+            for trial in self._trials(step, streams, choices)
+            if trial.first or (not rests and (trial.hopeful or since(trial) <= step))
+        ]
+        oldest = min(trials, key=lambda trial: (not trial.first, since(trial)), default=None)
         if oldest is None:
             return
         least, *others = (trial for trial in trials if trial.choice == oldest.choice)
@@ -141,11 +154,15 @@ class Trials:
             choices[place] = trial.choice
         return choices
 
-    def observe(self, seconds: float) -> None:
-        """Take in what a step took in which something was tried, beyond what was expected."""
+    def observe(self, seconds: float, tokens: int) -> None:
+        """Take in what a step took in which something was tried, and how many tokens it gave.
+
+        What it lost by that is paid for in the place of what was expected.
+        """
         if self.now is not None:
-            more = max(0.0, seconds - self.now.seconds)
-            self.explored += min(more, self.review.step_seconds)
+            lost = seconds - self.now.reading - tokens / self.review.tokens_per_second
+            lost = max(0.0, min(lost, self.now.price + self.review.step_seconds))
+            self.explored += lost - self.now.price
 
     def _trials(
         self, step: int, streams: Sequence[Stream], choices: Sequence[Choice]
@@ -182,7 +199,9 @@ class Trials:
                 steps = min(tuning.first_steps, max(streams[place].left for place in places) / 2)
                 new = choice.method in self._firsts and not self._sure(choice, streams[places[0]])
                 first = new and len(streams) == 1 and missed <= steps * review.plain_seconds
-                trials.append(Trial(choice, ids, seconds, price, 0.0 if first else missed, first))
+                reading = 0.0 if first else missed
+                hopeful = self._hopeful(choice.method, streams[places[0]])
+                trials.append(Trial(choice, ids, seconds, price, reading, first, hopeful))
         return trials
 
     def _triers(
@@ -206,6 +225,13 @@ class Trials:
         yield places[:few], sum([missed[i] for i in places[:few]])
         if len(places) > few and not self._sure(choice, streams[places[0]]):
             yield places, sum(missed.values())
+
+    def _hopeful(self, method: str, stream: Stream) -> bool:
+        """Return whether a method would be faster than what is used if it were underrated."""
+        review, tuning = self.review, self._tuning
+        judged = self._survival.judged(method, stream.workload)
+        doubt = tuning.doubt * max(0.0, 1 - judged / tuning.sure_tokens)
+        return review.fastest.get(method, inf) * (1 + doubt) >= review.tokens_per_second
 
     def _sure(self, choice: Choice, stream: Stream) -> bool:
         """Return whether enough tokens of a method were judged in a sequence's workload."""
