@@ -68,9 +68,9 @@ class Lengths:
         expected = controller.costs.verify(rows, 0)
         seconds = self._aligned(controller, len(drafts), rows, seconds, ahead)
         controller.costs.observe_verify(rows, 0, seconds)
-        controller.trials.observe(seconds)
-        drafting = seconds if any(each.asked for each in drafts) else 0.0
         emitted = len(drafts) + sum(each.accepted for each in drafts)
+        controller.trials.observe(seconds, emitted)
+        drafting = seconds if any(each.asked for each in drafts) else 0.0
         slow = seconds / expected if expected else 1.0
         controller.observe(len(drafts), emitted, drafting, seconds, slow)
 
