@@ -48,6 +48,8 @@ def test_there_and_back_again_it_is_the_same_head(
     assert there.verifier == "some/target"
     names = {"config.json", "model.safetensors", "tokenizer.json"}
     assert {each.name for each in (tmp_path / "there").iterdir()} == names
+    modes = [(tmp_path / "there" / name).stat().st_mode for name in names]
+    assert len({*modes}) == 1  # who may read the config may read the weights
     tensors = load_file(tmp_path / "there" / "model.safetensors")
     table = load_file(tiny_llama / "model.safetensors")["model.embed_tokens.weight"]
     assert torch.equal(tensors["embed_tokens.weight"], table.bfloat16())

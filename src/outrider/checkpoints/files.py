@@ -176,8 +176,11 @@ def _renamed(out: Path) -> Iterator[Path]:
 
 
 def save_file(tensors: dict[str, Array], file: Path, metadata: dict[str, str]) -> None:
-    """Write a safetensors file."""
+    """Write a safetensors file, for those who may read any new file here."""
     try:
+        file.touch()
+        mode = file.stat().st_mode  # the library leaves it to its owner alone
         save({name: np.asarray(each, order="C") for name, each in tensors.items()}, file, metadata)
+        file.chmod(mode)
     except Exception as error:
         raise ModelError(f"{file} cannot be written ({one_line(error)}).") from None
