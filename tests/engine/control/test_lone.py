@@ -82,7 +82,7 @@ def test_no_single_step_pays_for_what_a_drafter_reads_of_a_prompt() -> None:
             learner.looking = True
             record = record_of([], 1, 1, seconds, 2, "ngram")
             record.seconds.drafters["ngram"] = seconds / 4
-            window = learner.learn(record, [], chosen, False)
+            window = learner.learn(record, [], chosen, False, False)
         assert window is not None
         counted.append(window.took)
     assert counted[1] < 1.4 * 0.05 < counted[0]

@@ -245,7 +245,8 @@ class AdaptiveChooser(Chooser):
             whole = self._whole or record.draft
             controller = self.controller
             controller.accepted(len(record.events) > record.plan.decoding)
-            window = self.learner.learn(record, whole, self._chosen, controller.tries)
+            tries, cold = controller.tries, controller.tries and controller.trials.cold
+            window = self.learner.learn(record, whole, self._chosen, tries, cold)
             self._whole = None
             if window is not None:
                 controller.trials.observe(window.last / max(1.0, window.slow), window.gave)

@@ -127,11 +127,17 @@ class Learner:
         return not tries and any(self._looks_at[name] < few for name in methods)
 
     def learn(
-        self, record: StepRecord, whole: Draft, chosen: Mapping[str, ChosenDraft], tries: bool
+        self,
+        record: StepRecord,
+        whole: Draft,
+        chosen: Mapping[str, ChosenDraft],
+        tries: bool,
+        cold: bool,
     ) -> StepWindow | None:
         """Take in a step, with its ``whole`` drafts before they were cut, and the choices for it.
 
-        Returns the steps since the last look where this one was looked at and costs were learned.
+        Its drafters are ``cold`` if they have not drafted for long. Returns the steps since the
+        last look where this one was looked at and costs were learned.
         """
         begin = time.perf_counter()
         plan, seconds = record.plan, record.seconds.step
@@ -150,7 +156,7 @@ class Learner:
             preparing = any(self._drafters[name].catching_up for name in self._preparing)
             if self.looking and not preparing:
                 seen, self._window = window, StepWindow(count)
-                self._learn_costs(record, whole, chosen, window)
+                self._learn_costs(record, whole, chosen, window, cold)
         if self.looking:
             counts = Counter([each.choice.method for each in chosen.values()])
             most = self._tuning.new_drafts_at_once
@@ -183,6 +189,7 @@ class Learner:
         whole: Draft,
         chosen: Mapping[str, ChosenDraft],
         window: StepWindow,
+        cold: bool,
     ) -> None:
         costs, methods, plan, seconds = self._costs, self._methods, record.plan, record.seconds
         streams = plan.decoding
@@ -214,7 +221,7 @@ class Learner:
             for only_asked in (False, True)
         )
         ahead = {name: self._ahead_share(name) for name in rows}
-        if not any(self._catches_up(name) for name in rows):
+        if not cold and not any(self._catches_up(name) for name in rows):
             expected += sum(
                 [costs.draft(name, by_depth) * (1 - ahead[name]) for name, by_depth in rows.items()]
             )
@@ -224,7 +231,7 @@ class Learner:
         costs.observe_verify(committed, context, seconds.verify)
         costs.observe_host(streams, step - seconds.verify - sum(seconds.drafters.values()))
         for name, by_depth in own.items():
-            if name in seconds.drafters and not self._catches_up(name):
+            if name in seconds.drafters and not cold and not self._catches_up(name):
                 costs.observe_ahead(name, ahead[name])
                 if not ahead[name]:
                     costs.observe_draft(name, by_depth, seconds.drafters[name])

@@ -59,6 +59,8 @@ class Trials:
         self.review = Review()
         self._barred: Collection[str] = ()
         self._planned: Trial | None = None
+        self._left = 0  # steps of the present trial that follow
+        self.cold = False  # True if the present step is the first of its trial
         self._tried: dict[Choice, int] = {}
         self._num_tried = 0
         self._rested = -inf  # seconds that must be saved up before the next trial
@@ -86,7 +88,10 @@ class Trials:
         trial = self._planned
         if trial is None or (first and not trial.first):
             return False
-        return trial.first or self._saved(streams) >= max(trial.cost, self._rested)
+        if trial.first or self._left:
+            return True
+        following = (self._tuning.trial_steps - 1) * trial.price * bool(trial.ids)
+        return self._saved(streams) >= max(trial.cost + following, self._rested)
 
     def plan(
         self,
@@ -103,7 +108,7 @@ class Trials:
         as the time for it can be saved up in ``patience_steps``. First trials go before others, and
         methods without hope wait for ``hopeless_steps``.
         """
-        self._planned, self.ready = None, False
+        self._planned, self.ready, self._left = None, False, 0
         rests = self._saved(len(streams), review_steps) < self._rested
         if rests and not self._firsts:
             return
@@ -129,15 +134,24 @@ class Trials:
         self._planned = least
 
     def start(self, step: int, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
-        """Return the choices of a step that tries what is planned."""
+        """Return the choices of a step that tries what is planned.
+
+        A method is tried for a few steps in a row: in the first its drafters read what they have
+        missed, and their weights and code are in no cache.
+        """
         trial = self._planned
         assert trial is not None
         ids, name = trial.ids, trial.choice.method
         self._planned = None
         places = [i for i, s in enumerate(streams) if s.fixed is None and (not ids or s.id in ids)]
         if not places:
+            self._left = 0
             return choices  # its sequences have ended
-        if ids and not self._sure(trial.choice, streams[0]):
+        self.cold = bool(ids) and not self._left
+        if self.cold:
+            self._left = self._tuning.trial_steps
+        self._left = max(0, self._left - 1)
+        if ids and (self._left or not self._sure(trial.choice, streams[0])):
             self._planned = trial._replace(reading=0.0)  # tried again until the next review
         self.now = trial
         self._tried[trial.choice] = step

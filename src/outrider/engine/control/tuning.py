@@ -31,13 +31,14 @@ class Tuning:
     first_review_steps: int = 4  # between the first two reviews where nothing is drafted
 
     # Trials
-    alone_share: float = 0.0125  # of the time of one stream that trials may take
+    alone_share: float = 0.008  # of the time of one stream that trials may take
     together_share: float = 0.005  # of the time of several streams that trials may take
     sequences_per_trier: int = 16  # one sequence of so many tries what nobody uses
     first_trials: int = 6  # that make a drafter known, for which no time needs to be saved up
     first_steps: float = 64.0  # plain steps that a drafter reads for before such a trial, at most
     hopeless_steps: int = 1024  # between two trials of a method that is slower even if underrated
     patience_steps: int = 128  # within which the time for a trial of all must be saved up
+    trial_steps: int = 2  # in a row that try a method; the first tells no costs
     trial_depth: int = 3  # tokens of the draft of a method that is tried
     known_trials: int = 8  # of each unused method before a longer draft of one in use is tried
     longer_gain: float = 1.2  # on the tokens of a step that makes a longer draft worth trying
