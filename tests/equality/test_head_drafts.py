@@ -373,11 +373,15 @@ def test_what_a_head_keeps_is_what_it_would_compute(
 ) -> None:
     """After random adds, aborts, preemptions and shared beginnings, bit for bit.
 
-    Where the engine chooses, states that a head has not read get lost, and contexts begin anew.
+    Where the engine chooses, states that a head has not read get lost, it sleeps, and contexts
+    begin anew.
     """
     rng, fickle = random.Random(chunk + 4), name.startswith("auto")
     if fickle:
         monkeypatch.setattr(eagle, "UNREAD_STATES", 1)
+        monkeypatch.setattr(eagle, "UNSEEN_ROWS", 8)
+        monkeypatch.setattr(eagle, "AWAKE_STEPS", 1)
+        monkeypatch.setattr(eagle, "MOST_AWAKE_STEPS", 1)
     # What is drafted and when depends on times, which are the same on every machine here.
     monkeypatch.setattr(time, "perf_counter", itertools.count(0.0, 1e-4).__next__)
     monkeypatch.setattr(exactness, "known_costs", made_up_costs)
@@ -386,7 +390,7 @@ def test_what_a_head_keeps_is_what_it_would_compute(
     assert isinstance(drafter, EagleDrafter)
     base = prompts()[3]
     live: dict[str, int] = {}
-    seen = shared = cut = 0
+    seen = shared = cut = slept = 0
     for turn in range(320):
         if rng.random() < 0.25 and len(live) < 5:
             prompt = [*base[: rng.choice((0, 8, 13, 24, 40))], rng.randrange(4, VOCABULARY)]
@@ -403,6 +407,7 @@ def test_what_a_head_keeps_is_what_it_would_compute(
         if not turn % 3:
             continue  # the next step, or an abort before it, finds this one unsettled
         engine.settle()
+        slept += not drafter._awake
         for sequence in engine.scheduler.running:
             state = drafter._states.get(sequence.id)
             if (
@@ -419,4 +424,4 @@ def test_what_a_head_keeps_is_what_it_would_compute(
     assert seen > 10
     assert shared > 5
     assert engine.scheduler.preemptions
-    assert not fickle or cut > 0
+    assert not fickle or (cut > 0 and slept > 0)

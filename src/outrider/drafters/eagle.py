@@ -34,6 +34,10 @@ UNSEEN_ROWS = 128
 """Rows of steps in which others drafted that wait to be taken in."""
 SURE_ROWS = LASTING_ROWS - UNSEEN_ROWS - 2 * FEW_ROWS
 """Rows of steps that were taken in for which states of earlier ones may wait."""
+AWAKE_STEPS = 64
+"""Steps for which a step with drafts keeps a head awake. One that sleeps lets go of older states."""
+MOST_AWAKE_STEPS = 256
+"""Steps after which a head sleeps if it does not draft, at most."""
 WAITING_ROWS = 32
 """Other rows whose states are made at once. One in each step would read a matrix for one row."""
 
@@ -138,6 +142,8 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         """Rows of steps that were not taken in yet."""
         self._drafts = False
         """True if this head drafts in the present step."""
+        self._awake = MOST_AWAKE_STEPS
+        """Steps without drafts until it sleeps."""
         self._waiting: dict[str, list[Waiting]] = {}
         self._prompts: set[str] = set()  # sequences whose first token is not out yet
 
@@ -213,12 +219,14 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
 
     def num_unread(self, sequence: SequenceState) -> int:
         state = self._states.get(sequence.id) or self._known(sequence)
-        return len(sequence.tokens) - state.num_computed
+        unread = len(sequence.tokens) - state.num_computed
+        return unread if self._awake else min(unread, self._num_unseen)
 
     def observe(self, record: StepRecord) -> None:
         """Keep a step, and take it in at once if this head drafted or a prompt was read.
 
-        Steps in which others draft wait, so that they cost next to nothing.
+        Steps in which others draft wait, so that they cost next to nothing. A head that has not
+        drafted for long keeps the latest ones alone, and then drafts from a shorter context.
         """
         states, plan = record.states, record.plan
         assert states is not None
@@ -227,9 +235,27 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         self._unseen.append(Unseen(plan.batch, record.verdict.path, states.first, room))
         self._num_unseen += room.count
         many = self._num_unseen >= UNSEEN_ROWS or room.number is None
-        if many or self._drafts or plan.rows != plan.decoding:
+        if not self._awake and not self._drafts:
+            self._let_go(room)
+        elif many or self._drafts or plan.rows != plan.decoding:
             self._see()
+        more = AWAKE_STEPS if self._drafts else -1
+        self._awake = max(0, min(self._awake + more, MOST_AWAKE_STEPS))
+        if not self._awake and self._waiting:
+            self._see()
+            self._make([*self._waiting])
         self._drafts = False
+
+    def _let_go(self, room: HiddenRoom) -> None:
+        """Let go of all but the latest steps, and of one whose states the next one overwrites."""
+        kept = self._unseen if room.number is not None else []
+        first = 0
+        while self._num_unseen > UNSEEN_ROWS and first < len(kept):
+            self._num_unseen -= kept[first].room.count
+            first += 1
+        self._unseen = kept[first:]
+        if not self._unseen:
+            self._num_unseen = 0
 
     def _see(self) -> None:
         """Take in the steps that were kept."""
@@ -255,6 +281,8 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         now: list[tuple[str, Waiting]] = []
         for item, path, first in zip(batch, paths, firsts, strict=True):
             start, sequence, name = item.start, item.sequence, item.sequence.id
+            if not sequence.pages:
+                continue  # it has ended, or begins anew
             begin, stop = offset + first, offset + first + item.count
             rows = [*range(begin, stop)]
             if path:
@@ -363,7 +391,8 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         return _HeadState(1, max(1, noted * self._page_size), noted)
 
     def release(self, seq_id: str, ended: bool) -> None:
-        self._see()
+        if self._awake:
+            self._see()
         if any(each.ends for each in self._waiting.get(seq_id, ())):
             self._make([seq_id])  # for its pages, which others may go on behind
         self._waiting.pop(seq_id, None)
