@@ -35,7 +35,7 @@ UNSEEN_ROWS = 128
 SURE_ROWS = LASTING_ROWS - UNSEEN_ROWS - 2 * FEW_ROWS
 """Rows of steps that were taken in for which states of earlier ones may wait."""
 AWAKE_STEPS = 64
-"""Steps for which a step with drafts keeps a head awake. One that sleeps lets go of older states."""
+"""Steps for which one with drafts keeps a head awake; asleep it lets go of older states."""
 MOST_AWAKE_STEPS = 256
 """Steps after which a head sleeps if it does not draft, at most."""
 WAITING_ROWS = 32
