@@ -29,14 +29,13 @@ class Review(NamedTuple):
 class Trial(NamedTuple):
     """A choice that a step tries, for the sequences with these ids, or for all if there are none.
 
-    The step takes ``seconds``, of which ``price`` are expected to be lost, and ``reading`` more, in
-    which drafters read what they have missed. A ``first`` trial need not wait for them. A method
-    that is not ``hopeful`` would be slower than the present choice even if it were underrated.
+    ``price`` are the seconds that are expected to be lost, beside ``reading``, in which drafters
+    read what they have missed. A ``first`` trial need not wait for them. A method that is not
+    ``hopeful`` would be slower than the present choice even if it were underrated.
     """
 
     choice: Choice
     ids: tuple[str, ...]
-    seconds: float
     price: float
     reading: float = 0.0
     first: bool = False
@@ -103,10 +102,9 @@ class Trials:
     ) -> None:
         """Plan the trial of what was not tried for longest, if time can be saved up for one soon.
 
-        Nothing that is ``barred`` is tried.
         If its method is not known yet, that is the trial that teaches most for its price, as long
-        as the time for it can be saved up in ``patience_steps``. First trials go before others, and
-        methods without hope wait for ``hopeless_steps``.
+        as the time for it can be saved up in ``patience_steps``. First trials go before others.
+        Methods without hope wait for ``hopeless_steps``, and those that are ``barred`` for longer.
         """
         self._planned, self.ready, self._left = None, False, 0
         rests = self._saved(len(streams), review_steps) < self._rested
@@ -194,7 +192,7 @@ class Trials:
         if (late or (near and not self._costs.measured(len(streams)))) and any(drafts):
             took = review.plain_seconds
             lost = took * (1 - review.plain_per_second / review.tokens_per_second)
-            return [Trial(PLAIN, (), took, max(lost, took * tuning.least_price))]
+            return [Trial(PLAIN, (), max(lost, took * tuning.least_price))]
         self._turn = (self._turn + 1) % len(streams)
         kinds: dict[tuple[tuple[str, ...], int], Stream] = {}
         for stream in (*streams[self._turn :], *streams[: self._turn]):
@@ -208,14 +206,13 @@ class Trials:
                     for each in (choice, choices[places[0]])
                 )
                 price = max(took - usual + (lost - gain) / review.tokens_per_second, took / 4)
-                seconds = review.step_seconds + took - usual + missed
                 ids = tuple(streams[place].id for place in places)
                 steps = min(tuning.first_steps, max(streams[place].left for place in places) / 2)
                 new = choice.method in self._firsts and not self._sure(choice, streams[places[0]])
                 first = new and len(streams) == 1 and missed <= steps * review.plain_seconds
                 reading = 0.0 if first else missed
                 hopeful = self._hopeful(choice.method, streams[places[0]])
-                trials.append(Trial(choice, ids, seconds, price, reading, first, hopeful))
+                trials.append(Trial(choice, ids, price, reading, first, hopeful))
         return trials
 
     def _triers(
