@@ -215,7 +215,7 @@ def test_beliefs_are_shown_and_measured(chooses: Served) -> None:
     }
     assert found["outrider_survival"] == beliefs.survival(known)
     methods = {"model", "model tree", "suffix", "prediction", "ngram", "suffix or model"}
-    methods.add("model+suffix")  # which a request of another test names
+    methods.add("model+suffix")  # which requests can name
     assert {name for (name,) in found["outrider_choice_depth"]} <= methods
 
 
