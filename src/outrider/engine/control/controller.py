@@ -249,7 +249,8 @@ class Controller:
     def _note_loss(self, streams: int, lost: float) -> None:
         """Take in the plain steps that drafted steps lost; negative ones were won.
 
-        Methods in use are barred where they lost too much. What others then lose counts sooner.
+        Methods in use are barred where they lost too much, and all in a batch of several. What
+        others then lose counts sooner.
         """
         size, tuning = streams.bit_length(), self.tuning
         most = tuning.lost_steps + tuning.luck_steps / 2 ** ((size - 1) / 2)
@@ -258,7 +259,8 @@ class Controller:
             guard = self._guards[size] = _Guard(tuning.first_pause)
         guard.deficit = max(-most, guard.deficit + lost)
         if guard.deficit > most:
-            guard.bars |= dict.fromkeys(self._used, self.step + guard.pause)
+            losers = self._used if streams == 1 else self.methods  # several lose more, and sooner
+            guard.bars |= dict.fromkeys(losers, self.step + guard.pause)
             guard.pause = min(2 * guard.pause, tuning.longest_pause)
             guard.known = {*self._assigned}
             guard.deficit = tuning.half_open * most

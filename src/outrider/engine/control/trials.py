@@ -89,7 +89,8 @@ class Trials:
             return False
         if trial.first or self._left:
             return True
-        following = (self._tuning.trial_steps - 1) * trial.price * bool(trial.ids)
+        alone = streams == 1 and trial.ids
+        following = (self._tuning.trial_steps - 1) * trial.price if alone else 0.0
         return self._saved(streams) >= max(trial.cost + following, self._rested)
 
     def plan(
@@ -147,7 +148,7 @@ class Trials:
             return choices  # its sequences have ended
         self.cold = bool(ids) and not self._left
         if self.cold:
-            self._left = self._tuning.trial_steps
+            self._left = self._tuning.trial_steps if len(streams) == 1 else 1
         self._left = max(0, self._left - 1)
         if ids and (self._left or not self._sure(trial.choice, streams[0])):
             self._planned = trial._replace(reading=0.0)  # tried again until the next review
