@@ -214,8 +214,8 @@ def test_beliefs_are_shown_and_measured(chooses: Served) -> None:
         ("plain",): known["plain_tokens_per_second"],
     }
     assert found["outrider_survival"] == beliefs.survival(known)
-    methods = {"model", "model tree", "suffix", "prediction", "ngram", "suffix or model"}
-    methods.add("model+suffix")  # which requests can name
+    methods = {"model", "model tree", "suffix", "prediction", "ngram"}
+    methods |= {"suffix or model", "model+suffix"}
     assert {name for (name,) in found["outrider_choice_depth"]} <= methods
 
 

@@ -29,12 +29,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from safetensors.numpy import save_file
 
 from ..base.methods import AUTO, TOGETHER
 from ..base.types import Request, SequenceState
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import Shape
+from ..checkpoints.files import save_file
 from ..drafters.base import ChainDrafter, Drafter, DrafterContext, DrafterSpec, Needs
 from ..drafters.model import ModelSpec
 from ..drafters.registry import GroupSpec, find_drafter
@@ -130,7 +130,7 @@ def write_random(
         ).astype(ml_dtypes.bfloat16)
         for name, shape in size.tensors(vocab_size).items()
     }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 LOOKUPS = ("ngram", "suffix")  # drafters that draft for a replay target as for any other

@@ -12,7 +12,7 @@ from ..base.extras import need_torch
 from ..base.fields import read_object
 from ..base.outside.text import printable
 from ..errors import ConfigError, ModelError
-from .files import INDEX, Files, new_folder, read_header, save_file, weight_files
+from .files import INDEX, Files, new_folder, read_header, save_file, usual_mode, weight_files
 from .formats.gguf import is_gguf
 from .formats.shared import NAMED
 
@@ -80,7 +80,8 @@ def _unpickle(files: list[Path], out: Path) -> None:
     program = Path(__file__).with_name("unpickle.py")
     command = [sys.executable, "-I", str(program), str(4 * size + ROOM), str(out), *map(str, files)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        with usual_mode(out):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         raise ModelError(f"{files[0]} was not read in {SECONDS} s.") from None
     if done.returncode:

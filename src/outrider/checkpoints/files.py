@@ -175,12 +175,23 @@ def _renamed(out: Path) -> Iterator[Path]:
         shutil.rmtree(filling, ignore_errors=True)
 
 
+@contextmanager
+def usual_mode(file: Path) -> Iterator[None]:
+    """Leave a file that is written meanwhile to all who may read a new file in its place.
+
+    The safetensors library leaves it to its owner alone.
+    """
+    file.touch()
+    mode = file.stat().st_mode
+    yield
+    file.chmod(mode)
+
+
 def save_file(tensors: dict[str, Array], file: Path, metadata: dict[str, str]) -> None:
-    """Write a safetensors file, for those who may read any new file here."""
+    """Write a safetensors file."""
     try:
-        file.touch()
-        mode = file.stat().st_mode  # the library leaves it to its owner alone
-        save({name: np.asarray(each, order="C") for name, each in tensors.items()}, file, metadata)
-        file.chmod(mode)
+        whole = {name: np.asarray(each, order="C") for name, each in tensors.items()}
+        with usual_mode(file):
+            save(whole, file, metadata)
     except Exception as error:
         raise ModelError(f"{file} cannot be written ({one_line(error)}).") from None

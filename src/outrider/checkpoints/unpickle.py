@@ -10,7 +10,6 @@ import pickle
 import re
 import resource
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,18 +54,14 @@ def tensors_in(loaded: Any, file: str) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().contiguous().clone() for name, tensor in loaded.items()}
 
 
-def main(limit: str, to: str, *files: str) -> int:
-    """Write the tensors of all files to the file ``to``; return the exit status."""
+def main(limit: str, out: str, *files: str) -> int:
+    """Write the tensors of all files to ``out``; return the exit status."""
     resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
     tensors: dict[str, torch.Tensor] = {}
-    out = Path(to)
     try:
         for file in files:
             tensors |= tensors_in(read(file), file)
-        out.touch()
-        mode = out.stat().st_mode  # the library leaves it to its owner alone
         save_file(tensors, out, {"format": "pt"})
-        out.chmod(mode)
     except Exception as error:
         what = error if isinstance(error, Refused) else f"writing failed: {error!r}"
         print(" ".join(str(what).split())[:300], file=sys.stderr)

@@ -7,6 +7,7 @@ test", 2025; heads that draft in one pass: Hui et al., "P-EAGLE: parallel-drafti
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -137,7 +138,7 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
         """Of the last token of each page, so that others may go on behind a shared prefix."""
         self._notes = PageNotes(self._page_size)
         self._ended: dict[int, bytes] = {}  # those whose last token's state is kept, or waits
-        self._unseen: list[Unseen] = []
+        self._unseen = deque[Unseen]()
         self._num_unseen = 0
         """Rows of steps that were not taken in yet."""
         self._drafts = False
@@ -248,14 +249,9 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
 
     def _let_go(self, room: HiddenRoom) -> None:
         """Let go of all but the latest steps, and of one whose states the next one overwrites."""
-        kept = self._unseen if room.number is not None else []
-        first = 0
-        while self._num_unseen > UNSEEN_ROWS and first < len(kept):
-            self._num_unseen -= kept[first].room.count
-            first += 1
-        self._unseen = kept[first:]
-        if not self._unseen:
-            self._num_unseen = 0
+        most = 0 if room.number is None else UNSEEN_ROWS
+        while self._num_unseen > most:
+            self._num_unseen -= self._unseen.popleft().room.count
 
     def _see(self) -> None:
         """Take in the steps that were kept."""

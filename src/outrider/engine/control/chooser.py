@@ -245,7 +245,7 @@ class AdaptiveChooser(Chooser):
             whole = self._whole or record.draft
             controller = self.controller
             controller.accepted(len(record.events) > record.plan.decoding)
-            tries, cold = controller.tries, controller.tries and controller.trials.cold
+            tries, cold = controller.tries, controller.cold
             window = self.learner.learn(record, whole, self._chosen, tries, cold)
             self._whole = None
             if window is not None:

@@ -32,10 +32,6 @@ class _Guard:
     bars: dict[str, int] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
 
-    def barred(self, step: int) -> frozenset[str]:
-        """Return the methods that may not draft at a step."""
-        return frozenset([name for name, until in self.bars.items() if step < until])
-
 
 class Controller:
     """Compares choices, tries what is not used, and bars methods that lose.
@@ -89,15 +85,18 @@ class Controller:
         if self.paused:
             self._used = set()
             return [stream.fixed or PLAIN for stream in streams]
-        due = self._due(len(streams), self.step) or not all(map(self._is_known, streams))
-        due = due or not self._barred <= before
+        due = (
+            self._due(len(streams), self.step)
+            or not self._barred <= before
+            or not all(map(self._is_known, streams))
+        )
         if due:
             self._compare(streams)
         assigned = self._assigned
         choices = [s.fixed or assigned.get(s.id) or self._joined(s) for s in streams]
         trials = self.trials
         if due:
-            trials.plan(self.step, streams, choices, self.review_steps, self._barred)
+            trials.plan(self.step, streams, choices, self.review_steps)
         if trials.due(len(streams), first=due):
             self._steady = False
             choices = trials.start(self.step, streams, choices)
@@ -109,6 +108,11 @@ class Controller:
     def tries(self) -> bool:
         """True if the last decision tries something that is not used."""
         return self.trials.now is not None
+
+    @property
+    def cold(self) -> bool:
+        """True if the last decision tries something whose drafters have not drafted for long."""
+        return self.tries and self.trials.cold
 
     def steady(self, streams: int) -> bool:
         """Return True, and count a step, where ``decide`` would choose the same again."""
@@ -204,14 +208,16 @@ class Controller:
         if speed < tuning.better_speedup * now:
             speed, choices = now, present
         drafts = any(option.choice.depth for option in present.values())
-        doubt = tuning.doubt * max(0.0, 1 - outlook.judged(choices) / tuning.sure_tokens)
+        doubt = tuning.doubted(outlook.judged(choices))
         least = tuning.stay_speedup if drafts else tuning.enter_speedup + doubt
         if speed < least * plain_speed:
             speed, choices = plain_speed, plain
         plain_seconds = self.costs.verify(len(streams), context) + self.costs.host(len(streams))
         seconds = sum(counts[g] * option.tokens for g, option in choices.items()) / speed
         self.review = Review(
-            context, speed, plain_speed, plain_seconds, seconds, missed, outlook.fastest
+            *(context, speed, plain_speed, plain_seconds, seconds, missed),
+            outlook.fastest,
+            self._barred,
         )
         self.trials.review = self.review
         self.choices = {group: option.choice for group, option in choices.items()}
@@ -271,17 +277,18 @@ class Controller:
     def barred(self, streams: int) -> frozenset[str]:
         """Return the methods that may not draft for so many streams, since they lost too much."""
         guard = self._guards.get(streams.bit_length())
-        return frozenset() if guard is None else guard.barred(self.step)
+        bars = guard.bars.items() if guard is not None else ()
+        return frozenset([name for name, until in bars if self.step < until])
 
     def _bars(self, streams: Sequence[Stream]) -> frozenset[str]:
         """Return the methods that may not draft for a batch.
 
         None from when shadows of enough new sequences are accepted.
         """
-        tuning, guard = self.tuning, self._guards.get(len(streams).bit_length())
-        barred = self.barred(len(streams))
-        if guard is None or not barred or self.step % tuning.renewing_steps:
+        tuning, barred = self.tuning, self.barred(len(streams))
+        if not barred or self.step % tuning.renewing_steps:
             return barred
+        guard = self._guards[len(streams).bit_length()]
         better = {
             stream.id
             for stream in streams

@@ -178,7 +178,7 @@ class Outlook:
                     )
                     other = self.speed(trial)
                     if group is None:
-                        self.fastest[name] = max(other, self.fastest.get(name, 0.0))
+                        self._note(name, other)
                     if other > speed:
                         speed, choices = other, trial
                     falls = falls + 1 if other < before else 0
@@ -186,6 +186,10 @@ class Outlook:
                     if falls == self._tuning.falls:
                         break
         return speed, choices
+
+    def _note(self, method: str, speed: float) -> None:
+        """Take in the speed where all draft by a method, at some depth."""
+        self.fastest[method] = max(speed, self.fastest.get(method, 0.0))
 
     def _best_of_one(self, group: StreamGroup) -> tuple[float, dict[StreamGroup, DraftOption]]:
         """Return the result of ``best`` for a single group, in a fraction of the time."""
@@ -203,7 +207,7 @@ class Outlook:
                     verified = self._seconds(round(count * rows))
                 seconds = self._host + verified + drafting[len(passes)]
                 other = tokens / (seconds * longer / count + tokens * reading)
-                self.fastest[name] = max(other, self.fastest.get(name, 0.0))
+                self._note(name, other)
                 if other > speed:
                     speed, best = other, option
                 elif other < self._tuning.hopeless_speed * speed:

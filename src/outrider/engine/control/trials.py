@@ -14,7 +14,7 @@ class Review(NamedTuple):
 
     ``plain_seconds`` are those of a plain step, ``step_seconds`` those of the choices. ``missed``
     tokens are what drafters have not read, by sequence and drafter. ``fastest`` are the tokens per
-    second at the best depth where all draft by one method.
+    second at the best depth where all draft by one method, unless it is ``barred``.
     """
 
     context: int = 0
@@ -24,6 +24,7 @@ class Review(NamedTuple):
     step_seconds: float = 1.0
     missed: Mapping[str, Mapping[str, int]] = {}
     fastest: Mapping[str, float] = {}
+    barred: Collection[str] = ()
 
 
 class Trial(NamedTuple):
@@ -56,7 +57,6 @@ class Trials:
         self.seconds = self.explored = 0.0  # seconds of all steps, and those that trials have cost
         self.now: Trial | None = None  # the trial of the present step
         self.review = Review()
-        self._barred: Collection[str] = ()
         self._planned: Trial | None = None
         self._left = 0  # steps of the present trial that follow
         self.cold = False  # True if the present step is the first of its trial
@@ -89,17 +89,19 @@ class Trials:
             return False
         if trial.first or self._left:
             return True
-        alone = streams == 1 and trial.ids
-        following = (self._tuning.trial_steps - 1) * trial.price if alone else 0.0
-        return self._saved(streams) >= max(trial.cost + following, self._rested)
+        cost = trial.cost + self._following(trial, streams) * trial.price
+        return self._saved(streams) >= max(cost, self._rested)
+
+    def _following(self, trial: Trial, streams: int) -> int:
+        """Return how many steps follow the first one of a trial.
+
+        In that one drafters read what they have missed, and neither weights nor code are in a
+        cache, so it tells no costs. Of several streams many would pay for more.
+        """
+        return self._tuning.trial_steps - 1 if streams == 1 and trial.ids else 0
 
     def plan(
-        self,
-        step: int,
-        streams: Sequence[Stream],
-        choices: Sequence[Choice],
-        review_steps: int,
-        barred: Collection[str] = (),
+        self, step: int, streams: Sequence[Stream], choices: Sequence[Choice], review_steps: int
     ) -> None:
         """Plan the trial of what was not tried for longest, if time can be saved up for one soon.
 
@@ -111,7 +113,6 @@ class Trials:
         rests = self._saved(len(streams), review_steps) < self._rested
         if rests and not self._firsts:
             return
-        self._barred = barred
         wait, tried = self._tuning.hopeless_steps, self._tried
 
         def since(trial: Trial) -> int:
@@ -133,11 +134,7 @@ class Trials:
         self._planned = least
 
     def start(self, step: int, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
-        """Return the choices of a step that tries what is planned.
-
-        A method is tried for a few steps in a row: in the first its drafters read what they have
-        missed, and their weights and code are in no cache.
-        """
+        """Return the choices of a step that tries what is planned."""
         trial = self._planned
         assert trial is not None
         ids, name = trial.ids, trial.choice.method
@@ -147,9 +144,7 @@ class Trials:
             self._left = 0
             return choices  # its sequences have ended
         self.cold = bool(ids) and not self._left
-        if self.cold:
-            self._left = self._tuning.trial_steps if len(streams) == 1 else 1
-        self._left = max(0, self._left - 1)
+        self._left = self._left - 1 if self._left else self._following(trial, len(streams))
         if ids and (self._left or not self._sure(trial.choice, streams[0])):
             self._planned = trial._replace(reading=0.0)  # tried again until the next review
         self.now = trial
@@ -241,8 +236,7 @@ class Trials:
     def _hopeful(self, method: str, stream: Stream) -> bool:
         """Return whether a method would be faster than what is used if it were underrated."""
         review, tuning = self.review, self._tuning
-        judged = self._survival.judged(method, stream.workload)
-        doubt = tuning.doubt * max(0.0, 1 - judged / tuning.sure_tokens)
+        doubt = tuning.doubted(self._survival.judged(method, stream.workload))
         return review.fastest.get(method, inf) * (1 + doubt) >= review.tokens_per_second
 
     def _sure(self, choice: Choice, stream: Stream) -> bool:
@@ -257,7 +251,7 @@ class Trials:
         used = {choice.method for choice in choices}
         unused = {
             name
-            for name in {*stream.methods}.difference(used, self._barred)
+            for name in {*stream.methods}.difference(used, self.review.barred)
             if name not in self._shadowed or self._promises(name, stream, most[name])
         }
         known = self._num_tried >= tuning.known_trials * len(unused)

@@ -110,5 +110,9 @@ class Tuning:
     stall_seconds: float = 0.02  # s that running streams wait for a chunk at most, or
     stall_steps: float = 2.0  # their own steps' time, if that is longer
 
+    def doubted(self, judged: float) -> float:
+        """Return the speedup by which a method of which so many tokens were judged is doubted."""
+        return self.doubt * max(0.0, 1 - judged / self.sure_tokens)
+
 
 USUAL = Tuning()  # the constants of an engine
