@@ -53,7 +53,7 @@ def test_a_pause_goes_on_for_those_that_it_is_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unread", "rate", "drafts"), [(256, 0.95, True), (256, 0.1, False), (10**5, 0.95, False)]
+    ("unread", "rate", "drafts"), [(256, 0.9, True), (256, 0.1, False), (10**5, 0.9, False)]
 )
 def test_a_drafter_with_a_prompt_to_read_soon_shows_what_it_brings(
     unread: int, rate: float, drafts: bool
@@ -61,9 +61,10 @@ def test_a_drafter_with_a_prompt_to_read_soon_shows_what_it_brings(
     """Reading takes 20 plain steps, which no share of the time would allow within a request."""
     passes = Curve((1, 256), (12e-3, 0.8))
     truth = Costs(Curve((1, 4, 256), (37e-3, 46e-3, 1.6)), {"model": DraftCosts(passes, 1e-4)}, 0.0)
+    survival = Survival(PRIORS)
     controller = Controller(
-        CostModel(truth), Survival(PRIORS), {"model": Method(("model",), 8)},
-        unread=lambda sequence, name: unread,
+        CostModel(truth), survival, {"model": Method(("model",), 8)},
+        unread=lambda sequence, name: 0 if survival.judged(name, "") else unread,
     )  # fmt: skip
     found = simulate(controller, truth, lambda step, name, depth: rate, 1, 60)
     assert (sum(step.tokens for step in found[12:]) > 2 * len(found[12:])) == drafts

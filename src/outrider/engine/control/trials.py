@@ -143,15 +143,16 @@ class Trials:
         if not places:
             self._left = 0
             return choices  # its sequences have ended
-        self.cold = bool(ids) and not self._left
-        self._left = self._left - 1 if self._left else self._following(trial, len(streams))
+        begins = not self._left
+        self.cold = bool(ids) and begins
+        self._left = self._following(trial, len(streams)) if begins else self._left - 1
         if ids and (self._left or not self._sure(trial.choice, streams[0])):
             self._planned = trial._replace(reading=0.0)  # tried again until the next review
         self.now = trial
         self._tried[trial.choice] = step
         self._num_tried += bool(ids)
         self.explored += trial.cost
-        if not trial.first:
+        if begins and not trial.first:
             self._rested = self._saved(len(streams)) + trial.cost
         if name in self._firsts:
             self._firsts[name] -= 1
