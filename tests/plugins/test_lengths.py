@@ -64,6 +64,13 @@ def test_drafts_stop_where_every_row_costs_a_step() -> None:
     assert mean(found[-100:]) < 1
 
 
+def test_trials_that_lose_bar_nobody() -> None:
+    lengths = Lengths(8, "draft_model")
+    assert any(run(lengths, 1, 0.0, compute_bound, 60))  # six trials lose three steps each
+    (controller,) = lengths._controllers.values()
+    assert not controller.pauses
+
+
 def test_drafting_starts_again_when_drafts_become_right() -> None:
     lengths = Lengths(8, "eagle3")
     assert mean(run(lengths, 2, 0.02, memory_bound, 200)[-50:]) < 0.5

@@ -70,7 +70,8 @@ class Lengths:
         controller.costs.observe_verify(rows, 0, seconds)
         emitted = len(drafts) + sum(each.accepted for each in drafts)
         controller.trials.observe(seconds, emitted)
-        drafting = seconds if any(each.asked for each in drafts) else 0.0
+        drafts_by_choice = any(each.asked for each in drafts) and not controller.tries
+        drafting = seconds if drafts_by_choice else 0.0
         slow = seconds / expected if expected else 1.0
         controller.observe(len(drafts), emitted, drafting, seconds, slow)
 
