@@ -64,11 +64,16 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ("olmo3", TINY | {"rope_scaling": YARN}),
     ("phi3", TINY | {"rope_scaling": LONG, "partial_rotary_factor": 0.75}),
     ("phi3", TINY | {"original_max_position_embeddings": 64, "sliding_window": 16}),
+    ("lfm2", TINY | {"full_attn_idxs": [2, 4], "block_ff_dim": 192, "tie_embedding": False}),
+    ("lfm2", TINY | {"block_ffn_dim_multiplier": 1.5, "conv_L_cache": 4, "conv_bias": True}),
+    ("qwen3_5_text", TINY | {"full_attention_interval": 3, "linear_num_key_heads": 2}),
     ("granitemoehybrid", TINY | {"layer_types": ["attention", *["mamba"] * 6]}),
     ("granitemoehybrid", TINY | {"layers_block_type": ["attention"] * 7}),
     ("granitemoehybrid", TINY | {"position_embedding_type": "rope", "num_local_experts": 0}),
 ]
-FREE = {"head_dim", "num_key_value_heads", "sliding_window_pattern"}
+FREE = {"head_dim", "num_key_value_heads", "sliding_window_pattern", "full_attention_interval",
+    "tiled_value_heads",
+}  # fmt: skip
 """What ours fills in where theirs leaves it to the model."""
 WRAPPED: list[tuple[str, dict[str, Any]]] = [
     ("gemma3", {"text_config": TINY}),
@@ -77,6 +82,11 @@ WRAPPED: list[tuple[str, dict[str, Any]]] = [
     ("mistral3", {"text_config": TINY, "eos_token_id": 7}),
     ("mistral3", {"text_config": {**TINY, "model_type": "ministral3", "dtype": "bfloat16"}}),
     ("mistral3", {"tie_word_embeddings": False}),
+    ("qwen3_5", {"text_config": TINY}),
+    (
+        "qwen3_5",
+        {"text_config": {**TINY, "tie_word_embeddings": True}, "tie_word_embeddings": True},
+    ),
 ]
 
 

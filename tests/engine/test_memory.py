@@ -16,8 +16,10 @@ from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.engine import memory
 from outrider.models.base import Model
 from outrider.models.load import load_model
+from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer
+from tests.support.tiny import MakeCheckpoint
 
 MIB = 1 << 20
 PAGE, LONG = 16, 1 << 16
@@ -107,3 +109,23 @@ def test_memory_that_control_groups_leave(tmp_path: Path) -> None:
     assert memory_left(groups, own) == 750
     (new.parent / "memory.current").write_text("9000\n")
     assert memory_left(groups, own) == 0
+
+
+def test_states_limit_the_sequences_at_once(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their memory is planned, and fewer sequences run where it is short."""
+    layers = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+    folder = make_checkpoint(tmp_path, "lfm2", hidden_size=64, **layers)
+    model, config = by_choice(folder, 128), EngineConfig(max_num_seqs=32)
+    each = model.state_bytes(memory.most_nodes(config, []))
+    planned = memory.plan_budget(config, 128, model, [])
+    assert each >= model.kept_state_bytes > 0 or not isinstance(model, NativeTransformer)
+    assert (planned.sequences, planned.state_bytes) == (32, 32 * each)
+    assert "states of layers" in str(planned)
+    room = int(each * 8 / memory.STATES_SHARE)
+    monkeypatch.setattr(memory, "working_bytes", lambda *args: 0)
+    monkeypatch.setattr(memory, "free_memory", lambda: room)
+    few = memory.plan_budget(config, 128, model, [])
+    assert few.sequences == 8
+    assert few.snapshot_bytes <= room // 8

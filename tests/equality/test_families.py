@@ -13,7 +13,9 @@ from outrider.audit.adversary import AdversarySpec
 from outrider.base.types import SamplingParams
 from outrider.errors import ConfigError
 from outrider.models.fallback import Fallback, SequenceStore
+from outrider.native import choice as native
 from tests.support.exactness import (
+    SAMPLING,
     VOCABULARY,
     adversary,
     alone,
@@ -27,7 +29,10 @@ NATIVE = ("mistral", "gemma2", "qwen3_moe")
 OTHERWISE = ("olmo2", "phi3", "smollm3")
 """Norms behind, ropes by length, layers without a rope."""
 FALLBACK = ("starcoder2", "mixtral")
+HYBRIDS = ("lfm2", "qwen3_5_text")
+"""Layers with states, which go back behind what was accepted."""
 LOOKUPS = ("ngram", "suffix")
+CERTAIN = ("wrong", "right")
 PROMPTS = [
     [(7 * i) % 190 + 5 for i in range(19)],  # longer than a window
     [11, 12, 13, 14, 15] * 5,
@@ -61,8 +66,8 @@ def plain(pair: Callable[[str], Path]) -> Callable[[str, float], dict[str, list[
         *[(family, drafter) for family in OTHERWISE for drafter in ("ngram", "ragged")],
         # One of the lookups: to a model both are chains, and the native families have the other.
         *[(family, drafter) for family in FALLBACK for drafter in ("none", "ngram", "model")],
-        ("starcoder2", "wrong"),
-        ("starcoder2", "right"),
+        *[(family, drafter) for family in HYBRIDS for drafter in (*LOOKUPS, "model")],
+        *[(family, drafter) for family in ("starcoder2", *HYBRIDS) for drafter in CERTAIN],
     ],
 )
 def test_drafts_change_nothing(
@@ -95,9 +100,59 @@ def test_drafts_change_nothing(
         assert engine.verifier.store.kept == {}  # nothing outlives its sequence
 
 
+@pytest.mark.parametrize("option", ["n", "logprobs", "penalties", "json", "regex", "bias"])
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_states_follow_every_option(family: str, option: str, pair: Callable[[str], Path]) -> None:
+    queued = requests(PROMPTS, SamplingParams(max_tokens=16, **SAMPLING[option]))
+    expected = alone(pair(family), queued)
+    engine = make_engine(pair(family), "model", pages=26, max_num_batched_tokens=7)
+    assert in_batches(engine, queued, 3) == expected
+    assert 0 < engine.counts.accepted < engine.counts.drafted
+
+
+@pytest.mark.parametrize("drafter", ["none", "model"])
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_prefix_that_is_found_changes_nothing(
+    family: str, drafter: str, pair: Callable[[str], Path]
+) -> None:
+    """Prompts again, what was said about them and more, and several samples of each."""
+    prompts = [[(7 * i) % 190 + 5 for i in range(61)], [11, 12, 13, 14, 15] * 5]
+    params = SamplingParams(temperature=0.8, max_tokens=20, ignore_eos=True, n=3)
+    first = requests(prompts, params)
+    said = alone(pair(family), first)
+    longer = [prompt + said[f"r{i}/0"] + [9, 8, 7] for i, prompt in enumerate(prompts)]
+    then = requests(longer, params)
+    expected = alone(pair(family), then, enable_prefix_caching=False)
+    engine = make_engine(pair(family), drafter, max_num_batched_tokens=13)
+    assert in_batches(engine, first, 2) == said
+    found = engine.scheduler.hit
+    assert in_batches(engine, first, 1) == said
+    assert in_batches(engine, then, 2) == expected
+    if native.library() is not None:
+        assert engine.scheduler.hit > found + 60
+        assert engine.scheduler.snapshots
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_an_aborted_sequence_leaves_no_state(family: str, pair: Callable[[str], Path]) -> None:
+    queued = requests(PROMPTS, _params(0.8))
+    expected = alone(pair(family), queued)
+    engine = make_engine(pair(family), "suffix")
+    for request in queued:
+        engine.add(request)
+    for _ in range(6):
+        engine.step()
+    engine.abort(queued[0].id)
+    while engine.has_work:
+        engine.step()
+    assert in_batches(engine, queued, 3) == expected
+    assert not getattr(engine.verifier.store, "_slots", {})
+
+
 def test_trees_are_refused_without_a_native_path(pair: Callable[[str], Path]) -> None:
-    with pytest.raises(ConfigError, match=r"'starcoder2' model .* cannot verify the trees of"):
-        make_engine(pair("starcoder2"), AdversarySpec("ragged"))
+    for family in ("starcoder2", *HYBRIDS):
+        with pytest.raises(ConfigError, match=rf"'{family}' model cannot verify the trees of"):
+            make_engine(pair(family), AdversarySpec("ragged"))
     make_engine(pair("mistral"), AdversarySpec("ragged"))
 
 

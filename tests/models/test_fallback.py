@@ -67,7 +67,11 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "rwkv": ("rwkv", {"attention_hidden_size": 32}),
     "jamba": ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2,
                         "mamba_d_state": 4, "use_mamba_kernels": False}),
-    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {"layer_types": ["conv", "full_attention"], "num_experts": 4, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 32, "num_dense_layers": 1},
+    ),
     # Keeps a part of its state in itself.
     "recurrent_gemma": ("recurrent_gemma", {"lru_width": 32, "attention_window_size": 24,
                                             "block_types": ["recurrent", "attention"]}),

@@ -67,6 +67,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.3,
         },
     },
+    "lfm2": {
+        "layer_types": ["conv", "full_attention"], "hidden_size": 48, "conv_bias": True,
+        "block_multiple_of": 8,
+    },
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention", "full_attention"], "head_dim": 16,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32,
+    },
     "granitemoehybrid": {
         "num_local_experts": 0, "mamba_n_heads": 4, "shared_intermediate_size": 52,
         "layer_types": ["full_attention"] * 2, "attention_multiplier": 0.3,
@@ -117,10 +126,11 @@ def test_it_is_the_torch_paths_model(
     expected = whole(torch_model(checkpoint, "float32", CPU, 256), ids_of(70)).logits
     for isa in HERE:
         mine = native_model(step(isa), checkpoint, "float32", 256)
-        np.testing.assert_allclose(whole(mine, ids_of(70)).logits, expected, atol=1e-4, rtol=0)
+        atol = max(1e-4, 3e-5 * float(np.abs(expected).max()))
+        np.testing.assert_allclose(whole(mine, ids_of(70)).logits, expected, atol=atol, rtol=0)
         low = native_model(step(isa), checkpoint, "bfloat16", 256)
         error = whole(low, ids_of(70)).logits - expected
-        assert (error**2).mean() ** 0.5 < 0.1  # of a spread of about 3
+        assert (error**2).mean() ** 0.5 < max(0.1, 0.03 * float(expected.std()))
 
 
 @pytest.mark.parametrize("family", ["olmo2", "gemma3_text", "gemma2"])
@@ -395,7 +405,7 @@ def floats(*shape: int) -> NDArray[np.float32]:
 
 def test_results_fit_their_room(model: NativeTransformer) -> None:
     step, store = model.library, model.new_store(2, PAGE)
-    words, wide = array("i", [1, 0, 0, 1, 1, 0, 1, 5, 1]), model.shape.vocab_size
+    words, wide = array("i", [1, 0, 0, 1, 1, 0, 1, 0, 5, 1]), model.shape.vocab_size
     none = floats(0, 1, model.shape.hidden_size)
     for logits, kept in (
         (floats(1, wide - 1), none),
@@ -411,7 +421,7 @@ def test_results_fit_their_room(model: NativeTransformer) -> None:
 
 def test_a_model_without_its_weights_is_not_run(model: NativeTransformer) -> None:
     step, c = model.library, step_config(model.shape, model.dtype, 64, False)
-    bare, words = step.new_model(c, None), array("i", [1, 0, 0, 1, 1, 0, 1, 5, 1])
+    bare, words = step.new_model(c, None), array("i", [1, 0, 0, 1, 1, 0, 1, 0, 5, 1])
     store = step.new_store(bare, 2, PAGE)
     logits, kept = floats(1, c.vocabulary), floats(0, 1, c.hidden)
     with pytest.raises(ModelError, match="not complete"):

@@ -53,9 +53,14 @@ FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "smollm3": {**WINDOWS, "use_sliding_window": True, "no_rope_layers": [1, 0]},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "lfm2": {"layer_types": ["full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+    "qwen3_5_text": {
+        "layer_types": ["full_attention", "linear_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    },
     "starcoder2": {"sliding_window": 8},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-}
+}  # fmt: skip
 """What a family's config says beyond the sizes that all of them share."""
 SCHEMA = {
     "type": "object",
@@ -120,7 +125,7 @@ def planted_pair(folder: Path, family: str = "llama", **sizes: int) -> Path:
     target, drafter = make(2), make(1)
     with torch.no_grad():
         for name, weight in target.model.layers[1].named_parameters():
-            if any(part in name for part in ("o_proj", "down_proj", "c_proj")):
+            if any(part in name for part in ("o_proj", "out_proj", "down_proj", "w2", "c_proj")):
                 weight.mul_(0.3)
             elif "gemma" in family and "post_" in name:
                 weight.sub_(0.7)  # norms weigh 1 + w

@@ -39,8 +39,25 @@ OWN_NAMES: dict[str, dict[str, str]] = {
     "olmo2": AFTER,
     "olmo3": AFTER,
     "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
-}
-ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "ministral3": "mistral3"}
+    "lfm2": {
+        "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "self_attn.out_proj": "attn_output",
+        "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
+        "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
+        "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv",
+        "conv.out_proj": "shortconv.out_proj",
+    },
+    "qwen3_5_text": {
+        "post_attention_layernorm": "post_attention_norm",
+        "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate",
+        "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha",
+        "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm",
+        "linear_attn.out_proj": "ssm_out",
+    },
+}  # fmt: skip
+PARAMETERS = {"linear_attn.dt_bias": "ssm_dt.bias", "linear_attn.A_log": "ssm_a"}
+ARCHITECTURES = {
+    "gemma3_text": "gemma3", "olmo3": "olmo2", "ministral3": "mistral3", "qwen3_5_text": "qwen35",
+}  # fmt: skip
 """Those whose name is not the model type."""
 INTERLEAVED = ("llama", "granite", "smollm3", "ministral3")
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
@@ -49,8 +66,13 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96}
 def file_name(name: str, family: str = "llama") -> str:
     """The name that a tensor has in a GGUF file."""
     module, _, part = name.rpartition(".")
+    if name == "model.embedding_norm.weight":
+        return "token_embd_norm.weight"
     if not module.startswith("model.layers."):
         return f"{NAMES[module]}.{part}"
+    for parameter, own in PARAMETERS.items():
+        if name.endswith(parameter):
+            return f"blk.{module.split('.')[2]}.{own}"
     _, _, index, rest = module.split(".", 3)
     return f"blk.{index}.{OWN_NAMES.get(family, {}).get(rest) or NAMES[rest]}.{part}"
 
@@ -66,6 +88,28 @@ def halved(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
+def tiled(
+    name: str, values: np.ndarray[Any, Any], config: Any, back: bool = False
+) -> np.ndarray[Any, Any]:
+    """A delta net's tensor with its value heads in the order of llama.cpp's converter, or back."""
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    size, first = config.linear_value_head_dim, 2 * keys * config.linear_key_head_dim
+    groups = (heads // keys, keys) if back else (keys, heads // keys)
+
+    def turned(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        grouped = rows.reshape(*groups, -1, *rows.shape[1:])
+        return grouped.swapaxes(0, 1).reshape(rows.shape)
+
+    if "in_proj_qkv" in name or "conv1d" in name:
+        return np.concatenate([values[:first], turned(values[first:])])
+    if any(part in name for part in ("in_proj_z", "in_proj_a", "in_proj_b", "A_log", "dt_bias")):
+        return turned(values)
+    if "linear_attn.out_proj" in name:
+        assert values.shape[1] == heads * size
+        return turned(values.T).T
+    return values
+
+
 def metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     """What the converter writes of a config."""
     writer.add_context_length(config.max_position_embeddings)
@@ -73,8 +117,23 @@ def metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type == "lfm2":
+        heads = config.num_key_value_heads
+        writer.add_head_count_kv([heads * (k != "conv") for k in config.layer_types])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type == "qwen3_5_text":
+        heads, size = config.linear_num_value_heads, config.linear_value_head_dim
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_ssm_state_size(config.linear_key_head_dim)
+        writer.add_ssm_group_count(config.linear_num_key_heads)
+        writer.add_ssm_time_step_rank(heads)
+        writer.add_ssm_inner_size(heads * size)
+        writer.add_full_attention_interval(config.full_attention_interval)
+        writer.add_rope_dimension_count(int(config.head_dim * 0.25))
     writer.add_vocab_size(config.vocab_size)
     rope = config.rope_parameters
     if "sliding_attention" in rope:
@@ -176,15 +235,27 @@ def convert(
         count = next((n for p, n in heads.items() if p in name), None)
         turned = count is not None and family in INTERLEAVED
         stored = interleaved(values, count) if turned and count else values
-        if values.ndim == 1:
-            shift = np.float32("gemma" in family and name.endswith("norm.weight"))
+        if "linear_attn" in name:
+            stored = tiled(name, values, config)
+        if "conv.weight" in name or "conv1d" in name:
+            writer.add_tensor(file_name(name, family), np.ascontiguousarray(stored[:, 0]))
+            stored = values
+        elif name.endswith("A_log"):
+            writer.add_tensor(file_name(name, family), -np.exp(stored))
+            stored = values
+        elif values.ndim == 1:
+            shifts = "gemma" in family or (family == "qwen3_5_text" and "linear_attn" not in name)
+            shift = np.float32(shifts and name.endswith("norm.weight"))
             writer.add_tensor(file_name(name, family), np.ascontiguousarray(stored + shift))
+            stored = values
         else:
             own = kind(name) if callable(kind) else kind
             packed = blocks(np.ascontiguousarray(stored), own)
             writer.add_tensor(file_name(name, family), packed, raw_dtype=own)
             stored = dequantize(packed, own)
-        back = halved(stored, count) if turned and count else stored
+        back = halved(stored, count) if turned and count and values.ndim > 1 else stored
+        if "linear_attn" in name and stored is not values:
+            back = tiled(name, stored, config, back=True)
         plain[name] = torch.from_numpy(np.ascontiguousarray(back))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

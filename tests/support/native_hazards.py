@@ -61,7 +61,7 @@ class Drafts:
         self.pipeline = NativePipeline(
             RequestPipeline(asked, self.model.shape.vocab_size), 0, self.step
         )
-        self.words = array("i", [3, 0, 0, 16, 1, 0, 3, 1, 2, 3, *range(1, 17)])
+        self.words = array("i", [3, 0, 0, 16, 1, 0, 3, 0, 1, 2, 3, *range(1, 17)])
 
     def __call__(self, store: int = 0) -> list[DraftNodes]:
         handles = self.model.handle, self.stores[store].handle

@@ -60,7 +60,7 @@ class Products:
         logits = np.empty((len(rows), wanted or self.shape[0]), np.float32)
         kept = np.empty((0, len(rows), self.shape[1]), np.float32)
         words = array(
-            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 1, 0, 1, row, page))
+            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 1, 0, 1, 0, row, page))
         )
         self.library.forward(self.model, self.store, words, [], [], logits, kept)
         return logits
@@ -73,7 +73,7 @@ class Products:
         logits = np.empty((0, self.shape[0]), np.float32)
         kept = np.empty((1, len(rows), self.shape[1]), np.float32)
         words = array(
-            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 0, 0, 1, row, page))
+            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 0, 0, 1, 0, row, page))
         )
         self.library.forward(self.model, self.store, words, [], [-1], logits, kept)
         return kept[0]

@@ -68,9 +68,14 @@ class Contexts:
 
     def after(self, paths: Sequence[Sequence[int]] | None) -> Logits:
         """Return logits [contexts, vocabulary] behind contexts and paths, first behind none."""
-        rows = paths or self._contexts
+        rows, again = paths or self._contexts, paths is None or self._model.shape.stateful
         segments = [
-            Segment(row, 0 if paths is None else len(c), pages, 1, len(c), key=f"{pages}")
+            Segment(
+                [*c, *row] if paths and again else row,
+                0 if again else len(c),
+                *(pages, 1, len(c)),
+                key=f"{pages}",
+            )
             for row, c, pages in zip(rows, self._contexts, self._pages, strict=True)
         ]
         logits = self._model.run(segments, self._store).logits

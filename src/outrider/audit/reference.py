@@ -13,6 +13,8 @@ from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.configs import whole
 from ..checkpoints.dtypes import FLOAT32
 from ..checkpoints.export import recipe_of
+from ..checkpoints.families import Delta
+from ..checkpoints.formats.shared import usual_name
 from ..checkpoints.weights import plain, quantized
 from ..errors import ModelError
 from ..models.tensors import as_array, as_tensor
@@ -40,10 +42,12 @@ def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
         del config.quantization_config
     model = AutoModelForCausalLM.from_config(whole(config), dtype=torch.float32).eval()
     with torch.no_grad():
-        source = checkpoint.tensors
-        for name, weight in model.named_parameters():
-            if weight.dim() == 1:
-                weight.copy_(as_tensor(source.get(name, tuple(weight.shape), FLOAT32)))
+        source, delta = checkpoint.tensors, architecture.delta
+        for own_name, weight in model.named_parameters():
+            name = usual_name(own_name, architecture.layout.names)
+            if weight.dim() != 2:
+                values = as_tensor(source.get(name, tuple(weight.shape), FLOAT32))
+                weight.copy_(values if delta is None else grouped(name, values, delta))
                 continue
             outputs, inputs = weight.shape
             own = recipe_of(name, recipe, architecture.tied)
@@ -51,8 +55,30 @@ def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
                 matrix = source.matrix(name, (outputs, inputs), FLOAT32)
             else:
                 matrix = quantized(source, name, (outputs, inputs), own)
-            weight.copy_(as_tensor(plain(matrix, FLOAT32)))
+            values = as_tensor(plain(matrix, FLOAT32))
+            weight.copy_(values if delta is None else grouped(name, values, delta))
     return model
+
+
+def grouped(name: str, values: torch.Tensor, delta: Delta) -> torch.Tensor:
+    """Return a tensor of a delta net with its value heads as transformers groups them by keys."""
+    if not delta.tiled_heads:
+        return values
+    mixed = delta.conv_width - delta.values
+
+    def turned(rows: torch.Tensor) -> torch.Tensor:
+        parts = rows.unflatten(0, (-1, delta.key_heads, len(rows) // delta.value_heads))
+        out: torch.Tensor = parts.transpose(0, 1).flatten(0, 2)
+        return out
+
+    match name.split(".")[-2:]:
+        case ["in_proj_qkv" | "conv1d", _]:
+            return torch.cat((values[:mixed], turned(values[mixed:])))
+        case ["in_proj_z" | "in_proj_a" | "in_proj_b", _] | ["linear_attn", _]:
+            return turned(values)
+        case ["out_proj", _] if "linear_attn" in name:
+            return turned(values.T).T
+    return values
 
 
 @torch.inference_mode()

@@ -55,7 +55,7 @@ TABLE = (
     ),
     Method("medusa", checkpoint=True, ours="medusa", costs="medusa"),
     Method("mlp_speculator", checkpoint=True),
-    Method("mtp", ("nextn", "draft_mtp", "eagle_mtp")),
+    Method("mtp", ("nextn", "draft_mtp", "eagle_mtp"), ours="mtp"),
     Method("dflash", ("draft_dflash",), checkpoint=True),
     Method("dspark", ("draft_dspark",), checkpoint=True),
     Method("speculators", checkpoint=True, ours="eagle3"),

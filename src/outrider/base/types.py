@@ -238,7 +238,8 @@ class SequenceState:
     ``tokens`` are committed tokens only: the prompt, then the output, at most ``limit`` of them
     (the scheduler's word). ``num_computed`` have keys and values in the cache, on ``pages``: an
     array, which the native step takes whole. ``keys`` are those of its full pages, of which others
-    can look up the first ``named``. ``has_wishes`` is True where the request does not leave
+    can look up the first ``named``. ``states`` are those that it begins with behind pages that
+    others computed, until its first step. ``has_wishes`` is True where the request does not leave
     drafting to the engine. ``workload`` names those that are expected to fare alike.
     """
 
@@ -260,6 +261,7 @@ class SequenceState:
     limit: int = field(init=False, default=0)
     start: Start | None = field(init=False, default=None)
     keys: list[bytes] = field(init=False, default_factory=list)
+    states: Any = field(init=False, default=None)
     named: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from ..checkpoints.families import find_folder
 from ..checkpoints.files import Files
 from ..checkpoints.tokenizers import read_codec
 from ..drafters.heads import HeadSpec
+from ..drafters.mtp import MtpSpec
 from ..drafters.ngram import NgramSpec
 from ..drafters.registry import beside, find_drafter, known_specs
 from ..engine.build import build_engine, takes_cpus
@@ -108,10 +109,11 @@ def _near(folder: Path, options: BenchOptions) -> list[str]:
     """Return the names of the drafters beside a target; heads only where the native step runs."""
     dtype = str(options.engine.get("dtype", "auto"))
     native = library() is not None and is_native(open_checkpoint(folder), dtype)
+    heads = (HeadSpec, MtpSpec)
     return [
         name
         for name, spec in known_specs().items()
-        if (native or not issubclass(spec, HeadSpec)) and beside(folder, name) is not None
+        if (native or not issubclass(spec, heads)) and beside(folder, name) is not None
     ]
 
 

@@ -71,7 +71,8 @@ def open_checkpoint(folder: Path | Files) -> Checkpoint:
     wrapped = isinstance(shape, Architecture) and config.model_type in WRAPPERS
     if isinstance(shape, Architecture) and wrapped:
         config, shape = _text_part(config, shape, files)
-    tensors = Tensors(files, format, wrapped)
+    names = shape.layout.names if isinstance(shape, Architecture) else ()
+    tensors = Tensors(files, format, wrapped, names)
     if isinstance(shape, Architecture):
         warn_once(_ignored(tensors, files, shape.num_layers))
     return Checkpoint(files.folder, config, shape, tensors)

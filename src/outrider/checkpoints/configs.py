@@ -13,6 +13,7 @@ from ..base.extras import torch_for
 from ..base.fields import Fields
 from .defaults import (
     DEFAULTS,
+    FIRST,
     KEPT,
     MINISTRAL3_ROPE,
     MISTRAL3_TEXT,
@@ -28,9 +29,15 @@ if TYPE_CHECKING:
 
 ModelConfig: TypeAlias = "PlainConfig | PretrainedConfig"
 """A config: ours of a native family, or transformers' of another."""
-WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral", "qwen3_5": "qwen3_5_text"}
 """Models of images and text whose part for text is of a native family: by default of this one."""
+UNTIED = ("qwen3_5",)
+"""Wrappers that do not tie heads unless they say so."""
 KINDS = ("full_attention", "sliding_attention")
+CONV, DELTA = "conv", "linear_attention"
+"""The kinds of layers that are short convolutions, and gated delta nets."""
+SHARES = {"phi3": 1.0, "qwen3_5_text": 0.25}
+"""Families of which a part of each head turns, and that part where the config does not say it."""
 LEGACY = {"attention": "full_attention", "mamba": "linear_attention"}
 """Older names of kinds of layers."""
 TRAINED_IN_ROPE = ("llama3", "yarn", "longrope")
@@ -97,10 +104,11 @@ def _wrapper(family: str, values: Fields, options: Mapping[str, Any]) -> PlainCo
     if own not in DEFAULTS:
         return None
     given = {name: _read(values, name) for name in ("tie_word_embeddings", "is_encoder_decoder")}
+    tied = given["tie_word_embeddings"]
     return PlainConfig(
         model_type=family,
         text_config=_config(own, inner or {}, part.where),
-        tie_word_embeddings=given["tie_word_embeddings"] is not False,
+        tie_word_embeddings=tied is True or (tied is None and family not in UNTIED),
         is_encoder_decoder=given["is_encoder_decoder"] is True,
         eos_token_id=options.get("eos_token_id"),
         **_kept(options),
@@ -110,7 +118,8 @@ def _wrapper(family: str, values: Fields, options: Mapping[str, Any]) -> PlainCo
 def _config(family: str, options: Mapping[str, Any], where: str) -> PlainConfig:
     given = dict(options)
     for name, other in RENAMED.get(family, {}).items():
-        if given.get(name) is None:
+        first = name in FIRST.get(family, ()) and given.get(other) is not None
+        if given.get(name) is None or first:
             given[name] = given.get(other)
     values = Fields(given, where)
     config: dict[str, Any] = {"model_type": family}
@@ -175,6 +184,14 @@ def _follow(family: str, config: dict[str, Any]) -> None:
     if config.get("layer_types", ()) is None:
         if family == "granitemoehybrid":
             config["layer_types"] = ["linear_attention" for _ in layers]
+        elif family == "qwen3_5_text":
+            period = config["full_attention_interval"]
+            config["layer_types"] = [DELTA if (i + 1) % period else KINDS[0] for i in layers]
+        elif family == "lfm2":
+            if config["full_attn_idxs"] is None:
+                config["full_attn_idxs"] = [*layers]
+            attending = config["full_attn_idxs"]
+            config["layer_types"] = [KINDS[0] if i in attending else CONV for i in layers]
         else:
             config["layer_types"] = [KINDS[_slides(family, config, layer)] for layer in layers]
 
@@ -208,7 +225,8 @@ def _one_rope(
         ropes = dict(MINISTRAL3_ROPE) if family == "ministral3" else {}
     share = values.number("partial_rotary_factor", 1.0)
     more = {"partial_rotary_factor": share} if "partial_rotary_factor" in values else {}
-    if family == "phi3":
+    if family in SHARES:
+        share = values.number("partial_rotary_factor", SHARES[family])
         more = {"partial_rotary_factor": share}
     nested = [kind for kind in KINDS if kind in ropes]
     for kind in nested:

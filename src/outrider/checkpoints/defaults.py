@@ -11,7 +11,9 @@ TYPES = {
             "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
             "original_max_position_embeddings", "no_rope_layer_interval", "sliding_window_pattern",
             "decoder_sparse_step", "moe_intermediate_size", "shared_intermediate_size",
-            "query_pre_attn_scalar",
+            "query_pre_attn_scalar", "conv_L_cache", "block_multiple_of", "linear_conv_kernel_dim",
+            "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
+            "linear_num_value_heads", "full_attention_interval",
         ),
         "size",
     ),
@@ -24,21 +26,22 @@ TYPES = {
     ),
     **dict.fromkeys(
         (
-            "rms_norm_eps", "final_logit_softcapping",
+            "rms_norm_eps", "norm_eps", "final_logit_softcapping",
             "attn_logit_softcapping", "embedding_multiplier", "logits_scaling",
-            "residual_multiplier", "attention_multiplier",
+            "residual_multiplier", "attention_multiplier", "block_ffn_dim_multiplier",
         ),
         "number",
     ),
     **dict.fromkeys(
         (
             "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window",
-            "norm_topk_prob", "use_bidirectional_attention", "is_encoder_decoder",
+            "norm_topk_prob", "use_bidirectional_attention", "is_encoder_decoder", "conv_bias",
+            "block_auto_adjust_ff_dim", "tiled_value_heads",
         ),
         "flag",
     ),
     **dict.fromkeys(("hidden_act", "hidden_activation", "position_embedding_type"), "text"),
-    **dict.fromkeys(("mlp_only_layers", "no_rope_layers"), "numbers"),
+    **dict.fromkeys(("mlp_only_layers", "no_rope_layers", "full_attn_idxs"), "numbers"),
     "layer_types": "texts",
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), "ids"),
 }  # fmt: skip
@@ -53,9 +56,12 @@ KEPT = ("quantization_config", "architectures")
 RENAMED = {
     "qwen3_moe": {"num_experts": "num_local_experts"},
     "granitemoehybrid": {"layer_types": "layers_block_type"},
+    "lfm2": {"tie_word_embeddings": "tie_embedding", "intermediate_size": "block_ff_dim"},
 }
-"""Other names of options."""
-THETA = {"smollm3": 2e6, "gemma3_text": 1e6, "olmo3": 5e5}
+"""Other names of options, which count where the usual one is missing."""
+FIRST = {"lfm2": ("tie_word_embeddings", "intermediate_size")}
+"""Options whose other name counts, if both are given."""
+THETA = {"smollm3": 2e6, "lfm2": 1e6, "gemma3_text": 1e6, "olmo3": 5e5}
 NEAR_THETA = {"gemma3_text": 1e4, "olmo3": 5e5}
 """Bases of ropes where they are not 10,000; those of layers that see a window."""
 
@@ -95,7 +101,8 @@ _QWEN = _ALL | {
     "sliding_window": 4096,
 }
 _LAYERED = {"max_window_layers": 28, "layer_types": None}
-_GEMMA = {name: value for name, value in _ALL.items() if name != "hidden_act"} | {
+_SILENT = {name: value for name, value in _ALL.items() if name != "hidden_act"}
+_GEMMA = _SILENT | {
     "hidden_size": 2304,
     "intermediate_size": 9216,
     "num_hidden_layers": 26,
@@ -166,6 +173,21 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5, "eos_token_id": 32000, "pad_token_id": 32000, "sliding_window": None,
     },
     "granite": _ALL | _GRANITE | {"mlp_bias": False},
+    "qwen3_5_text": _ALL | _BIAS | {
+        "vocab_size": 248320, "intermediate_size": 12288, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 32768,
+        "bos_token_id": None, "eos_token_id": None, "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "tiled_value_heads": False, "full_attention_interval": 4,
+        "layer_types": None,
+    },
+    "lfm2": {name: value for name, value in _SILENT.items() if name != "rms_norm_eps"} | {
+        "vocab_size": 65536, "hidden_size": 2560, "intermediate_size": 12288,
+        "num_key_value_heads": 8, "max_position_embeddings": 128000, "norm_eps": 1e-5,
+        "tie_word_embeddings": True, "pad_token_id": 0, "conv_bias": False, "conv_L_cache": 3,
+        "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": True, "full_attn_idxs": None, "layer_types": None,
+    },
     "granitemoehybrid": _ALL | _GRANITE | {
         "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
         "position_embedding_type": None, "layer_types": None,

@@ -30,7 +30,7 @@ from .families import CLASSES, Architecture
 from .files import INDEX, Files, new_folder, save_file
 from .formats.compressed import METHOD
 from .formats.gguf_weights import GGUFTensors
-from .formats.shared import Tensors
+from .formats.shared import Tensors, usual_name
 from .quantize import Codes, Quantized, quantize
 from .tokenizers import has_tokenizer, save_tokenizer
 from .weights import Source, check_left, plain, quantized, stays
@@ -42,7 +42,8 @@ MAX_SHARD = 5 * 10**9
 KEPT = {"Q8_0": Recipe(8, 32), "Q4_0": Recipe(4, 32)}
 """Recipes that describe kept codes, by their type in a GGUF file."""
 MATRIX = re.compile(
-    r"model\.layers\.\d+\.(self_attn|mlp|shared_mlp)\.(.+\.)?\w+_(proj|linear)\.weight"
+    r"model\.layers\.\d+\.(self_attn|mlp|shared_mlp|conv|linear_attn)\.(.+\.)?"
+    r"\w+_(proj|linear|proj_qkv|proj_z)\.weight"
 )
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SCALES = ("_scale", "_scale_inv")
@@ -85,6 +86,11 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
             f"{folder}: a {config.model_type!r} model as configured has no native path, and only "
             "native models run with quantised weights."
         )
+    if architecture.delta is not None and architecture.delta.tiled_heads:
+        raise ModelError(
+            f"{folder}: a GGUF file of a {config.model_type!r} model cannot be written as "
+            "safetensors; give the checkpoint that it was made from."
+        )
     check_left(source, recipe)
     with new_folder(out) as new:
         bits = _write_weights(source, new, recipe, architecture)
@@ -126,7 +132,9 @@ def _write_weights(source: Source, out: Path, recipe: Recipe, architecture: Arch
         parts.append(sorted(shard))
         shard.clear()
 
-    for tensors, weights in _tensors(source, recipe, architecture.tied):
+    own_names = [(own, usual) for usual, own in architecture.layout.names]
+    for made, weights in _tensors(source, recipe, architecture.tied):
+        tensors = {usual_name(name, own_names): tensor for name, tensor in made.items()}
         added = sum(t.nbytes for t in tensors.values())
         if shard and size + added > MAX_SHARD:
             write()
@@ -242,7 +250,7 @@ def quantization_config(recipe: Recipe, source: Source, tied: bool) -> dict[str,
             kept.setdefault(KEPT[kind], []).append(name.removesuffix(".weight"))
     groups = [scheme(recipe, ["Linear"]), scheme(recipe.head, [head])]
     groups += [scheme(own, names) for own, names in kept.items()]
-    return config_of(groups, ["re:.*mlp\\.gate$"])
+    return config_of(groups, ["re:.*mlp\\.gate$", "re:.*linear_attn\\.in_proj_[ab]$"])
 
 
 def config_of(groups: list[dict[str, Any]], ignored: list[str]) -> dict[str, Any]:

@@ -19,15 +19,22 @@ from ..base.fields import Fields, read_object
 from ..base.limits import LARGEST_INT
 from ..base.types import Folder
 from ..errors import ModelError, shown
-from .configs import ModelConfig, PlainConfig
+from .configs import CONV, DELTA, ModelConfig, PlainConfig
 from .dtypes import PLAIN
 from .formats.gguf import is_gguf
 from .rope import ROPE_TYPES, STILL, check_rope, head_dim, rope_parameters, rotary_dim
 
+Mixer = Literal["attention", "conv", "delta"]
+MIXERS: dict[str, Mixer] = {
+    "full_attention": "attention", "sliding_attention": "attention", CONV: "conv", DELTA: "delta",
+}  # fmt: skip
+"""What mixes tokens in layers of each kind of ``layer_types``."""
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 UNBOUNDED = 32768
 """Tokens of context for a model whose config names no limit."""
 MOST_EXPERTS = 1 << 16
+MOST_TAPS = 64
+"""Tokens that a short convolution spans."""
 WIDEST = LARGEST_INT // 2
 """Elements of a row: twice as many, as gate and up have, are still counted by 32 bits."""
 
@@ -46,11 +53,21 @@ class Family:
     partial: bool = False  # part of a head may turn
     norms: Literal["before", "around", "after"] = "before"  # attention and MLP
     shifted: bool = False  # norms weigh 1 + w
+    scaled: bool = False  # embeddings are multiplied by the root of their width
+    gated: bool = False  # attention is multiplied by gates, which come with its queries
     attention_cap: bool = False  # attn_logit_softcapping counts (transformers' Gemma 3 ignores it)
     windowed: bool = False  # sliding_window, where given, is that of every layer
     experts: bool = False
+    names: tuple[tuple[str, str], ...] = ()  # modules as Llama calls them, and as the family does
 
 
+LFM2 = (
+    ("input_layernorm", "operator_norm"), ("post_attention_layernorm", "ffn_norm"),
+    ("self_attn.o_proj", "self_attn.out_proj"), ("self_attn.q_norm", "self_attn.q_layernorm"),
+    ("self_attn.k_norm", "self_attn.k_layernorm"), ("mlp.gate_proj", "feed_forward.w1"),
+    ("mlp.up_proj", "feed_forward.w3"), ("mlp.down_proj", "feed_forward.w2"),
+    ("model.norm", "model.embedding_norm"),
+)  # fmt: skip
 _OLMO = Family(norms="after", qk_norm=True, wide_norms=True)
 FAMILIES = {
     "llama": Family(),
@@ -61,8 +78,8 @@ FAMILIES = {
     "qwen3": Family(qk_norm=True),
     "qwen3_moe": Family(qk_norm=True, windowed=True, experts=True),
     "smollm3": Family(),
-    "gemma2": Family(norms="around", shifted=True, attention_cap=True),
-    "gemma3_text": Family(norms="around", shifted=True, qk_norm=True),
+    "gemma2": Family(norms="around", shifted=True, scaled=True, attention_cap=True),
+    "gemma3_text": Family(norms="around", shifted=True, scaled=True, qk_norm=True),
     "olmo2": _OLMO,
     "olmo3": _OLMO,
     "phi3": Family(
@@ -70,6 +87,8 @@ FAMILIES = {
         fused_heads="self_attn.qkv_proj", fused_mlp="mlp.gate_up_proj",
     ),
     "granite": Family(),
+    "qwen3_5_text": Family(partial=True, shifted=True, qk_norm=True, gated=True),
+    "lfm2": Family(qkv_bias=False, output_bias=False, qk_norm=True, names=LFM2),
     "granitemoehybrid": Family(
         fused_mlp="shared_mlp.input_linear", down="shared_mlp.output_linear"
     ),
@@ -91,6 +110,35 @@ class Shape:
     dtype: np.dtype[Any]
     eos_token_ids: frozenset[int]
 
+    @property
+    def stateful(self) -> bool:
+        """True if layers have a state of each sequence that the native step or torch keeps."""
+        return False
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The heads of a gated delta net and their sizes.
+
+    Value heads share those of keys: neighbours do or, of ``tiled_heads``, each ``key_heads``-th.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    tiled_heads: bool = False
+
+    @property
+    def conv_width(self) -> int:
+        """The channels that are mixed: queries and keys, and values."""
+        return 2 * self.key_heads * self.key_dim + self.values
+
+    @property
+    def values(self) -> int:
+        """The elements of all value heads."""
+        return self.value_heads * self.value_dim
+
 
 @dataclass(frozen=True)
 class Architecture(Shape):
@@ -101,7 +149,9 @@ class Architecture(Shape):
     ``scale`` multiplies the products of attention; ``attention_cap`` bounds them, ``logits_cap``
     the logits. Queries at position p are multiplied by 1 + ``heat`` * log(1 + p // ``heat_step``).
     ``sparse`` layers have ``num_experts`` experts of ``expert_size``, and a row uses
-    ``top_experts`` of them.
+    ``top_experts`` of them. ``mixers`` are what mixes tokens in each layer: attention, or a short
+    convolution over ``conv_taps`` tokens, or a gated delta net of the sizes ``delta``, which has
+    such a convolution, too.
     """
 
     hidden_size: int
@@ -133,6 +183,32 @@ class Architecture(Shape):
     top_experts: int
     expert_size: int
     renormalised: bool
+    mixers: tuple[Mixer, ...]
+    conv_taps: int
+    conv_bias: bool
+    delta: Delta | None
+
+    @property
+    def attending(self) -> tuple[int, ...]:
+        """The layers that are attention, which have keys and values in the cache."""
+        return tuple(i for i, mixer in enumerate(self.mixers) if mixer == "attention")
+
+    @property
+    def stateful(self) -> bool:
+        """True if layers have a state of each sequence, which is what its tokens made of it."""
+        return len(self.attending) < self.num_layers
+
+    def state_size(self, drafted: int) -> int:
+        """Return the numbers that the states of a sequence are, with drafts of so many tokens."""
+        taps, delta = self.conv_taps - 1, self.delta
+        conv = taps * self.hidden_size, self.hidden_size
+        size = sum(self.mixers.count("conv") * n for n in (conv[0], 2 * drafted * conv[1]))
+        if delta is not None:
+            keys = delta.key_heads * delta.key_dim
+            state = taps * delta.conv_width + delta.values * delta.key_dim
+            row = delta.conv_width + keys + delta.values + delta.value_heads
+            size += self.mixers.count("delta") * (state + 2 * drafted * row)
+        return size
 
     def within(self, window: int | None) -> Architecture:
         """Return it with rows that see ``window`` positions at most, themselves included."""
@@ -270,13 +346,13 @@ def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architectu
     return Architecture(
         **{field.name: getattr(shape, field.name) for field in fields(shape)},
         hidden_size=width,
-        intermediate_size=values.whole(inner, 1, WIDEST),
+        intermediate_size=_inner(values, inner),
         num_layers=len(kinds),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=size,
         rotary_dim=rotary_dim(config, turning[0]) if turning else size,
-        norm_eps=values.number("rms_norm_eps", low=0),
+        norm_eps=values.number("norm_eps" if "norm_eps" in values else "rms_norm_eps", low=0),
         activation=_activation(config),
         tied=bool(config.tie_word_embeddings),
         qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
@@ -289,10 +365,17 @@ def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architectu
         **_heat(config, values),
         attention_cap=_cap(values, "attn_logit_softcapping") if family.attention_cap else None,
         logits_cap=_cap(values, "final_logit_softcapping"),
-        embedding_scale=width**0.5 if family.shifted else values.number("embedding_multiplier", 1),
+        embedding_scale=width**0.5 if family.scaled else values.number("embedding_multiplier", 1),
         residual_scale=values.number("residual_multiplier", 1),
         logits_scale=values.number("logits_scaling", 1, positive=True),
         **_experts(values, family, config, len(kinds)),
+        mixers=tuple(MIXERS[kind] for kind in kinds),
+        conv_taps=values.whole(
+            "conv_L_cache" if "conv_L_cache" in values else "linear_conv_kernel_dim",
+            *(1, MOST_TAPS, 1),
+        ),
+        conv_bias=bool(getattr(config, "conv_bias", False)),
+        delta=_delta(values) if DELTA in kinds else None,
     )
 
 
@@ -312,6 +395,34 @@ def _experts(values: Fields, family: Family, config: PlainConfig, layers: int) -
         "expert_size": values.whole("moe_intermediate_size", 1),
         "renormalised": bool(getattr(config, "norm_topk_prob", False)),
     }
+
+
+def _inner(values: Fields, name: str) -> int:
+    """Return the width of MLPs; LFM2's options say what it is made from."""
+    width = values.whole(name, 1, WIDEST)
+    if not values.flag("block_auto_adjust_ff_dim", False):
+        return width
+    multiple = values.whole("block_multiple_of", 1, WIDEST)
+    by = values.number("block_ffn_dim_multiplier", positive=True)
+    width = -(-int(by * (2 * width // 3)) // multiple) * multiple
+    if not 1 <= width <= WIDEST:
+        raise values.refuse("block_ffn_dim_multiplier", f"MLPs of 1 to {WIDEST} elements")
+    return width
+
+
+def _delta(values: Fields) -> Delta:
+    """Return the sizes of a gated delta net."""
+    keys = values.whole("linear_num_key_heads", 1, MOST_EXPERTS)
+    heads = values.whole("linear_num_value_heads", 1, MOST_EXPERTS)
+    if heads % keys:
+        raise values.refuse(
+            "linear_num_value_heads", f"a multiple of linear_num_key_heads ({keys})"
+        )
+    key, value = (values.whole(f"linear_{n}_head_dim", 1, MOST_EXPERTS) for n in ("key", "value"))
+    delta = Delta(keys, heads, key, value, values.flag("tiled_value_heads", False))
+    if delta.conv_width > WIDEST:
+        raise values.refuse("linear_num_value_heads", f"heads of at most {WIDEST} elements in all")
+    return delta
 
 
 def _heat(config: PlainConfig, values: Fields) -> dict[str, Any]:
@@ -347,7 +458,9 @@ def _options_fit(config: PlainConfig, family: Family) -> bool:
     """Return whether the native path supports the activation, ropes and head size of ``config``."""
     if _activation(config) not in ACTIVATIONS:
         return False
-    if not set(_kinds(config)) <= {"full_attention", "sliding_attention"}:
+    if not set(_kinds(config)) <= MIXERS.keys():
+        return False
+    if DELTA in _kinds(config) and config.model_type != "qwen3_5_text":
         return False
     if getattr(config, "num_local_experts", 0) and not family.experts:
         return False
@@ -365,7 +478,7 @@ def _activation(config: PlainConfig) -> str:
 
 
 def _kinds(config: PlainConfig) -> list[str]:
-    """Return "sliding_attention" or "full_attention" for each layer, or a kind that is foreign."""
+    """Return the kind of each layer, see ``MIXERS``, or a kind that is foreign."""
     return getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
 
 
@@ -376,6 +489,9 @@ def _rope_kinds(config: PlainConfig) -> list[str | None]:
     if config.model_type == "granitemoehybrid" and config.position_embedding_type != "rope":
         turns = [0] * len(kinds)
     own = [kind if kind in config.rope_parameters else None for kind in kinds]
+    turns = [
+        MIXERS.get(kind) == "attention" and turn for kind, turn in zip(kinds, turns, strict=False)
+    ]
     return [kind if turn else STILL for kind, turn in zip(own, turns, strict=False)]
 
 

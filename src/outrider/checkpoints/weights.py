@@ -50,12 +50,29 @@ class Experts(Generic[M, V]):
 
 
 @dataclass(frozen=True)
+class DeltaWeights(Generic[M, V]):
+    """What a gated delta net has beside its large matrices.
+
+    ``rates`` [2 * value heads, width] stacks what becomes the strength of an update and its
+    decay; ``decay`` and ``dt_bias`` [value heads] are fp32, ``norm`` [value_dim].
+    """
+
+    rates: M
+    decay: V
+    dt_bias: V
+    norm: V
+
+
+@dataclass(frozen=True)
 class LayerWeights(Generic[M, V]):
     """One decoder layer. ``qkv`` stacks the rows of queries, keys and values.
 
     The elements of a head have the order of ``rope.half_split``. ``input_norm`` and ``mlp_norm``
     come before attention and MLP, ``attention_norm`` and ``output_norm`` after them, where a family
-    has them. ``q_norm`` and ``k_norm`` are of a head or of all.
+    has them. ``q_norm`` and ``k_norm`` are of a head or of all. A short convolution has gates
+    and inputs [3 * width, width] in the place of ``qkv``, and ``taps`` [taps, width], the oldest
+    first. A gated delta net has queries, keys, values and gates there, and ``delta``. Gates of
+    attention come behind its queries.
     """
 
     input_norm: V | None
@@ -69,12 +86,15 @@ class LayerWeights(Generic[M, V]):
     mlp_norm: V | None
     mlp: Mlp[M, V] | Experts[M, V]
     output_norm: V | None
+    taps: V | None = None
+    taps_bias: V | None = None
+    delta: DeltaWeights[M, V] | None = None
 
     def products(self) -> list[M]:
         """Return the matrices that multiply every row."""
         mlp = self.mlp
         inner = [mlp.router] if isinstance(mlp, Experts) else [mlp.gate_up, mlp.down]
-        return [self.qkv, self.output, *inner]
+        return [self.qkv, self.output, *inner, *([self.delta.rates] if self.delta else [])]
 
 
 logger = logging.getLogger("outrider")
@@ -211,20 +231,49 @@ class Loader:
         Products of queries and keys do not depend on that order, and then all heads turn alike.
         """
         a = self.architecture
-        if a.rotary_dim == a.head_dim:
+        if a.rotary_dim == a.head_dim and not a.layout.gated:
             return None
-        rotated = a.num_heads + a.num_kv_heads
-        rows = np.arange((rotated + a.num_kv_heads) * a.head_dim).reshape(-1, a.head_dim)
-        rows[:rotated] = rows[:rotated, half_split(a.head_dim, a.rotary_dim)]
+        split, heads = self._head_order(), a.num_heads
+        queries = (1 + a.layout.gated) * heads
+        rows = np.arange((queries + 2 * a.num_kv_heads) * a.head_dim).reshape(-1, a.head_dim)
+        if a.layout.gated:  # from the queries and the gate of each head
+            rows[:queries] = (
+                rows[:queries].reshape(heads, 2, -1).swapaxes(0, 1).reshape(queries, -1)
+            )
+        rows[:heads] = rows[:heads, split]
+        rows[queries : queries + a.num_kv_heads] = rows[queries : queries + a.num_kv_heads, split]
         return rows.ravel()
+
+    def _head_order(self) -> list[int]:
+        """Return the order of a head's elements in which they are ``half_split``."""
+        a = self.architecture
+        return half_split(a.head_dim, a.rotary_dim)
+
+    def _head_norm(self, name: str, size: int) -> Array:
+        """Return the norm of queries or keys, in the order of their elements."""
+        norm, a = self.norm(name, size), self.architecture
+        if a.rotary_dim == a.head_dim or size != a.head_dim:
+            return norm
+        return np.concatenate(2 * [norm[:size][self._head_order()]])
 
     def layer(self, index: int, inputs: int | None = None) -> LayerWeights[Matrix, Array]:
         """Return the weights of one layer; ``inputs`` of its queries, if not its width."""
-        a, base = self.architecture, f"model.layers.{index}."
-        attn, width = f"{base}self_attn.", a.hidden_size
+        base = f"model.layers.{index}."
+        match self.architecture.mixers[index]:
+            case "conv":
+                mixer = self._conv(f"{base}conv.")
+            case "delta":
+                mixer = self._delta(f"{base}linear_attn.")
+            case _:
+                mixer = self._attention(base, inputs)
+        return LayerWeights(**mixer, **self._common(base, index))
+
+    def _attention(self, base: str, inputs: int | None) -> dict[str, Any]:
+        """Return the fields of ``LayerWeights`` about attention."""
+        a, attn, width = self.architecture, f"{base}self_attn.", self.architecture.hidden_size
         queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-        parts = {"q": queries, "k": keys, "v": keys}
         layout = a.layout
+        parts = {"q": queries * (1 + layout.gated), "k": keys, "v": keys}
         fused = layout.fused_heads and f"{base}{layout.fused_heads}"
         qkv = self._stacked(attn, parts, inputs or width, fused)
         bias = self._biases(attn, parts, fused) if a.qkv_bias else None
@@ -232,24 +281,78 @@ class Loader:
         if order is not None:
             qkv = qkv[order] if isinstance(qkv, np.ndarray) else qkv.rows(order)
             bias = None if bias is None else bias[order]
+        q_width, k_width = (queries, keys) if layout.wide_norms else (a.head_dim, a.head_dim)
+        return {
+            "qkv": self._ready(qkv),
+            "qkv_bias": bias,
+            "q_norm": self._head_norm(f"{attn}q_norm", q_width) if layout.qk_norm else None,
+            "k_norm": self._head_norm(f"{attn}k_norm", k_width) if layout.qk_norm else None,
+            "output": self._ready(self.matrix(f"{attn}o_proj.weight", width, queries, self.recipe)),
+            "output_bias": self.get(f"{attn}o_proj.bias", width) if a.output_bias else None,
+        }
+
+    def _conv(self, base: str) -> dict[str, Any]:
+        """Return the fields of ``LayerWeights`` about a short convolution (LFM2)."""
+        a, biased = self.architecture, self.architecture.conv_bias
+        width = a.hidden_size
+        taps = self.get(f"{base}conv.weight", width, 1, a.conv_taps)
+        return {
+            "qkv": self._ready(self.matrix(f"{base}in_proj.weight", 3 * width, width, self.recipe)),
+            "qkv_bias": self.get(f"{base}in_proj.bias", 3 * width) if biased else None,
+            "q_norm": None,
+            "k_norm": None,
+            "output": self._ready(self.matrix(f"{base}out_proj.weight", width, width, self.recipe)),
+            "output_bias": self.get(f"{base}out_proj.bias", width) if biased else None,
+            "taps": np.ascontiguousarray(taps[:, 0].T),
+            "taps_bias": self.get(f"{base}conv.bias", width) if biased else None,
+        }
+
+    def _delta(self, base: str) -> dict[str, Any]:
+        """Return the fields of ``LayerWeights`` about a gated delta net (Qwen3.5)."""
+        a, delta, width = self.architecture, self.architecture.delta, self.architecture.hidden_size
+        assert delta is not None
+        heads, recipe = delta.value_heads, self.recipe
+        mixed, gates = delta.conv_width, delta.values
+        parts = [
+            self.matrix(f"{base}in_proj_qkv.weight", mixed, width, recipe),
+            self.matrix(f"{base}in_proj_z.weight", gates, width, recipe),
+        ]
+        rates = [
+            plain(self.matrix(f"{base}in_proj_{n}.weight", heads, width, None), self.dtype)
+            for n in "ba"
+        ]
+        taps = self.get(f"{base}conv1d.weight", mixed, 1, a.conv_taps)
+        logs = self.source.get(f"{base}A_log", (heads,), FLOAT32)
+        return {
+            "qkv": self._ready(stacked(parts, self.dtype)),
+            "qkv_bias": None,
+            "q_norm": None,
+            "k_norm": None,
+            "output": self._ready(self.matrix(f"{base}out_proj.weight", width, gates, recipe)),
+            "output_bias": None,
+            "taps": np.ascontiguousarray(taps[:, 0].T),
+            "delta": DeltaWeights(
+                rates=np.concatenate(rates),
+                decay=-np.exp(logs),
+                dt_bias=self.source.get(f"{base}dt_bias", (heads,), FLOAT32),
+                norm=self.get(f"{base}norm.weight", delta.value_dim),
+            ),
+        }
+
+    def _common(self, base: str, index: int) -> dict[str, Any]:
+        """Return the fields of ``LayerWeights`` about its norms and MLP."""
+        a, layout = self.architecture, self.architecture.layout
         after, before = layout.norms != "before", layout.norms != "after"
         post = f"{base}post_attention_layernorm"
-        q_width, k_width = (queries, keys) if layout.wide_norms else (a.head_dim, a.head_dim)
-        return LayerWeights(
-            input_norm=self.norm(f"{base}input_layernorm") if before else None,
-            qkv=self._ready(qkv),
-            qkv_bias=bias,
-            q_norm=self.norm(f"{attn}q_norm", q_width) if layout.qk_norm else None,
-            k_norm=self.norm(f"{attn}k_norm", k_width) if layout.qk_norm else None,
-            output=self._ready(self.matrix(f"{attn}o_proj.weight", width, queries, self.recipe)),
-            output_bias=self.get(f"{attn}o_proj.bias", width) if a.output_bias else None,
-            attention_norm=self.norm(post) if after else None,
-            mlp_norm=(
+        return {
+            "input_norm": self.norm(f"{base}input_layernorm") if before else None,
+            "attention_norm": self.norm(post) if after else None,
+            "mlp_norm": (
                 self.norm(f"{base}pre_feedforward_layernorm" if after else post) if before else None
             ),
-            mlp=self._experts(f"{base}mlp.") if a.sparse[index] else self._mlp(base),
-            output_norm=self.norm(f"{base}post_feedforward_layernorm") if after else None,
-        )
+            "mlp": self._experts(f"{base}mlp.") if a.sparse[index] else self._mlp(base),
+            "output_norm": self.norm(f"{base}post_feedforward_layernorm") if after else None,
+        }
 
     def _mlp(self, base: str) -> Mlp[Matrix, Array]:
         a = self.architecture

@@ -10,14 +10,16 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..base.config import EngineConfig
 from ..base.types import Draft, DraftBudget, Scheduled, SequenceState, StepRecord
 from ..checkpoints.heads import EAGLE3, PEAGLE
+from ..models.native import NativeTransformer
 from ..models.native_heads import NativeHead
+from ..models.native_mtp import NativeMtp
 from ..models.native_store import FEW_ROWS, LASTING_ROWS, HiddenRoom
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
@@ -26,6 +28,7 @@ from .forward import ForwardDrafter, num_nodes
 from .heads import HeadSpec, native_target
 from .states import PageNotes, StateRing, Waiting
 
+HeadT = TypeVar("HeadT", NativeHead, NativeMtp)
 UNREAD_STATES = 4096
 """States that wait to be read, of all sequences together, or those of a step if they are more; a
 sequence that has more drafts from a shorter context."""
@@ -58,20 +61,27 @@ class EagleSpec(HeadSpec):
     def needs(self, context: DrafterContext) -> Needs:
         config, head, target = context.config, self.head(), native_target(self.name, context)
         model = NativeHead(head, target, context.max_model_len, config.drafter_quantization)
-        nodes, width = num_nodes(config, config.max_draft_length), 4 * model.hidden_size
-        layers = tuple(sorted({*model.target_layers}))
-        waiting_bytes = 4 * WAITING_PROMPT_ROWS * len(layers) * target.hidden_size
-        return Needs(
-            model.page_bytes(config.page_size) + width,
-            width * _room(config, nodes) + waiting_bytes,
-            nodes,
-            layers,
-            model,
-            weight_bytes=model.added_bytes(target),
-        )
+        return head_needs(config, model, target)
 
     def make(self, context: DrafterContext) -> Drafter:
         return EagleDrafter(context)
+
+
+def head_needs(
+    config: EngineConfig, model: NativeHead | NativeMtp, target: NativeTransformer
+) -> Needs:
+    """Return what a head takes of the engine beside its target."""
+    nodes, width = num_nodes(config, config.max_draft_length, target), 4 * model.hidden_size
+    layers = tuple(sorted({*model.target_layers}))
+    waiting_bytes = 4 * WAITING_PROMPT_ROWS * len(layers) * target.hidden_size
+    return Needs(
+        model.page_bytes(config.page_size) + width,
+        width * _room(config, nodes) + waiting_bytes,
+        nodes,
+        layers,
+        model,
+        weight_bytes=model.added_bytes(target),
+    )
 
 
 def _room(config: EngineConfig, nodes: int) -> int:
@@ -101,10 +111,10 @@ class Unseen(NamedTuple):
     room: HiddenRoom
 
 
-def begun(segment: Segment, depth: int, model: NativeHead) -> Segment:
+def begun(segment: Segment, depth: int, model: NativeHead | NativeMtp) -> Segment:
     """Return a segment behind which a draft begins; heads of one pass need rows for it."""
     later, mask = depth - 1, model.mask_state
-    if mask is None or not later:
+    if mask is None or not later or not isinstance(model, NativeHead):
         return segment._replace(logits=1)
     token = model.head.mask_token
     assert segment.states is not None
@@ -117,7 +127,7 @@ def begun(segment: Segment, depth: int, model: NativeHead) -> Segment:
     )
 
 
-class EagleDrafter(ForwardDrafter[NativeHead]):
+class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
     """Drafts with a head that reads each token beside the target's state of the token before it.
 
     The entry of a token thus depends on the tokens up to it, as in any cache: pages are shared as
@@ -279,7 +289,8 @@ class EagleDrafter(ForwardDrafter[NativeHead]):
             start, sequence, name = item.start, item.sequence, item.sequence.id
             if not sequence.pages:
                 continue  # it has ended, or begins anew
-            begin, stop = offset + first, offset + first + item.count
+            begin: int = offset + first
+            stop: int = begin + item.count
             rows = [*range(begin, stop)]
             if path:
                 rows += [stop + node for node in path]

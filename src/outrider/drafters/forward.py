@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from ..base.config import EngineConfig
 from ..base.types import NO_NODES, Draft, DraftBudget, DraftNodes, Scheduled
-from ..models.base import RowsModel, Store
+from ..models.base import Model, RowsModel, Store
 from ..models.decide import DraftInput
 from ..models.rows import Segment
 from ..native.interface import Choices
@@ -32,10 +32,10 @@ KNOWN_BUDGETS = 256
 ModelT = TypeVar("ModelT", bound=RowsModel)
 
 
-def num_nodes(config: EngineConfig, longest: int) -> int:
+def num_nodes(config: EngineConfig, longest: int, target: Model) -> int:
     """Return the most nodes of a draft of trees, where the engine chooses chains or trees."""
     most = config.max_draft_nodes
-    if most is None and config.num_speculative_tokens is None:
+    if most is None and config.num_speculative_tokens is None and target.trees:
         most = NODES
     return max(longest, most or 0)
 

@@ -161,12 +161,17 @@ class LayerskipSpec(DrafterSpec):
 
     def needs(self, context: DrafterContext) -> Needs:
         config, target = context.config, native_target(self.name, context)
+        if target.shape.stateful:
+            raise ConfigError(
+                f"drafter {self.name!r} runs some of the target's layers, and those of a "
+                f"{target.shape.family!r} model keep states; give drafter='suffix'."
+            )
         space = self._space(target, config.max_draft_length)
         skips = self._skips(space)
         searches = skips is None
         return Needs(
             fixed_bytes=4 * LOGITS_AT_ONCE * ROWS * target.shape.vocab_size if searches else 0,
-            max_nodes=num_nodes(config, config.max_draft_length),
+            max_nodes=num_nodes(config, config.max_draft_length, target),
             scratch_pages=scratch_pages(config.page_size) if searches else 0,
             loaded=space,
             note=space.told(skips),

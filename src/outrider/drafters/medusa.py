@@ -54,7 +54,9 @@ class MedusaSpec(HeadSpec):
         config, head, target = context.config, self.head(), native_target(self.name, context)
         model = NativeMedusa(head, target, config.drafter_quantization)
         longest = min(config.max_draft_length, model.num_heads)
-        choices, nodes = self._choices(head, longest), num_nodes(config, longest)
+        choices, nodes = self._choices(head, longest), num_nodes(config, longest, target)
+        if self.choices is None and not target.trees:
+            choices = None  # of the checkpoint
         if choices is not None:
             longest = choices.depth
             nodes = max(longest, min(len(choices), config.max_draft_nodes or len(choices)))

@@ -21,7 +21,7 @@ from ..checkpoints.families import Architecture
 from ..errors import ModelError
 from ..models.base import Model
 from ..models.decide import DraftInput
-from ..models.load import cannot_go_back, load_model
+from ..models.load import check_drafts, load_model
 from ..models.native import NativeTransformer
 from ..models.native_model import NativeModel
 from ..models.rows import Segment
@@ -64,9 +64,7 @@ class ModelSpec(FolderSpec):
             cpus=config.placement and config.placement.drafter,
             coded_cache=config.coded_cache,
         )
-        if not model.truncates:
-            why = cannot_go_back(self.folder, model)
-            raise ModelError(f"{why}, so it cannot draft; give another or drafter='ngram'.")
+        check_drafts(self.folder, model)
         longest, most = config.max_draft_length, config.max_draft_nodes
         if most is None and config.num_speculative_tokens is None and not context.needs_logits:
             most = NODES if model.trees and target.trees else None

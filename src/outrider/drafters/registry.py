@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..base.methods import AUTO, TOGETHER, find_method
 from ..base.types import Folder
-from ..checkpoints.files import Files
+from ..checkpoints.files import Files, files_of
 from ..checkpoints.heads import Head
 from ..errors import ConfigError, shown
 from .base import Drafter, DrafterContext, DrafterSpec, FolderSpec, NoSpec, checkpoint_files
@@ -16,6 +16,7 @@ from .eagle import EagleSpec
 from .layerskip import LayerskipSpec
 from .medusa import MedusaSpec
 from .model import ModelSpec
+from .mtp import MtpSpec
 from .ngram import NgramSpec
 from .prediction import PredictionSpec
 from .retokenize import RetokenizeSpec, folder_named
@@ -24,7 +25,7 @@ from .suffix import SuffixSpec
 GROUP = "outrider.drafters"
 """The entry points of drafters in other packages: the name of a drafter, its ``DrafterSpec``."""
 BUILT_IN: tuple[type[DrafterSpec], ...] = (
-    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, LayerskipSpec, EagleSpec, MedusaSpec,
+    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, LayerskipSpec, EagleSpec, MedusaSpec, MtpSpec,
     RetokenizeSpec, ModelSpec,
 )  # fmt: skip
 
@@ -77,7 +78,7 @@ def sibling(target: Path) -> Path | None:
     return None
 
 
-def beside(target: Path, kind: str) -> DrafterSpec | None:
+def beside(target: Path | Files, kind: str) -> DrafterSpec | None:
     """Return the drafter of a kind, as "eagle3", whose checkpoint lies beside a target.
 
     It is ``sibling`` or the sub-folder that is named as the kind; None if neither is of the kind.
@@ -85,7 +86,10 @@ def beside(target: Path, kind: str) -> DrafterSpec | None:
     spec = known_specs().get(kind)
     if spec is None or not spec.by_folder:
         return None
-    for folder in (sibling(target), target / kind):
+    files = files_of(target)
+    if kind == MtpSpec.name and (own := MtpSpec.inside(files)) is not None:
+        return own
+    for folder in (sibling(files.folder), files.folder / kind):
         if folder is not None and (folder / "config.json").is_file():
             found = recognised(folder)
             if found.name == kind:
@@ -93,7 +97,7 @@ def beside(target: Path, kind: str) -> DrafterSpec | None:
     return None
 
 
-def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSpec:
+def find_drafter(option: Folder | DrafterSpec | None, target: Path | Files) -> DrafterSpec:
     """Return what ``LLM(drafter=option)`` means; ``methods`` has other spellings, as "EAGLE-3".
 
     "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter`` and suffix, and
@@ -108,25 +112,27 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
         return NoSpec()
     if isinstance(option, DrafterSpec):
         return option
+    files = files_of(target)
     if isinstance(option, str) and option not in known_specs() and not os.path.exists(option):
         method = find_method(option)
         option = method.ours if method and method.ours else option
     named = isinstance(option, str) and not Path(folder_named(option) or option).exists()
     parts = option.split(TOGETHER) if isinstance(option, str) and named else ()
     if AUTO in parts:
-        folder = sibling(target)
+        folder, own = sibling(files.folder), MtpSpec.inside(files)
         near = () if folder is None else (recognised(folder),)
-        more = [find_drafter(part, target) for part in parts if part != AUTO]
+        near = (*near, *(() if own is None else (own,)))
+        more = [find_drafter(part, files) for part in parts if part != AUTO]
         return GroupSpec((*near, SuffixSpec(), *more), auto=True)
     if len(parts) > 1:
-        members = tuple(find_drafter(part, target) for part in parts)
+        members = tuple(find_drafter(part, files) for part in parts)
         if len({each.name for each in members} - {NoSpec.name}) < len(parts):
             raise ConfigError(
                 f"drafter {shown(option)} joins none, or a drafter to itself; give different ones."
             )
         return GroupSpec(members)
     if isinstance(option, str) and not Path(option).exists():
-        near_by = beside(target, option)
+        near_by = beside(files, option)
         if near_by is not None:
             return near_by
     if option == "" or not isinstance(option, str | Path):

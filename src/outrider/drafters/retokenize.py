@@ -18,7 +18,7 @@ from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.families import find_folder
 from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import ConfigError, ModelError
-from ..models.load import load_model
+from ..models.load import check_drafts, load_model
 from ..models.native import NativeTransformer
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
@@ -92,6 +92,7 @@ class RetokenizeSpec(DrafterSpec):
                 f"{self.folder}: drafter {self.name!r} needs a model that the native step runs; "
                 "give one of a native family."
             )
+        check_drafts(self.folder, model)
         own = read_codec(self.files).backend
         theirs = pieces_of(tokenizer, target.shape.vocab_size, "the target")
         ours = pieces_of(own, model.shape.vocab_size, str(self.folder))
@@ -101,7 +102,7 @@ class RetokenizeSpec(DrafterSpec):
         model.library.set_ids(model.handle, shared.targets, shared.inputs)
         return Needs(
             model.page_bytes(config.page_size),
-            max_nodes=num_nodes(config, config.max_draft_length),
+            max_nodes=num_nodes(config, config.max_draft_length, target),
             loaded=(model, Reencoder(tokenizer, own, theirs, ours, shared)),
             weight_bytes=model.added_bytes(None),
             note=str(shared),

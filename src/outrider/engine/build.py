@@ -103,7 +103,7 @@ def build_engine(
     key |= {"activations": config.activations}
     skips = skips_file(key)
     spec = fitting_spec(setup.spec, folder, target)
-    lone = is_lone(spec) and rule.trees
+    lone = is_lone(spec) and rule.trees and not target.shape.stateful
     if lone:
         spec = with_kept(spec, target, skips)
     lookups = (NgramSpec(), SuffixSpec(), PredictionSpec()) if target.truncates else ()
@@ -230,6 +230,6 @@ def check_drafter(drafter: Drafter, needs: Needs, rule: AcceptanceRule, model: M
         )
     if nodes > drafter.max_length and not model.trees:
         raise ConfigError(
-            f"a {family} model has no native path, and without one cannot verify the trees of "
-            f"{name}; use a drafter of chains."
+            f"a {family} model cannot verify the trees of {name}; leave out max_draft_nodes, or "
+            "use a drafter of chains."
         )

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 
 from ..base.config import EngineConfig
 from ..base.methods import NONE
-from ..base.types import Counts, Event, Request, SequenceState, StepRecord, StepSeconds
+from ..base.types import Counts, Event, Plan, Request, SequenceState, StepRecord, StepSeconds
 from ..cache.pages import PagePool, extend_keys
+from ..cache.snapshots import Snapshots
 from ..drafters.base import Drafter
 from ..errors import RequestError
 from ..models.base import Model
@@ -68,10 +69,11 @@ class Engine:
         self.noise = shared_noise(shape.vocab_size)
         self.scheduler = Scheduler(
             PagePool(budget.pages, config.page_size),
-            config.max_num_seqs,
+            budget.sequences,
             config.max_num_batched_tokens,
             max_model_len,
             caches=model.paged and config.enable_prefix_caching,
+            snapshots=Snapshots(budget.snapshot_bytes) if model.shape.stateful else None,
         )
         store = model.new_store(budget.pages + budget.scratch, config.page_size)
         for each in drafters.values():
@@ -235,9 +237,15 @@ class Engine:
             self._forget(sequence, ended=False)
         if not plan.batch:
             return []
+        if scheduler.snapshots is not None:
+            self._begin_with_states(plan)
         draft = chooser.cut(plan, drafting.propose(plan))
         verdict, states = self.verifier.verify(plan, draft, drafting.target_layers)
         record = scheduler.commit(plan, draft, verdict, states)
+        if scheduler.snapshots is not None:
+            for item in plan.batch:
+                if item.start + item.count == item.sequence.prompt_length:
+                    self._keep_states(item.sequence)
         for sequence in record.ended:
             self._close(sequence)
         self.record, self._settled = record, False
@@ -262,7 +270,25 @@ class Engine:
             del self._live[sequence.request.id]
         self.counts.add(sequence.counts)
 
+    def _begin_with_states(self, plan: Plan) -> None:
+        """Give sequences that begin behind pages of others the states behind these."""
+        for item in plan.batch:
+            sequence = item.sequence
+            if sequence.states is not None:
+                self.verifier.store.set_states(sequence.id, sequence.states, item.start)
+                sequence.states = None
+
+    def _keep_states(self, sequence: SequenceState) -> None:
+        """Keep a sequence's states at the end of its last full page for others."""
+        snapshots, size = self.scheduler.snapshots, self.config.page_size
+        if snapshots is None:
+            return
+        states, tokens = self.verifier.store.kept_states(sequence.id)
+        if tokens and tokens // size <= len(sequence.keys):
+            snapshots.put(sequence.keys[tokens // size - 1], states)
+
     def _forget(self, sequence: SequenceState, ended: bool) -> None:
+        self._keep_states(sequence)
         if ended:
             self.chooser.release(sequence.id)
         self.drafting.release(sequence.id, ended)

@@ -11,6 +11,10 @@ from ..models.base import Model
 from ..models.native_store import HIDDEN_ROWS
 
 BATCHED = "max_num_batched_tokens"
+STATES_SHARE = 0.25
+"""Of the free memory, what states of sequences may take; fewer sequences run at once otherwise."""
+SNAPSHOTS = 16
+"""Sequences whose states are kept for others, at most."""
 LEAST_PAGES = 3  # pages that a cache must have
 
 
@@ -18,7 +22,9 @@ LEAST_PAGES = 3  # pages that a cache must have
 class Budget:
     """The pages of the cache and their bytes, told at start; ``scratch`` pages come on top.
 
-    ``added`` says of drafters with weights of their own what they add.
+    ``state_bytes`` are those of all sequences' states beside pages, and ``snapshot_bytes`` those of
+    states for others that begin alike. ``added`` says of drafters with
+    weights of their own what they add.
     """
 
     pages: int
@@ -27,6 +33,8 @@ class Budget:
     target_bytes: int
     drafter_bytes: int
     scratch: int = 0
+    state_bytes: int = 0
+    snapshot_bytes: int = 0
     added: tuple[str, ...] = ()
 
     @property
@@ -42,7 +50,11 @@ class Budget:
             f"up to {self.sequences} sequences at once, {total / 2**20:.0f} MiB "
             f"once it is full ({share:.0%} of it for drafters); option memory sets its size"
         )
-        return "; ".join((cache, *self.added))
+        states = (
+            f"states of layers that are no attention: {self.state_bytes / 2**20:.0f} MiB, "
+            f"and up to {self.snapshot_bytes / 2**20:.0f} MiB for the prefix cache"
+        )
+        return "; ".join((cache, *([states] if self.state_bytes else []), *self.added))
 
 
 def most_nodes(config: EngineConfig, needs: Collection[Needs], together: int = 1) -> int:
@@ -99,6 +111,18 @@ def _smaller_choice(
     return "free memory, or take a model with a smaller vocabulary."
 
 
+def _plan_states(
+    config: EngineConfig, model: Model, nodes: int, available: int
+) -> tuple[int, int, int]:
+    """Return how many sequences run at once, and the bytes of states of them and for others."""
+    each, room = model.state_bytes(nodes), int(STATES_SHARE * available)
+    if not each:
+        return config.max_num_seqs, 0, 0
+    sequences = max(1, min(config.max_num_seqs, room // each))
+    kept = min(SNAPSHOTS * model.kept_state_bytes, room // 2)
+    return sequences, sequences * each, kept if config.enable_prefix_caching else 0
+
+
 def plan_budget(
     config: EngineConfig,
     max_length: int,
@@ -123,9 +147,12 @@ def plan_budget(
     drafter_bytes = sum(each.page_bytes for each in needs)
     each = target_bytes + drafter_bytes
     once = scratch * target_bytes + sum(each.fixed_bytes for each in needs)  # of drafters
+    available = free_memory() + freed
+    nodes = most_nodes(config, needs, together)
+    sequences, states, snapshots = _plan_states(config, model, nodes, available)
+    once += states + snapshots
     working = working_bytes(config, model.shape.vocab_size, model.hidden_size, needs, together)
     fixed = working + once
-    available = free_memory() + freed
     free = max(0, available - fixed)
     given = parse_memory(config.memory)
     if given is None:
@@ -156,5 +183,5 @@ def plan_budget(
                 else _smaller_choice(config, model, needs, together, room)
             )
         )
-    sequences, own = config.max_num_seqs, pages * drafter_bytes
-    return Budget(pages, size, sequences, pages * target_bytes, own, scratch)
+    own = pages * drafter_bytes
+    return Budget(*(pages, size, sequences, pages * target_bytes, own, scratch), states, snapshots)

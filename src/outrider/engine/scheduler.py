@@ -25,6 +25,7 @@ from ..base.types import (
     Verdict,
 )
 from ..cache.pages import PagePool, extend_keys
+from ..cache.snapshots import Snapshots
 from ..errors import MemoryBudgetError, shown
 
 logger = logging.getLogger("outrider")
@@ -47,7 +48,8 @@ class Scheduler:
     """Schedules without phases: a sequence's next rows are those of its tokens not computed yet.
 
     At most ``max_num_batched_tokens`` committed rows run in a step. Sequences with the same
-    beginning share its pages if it ``caches``.
+    beginning share its pages if it ``caches``, and where layers have states only as far as there
+    are ``snapshots`` of them.
     """
 
     def __init__(
@@ -57,8 +59,9 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         caches: bool = True,
+        snapshots: Snapshots | None = None,
     ) -> None:
-        self.pool, self._caches = pool, caches
+        self.pool, self._caches, self.snapshots = pool, caches, snapshots
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []
         self.preemptions = 0
@@ -180,9 +183,13 @@ class Scheduler:
         """
         pool, tokens, keys = self.pool, len(sequence.tokens), self._findable(sequence)
         shared = pool.find(keys or ())
+        if self.snapshots is not None and shared:
+            shared = shared[: self.snapshots.longest(sequence.keys[: len(shared)])]
         if pool.pages_for(tokens + 1) - len(shared) > pool.num_free - pool.num_idle(shared):
             return False
         sequence.pages.extend(pool.share(shared))
+        if self.snapshots is not None and shared:
+            sequence.states = self.snapshots.get(sequence.keys[len(shared) - 1])
         sequence.num_computed, sequence.named = len(shared) * pool.page_size, len(shared)
         pool.grow(sequence.pages, tokens)
         if sequence.start is None:

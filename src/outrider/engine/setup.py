@@ -82,7 +82,7 @@ def set_up(
             wanted.engine.setdefault("num_speculative_tokens", head.proposed)
     config = EngineConfig(**wanted.engine)
     checkpoint = open_checkpoint(files)
-    spec = find_drafter(wanted.drafter, files.folder)
+    spec = find_drafter(wanted.drafter, files)
     if head is not None:
         spec = with_head(spec, head)
     if loaded is not None:

@@ -42,6 +42,15 @@ class RowsModel(ABC):
     def page_bytes(self, page_size: int) -> int:
         """Return the bytes of cache that a page takes."""
 
+    def state_bytes(self, drafted: int) -> int:
+        """Return the bytes of a sequence's states beside pages, with drafts of so many tokens."""
+        return 0
+
+    @property
+    def kept_state_bytes(self) -> int:
+        """The bytes of a sequence's states that are kept for others."""
+        return 0
+
     def added_bytes(self, beside: RowsModel | None) -> int:
         """Return the bytes of weights that it holds and ``beside`` does not; 0 where unknown."""
         return 0

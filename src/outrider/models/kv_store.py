@@ -6,6 +6,7 @@ import mmap
 import torch
 
 from ..cache.store import Store
+from .states import SequenceStates
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -46,6 +47,7 @@ class KVStore(Store):
         # Slots whose rows are NaN or infinite; for the same reason no NaN outlives its forward.
         self.harmed = torch.zeros(self.num_slots, dtype=torch.bool, device=device)
         self.any_harmed = False
+        self.states: dict[str, SequenceStates] = {}
 
     def write(
         self, layer: int, entries: torch.Tensor, slots: torch.Tensor, first: int | None, count: int
@@ -71,3 +73,6 @@ class KVStore(Store):
         target = torch.tensor(targets, device=device)
         self.entries[:, :, target] = self.entries[:, :, source]
         self.harmed[target] = self.harmed[source]
+
+    def release(self, key: str) -> None:
+        self.states.pop(key, None)

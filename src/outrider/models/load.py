@@ -145,6 +145,17 @@ def _coarse(checkpoint: Checkpoint, recipe: Recipe | None, activations: str) -> 
     return isinstance(checkpoint.tensors, GGUFTensors)
 
 
+def check_drafts(folder: Path, model: Model) -> None:
+    """Refuse a model that cannot draft as a whole. Raises ModelError."""
+    why = None
+    if not model.truncates:
+        why = cannot_go_back(folder, model)
+    elif model.shape.stateful:
+        why = f"{folder}: layers of a {model.shape.family!r} model keep states"
+    if why is not None:
+        raise ModelError(f"{why}, so it cannot draft; give another or drafter='ngram'.")
+
+
 def cannot_go_back(folder: Path, model: Model) -> str:
     """Return the beginning of an error about a model whose cache cannot be cut."""
     return (

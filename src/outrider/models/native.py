@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..base.config import Recipe
+from ..base.limits import LARGEST_INT
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.configs import ModelConfig
 from ..checkpoints.dtypes import DTYPES as NAMED
@@ -30,6 +31,9 @@ from .python_step import draft_in_python
 from .rows import Segment, planted_of
 
 LARGEST_HEAD = 256
+LANES, MOST_TAPS, MOST_KEY_DIM, MOST_STATE = 16, 8, 256, 1 << 24
+"""Channels that layers with states go by in the step, the tokens that convolutions span, elements
+of a key and of all heads of a delta net, at most."""
 SLOW_TO_LOAD = 1 << 30
 """Weights of this many elements and more are loaded under a progress bar."""
 
@@ -43,9 +47,22 @@ def covers(config: ModelConfig, architecture: Architecture, dtype: np.dtype[Any]
         and a.activation in GATES
         and not any(a.sparse)
         and a.head_dim <= LARGEST_HEAD
+        and (not a.stateful or _keeps_states(a))
         and len(rope_tables(a.kinds, "longrope" in ropes)) <= TABLES
         and "dynamic" not in ropes
     )
+
+
+def _keeps_states(a: Architecture) -> bool:
+    """Return whether the native step runs a model's layers with states."""
+    delta = a.delta
+    if delta is None:
+        fits = a.hidden_size % LANES == 0 and 3 * a.hidden_size <= LARGEST_INT
+    else:
+        sizes = delta.key_dim, delta.value_dim
+        fits = all(size % LANES == 0 for size in sizes) and delta.key_dim <= MOST_KEY_DIM
+        fits = fits and delta.conv_width <= MOST_STATE
+    return a.conv_taps <= MOST_TAPS and fits and len(a.attending) > 0
 
 
 def _rope_types(config: ModelConfig, a: Architecture) -> set[str]:
@@ -84,7 +101,6 @@ class NativeTransformer(NativeModel, Model):
     ``coded_cache`` keys and values are codes of 8 bits.
     """
 
-    trees = True
     truncates = True
 
     def __init__(
@@ -111,12 +127,13 @@ class NativeTransformer(NativeModel, Model):
         config.coded_cache = coded_cache
         # Keys that are turned by the prompt's length are of use to that prompt alone.
         self.paged = not config.far
+        self.trees = not a.stateful
         self.kept = kept
         if kept is not None and kept.there:
             super().__init__(library, a, config, dtype, None, checkpoint.config)
+            for index in range(a.num_layers):
+                self._set_layer(index)
             if kept.take(library, self.handle, near):
-                for index in range(a.num_layers):
-                    self._set_layer(index)
                 library.check(self.handle)
                 return
         loader = Loader(checkpoint.tensors, a, dtype, True, recipe)
@@ -200,7 +217,7 @@ class NativeTransformer(NativeModel, Model):
         tokens, scores = self.library.decide(
             self.handle,
             store.handle,
-            words_of(segments),
+            words_of(segments, store.slots(segments)),
             array("Q", pipelines),
             rows,
             room,

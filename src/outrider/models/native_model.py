@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..checkpoints.rope import STILL, Rope
 from ..checkpoints.weights import Loader, Mlp
 from ..errors import ModelError
 from ..native.checks import free_with, within
-from ..native.interface import DTYPES, GATES, Config, DraftBudget
+from ..native.interface import DTYPES, GATES, MIXERS, Config, DraftBudget
 from ..native.library import Library
 from ..native.masks import AllowedAfter
 from ..native.native_sampling import NativeNoise, NativePipeline
@@ -55,6 +56,11 @@ def step_config(shape: Architecture, dtype: np.dtype[Any], max_length: int, coar
         attention_cap=shape.attention_cap or 0,
         logits_cap=shape.logits_cap or 0,
         coarse=coarse,
+        convs=shape.mixers.count("conv"),
+        deltas=shape.mixers.count("delta"),
+        taps=shape.conv_taps,
+        gated=shape.layout.gated,
+        **({} if shape.delta is None else vars(shape.delta)),
     )
 
 
@@ -130,11 +136,11 @@ class NativeModel(RowsModel):
         weights = loader.layer(index, inputs)
         mlp = weights.mlp
         assert isinstance(mlp, Mlp)
+        self._set_layer(index)
         self._pack(index, "qkv", weights.qkv, weights.qkv_bias)
         self._pack(index, "output", weights.output, weights.output_bias)
         self._pack(index, "gate_up", mlp.gate_up, mlp.gate_up_bias)
         self._pack(index, "down", mlp.down, mlp.down_bias)
-        self._set_layer(index)
         norms = {
             "input": weights.input_norm,
             "mlp": weights.mlp_norm,
@@ -146,15 +152,23 @@ class NativeModel(RowsModel):
         for name, norm in norms.items():
             if norm is not None:  # they stand twice, as torch's kernels want them
                 library.set_vector(model, index, name, norm[: len(norm) // 2])
+        vectors = {"taps": weights.taps, "taps_bias": weights.taps_bias}
+        if weights.delta is not None:
+            self._pack(index, "rates", weights.delta.rates)
+            vectors |= {"decay": weights.delta.decay, "dt_bias": weights.delta.dt_bias}
+            vectors |= {"gated": weights.delta.norm}
+        for name, vector in vectors.items():
+            if vector is not None:
+                library.set_vector(model, index, name, vector.ravel())
 
     def _set_layer(self, index: int) -> None:
-        """Say what a layer's rows see, and how they turn."""
+        """Say what mixes a layer's tokens, what its rows see, and how they turn."""
         a, window = self.shape, self.shape.windows[index]
         # A window beyond the longest sequence hides nothing.
         seen = None if window is None else min(window, self.max_length)
         kind = a.kinds[index]
         table = -1 if kind == STILL else self._tables.index((kind, False))
-        self.library.set_layer(self.handle, index, seen, table)
+        self.library.set_layer(self.handle, index, MIXERS[a.mixers[index]], seen, table)
 
     def added_bytes(self, beside: RowsModel | None) -> int:
         """See ``base.Model``; norms and rotary tables do not count."""
@@ -170,6 +184,17 @@ class NativeModel(RowsModel):
         """Return the bytes of cache that a page of this model takes."""
         return self.library.page_bytes(self.handle, page_size)
 
+    def state_bytes(self, drafted: int) -> int:
+        """See ``base.RowsModel``; states are fp32."""
+        if not self.shape.stateful:
+            return 0
+        return 4 * self.shape.state_size(drafted) + self.kept_state_bytes
+
+    @property
+    def kept_state_bytes(self) -> int:
+        """See ``base.RowsModel``."""
+        return 4 * self.shape.state_size(0) if self.shape.stateful else 0
+
     def new_store(self, num_pages: int, page_size: int) -> NativeStore:
         """Return an empty cache for this model."""
         store = NativeStore(self.library, self.handle, self.shape, num_pages, page_size)
@@ -182,7 +207,10 @@ class NativeModel(RowsModel):
         return self.likely or self.shape.vocab_size
 
     def try_rows(self, count: int, store: Store) -> None:
-        self.forward(lone_rows(count), store, vocabulary=self._drafted)
+        rows = lone_rows(count)
+        if self.shape.stateful:  # in as few sequences as may be, since each takes much memory
+            rows = [*_long_rows(count, self.max_length, store.page_size)]
+        self.forward(rows, store, vocabulary=self._drafted)
 
     def _states(self, segments: Sequence[Segment]) -> NDArray[np.float32] | None:
         """Return the states that rows begin with, None where they begin with an embedding."""
@@ -205,7 +233,7 @@ class NativeModel(RowsModel):
         assert isinstance(store, NativeStore)
         if wanted is None:
             wanted = sum(segment.logits for segment in segments)
-        words, states = words_of(segments), self._states(segments)
+        words, states = words_of(segments, store.slots(segments)), self._states(segments)
         rows = (
             sum(len(s.tokens) + len(s.nodes) for s in segments) if states is None else len(states)
         )
@@ -263,7 +291,7 @@ class NativeModel(RowsModel):
         within("a draft's length", most, 1, store.num_slots)
         nodes = [DraftNodes([], [])] * len(segments)
         if fast:
-            words = words_of(fast)
+            words = words_of(fast, store.slots(fast))
             laws = [planted_of(segments[i]) for i in drafting] if planted else ()
             vocabulary = self.shape.vocab_size if planted else self._drafted
             drafts = self.library.draft(
@@ -288,12 +316,21 @@ class NativeModel(RowsModel):
         """Return what drafts where Python processes logits."""
 
 
-def words_of(segments: Sequence[Segment]) -> array[int]:
-    """Return ``segments`` as the library reads them, see src/outrider.h."""
+def _long_rows(count: int, longest: int, page_size: int) -> Iterator[Segment]:
+    """Yield sequences of up to ``longest`` rows, ``count`` in all, each on pages of its own."""
+    each = -(-min(count, longest) // page_size)
+    for number, first in enumerate(range(0, count, longest)):
+        rows, pages = min(longest, count - first), range(number * each, (number + 1) * each)
+        yield Segment([1] * rows, 0, pages, rows, rows, key=str(number))
+
+
+def words_of(segments: Sequence[Segment], slots: Iterable[int] = repeat(0)) -> array[int]:
+    """Return ``segments`` and where they keep states as the library reads them, see outrider.h."""
     words = array("i")
     try:
-        for tokens, start, pages, logits, prompt, nodes, parents, _, _, first, _ in segments:
-            sizes = len(tokens), len(nodes), start, len(pages), logits, first, prompt
+        for segment, slot in zip(segments, slots, strict=False):
+            tokens, start, pages, logits, prompt, nodes, parents, _, _, first, _ = segment
+            sizes = len(tokens), len(nodes), start, len(pages), logits, first, prompt, slot
             words.extend((*sizes, *tokens, *nodes, *parents))
             words.extend(pages)
     except (OverflowError, TypeError) as error:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.store import Store
 from ..checkpoints.families import Architecture
+from ..errors import ModelError
 from ..native.checks import LayerRoom, Room, free_with
 from ..native.library import Library
+from .rows import Segment
 
 HIDDEN_ROWS = 512
 """Rows of hidden states that have room in turn."""
@@ -61,6 +64,8 @@ class NativeStore(Store):
         self._room = Room(np.empty((0, shape.vocab_size), np.float32))
         self._hidden: dict[tuple[tuple[int, ...], bool], LayerRoom] = {}
         self._first = self._given = 0
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
         self.handle = library.new_store(model, num_pages, page_size)
         free_with(self, library.free, "store", self.handle)
 
@@ -92,6 +97,37 @@ class NativeStore(Store):
         self._first += rows
         self._given += rows
         return given
+
+    def slots(self, segments: Sequence[Segment]) -> Iterable[int]:
+        """Return where each sequence keeps its states; 0 for all where layers have none.
+
+        Raises ModelError: a sequence that is not at its beginning is not known here.
+        """
+        if not self._shape.stateful:
+            return repeat(0)
+        return [self._slot(segment.key, segment.start) for segment in segments]
+
+    def _slot(self, key: str, start: int) -> int:
+        slot = self._slots.get(key)
+        if slot is None:
+            if start:
+                raise ModelError(f"sequence {key!r} goes on at {start}, but has no states here.")
+            slot = self._slots[key] = self._free.pop() if self._free else len(self._slots)
+        return slot
+
+    def kept_states(self, key: str) -> tuple[NDArray[np.float32], int]:
+        slot = self._slots.get(key)
+        if slot is None:
+            return super().kept_states(key)
+        return self._library.kept_states(self.handle, slot, self._shape.state_size(0))
+
+    def set_states(self, key: str, states: NDArray[np.float32], tokens: int) -> None:
+        self._library.set_states(self.handle, self._slot(key, 0), states, tokens)
+
+    def release(self, key: str) -> None:
+        slot = self._slots.pop(key, None)
+        if slot is not None:
+            self._free.append(slot)
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy the entries at ``sources`` to ``targets`` (slots), in every layer."""

@@ -16,6 +16,7 @@ from ..checkpoints.quantize import Matrix
 from ..checkpoints.weights import (
     SLOW_TO_QUANTISE,
     TILE,
+    DeltaWeights,
     Experts,
     LayerWeights,
     Loader,
@@ -31,6 +32,7 @@ PACKED_LINEAR: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None
 
 TorchMlp = Mlp[torch.Tensor, torch.Tensor]
 TorchExperts = Experts[torch.Tensor, torch.Tensor]
+TorchDelta = DeltaWeights[torch.Tensor, torch.Tensor]
 TorchLayer = LayerWeights[torch.Tensor, torch.Tensor]
 
 
@@ -86,6 +88,14 @@ class _Placed:
             down_bias=self.maybe(mlp.down_bias),
         )
 
+    def delta(self, delta: DeltaWeights[Matrix, Array]) -> TorchDelta:
+        return DeltaWeights(
+            rates=self.matrix(delta.rates),
+            decay=self.vector(delta.decay),
+            dt_bias=self.vector(delta.dt_bias),
+            norm=self.vector(delta.norm),
+        )
+
     def layer(self, layer: LayerWeights[Matrix, Array]) -> TorchLayer:
         mlp: TorchMlp | TorchExperts
         if isinstance(layer.mlp, Experts):
@@ -104,6 +114,9 @@ class _Placed:
             mlp_norm=self.maybe(layer.mlp_norm),
             mlp=mlp,
             output_norm=self.maybe(layer.output_norm),
+            taps=self.maybe(layer.taps),
+            taps_bias=self.maybe(layer.taps_bias),
+            delta=None if layer.delta is None else self.delta(layer.delta),
         )
 
 

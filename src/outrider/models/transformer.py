@@ -18,9 +18,11 @@ from ..checkpoints.rope import STILL
 from ..checkpoints.weights import Experts
 from .attention import Attention
 from .base import Output
+from .delta import delta_net
 from .kv_store import KVStore
 from .python_step import PythonStep
 from .rows import Segment
+from .states import Walks, alike, short_conv
 from .tensors import as_array, torch_dtype
 from .tiles import TILE, Rows, build_rows, padded
 from .torch_weights import (
@@ -102,7 +104,6 @@ class ResidualStream:
 class Transformer(PythonStep):
     """A checkpoint of a native family in torch; rotary tables reach ``max_length`` positions."""
 
-    trees = True
     truncates = True
     shape: Architecture
 
@@ -117,6 +118,7 @@ class Transformer(PythonStep):
         config, architecture = checkpoint.config, checkpoint.architecture
         assert architecture is not None
         self.shape = architecture
+        self.trees = not architecture.stateful
         self.hidden_layers, self.hidden_size = architecture.num_layers, architecture.hidden_size
         self.dtype, self.device = np.dtype(dtype), device
         self._dtype, self._device = torch_dtype(self.dtype), torch.device(device)
@@ -127,6 +129,7 @@ class Transformer(PythonStep):
         self._ropes = {k: Turns(config, max_length, self._dtype, self._device, k) for k in kinds}
         # Keys that are turned by the prompt's length are of use to that prompt alone.
         self.paged = not any(rope.by_length for rope in self._ropes.values())
+        self.paged &= not architecture.stateful
         # Not above: it takes a second, which the native step does not need.
         from transformers.activations import ACT2FN
 
@@ -135,12 +138,16 @@ class Transformer(PythonStep):
     def page_bytes(self, page_size: int) -> int:
         """Bytes of cache that a page of this model takes."""
         s = self.shape
-        return 2 * s.num_layers * s.num_kv_heads * s.head_dim * page_size * self.dtype.itemsize
+        return 2 * len(s.attending) * s.num_kv_heads * s.head_dim * page_size * self.dtype.itemsize
+
+    def state_bytes(self, drafted: int) -> int:
+        """See ``base.RowsModel``; states are fp32."""
+        return 4 * self.shape.state_size(drafted) if self.shape.stateful else 0
 
     def new_store(self, num_pages: int, page_size: int) -> KVStore:
         """An empty cache for this model."""
         s = self.shape
-        sizes = s.num_layers, s.num_kv_heads, s.head_dim, num_pages, page_size
+        sizes = len(s.attending), s.num_kv_heads, s.head_dim, num_pages, page_size
         return KVStore(*sizes, self._dtype, self._device)
 
     @torch.inference_mode()
@@ -149,13 +156,17 @@ class Transformer(PythonStep):
         assert isinstance(store, KVStore)
         rows = build_rows(segments, store.page_size, store.num_slots, self._device, self._unit)
         s = self.shape
-        attention = Attention(rows, store, s.num_heads, s.num_kv_heads, s.windows, s.attention_cap)
-        x, kept = self._layers(rows, store, attention, hidden, False)
+        windows = [s.windows[layer] for layer in s.attending]
+        attention = Attention(rows, store, s.num_heads, s.num_kv_heads, windows, s.attention_cap)
+        walks = Walks(store.states, segments) if s.stateful else None
+        x, kept = self._layers(rows, store, attention, walks, hidden, False)
         # The norm is NaN or infinite when anything is, and cheap: look closer only then.
         finite = math.isfinite(float(torch.linalg.vector_norm(x, dtype=torch.float32)))
         if not finite:
             # A NaN in the cache reaches whoever reads its lane, masked or not: again, and clean.
-            x, kept = self._layers(rows, store, attention, hidden, True)
+            x, kept = self._layers(rows, store, attention, walks, hidden, True)
+        if walks is not None:
+            walks.commit()
         if store.any_harmed or not finite:
             store.mark(rows.slots[: rows.count], ~x[: rows.count].isfinite().all(-1))
         states = {layer: as_array(x.float()) for layer, x in kept.items()}
@@ -176,7 +187,13 @@ class Transformer(PythonStep):
         return Output(as_array(logits), states)
 
     def _layers(
-        self, rows: Rows, store: KVStore, attention: Attention, hidden: Sequence[int], clean: bool
+        self,
+        rows: Rows,
+        store: KVStore,
+        attention: Attention,
+        walks: Walks | None,
+        hidden: Sequence[int],
+        clean: bool,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """The residual stream after all layers, and after those of ``hidden``.
 
@@ -194,15 +211,30 @@ class Transformer(PythonStep):
             embedded = embedded * torch.tensor(s.embedding_scale, dtype=self._dtype)
         stream = ResidualStream(embedded)
         kept = {-1: stream.x[: rows.count].clone()} if -1 in hidden else {}
+        places = {layer: place for place, layer in enumerate(s.attending)}
         for index, weights in enumerate(self.weights.layers):
             x = self._normed(stream, weights.input_norm)
-            heads = self._heads(x, weights, turns[s.kinds[index]])
-            if heat is not None:
-                heads.narrow(1, 0, s.num_heads).mul_(heat)
-            entries = heads.narrow(1, s.num_heads, 2 * s.num_kv_heads)
-            entries = entries.nan_to_num() if clean else entries
-            store.write(index, entries, rows.slots, rows.first_slot, rows.count)
-            out = attention(heads.narrow(1, 0, s.num_heads), index, s.scale)
+            if weights.taps is not None:
+                assert walks is not None
+                inputs, delta = linear(x, weights.qkv, weights.qkv_bias), weights.delta
+                if delta is None or s.delta is None:
+                    out = short_conv(walks, index, inputs, weights.taps, weights.taps_bias)
+                else:
+                    rates = linear(x, delta.rates)
+                    out = delta_net(
+                        walks, index, inputs, rates, weights.taps, delta, s.delta, s.norm_eps
+                    )
+            else:
+                place = places[index]
+                heads, gates = self._heads(x, weights, turns[s.kinds[index]])
+                if heat is not None:
+                    heads.narrow(1, 0, s.num_heads).mul_(heat)
+                entries = heads.narrow(1, s.num_heads, 2 * s.num_kv_heads)
+                entries = entries.nan_to_num() if clean else entries
+                store.write(place, entries, rows.slots, rows.first_slot, rows.count)
+                out = attention(heads.narrow(1, 0, s.num_heads), place, s.scale)
+                if gates is not None:
+                    out = out * alike(torch.sigmoid, gates)
             out = linear(out, weights.output, weights.output_bias)
             if weights.attention_norm is not None:
                 out = rms_norm(out, weights.attention_norm, s.norm_eps)
@@ -230,10 +262,17 @@ class Transformer(PythonStep):
         x: torch.Tensor,
         weights: TorchLayer,
         turn: tuple[torch.Tensor, torch.Tensor] | None,
-    ) -> torch.Tensor:
-        """Queries, keys and values [rows, all heads, head_dim], turned by their positions."""
-        s = self.shape
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Queries, keys and values [rows, all heads, head_dim], turned by their positions.
+
+        And what multiplies attention [rows, heads * head_dim], where a family has that.
+        """
+        s, gates = self.shape, None
         qkv = linear(x, weights.qkv, weights.qkv_bias)
+        if s.layout.gated:
+            size = s.num_heads * s.head_dim
+            queries, gates, rest = qkv.tensor_split((size, 2 * size), -1)
+            qkv = torch.cat((queries, rest), -1)
         heads = qkv.view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
         if weights.q_norm is not None and weights.k_norm is not None:
             queries, keys = heads.split((s.num_heads, s.num_kv_heads, s.num_kv_heads), 1)[:2]
@@ -242,10 +281,10 @@ class Transformer(PythonStep):
             queries.copy_(rms_norm(queries, weights.q_norm, s.norm_eps))
             keys.copy_(rms_norm(keys, weights.k_norm, s.norm_eps))
         if turn is None:
-            return heads
+            return heads, gates
         cos, sin = turn
         swapped = heads.roll(s.head_dim // 2, -1)
-        return heads.mul_(cos).addcmul_(swapped, sin)
+        return heads.mul_(cos).addcmul_(swapped, sin), gates
 
     def _mlp(self, x: torch.Tensor, weights: TorchMlp) -> torch.Tensor:
         gate, up = linear(x, weights.gate_up, weights.gate_up_bias).chunk(2, -1)

@@ -329,9 +329,23 @@ class Library:
         halves = [expect(half, shape, np.float32) for half in (cos, sin)]
         self.run("rotary", at(model), table, *halves, *shape)
 
-    def set_layer(self, model: int, layer: int, window: int | None, table: int) -> None:
-        """Say how many positions a layer's rows see, and which rotary table they have; -1: none."""
-        self.run("layer", at(model), layer, window or 0, table)
+    def set_layer(self, model: int, layer: int, mixer: int, window: int | None, table: int) -> None:
+        """Say what mixes a layer's tokens, and what its rows see.
+
+        Those are the last ``window`` positions, or all, as a rotary table turns them; -1: none.
+        """
+        self.run("layer", at(model), layer, mixer, window or 0, table)
+
+    def kept_states(self, store: int, slot: int, count: int) -> tuple[NDArray[np.float32], int]:
+        """Return the states [count] of a slot at the end of its last full page, and its tokens."""
+        states = np.empty(count, np.float32)
+        made = ffi.new("int32_t *")
+        self.run("kept_states", at(store), slot, floats(states), count, made)
+        return states, int(made[0])
+
+    def set_states(self, store: int, slot: int, states: Array, tokens: int) -> None:
+        """Let a slot's sequence go on behind so many tokens, with their states fp32 [count]."""
+        self.run("set_states", at(store), slot, floats(states), len(states), tokens)
 
     def check(self, model: int) -> None:
         """Raise unless the model has all its weights."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...base.fields import Fields
 from ...base.limits import LARGEST_INT
 from ...errors import ModelError, shown
-from ..configs import PlainConfig, plain_config
+from ..configs import CONV, PlainConfig, plain_config
 from .gguf import GGUF
 from .gguf_ends import end_token_ids
 from .gguf_header import AGAIN
@@ -43,8 +43,14 @@ FORMS = {
     "phi3": Form("phi3"),
     "smollm3": Form("smollm3", interleaved=True),
     "mistral3": Form("llama", interleaved=True),
+    "lfm2": Form("lfm2"),
+    "qwen35": Form("qwen3_5_text"),
 }
 """The architectures that are read; Mistral's are "llama" and "mistral3"."""
+PARTIAL = ("phi3", "qwen35")
+"""Architectures of which a part of each head turns."""
+BY_LAYER = "lfm2.attention.head_count_kv"
+"""What LFM2's files say for each layer: 0 of those that are convolutions."""
 STILL_PERIOD = 4
 """Each last one of so many layers of SmolLM3 has no rope."""
 WIDE_QUERIES = {("gemma2", 46), ("gemma3", 62)}
@@ -113,7 +119,7 @@ def _options(file: GGUF, name: str) -> dict[str, Any]:
     head_dim = size("attention.key_length", max(1, width // heads))
     turning = size("rope.dimension_count", head_dim)
     values = size("attention.value_length", head_dim)
-    partial = name == "phi3" and turning % 2 == 0 and _share(turning, head_dim) < 1
+    partial = name in PARTIAL and turning % 2 == 0 and _share(turning, head_dim) < 1
     if head_dim != values or head_dim % 2 or not (turning == head_dim or partial):
         heads_of = f"heads of which {turning} of {head_dim} elements turn and values have {values}"
         raise _unread(file.path, f"{heads_of} are not read")
@@ -124,9 +130,11 @@ def _options(file: GGUF, name: str) -> dict[str, Any]:
         "vocab_size": tokens or size("vocab_size"),
         "hidden_size": width,
         "intermediate_size": size("feed_forward_length"),
-        "num_hidden_layers": size("block_count", high=max(1, len(tensors))),
+        "num_hidden_layers": _num_layers(fields, name, size("block_count", high=len(tensors) or 1)),
         "num_attention_heads": heads,
-        "num_key_value_heads": size("attention.head_count_kv", heads),
+        "num_key_value_heads": (
+            _attending_heads(file) if name == "lfm2" else size("attention.head_count_kv", heads)
+        ),
         "head_dim": head_dim,
         "max_position_embeddings": size("context_length"),
         "rms_norm_eps": fields.number(f"{name}.attention.layer_norm_rms_epsilon"),
@@ -139,7 +147,7 @@ def _options(file: GGUF, name: str) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "dtype": _dtype({t.kind for t in tensors.values()}),
     }
-    return options | _more(fields, name, options) | _windows(file, fields, name, options)
+    return options | _more(file, fields, name, options) | _windows(file, fields, name, options)
 
 
 def _share(turning: int, head_dim: int) -> float:
@@ -148,7 +156,62 @@ def _share(turning: int, head_dim: int) -> float:
     return share if turning < head_dim and int(head_dim * share) == turning else 1.0
 
 
-def _more(fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
+def _num_layers(fields: Fields, name: str, blocks: int) -> int:
+    """Return the layers of a file, of whose blocks Qwen3.5's last ones may predict tokens (MTP)."""
+    key = f"{name}.nextn_predict_layers"
+    further = fields.whole(key, default=0) if name == "qwen35" else 0
+    if further >= blocks:
+        raise fields.refuse(key, f"fewer than the {blocks} of block_count")
+    return blocks - further
+
+
+def _attending_heads(file: GGUF) -> int:
+    """Return the key heads of LFM2's layers of attention."""
+    given = file.metadata.get(BY_LAYER)
+    heads = {n for n in (given if isinstance(given, list) else [given]) if n != 0}
+    count = heads.pop() if len(heads) == 1 else None
+    if type(count) is not int:
+        raise file.fields.refuse(BY_LAYER, "for each layer one number of heads, or 0")
+    return count
+
+
+def _lfm2(file: GGUF, fields: Fields, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options about LFM2's short convolutions."""
+    given, layers = file.metadata.get(BY_LAYER), options["num_hidden_layers"]
+    heads = given if isinstance(given, list) else [given] * layers
+    if len(heads) != layers:
+        raise file.fields.refuse(BY_LAYER, f"a number of heads for each of {layers} layers")
+    return {
+        "norm_eps": options["rms_norm_eps"],
+        "layer_types": ["full_attention" if each else CONV for each in heads],
+        "conv_L_cache": fields.whole("lfm2.shortconv.l_cache", 1),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _qwen35(fields: Fields, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options about Qwen3.5's gated delta nets."""
+
+    def size(key: str, default: int | None = None) -> int:
+        return fields.whole(f"qwen35.{key}", 1, default=default)
+
+    heads, inner = size("ssm.time_step_rank"), size("ssm.inner_size")
+    if inner % heads:
+        raise fields.refuse("qwen35.ssm.inner_size", f"a multiple of {heads}, its heads")
+    return {
+        "linear_conv_kernel_dim": size("ssm.conv_kernel"),
+        "linear_key_head_dim": size("ssm.state_size"),
+        "linear_value_head_dim": inner // heads,
+        "linear_num_key_heads": size("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "full_attention_interval": size("full_attention_interval", 4),
+        "tiled_value_heads": True,  # as converters put them
+        "rope_parameters": options["rope_parameters"]
+        | {"partial_rotary_factor": _share(size("rope.dimension_count"), options["head_dim"])},
+    }
+
+
+def _more(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that one family has, or has otherwise."""
     size, heads = options["head_dim"], options["num_attention_heads"]
     layers = range(options["num_hidden_layers"])
@@ -171,6 +234,10 @@ def _more(fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
         trained = ropes.get("original_max_position_embeddings", options["max_position_embeddings"])
         more["original_max_position_embeddings"] = trained
         more["sliding_window"] = fields.whole("phi3.attention.sliding_window", default=0) or None
+    elif name == "lfm2":
+        more |= _lfm2(file, fields, options)
+    elif name == "qwen35":
+        more |= _qwen35(fields, options)
     elif name == "mistral3" and "llama_4_scaling_beta" in options["rope_parameters"]:
         more["model_type"] = "ministral3"
     return more
@@ -213,7 +280,7 @@ def _per_model(file: GGUF, family: str) -> Fields:
         if name.startswith(f"{family}.") and isinstance(value, list) and value:
             if all(each == value[0] for each in value):
                 metadata[name] = value[0]
-            elif name.endswith("sliding_window_pattern"):
+            elif name.endswith("sliding_window_pattern") or name == BY_LAYER:
                 continue
             elif len(value) == file.metadata.get(f"{family}.block_count"):
                 raise _unread(file.path, f"layers that differ in {name!r} are not read")

@@ -55,22 +55,38 @@ _AFTER = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _AROUND = {**_AFTER, "pre_feedforward_layernorm": "ffn_norm"}
+_LFM2 = {f"conv.{name}": f"shortconv.{name}" for name in ("in_proj", "conv", "out_proj")}
+_QWEN35 = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}  # fmt: skip
 OTHERWISE = {
+    "lfm2": _LFM2,
+    "qwen35": _QWEN35,
     "gemma2": _AROUND,
     "gemma3": _AROUND,
     "olmo2": _AFTER,
     "phi3": {"self_attn.qkv_proj": "attn_qkv", GATE_UP: "ffn_up"},
 }
 """What architectures name in another way."""
-SHIFTED = ("gemma2", "gemma3")
-"""Their files hold norms as 1 + w."""
+SHIFTED = ("gemma2", "gemma3", "qwen35")
+"""Their files hold norms as 1 + w, but those of delta nets."""
+TOPS = {"lfm2": {"model.norm": "token_embd_norm"}}
+"""What architectures name in another way outside of layers."""
+PARAMETERS = {"linear_attn.dt_bias": "ssm_dt.bias", "linear_attn.A_log": "ssm_a"}
+"""Parameters of layers that belong to no module."""
 
 
-def key_of(name: str, in_layer: Mapping[str, str] = IN_LAYER) -> str:
+def key_of(name: str, in_layer: Mapping[str, str] = IN_LAYER, top: Mapping[str, str] = TOP) -> str:
     """Return the name that the tensor ``name`` has in a file that calls modules so."""
     module, _, part = name.rpartition(".")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
-    key = f"blk.{layer[1]}.{in_layer.get(layer[2])}" if layer else TOP.get(module)
+    if layer and (own := PARAMETERS.get(f"{layer[2]}.{part}")):
+        return f"blk.{layer[1]}.{own}"
+    key = f"blk.{layer[1]}.{in_layer.get(layer[2])}" if layer else top.get(module)
     return f"{key}.{part}"
 
 
@@ -119,6 +135,7 @@ class GGUFTensors:
         name = str(file.metadata.get("general.architecture"))
         self._interleaved, self._shifted = form_of(file.metadata).interleaved, name in SHIFTED
         self._in_layer = {**IN_LAYER, **OTHERWISE.get(name, {})}
+        self._top = {**TOP, **TOPS.get(name, {})}
         kinds = {t.kind for t in file.tensors.values()} - set(CODED) - set(PLAIN)
         names = ", ".join(sorted(kind.name for kind in kinds))
         self.note = (
@@ -127,9 +144,13 @@ class GGUFTensors:
 
     def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
         """Return the tensor ``name`` of ``shape``, in ``dtype``, fp32 if None."""
-        tensor = self._plain(self._find(name, shape), dtype or FLOAT32)
-        if self._shifted and name.endswith("norm.weight"):
+        narrow = tuple(size for size in shape if size != 1) or shape  # as files hold convolutions
+        tensor = self._plain(self._find(name, narrow), dtype or FLOAT32).reshape(shape)
+        if self._shifted and name.endswith("norm.weight") and "linear_attn" not in name:
             tensor -= 1
+        if name.endswith("A_log"):
+            with np.errstate(all="ignore"):
+                return np.log(-tensor)
         order = self._order(name, shape[0])
         return tensor if order is None else tensor[order]
 
@@ -200,13 +221,17 @@ class GGUFTensors:
 
     def _key(self, name: str) -> str:
         """Return the name that the tensor ``name`` has in the file."""
-        return key_of(name, self._in_layer)
+        return key_of(name, self._in_layer, self._top)
 
     def _name(self, key: str) -> str | None:
         """Return the name of the tensor that the file calls ``key``; None if no model reads it."""
         module, _, part = key.rpartition(".")
         layer = re.fullmatch(r"blk\.(\d+)\.(.+)", module)
-        names = {theirs: name for name, theirs in (self._in_layer if layer else TOP).items()}
+        own = re.fullmatch(r"blk\.(\d+)\.(.+)", key)
+        for parameter, theirs in PARAMETERS.items():
+            if own and own[2] == theirs:
+                return f"model.layers.{own[1]}.{parameter}"
+        names = {theirs: name for name, theirs in (self._in_layer if layer else self._top).items()}
         name = names.get(layer[2] if layer else module)
         if name is None:
             return None

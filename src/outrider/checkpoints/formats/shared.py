@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -66,6 +67,19 @@ def _remedy(folder: Path) -> str:
     )
 
 
+Names = Sequence[tuple[str, str]]
+"""Modules as Llama calls them, and as a family does."""
+
+
+def usual_name(name: str, names: Names) -> str:
+    """Return the name that a family's tensor would have in Llama."""
+    parts = re.fullmatch(r"(model\.layers\.\d+\.)?(.+)(\.\w+)", name)
+    if parts is None:
+        return name
+    module = {own: usual for usual, own in names}.get(parts[2], parts[2])
+    return f"{parts[1] or ''}{module}{parts[3]}"
+
+
 def _alone(name: str) -> str:
     for begins, alone in IN_WRAPPERS:
         if name.startswith(begins):
@@ -78,15 +92,29 @@ class Tensors:
 
     Every method refuses a folder without files, and a tensor that is missing, misshapen or of an
     unsupported type. ``format`` is that of the quantised matrices. With ``wrapped`` the model is
-    the part for text of another, and its tensors have the names that they would have alone.
+    the part for text of another, and its tensors have the names that they would have alone. Those
+    of a family with other ``names`` have Llama's.
     """
 
-    def __init__(self, files: Files, format: Format | None = None, wrapped: bool = False) -> None:
+    def __init__(
+        self,
+        files: Files,
+        format: Format | None = None,
+        wrapped: bool = False,
+        names: Names = (),
+    ) -> None:
         self.folder = files.folder
         self.note = None if format is None else format.note
         self._entries, self._format = files.tensors, format
+        self._names = dict(names)
         if wrapped:
-            self._entries = {_alone(name): entry for name, entry in files.tensors.items()}
+            self._entries = {_alone(name): entry for name, entry in self._entries.items()}
+        if names:
+            self._entries = {usual_name(n, names): entry for n, entry in self._entries.items()}
+
+    def _told(self, name: str) -> str:
+        """Return the name of a tensor in the files."""
+        return usual_name(name, [(own, usual) for usual, own in self._names.items()])
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -111,7 +139,9 @@ class Tensors:
         """Return the tensor ``name`` as stored, checked against ``shape`` unless None."""
         entry = self.entry(name)
         if entry is None:
-            raise ModelError(f"{self.folder} has no tensor {name!r}; its config.json promises one.")
+            raise ModelError(
+                f"{self.folder} has no tensor {self._told(name)!r}; its config.json promises one."
+            )
         if shape is not None and entry.shape != shape:
             raise self.wrong(
                 name, f"is {list(entry.shape)}, but its config.json says {list(shape)}"
@@ -120,7 +150,7 @@ class Tensors:
 
     def wrong(self, name: str, what: str) -> ModelError:
         """Return the error for a tensor; ``what`` says what it is or holds."""
-        return ModelError(f"{self.folder}: tensor {name!r} {what}.")
+        return ModelError(f"{self.folder}: tensor {self._told(name)!r} {what}.")
 
     def misshapen(self, name: str, tensor: Array, shape: tuple[int, ...]) -> ModelError:
         """Return the error for a part of a quantised matrix that does not fit the matrix."""

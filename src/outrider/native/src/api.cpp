@@ -25,7 +25,7 @@ std::size_t page_elements(const Config& c, int page_size) {
 std::size_t page_bytes(const Config& c, int page_size) {
     if (c.input == INPUT_HEADS) return 0;
     const std::size_t element = c.coded_cache ? sizeof(Codes) : c.dtype == 0 ? 4 : 2;
-    return product_of({element, std::size_t(c.layers), page_elements(c, page_size)});
+    return product_of({element, std::size_t(attending(c)), page_elements(c, page_size)});
 }
 
 // Positions over which a bias is averaged.
@@ -39,13 +39,15 @@ void find_centres(const Weights<T>& m, Store& store) {
     const Config& c = m.c;
     if (c.attention_cap > 0 || c.input == INPUT_HEADS) return;
     const int half = c.head_dim / 2, width = padded(c.head_dim, IN_PAD);
-    store.centres = Memory<float>(std::size_t(c.layers) * c.kv_heads * width);
+    store.centres = Memory<float>(std::size_t(attending(c)) * c.kv_heads * width);
     for (int l = 0; l < c.layers; ++l) {
         const Layer<T>& layer = m.layers[l];
+        if (layer.mixer != MIXER_ATTENTION) continue;
+        const std::size_t place = place_of(m, l);
         if (layer.k_norm.size() || (layer.table >= 0 && m.turned_to[layer.table] < 2)) continue;
         for (int i = 0; i < c.kv_heads * half; ++i) {
             const int head = i / half, d = i % half;
-            const int row = (c.heads + head) * c.head_dim + d;
+            const int row = ((1 + (c.gated != 0)) * c.heads + head) * c.head_dim + d;
             const double x = layer.matrices[MATRIX_QKV].bias(row);
             const double y = layer.matrices[MATRIX_QKV].bias(row + half);
             double cosine = 1, sine = 0;
@@ -56,7 +58,7 @@ void find_centres(const Weights<T>& m, Store& store) {
                 cosine = angle == 0 ? size : size * std::sin(angle) / angle;
                 sine = angle == 0 ? 0 : size * (1 - std::cos(angle)) / angle;
             }
-            float* to = store.centres.data() + (std::size_t(l) * c.kv_heads + head) * width + d;
+            float* to = store.centres.data() + (place * c.kv_heads + head) * width + d;
             to[0] = float(x * cosine - y * sine);
             to[half] = float(y * cosine + x * sine);
         }
@@ -66,8 +68,8 @@ void find_centres(const Weights<T>& m, Store& store) {
 template <class E>
 void move_entries(const Store& store, const std::int32_t* from, const std::int32_t* to, int count) {
     const Config& c = store.model->c;
-    for (int layer = 0; layer < c.layers && c.input != INPUT_HEADS; ++layer) {
-        const Cache<E> cache = cache_of<E>(store, layer);
+    for (int place = 0; place < attending(c) && c.input != INPUT_HEADS; ++place) {
+        const Cache<E> cache = cache_of<E>(store, place);
         const std::size_t width = cache.entry();
         std::vector<typename Cache<E>::Entry> kept(2 * std::size_t(count) * width);
         for (int head = 0; head < c.kv_heads; ++head) {
@@ -145,6 +147,35 @@ const char* outrider_move(Store* store, const std::int32_t* from, const std::int
             store->num_nonfinite += int(marks[i]) - int(store->nonfinite[to[i]]);
             store->nonfinite[to[i]] = marks[i];
         }
+        return nullptr;
+    });
+}
+
+const char* outrider_kept_states(const Store* store, int slot, float* states, std::int64_t count,
+                                 std::int32_t* tokens) {
+    return guarded({store}, [&]() -> const char* {
+        *tokens = 0;
+        if (slot < 0 || slot >= int(store->slots.size()) || !store->slots[slot]) return NO_SLOT;
+        const Slot& from = *store->slots[slot];
+        if (count != std::int64_t(state_size(store->model->c).state)) return OTHER_STATES;
+        if (from.position < 0 || !from.kept_at) return nullptr;
+        std::memcpy(states, from.kept.data(), count * sizeof(float));
+        *tokens = from.kept_at;
+        return nullptr;
+    });
+}
+
+const char* outrider_set_states(Store* store, int slot, const float* states, std::int64_t count,
+                                int tokens) {
+    return guarded({store}, [&]() -> const char* {
+        if (!stateful(store->model->c) || slot < 0 || slot >= MOST_SLOTS) return NO_SLOT;
+        if (count != std::int64_t(state_size(store->model->c).state)) return OTHER_STATES;
+        if (tokens < 1) return "states stand behind one token or more";
+        Slot& to = slot_of(*store, slot);
+        to.states.reserve(count);
+        std::memcpy(to.states.data(), states, count * sizeof(float));
+        to.position = tokens;
+        to.drafted = to.kept_at = 0;
         return nullptr;
     });
 }

@@ -285,6 +285,7 @@ const char* outrider_draft(const Model* model, Store* store, const DraftSizes* s
         const DraftSizes& n = *sizes;
         if (store->model != model) return "the cache is another model's";
         if (!complete(*model)) return INCOMPLETE;
+        if (stateful(model->c)) return "a model whose layers have states drafts nothing";
         std::vector<std::int32_t> parts = all_sublayers(*model);
         if (sublayers) parts.assign(sublayers, sublayers + n.sublayers);
         if (!known_sublayers(*model, parts.data(), int(parts.size()))) return NO_LAYER;

@@ -3,6 +3,8 @@
 #include <map>
 
 #include "attention.hpp"
+#include "conv.hpp"
+#include "delta.hpp"
 #include "marks.hpp"
 #include "multiply.hpp"
 
@@ -24,9 +26,10 @@ struct Forward : Work, Multiplier<T> {
     float* const hidden_out;
     const std::size_t hidden_rows;
     const bool likely;
-    const int columns;       // of logits
-    float *x, *qkv, *added;  // see Scratch
-    T *normed, *q, *attended, *gated, *paired;
+    const int columns;                             // of logits
+    float *x, *qkv, *added;                        // see Scratch
+    float *entering_, *rates, *mixing, *leaving_;  // of layers with states
+    T *normed, *q, *attended, *gated, *paired, *mixed;
     std::uint8_t* nonfinite;
     const Config c = m.c;
     const int n = int(rows.rows.size());
@@ -34,12 +37,22 @@ struct Forward : Work, Multiplier<T> {
     const int normed_stride = spread_stride(width);
     const int paired_stride = spread_stride(padded(2 * c.hidden, IN_PAD));
     const int inner = spread_stride(padded(c.inner, IN_PAD));
-    const int turned = (c.heads + 2 * c.kv_heads) * c.head_dim;
+    const int turned = entering(c);
+    const int first_key = (1 + (c.gated != 0)) * c.heads;  // among the heads of qkv
     const int qkv_width = padded(turned, LANES);
     const int out_width = spread_stride(padded(c.heads * c.head_dim, IN_PAD));
     const int head_pad = m.head_pad();
-    std::map<int, Tasks> tasks;        // by window
-    Memory<float> parts;               // of attention
+    const int entering_width = padded(
+        std::max(c.convs ? entering(c, MIXER_CONV) : 0, c.deltas ? entering(c, MIXER_DELTA) : 0),
+        LANES);
+    const int mixed_width = spread_stride(padded(
+        std::max(c.convs ? leaving(c, MIXER_CONV) : 0, c.deltas ? leaving(c, MIXER_DELTA) : 0),
+        IN_PAD));
+    const DeltaNet delta{c};
+    const int num_walks = int(rows.walks.size());  // a worker that comes late finds no rows
+    std::vector<int> places;                       // of layers among those of their mixer
+    std::map<int, Tasks> tasks;                    // by window
+    Memory<float> parts;                           // of attention
     std::vector<std::size_t> written;  // where many rows' keys go: bytes from a layer's first block
 
     Forward(const Weights<T>& weights, Store& store, const Rows& rows,
@@ -68,7 +81,14 @@ struct Forward : Work, Multiplier<T> {
         q = s.q.reserve(count * c.heads * head_pad);
         attended = s.attended.reserve(count * out_width);
         gated = s.gated.reserve(count * inner);
-        paired = s.paired.reserve(c.input == INPUT_PAIRED ? count * paired_stride : 0);
+        paired = s.paired.reserve(begins_with_state(c) ? count * paired_stride : 0);
+        const std::size_t deltas = c.deltas ? count : 0;
+        entering_ = s.entering.reserve(count * entering_width);
+        mixed = s.mixed.reserve(count * mixed_width);
+        mixing = s.mixing.reserve(deltas * delta_channels(c));
+        rates = s.rates.reserve(deltas * 2 * c.value_heads);
+        leaving_ = s.leaving.reserve(deltas * delta_values(c));
+        for (int l = 0; l < c.layers; ++l) places.push_back(place_of(m, l));
         s.nonfinite.assign(n, 0);
         nonfinite = s.nonfinite.data();
         int most = 0;
@@ -90,7 +110,7 @@ struct Forward : Work, Multiplier<T> {
 
     int phases() const {
         const int kept = int(hidden.size());
-        return 9 + kept + int(sublayers.size()) * (15 + kept);  // three parts at most
+        return 12 + kept + int(sublayers.size()) * (15 + kept);  // three parts at most
     }
 
     int helpers() const {
@@ -173,9 +193,11 @@ struct Forward : Work, Multiplier<T> {
                         c.hidden * sizeof(float));
             float* to = x + std::size_t(r) * width;
             std::memcpy(to, state.data(), width * sizeof(float));
-            rms_norm(wide.data(), wide.data(), m.layers[0].input_norm.data(), c.hidden, width,
-                     c.norm_eps);
-            rms_norm(state.data(), state.data(), m.state_norm.data(), c.hidden, width, c.norm_eps);
+            const bool joined = c.input == INPUT_JOINED;
+            const float* of_token = joined ? m.fuse_norm.data() : m.layers[0].input_norm.data();
+            const float* of_state = joined ? of_token + c.hidden : m.state_norm.data();
+            rms_norm(wide.data(), wide.data(), of_token, c.hidden, width, c.norm_eps);
+            rms_norm(state.data(), state.data(), of_state, c.hidden, width, c.norm_eps);
             if (c.state_normed) std::memcpy(to, state.data(), width * sizeof(float));
             T* both = paired + std::size_t(r) * paired_stride;
             for (int i = 0; i < c.hidden; ++i) {
@@ -214,11 +236,11 @@ struct Forward : Work, Multiplier<T> {
         std::fill(to + c.head_dim, to + head_pad, N());
     }
 
-    // body(the cache of a layer)
+    // body(the cache of a layer of attention)
     template <class Body>
-    auto with_cache(int layer, Body body) const {
-        return c.coded_cache ? body(cache_of<Codes>(store_, layer))
-                             : body(cache_of<T>(store_, layer));
+    auto with_cache(int place, Body body) const {
+        return c.coded_cache ? body(cache_of<Codes>(store_, place))
+                             : body(cache_of<T>(store_, place));
     }
 
     void put(const Cache<T>& to, const Row& row, int head, const T* key, const T* value, int) {
@@ -281,8 +303,8 @@ struct Forward : Work, Multiplier<T> {
             T* queries = q + std::size_t(r) * c.heads * head_pad;
             for (int g = h * group; g < (h + 1) * group; ++g)
                 turn(queries + g * head_pad, from + g * d, q_norm, cos, sin);
-            turn(key, from + (c.heads + h) * d, k_norm, cos, sin);
-            put_value(value, from + (c.heads + c.kv_heads + h) * d, r);
+            turn(key, from + (first_key + h) * d, k_norm, cos, sin);
+            put_value(value, from + (first_key + c.kv_heads + h) * d, r);
             put(to, row, h, key, value, r);
         }
     }
@@ -292,7 +314,7 @@ struct Forward : Work, Multiplier<T> {
     Upcoming upcoming(const Team& team, int number) const {
         const std::size_t* all = written.data();
         const std::size_t count = written.size();
-        return with_cache(number, [&]<class E>(const Cache<E>& to) -> Upcoming {
+        return with_cache(places[number], [&]<class E>(const Cache<E>& to) -> Upcoming {
             return {to.base,
                     all + count * team.index / team.count,
                     all + count * (team.index + 1) / team.count,
@@ -393,15 +415,122 @@ struct Forward : Work, Multiplier<T> {
                     float* row = qkv + std::size_t(r) * qkv_width;
                     if (layer.wide_q) normalise(row, layer.q_norm.data(), queries, c.norm_eps);
                     if (layer.wide_k)
-                        normalise(row + queries, layer.k_norm.data(), keys, c.norm_eps);
+                        normalise(row + first_key * c.head_dim, layer.k_norm.data(), keys,
+                                  c.norm_eps);
                 }
             });
-        with_cache(number, [&]<class E>(const Cache<E>& cache) {
+        with_cache(places[number], [&]<class E>(const Cache<E>& cache) {
             team.share(n * c.kv_heads, 4,
                        [&](int first, int last) { turn_all(first, last, cache, layer); });
             attention(team, cache, layer);
         });
+        if (c.gated) team.share(n, 4, [&](int first, int last) { gate(first, last); });
         end(team, layer.matrices[MATRIX_OUTPUT], attended, out_width, layer.after_norm);
+    }
+
+    // Multiplies what attention gave by its gates.
+    void gate(int first, int last) {
+        const int size = c.heads * c.head_dim;
+        for (int r = first; r < last; ++r) {
+            T* to = attended + std::size_t(r) * out_width;
+            const float* gates = qkv + std::size_t(r) * qkv_width + size;
+            int i = 0;
+            for (; i + LANES <= size; i += LANES)
+                store(to + i, load(to + i) * sigmoid(load(gates + i)));
+            for (; i < size; ++i) narrow_to(to + i, widen(to[i]) / (1 + std::exp(-gates[i])));
+        }
+    }
+
+    // Walks the convolution of a layer: put(row, channel, sum) gets what comes out.
+    template <class Take, class Put>
+    void convolve(Team& team, int number, Take take, Put put) {
+        const Layer<T>& layer = m.layers[number];
+        const int width = channels(c, layer.mixer), lines = width / LANES;
+        const float* bias = layer.taps_bias.size() ? layer.taps_bias.data() : nullptr;
+        const Conv conv{layer.taps.data(), bias, c.taps, width};
+        team.share(num_walks * lines, 16, [&](int first, int last) {
+            for (int i = first; i < last; ++i) {
+                const Walk& walk = rows.walks[i / lines];
+                const int at = i % lines * LANES;
+                conv.walk(
+                    walk, part_of(c, walk, layer.mixer, places[number]), at,
+                    [&](int r) { return take(r, at); },
+                    [&](int r, F32x16 sum) { put(r, at, sum); });
+            }
+        });
+    }
+
+    // The product that a layer with states begins with.
+    void enter(Team& team, const Layer<T>& layer) {
+        norm_multiply(team, layer.input_norm, layer.matrices[MATRIX_QKV], n, same,
+                      {.kind = Epilogue::put,
+                       .y = entering_,
+                       .stride = std::size_t(entering_width),
+                       .columns = entering_width});
+    }
+    const float* entered(int row) const { return entering_ + std::size_t(row) * entering_width; }
+
+    void run_conv(Team& team, int number) {
+        const Layer<T>& layer = m.layers[number];
+        enter(team, layer);
+        convolve(
+            team, number,
+            [&](int r, int at) {
+                return load(entered(r) + at) * load(entered(r) + 2 * c.hidden + at);
+            },
+            [&](int r, int at, F32x16 sum) {
+                store(mixed + std::size_t(r) * mixed_width + at,
+                      sum * load(entered(r) + c.hidden + at));
+            });
+        end(team, layer.matrices[MATRIX_OUTPUT], mixed, mixed_width, layer.after_norm);
+    }
+
+    void run_delta(Team& team, int number) {
+        const Layer<T>& layer = m.layers[number];
+        const int width = delta_channels(c), values = delta_values(c), each = 2 * c.value_heads;
+        enter(team, layer);
+        norm_multiply(
+            team, layer.input_norm, layer.matrices[MATRIX_RATES], n, same,
+            {.kind = Epilogue::put, .y = rates, .stride = std::size_t(each), .columns = each});
+        convolve(
+            team, number, [&](int r, int at) { return load(entered(r) + at); },
+            [&](int r, int at, F32x16 sum) {
+                store(mixing + std::size_t(r) * width + at, silu(sum));
+            });
+        team.share(n, 1, [&](int first, int last) {
+            for (int r = first; r < last; ++r)
+                delta.prepare(mixing + std::size_t(r) * width, rates + std::size_t(r) * each,
+                              layer.decay.data(), layer.dt_bias.data());
+        });
+        const int lines = values / LANES;
+        const StateSize conv{std::size_t(c.taps - 1) * width, std::size_t(width)};
+        team.share(num_walks * lines, 1, [&](int first, int last) {
+            const DeltaRows to{mixing, std::size_t(width), rates, leaving_};
+            for (int i = first; i < last; ++i) {
+                const Walk& walk = rows.walks[i / lines];
+                const LayerWalk all = part_of(c, walk, layer.mixer, places[number]);
+                const int at = i % lines * LANES;
+                delta.walk(walk, delta.behind(all, walk, conv.state, conv.row), at / c.value_dim,
+                           at % c.value_dim, to);
+            }
+        });
+        team.share(n, 1, [&](int first, int last) {
+            for (int r = first; r < last; ++r)
+                delta.gate(mixed + std::size_t(r) * mixed_width, leaving_ + std::size_t(r) * values,
+                           entered(r) + width, layer.gated.data());
+        });
+        end(team, layer.matrices[MATRIX_OUTPUT], mixed, mixed_width, layer.after_norm);
+    }
+
+    void run_mixer(Team& team, int number) {
+        switch (m.layers[number].mixer) {
+            case MIXER_CONV:
+                return run_conv(team, number);
+            case MIXER_DELTA:
+                return run_delta(team, number);
+            default:
+                return run_attention(team, number);
+        }
     }
 
     void run_mlp(Team& team, int number) {
@@ -417,13 +546,17 @@ struct Forward : Work, Multiplier<T> {
 
     void run(Team& team) override {
         team.share(n, 4, [&](int first, int last) {
-            c.input == INPUT_PAIRED ? pair(first, last) : embed(first, last);
+            begins_with_state(c) ? pair(first, last) : embed(first, last);
         });
+        if (c.input == INPUT_JOINED)
+            multiply(
+                team, m.fuse, paired, paired_stride, n,
+                {.kind = Epilogue::put, .y = x, .stride = std::size_t(width), .columns = c.hidden});
         keep_hidden(team, -1);
         for (int sublayer : sublayers) {
             const int number = sublayer / 2;
             if (sublayer % 2 == ATTENTION) {
-                run_attention(team, number);
+                run_mixer(team, number);
             } else {
                 run_mlp(team, number);
                 keep_hidden(team, number);
@@ -469,7 +602,9 @@ void forward_as(const Weights<T>& m, Store& store, const Rows& rows,
     for (std::size_t r = 0; r < rows.rows.size(); ++r)
         if (rows.rows[r].logits >= 0) scored[rows.rows[r].logits] = int(r);
     auto work = std::make_shared<Forward<T>>(m, store, rows, request, std::move(scored));
+    for (const Walk& walk : rows.walks) begin(walk, state_size(m.c));
     turn.run(work, work->phases(), work->helpers());
+    for (const Walk& walk : rows.walks) finish(walk);
     mark(store, rows, m.scratch.nonfinite, request, work->columns, reach_of(m));
 }
 

@@ -169,7 +169,8 @@ void visit(V& v, Weights<T>& m) {
     for (Layer<T>& layer : m.layers) {
         for (Weight<T>& matrix : layer.matrices) visit(v, matrix);
         for (Memory<float>* norm : {&layer.input_norm, &layer.mlp_norm, &layer.after_norm,
-                                    &layer.output_norm, &layer.q_norm, &layer.k_norm})
+                                    &layer.output_norm, &layer.q_norm, &layer.k_norm, &layer.taps,
+                                    &layer.taps_bias, &layer.decay, &layer.dt_bias, &layer.gated})
             v.array(*norm);
         v.number(layer.wide_q);
         v.number(layer.wide_k);
@@ -236,11 +237,17 @@ bool sound(const Memory<float>& vector, int count, bool needed) {
 template <class T>
 bool sound(const Weights<T>& m) {
     const Config& c = m.c;
-    const int query = c.heads * c.head_dim, key = c.kv_heads * c.head_dim;
     for (const Layer<T>& layer : m.layers) {
         const Weight<T>* w = layer.matrices;
-        if (!sound(w[0], query + 2 * key, c.hidden, false) ||
-            !sound(w[1], c.hidden, query, false) || !sound(w[2], 2 * c.inner, c.hidden, true) ||
+        const int mixer = layer.mixer, width = channels(c, mixer);
+        const bool delta = mixer == MIXER_DELTA;
+        if (!sound(w[0], entering(c, mixer), c.hidden, false) ||
+            !sound(w[1], c.hidden, leaving(c, mixer), false) ||
+            (delta && !sound(w[MATRIX_RATES], 2 * c.value_heads, c.hidden, false)) ||
+            !sound(layer.taps, c.taps * width, mixer != MIXER_ATTENTION) ||
+            !sound(layer.taps_bias, width, false) || !sound(layer.decay, c.value_heads, delta) ||
+            !sound(layer.dt_bias, c.value_heads, delta) ||
+            !sound(layer.gated, c.value_dim, delta) || !sound(w[2], 2 * c.inner, c.hidden, true) ||
             !sound(w[3], c.hidden, c.inner, false) || !sound(layer.input_norm, c.hidden, false) ||
             !sound(layer.mlp_norm, c.hidden, false) || !sound(layer.after_norm, c.hidden, false) ||
             !sound(layer.output_norm, c.hidden, false) ||

@@ -14,6 +14,7 @@
 #include "matrix.hpp"
 #include "memory.hpp"
 #include "packed.hpp"
+#include "states.hpp"
 
 namespace outrider {
 
@@ -48,19 +49,21 @@ struct Weight {
 
 template <class T>
 struct Layer {
-    Weight<T> matrices[4];  // MATRIX_QKV to MATRIX_DOWN
+    Weight<T> matrices[MATRIX_HEAD];
     Memory<float> input_norm, mlp_norm, after_norm, output_norm, q_norm, k_norm;
     bool wide_q = false, wide_k = false;  // whether q_norm and k_norm span all heads
     int window = 0;                       // positions that a row sees, itself included; 0: all
     int table = 0;                        // which rotary table; -1: none
+    int mixer = MIXER_ATTENTION;
+    Memory<float> taps, taps_bias, decay, dt_bias, gated;
 };
 
 // What a forward works in, in its turn with the pool. Strides are the model's, so that what pads a
 // row stays zero.
 template <class T>
 struct Scratch {
-    Memory<float> x, qkv, added;
-    Memory<T> normed, q, attended, gated, paired;
+    Memory<float> x, qkv, added, entering, rates, mixing, leaving;
+    Memory<T> normed, q, attended, gated, paired, mixed;
     Memory<std::int8_t> digits;
     Memory<BlockSummary> parts;
     Memory<float> wide, gates;
@@ -118,7 +121,82 @@ struct Weights : Model {
     const Weight<T>& rows() const { return table ? *table : *head; }
 };
 
-// Keys and values: [layer][page], see cache.hpp.
+// Whether rows begin with a state and an embedding beside it.
+inline bool begins_with_state(const Config& c) {
+    return c.input == INPUT_PAIRED || c.input == INPUT_JOINED;
+}
+
+// Layers that are attention, which alone have keys and values.
+inline int attending(const Config& c) { return c.layers - c.convs - c.deltas; }
+
+// Whether layers have states of sequences.
+inline bool stateful(const Config& c) { return c.convs || c.deltas; }
+
+// Rows of the matrix that a layer of attention begins with: queries, gates, keys and values.
+inline int entering(const Config& c) {
+    return ((1 + (c.gated != 0)) * c.heads + 2 * c.kv_heads) * c.head_dim;
+}
+
+inline int delta_values(const Config& c) { return c.value_heads * c.value_dim; }
+
+// Channels that a delta net's convolution mixes.
+inline int delta_channels(const Config& c) { return 2 * c.key_heads * c.key_dim + delta_values(c); }
+
+// Rows of the matrices that a layer begins and ends with: out of the first, into the last.
+inline int entering(const Config& c, int mixer) {
+    if (mixer == MIXER_CONV) return 3 * c.hidden;
+    return mixer == MIXER_DELTA ? delta_channels(c) + delta_values(c) : entering(c);
+}
+inline int leaving(const Config& c, int mixer) {
+    if (mixer == MIXER_CONV) return c.hidden;
+    return mixer == MIXER_DELTA ? delta_values(c) : c.heads * c.head_dim;
+}
+
+// Channels of a layer's convolution.
+inline int channels(const Config& c, int mixer) {
+    return mixer == MIXER_CONV ? c.hidden : mixer == MIXER_DELTA ? delta_channels(c) : 0;
+}
+
+// Which of a model's layers of its mixer a layer is.
+template <class T>
+int place_of(const Weights<T>& m, int layer) {
+    int place = 0;
+    for (int l = 0; l < layer; ++l) place += m.layers[l].mixer == m.layers[layer].mixer;
+    return place;
+}
+
+// What a layer keeps: of its convolution, and behind that of its heads.
+inline StateSize state_size(const Config& c, int mixer) {
+    const std::size_t width = channels(c, mixer), values = delta_values(c);
+    const StateSize conv{(c.taps - 1) * width, width};
+    if (mixer != MIXER_DELTA) return conv;
+    const std::size_t keys = std::size_t(c.key_heads) * c.key_dim;
+    return {conv.state + values * c.key_dim, conv.row + keys + values + c.value_heads};
+}
+
+// What all layers keep.
+inline StateSize state_size(const Config& c) {
+    const StateSize conv = state_size(c, MIXER_CONV), delta = state_size(c, MIXER_DELTA);
+    return {c.convs * conv.state + c.deltas * delta.state,
+            c.convs * conv.row + c.deltas * delta.row};
+}
+
+// A layer's part of a walk, the one of that place among those of its mixer.
+inline LayerWalk part_of(const Config& c, const Walk& walk, int mixer, int place) {
+    StateSize before{}, own = state_size(c, mixer);
+    if (mixer == MIXER_DELTA) {
+        before = state_size(c, MIXER_CONV);
+        before = {c.convs * before.state, c.convs * before.row};
+    }
+    before.state += place * own.state;
+    before.row += place * own.row;
+    const Slot& slot = *walk.slot;
+    return {slot.states.data() + before.state, slot.inputs.data() + walk.before * before.row,
+            slot.next.data() + walk.drafted * before.row,
+            walk.kept ? slot.kept.data() + before.state : nullptr};
+}
+
+// Keys and values: [place among layers of attention][page], see cache.hpp.
 struct Store : Counted {
     explicit Store(const Model* of) : model(of), kept(of) {}
     const Model* const model;
@@ -126,21 +204,34 @@ struct Store : Counted {
     int pages = 0, page_size = 0;
     std::size_t page_elements = 0, layer_elements = 0;
     LazyMemory data;
-    Memory<float> centres;                // [layers, heads, width] of keys in codes, or empty
+    Memory<float> centres;                // [places, heads, width] of keys in codes, or empty
     std::vector<std::uint8_t> nonfinite;  // slots whose row was not finite
     int num_nonfinite = 0;
     Memory<float> logits;     // of the rows that a draft goes on from
     Memory<float> states[2];  // that its rows begin with, and that they end with
+    std::vector<std::unique_ptr<Slot>> slots;
 };
 
+constexpr int MOST_SLOTS = 1 << 20;
+constexpr const char* NO_SLOT = "there is no such slot";
+constexpr const char* OTHER_STATES = "states have another size than their model's";
+
+// Where a sequence keeps its states; made if it is new.
+inline Slot& slot_of(Store& store, int number) {
+    if (number >= int(store.slots.size())) store.slots.resize(number + 1);
+    auto& slot = store.slots[number];
+    if (!slot) slot = std::make_unique<Slot>();
+    return *slot;
+}
+
 template <class E>
-Cache<E> cache_of(const Store& store, int layer) {
+Cache<E> cache_of(const Store& store, int place) {
     const Config& c = store.model->c;
     const int width = padded(c.head_dim, IN_PAD);
-    const Places<E> places{reinterpret_cast<E*>(store.data.data()) + layer * store.layer_elements,
+    const Places<E> places{reinterpret_cast<E*>(store.data.data()) + place * store.layer_elements,
                            store.page_elements, store.page_size, width};
     if constexpr (std::is_same_v<E, Codes>) {
-        const std::size_t at = std::size_t(layer) * c.kv_heads * width;
+        const std::size_t at = std::size_t(place) * c.kv_heads * width;
         return {places, store.centres.size() ? store.centres.data() + at : nullptr};
     } else {
         return {places};
@@ -177,6 +268,7 @@ struct Rows {
     std::vector<std::int32_t> above;
     int num_logits = 0;
     const float* states = nullptr;  // [rows, hidden], where the model wants them
+    std::vector<Walk> walks;        // where layers have states
 };
 
 // What a forward is asked for; see outrider.h.
@@ -202,7 +294,7 @@ struct Hidden {
 };
 
 // Reads `words` (see outrider.h) into rows; returns what is wrong with them, or null.
-const char* read_rows(const Model& model, const Store& store, const std::int32_t* words,
+const char* read_rows(const Model& model, Store& store, const std::int32_t* words,
                       std::int64_t count, Rows& rows);
 
 constexpr const char* INCOMPLETE = "the model's weights are not complete";

@@ -67,8 +67,9 @@ struct Multiplier {
 
     // The most inputs of a matrix.
     static int widest(const Config& c) {
-        const int hidden = c.input == INPUT_PAIRED ? 2 * c.hidden : c.hidden;
-        return std::max({hidden, c.inner, c.heads * c.head_dim, c.fused});
+        const int hidden = begins_with_state(c) ? 2 * c.hidden : c.hidden;
+        const int values = c.deltas ? delta_values(c) : 0;
+        return std::max({hidden, c.inner, c.heads * c.head_dim, c.fused, values});
     }
 
     // Units of a chunk, whole groups of 4: about an eighth of a worker's part. Beside more than

@@ -34,7 +34,9 @@ enum Dtype { DTYPE_FLOAT32, DTYPE_BFLOAT16 };
 enum InputKind {
     INPUT_EMBEDDED,  // the embedding of its token
     INPUT_PAIRED,  // a state; its queries, keys and values also see the token's embedding (EAGLE-3)
-    INPUT_HEADS,   // a state; there are no layers, but heads that draft one token each (Medusa)
+    // What FUSE makes of its token's embedding and a state, each after its part of the norm (MTP).
+    INPUT_JOINED,
+    INPUT_HEADS,  // a state; there are no layers, but heads that draft one token each (Medusa)
 };
 
 // What a gate becomes before it multiplies.
@@ -43,13 +45,23 @@ enum ActivationKind {
     ACTIVATION_GELU,  // by a tanh
 };
 
-// Matrices: the first four belong to a layer. DRAFT: of heads, each one's residual blocks and then
-// what makes its logits.
+// What mixes the tokens of a sequence in a layer.
+enum MixerKind {
+    MIXER_ATTENTION,
+    MIXER_CONV,  // a gated short convolution (LFM2), whose QKV makes gates and inputs [3 * hidden]
+    // A gated delta net (Qwen3.5), whose QKV makes queries and keys, values, and gates.
+    MIXER_DELTA,
+};
+
+// Matrices: those before HEAD belong to a layer. RATES are a delta net's: what becomes the
+// strengths of updates and decays [2 * value_heads, hidden]. DRAFT: of heads, each one's residual
+// blocks and then what makes its logits.
 enum MatrixKind {
     MATRIX_QKV,
     MATRIX_OUTPUT,
     MATRIX_GATE_UP,
     MATRIX_DOWN,
+    MATRIX_RATES,
     MATRIX_HEAD,
     MATRIX_EMBEDDING,
     MATRIX_FUSE,
@@ -57,7 +69,9 @@ enum MatrixKind {
 };
 
 // The weights of norms. INPUT and MLP come before attention and MLP, AFTER and OUTPUT behind them:
-// each layer has those before, those behind, or both. Q and K are of a head, or of all heads.
+// each layer has those before, those behind, or both. Q and K are of a head, or of all heads. TAPS
+// [taps, channels] are of a convolution, the oldest token's first, and TAPS_BIAS is what it adds.
+// DECAY and DT_BIAS [value_heads] and GATED [value_dim], a norm, are a delta net's.
 enum VectorKind {
     VECTOR_INPUT,
     VECTOR_MLP,
@@ -66,6 +80,11 @@ enum VectorKind {
     VECTOR_FINAL,
     VECTOR_Q,
     VECTOR_K,
+    VECTOR_TAPS,
+    VECTOR_TAPS_BIAS,
+    VECTOR_DECAY,
+    VECTOR_DT_BIAS,
+    VECTOR_GATED,
     VECTOR_STATE,
     VECTOR_FUSE,
 };
@@ -101,7 +120,12 @@ typedef struct Config {
     int32_t output_normed;  // a state ends with a norm
     int32_t blocks;         // residual blocks before the last matrix of each head
     int32_t coarse;         // matrices in codes take activations of 8 bits rather than 16
-    int32_t coded_cache;    // keys and values are kept in codes of 8 bits
+    int32_t convs, deltas;  // layers that are short convolutions and delta nets, fewer than all
+    int32_t taps;           // tokens that convolutions span, also those in delta nets
+    int32_t key_heads, value_heads, key_dim, value_dim;  // of delta nets
+    int32_t tiled_heads;  // value head i goes with key head i % key_heads; else they are grouped
+    int32_t gated;        // attention is multiplied by gates, whose heads come behind its queries
+    int32_t coded_cache;  // keys and values are kept in codes of 8 bits
     int32_t activation;
     // Rows of a prompt that is longer, and rows at later positions, turn by the table behind their
     // layer's; 0: none do.
@@ -223,9 +247,10 @@ OUTRIDER_API const char* outrider_vector(Model* model, int32_t number, int32_t k
 // between calls.
 OUTRIDER_API const char* outrider_rotary(Model* model, int32_t table, const float* cos,
                                          const float* sin, int32_t length, int32_t width);
-// A layer's rows see `window` positions, or all with 0, and turn by a rotary table, or with -1 do
-// not.
-OUTRIDER_API const char* outrider_layer(Model* model, int32_t layer, int32_t window, int32_t table);
+// A layer's tokens are mixed by a `mixer`; until it is said, by attention. Its rows see `window`
+// positions, or all with 0, and turn by a rotary table, or with -1 do not.
+OUTRIDER_API const char* outrider_layer(Model* model, int32_t layer, int32_t mixer, int32_t window,
+                                        int32_t table);
 // `target_token_ids` [vocabulary] are the target's ids for a drafter's, `input_token_ids` [count] a
 // drafter's ids, by which its embedding is looked up, for the target's; -1 stands for none.
 OUTRIDER_API const char* outrider_ids(Model* model, const int32_t* target_token_ids,
@@ -263,13 +288,23 @@ OUTRIDER_API int32_t outrider_nonfinite(const Store* store) OUTRIDER_NOEXCEPT;
 OUTRIDER_API const char* outrider_move(Store* store, const int32_t* from_slots,
                                        const int32_t* to_slots, int32_t count);
 
+// Copies the states of a slot as they were at the end of the last page of its sequence that is full
+// to `states` [count], and writes how many tokens those are: 0 if there are none.
+OUTRIDER_API const char* outrider_kept_states(const Store* store, int32_t slot, float* states,
+                                              int64_t count, int32_t* tokens);
+// Lets a slot's sequence go on behind so many tokens, whose states these are.
+OUTRIDER_API const char* outrider_set_states(Store* store, int32_t slot, const float* states,
+                                             int64_t count, int32_t tokens);
+
 // -- steps --
 
 // Runs some sublayers: twice its number stands for a layer's attention, one more for its MLP.
 //
 // `words` are segments one after the other, each [tokens, nodes, start, pages, logits, first,
-// prompt] and then the token ids, the nodes' ids, their parents and the page table; `prompt` is the
-// prompt's length. `logits` has room for
+// prompt, slot] and then the token ids, the nodes' ids, their parents and the page table; `prompt`
+// is the prompt's length. `slot` is where a sequence keeps its states, 0 where layers have none: it
+// begins anew with `start` 0, and otherwise goes on behind its last tokens and those of the last
+// nodes that were accepted. `logits` has room for
 // [num_logits, vocabulary], where `vocabulary` is the model's or the number of its likely rows,
 // `hidden_out` for [num_hidden, num_rows, width]. `states` [num_rows,
 // width] are those that rows begin with, null where the model wants none. Of heads a segment has

@@ -58,6 +58,7 @@ struct Epilogue {
     }
 };
 
+inline F32x16 sigmoid(F32x16 x) { return splat(1.0f) / (splat(1.0f) + exp(splat(0.0f) - x)); }
 inline F32x16 silu(F32x16 x) { return x / (splat(1.0f) + exp(splat(0.0f) - x)); }
 
 inline F32x16 tanh(F32x16 x) {

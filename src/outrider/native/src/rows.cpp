@@ -19,9 +19,26 @@ struct Reader {
     }
 };
 
-const char* read_segment(const Model& model, const Store& store, Reader& in, Rows& out) {
-    if (!in.has(7)) return "a segment is cut short";
-    const std::int32_t* head = in.take(7);
+// Adds the walk of a segment whose model has layers with states.
+const char* add_walk(Store& store, int number, int start, int tokens, int nodes, Rows& out) {
+    if (number < 0 || number >= MOST_SLOTS) return NO_SLOT;
+    Slot* slot = &slot_of(store, number);
+    for (const Walk& other : out.walks)
+        if (other.slot == slot) return "two sequences have one slot";
+    const int accepted = start ? start - slot->position : 0;
+    if (start && (slot->position < 0 || accepted < 0 || accepted > slot->drafted))
+        return "a sequence goes on elsewhere than behind its states";
+    const int first = int(out.rows.size());
+    // At the end of the last page that is full behind these rows, unless it was full before.
+    const int end = (start + tokens) / store.page_size * store.page_size;
+    const int kept = std::max(0, end - (start - accepted));
+    out.walks.push_back({slot, first, tokens, nodes, start, accepted, slot->drafted, kept});
+    return nullptr;
+}
+
+const char* read_segment(const Model& model, Store& store, Reader& in, Rows& out) {
+    if (!in.has(8)) return "a segment is cut short";
+    const std::int32_t* head = in.take(8);
     const int tokens = head[0], nodes = head[1], start = head[2], pages = head[3], logits = head[4];
     const int first = head[5], prompt = head[6];
     if (tokens < 1 || nodes < 0 || start < 0 || pages < 1 || first < 0 || first > start ||
@@ -45,6 +62,12 @@ const char* read_segment(const Model& model, const Store& store, Reader& in, Row
     for (int j = 0; j < nodes; ++j) {
         if (parents[j] < -1 || parents[j] >= j) return "a node stands before its parent";
         straight += straight == j && parents[j] == j - 1;
+    }
+    if (stateful(model.c)) {
+        if (straight < nodes) return "a draft branches in a model whose layers have states";
+        if (const char* wrong = add_walk(store, head[7], start, tokens, nodes, out)) return wrong;
+    } else if (head[7]) {
+        return "a model whose layers have no states has no slots";
     }
     if (logits)
         out.scored.push_back({drafted, parents, table, nodes, pages, int(committed), logits, first,
@@ -94,7 +117,7 @@ const char* read_segment(const Model& model, const Store& store, Reader& in, Row
 
 }  // namespace
 
-const char* read_rows(const Model& model, const Store& store, const std::int32_t* words,
+const char* read_rows(const Model& model, Store& store, const std::int32_t* words,
                       std::int64_t count, Rows& rows) {
     Reader in{words, words + count};
     while (in.at < in.end)

@@ -11,6 +11,20 @@ namespace outrider {
 namespace {
 
 constexpr int MOST_LAYERS = 1 << 16;
+constexpr int MOST_STATE = 1 << 24;  // elements of all heads of a delta net
+
+// Whether layers with states have sizes that the step runs.
+bool keeps_states(const Config& c) {
+    if (c.input != INPUT_EMBEDDED || c.taps < 1 || c.taps > MAX_TAPS) return false;
+    if (c.convs && (c.hidden % LANES || c.hidden > MOST / 3)) return false;
+    if (!c.deltas) return true;
+    if (c.key_heads < 1 || c.value_heads < 1 || c.value_heads % c.key_heads || c.key_dim < 1 ||
+        c.key_dim % LANES || c.key_dim > MAX_KEY_DIM || c.value_dim < 1 || c.value_dim % LANES)
+        return false;
+    const std::int64_t values = std::int64_t(c.value_heads) * c.value_dim;
+    const std::int64_t keys = std::int64_t(c.key_heads) * c.key_dim;
+    return c.value_dim <= MOST_STATE && values <= MOST_STATE && keys <= MOST_STATE;
+}
 
 bool fits(const Config& c) {
     const bool whole =
@@ -23,7 +37,10 @@ bool fits(const Config& c) {
         c.heat_step >= (c.heat != 0) && !(c.attention_cap < 0) && !(c.logits_cap < 0);
     const bool above = right && c.layers > 0 && c.hidden > 0 && c.inner > 0 && c.kv_heads > 0 &&
                        c.heads > 0 && c.head_dim > 0 && c.vocabulary > 0 && c.max_length > 0;
-    return above && (c.dtype == 0 || c.dtype == 1) && c.heads % c.kv_heads == 0 &&
+    return above && (c.dtype == 0 || c.dtype == 1) && c.heads % c.kv_heads == 0 && c.convs >= 0 &&
+           c.deltas >= 0 && c.deltas < c.layers && c.convs < c.layers - c.deltas &&
+           (!stateful(c) || keeps_states(c)) && (!c.gated || c.input != INPUT_HEADS) &&
+           (c.input != INPUT_JOINED || (c.fused == 2 * c.hidden && c.fused_norms == 2)) &&
            c.head_dim % 2 == 0 && c.head_dim <= 256 && c.layers <= MOST_LAYERS &&
            c.hidden <= MOST / 2 && c.inner <= MOST / 2 && c.vocabulary <= MOST &&
            c.max_length <= MOST && 3 * std::int64_t(c.heads) * c.head_dim <= MOST;
@@ -44,15 +61,17 @@ const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, We
     const bool numbered = kind < MATRIX_HEAD || kind == MATRIX_DRAFT;
     if (kind < MATRIX_QKV || kind > MATRIX_DRAFT || (numbered && (number < 0 || number >= numbers)))
         return "there is no such matrix";
-    const int query = c.heads * c.head_dim, key = c.kv_heads * c.head_dim;
     const bool paired = c.input == INPUT_PAIRED && number == 0;
     const int last = kind == MATRIX_DRAFT && number % (c.blocks + 1) == c.blocks;
-    const int outs[] = {query + 2 * key, c.hidden,     2 * c.inner, c.hidden,
-                        c.vocabulary,    c.embeddings, c.hidden,    last ? c.vocabulary : c.hidden};
+    const int mixer = kind < MATRIX_HEAD ? m.layers[number].mixer : int(MIXER_ATTENTION);
+    const int outs[] = {entering(c, mixer), c.hidden,          2 * c.inner,
+                        c.hidden,           2 * c.value_heads, c.vocabulary,
+                        c.embeddings,       c.hidden,          last ? c.vocabulary : c.hidden};
     const int ins[] = {paired ? 2 * c.hidden : c.hidden,
-                       query,
+                       leaving(c, mixer),
                        c.hidden,
                        c.inner,
+                       c.hidden,
                        c.hidden,
                        c.hidden,
                        c.fused,
@@ -218,10 +237,24 @@ const char* set_norm(Weights<T>& m, int number, int kind, const float* data, std
                                &m.norm,
                                whole ? nullptr : &layer->q_norm,
                                whole ? nullptr : &layer->k_norm,
+                               whole ? nullptr : &layer->taps,
+                               whole ? nullptr : &layer->taps_bias,
+                               whole ? nullptr : &layer->decay,
+                               whole ? nullptr : &layer->dt_bias,
+                               whole ? nullptr : &layer->gated,
                                &m.state_norm,
                                &m.fuse_norm};
     const int size = heads ? c.head_dim : kind == VECTOR_FUSE ? c.fused : c.hidden;
     const int all = kind == VECTOR_Q ? c.heads : kind == VECTOR_K ? c.kv_heads : 1;
+    if (kind >= VECTOR_TAPS && kind <= VECTOR_GATED) {
+        const std::int64_t width = channels(c, layer->mixer);
+        const std::int64_t lengths[] = {c.taps * width, width, c.value_heads, c.value_heads,
+                                        c.value_dim};
+        if (!count || count != lengths[kind - VECTOR_TAPS])
+            return "a vector has another length than its model";
+        *places[kind] = padded_copy(data, count);
+        return nullptr;
+    }
     if (count != size && count != std::int64_t(all) * size)
         return "a vector has another length than its model";
     if (heads) (kind == VECTOR_Q ? layer->wide_q : layer->wide_k) = count != size;
@@ -274,14 +307,24 @@ bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
     if (c.fused) all = all && !m.fuse.empty() && (!c.fused_norms || m.fuse_norm.size());
     for (int i = 0; i < count; ++i) {
         const Layer<T>& layer = m.layers[sublayers[i] / 2];
-        for (const auto& matrix : layer.matrices) all = all && !matrix.empty();
+        const bool delta = layer.mixer == MIXER_DELTA;
+        for (int kind = 0; kind < MATRIX_HEAD; ++kind)
+            all = all && layer.matrices[kind].empty() == (kind == MATRIX_RATES && !delta);
+        for (const auto* vector : {&layer.decay, &layer.dt_bias, &layer.gated})
+            all = all && (vector->size() > 0) == delta;
         all = all && (layer.input_norm.size() || layer.after_norm.size());
         all = all && (layer.mlp_norm.size() || layer.output_norm.size());
         for (int t = layer.table; t >= 0 && t <= layer.table + (c.far > 0); ++t)
             all = all && m.cos[t].size() && m.sin[t].size();
         all = all && (layer.q_norm.size() > 0) == (layer.k_norm.size() > 0);
+        all = all && (layer.taps.size() > 0) == (layer.mixer != MIXER_ATTENTION);
     }
-    return all;
+    int convs = 0, deltas = 0;
+    for (const Layer<T>& layer : m.layers) {
+        convs += layer.mixer == MIXER_CONV;
+        deltas += layer.mixer == MIXER_DELTA;
+    }
+    return all && convs == c.convs && deltas == c.deltas;
 }
 
 }  // namespace
@@ -352,14 +395,16 @@ const char* outrider_rotary(Model* model, int table, const float* cos, const flo
     return with(model, [&](auto& m) { return set_rotary(m, table, cos, sin, length, width); });
 }
 
-const char* outrider_layer(Model* model, int layer, int window, int table) {
+const char* outrider_layer(Model* model, int layer, int mixer, int window, int table) {
     return with(model, [&](auto& m) -> const char* {
         if (layer < 0 || layer >= int(m.layers.size())) return NO_LAYER;
+        if (mixer < MIXER_ATTENTION || mixer > MIXER_DELTA) return "there is no such mixer";
         if (window < 0) return "a layer has a window below 0";
         if (table < -1 || table + (table >= 0 && m.c.far) >= ROTARY_TABLES)
             return "there is no such rotary table";
         m.layers[layer].window = window;
         m.layers[layer].table = table;
+        m.layers[layer].mixer = mixer;
         return nullptr;
     });
 }
@@ -393,6 +438,11 @@ const char* outrider_borrow(Model* model, const Model* from) {
             m.head = other->head;
             m.make_room(m.head->packed);
             return nullptr;
+        }
+        if (m.c.input == INPUT_JOINED) {
+            if (!other->head || other->c.vocabulary != m.c.vocabulary) return INCOMPLETE;
+            m.head = other->head;
+            m.make_room(m.head->packed);
         }
         m.embedding = other->embedding;
         if (!m.embedding) m.table = other->table ? other->table : other->head;

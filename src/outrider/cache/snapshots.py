@@ -1,0 +1,46 @@
+"""States of sequences at the ends of pages, for others that begin alike."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+States = NDArray[np.float32]
+
+
+class Snapshots:
+    """States behind the tokens up to a page's end, by the page's key.
+
+    They take up to ``room`` bytes; those that were used longest ago go.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room, self.bytes = room, 0
+        self._states: OrderedDict[bytes, States] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def longest(self, keys: Sequence[bytes]) -> int:
+        """Return how many of the first pages have states behind the last of them."""
+        found = (n for n in range(len(keys), 0, -1) if keys[n - 1] in self._states)
+        return next(found, 0)
+
+    def get(self, key: bytes) -> States:
+        """Return the states behind a page, which count as used."""
+        self._states.move_to_end(key)
+        return self._states[key]
+
+    def put(self, key: bytes, states: States) -> None:
+        """Keep the states behind a page."""
+        if key in self._states:
+            self._states.move_to_end(key)
+            return
+        self._states[key] = states
+        self.bytes += states.nbytes
+        while self.bytes > self._room:
+            _, oldest = self._states.popitem(last=False)
+            self.bytes -= oldest.nbytes

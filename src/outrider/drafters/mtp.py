@@ -1,0 +1,56 @@
+"""MTP: layers inside a checkpoint that were trained to predict its further tokens.
+
+DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 2.2; one layer is applied again and again
+(Qwen3.5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from ..checkpoints.files import Files
+from ..checkpoints.mtp import PREFIX, has_mtp
+from ..models.native_mtp import NativeMtp
+from .base import Drafter, DrafterContext, FolderSpec, Needs
+from .eagle import EagleDrafter, head_needs
+from .heads import native_target
+
+
+@dataclass(frozen=True)
+class MtpSpec(FolderSpec):
+    """The MTP layers of the checkpoint in ``folder``, which is the target's."""
+
+    name = "mtp"
+    wants = "a target whose checkpoint has MTP layers (mtp.*); memory for them and their cache"
+    costs = "a layer and the target's output matrix for each token of depth"
+    suits = "any text"
+    prior = 0.8
+    kind = "MTP layers"
+    proposes = "the checkpoint's own MTP layers, propose {k} tokens"
+
+    @classmethod
+    def of(cls, files: Files) -> Self | None:
+        """Return the drafter of a checkpoint that has nothing but MTP layers."""
+        alone = has_mtp(files) and all(name.startswith(PREFIX) for name in files.tensors)
+        return super().of(files) if alone else None
+
+    @classmethod
+    def inside(cls, files: Files) -> Self | None:
+        """Return the drafter inside a target's checkpoint; None where it has none."""
+        return super().of(files) if has_mtp(files) else None
+
+    def needs(self, context: DrafterContext) -> Needs:
+        config, target = context.config, native_target(self.name, context)
+        longest, recipe = context.max_model_len, config.drafter_quantization
+        model = NativeMtp(self.files, target, longest, recipe)
+        return head_needs(config, model, target)
+
+    def make(self, context: DrafterContext) -> Drafter:
+        return MtpDrafter(context)
+
+
+class MtpDrafter(EagleDrafter[NativeMtp]):
+    """Drafts with MTP layers, whose rows begin as those of an EAGLE-3 head do."""
+
+    name = "mtp"

@@ -1,0 +1,87 @@
+"""The layers of a checkpoint that predict further tokens (MTP), which the native step runs."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checkpoints.checkpoint import find_format, open_checkpoint
+from ..checkpoints.files import Files
+from ..checkpoints.mtp import NORMS, MtpTensors, mtp_architecture
+from ..checkpoints.weights import Loader
+from ..native.interface import JOINED
+from .base import Output, Store
+from .native import NativeTransformer
+from .native_heads import HeadModel, head_recipe
+from .native_model import step_config
+from .rows import Segment, lone_rows
+
+Floats = NDArray[np.float32]
+
+
+class NativeMtp(HeadModel):
+    """MTP layers beside their target, with its embedding and output matrix.
+
+    The row of a token begins with the state behind the token before it: of the target the last
+    norm's output, of a drafted token that of these layers' own. There is none of the first token.
+    ``quantization`` is as of ``NativeHead``.
+    """
+
+    mask_state = None
+
+    def __init__(
+        self,
+        files: Files,
+        target: NativeTransformer,
+        max_length: int,
+        quantization: str | None,
+    ) -> None:
+        a = mtp_architecture(files, target.shape)
+        self.target = target
+        self.target_layers = (target.hidden_layers - 1,)
+        self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
+        options = (files.config or {}).get("quantization_config")
+        source = MtpTensors(files, find_format(options, files.folder))
+        recipe = head_recipe(quantization)
+        loader = Loader(source, a, target.dtype, True, recipe)
+        checkpoint = open_checkpoint(files)
+        own = step_config(a, target.dtype, max_length, recipe is not None and recipe.coarse)
+        own.input, own.fused, own.fused_norms = JOINED, 2 * a.hidden_size, len(NORMS)
+        own.output_normed = True
+        super().__init__(target.library, a, own, target.dtype, None, checkpoint.config)
+        self.library.borrow(self.handle, target.handle)
+        joined = loader.matrix("fc.weight", a.hidden_size, 2 * a.hidden_size, recipe)
+        self._pack(0, "fuse", joined)
+        norms = [loader.norm(name)[: a.hidden_size] for name in NORMS]
+        self.library.set_vector(self.handle, 0, "fuse", np.concatenate(norms))
+        for index in range(a.num_layers):
+            self._load_layer(loader, index)
+        self.library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
+        self.library.check(self.handle)
+        theirs = Loader(checkpoint.tensors, target.shape, target.dtype, True)
+        self._norm = theirs.norm("model.norm")[: a.hidden_size]
+
+    def fuse(
+        self, hidden: Sequence[Floats], which: array[int], states: Floats, to: array[int]
+    ) -> None:
+        """Make states of rows ``which`` of the target's last hidden states, to rows ``to``."""
+        rows = hidden[0][np.frombuffer(which, np.int32)]
+        means = np.mean(rows * rows, -1, keepdims=True) + np.float32(self.shape.norm_eps)
+        states[np.frombuffer(to, np.int32)] = rows / np.sqrt(means) * self._norm
+
+    def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
+        """See ``base.Model``; behind the last layer is what the next rows begin with."""
+        return self.forward(segments, store, None, hidden)
+
+    def try_rows(self, count: int, store: Store) -> None:
+        state = np.ones((1, self.hidden_size), np.float32)
+        self.run([row._replace(states=state) for row in lone_rows(count)], store)
+
+    def _draft_pass(self, store: Store, segment: Segment) -> tuple[Floats, Segment | None]:
+        behind = self.hidden_layers
+        output = self.run([segment], store, (behind,))
+        assert output.logits is not None
+        return output.logits, segment._replace(logits=1, states=output.hidden[behind][-1:])

@@ -1,0 +1,176 @@
+"""MTP layers inside a checkpoint: transformers' layers, and drafts that change no token."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
+
+from outrider import LLM, SamplingParams
+from outrider.base.types import DraftBudget
+from outrider.checkpoints.files import Files
+from outrider.drafters.base import NoSpec
+from outrider.drafters.mtp import MtpSpec
+from outrider.drafters.registry import GroupSpec, find_drafter
+from outrider.models.decide import DraftInput
+from outrider.models.native_mtp import NativeMtp
+from outrider.models.rows import Segment
+from outrider.native import choice as native
+from outrider.native.native_sampling import NativeNoise
+from tests.support.loading import native_model
+from tests.support.native_steps import HERE, sequence_of, step
+from tests.support.tiny import VOCABULARY
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
+
+MakeCheckpoint = Callable[..., Path]
+OPTIONS: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"], "head_dim": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = make_checkpoint(
+        tmp_path_factory.mktemp("mtp"), "qwen3_5_text", tokenizer=True, **OPTIONS
+    )
+    tensors = load_file(made / "model.safetensors")
+    generator = torch.Generator().manual_seed(3)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+
+    width = tensors["model.norm.weight"].shape[0]
+    for name in [name for name in tensors if ".layers.1." in name]:
+        own = name.replace("model.layers.1.", "mtp.layers.0.")
+        scaled = tensors[name] if tensors[name].ndim == 1 else random(*tensors[name].shape)
+        tensors[own] = scaled.clone()
+    tensors["mtp.fc.weight"] = random(width, 2 * width)
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        tensors[f"mtp.{name}.weight"] = 0.3 * torch.randn(width, generator=generator)
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    return made
+
+
+class Reference:
+    """The layers in torch, of transformers' decoder layer, over whole sequences."""
+
+    def __init__(self, folder: Path) -> None:
+        self.target = AutoModelForCausalLM.from_pretrained(folder).eval()
+        config, tensors = self.target.config, load_file(folder / "model.safetensors")
+        self.tensors = {n.removeprefix("mtp."): t for n, t in tensors.items() if "mtp." in n}
+        self.layer = Qwen3_5DecoderLayer(config, config.layer_types.index("full_attention"))
+        begins = "layers.0."
+        self.layer.load_state_dict(
+            {n.removeprefix(begins): t for n, t in self.tensors.items() if n.startswith(begins)}
+        )
+        self.eps, self.width = config.rms_norm_eps, config.hidden_size
+
+    def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        norm = Qwen3_5RMSNorm(self.width, self.eps)
+        norm.weight.data.copy_(self.tensors[f"{name}.weight"])
+        return norm(x)
+
+    @torch.no_grad()
+    def __call__(self, ids: list[int], states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and states behind the tokens from the second one on, of states before them."""
+        model, later = self.target.model, torch.tensor([ids[1:]])
+        both = (
+            self.norm("pre_fc_norm_embedding", model.embed_tokens(later)),
+            self.norm("pre_fc_norm_hidden", states[None]),
+        )
+        x = torch.cat(both, -1) @ self.tensors["fc.weight"].T
+        places = torch.arange(1, len(ids))[None]
+        mask = torch.full((len(ids) - 1,) * 2, -torch.inf).triu(1)[None, None]
+        turns = model.rotary_emb(x, places)
+        x = self.layer(x, position_embeddings=turns, attention_mask=mask, position_ids=places)
+        x = self.norm("norm", x[0] if isinstance(x, tuple) else x)
+        return self.target.lm_head(x)[0], x[0]
+
+    @torch.no_grad()
+    def states(self, ids: list[int]) -> torch.Tensor:
+        return self.target.model(torch.tensor([ids])).last_hidden_state[0]
+
+
+def ids_of(length: int) -> list[int]:
+    return np.random.default_rng(1).integers(3, 300, length).tolist()
+
+
+@pytest.mark.parametrize("isa", HERE)
+def test_they_are_transformers_layers(isa: str, folder: Path) -> None:
+    reference, ids = Reference(folder), ids_of(40)
+    states = reference.states(ids)[:-1]
+    expected, after = reference(ids, states)
+    target = native_model(step(isa), folder, "float32", 256)
+    mine = NativeMtp(Files(folder), target, 256, None)
+    store = mine.new_store(8, 16)
+    row = Segment(ids[1:], 1, range(1, 8), len(ids) - 1, 40, first=1, states=states.numpy())
+    found = mine.run([row], store, (mine.hidden_layers,))
+    np.testing.assert_allclose(found.logits, expected, atol=2e-4, rtol=0)
+    np.testing.assert_allclose(found.hidden[mine.hidden_layers], after, atol=2e-4, rtol=0)
+    # What the target's last layer gives becomes the states that rows begin with.
+    last = target.hidden_layers - 1
+    own = target.run([Segment(ids, 0, range(1, 8), 1, 40)], target.new_store(8, 16), (last,))
+    made = np.empty((len(ids) - 1, mine.hidden_size), np.float32)
+    every = array("i", range(len(ids) - 1))
+    mine.fuse([own.hidden[last]], every, made, every)
+    np.testing.assert_allclose(made, states, atol=2e-4, rtol=0)
+
+
+def test_a_checkpoint_with_mtp_layers_has_a_drafter(folder: Path, tiny_llama: Path) -> None:
+    auto = find_drafter("auto", folder)
+    assert isinstance(auto, GroupSpec)
+    assert [each.name for each in auto.members] == ["mtp", "suffix"]
+    assert isinstance(find_drafter("mtp", folder), MtpSpec)
+    other = find_drafter("auto", tiny_llama)
+    assert isinstance(other, GroupSpec)
+    assert "mtp" not in [each.name for each in other.members]
+    assert find_drafter("none", folder) == NoSpec()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_change_no_token(temperature: float, folder: Path) -> None:
+    prompts = ["for word in the", "def greet(name): return f", "abc abc abc", "x"]
+    params = [
+        SamplingParams(temperature=temperature, max_tokens=40, seed=i, ignore_eos=True)
+        for i in range(len(prompts))
+    ]
+
+    def outputs(drafter: str, **options: Any) -> list[list[int]]:
+        llm = LLM(folder, drafter=drafter, max_model_len=128, **options)
+        return [[*each.outputs[0].token_ids] for each in llm.generate(prompts, params)]
+
+    plain = outputs("none")
+    for options in ({"num_speculative_tokens": 4}, {}, {"max_num_batched_tokens": 16}):
+        assert outputs("mtp", **options) == plain
+    assert outputs("auto") == plain
+
+
+@pytest.mark.parametrize("isa", HERE)
+def test_chains_go_on_from_their_own_states(isa: str, folder: Path) -> None:
+    """A greedy draft is what the layers say, token by token, of what they drafted."""
+    reference, library = Reference(folder), step(isa)
+    target = native_model(library, folder, "float32", 256)
+    mine = NativeMtp(Files(folder), target, 256, None)
+    noise, sequence = NativeNoise(VOCABULARY, library), sequence_of(target, 1, temperature=0)
+    ids = [*sequence.tokens]
+    states = reference.states(ids)[:-1]
+    row = Segment(ids[1:], 1, range(1, 8), 1, len(ids), first=1, states=states.numpy())
+    asked = DraftInput(sequence, DraftBudget(4, 4))
+    (draft,) = mine.draft([row], mine.new_store(8, 16), [asked], noise)
+    expected: list[int] = []
+    for _ in range(4):
+        logits, after = reference([*ids, *expected], states)
+        expected.append(int(logits[-1].argmax()))
+        states = torch.cat([states, after[-1:]])
+    assert draft.tokens == expected

@@ -1,0 +1,215 @@
+"""Layers with states: transformers' models, and exact rollback of what was refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from outrider.errors import ModelError
+from outrider.models.base import Model, Store
+from outrider.models.rows import Segment
+from outrider.native import choice as native
+from tests.support.loading import native_model, torch_model
+from tests.support.native_steps import HERE, step
+
+MakeCheckpoint = Callable[..., Path]
+PAGE, LENGTH = 16, 130
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "lfm2": {
+        "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
+        "hidden_size": 48, "block_multiple_of": 8,
+    },
+    "lfm2 of four taps": {
+        "layer_types": ["full_attention", "conv"], "hidden_size": 32, "conv_bias": True,
+        "conv_L_cache": 4, "block_auto_adjust_ff_dim": False,
+    },
+    "qwen3_5_text": {
+        "num_hidden_layers": 4, "head_dim": 16, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
+    },
+    "qwen3_5_text of one key head": {
+        "layer_types": ["linear_attention", "full_attention"], "head_dim": 64,
+        "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 16, "linear_conv_kernel_dim": 3,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(
+    request: pytest.FixtureRequest,
+    make_checkpoint: MakeCheckpoint,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    family, *_ = request.param.split()
+    made = make_checkpoint(tmp_path_factory.mktemp("states"), family, **FAMILIES[request.param])
+    tensors = load_file(made / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in tensors.items():  # what a random checkpoint leaves near one value
+        if name.endswith("A_log"):
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) * 3 - 1)
+        elif name.endswith("dt_bias"):
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) * 5 - 4)
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    return made
+
+
+def steps(folder: Path, dtypes: Sequence[str] = ("float32",)) -> Iterator[Model]:
+    """The models of torch and of every instruction set."""
+    for dtype in dtypes:
+        yield torch_model(folder, dtype, "cpu", 256)
+        for isa in HERE:
+            yield native_model(step(isa), folder, dtype, 256)
+
+
+def ids_of(length: int) -> list[int]:
+    return np.random.default_rng(0).integers(0, 128, length).tolist()
+
+
+def logits_of(model: Model, store: Store, segments: list[Segment]) -> NDArray[np.float32]:
+    logits = model.run(segments, store).logits
+    assert logits is not None
+    return logits
+
+
+def plain(model: Model, ids: list[int], sizes: Sequence[int]) -> NDArray[np.float32]:
+    """The logits of a sequence that is read in chunks of ``sizes``, and then one by one."""
+    store, parts, start = model.new_store(12, PAGE), [], 0
+    while start < len(ids):
+        size = sizes[len(parts)] if len(parts) < len(sizes) else 1
+        chunk = ids[start : start + size]
+        segment = Segment(chunk, start, range(1, 10), len(chunk), len(ids), key="a")
+        parts.append(logits_of(model, store, [segment]))
+        start += len(chunk)
+    return np.concatenate(parts)
+
+
+def test_it_is_transformers_model(folder: Path) -> None:
+    """Of prompts as long as windows and chunks are, and a token more."""
+    theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for length in (1, 3, 4, 5, 63, 64, 65, LENGTH):
+        ids = ids_of(length)
+        with torch.no_grad():
+            expected = theirs(torch.tensor([ids])).logits[0].numpy()
+        atol = max(1e-4, 3e-5 * float(np.abs(expected).max()))
+        for model in steps(folder):
+            np.testing.assert_allclose(plain(model, ids, [length]), expected, atol=atol, rtol=0)
+
+
+def test_a_rows_bits_do_not_depend_on_how_it_came(folder: Path) -> None:
+    ids = ids_of(50)
+    for model in steps(folder, ["float32", "bfloat16"]):
+        expected = plain(model, ids, [50])
+        for sizes in ([1], [7, 16, 1, 1, 20], [49]):
+            assert np.array_equal(plain(model, ids, sizes), expected)
+
+
+def drafted(model: Model, ids: list[int], seed: int, wrong: int | None = None) -> None:
+    """Three sequences with drafts of which some tokens are accepted say what plain ones say.
+
+    Refused tokens are random, or ``wrong``.
+    """
+    rng, store = random.Random(seed), model.new_store(40, PAGE)
+    expected = plain(model, ids, [20])
+    pages = {key: range(1 + 10 * n, 11 + 10 * n) for n, key in enumerate("abc")}
+    start = dict.fromkeys(pages, 20)
+    for key in pages:
+        logits_of(model, store, [Segment(ids[:20], 0, pages[key], 1, 20, key=key)])
+    while max(start.values()) < len(ids) - 6:
+        segments, accepted = [], []
+        for key in rng.sample("abc", rng.randint(1, 3)):
+            here, length = start[key], rng.randint(0, 5)
+            accepted.append(rng.randint(0, length))
+            nodes = ids[here + 1 : here + 1 + accepted[-1]]
+            while len(nodes) < length:
+                nodes.append(rng.randrange(127) if wrong is None else wrong)
+            segments.append(
+                Segment(
+                    ids[here : here + 1], here, pages[key], 1 + length, 20, nodes,
+                    range(-1, length - 1), key,
+                )
+            )  # fmt: skip
+        logits, row = logits_of(model, store, segments), 0
+        for segment, count in zip(segments, accepted, strict=True):
+            here = segment.start
+            sure = logits[row : row + 1 + count]
+            assert np.array_equal(sure, expected[here : here + 1 + count])
+            row += segment.logits
+            start[segment.key] += 1 + count
+
+
+def test_refused_drafts_leave_nothing(folder: Path) -> None:
+    for model in steps(folder, ["float32", "bfloat16"]):
+        for seed in range(3):
+            drafted(model, ids_of(80), seed)
+
+
+def test_refused_drafts_that_are_no_numbers_leave_nothing(folder: Path, tmp_path: Path) -> None:
+    poisoned = tmp_path / "model"
+    poisoned.mkdir()
+    for file in folder.iterdir():
+        (poisoned / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(poisoned / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.embed_tokens.weight"][127] = torch.nan
+    save_file(tensors, poisoned / "model.safetensors", metadata={"format": "pt"})
+    config = (poisoned / "config.json").read_text()
+    untied = config.replace('"tie_word_embeddings": true', '"tie_word_embeddings": false')
+    (poisoned / "config.json").write_text(untied)
+    ids = [id % 127 for id in ids_of(60)]
+    for model in steps(poisoned):
+        drafted(model, ids, 0, wrong=127)
+
+
+def test_a_sequence_goes_on_behind_its_states_only(folder: Path) -> None:
+    ids = ids_of(40)
+    for model in steps(folder):
+        store = model.new_store(12, PAGE)
+        first = Segment(ids[:10], 0, range(1, 10), 1, 10, [5, 6], [-1, 0], "a")
+        logits_of(model, store, [first])
+        for start in (9, 13):
+            with pytest.raises(ModelError, match="goes on"):
+                model.run([Segment(ids[:1], start, range(1, 10), 1, 10, key="a")], store)
+        with pytest.raises(ModelError, match="goes on"):
+            model.run([Segment(ids[:1], 10, range(1, 10), 1, 10, key="b")], store)
+        expected = plain(model, ids[:12], [10])
+        row = Segment(ids[10:11], 10, range(1, 10), 1, 10, key="a")
+        assert np.array_equal(logits_of(model, store, [row])[0], expected[10])
+        store.release("a")
+        with pytest.raises(ModelError, match="goes on"):
+            model.run([row._replace(start=11)], store)
+
+
+def test_a_slot_begins_anew(folder: Path) -> None:
+    """A sequence that takes another's place, or is read again, finds nothing of it."""
+    ids = ids_of(30)
+    for model in steps(folder):
+        store, expected = model.new_store(12, PAGE), plain(model, ids, [30])
+        prompt = Segment(ids, 0, range(1, 10), 30, 30, key="a")
+        for key, released in (("a", False), ("a", True), ("b", True)):
+            found = logits_of(model, store, [prompt._replace(key=key)])
+            assert np.array_equal(found, expected)
+            if released:
+                store.release(key)
+
+
+@pytest.mark.skipif(native.library() is None, reason="the native step is off")
+def test_hostile_segments_are_refused(folder: Path) -> None:
+    model = native_model(step(HERE[-1]), folder, "float32", 256)
+    store, pages = model.new_store(12, PAGE), range(1, 10)
+    branches = Segment([1], 0, pages, 1, 1, [2, 3], [-1, -1], "a")
+    with pytest.raises(ModelError, match="branches"):
+        model.run([branches], store)
+    twice = Segment([1], 0, pages, 1, 1, key="a")
+    with pytest.raises(ModelError, match="one slot"):
+        model.run([twice, twice], store)
