@@ -24,6 +24,9 @@ class Snapshots:
     def __len__(self) -> int:
         return len(self._states)
 
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._states
+
     def longest(self, keys: Sequence[bytes]) -> int:
         """Return how many of the first pages have states behind the last of them."""
         found = (n for n in range(len(keys), 0, -1) if keys[n - 1] in self._states)

@@ -13,12 +13,13 @@ class Store:
         """Copy the entries at slots ``sources`` to slots ``targets``, in every layer."""
         raise RuntimeError("this model's cache cannot be rearranged; draft chains only")
 
-    def kept_states(self, key: str) -> tuple[NDArray[np.float32], int]:
-        """Return a sequence's states at the end of its last full page, and how many tokens that is.
+    def kept_tokens(self, key: str) -> int:
+        """Return behind how many tokens, the end of a page, a sequence's states are kept."""
+        return 0
 
-        0 tokens stand for no states.
-        """
-        return np.empty(0, np.float32), 0
+    def kept_states(self, key: str) -> NDArray[np.float32]:
+        """Return the states of a sequence behind its ``kept_tokens``."""
+        raise RuntimeError("this model's cache has no states")
 
     def set_states(self, key: str, states: NDArray[np.float32], tokens: int) -> None:
         """Let a sequence go on behind so many tokens, whose states these are."""

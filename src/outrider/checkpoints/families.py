@@ -201,8 +201,7 @@ class Architecture(Shape):
     def state_size(self, drafted: int) -> int:
         """Return the numbers that the states of a sequence are, with drafts of so many tokens."""
         taps, delta = self.conv_taps - 1, self.delta
-        conv = taps * self.hidden_size, self.hidden_size
-        size = sum(self.mixers.count("conv") * n for n in (conv[0], 2 * drafted * conv[1]))
+        size = self.mixers.count("conv") * (taps + 2 * drafted) * self.hidden_size
         if delta is not None:
             keys = delta.key_heads * delta.key_dim
             state = taps * delta.conv_width + delta.values * delta.key_dim

@@ -51,7 +51,7 @@ class Experts(Generic[M, V]):
 
 @dataclass(frozen=True)
 class DeltaWeights(Generic[M, V]):
-    """What a gated delta net has beside its large matrices.
+    """The small weights of a gated delta net, beside its large matrices.
 
     ``rates`` [2 * value heads, width] stacks what becomes the strength of an update and its
     decay; ``decay`` and ``dt_bias`` [value heads] are fp32, ``norm`` [value_dim].

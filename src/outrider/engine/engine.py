@@ -283,9 +283,15 @@ class Engine:
         snapshots, size = self.scheduler.snapshots, self.config.page_size
         if snapshots is None:
             return
-        states, tokens = self.verifier.store.kept_states(sequence.id)
-        if tokens and tokens // size <= len(sequence.keys):
-            snapshots.put(sequence.keys[tokens // size - 1], states)
+        store = self.verifier.store
+        pages = store.kept_tokens(sequence.id) // size
+        if not 0 < pages <= len(sequence.keys):
+            return
+        key = sequence.keys[pages - 1]
+        if key in snapshots:
+            snapshots.get(key)  # counts as used
+        else:
+            snapshots.put(key, store.kept_states(sequence.id))
 
     def _forget(self, sequence: SequenceState, ended: bool) -> None:
         self._keep_states(sequence)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from array import array
 from collections.abc import Sequence
 from functools import partial
@@ -39,14 +38,29 @@ def head_recipe(quantization: str | None) -> Recipe | None:
 
 
 class HeadModel(NativeModel):
-    """A model whose rows begin with states."""
+    """A model whose rows begin with states.
 
-    @abstractmethod
+    ``mask_state`` is the state of later positions, fp32 [1, width], of heads that draft in one
+    pass.
+    """
+
+    mask_state: Floats | None = None
+
+    def try_rows(self, count: int, store: Store) -> None:
+        state = np.ones((1, self.hidden_size), np.float32)
+        self.run([row._replace(states=state) for row in lone_rows(count)], store)
+
     def _draft_pass(self, store: Store, segment: Segment) -> tuple[Floats, Segment | None]:
         """Return the logits of a pass, a row for each next depth, and the segment that follows.
 
         It follows by its state; None where one pass is all.
         """
+        behind = self.hidden_layers
+        output = self.run([segment], store, (behind,))
+        assert output.logits is not None
+        if self.mask_state is not None:
+            return output.logits, None
+        return output.logits, segment._replace(logits=1, states=output.hidden[behind][-1:])
 
     def _states(self, segments: Sequence[Segment]) -> Floats | None:
         states = [segment.states for segment in segments if segment.states is not None]
@@ -133,7 +147,6 @@ class NativeHead(HeadModel):
         self.drafted_ids = np.array(ids if ids is not None else range(a.vocab_size))
         library.check(self.handle)
         self.mask_state = self._mask_state(source)
-        """The state of later positions, of heads that draft in one pass: fp32 [1, width]."""
 
     def _own_embedding(self, source: HeadTensors) -> Array | None:
         """Return the head's embedding, None where it is the target's."""
@@ -193,18 +206,6 @@ class NativeHead(HeadModel):
         logits = np.full((len(output.logits), self.head.vocab_size), -np.inf, np.float32)
         logits[:, self.drafted_ids] = output.logits
         return Output(logits, output.hidden)
-
-    def try_rows(self, count: int, store: Store) -> None:
-        state = np.ones((1, self.hidden_size), np.float32)
-        self.run([row._replace(states=state) for row in lone_rows(count)], store)
-
-    def _draft_pass(self, store: Store, segment: Segment) -> tuple[Floats, Segment | None]:
-        behind = self.hidden_layers
-        output = self.run([segment], store, (behind,))
-        assert output.logits is not None
-        if self.mask_state is not None:
-            return output.logits, None
-        return output.logits, segment._replace(logits=1, states=output.hidden[behind][-1:])
 
 
 class NativeMedusa(HeadModel):

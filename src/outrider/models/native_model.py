@@ -186,14 +186,12 @@ class NativeModel(RowsModel):
 
     def state_bytes(self, drafted: int) -> int:
         """See ``base.RowsModel``; states are fp32."""
-        if not self.shape.stateful:
-            return 0
         return 4 * self.shape.state_size(drafted) + self.kept_state_bytes
 
     @property
     def kept_state_bytes(self) -> int:
         """See ``base.RowsModel``."""
-        return 4 * self.shape.state_size(0) if self.shape.stateful else 0
+        return 4 * self.shape.state_size(0)
 
     def new_store(self, num_pages: int, page_size: int) -> NativeStore:
         """Return an empty cache for this model."""

@@ -17,7 +17,7 @@ from .base import Output, Store
 from .native import NativeTransformer
 from .native_heads import HeadModel, head_recipe
 from .native_model import step_config
-from .rows import Segment, lone_rows
+from .rows import Segment
 
 Floats = NDArray[np.float32]
 
@@ -29,8 +29,6 @@ class NativeMtp(HeadModel):
     norm's output, of a drafted token that of these layers' own. There is none of the first token.
     ``quantization`` is as of ``NativeHead``.
     """
-
-    mask_state = None
 
     def __init__(
         self,
@@ -75,13 +73,3 @@ class NativeMtp(HeadModel):
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """See ``base.Model``; behind the last layer is what the next rows begin with."""
         return self.forward(segments, store, None, hidden)
-
-    def try_rows(self, count: int, store: Store) -> None:
-        state = np.ones((1, self.hidden_size), np.float32)
-        self.run([row._replace(states=state) for row in lone_rows(count)], store)
-
-    def _draft_pass(self, store: Store, segment: Segment) -> tuple[Floats, Segment | None]:
-        behind = self.hidden_layers
-        output = self.run([segment], store, (behind,))
-        assert output.logits is not None
-        return output.logits, segment._replace(logits=1, states=output.hidden[behind][-1:])

@@ -115,10 +115,14 @@ class NativeStore(Store):
             slot = self._slots[key] = self._free.pop() if self._free else len(self._slots)
         return slot
 
-    def kept_states(self, key: str) -> tuple[NDArray[np.float32], int]:
+    def kept_tokens(self, key: str) -> int:
         slot = self._slots.get(key)
         if slot is None:
-            return super().kept_states(key)
+            return 0
+        return self._library.kept_tokens(self.handle, slot, self._shape.state_size(0))
+
+    def kept_states(self, key: str) -> NDArray[np.float32]:
+        slot = self._slots[key]
         return self._library.kept_states(self.handle, slot, self._shape.state_size(0))
 
     def set_states(self, key: str, states: NDArray[np.float32], tokens: int) -> None:

@@ -142,7 +142,7 @@ class Transformer(PythonStep):
 
     def state_bytes(self, drafted: int) -> int:
         """See ``base.RowsModel``; states are fp32."""
-        return 4 * self.shape.state_size(drafted) if self.shape.stateful else 0
+        return 4 * self.shape.state_size(drafted)
 
     def new_store(self, num_pages: int, page_size: int) -> KVStore:
         """An empty cache for this model."""
@@ -253,7 +253,7 @@ class Transformer(PythonStep):
         return stream.x.contiguous() if norm is None else stream.norm(norm, self.shape.norm_eps)
 
     def _heat(self, positions: torch.Tensor) -> torch.Tensor:
-        """What queries at ``positions`` [rows] are multiplied by, [rows, 1, 1]."""
+        """Return the factors of queries at ``positions`` [rows]: [rows, 1, 1]."""
         far = torch.floor(positions / self.shape.heat_step)
         return (1 + self.shape.heat * torch.log(1 + far)).to(self._dtype)[:, None, None]
 

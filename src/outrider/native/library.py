@@ -336,12 +336,15 @@ class Library:
         """
         self.run("layer", at(model), layer, mixer, window or 0, table)
 
-    def kept_states(self, store: int, slot: int, count: int) -> tuple[NDArray[np.float32], int]:
-        """Return the states [count] of a slot at the end of its last full page, and its tokens."""
+    def kept_tokens(self, store: int, slot: int, count: int) -> int:
+        """Return behind how many tokens a slot's states [count] are kept; 0 for none."""
+        return self.made("int32_t", "kept_states", at(store), slot, ffi.NULL, count)
+
+    def kept_states(self, store: int, slot: int, count: int) -> NDArray[np.float32]:
+        """Return the states [count] of a slot at the end of its last full page."""
         states = np.empty(count, np.float32)
-        made = ffi.new("int32_t *")
-        self.run("kept_states", at(store), slot, floats(states), count, made)
-        return states, int(made[0])
+        self.made("int32_t", "kept_states", at(store), slot, floats(states), count)
+        return states
 
     def set_states(self, store: int, slot: int, states: Array, tokens: int) -> None:
         """Let a slot's sequence go on behind so many tokens, with their states fp32 [count]."""

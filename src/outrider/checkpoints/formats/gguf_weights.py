@@ -78,6 +78,7 @@ TOPS = {"lfm2": {"model.norm": "token_embd_norm"}}
 """What architectures name in another way outside of layers."""
 PARAMETERS = {"linear_attn.dt_bias": "ssm_dt.bias", "linear_attn.A_log": "ssm_a"}
 """Parameters of layers that belong to no module."""
+BY_PARAMETER = {theirs: parameter for parameter, theirs in PARAMETERS.items()}
 
 
 def key_of(name: str, in_layer: Mapping[str, str] = IN_LAYER, top: Mapping[str, str] = TOP) -> str:
@@ -225,12 +226,11 @@ class GGUFTensors:
 
     def _name(self, key: str) -> str | None:
         """Return the name of the tensor that the file calls ``key``; None if no model reads it."""
+        own = re.fullmatch(r"blk\.(\d+)\.(.+)", key)
+        if own and own[2] in BY_PARAMETER:
+            return f"model.layers.{own[1]}.{BY_PARAMETER[own[2]]}"
         module, _, part = key.rpartition(".")
         layer = re.fullmatch(r"blk\.(\d+)\.(.+)", module)
-        own = re.fullmatch(r"blk\.(\d+)\.(.+)", key)
-        for parameter, theirs in PARAMETERS.items():
-            if own and own[2] == theirs:
-                return f"model.layers.{own[1]}.{parameter}"
         names = {theirs: name for name, theirs in (self._in_layer if layer else self._top).items()}
         name = names.get(layer[2] if layer else module)
         if name is None:

@@ -40,10 +40,11 @@ void find_centres(const Weights<T>& m, Store& store) {
     if (c.attention_cap > 0 || c.input == INPUT_HEADS) return;
     const int half = c.head_dim / 2, width = padded(c.head_dim, IN_PAD);
     store.centres = Memory<float>(std::size_t(attending(c)) * c.kv_heads * width);
+    const std::vector<int> places = places_of(m);
     for (int l = 0; l < c.layers; ++l) {
         const Layer<T>& layer = m.layers[l];
         if (layer.mixer != MIXER_ATTENTION) continue;
-        const std::size_t place = place_of(m, l);
+        const std::size_t place = places[l];
         if (layer.k_norm.size() || (layer.table >= 0 && m.turned_to[layer.table] < 2)) continue;
         for (int i = 0; i < c.kv_heads * half; ++i) {
             const int head = i / half, d = i % half;
@@ -159,7 +160,7 @@ const char* outrider_kept_states(const Store* store, int slot, float* states, st
         const Slot& from = *store->slots[slot];
         if (count != std::int64_t(state_size(store->model->c).state)) return OTHER_STATES;
         if (from.position < 0 || !from.kept_at) return nullptr;
-        std::memcpy(states, from.kept.data(), count * sizeof(float));
+        if (states) std::memcpy(states, from.kept.data(), count * sizeof(float));
         *tokens = from.kept_at;
         return nullptr;
     });

@@ -22,15 +22,18 @@ struct DeltaRows {
 
 struct DeltaNet {
     const Config& c;
-    int keys = c.key_heads * c.key_dim, values = c.value_heads * c.value_dim;
+    int keys = c.key_heads * c.key_dim, values = delta_values(c);
+    std::size_t row = heads_size(c).row;
 
-    // Where the parts of a drafted row's inputs lie: keys, updates, decays.
-    LayerWalk behind(LayerWalk all, const Walk& walk, std::size_t state, std::size_t row) const {
-        return {all.state + state, all.inputs + std::size_t(walk.before) * row,
-                all.next + std::size_t(walk.drafted) * row, walk.kept ? all.kept + state : nullptr};
+    // The heads' part of a layer's walk, behind that of its convolution.
+    LayerWalk behind(LayerWalk all, const Walk& walk) const {
+        const StateSize conv = conv_size(c, MIXER_DELTA);
+        return {all.state + conv.state, all.inputs + std::size_t(walk.before) * conv.row,
+                all.next + std::size_t(walk.drafted) * conv.row,
+                walk.kept ? all.kept + conv.state : nullptr};
     }
-    std::size_t row() const { return std::size_t(keys) + values + c.value_heads; }
-    std::size_t state() const { return std::size_t(values) * c.key_dim; }
+    // Value heads that share a key head, where they are grouped.
+    int group() const { return c.value_heads / c.key_heads; }
 
     // Makes queries and keys of a row vectors of length 1, queries then shorter, and its rates what
     // they stand for.
@@ -56,15 +59,14 @@ struct DeltaNet {
     void walk(const Walk& walk, LayerWalk part, int head, int at, const DeltaRows& rows) const {
         alignas(64) float memory[MAX_KEY_DIM * LANES];
         const int size = c.key_dim, lines = c.value_dim / LANES;
-        const int key_head =
-            c.tiled_heads ? head % c.key_heads : head / (c.value_heads / c.key_heads);
+        const int key_head = c.tiled_heads ? head % c.key_heads : head / group();
         float* home = part.state + std::size_t(head * lines + at / LANES) * size * LANES;
         const std::size_t bytes = std::size_t(size) * LANES * sizeof(float);
         const int value = head * c.value_dim + at, key = key_head * size;
         float* kept = walk.kept ? part.kept + (home - part.state) : nullptr;
         std::memcpy(memory, home, bytes);
         for (int r = 0; r < walk.accepted; ++r) {
-            const float* from = part.inputs + r * row();
+            const float* from = part.inputs + r * row;
             const F32x16 update = load(from + keys + value);
             const F32x16 decay = splat(from[keys + values + head]);
             for (int i = 0; i < size; ++i) {
@@ -100,7 +102,7 @@ struct DeltaNet {
             if (walk.accepted + r + 1 == walk.kept) std::memcpy(kept, memory, bytes);
             if (r == walk.committed - 1) std::memcpy(home, memory, bytes);
             if (r < walk.committed) continue;
-            float* to = part.next + (r - walk.committed) * row();
+            float* to = part.next + (r - walk.committed) * row;
             store(to + keys + value, update);
             if (value == head * c.value_dim) to[keys + values + head] = rates[c.value_heads + head];
             if (value == first_of(key_head) * c.value_dim)
@@ -109,9 +111,7 @@ struct DeltaNet {
     }
 
     // The first value head of a key head.
-    int first_of(int key_head) const {
-        return c.tiled_heads ? key_head : key_head * (c.value_heads / c.key_heads);
-    }
+    int first_of(int key_head) const { return c.tiled_heads ? key_head : key_head * group(); }
 
     // Writes a row's output, each head normalised and gated.
     template <class T>

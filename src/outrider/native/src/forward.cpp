@@ -50,7 +50,7 @@ struct Forward : Work, Multiplier<T> {
         IN_PAD));
     const DeltaNet delta{c};
     const int num_walks = int(rows.walks.size());  // a worker that comes late finds no rows
-    std::vector<int> places;                       // of layers among those of their mixer
+    const std::vector<int> places = places_of(m);  // of layers among those of their mixer
     std::map<int, Tasks> tasks;                    // by window
     Memory<float> parts;                           // of attention
     std::vector<std::size_t> written;  // where many rows' keys go: bytes from a layer's first block
@@ -88,7 +88,6 @@ struct Forward : Work, Multiplier<T> {
         mixing = s.mixing.reserve(deltas * delta_channels(c));
         rates = s.rates.reserve(deltas * 2 * c.value_heads);
         leaving_ = s.leaving.reserve(deltas * delta_values(c));
-        for (int l = 0; l < c.layers; ++l) places.push_back(place_of(m, l));
         s.nonfinite.assign(n, 0);
         nonfinite = s.nonfinite.data();
         int most = 0;
@@ -503,15 +502,13 @@ struct Forward : Work, Multiplier<T> {
                               layer.decay.data(), layer.dt_bias.data());
         });
         const int lines = values / LANES;
-        const StateSize conv{std::size_t(c.taps - 1) * width, std::size_t(width)};
         team.share(num_walks * lines, 1, [&](int first, int last) {
             const DeltaRows to{mixing, std::size_t(width), rates, leaving_};
             for (int i = first; i < last; ++i) {
                 const Walk& walk = rows.walks[i / lines];
                 const LayerWalk all = part_of(c, walk, layer.mixer, places[number]);
                 const int at = i % lines * LANES;
-                delta.walk(walk, delta.behind(all, walk, conv.state, conv.row), at / c.value_dim,
-                           at % c.value_dim, to);
+                delta.walk(walk, delta.behind(all, walk), at / c.value_dim, at % c.value_dim, to);
             }
         });
         team.share(n, 1, [&](int first, int last) {

@@ -157,21 +157,33 @@ inline int channels(const Config& c, int mixer) {
     return mixer == MIXER_CONV ? c.hidden : mixer == MIXER_DELTA ? delta_channels(c) : 0;
 }
 
-// Which of a model's layers of its mixer a layer is.
+// Which of a model's layers of its mixer each layer is.
 template <class T>
-int place_of(const Weights<T>& m, int layer) {
-    int place = 0;
-    for (int l = 0; l < layer; ++l) place += m.layers[l].mixer == m.layers[layer].mixer;
-    return place;
+std::vector<int> places_of(const Weights<T>& m) {
+    int known[MIXER_DELTA + 1] = {};
+    std::vector<int> places;
+    for (const Layer<T>& layer : m.layers) places.push_back(known[layer.mixer]++);
+    return places;
+}
+
+// What a layer's convolution keeps.
+inline StateSize conv_size(const Config& c, int mixer) {
+    const std::size_t width = channels(c, mixer);
+    return {(c.taps - 1) * width, width};
+}
+
+// What the heads of a delta net keep: matrices, and of a row keys, updates and decays.
+inline StateSize heads_size(const Config& c) {
+    const std::size_t keys = std::size_t(c.key_heads) * c.key_dim, values = delta_values(c);
+    return {values * c.key_dim, keys + values + c.value_heads};
 }
 
 // What a layer keeps: of its convolution, and behind that of its heads.
 inline StateSize state_size(const Config& c, int mixer) {
-    const std::size_t width = channels(c, mixer), values = delta_values(c);
-    const StateSize conv{(c.taps - 1) * width, width};
+    const StateSize conv = conv_size(c, mixer);
     if (mixer != MIXER_DELTA) return conv;
-    const std::size_t keys = std::size_t(c.key_heads) * c.key_dim;
-    return {conv.state + values * c.key_dim, conv.row + keys + values + c.value_heads};
+    const StateSize heads = heads_size(c);
+    return {conv.state + heads.state, conv.row + heads.row};
 }
 
 // What all layers keep.

@@ -289,7 +289,7 @@ OUTRIDER_API const char* outrider_move(Store* store, const int32_t* from_slots,
                                        const int32_t* to_slots, int32_t count);
 
 // Copies the states of a slot as they were at the end of the last page of its sequence that is full
-// to `states` [count], and writes how many tokens those are: 0 if there are none.
+// to `states` [count] (null: nowhere), and writes how many tokens those are: 0 if there are none.
 OUTRIDER_API const char* outrider_kept_states(const Store* store, int32_t slot, float* states,
                                               int64_t count, int32_t* tokens);
 // Lets a slot's sequence go on behind so many tokens, whose states these are.
