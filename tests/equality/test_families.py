@@ -29,7 +29,7 @@ NATIVE = ("mistral", "gemma2", "qwen3_moe")
 OTHERWISE = ("olmo2", "phi3", "smollm3")
 """Norms behind, ropes by length, layers without a rope."""
 FALLBACK = ("starcoder2", "mixtral")
-HYBRIDS = ("lfm2", "qwen3_5_text")
+HYBRIDS = ("lfm2", "qwen3_5_text", "granitemoehybrid", "nemotron_h")
 """Layers with states, which go back behind what was accepted."""
 LOOKUPS = ("ngram", "suffix")
 CERTAIN = ("wrong", "right")

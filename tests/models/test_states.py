@@ -42,6 +42,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 128,
         "linear_value_head_dim": 16, "linear_conv_kernel_dim": 3,
     },
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_hidden_layers": 3, "hidden_size": 48, "num_local_experts": 0, "mamba_n_heads": 6,
+        "mamba_d_head": 16, "mamba_n_groups": 3, "mamba_d_state": 32, "mamba_proj_bias": True,
+        "shared_intermediate_size": 52, "residual_multiplier": 0.4, "logits_scaling": 2.0,
+    },
+    "granitemoehybrid of one group": {
+        "layer_types": ["full_attention", "linear_attention"], "num_local_experts": 0,
+        "mamba_n_heads": 2, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_conv_bias": False,
+        "hidden_size": 64, "mamba_d_conv": 3,
+    },
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+        "num_hidden_layers": None, "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 32,
+        "n_groups": 2, "ssm_state_size": 16, "chunk_size": 8, "intermediate_size": 44,
+    },
 }  # fmt: skip
 
 
@@ -60,6 +76,8 @@ def folder(
             tensor.copy_(torch.rand(tensor.shape, generator=generator) * 3 - 1)
         elif name.endswith("dt_bias"):
             tensor.copy_(torch.rand(tensor.shape, generator=generator) * 5 - 4)
+        elif name.endswith((".D", "mamba.norm.weight", "mixer.norm.weight")):
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
     save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
     return made
 
@@ -160,8 +178,9 @@ def test_refused_drafts_that_are_no_numbers_leave_nothing(folder: Path, tmp_path
     for file in folder.iterdir():
         (poisoned / file.name).write_bytes(file.read_bytes())
     tensors = load_file(poisoned / "model.safetensors")
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    tensors["model.embed_tokens.weight"][127] = torch.nan
+    table = next(tensor for name, tensor in tensors.items() if ".embed" in name)
+    tensors["lm_head.weight"] = table.clone()
+    table[127] = torch.nan
     save_file(tensors, poisoned / "model.safetensors", metadata={"format": "pt"})
     config = (poisoned / "config.json").read_text()
     untied = config.replace('"tie_word_embeddings": true', '"tie_word_embeddings": false')

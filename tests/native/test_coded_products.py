@@ -53,7 +53,9 @@ def coded(
     file = path / f"{kind.name}-{out}-{width}"
     file.write_bytes(bytes(BEGIN) + rows.tobytes())
     weights = dequantize(rows, kind)
-    part = CodedPart(StoredFile.at(file), BEGIN, int(kind), kind.name, out, order, weights.astype)
+    part = CodedPart(
+        StoredFile.at(file), BEGIN, int(kind), kind.name, out, rows.shape[1], order, weights.astype
+    )
     return Coded((part,), width)
 
 
@@ -118,9 +120,9 @@ def test_the_largest_sums_are_exact(isa: str, kind: Kind, tmp_path: Path) -> Non
     file = tmp_path / "head"
     file.write_bytes(block.tobytes())
     weights = dequantize(block.reshape(32, -1), kind)
-    head = Coded(
-        (CodedPart(StoredFile.at(file), 0, int(kind), kind.name, 32, None, weights.astype),), 512
-    )
+    width = block.nbytes // 32
+    part = CodedPart(StoredFile.at(file), 0, int(kind), kind.name, 32, width, None, weights.astype)
+    head = Coded((part,), 512)
     table = np.ones((32, 512), np.float32)
     table[1::2] = -1
     for coarse in (False, True):

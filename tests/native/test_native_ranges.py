@@ -166,9 +166,9 @@ def test_sizes_that_wrap_are_refused_by_name(step: Library, model: NativeTransfo
         with pytest.raises(ModelError, match="pages"):
             step.new_store(model.handle, pages, 16)
     with pytest.raises(ModelError, match="window is 4294967299"):
-        step.set_layer(model.handle, 0, 0, 2**32 + 3, 0)
+        step.set_layer(model.handle, 0, 0, True, 2**32 + 3, 0)
     with pytest.raises(ModelError, match="window below 0"):
-        step.set_layer(model.handle, 0, 0, -1, 0)
+        step.set_layer(model.handle, 0, 0, True, -1, 0)
     with pytest.raises(ModelError, match="threads is 0"):
         step.start(0)
     with pytest.raises(ModelError, match="position is 4294967296"):

@@ -58,6 +58,15 @@ FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "linear_attention"], "linear_num_key_heads": 2,
         "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     },
+    "granitemoehybrid": {
+        "layer_types": ["full_attention", "linear_attention"], "num_local_experts": 0,
+        "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16,
+        "shared_intermediate_size": 96,
+    },
+    "nemotron_h": {
+        "layers_block_type": ["full_attention", "linear_attention"], "mamba_num_heads": 4,
+        "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16,
+    },
     "starcoder2": {"sliding_window": 8},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }  # fmt: skip
@@ -104,7 +113,7 @@ def planted_pair(folder: Path, family: str = "llama", **sizes: int) -> Path:
 
     def make(layers: int) -> Any:
         options = {**FAMILY_OPTIONS.get(family, {})}
-        for name in {"layer_types", "no_rope_layers"} & options.keys():
+        for name in {"layer_types", "layers_block_type", "no_rope_layers"} & options.keys():
             options[name] = options[name][:layers]
         options = {
             "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96,

@@ -13,7 +13,7 @@ from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.configs import whole
 from ..checkpoints.dtypes import FLOAT32
 from ..checkpoints.export import recipe_of
-from ..checkpoints.families import Delta
+from ..checkpoints.families import LinearAttention
 from ..checkpoints.formats.shared import usual_name
 from ..checkpoints.weights import plain, quantized
 from ..errors import ModelError
@@ -42,12 +42,12 @@ def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
         del config.quantization_config
     model = AutoModelForCausalLM.from_config(whole(config), dtype=torch.float32).eval()
     with torch.no_grad():
-        source, delta = checkpoint.tensors, architecture.delta
+        source, linear = checkpoint.tensors, architecture.linear
         for own_name, weight in model.named_parameters():
             name = usual_name(own_name, architecture.layout.names)
             if weight.dim() != 2:
                 values = as_tensor(source.get(name, tuple(weight.shape), FLOAT32))
-                weight.copy_(values if delta is None else grouped(name, values, delta))
+                weight.copy_(values if linear is None else grouped(name, values, linear))
                 continue
             outputs, inputs = weight.shape
             own = recipe_of(name, recipe, architecture.tied)
@@ -56,18 +56,18 @@ def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
             else:
                 matrix = quantized(source, name, (outputs, inputs), own)
             values = as_tensor(plain(matrix, FLOAT32))
-            weight.copy_(values if delta is None else grouped(name, values, delta))
+            weight.copy_(values if linear is None else grouped(name, values, linear))
     return model
 
 
-def grouped(name: str, values: torch.Tensor, delta: Delta) -> torch.Tensor:
+def grouped(name: str, values: torch.Tensor, linear: LinearAttention) -> torch.Tensor:
     """Return a tensor of a delta net with its value heads as transformers groups them by keys."""
-    if not delta.tiled_heads:
+    if not linear.tiled_heads:
         return values
-    mixed = delta.conv_width - delta.values
+    mixed = linear.conv_width - linear.values
 
     def turned(rows: torch.Tensor) -> torch.Tensor:
-        parts = rows.unflatten(0, (-1, delta.key_heads, len(rows) // delta.value_heads))
+        parts = rows.unflatten(0, (-1, linear.key_heads, len(rows) // linear.value_heads))
         out: torch.Tensor = parts.transpose(0, 1).flatten(0, 2)
         return out
 

@@ -26,6 +26,7 @@ class CodedPart:
         begin: where the tensor's first row stands in it, in bytes.
         kind: ggml's number of the codes' type, and ``name`` its name.
         rows: how many the tensor has.
+        width: the bytes of a row.
         order: which of them comes when, int64 [rows]; None is the file's order.
         read: returns the tensor's rows, in the file's order, dequantised to a dtype.
     """
@@ -35,6 +36,7 @@ class CodedPart:
     kind: int
     name: str
     rows: int
+    width: int
     order: NDArray[np.int64] | None
     read: Callable[[np.dtype[Any]], Array]
 
@@ -42,6 +44,16 @@ class CodedPart:
         """Return the rows [rows, in], computed in fp32 and rounded to ``dtype``."""
         tensor = self.read(dtype)
         return tensor if self.order is None else tensor[self.order]
+
+    def within(self, rows: range) -> CodedPart:
+        """Return the part of it that is some of its rows, which must be in the file's order."""
+        assert self.order is None
+
+        def read(dtype: np.dtype[Any]) -> Array:
+            return self.read(dtype)[rows.start : rows.stop]
+
+        begin = self.begin + rows.start * self.width
+        return replace(self, begin=begin, rows=len(rows), read=read)
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,11 @@ class Coded:
             begin += part.rows
             parts.append(replace(part, order=own if part.order is None else part.order[own]))
         return replace(self, parts=tuple(parts))
+
+    def ranges(self, parts: Sequence[range]) -> Coded:
+        """Return some rows of it, which must be one part: those of ``parts``, in that order."""
+        (whole,) = self.parts
+        return replace(self, parts=tuple(whole.within(rows) for rows in parts))
 
     @staticmethod
     def stacked(matrices: Sequence[Coded]) -> Coded | None:

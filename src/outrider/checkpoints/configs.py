@@ -34,10 +34,12 @@ WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral", "qwen3_5": "qwen3_5_
 UNTIED = ("qwen3_5",)
 """Wrappers that do not tie heads unless they say so."""
 KINDS = ("full_attention", "sliding_attention")
-CONV, DELTA = "conv", "linear_attention"
-"""The kinds of layers that are short convolutions, and gated delta nets."""
+CONV, LINEAR, MLP = "conv", "linear_attention", "mlp"
+"""The kinds of layers that are short convolutions, linear attention, and MLPs only."""
 SHARES = {"phi3": 1.0, "qwen3_5_text": 0.25}
 """Families of which a part of each head turns, and that part where the config does not say it."""
+PATTERN = {"M": LINEAR, "*": KINDS[0], "-": MLP, "E": "moe"}
+"""Kinds of Nemotron-H's layers, by the letters of its pattern."""
 LEGACY = {"attention": "full_attention", "mamba": "linear_attention"}
 """Older names of kinds of layers."""
 TRAINED_IN_ROPE = ("llama3", "yarn", "longrope")
@@ -121,6 +123,8 @@ def _config(family: str, options: Mapping[str, Any], where: str) -> PlainConfig:
         first = name in FIRST.get(family, ()) and given.get(other) is not None
         if given.get(name) is None or first:
             given[name] = given.get(other)
+    if given.get("mamba_d_head") == "auto":
+        given["mamba_d_head"] = None
     values = Fields(given, where)
     config: dict[str, Any] = {"model_type": family}
     for name, default in DEFAULTS[family].items():
@@ -169,11 +173,16 @@ def _kept(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _follow(family: str, config: dict[str, Any]) -> None:
     """Fill in what follows from other options."""
+    if family == "nemotron_h":
+        _follow_pattern(config)
     heads, layers = config["num_attention_heads"], range(config["num_hidden_layers"])
     if config["num_key_value_heads"] is None:
         config["num_key_value_heads"] = heads
     if config["head_dim"] is None:
         config["head_dim"] = config["hidden_size"] // heads
+    if config.get("mamba_d_head", 0) is None:
+        inner = config["mamba_expand"] * config["hidden_size"]
+        config["mamba_d_head"] = inner // config["mamba_n_heads"]
     if family in ("qwen2", "qwen3", "qwen3_moe") and not config["use_sliding_window"]:
         config["sliding_window"] = None
     if config.get("mlp_only_layers", ()) is None:
@@ -186,7 +195,7 @@ def _follow(family: str, config: dict[str, Any]) -> None:
             config["layer_types"] = ["linear_attention" for _ in layers]
         elif family == "qwen3_5_text":
             period = config["full_attention_interval"]
-            config["layer_types"] = [DELTA if (i + 1) % period else KINDS[0] for i in layers]
+            config["layer_types"] = [LINEAR if (i + 1) % period else KINDS[0] for i in layers]
         elif family == "lfm2":
             if config["full_attn_idxs"] is None:
                 config["full_attn_idxs"] = [*layers]
@@ -194,6 +203,14 @@ def _follow(family: str, config: dict[str, Any]) -> None:
             config["layer_types"] = [KINDS[0] if i in attending else CONV for i in layers]
         else:
             config["layer_types"] = [KINDS[_slides(family, config, layer)] for layer in layers]
+
+
+def _follow_pattern(config: dict[str, Any]) -> None:
+    """Fill in the kinds of Nemotron-H's layers, and how many there are."""
+    pattern = config.pop("hybrid_override_pattern")
+    if config["layer_types"] is None:
+        config["layer_types"] = [PATTERN.get(letter, letter) for letter in pattern or "ME*-"]
+    config["num_hidden_layers"] = len(config["layer_types"])
 
 
 def _slides(family: str, config: dict[str, Any], layer: int) -> bool:

@@ -13,7 +13,9 @@ TYPES = {
             "decoder_sparse_step", "moe_intermediate_size", "shared_intermediate_size",
             "query_pre_attn_scalar", "conv_L_cache", "block_multiple_of", "linear_conv_kernel_dim",
             "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
-            "linear_num_value_heads", "full_attention_interval",
+            "linear_num_value_heads", "full_attention_interval", "mamba_n_heads", "mamba_n_groups",
+            "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_num_heads",
+            "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel",
         ),
         "size",
     ),
@@ -26,7 +28,7 @@ TYPES = {
     ),
     **dict.fromkeys(
         (
-            "rms_norm_eps", "norm_eps", "final_logit_softcapping",
+            "rms_norm_eps", "norm_eps", "layer_norm_epsilon", "final_logit_softcapping",
             "attn_logit_softcapping", "embedding_multiplier", "logits_scaling",
             "residual_multiplier", "attention_multiplier", "block_ffn_dim_multiplier",
         ),
@@ -36,11 +38,18 @@ TYPES = {
         (
             "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window",
             "norm_topk_prob", "use_bidirectional_attention", "is_encoder_decoder", "conv_bias",
-            "block_auto_adjust_ff_dim", "tiled_value_heads",
+            "block_auto_adjust_ff_dim", "tiled_value_heads", "mamba_conv_bias", "mamba_proj_bias",
+            "use_conv_bias", "use_bias",
         ),
         "flag",
     ),
-    **dict.fromkeys(("hidden_act", "hidden_activation", "position_embedding_type"), "text"),
+    **dict.fromkeys(
+        (
+            "hidden_act", "hidden_activation", "position_embedding_type", "mlp_hidden_act",
+            "mamba_hidden_act", "hybrid_override_pattern",
+        ),
+        "text",
+    ),
     **dict.fromkeys(("mlp_only_layers", "no_rope_layers", "full_attn_idxs"), "numbers"),
     "layer_types": "texts",
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), "ids"),
@@ -56,10 +65,19 @@ KEPT = ("quantization_config", "architectures")
 RENAMED = {
     "qwen3_moe": {"num_experts": "num_local_experts"},
     "granitemoehybrid": {"layer_types": "layers_block_type"},
+    "nemotron_h": {
+        "layer_types": "layers_block_type",
+        "n_groups": "mamba_n_groups",
+        "conv_kernel": "mamba_d_conv",
+        "use_conv_bias": "mamba_conv_bias",
+    },
     "lfm2": {"tie_word_embeddings": "tie_embedding", "intermediate_size": "block_ff_dim"},
 }
 """Other names of options, which count where the usual one is missing."""
-FIRST = {"lfm2": ("tie_word_embeddings", "intermediate_size")}
+FIRST = {
+    "lfm2": ("tie_word_embeddings", "intermediate_size"),
+    "nemotron_h": ("n_groups", "conv_kernel", "use_conv_bias"),
+}
 """Options whose other name counts, if both are given."""
 THETA = {"smollm3": 2e6, "lfm2": 1e6, "gemma3_text": 1e6, "olmo3": 5e5}
 NEAR_THETA = {"gemma3_text": 1e4, "olmo3": 5e5}
@@ -190,7 +208,19 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "granitemoehybrid": _ALL | _GRANITE | {
         "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
-        "position_embedding_type": None, "layer_types": None,
+        "position_embedding_type": None, "layer_types": None, "mamba_n_heads": 128,
+        "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": None, "mamba_d_conv": 4,
+        "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+    },
+    "nemotron_h": {
+        name: value for name, value in _SILENT.items() if name != "rms_norm_eps"
+    } | {
+        "vocab_size": 131072, "intermediate_size": 21504, "num_key_value_heads": 8,
+        "head_dim": 128, "max_position_embeddings": 4096, "pad_token_id": 0, "mlp_bias": False,
+        "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "layer_norm_epsilon": 1e-5,
+        "ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8,
+        "conv_kernel": 4, "use_conv_bias": True, "use_bias": False, "layer_types": None,
+        "hybrid_override_pattern": None,
     },
 }  # fmt: skip
 """Each family's options and their defaults; None is of those that follow from others."""

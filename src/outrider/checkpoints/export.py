@@ -86,7 +86,7 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
             f"{folder}: a {config.model_type!r} model as configured has no native path, and only "
             "native models run with quantised weights."
         )
-    if architecture.delta is not None and architecture.delta.tiled_heads:
+    if architecture.linear is not None and architecture.linear.tiled_heads:
         raise ModelError(
             f"{folder}: a GGUF file of a {config.model_type!r} model cannot be written as "
             "safetensors; give the checkpoint that it was made from."

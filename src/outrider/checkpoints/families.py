@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,20 +19,25 @@ from ..base.fields import Fields, read_object
 from ..base.limits import LARGEST_INT
 from ..base.types import Folder
 from ..errors import ModelError, shown
-from .configs import CONV, DELTA, ModelConfig, PlainConfig
+from .configs import CONV, LINEAR, MLP, ModelConfig, PlainConfig
 from .dtypes import PLAIN
 from .formats.gguf import is_gguf
 from .rope import ROPE_TYPES, STILL, check_rope, head_dim, rope_parameters, rotary_dim
 
-Mixer = Literal["attention", "conv", "delta"]
+Mixer = Literal["attention", "conv", "linear", "none"]
 MIXERS: dict[str, Mixer] = {
-    "full_attention": "attention", "sliding_attention": "attention", CONV: "conv", DELTA: "delta",
+    "full_attention": "attention", "sliding_attention": "attention", CONV: "conv", LINEAR: "linear",
+    MLP: "none",
 }  # fmt: skip
 """What mixes tokens in layers of each kind of ``layer_types``."""
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
+UNGATED = "relu2"
+"""The activation of MLPs without gates."""
 UNBOUNDED = 32768
 """Tokens of context for a model whose config names no limit."""
 MOST_EXPERTS = 1 << 16
+EPSILONS = ("norm_eps", "layer_norm_epsilon", "rms_norm_eps")
+"""What families call the number that keeps norms from dividing by 0."""
 MOST_TAPS = 64
 """Tokens that a short convolution spans."""
 WIDEST = LARGEST_INT // 2
@@ -58,6 +63,9 @@ class Family:
     attention_cap: bool = False  # attn_logit_softcapping counts (transformers' Gemma 3 ignores it)
     windowed: bool = False  # sliding_window, where given, is that of every layer
     experts: bool = False
+    ungated: bool = False  # MLPs have no gate
+    lone: bool = False  # a layer is a mixer or an MLP, with one norm
+    mamba: bool = False  # linear attention is Mamba-2
     names: tuple[tuple[str, str], ...] = ()  # modules as Llama calls them, and as the family does
 
 
@@ -67,6 +75,13 @@ LFM2 = (
     ("self_attn.k_norm", "self_attn.k_layernorm"), ("mlp.gate_proj", "feed_forward.w1"),
     ("mlp.up_proj", "feed_forward.w3"), ("mlp.down_proj", "feed_forward.w2"),
     ("model.norm", "model.embedding_norm"),
+)  # fmt: skip
+NEMOTRON_H = (
+    ("input_layernorm", "norm"), ("model.embed_tokens", "model.embeddings"),
+    ("model.norm", "model.norm_f"), ("mamba", "mixer"),
+    *((f"self_attn.{name}_proj", f"mixer.{name}_proj") for name in "qkvo"),
+    *((f"mlp.{name}_proj", f"mixer.{name}_proj") for name in ("up", "down")),
+    *((f"mamba.{name}", f"mixer.{name}") for name in ("in_proj", "conv1d", "norm", "out_proj")),
 )  # fmt: skip
 _OLMO = Family(norms="after", qk_norm=True, wide_norms=True)
 FAMILIES = {
@@ -90,14 +105,45 @@ FAMILIES = {
     "qwen3_5_text": Family(partial=True, shifted=True, qk_norm=True, gated=True),
     "lfm2": Family(qkv_bias=False, output_bias=False, qk_norm=True, names=LFM2),
     "granitemoehybrid": Family(
-        fused_mlp="shared_mlp.input_linear", down="shared_mlp.output_linear"
+        fused_mlp="shared_mlp.input_linear", down="shared_mlp.output_linear", mamba=True
+    ),
+    "nemotron_h": Family(
+        qkv_bias=False, output_bias=False, ungated=True, lone=True, mamba=True, names=NEMOTRON_H
     ),
 }  # fmt: skip
 CLASSES = {
-    "gemma3_text": "Gemma3", "granitemoehybrid": "GraniteMoeHybrid", "qwen3_moe": "Qwen3Moe",
-    "smollm3": "SmolLM3",
+    "gemma3_text": "Gemma3", "granitemoehybrid": "GraniteMoeHybrid", "nemotron_h": "NemotronH",
+    "qwen3_moe": "Qwen3Moe", "smollm3": "SmolLM3",
 }  # fmt: skip
 """Names of families' classes that are not the family's with a capital."""
+
+
+class LinearNames(NamedTuple):
+    """What a family calls the options of its linear attention."""
+
+    key_heads: str
+    value_heads: str
+    key_dim: str
+    value_dim: str
+    taps: str = "linear_conv_kernel_dim"
+    conv_bias: str = ""
+    bias: str = ""
+
+
+LINEAR_NAMES = {
+    "qwen3_5_text": LinearNames(
+        "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+        "linear_value_head_dim",
+    ),
+    "granitemoehybrid": LinearNames(
+        "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv",
+        "mamba_conv_bias", "mamba_proj_bias",
+    ),
+    "nemotron_h": LinearNames(
+        "n_groups", "mamba_num_heads", "ssm_state_size", "mamba_head_dim", "conv_kernel",
+        "use_conv_bias", "use_bias",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,10 +163,13 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Delta:
-    """The heads of a gated delta net and their sizes.
+class LinearAttention:
+    """The heads of linear attention, a gated delta net's or Mamba-2's, and their sizes.
 
     Value heads share those of keys: neighbours do or, of ``tiled_heads``, each ``key_heads``-th.
+    In the words of ``mamba`` keys are B, queries C and values x: key heads are groups, and keys as
+    large as the state. What comes out is normed in ``norm_groups`` (0: not), with ``gate_first``
+    behind its gate.
     """
 
     key_heads: int
@@ -128,6 +177,9 @@ class Delta:
     key_dim: int
     value_dim: int
     tiled_heads: bool = False
+    mamba: bool = False
+    norm_groups: int = 0
+    gate_first: bool = False
 
     @property
     def conv_width(self) -> int:
@@ -150,8 +202,9 @@ class Architecture(Shape):
     the logits. Queries at position p are multiplied by 1 + ``heat`` * log(1 + p // ``heat_step``).
     ``sparse`` layers have ``num_experts`` experts of ``expert_size``, and a row uses
     ``top_experts`` of them. ``mixers`` are what mixes tokens in each layer: attention, or a short
-    convolution over ``conv_taps`` tokens, or a gated delta net of the sizes ``delta``, which has
-    such a convolution, too.
+    convolution over ``conv_taps`` tokens, or linear attention of the sizes ``linear``, which has
+    such a convolution, too; ``mlps`` says which layers have an MLP. Mixers with a convolution have
+    ``mixer_bias`` in their products, and ``conv_bias`` in that itself.
     """
 
     hidden_size: int
@@ -184,9 +237,11 @@ class Architecture(Shape):
     expert_size: int
     renormalised: bool
     mixers: tuple[Mixer, ...]
+    mlps: tuple[bool, ...]
     conv_taps: int
     conv_bias: bool
-    delta: Delta | None
+    mixer_bias: bool
+    linear: LinearAttention | None
 
     @property
     def attending(self) -> tuple[int, ...]:
@@ -196,17 +251,17 @@ class Architecture(Shape):
     @property
     def stateful(self) -> bool:
         """True if layers have a state of each sequence, which is what its tokens made of it."""
-        return len(self.attending) < self.num_layers
+        return "conv" in self.mixers or "linear" in self.mixers
 
     def state_size(self, drafted: int) -> int:
         """Return the numbers that the states of a sequence are, with drafts of so many tokens."""
-        taps, delta = self.conv_taps - 1, self.delta
+        taps, linear = self.conv_taps - 1, self.linear
         size = self.mixers.count("conv") * (taps + 2 * drafted) * self.hidden_size
-        if delta is not None:
-            keys = delta.key_heads * delta.key_dim
-            state = taps * delta.conv_width + delta.values * delta.key_dim
-            row = delta.conv_width + keys + delta.values + delta.value_heads
-            size += self.mixers.count("delta") * (state + 2 * drafted * row)
+        if linear is not None:
+            keys = linear.key_heads * linear.key_dim
+            state = taps * linear.conv_width + linear.values * linear.key_dim
+            row = linear.conv_width + keys + linear.values + linear.value_heads
+            size += self.mixers.count("linear") * (state + 2 * drafted * row)
         return size
 
     def within(self, window: int | None) -> Architecture:
@@ -351,7 +406,7 @@ def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architectu
         num_kv_heads=kv_heads,
         head_dim=size,
         rotary_dim=rotary_dim(config, turning[0]) if turning else size,
-        norm_eps=values.number("norm_eps" if "norm_eps" in values else "rms_norm_eps", low=0),
+        norm_eps=values.number(next(name for name in EPSILONS if name in values), low=0),
         activation=_activation(config),
         tied=bool(config.tie_word_embeddings),
         qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
@@ -369,13 +424,28 @@ def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architectu
         logits_scale=values.number("logits_scaling", 1, positive=True),
         **_experts(values, family, config, len(kinds)),
         mixers=tuple(MIXERS[kind] for kind in kinds),
-        conv_taps=values.whole(
-            "conv_L_cache" if "conv_L_cache" in values else "linear_conv_kernel_dim",
-            *(1, MOST_TAPS, 1),
-        ),
-        conv_bias=bool(getattr(config, "conv_bias", False)),
-        delta=_delta(values) if DELTA in kinds else None,
+        mlps=tuple(not family.lone or kind == MLP for kind in kinds),
+        **_convolved(values, config, family, kinds),
     )
+
+
+def _convolved(
+    values: Fields, config: PlainConfig, family: Family, kinds: Sequence[str]
+) -> dict[str, Any]:
+    """Return the fields of ``Architecture`` about mixers with a convolution."""
+    if LINEAR not in kinds:
+        biased = values.flag("conv_bias", False)
+        return {
+            "conv_taps": values.whole("conv_L_cache", 1, MOST_TAPS, 1), "linear": None,
+            "conv_bias": biased, "mixer_bias": biased,
+        }  # fmt: skip
+    names = LINEAR_NAMES[config.model_type]
+    return {
+        "conv_taps": values.whole(names.taps, 1, MOST_TAPS, 1),
+        "linear": _linear(values, names, family.mamba),
+        "conv_bias": bool(names.conv_bias) and values.flag(names.conv_bias),
+        "mixer_bias": bool(names.bias) and values.flag(names.bias),
+    }
 
 
 def _experts(values: Fields, family: Family, config: PlainConfig, layers: int) -> dict[str, Any]:
@@ -409,19 +479,17 @@ def _inner(values: Fields, name: str) -> int:
     return width
 
 
-def _delta(values: Fields) -> Delta:
-    """Return the sizes of a gated delta net."""
-    keys = values.whole("linear_num_key_heads", 1, MOST_EXPERTS)
-    heads = values.whole("linear_num_value_heads", 1, MOST_EXPERTS)
+def _linear(values: Fields, names: LinearNames, mamba: bool) -> LinearAttention:
+    """Return the sizes of linear attention."""
+    keys, heads, key, value = (values.whole(name, 1, MOST_EXPERTS) for name in names[:4])
     if heads % keys:
-        raise values.refuse(
-            "linear_num_value_heads", f"a multiple of linear_num_key_heads ({keys})"
-        )
-    key, value = (values.whole(f"linear_{n}_head_dim", 1, MOST_EXPERTS) for n in ("key", "value"))
-    delta = Delta(keys, heads, key, value, values.flag("tiled_value_heads", False))
-    if delta.conv_width > WIDEST:
-        raise values.refuse("linear_num_value_heads", f"heads of at most {WIDEST} elements in all")
-    return delta
+        raise values.refuse(names.value_heads, f"a multiple of {names.key_heads} ({keys})")
+    tiled = values.flag("tiled_value_heads", False)
+    groups = keys if mamba else heads
+    linear = LinearAttention(keys, heads, key, value, tiled, mamba, groups, gate_first=mamba)
+    if linear.conv_width > WIDEST:
+        raise values.refuse(names.value_heads, f"heads of at most {WIDEST} elements in all")
+    return linear
 
 
 def _heat(config: PlainConfig, values: Fields) -> dict[str, Any]:
@@ -455,11 +523,15 @@ def _check_heads(config: PlainConfig, values: Fields) -> None:
 
 def _options_fit(config: PlainConfig, family: Family) -> bool:
     """Return whether the native path supports the activation, ropes and head size of ``config``."""
-    if _activation(config) not in ACTIVATIONS:
+    if _activation(config) not in ((UNGATED,) if family.ungated else ACTIVATIONS):
+        return False
+    if getattr(config, "mamba_hidden_act", "silu") != "silu":
         return False
     if not set(_kinds(config)) <= MIXERS.keys():
         return False
-    if DELTA in _kinds(config) and config.model_type != "qwen3_5_text":
+    if LINEAR in _kinds(config) and config.model_type not in LINEAR_NAMES:
+        return False
+    if MLP in _kinds(config) and not family.lone:
         return False
     if getattr(config, "num_local_experts", 0) and not family.experts:
         return False
@@ -473,7 +545,8 @@ def _options_fit(config: PlainConfig, family: Family) -> bool:
 
 
 def _activation(config: PlainConfig) -> str:
-    return str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", "silu"))
+    names = ("hidden_activation", "hidden_act", "mlp_hidden_act")
+    return str(next(filter(None, (getattr(config, name, None) for name in names)), "silu"))
 
 
 def _kinds(config: PlainConfig) -> list[str]:
@@ -486,6 +559,8 @@ def _rope_kinds(config: PlainConfig) -> list[str | None]:
     kinds = _kinds(config)
     turns = getattr(config, "no_rope_layers", None) or [1] * len(kinds)  # 1 has a rope
     if config.model_type == "granitemoehybrid" and config.position_embedding_type != "rope":
+        turns = [0] * len(kinds)
+    if config.model_type == "nemotron_h":
         turns = [0] * len(kinds)
     own = [kind if kind in config.rope_parameters else None for kind in kinds]
     turns = [

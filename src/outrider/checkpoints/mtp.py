@@ -65,6 +65,7 @@ def mtp_architecture(files: Files, target: Architecture) -> Architecture:
         mixers=(attention,) * count,
         kinds=(target.kinds[full],) * count,
         windows=(target.windows[full],) * count,
+        mlps=(True,) * count,
         sparse=(False,) * count,
-        delta=None,
+        linear=None,
     )

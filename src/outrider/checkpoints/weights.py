@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -33,7 +33,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Mlp(Generic[M, V]):
-    """A gated MLP; ``gate_up`` stacks gate and up."""
+    """A gated MLP; ``gate_up`` stacks gate and up, or is up where a family has no gate."""
 
     gate_up: M
     gate_up_bias: V | None
@@ -50,17 +50,19 @@ class Experts(Generic[M, V]):
 
 
 @dataclass(frozen=True)
-class DeltaWeights(Generic[M, V]):
-    """The small weights of a gated delta net, beside its large matrices.
+class LinearWeights(Generic[M, V]):
+    """The small weights of linear attention, beside its large matrices.
 
     ``rates`` [2 * value heads, width] stacks what becomes the strength of an update and its
-    decay; ``decay`` and ``dt_bias`` [value heads] are fp32, ``norm`` [value_dim].
+    decay; of Mamba-2 it is dt alone [value heads, width]. ``decay``, ``dt_bias`` and ``skip``
+    (Mamba-2's D) [value heads] are fp32, ``norm`` is [values of all heads].
     """
 
     rates: M
     decay: V
     dt_bias: V
     norm: V
+    skip: V | None
 
 
 @dataclass(frozen=True)
@@ -71,30 +73,31 @@ class LayerWeights(Generic[M, V]):
     come before attention and MLP, ``attention_norm`` and ``output_norm`` after them, where a family
     has them. ``q_norm`` and ``k_norm`` are of a head or of all. A short convolution has gates
     and inputs [3 * width, width] in the place of ``qkv``, and ``taps`` [taps, width], the oldest
-    first. A gated delta net has queries, keys, values and gates there, and ``delta``. Gates of
-    attention come behind its queries.
+    first. Linear attention has queries, keys, values and gates there, and ``linear``. Gates of
+    attention come behind its queries. A layer may lack a mixer or an MLP.
     """
 
     input_norm: V | None
-    qkv: M
+    qkv: M | None
     qkv_bias: V | None
     q_norm: V | None
     k_norm: V | None
-    output: M
+    output: M | None
     output_bias: V | None
     attention_norm: V | None
     mlp_norm: V | None
-    mlp: Mlp[M, V] | Experts[M, V]
+    mlp: Mlp[M, V] | Experts[M, V] | None
     output_norm: V | None
     taps: V | None = None
     taps_bias: V | None = None
-    delta: DeltaWeights[M, V] | None = None
+    linear: LinearWeights[M, V] | None = None
 
     def products(self) -> list[M]:
         """Return the matrices that multiply every row."""
         mlp = self.mlp
-        inner = [mlp.router] if isinstance(mlp, Experts) else [mlp.gate_up, mlp.down]
-        return [self.qkv, self.output, *inner, *([self.delta.rates] if self.delta else [])]
+        inner = [mlp.router] if isinstance(mlp, Experts) else [mlp.gate_up, mlp.down] if mlp else []
+        rates = self.linear.rates if self.linear else None
+        return [each for each in (self.qkv, self.output, *inner, rates) if each is not None]
 
 
 logger = logging.getLogger("outrider")
@@ -170,6 +173,19 @@ def stacked(parts: list[Matrix], dtype: np.dtype[Any]) -> Matrix:
     if len(quantised) == len(parts) and len({(p.bits, p.group) for p in quantised}) == 1:
         return Quantized.stacked(quantised)
     return np.concatenate([plain(p, dtype) for p in parts])
+
+
+def ranges(matrix: Matrix, parts: Sequence[range]) -> Matrix:
+    """Return some rows of a matrix: those of ``parts``, in that order."""
+    if isinstance(matrix, Coded):
+        return matrix.ranges(parts)
+    rows = numbers(parts)
+    return matrix[rows] if isinstance(matrix, np.ndarray) else matrix.rows(rows)
+
+
+def numbers(parts: Sequence[range]) -> NDArray[np.int64]:
+    """Return the numbers of ``parts``, one behind the other."""
+    return np.concatenate([np.arange(part.start, part.stop) for part in parts])
 
 
 @dataclass(frozen=True)
@@ -262,8 +278,14 @@ class Loader:
         match self.architecture.mixers[index]:
             case "conv":
                 mixer = self._conv(f"{base}conv.")
-            case "delta":
+            case "linear" if self.architecture.layout.mamba:
+                mixer = self._mamba(f"{base}mamba.")
+            case "linear":
                 mixer = self._delta(f"{base}linear_attn.")
+            case "none":
+                mixer = dict.fromkeys(
+                    ("qkv", "qkv_bias", "q_norm", "k_norm", "output", "output_bias")
+                )
             case _:
                 mixer = self._attention(base, inputs)
         return LayerWeights(**mixer, **self._common(base, index))
@@ -293,7 +315,7 @@ class Loader:
 
     def _conv(self, base: str) -> dict[str, Any]:
         """Return the fields of ``LayerWeights`` about a short convolution (LFM2)."""
-        a, biased = self.architecture, self.architecture.conv_bias
+        a, biased = self.architecture, self.architecture.mixer_bias
         width = a.hidden_size
         taps = self.get(f"{base}conv.weight", width, 1, a.conv_taps)
         return {
@@ -304,15 +326,16 @@ class Loader:
             "output": self._ready(self.matrix(f"{base}out_proj.weight", width, width, self.recipe)),
             "output_bias": self.get(f"{base}out_proj.bias", width) if biased else None,
             "taps": np.ascontiguousarray(taps[:, 0].T),
-            "taps_bias": self.get(f"{base}conv.bias", width) if biased else None,
+            "taps_bias": self.get(f"{base}conv.bias", width) if a.conv_bias else None,
         }
 
     def _delta(self, base: str) -> dict[str, Any]:
         """Return the fields of ``LayerWeights`` about a gated delta net (Qwen3.5)."""
-        a, delta, width = self.architecture, self.architecture.delta, self.architecture.hidden_size
-        assert delta is not None
-        heads, recipe = delta.value_heads, self.recipe
-        mixed, gates = delta.conv_width, delta.values
+        a, width = self.architecture, self.architecture.hidden_size
+        linear = a.linear
+        assert linear is not None
+        heads, recipe = linear.value_heads, self.recipe
+        mixed, gates = linear.conv_width, linear.values
         parts = [
             self.matrix(f"{base}in_proj_qkv.weight", mixed, width, recipe),
             self.matrix(f"{base}in_proj_z.weight", gates, width, recipe),
@@ -331,11 +354,55 @@ class Loader:
             "output": self._ready(self.matrix(f"{base}out_proj.weight", width, gates, recipe)),
             "output_bias": None,
             "taps": np.ascontiguousarray(taps[:, 0].T),
-            "delta": DeltaWeights(
+            "linear": LinearWeights(
                 rates=np.concatenate(rates),
                 decay=-np.exp(logs),
                 dt_bias=self.source.get(f"{base}dt_bias", (heads,), FLOAT32),
-                norm=self.get(f"{base}norm.weight", delta.value_dim),
+                norm=np.tile(self.get(f"{base}norm.weight", linear.value_dim), heads),
+                skip=None,
+            ),
+        }
+
+    def _mamba(self, base: str) -> dict[str, Any]:
+        """Return the fields of ``LayerWeights`` about Mamba-2 (Granite 4-H, Nemotron-H).
+
+        Checkpoints have z, x, B, C and dt one behind the other, and convolve x, B and C.
+        """
+        a, width = self.architecture, self.architecture.hidden_size
+        linear = a.linear
+        assert linear is not None
+        heads, values, mixed = linear.value_heads, linear.values, linear.conv_width
+        keys = linear.key_heads * linear.key_dim
+        line = [range(mixed - keys, mixed), range(values, values + keys), range(values)]
+        parts = [*(range(values + r.start, values + r.stop) for r in line), range(values)]
+        steps = [range(values + mixed, values + mixed + heads)]
+        name, rows = f"{base}in_proj", values + mixed + heads
+        whole = self.matrix(f"{name}.weight", rows, width, None)
+        entering = self.matrix(f"{name}.weight", rows, width, self.recipe)
+        bias = self.get(f"{name}.bias", rows) if a.mixer_bias else None
+        conv, taps_bias = f"{base}conv1d", None
+        if a.conv_bias:
+            taps_bias = self.get(f"{conv}.bias", mixed)[numbers(line)]
+        dt_bias = self.source.get(f"{base}dt_bias", (heads,), FLOAT32)
+        if bias is not None:
+            dt_bias = dt_bias + bias[numbers(steps)].astype(FLOAT32)
+        taps = self.get(f"{conv}.weight", mixed, 1, a.conv_taps)[numbers(line), 0]
+        out = self.matrix(f"{base}out_proj.weight", width, values, self.recipe)
+        return {
+            "qkv": self._ready(ranges(entering, parts)),
+            "qkv_bias": None if bias is None else bias[numbers(parts)],
+            "q_norm": None,
+            "k_norm": None,
+            "output": self._ready(out),
+            "output_bias": self.get(f"{base}out_proj.bias", width) if a.mixer_bias else None,
+            "taps": np.ascontiguousarray(taps.T),
+            "taps_bias": taps_bias,
+            "linear": LinearWeights(
+                rates=np.ascontiguousarray(plain(ranges(whole, steps), self.dtype)),
+                decay=-np.exp(self.source.get(f"{base}A_log", (heads,), FLOAT32)),
+                dt_bias=dt_bias,
+                norm=self.get(f"{base}norm.weight", values),
+                skip=self.source.get(f"{base}D", (heads,), FLOAT32),
             ),
         }
 
@@ -344,6 +411,15 @@ class Loader:
         a, layout = self.architecture, self.architecture.layout
         after, before = layout.norms != "before", layout.norms != "after"
         post = f"{base}post_attention_layernorm"
+        if layout.lone:
+            norm, lone = self.norm(f"{base}input_layernorm"), a.mlps[index]
+            return {
+                "input_norm": None if lone else norm,
+                "attention_norm": None,
+                "mlp_norm": norm if lone else None,
+                "mlp": self._mlp(base) if lone else None,
+                "output_norm": None,
+            }
         return {
             "input_norm": self.norm(f"{base}input_layernorm") if before else None,
             "attention_norm": self.norm(post) if after else None,
@@ -361,6 +437,8 @@ class Loader:
 
     def _gated(self, prefix: str, fused: str, down: str, inner: int) -> Mlp[Matrix, Array]:
         a, gated = self.architecture, {"gate": inner, "up": inner}
+        if a.layout.ungated:
+            del gated["gate"]
         width = a.hidden_size
         return Mlp(
             gate_up=self._ready(self._stacked(prefix, gated, width, fused)),

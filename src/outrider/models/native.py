@@ -33,7 +33,7 @@ from .rows import Segment, planted_of
 LARGEST_HEAD = 256
 LANES, MOST_TAPS, MOST_KEY_DIM, MOST_STATE = 16, 8, 256, 1 << 24
 """Channels that layers with states go by in the step, the tokens that convolutions span, elements
-of a key and of all heads of a delta net, at most."""
+of a key and of all heads of linear attention, at most."""
 SLOW_TO_LOAD = 1 << 30
 """Weights of this many elements and more are loaded under a progress bar."""
 
@@ -44,7 +44,7 @@ def covers(config: ModelConfig, architecture: Architecture, dtype: np.dtype[Any]
     ropes = _rope_types(config, a)
     return (
         dtype in DTYPES
-        and a.activation in GATES
+        and a.activation in GATES  # RELU2 in families without gates alone
         and not any(a.sparse)
         and a.head_dim <= LARGEST_HEAD
         and (not a.stateful or _keeps_states(a))
@@ -55,13 +55,13 @@ def covers(config: ModelConfig, architecture: Architecture, dtype: np.dtype[Any]
 
 def _keeps_states(a: Architecture) -> bool:
     """Return whether the native step runs a model's layers with states."""
-    delta = a.delta
-    if delta is None:
+    linear = a.linear
+    if linear is None:
         fits = a.hidden_size % LANES == 0 and 3 * a.hidden_size <= LARGEST_INT
     else:
-        sizes = delta.key_dim, delta.value_dim
-        fits = all(size % LANES == 0 for size in sizes) and delta.key_dim <= MOST_KEY_DIM
-        fits = fits and delta.conv_width <= MOST_STATE
+        sizes = linear.key_dim, linear.value_dim
+        fits = all(size % LANES == 0 for size in sizes) and linear.key_dim <= MOST_KEY_DIM
+        fits = fits and linear.conv_width <= MOST_STATE
     return a.conv_taps <= MOST_TAPS and fits and len(a.attending) > 0
 
 

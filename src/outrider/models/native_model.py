@@ -57,10 +57,11 @@ def step_config(shape: Architecture, dtype: np.dtype[Any], max_length: int, coar
         logits_cap=shape.logits_cap or 0,
         coarse=coarse,
         convs=shape.mixers.count("conv"),
-        deltas=shape.mixers.count("delta"),
+        linears=shape.mixers.count("linear"),
+        nones=shape.mixers.count("none"),
         taps=shape.conv_taps,
         gated=shape.layout.gated,
-        **({} if shape.delta is None else vars(shape.delta)),
+        **({} if shape.linear is None else vars(shape.linear)),
     )
 
 
@@ -135,12 +136,14 @@ class NativeModel(RowsModel):
         library, model = self.library, self.handle
         weights = loader.layer(index, inputs)
         mlp = weights.mlp
-        assert isinstance(mlp, Mlp)
         self._set_layer(index)
-        self._pack(index, "qkv", weights.qkv, weights.qkv_bias)
-        self._pack(index, "output", weights.output, weights.output_bias)
-        self._pack(index, "gate_up", mlp.gate_up, mlp.gate_up_bias)
-        self._pack(index, "down", mlp.down, mlp.down_bias)
+        if weights.qkv is not None and weights.output is not None:
+            self._pack(index, "qkv", weights.qkv, weights.qkv_bias)
+            self._pack(index, "output", weights.output, weights.output_bias)
+        if mlp is not None:
+            assert isinstance(mlp, Mlp)
+            self._pack(index, "gate_up", mlp.gate_up, mlp.gate_up_bias)
+            self._pack(index, "down", mlp.down, mlp.down_bias)
         norms = {
             "input": weights.input_norm,
             "mlp": weights.mlp_norm,
@@ -153,10 +156,10 @@ class NativeModel(RowsModel):
             if norm is not None:  # they stand twice, as torch's kernels want them
                 library.set_vector(model, index, name, norm[: len(norm) // 2])
         vectors = {"taps": weights.taps, "taps_bias": weights.taps_bias}
-        if weights.delta is not None:
-            self._pack(index, "rates", weights.delta.rates)
-            vectors |= {"decay": weights.delta.decay, "dt_bias": weights.delta.dt_bias}
-            vectors |= {"gated": weights.delta.norm}
+        if weights.linear is not None:
+            self._pack(index, "rates", weights.linear.rates)
+            vectors |= {"decay": weights.linear.decay, "dt_bias": weights.linear.dt_bias}
+            vectors |= {"gated": weights.linear.norm, "skip": weights.linear.skip}
         for name, vector in vectors.items():
             if vector is not None:
                 library.set_vector(model, index, name, vector.ravel())
@@ -168,7 +171,8 @@ class NativeModel(RowsModel):
         seen = None if window is None else min(window, self.max_length)
         kind = a.kinds[index]
         table = -1 if kind == STILL else self._tables.index((kind, False))
-        self.library.set_layer(self.handle, index, MIXERS[a.mixers[index]], seen, table)
+        mixer = MIXERS[a.mixers[index]]
+        self.library.set_layer(self.handle, index, mixer, a.mlps[index], seen, table)
 
     def added_bytes(self, beside: RowsModel | None) -> int:
         """See ``base.Model``; norms and rotary tables do not count."""

@@ -16,9 +16,9 @@ from ..checkpoints.quantize import Matrix
 from ..checkpoints.weights import (
     SLOW_TO_QUANTISE,
     TILE,
-    DeltaWeights,
     Experts,
     LayerWeights,
+    LinearWeights,
     Loader,
     Mlp,
     Source,
@@ -32,7 +32,7 @@ PACKED_LINEAR: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None
 
 TorchMlp = Mlp[torch.Tensor, torch.Tensor]
 TorchExperts = Experts[torch.Tensor, torch.Tensor]
-TorchDelta = DeltaWeights[torch.Tensor, torch.Tensor]
+TorchLinear = LinearWeights[torch.Tensor, torch.Tensor]
 TorchLayer = LayerWeights[torch.Tensor, torch.Tensor]
 
 
@@ -88,27 +88,28 @@ class _Placed:
             down_bias=self.maybe(mlp.down_bias),
         )
 
-    def delta(self, delta: DeltaWeights[Matrix, Array]) -> TorchDelta:
-        return DeltaWeights(
-            rates=self.matrix(delta.rates),
-            decay=self.vector(delta.decay),
-            dt_bias=self.vector(delta.dt_bias),
-            norm=self.vector(delta.norm),
+    def linear(self, linear: LinearWeights[Matrix, Array]) -> TorchLinear:
+        return LinearWeights(
+            rates=self.matrix(linear.rates),
+            decay=self.vector(linear.decay),
+            dt_bias=self.vector(linear.dt_bias),
+            norm=self.vector(linear.norm),
+            skip=self.maybe(linear.skip),
         )
 
     def layer(self, layer: LayerWeights[Matrix, Array]) -> TorchLayer:
-        mlp: TorchMlp | TorchExperts
+        mlp: TorchMlp | TorchExperts | None = None
         if isinstance(layer.mlp, Experts):
             mlp = Experts(self.matrix(layer.mlp.router), tuple(map(self.mlp, layer.mlp.mlps)))
-        else:
+        elif layer.mlp is not None:
             mlp = self.mlp(layer.mlp)
         return LayerWeights(
             input_norm=self.maybe(layer.input_norm),
-            qkv=self.matrix(layer.qkv),
+            qkv=None if layer.qkv is None else self.matrix(layer.qkv),
             qkv_bias=self.maybe(layer.qkv_bias),
             q_norm=self.maybe(layer.q_norm),
             k_norm=self.maybe(layer.k_norm),
-            output=self.matrix(layer.output),
+            output=None if layer.output is None else self.matrix(layer.output),
             output_bias=self.maybe(layer.output_bias),
             attention_norm=self.maybe(layer.attention_norm),
             mlp_norm=self.maybe(layer.mlp_norm),
@@ -116,7 +117,7 @@ class _Placed:
             output_norm=self.maybe(layer.output_norm),
             taps=self.maybe(layer.taps),
             taps_bias=self.maybe(layer.taps_bias),
-            delta=None if layer.delta is None else self.delta(layer.delta),
+            linear=None if layer.linear is None else self.linear(layer.linear),
         )
 
 

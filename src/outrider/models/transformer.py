@@ -18,8 +18,8 @@ from ..checkpoints.rope import STILL
 from ..checkpoints.weights import Experts
 from .attention import Attention
 from .base import Output
-from .delta import delta_net
 from .kv_store import KVStore
+from .linear_attention import linear_attention
 from .python_step import PythonStep
 from .rows import Segment
 from .states import Walks, alike, short_conv
@@ -213,44 +213,53 @@ class Transformer(PythonStep):
         kept = {-1: stream.x[: rows.count].clone()} if -1 in hidden else {}
         places = {layer: place for place, layer in enumerate(s.attending)}
         for index, weights in enumerate(self.weights.layers):
-            x = self._normed(stream, weights.input_norm)
-            if weights.taps is not None:
-                assert walks is not None
-                inputs, delta = linear(x, weights.qkv, weights.qkv_bias), weights.delta
-                if delta is None or s.delta is None:
-                    out = short_conv(walks, index, inputs, weights.taps, weights.taps_bias)
+            if weights.qkv is not None and weights.output is not None:
+                x = self._normed(stream, weights.input_norm)
+                if weights.taps is not None:
+                    assert walks is not None
+                    out = self._with_states(walks, index, x, weights.qkv, weights)
                 else:
-                    rates = linear(x, delta.rates)
-                    out = delta_net(
-                        walks, index, inputs, rates, weights.taps, delta, s.delta, s.norm_eps
-                    )
-            else:
-                place = places[index]
-                heads, gates = self._heads(x, weights, turns[s.kinds[index]])
-                if heat is not None:
-                    heads.narrow(1, 0, s.num_heads).mul_(heat)
-                entries = heads.narrow(1, s.num_heads, 2 * s.num_kv_heads)
-                entries = entries.nan_to_num() if clean else entries
-                store.write(place, entries, rows.slots, rows.first_slot, rows.count)
-                out = attention(heads.narrow(1, 0, s.num_heads), place, s.scale)
-                if gates is not None:
-                    out = out * alike(torch.sigmoid, gates)
-            out = linear(out, weights.output, weights.output_bias)
-            if weights.attention_norm is not None:
-                out = rms_norm(out, weights.attention_norm, s.norm_eps)
-            stream.x.add_(out, alpha=s.residual_scale)
-            x = self._normed(stream, weights.mlp_norm)
+                    place = places[index]
+                    heads, gates = self._heads(x, weights, turns[s.kinds[index]])
+                    if heat is not None:
+                        heads.narrow(1, 0, s.num_heads).mul_(heat)
+                    entries = heads.narrow(1, s.num_heads, 2 * s.num_kv_heads)
+                    entries = entries.nan_to_num() if clean else entries
+                    store.write(place, entries, rows.slots, rows.first_slot, rows.count)
+                    out = attention(heads.narrow(1, 0, s.num_heads), place, s.scale)
+                    if gates is not None:
+                        out = out * alike(torch.sigmoid, gates)
+                out = linear(out, weights.output, weights.output_bias)
+                if weights.attention_norm is not None:
+                    out = rms_norm(out, weights.attention_norm, s.norm_eps)
+                stream.x.add_(out, alpha=s.residual_scale)
             mlp = weights.mlp
-            out = self._experts(x, mlp) if isinstance(mlp, Experts) else self._mlp(x, mlp)
-            if weights.output_norm is not None:
-                out = rms_norm(out, weights.output_norm, s.norm_eps)
-            stream.x.add_(out, alpha=s.residual_scale)
+            if mlp is not None:
+                x = self._normed(stream, weights.mlp_norm)
+                out = self._experts(x, mlp) if isinstance(mlp, Experts) else self._mlp(x, mlp)
+                if weights.output_norm is not None:
+                    out = rms_norm(out, weights.output_norm, s.norm_eps)
+                stream.x.add_(out, alpha=s.residual_scale)
             if index in hidden:
                 kept[index] = stream.x[: rows.count].clone()
         return stream.x, kept
 
     def _normed(self, stream: ResidualStream, norm: torch.Tensor | None) -> torch.Tensor:
         return stream.x.contiguous() if norm is None else stream.norm(norm, self.shape.norm_eps)
+
+    def _with_states(
+        self, walks: Walks, index: int, x: torch.Tensor, qkv: torch.Tensor, weights: TorchLayer
+    ) -> torch.Tensor:
+        """Return what a layer with states makes of its normed rows, before its last product."""
+        inputs, own, taps = linear(x, qkv, weights.qkv_bias), weights.linear, weights.taps
+        assert taps is not None
+        if own is None or self.shape.linear is None:
+            return short_conv(walks, index, inputs, taps, weights.taps_bias)
+        rates = linear(x, own.rates)
+        sizes, eps = self.shape.linear, self.shape.norm_eps
+        return linear_attention(
+            walks, index, inputs, rates, taps, weights.taps_bias, own, sizes, eps
+        )
 
     def _heat(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the factors of queries at ``positions`` [rows]: [rows, 1, 1]."""
@@ -268,6 +277,7 @@ class Transformer(PythonStep):
         And what multiplies attention [rows, heads * head_dim], where a family has that.
         """
         s, gates = self.shape, None
+        assert weights.qkv is not None
         qkv = linear(x, weights.qkv, weights.qkv_bias)
         if s.layout.gated:
             size = s.num_heads * s.head_dim
@@ -287,8 +297,13 @@ class Transformer(PythonStep):
         return heads.mul_(cos).addcmul_(swapped, sin), gates
 
     def _mlp(self, x: torch.Tensor, weights: TorchMlp) -> torch.Tensor:
-        gate, up = linear(x, weights.gate_up, weights.gate_up_bias).chunk(2, -1)
-        return linear(self._activation(gate).mul_(up), weights.down, weights.down_bias)
+        inner = linear(x, weights.gate_up, weights.gate_up_bias)
+        if self.shape.layout.ungated:
+            inner = self._activation(inner)
+        else:
+            gate, up = inner.chunk(2, -1)
+            inner = self._activation(gate).mul_(up)
+        return linear(inner, weights.down, weights.down_bias)
 
     def _experts(self, x: torch.Tensor, weights: TorchExperts) -> torch.Tensor:
         """Each row's best experts, weighed by the router; their rows go in tiles of ``TILE``."""

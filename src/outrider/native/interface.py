@@ -29,7 +29,7 @@ DTYPES = {dtypes.DTYPES[name]: number for name, number in _kinds("Dtype").items(
 MATRICES, VECTORS = _kinds("MatrixKind"), _kinds("VectorKind")
 MIXERS = _kinds("MixerKind")
 """The numbers of what mixes tokens, by its name in an ``Architecture``."""
-GATES = {"silu": 0, "gelu_pytorch_tanh": 1}
+GATES = {"silu": 0, "gelu_pytorch_tanh": 1, "relu2": 2}
 """The numbers of ``enum ActivationKind``, by the names in configs."""
 PEAKS = tuple(_kinds("PeakKind"))
 """Kinds of products: digits are what activations become beside few-bit codes."""

@@ -329,12 +329,14 @@ class Library:
         halves = [expect(half, shape, np.float32) for half in (cos, sin)]
         self.run("rotary", at(model), table, *halves, *shape)
 
-    def set_layer(self, model: int, layer: int, mixer: int, window: int | None, table: int) -> None:
-        """Say what mixes a layer's tokens, and what its rows see.
+    def set_layer(
+        self, model: int, layer: int, mixer: int, mlp: bool, window: int | None, table: int
+    ) -> None:
+        """Say what mixes a layer's tokens, whether it has an MLP, and what its rows see.
 
         Those are the last ``window`` positions, or all, as a rotary table turns them; -1: none.
         """
-        self.run("layer", at(model), layer, mixer, window or 0, table)
+        self.run("layer", at(model), layer, mixer, mlp, window or 0, table)
 
     def kept_tokens(self, store: int, slot: int, count: int) -> int:
         """Return behind how many tokens a slot's states [count] are kept; 0 for none."""

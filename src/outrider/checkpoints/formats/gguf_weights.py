@@ -165,7 +165,8 @@ class GGUFTensors:
         parts = [
             CodedPart(
                 stored.file, stored.begin + first * width, int(stored.kind), stored.kind.name,
-                rows, self._order(name, rows), partial(self._plain, stored, first=first, rows=rows),
+                rows, width, self._order(name, rows),
+                partial(self._plain, stored, first=first, rows=rows),
             )
             for first in range(0, count * rows, rows)
         ]  # fmt: skip

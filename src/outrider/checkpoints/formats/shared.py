@@ -34,6 +34,8 @@ IN_WRAPPERS = (
     ("language_model.lm_head.", "lm_head."),
 )
 """Beginnings of names in models of images and text, and what the part for text has instead."""
+ROOT = "backbone."
+"""What Nemotron-H's files have for "model."."""
 REMEDY = "give the checkpoint in float32, bfloat16 or float16"
 
 
@@ -73,6 +75,7 @@ Names = Sequence[tuple[str, str]]
 
 def usual_name(name: str, names: Names) -> str:
     """Return the name that a family's tensor would have in Llama."""
+    name = f"model.{name.removeprefix(ROOT)}" if name.startswith(ROOT) else name
     parts = re.fullmatch(r"(model\.layers\.\d+\.)?(.+)(\.\w+)", name)
     if parts is None:
         return name

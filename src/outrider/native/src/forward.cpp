@@ -4,7 +4,7 @@
 
 #include "attention.hpp"
 #include "conv.hpp"
-#include "delta.hpp"
+#include "linear.hpp"
 #include "marks.hpp"
 #include "multiply.hpp"
 
@@ -43,12 +43,12 @@ struct Forward : Work, Multiplier<T> {
     const int out_width = spread_stride(padded(c.heads * c.head_dim, IN_PAD));
     const int head_pad = m.head_pad();
     const int entering_width = padded(
-        std::max(c.convs ? entering(c, MIXER_CONV) : 0, c.deltas ? entering(c, MIXER_DELTA) : 0),
+        std::max(c.convs ? entering(c, MIXER_CONV) : 0, c.linears ? entering(c, MIXER_LINEAR) : 0),
         LANES);
     const int mixed_width = spread_stride(padded(
-        std::max(c.convs ? leaving(c, MIXER_CONV) : 0, c.deltas ? leaving(c, MIXER_DELTA) : 0),
+        std::max(c.convs ? leaving(c, MIXER_CONV) : 0, c.linears ? leaving(c, MIXER_LINEAR) : 0),
         IN_PAD));
-    const DeltaNet delta{c};
+    const LinearAttention linear{c};
     const int num_walks = int(rows.walks.size());  // a worker that comes late finds no rows
     const std::vector<int> places = places_of(m);  // of layers among those of their mixer
     std::map<int, Tasks> tasks;                    // by window
@@ -82,12 +82,12 @@ struct Forward : Work, Multiplier<T> {
         attended = s.attended.reserve(count * out_width);
         gated = s.gated.reserve(count * inner);
         paired = s.paired.reserve(begins_with_state(c) ? count * paired_stride : 0);
-        const std::size_t deltas = c.deltas ? count : 0;
+        const std::size_t linears = c.linears ? count : 0;
         entering_ = s.entering.reserve(count * entering_width);
         mixed = s.mixed.reserve(count * mixed_width);
-        mixing = s.mixing.reserve(deltas * delta_channels(c));
-        rates = s.rates.reserve(deltas * 2 * c.value_heads);
-        leaving_ = s.leaving.reserve(deltas * delta_values(c));
+        mixing = s.mixing.reserve(linears * linear_channels(c));
+        rates = s.rates.reserve(linears * 2 * c.value_heads);
+        leaving_ = s.leaving.reserve(linears * linear_values(c));
         s.nonfinite.assign(n, 0);
         nonfinite = s.nonfinite.data();
         int most = 0;
@@ -484,13 +484,16 @@ struct Forward : Work, Multiplier<T> {
         end(team, layer.matrices[MATRIX_OUTPUT], mixed, mixed_width, layer.after_norm);
     }
 
-    void run_delta(Team& team, int number) {
+    void run_linear(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
-        const int width = delta_channels(c), values = delta_values(c), each = 2 * c.value_heads;
+        const int width = linear_channels(c), values = linear_values(c), each = 2 * c.value_heads;
+        const int made = rates_of(c);  // the last of each row
         enter(team, layer);
-        norm_multiply(
-            team, layer.input_norm, layer.matrices[MATRIX_RATES], n, same,
-            {.kind = Epilogue::put, .y = rates, .stride = std::size_t(each), .columns = each});
+        norm_multiply(team, layer.input_norm, layer.matrices[MATRIX_RATES], n, same,
+                      {.kind = Epilogue::put,
+                       .y = rates + each - made,
+                       .stride = std::size_t(each),
+                       .columns = made});
         convolve(
             team, number, [&](int r, int at) { return load(entered(r) + at); },
             [&](int r, int at, F32x16 sum) {
@@ -498,23 +501,25 @@ struct Forward : Work, Multiplier<T> {
             });
         team.share(n, 1, [&](int first, int last) {
             for (int r = first; r < last; ++r)
-                delta.prepare(mixing + std::size_t(r) * width, rates + std::size_t(r) * each,
-                              layer.decay.data(), layer.dt_bias.data());
+                linear.prepare(mixing + std::size_t(r) * width, rates + std::size_t(r) * each,
+                               layer.decay.data(), layer.dt_bias.data());
         });
         const int lines = values / LANES;
         team.share(num_walks * lines, 1, [&](int first, int last) {
-            const DeltaRows to{mixing, std::size_t(width), rates, leaving_};
+            const LinearRows to{mixing, std::size_t(width), rates, leaving_};
             for (int i = first; i < last; ++i) {
                 const Walk& walk = rows.walks[i / lines];
                 const LayerWalk all = part_of(c, walk, layer.mixer, places[number]);
-                const int at = i % lines * LANES;
-                delta.walk(walk, delta.behind(all, walk), at / c.value_dim, at % c.value_dim, to);
+                const int at = i % lines * LANES, head = at / c.value_dim;
+                const float skip = c.mamba ? layer.skip.data()[head] : 0;
+                linear.walk(walk, linear.behind(all, walk), head, at % c.value_dim, skip, to);
             }
         });
         team.share(n, 1, [&](int first, int last) {
             for (int r = first; r < last; ++r)
-                delta.gate(mixed + std::size_t(r) * mixed_width, leaving_ + std::size_t(r) * values,
-                           entered(r) + width, layer.gated.data());
+                linear.gate(mixed + std::size_t(r) * mixed_width,
+                            leaving_ + std::size_t(r) * values, entered(r) + width,
+                            layer.gated.data());
         });
         end(team, layer.matrices[MATRIX_OUTPUT], mixed, mixed_width, layer.after_norm);
     }
@@ -523,8 +528,10 @@ struct Forward : Work, Multiplier<T> {
         switch (m.layers[number].mixer) {
             case MIXER_CONV:
                 return run_conv(team, number);
-            case MIXER_DELTA:
-                return run_delta(team, number);
+            case MIXER_LINEAR:
+                return run_linear(team, number);
+            case MIXER_NONE:
+                return;
             default:
                 return run_attention(team, number);
         }
@@ -532,12 +539,12 @@ struct Forward : Work, Multiplier<T> {
 
     void run_mlp(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
-        norm_multiply(
-            team, layer.mlp_norm, layer.matrices[MATRIX_GATE_UP], n, same,
-            {.kind = c.activation == ACTIVATION_GELU ? Epilogue::gelu_gate : Epilogue::gate,
-             .gated = gated,
-             .gated_stride = std::size_t(inner),
-             .narrow = sizeof(T) == 2});
+        constexpr Epilogue::Kind kinds[] = {Epilogue::gate, Epilogue::gelu_gate, Epilogue::squared};
+        norm_multiply(team, layer.mlp_norm, layer.matrices[MATRIX_GATE_UP], n, same,
+                      {.kind = kinds[c.activation],
+                       .gated = gated,
+                       .gated_stride = std::size_t(inner),
+                       .narrow = sizeof(T) == 2});
         end(team, layer.matrices[MATRIX_DOWN], gated, inner, layer.output_norm);
     }
 
@@ -555,7 +562,7 @@ struct Forward : Work, Multiplier<T> {
             if (sublayer % 2 == ATTENTION) {
                 run_mixer(team, number);
             } else {
-                run_mlp(team, number);
+                if (m.layers[number].mlp) run_mlp(team, number);
                 keep_hidden(team, number);
             }
         }

@@ -240,16 +240,23 @@ bool sound(const Weights<T>& m) {
     for (const Layer<T>& layer : m.layers) {
         const Weight<T>* w = layer.matrices;
         const int mixer = layer.mixer, width = channels(c, mixer);
-        const bool delta = mixer == MIXER_DELTA;
-        if (!sound(w[0], entering(c, mixer), c.hidden, false) ||
-            !sound(w[1], c.hidden, leaving(c, mixer), false) ||
-            (delta && !sound(w[MATRIX_RATES], 2 * c.value_heads, c.hidden, false)) ||
-            !sound(layer.taps, c.taps * width, mixer != MIXER_ATTENTION) ||
-            !sound(layer.taps_bias, width, false) || !sound(layer.decay, c.value_heads, delta) ||
-            !sound(layer.dt_bias, c.value_heads, delta) ||
-            !sound(layer.gated, c.value_dim, delta) || !sound(w[2], 2 * c.inner, c.hidden, true) ||
-            !sound(w[3], c.hidden, c.inner, false) || !sound(layer.input_norm, c.hidden, false) ||
-            !sound(layer.mlp_norm, c.hidden, false) || !sound(layer.after_norm, c.hidden, false) ||
+        const bool linear = mixer == MIXER_LINEAR, mixes = mixer != MIXER_NONE;
+        const int values = linear_values(c), inner = layer.mlp ? c.inner : 0;
+        auto none = [](const Weight<T>& weight) { return weight.empty(); };
+        if (!(mixes ? sound(w[0], entering(c, mixer), c.hidden, false) &&
+                          sound(w[1], c.hidden, leaving(c, mixer), false)
+                    : none(w[0]) && none(w[1])) ||
+            !(linear ? sound(w[MATRIX_RATES], rates_of(c), c.hidden, false)
+                     : none(w[MATRIX_RATES])) ||
+            !(inner ? sound(w[2], stacked(c) * inner, c.hidden, stacked(c) == 2) &&
+                          sound(w[3], c.hidden, inner, false)
+                    : none(w[2]) && none(w[3])) ||
+            !sound(layer.taps, c.taps * width, width > 0) ||
+            !sound(layer.taps_bias, width, false) || !sound(layer.decay, c.value_heads, linear) ||
+            !sound(layer.dt_bias, c.value_heads, linear) || !sound(layer.gated, values, linear) ||
+            !sound(layer.skip, c.value_heads, linear && c.mamba) ||
+            !sound(layer.input_norm, c.hidden, false) || !sound(layer.mlp_norm, c.hidden, false) ||
+            !sound(layer.after_norm, c.hidden, false) ||
             !sound(layer.output_norm, c.hidden, false) ||
             !sound(layer.q_norm, (layer.wide_q ? c.heads : 1) * c.head_dim, false) ||
             !sound(layer.k_norm, (layer.wide_k ? c.kv_heads : 1) * c.head_dim, false))

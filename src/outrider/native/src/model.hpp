@@ -55,7 +55,8 @@ struct Layer {
     int window = 0;                       // positions that a row sees, itself included; 0: all
     int table = 0;                        // which rotary table; -1: none
     int mixer = MIXER_ATTENTION;
-    Memory<float> taps, taps_bias, decay, dt_bias, gated;
+    bool mlp = true;
+    Memory<float> taps, taps_bias, decay, dt_bias, gated, skip;
 };
 
 // What a forward works in, in its turn with the pool. Strides are the model's, so that what pads a
@@ -127,40 +128,50 @@ inline bool begins_with_state(const Config& c) {
 }
 
 // Layers that are attention, which alone have keys and values.
-inline int attending(const Config& c) { return c.layers - c.convs - c.deltas; }
+inline int attending(const Config& c) { return c.layers - c.convs - c.linears - c.nones; }
 
 // Whether layers have states of sequences.
-inline bool stateful(const Config& c) { return c.convs || c.deltas; }
+inline bool stateful(const Config& c) { return c.convs || c.linears; }
 
 // Rows of the matrix that a layer of attention begins with: queries, gates, keys and values.
 inline int entering(const Config& c) {
     return ((1 + (c.gated != 0)) * c.heads + 2 * c.kv_heads) * c.head_dim;
 }
 
-inline int delta_values(const Config& c) { return c.value_heads * c.value_dim; }
+inline int linear_values(const Config& c) { return c.value_heads * c.value_dim; }
 
-// Channels that a delta net's convolution mixes.
-inline int delta_channels(const Config& c) { return 2 * c.key_heads * c.key_dim + delta_values(c); }
+// Rows of RATES.
+inline int rates_of(const Config& c) { return (c.mamba ? 1 : 2) * c.value_heads; }
+
+// Matrices that are stacked in GATE_UP.
+inline int stacked(const Config& c) { return c.activation == ACTIVATION_RELU2 ? 1 : 2; }
+
+// Channels that the convolution of linear attention mixes.
+inline int linear_channels(const Config& c) {
+    return 2 * c.key_heads * c.key_dim + linear_values(c);
+}
 
 // Rows of the matrices that a layer begins and ends with: out of the first, into the last.
 inline int entering(const Config& c, int mixer) {
     if (mixer == MIXER_CONV) return 3 * c.hidden;
-    return mixer == MIXER_DELTA ? delta_channels(c) + delta_values(c) : entering(c);
+    if (mixer == MIXER_LINEAR) return linear_channels(c) + linear_values(c);
+    return mixer == MIXER_ATTENTION ? entering(c) : 0;
 }
 inline int leaving(const Config& c, int mixer) {
     if (mixer == MIXER_CONV) return c.hidden;
-    return mixer == MIXER_DELTA ? delta_values(c) : c.heads * c.head_dim;
+    if (mixer == MIXER_LINEAR) return linear_values(c);
+    return mixer == MIXER_ATTENTION ? c.heads * c.head_dim : 0;
 }
 
 // Channels of a layer's convolution.
 inline int channels(const Config& c, int mixer) {
-    return mixer == MIXER_CONV ? c.hidden : mixer == MIXER_DELTA ? delta_channels(c) : 0;
+    return mixer == MIXER_CONV ? c.hidden : mixer == MIXER_LINEAR ? linear_channels(c) : 0;
 }
 
 // Which of a model's layers of its mixer each layer is.
 template <class T>
 std::vector<int> places_of(const Weights<T>& m) {
-    int known[MIXER_DELTA + 1] = {};
+    int known[MIXER_NONE + 1] = {};
     std::vector<int> places;
     for (const Layer<T>& layer : m.layers) places.push_back(known[layer.mixer]++);
     return places;
@@ -172,31 +183,31 @@ inline StateSize conv_size(const Config& c, int mixer) {
     return {(c.taps - 1) * width, width};
 }
 
-// What the heads of a delta net keep: matrices, and of a row keys, updates and decays.
+// What the heads of linear attention keep: matrices, and of a row keys, updates and decays.
 inline StateSize heads_size(const Config& c) {
-    const std::size_t keys = std::size_t(c.key_heads) * c.key_dim, values = delta_values(c);
+    const std::size_t keys = std::size_t(c.key_heads) * c.key_dim, values = linear_values(c);
     return {values * c.key_dim, keys + values + c.value_heads};
 }
 
 // What a layer keeps: of its convolution, and behind that of its heads.
 inline StateSize state_size(const Config& c, int mixer) {
     const StateSize conv = conv_size(c, mixer);
-    if (mixer != MIXER_DELTA) return conv;
+    if (mixer != MIXER_LINEAR) return conv;
     const StateSize heads = heads_size(c);
     return {conv.state + heads.state, conv.row + heads.row};
 }
 
 // What all layers keep.
 inline StateSize state_size(const Config& c) {
-    const StateSize conv = state_size(c, MIXER_CONV), delta = state_size(c, MIXER_DELTA);
-    return {c.convs * conv.state + c.deltas * delta.state,
-            c.convs * conv.row + c.deltas * delta.row};
+    const StateSize conv = state_size(c, MIXER_CONV), linear = state_size(c, MIXER_LINEAR);
+    return {c.convs * conv.state + c.linears * linear.state,
+            c.convs * conv.row + c.linears * linear.row};
 }
 
 // A layer's part of a walk, the one of that place among those of its mixer.
 inline LayerWalk part_of(const Config& c, const Walk& walk, int mixer, int place) {
     StateSize before{}, own = state_size(c, mixer);
-    if (mixer == MIXER_DELTA) {
+    if (mixer == MIXER_LINEAR) {
         before = state_size(c, MIXER_CONV);
         before = {c.convs * before.state, c.convs * before.row};
     }

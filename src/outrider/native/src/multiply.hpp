@@ -68,7 +68,7 @@ struct Multiplier {
     // The most inputs of a matrix.
     static int widest(const Config& c) {
         const int hidden = begins_with_state(c) ? 2 * c.hidden : c.hidden;
-        const int values = c.deltas ? delta_values(c) : 0;
+        const int values = c.linears ? linear_values(c) : 0;
         return std::max({hidden, c.inner, c.heads * c.head_dim, c.fused, values});
     }
 

@@ -42,19 +42,23 @@ enum InputKind {
 // What a gate becomes before it multiplies.
 enum ActivationKind {
     ACTIVATION_SILU,
-    ACTIVATION_GELU,  // by a tanh
+    ACTIVATION_GELU,   // by a tanh
+    ACTIVATION_RELU2,  // the square of what is positive; it gates nothing, and UP stands alone
 };
 
 // What mixes the tokens of a sequence in a layer.
 enum MixerKind {
     MIXER_ATTENTION,
     MIXER_CONV,  // a gated short convolution (LFM2), whose QKV makes gates and inputs [3 * hidden]
-    // A gated delta net (Qwen3.5), whose QKV makes queries and keys, values, and gates.
-    MIXER_DELTA,
+    // Linear attention: a gated delta net (Qwen3.5) or Mamba-2. QKV makes queries, keys, values and
+    // gates: of Mamba-2 C, B, x and z.
+    MIXER_LINEAR,
+    MIXER_NONE,  // such a layer is an MLP only
 };
 
-// Matrices: those before HEAD belong to a layer. RATES are a delta net's: what becomes the
-// strengths of updates and decays [2 * value_heads, hidden]. DRAFT: of heads, each one's residual
+// Matrices: those before HEAD belong to a layer. RATES are linear attention's: what
+// becomes the strengths of updates and decays [2 * value_heads, hidden], of Mamba-2 both at once
+// [value_heads, hidden]. DRAFT: of heads, each one's residual
 // blocks and then what makes its logits.
 enum MatrixKind {
     MATRIX_QKV,
@@ -71,7 +75,8 @@ enum MatrixKind {
 // The weights of norms. INPUT and MLP come before attention and MLP, AFTER and OUTPUT behind them:
 // each layer has those before, those behind, or both. Q and K are of a head, or of all heads. TAPS
 // [taps, channels] are of a convolution, the oldest token's first, and TAPS_BIAS is what it adds.
-// DECAY and DT_BIAS [value_heads] and GATED [value_dim], a norm, are a delta net's.
+// DECAY and DT_BIAS [value_heads] and GATED [values of all heads], a norm, are linear attention's,
+// SKIP [value_heads] Mamba-2's D.
 enum VectorKind {
     VECTOR_INPUT,
     VECTOR_MLP,
@@ -85,6 +90,7 @@ enum VectorKind {
     VECTOR_DECAY,
     VECTOR_DT_BIAS,
     VECTOR_GATED,
+    VECTOR_SKIP,
     VECTOR_STATE,
     VECTOR_FUSE,
 };
@@ -120,9 +126,13 @@ typedef struct Config {
     int32_t output_normed;  // a state ends with a norm
     int32_t blocks;         // residual blocks before the last matrix of each head
     int32_t coarse;         // matrices in codes take activations of 8 bits rather than 16
-    int32_t convs, deltas;  // layers that are short convolutions and delta nets, fewer than all
-    int32_t taps;           // tokens that convolutions span, also those in delta nets
-    int32_t key_heads, value_heads, key_dim, value_dim;  // of delta nets
+    // Layers that are short convolutions, linear attention and MLPs only: fewer than all.
+    int32_t convs, linears, nones;
+    int32_t taps;  // tokens that convolutions span, also those in linear attention
+    int32_t key_heads, value_heads, key_dim, value_dim;  // of linear attention
+    int32_t mamba;                                       // it is Mamba-2, else a gated delta net
+    int32_t norm_groups;  // parts of its values that are normed, each by itself; 0: none are
+    int32_t gate_first;   // its gate comes before that norm
     int32_t tiled_heads;  // value head i goes with key head i % key_heads; else they are grouped
     int32_t gated;        // attention is multiplied by gates, whose heads come behind its queries
     int32_t coded_cache;  // keys and values are kept in codes of 8 bits
@@ -247,10 +257,11 @@ OUTRIDER_API const char* outrider_vector(Model* model, int32_t number, int32_t k
 // between calls.
 OUTRIDER_API const char* outrider_rotary(Model* model, int32_t table, const float* cos,
                                          const float* sin, int32_t length, int32_t width);
-// A layer's tokens are mixed by a `mixer`; until it is said, by attention. Its rows see `window`
-// positions, or all with 0, and turn by a rotary table, or with -1 do not.
-OUTRIDER_API const char* outrider_layer(Model* model, int32_t layer, int32_t mixer, int32_t window,
-                                        int32_t table);
+// A layer's tokens are mixed by a `mixer`, and there is an `mlp` or none; until it is said, by
+// attention, and there is one. Rows see `window` positions, or all with 0, and turn by a rotary
+// table, or with -1 do not.
+OUTRIDER_API const char* outrider_layer(Model* model, int32_t layer, int32_t mixer, int32_t mlp,
+                                        int32_t window, int32_t table);
 // `target_token_ids` [vocabulary] are the target's ids for a drafter's, `input_token_ids` [count] a
 // drafter's ids, by which its embedding is looked up, for the target's; -1 stands for none.
 OUTRIDER_API const char* outrider_ids(Model* model, const int32_t* target_token_ids,

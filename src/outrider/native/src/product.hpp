@@ -31,13 +31,14 @@ struct Units {
 
 // What becomes of finished sums.
 struct Epilogue {
-    enum Kind { put, add, swish, gated_by, gelu_gated_by, gate, gelu_gate } kind;
+    enum Kind { put, add, swish, squared, gated_by, gelu_gated_by, gate, gelu_gate } kind;
     // put: y = sum; add: y += scale * sum; swish: y += silu(sum); gated_by: the gates' sums
     float* y = nullptr;
     std::size_t stride = 0;  // of y
     int columns = 0;         // of y that may be written
     float scale = 1;         // put: sum * scale
-    // gate: silu(even unit) * odd unit; gated_by: silu(y) * sum; bf16 or fp32; or gelu for silu
+    // gate: silu(even unit) * odd unit; gated_by: silu(y) * sum; bf16 or fp32; or gelu for silu.
+    // squared: max(sum, 0) squared
     void* gated = nullptr;
     std::size_t gated_stride = 0;
     bool narrow = false;           // gate: to bf16
@@ -95,6 +96,10 @@ inline void finish_one(const Epilogue& epilogue, int row, int unit, F32x16 sum) 
                            (epilogue.kind == Epilogue::gated_by ? silu(gate) : gelu(gate)) * sum);
     } else if (epilogue.kind == Epilogue::swish) {
         store(y, load(y) + silu(sum));
+    } else if (epilogue.kind == Epilogue::squared) {
+        const F32x16 positive = max(sum, splat(0.0f));
+        epilogue.put_gated(row * epilogue.gated_stride + std::size_t(unit) * LANES,
+                           positive * positive);
     } else {
         store(y, fma(sum, splat(epilogue.scale), load(y)));
     }

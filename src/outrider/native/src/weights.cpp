@@ -11,15 +11,16 @@ namespace outrider {
 namespace {
 
 constexpr int MOST_LAYERS = 1 << 16;
-constexpr int MOST_STATE = 1 << 24;  // elements of all heads of a delta net
+constexpr int MOST_STATE = 1 << 24;  // elements of all heads of linear attention
 
 // Whether layers with states have sizes that the step runs.
 bool keeps_states(const Config& c) {
     if (c.input != INPUT_EMBEDDED || c.taps < 1 || c.taps > MAX_TAPS) return false;
     if (c.convs && (c.hidden % LANES || c.hidden > MOST / 3)) return false;
-    if (!c.deltas) return true;
+    if (!c.linears) return true;
     if (c.key_heads < 1 || c.value_heads < 1 || c.value_heads % c.key_heads || c.key_dim < 1 ||
-        c.key_dim % LANES || c.key_dim > MAX_KEY_DIM || c.value_dim < 1 || c.value_dim % LANES)
+        c.key_dim % LANES || c.key_dim > MAX_KEY_DIM || c.value_dim < 1 || c.value_dim % LANES ||
+        c.norm_groups < 0 || (c.norm_groups && c.value_heads % c.norm_groups))
         return false;
     const std::int64_t values = std::int64_t(c.value_heads) * c.value_dim;
     const std::int64_t keys = std::int64_t(c.key_heads) * c.key_dim;
@@ -33,12 +34,13 @@ bool fits(const Config& c) {
         c.embeddings > 0 && c.embeddings <= MOST && c.input >= INPUT_EMBEDDED &&
         c.input <= INPUT_HEADS && c.fused >= 0 && c.fused <= MOST && c.fused_norms >= 0 &&
         (!c.fused_norms || c.fused % c.fused_norms == 0) && c.blocks >= 0 && whole &&
-        c.activation >= ACTIVATION_SILU && c.activation <= ACTIVATION_GELU && c.far >= 0 &&
+        c.activation >= ACTIVATION_SILU && c.activation <= ACTIVATION_RELU2 && c.far >= 0 &&
         c.heat_step >= (c.heat != 0) && !(c.attention_cap < 0) && !(c.logits_cap < 0);
     const bool above = right && c.layers > 0 && c.hidden > 0 && c.inner > 0 && c.kv_heads > 0 &&
                        c.heads > 0 && c.head_dim > 0 && c.vocabulary > 0 && c.max_length > 0;
     return above && (c.dtype == 0 || c.dtype == 1) && c.heads % c.kv_heads == 0 && c.convs >= 0 &&
-           c.deltas >= 0 && c.deltas < c.layers && c.convs < c.layers - c.deltas &&
+           c.linears >= 0 && c.nones >= 0 && c.convs < c.layers &&
+           std::int64_t(c.convs) + c.linears + c.nones < c.layers &&
            (!stateful(c) || keeps_states(c)) && (!c.gated || c.input != INPUT_HEADS) &&
            (c.input != INPUT_JOINED || (c.fused == 2 * c.hidden && c.fused_norms == 2)) &&
            c.head_dim % 2 == 0 && c.head_dim <= 256 && c.layers <= MOST_LAYERS &&
@@ -64,9 +66,9 @@ const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, We
     const bool paired = c.input == INPUT_PAIRED && number == 0;
     const int last = kind == MATRIX_DRAFT && number % (c.blocks + 1) == c.blocks;
     const int mixer = kind < MATRIX_HEAD ? m.layers[number].mixer : int(MIXER_ATTENTION);
-    const int outs[] = {entering(c, mixer), c.hidden,          2 * c.inner,
-                        c.hidden,           2 * c.value_heads, c.vocabulary,
-                        c.embeddings,       c.hidden,          last ? c.vocabulary : c.hidden};
+    const int outs[] = {entering(c, mixer), c.hidden,    stacked(c) * c.inner,
+                        c.hidden,           rates_of(c), c.vocabulary,
+                        c.embeddings,       c.hidden,    last ? c.vocabulary : c.hidden};
     const int ins[] = {paired ? 2 * c.hidden : c.hidden,
                        leaving(c, mixer),
                        c.hidden,
@@ -123,7 +125,7 @@ const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedDa
     std::vector<Packed> parts(1);
     if (const char* wrong =
             pack(parts[0], from.codes, from.scales, from.zeros, bias, out, in, from.bits,
-                 from.group, from.groups, kind == MATRIX_GATE_UP ? 2 : 1))
+                 from.group, from.groups, kind == MATRIX_GATE_UP ? stacked(m.c) : 1))
         return wrong;
     keep_codes(m, kind, *weight, std::move(parts), false, beside);
     return nullptr;
@@ -144,7 +146,8 @@ const char* set_coded(Weights<T>& m, int number, int kind, const CodedData* from
     auto given = [&](int i) -> CodedRows {
         return {from[i].file, from[i].type, from[i].offset, from[i].rows, from[i].order};
     };
-    const bool turns = kind == MATRIX_GATE_UP;
+    const bool turns = kind == MATRIX_GATE_UP && stacked(m.c) == 2;
+    if (kind == MATRIX_GATE_UP && !turns && count > 1) return "a matrix of its own is one part";
     const bool apart = turns && count == 2 && from[0].type != from[1].type;
     std::vector<Packed> parts;
     int done = 0;
@@ -204,7 +207,7 @@ const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, in
                 return nullptr;
             }
     Matrix<T> to;
-    const int parts = kind == MATRIX_GATE_UP ? 2 : 1, rows = out / parts;
+    const int parts = kind == MATRIX_GATE_UP ? stacked(m.c) : 1, rows = out / parts;
     to.inputs = padded(in, IN_PAD);
     to.units = padded(rows, LANES) / LANES * parts;
     to.data = Memory<T>::of_weights(to.units * to.unit_size());
@@ -242,14 +245,15 @@ const char* set_norm(Weights<T>& m, int number, int kind, const float* data, std
                                whole ? nullptr : &layer->decay,
                                whole ? nullptr : &layer->dt_bias,
                                whole ? nullptr : &layer->gated,
+                               whole ? nullptr : &layer->skip,
                                &m.state_norm,
                                &m.fuse_norm};
     const int size = heads ? c.head_dim : kind == VECTOR_FUSE ? c.fused : c.hidden;
     const int all = kind == VECTOR_Q ? c.heads : kind == VECTOR_K ? c.kv_heads : 1;
-    if (kind >= VECTOR_TAPS && kind <= VECTOR_GATED) {
+    if (kind >= VECTOR_TAPS && kind <= VECTOR_SKIP) {
         const std::int64_t width = channels(c, layer->mixer);
-        const std::int64_t lengths[] = {c.taps * width, width, c.value_heads, c.value_heads,
-                                        c.value_dim};
+        const std::int64_t lengths[] = {
+            c.taps * width, width, c.value_heads, c.value_heads, linear_values(c), c.value_heads};
         if (!count || count != lengths[kind - VECTOR_TAPS])
             return "a vector has another length than its model";
         *places[kind] = padded_copy(data, count);
@@ -307,24 +311,24 @@ bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
     if (c.fused) all = all && !m.fuse.empty() && (!c.fused_norms || m.fuse_norm.size());
     for (int i = 0; i < count; ++i) {
         const Layer<T>& layer = m.layers[sublayers[i] / 2];
-        const bool delta = layer.mixer == MIXER_DELTA;
+        const bool linear = layer.mixer == MIXER_LINEAR, mixes = layer.mixer != MIXER_NONE;
+        const bool has[MATRIX_HEAD] = {mixes, mixes, layer.mlp, layer.mlp, linear};
         for (int kind = 0; kind < MATRIX_HEAD; ++kind)
-            all = all && layer.matrices[kind].empty() == (kind == MATRIX_RATES && !delta);
+            all = all && layer.matrices[kind].empty() != has[kind];
         for (const auto* vector : {&layer.decay, &layer.dt_bias, &layer.gated})
-            all = all && (vector->size() > 0) == delta;
-        all = all && (layer.input_norm.size() || layer.after_norm.size());
-        all = all && (layer.mlp_norm.size() || layer.output_norm.size());
+            all = all && (vector->size() > 0) == linear;
+        all = all && (layer.skip.size() > 0) == (linear && c.mamba);
+        all = all && (!mixes || layer.input_norm.size() || layer.after_norm.size());
+        all = all && (!layer.mlp || layer.mlp_norm.size() || layer.output_norm.size());
         for (int t = layer.table; t >= 0 && t <= layer.table + (c.far > 0); ++t)
             all = all && m.cos[t].size() && m.sin[t].size();
         all = all && (layer.q_norm.size() > 0) == (layer.k_norm.size() > 0);
-        all = all && (layer.taps.size() > 0) == (layer.mixer != MIXER_ATTENTION);
+        all = all && (layer.taps.size() > 0) == (channels(c, layer.mixer) > 0);
     }
-    int convs = 0, deltas = 0;
-    for (const Layer<T>& layer : m.layers) {
-        convs += layer.mixer == MIXER_CONV;
-        deltas += layer.mixer == MIXER_DELTA;
-    }
-    return all && convs == c.convs && deltas == c.deltas;
+    int counts[MIXER_NONE + 1] = {};
+    for (const Layer<T>& layer : m.layers) ++counts[layer.mixer];
+    return all && counts[MIXER_CONV] == c.convs && counts[MIXER_LINEAR] == c.linears &&
+           counts[MIXER_NONE] == c.nones;
 }
 
 }  // namespace
@@ -395,16 +399,18 @@ const char* outrider_rotary(Model* model, int table, const float* cos, const flo
     return with(model, [&](auto& m) { return set_rotary(m, table, cos, sin, length, width); });
 }
 
-const char* outrider_layer(Model* model, int layer, int mixer, int window, int table) {
+const char* outrider_layer(Model* model, int layer, int mixer, int mlp, int window, int table) {
     return with(model, [&](auto& m) -> const char* {
         if (layer < 0 || layer >= int(m.layers.size())) return NO_LAYER;
-        if (mixer < MIXER_ATTENTION || mixer > MIXER_DELTA) return "there is no such mixer";
+        if (mixer < MIXER_ATTENTION || mixer > MIXER_NONE) return "there is no such mixer";
+        if (mixer == MIXER_NONE && !mlp) return "a layer has a mixer, an MLP or both";
         if (window < 0) return "a layer has a window below 0";
         if (table < -1 || table + (table >= 0 && m.c.far) >= ROTARY_TABLES)
             return "there is no such rotary table";
         m.layers[layer].window = window;
         m.layers[layer].table = table;
         m.layers[layer].mixer = mixer;
+        m.layers[layer].mlp = mlp != 0;
         return nullptr;
     });
 }
