@@ -137,6 +137,20 @@ CASES: dict[str, tuple[str, dict[str, Any], Kind]] = {
          "linear_key_head_dim": 16, "linear_value_head_dim": 16},
         Kind.Q8_0,
     ),
+    "granite4": (
+        "granitemoehybrid",
+        {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 0,
+         "mamba_n_heads": 8, "mamba_d_head": "auto", "mamba_n_groups": 2, "mamba_d_state": 16,
+         "shared_intermediate_size": 256, "residual_multiplier": 0.5},
+        Kind.Q8_0,
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {"layers_block_type": ["linear_attention", "mlp", "full_attention"], "head_dim": 32,
+         "num_hidden_layers": None, "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2,
+         "ssm_state_size": 16, "chunk_size": 16},
+        Kind.Q8_0,
+    ),
     "ministral3": (
         "ministral3",
         {"head_dim": 16, "rope_parameters": {
@@ -181,6 +195,8 @@ def test_a_file_is_its_dequantised_checkpoint(
         "ministral3",
         "lfm2",
         "qwen3_5",
+        "granite4",
+        "nemotron_h",
     ],
 )
 def test_codes_of_every_family_run_natively(
@@ -191,7 +207,7 @@ def test_codes_of_every_family_run_natively(
     heads = 256 // options.get("head_dim", 16)
     wide = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": heads}
     if "linear" in str(options):
-        wide["linear_value_head_dim"] = 64
+        wide |= {"linear_value_head_dim": 64, "mamba_head_dim": 64}
     source = make_checkpoint(tmp_path / "source", family, **{**options, **wide})
 
     def kind(name: str) -> Kind:

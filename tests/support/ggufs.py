@@ -54,20 +54,40 @@ OWN_NAMES: dict[str, dict[str, str]] = {
         "linear_attn.out_proj": "ssm_out",
     },
 }  # fmt: skip
-PARAMETERS = {"linear_attn.dt_bias": "ssm_dt.bias", "linear_attn.A_log": "ssm_a"}
+MAMBA = {
+    "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out", "shared_mlp.output_linear": "ffn_down",
+}  # fmt: skip
+OWN_NAMES["granitemoehybrid"] = MAMBA
+OWN_NAMES["nemotron_h"] = {
+    "norm": "attn_norm", **{k.replace("mamba", "mixer"): v for k, v in MAMBA.items()},
+    **{k.replace("self_attn", "mixer"): v for k, v in NAMES.items() if "self_attn" in k},
+    **{f"mixer.{part}_proj": f"ffn_{part}" for part in ("up", "down")},
+}  # fmt: skip
+PARAMETERS = {
+    **dict.fromkeys(("linear_attn.dt_bias", "mamba.dt_bias", "mixer.dt_bias"), "ssm_dt.bias"),
+    **dict.fromkeys(("linear_attn.A_log", "mamba.A_log", "mixer.A_log"), "ssm_a"),
+    **dict.fromkeys(("mamba.D", "mixer.D"), "ssm_d"),
+}
 ARCHITECTURES = {
     "gemma3_text": "gemma3", "olmo3": "olmo2", "ministral3": "mistral3", "qwen3_5_text": "qwen35",
+    "granitemoehybrid": "granitehybrid",
 }  # fmt: skip
 """Those whose name is not the model type."""
-INTERLEAVED = ("llama", "granite", "smollm3", "ministral3")
+INTERLEAVED = (
+    "llama", "granite", "smollm3", "ministral3", "granitemoehybrid", "nemotron_h",
+)  # fmt: skip
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 
 
 def file_name(name: str, family: str = "llama") -> str:
     """The name that a tensor has in a GGUF file."""
+    name = name.replace("backbone.", "model.")
     module, _, part = name.rpartition(".")
     if name == "model.embedding_norm.weight":
         return "token_embd_norm.weight"
+    if name in ("model.embeddings.weight", "model.norm_f.weight"):
+        return "token_embd.weight" if "embeddings" in name else "output_norm.weight"
     if not module.startswith("model.layers."):
         return f"{NAMES[module]}.{part}"
     for parameter, own in PARAMETERS.items():
@@ -115,13 +135,19 @@ def metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if config.model_type == "nemotron_h":
+        mlps = [k == "mlp" for k in config.layer_types]
+        writer.add_feed_forward_length([config.intermediate_size * each for each in mlps])
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     if config.model_type == "lfm2":
         heads = config.num_key_value_heads
         writer.add_head_count_kv([heads * (k != "conv") for k in config.layer_types])
         writer.add_shortconv_l_cache(config.conv_L_cache)
         writer.add_layer_norm_rms_eps(config.norm_eps)
+    elif config.model_type in ("granitemoehybrid", "nemotron_h"):
+        mamba(writer, config)
     else:
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -172,11 +198,33 @@ def metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
             for kind in ("long", "short"):
                 factors = np.array(rope[f"{kind}_factor"], np.float32)
                 writer.add_tensor(f"rope_factors_{kind}.weight", factors)
-    if config.model_type == "granite":
+    if "granite" in config.model_type:
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+
+
+def mamba(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
+    """What the converter writes of Granite 4-H and Nemotron-H."""
+    heads = config.num_key_value_heads
+    writer.add_head_count_kv([heads * (k == "full_attention") for k in config.layer_types])
+    writer.add_rope_scaling_finetuned(False)
+    if config.model_type == "nemotron_h":
+        values, size = config.mamba_num_heads, config.mamba_head_dim
+        taps, states, groups = config.conv_kernel, config.ssm_state_size, config.n_groups
+        writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    else:
+        values, size = config.mamba_n_heads, config.mamba_d_head
+        taps, states = config.mamba_d_conv, config.mamba_d_state
+        groups = config.mamba_n_groups
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    writer.add_ssm_conv_kernel(taps)
+    writer.add_ssm_state_size(states)
+    writer.add_ssm_group_count(groups)
+    writer.add_ssm_inner_size(values * size)
+    writer.add_ssm_time_step_rank(values)
 
 
 def llama3_factors(rope: dict[str, Any], size: int) -> np.ndarray[Any, Any]:
@@ -237,7 +285,20 @@ def convert(
         stored = interleaved(values, count) if turned and count else values
         if "linear_attn" in name:
             stored = tiled(name, values, config)
-        if "conv.weight" in name or "conv1d" in name:
+        lone = ("mamba." in name or "mixer." in name) and values.ndim == 1
+        if "shared_mlp.input_linear" in name:
+            own = kind(name) if callable(kind) else kind
+            packed = [blocks(np.ascontiguousarray(half), own) for half in np.split(values, 2)]
+            for part, half in zip(("gate", "up"), packed, strict=True):
+                key = f"blk.{name.split('.')[2]}.ffn_{part}.weight"
+                writer.add_tensor(key, half, raw_dtype=own)
+            stored = np.concatenate([dequantize(half, own) for half in packed])
+        elif lone and ("A_log" in name or name.endswith((".D", "norm.weight"))):
+            made = -np.exp(stored) if "A_log" in name else stored
+            groups = getattr(config, "n_groups", None) or config.mamba_n_groups
+            rows = groups if name.endswith("norm.weight") else len(made)
+            writer.add_tensor(file_name(name, family), made.reshape(rows, -1))
+        elif "conv.weight" in name or "conv1d.weight" in name:
             writer.add_tensor(file_name(name, family), np.ascontiguousarray(stored[:, 0]))
             stored = values
         elif name.endswith("A_log"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from ..base.extras import torch_for
 from ..base.fields import Fields
@@ -44,6 +44,34 @@ LEGACY = {"attention": "full_attention", "mamba": "linear_attention"}
 """Older names of kinds of layers."""
 TRAINED_IN_ROPE = ("llama3", "yarn", "longrope")
 """Types of ropes whose options have the trained context."""
+
+
+class LinearNames(NamedTuple):
+    """What a family calls the options of its linear attention."""
+
+    key_heads: str
+    value_heads: str
+    key_dim: str
+    value_dim: str
+    taps: str = "linear_conv_kernel_dim"
+    conv_bias: str = ""
+    bias: str = ""
+
+
+LINEAR_NAMES = {
+    "qwen3_5_text": LinearNames(
+        "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+        "linear_value_head_dim",
+    ),
+    "granitemoehybrid": LinearNames(
+        "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv",
+        "mamba_conv_bias", "mamba_proj_bias",
+    ),
+    "nemotron_h": LinearNames(
+        "n_groups", "mamba_num_heads", "ssm_state_size", "mamba_head_dim", "conv_kernel",
+        "use_conv_bias", "use_bias",
+    ),
+}  # fmt: skip
 
 
 class PlainConfig(SimpleNamespace):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ..base.fields import Fields, read_object
 from ..base.limits import LARGEST_INT
 from ..base.types import Folder
 from ..errors import ModelError, shown
-from .configs import CONV, LINEAR, MLP, ModelConfig, PlainConfig
+from .configs import CONV, LINEAR, LINEAR_NAMES, MLP, LinearNames, ModelConfig, PlainConfig
 from .dtypes import PLAIN
 from .formats.gguf import is_gguf
 from .rope import ROPE_TYPES, STILL, check_rope, head_dim, rope_parameters, rotary_dim
@@ -116,34 +116,6 @@ CLASSES = {
     "qwen3_moe": "Qwen3Moe", "smollm3": "SmolLM3",
 }  # fmt: skip
 """Names of families' classes that are not the family's with a capital."""
-
-
-class LinearNames(NamedTuple):
-    """What a family calls the options of its linear attention."""
-
-    key_heads: str
-    value_heads: str
-    key_dim: str
-    value_dim: str
-    taps: str = "linear_conv_kernel_dim"
-    conv_bias: str = ""
-    bias: str = ""
-
-
-LINEAR_NAMES = {
-    "qwen3_5_text": LinearNames(
-        "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
-        "linear_value_head_dim",
-    ),
-    "granitemoehybrid": LinearNames(
-        "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv",
-        "mamba_conv_bias", "mamba_proj_bias",
-    ),
-    "nemotron_h": LinearNames(
-        "n_groups", "mamba_num_heads", "ssm_state_size", "mamba_head_dim", "conv_kernel",
-        "use_conv_bias", "use_bias",
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

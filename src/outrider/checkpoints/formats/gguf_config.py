@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...base.fields import Fields
 from ...base.limits import LARGEST_INT
 from ...errors import ModelError, shown
-from ..configs import CONV, PlainConfig, plain_config
+from ..configs import CONV, KINDS, LINEAR, LINEAR_NAMES, MLP, PlainConfig, plain_config
 from .gguf import GGUF
 from .gguf_ends import end_token_ids
 from .gguf_header import AGAIN
@@ -45,12 +45,16 @@ FORMS = {
     "mistral3": Form("llama", interleaved=True),
     "lfm2": Form("lfm2"),
     "qwen35": Form("qwen3_5_text"),
+    "granitehybrid": Form("granitemoehybrid", interleaved=True),
+    "nemotron_h": Form("nemotron_h", interleaved=True),
 }
 """The architectures that are read; Mistral's are "llama" and "mistral3"."""
 PARTIAL = ("phi3", "qwen35")
 """Architectures of which a part of each head turns."""
-BY_LAYER = "lfm2.attention.head_count_kv"
-"""What LFM2's files say for each layer: 0 of those that are convolutions."""
+BY_LAYER = ("lfm2", "granitehybrid", "nemotron_h")
+"""Architectures whose files say how many key heads each layer has: 0 of those without attention."""
+MAMBA = ("granitehybrid", "nemotron_h")
+"""Architectures with Mamba-2."""
 STILL_PERIOD = 4
 """Each last one of so many layers of SmolLM3 has no rope."""
 WIDE_QUERIES = {("gemma2", 46), ("gemma3", 62)}
@@ -109,7 +113,7 @@ def _options(file: GGUF, name: str) -> dict[str, Any]:
     tensors, fields = file.tensors, _per_model(file, name)
     if f"{name}.expert_count" in fields and fields.whole(f"{name}.expert_count"):
         raise _unread(file.path, "GGUF files of mixtures of experts are not read")
-    if name == "granite" and not file.metadata.get("granite.rope.scaling.finetuned", True):
+    if name == "granite" and not _has_rope(file, name):
         raise _unread(file.path, "GGUF files of models without a rope are not read")
 
     def size(key: str, default: int | None = None, high: int = LARGEST_INT) -> int:
@@ -117,7 +121,7 @@ def _options(file: GGUF, name: str) -> dict[str, Any]:
 
     heads, width = size("attention.head_count"), size("embedding_length")
     head_dim = size("attention.key_length", max(1, width // heads))
-    turning = size("rope.dimension_count", head_dim)
+    turning = head_dim if name in MAMBA else size("rope.dimension_count", head_dim)
     values = size("attention.value_length", head_dim)
     partial = name in PARTIAL and turning % 2 == 0 and _share(turning, head_dim) < 1
     if head_dim != values or head_dim % 2 or not (turning == head_dim or partial):
@@ -129,11 +133,15 @@ def _options(file: GGUF, name: str) -> dict[str, Any]:
         "model_type": FORMS[name].family,
         "vocab_size": tokens or size("vocab_size"),
         "hidden_size": width,
-        "intermediate_size": size("feed_forward_length"),
+        "intermediate_size": (
+            _inner(file) if name == "nemotron_h" else size("feed_forward_length")
+        ),
         "num_hidden_layers": _num_layers(fields, name, size("block_count", high=len(tensors) or 1)),
         "num_attention_heads": heads,
         "num_key_value_heads": (
-            _attending_heads(file) if name == "lfm2" else size("attention.head_count_kv", heads)
+            _attending_heads(file, name)
+            if name in BY_LAYER
+            else size("attention.head_count_kv", heads)
         ),
         "head_dim": head_dim,
         "max_position_embeddings": size("context_length"),
@@ -144,7 +152,7 @@ def _options(file: GGUF, name: str) -> dict[str, Any]:
         "eos_token_id": sorted(end_token_ids(file)) or None,
         "pad_token_id": None,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+        "mlp_bias": any(f"blk.0.ffn_{part}.bias" in tensors for part in ("gate", "up")),
         "dtype": _dtype({t.kind for t in tensors.values()}),
     }
     return options | _more(file, fields, name, options) | _windows(file, fields, name, options)
@@ -165,22 +173,36 @@ def _num_layers(fields: Fields, name: str, blocks: int) -> int:
     return blocks - further
 
 
-def _attending_heads(file: GGUF) -> int:
-    """Return the key heads of LFM2's layers of attention."""
-    given = file.metadata.get(BY_LAYER)
+def _has_rope(file: GGUF, name: str) -> bool:
+    """Return whether a Granite has a rope, which its files tell by a flag of another name."""
+    return bool(file.metadata.get(f"{name}.rope.scaling.finetuned", True))
+
+
+def _inner(file: GGUF) -> int:
+    """Return the width of Nemotron-H's MLPs: the metadata has 0 for some converters' files."""
+    ups = (tensor for key, tensor in file.tensors.items() if key.endswith("ffn_up.weight"))
+    up = next(ups, None)
+    return 1 if up is None else up.shape[0]
+
+
+def _attending_heads(file: GGUF, name: str) -> int:
+    """Return the key heads of layers of attention, where others have none."""
+    key = f"{name}.attention.head_count_kv"
+    given = file.metadata.get(key)
     heads = {n for n in (given if isinstance(given, list) else [given]) if n != 0}
     count = heads.pop() if len(heads) == 1 else None
     if type(count) is not int:
-        raise file.fields.refuse(BY_LAYER, "for each layer one number of heads, or 0")
+        raise file.fields.refuse(key, "for each layer one number of heads, or 0")
     return count
 
 
 def _lfm2(file: GGUF, fields: Fields, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options about LFM2's short convolutions."""
-    given, layers = file.metadata.get(BY_LAYER), options["num_hidden_layers"]
+    key, layers = "lfm2.attention.head_count_kv", options["num_hidden_layers"]
+    given = file.metadata.get(key)
     heads = given if isinstance(given, list) else [given] * layers
     if len(heads) != layers:
-        raise file.fields.refuse(BY_LAYER, f"a number of heads for each of {layers} layers")
+        raise file.fields.refuse(key, f"a number of heads for each of {layers} layers")
     return {
         "norm_eps": options["rms_norm_eps"],
         "layer_types": ["full_attention" if each else CONV for each in heads],
@@ -211,14 +233,50 @@ def _qwen35(fields: Fields, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _mamba(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options about layers of Mamba-2, and about what other layers are."""
+
+    def size(key: str) -> int:
+        return fields.whole(f"{name}.ssm.{key}", 1)
+
+    def has(layer: int, part: str) -> bool:
+        return f"blk.{layer}.{part}.weight" in file.tensors
+
+    marks = {"ssm_in": LINEAR, "attn_q": KINDS[0]}
+    kinds = [
+        next((kind for part, kind in marks.items() if has(layer, part)), MLP)
+        for layer in range(options["num_hidden_layers"])
+    ]
+    heads, inner = size("time_step_rank"), size("inner_size")
+    if inner % heads:
+        raise fields.refuse(f"{name}.ssm.inner_size", f"a multiple of {heads}, its heads")
+    names = LINEAR_NAMES[FORMS[name].family]
+    biased = any(key.endswith("ssm_conv1d.bias") for key in file.tensors)
+    more = {
+        "layer_types": kinds, names.key_heads: size("group_count"), names.value_heads: heads,
+        names.key_dim: size("state_size"), names.value_dim: inner // heads,
+        names.taps: size("conv_kernel"), names.conv_bias: biased,
+    }  # fmt: skip
+    if name == "nemotron_h":
+        return more | {"layer_norm_epsilon": options["rms_norm_eps"]}
+    shared = f"{name}.expert_shared_feed_forward_length"
+    return more | {
+        "num_local_experts": 0,
+        "shared_intermediate_size": fields.whole(shared, 1, default=options["intermediate_size"]),
+        "position_embedding_type": "rope" if _has_rope(file, name) else None,
+    }
+
+
 def _more(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that one family has, or has otherwise."""
     size, heads = options["head_dim"], options["num_attention_heads"]
     layers = range(options["num_hidden_layers"])
     more: dict[str, Any] = {}
-    if name == "granite":
+    if name in MAMBA:
+        more |= _mamba(file, fields, name, options)
+    if name in ("granite", "granitehybrid"):
         for option, key, default in GRANITE:
-            more[option] = fields.number(f"granite.{key}", default or size**-0.5)
+            more[option] = fields.number(f"{name}.{key}", default or size**-0.5)
     elif name == "smollm3":
         more["no_rope_layers"] = [int((layer + 1) % STILL_PERIOD != 0) for layer in layers]
     elif name in ("gemma2", "gemma3"):
@@ -280,7 +338,9 @@ def _per_model(file: GGUF, family: str) -> Fields:
         if name.startswith(f"{family}.") and isinstance(value, list) and value:
             if all(each == value[0] for each in value):
                 metadata[name] = value[0]
-            elif name.endswith("sliding_window_pattern") or name == BY_LAYER:
+            elif name.endswith("sliding_window_pattern") or (
+                family in BY_LAYER and name.endswith(("head_count_kv", "feed_forward_length"))
+            ):
                 continue
             elif len(value) == file.metadata.get(f"{family}.block_count"):
                 raise _unread(file.path, f"layers that differ in {name!r} are not read")

@@ -5,7 +5,7 @@ take what the ``gguf`` package dequantises.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -63,7 +63,13 @@ _QWEN35 = {
     "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }  # fmt: skip
+_MAMBA = {
+    "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out",
+}  # fmt: skip
 OTHERWISE = {
+    "granitehybrid": {**_MAMBA, "shared_mlp.output_linear": "ffn_down"},
+    "nemotron_h": _MAMBA,
     "lfm2": _LFM2,
     "qwen35": _QWEN35,
     "gemma2": _AROUND,
@@ -76,9 +82,13 @@ SHIFTED = ("gemma2", "gemma3", "qwen35")
 """Their files hold norms as 1 + w, but those of delta nets."""
 TOPS = {"lfm2": {"model.norm": "token_embd_norm"}}
 """What architectures name in another way outside of layers."""
-PARAMETERS = {"linear_attn.dt_bias": "ssm_dt.bias", "linear_attn.A_log": "ssm_a"}
+PARAMETERS = {
+    "linear_attn.dt_bias": "ssm_dt.bias", "linear_attn.A_log": "ssm_a",
+    "mamba.dt_bias": "ssm_dt.bias", "mamba.A_log": "ssm_a", "mamba.D": "ssm_d",
+}  # fmt: skip
 """Parameters of layers that belong to no module."""
-BY_PARAMETER = {theirs: parameter for parameter, theirs in PARAMETERS.items()}
+STACKED = "shared_mlp.input_linear"
+"""What Granite 4's checkpoints have for a gate and what it gates, and files do not."""
 
 
 def key_of(name: str, in_layer: Mapping[str, str] = IN_LAYER, top: Mapping[str, str] = TOP) -> str:
@@ -137,6 +147,8 @@ class GGUFTensors:
         self._interleaved, self._shifted = form_of(file.metadata).interleaved, name in SHIFTED
         self._in_layer = {**IN_LAYER, **OTHERWISE.get(name, {})}
         self._top = {**TOP, **TOPS.get(name, {})}
+        own = "mamba." if self._in_layer.keys() >= _MAMBA.keys() else "linear_attn."
+        self._by_parameter = {v: k for k, v in PARAMETERS.items() if k.startswith(own)}
         kinds = {t.kind for t in file.tensors.values()} - set(CODED) - set(PLAIN)
         names = ", ".join(sorted(kind.name for kind in kinds))
         self.note = (
@@ -145,8 +157,12 @@ class GGUFTensors:
 
     def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
         """Return the tensor ``name`` of ``shape``, in ``dtype``, fp32 if None."""
+        if STACKED in name:
+            halves = self._halves(name, shape)
+            return np.concatenate([self.get(half, size, dtype) for half, size in halves])
         narrow = tuple(size for size in shape if size != 1) or shape  # as files hold convolutions
-        tensor = self._plain(self._find(name, narrow), dtype or FLOAT32).reshape(shape)
+        stored = self._find(name, narrow)
+        tensor = self._plain(stored, dtype or FLOAT32).reshape(shape)
         if self._shifted and name.endswith("norm.weight") and "linear_attn" not in name:
             tensor -= 1
         if name.endswith("A_log"):
@@ -157,6 +173,11 @@ class GGUFTensors:
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any] | None) -> Matrix:
         """Return the matrix ``name`` of ``shape`` (out, in): as stored, or in ``dtype``."""
+        if STACKED in name:
+            halves = [self.matrix(half, size, dtype) for half, size in self._halves(name, shape)]
+            coded = [half for half in halves if isinstance(half, Coded)]
+            together = Coded.stacked(coded) if len(coded) == len(halves) else None
+            return self.get(name, shape, dtype) if together is None else together
         stored = self._find(name, shape)
         if stored.kind not in CODED:
             return self.get(name, shape, dtype)
@@ -192,11 +213,16 @@ class GGUFTensors:
 
     def kept(self, name: str) -> str | None:
         """Return the type of the codes that the matrix ``name`` keeps; None if it keeps none."""
+        if STACKED in name:
+            kinds = {self.kept(half) for half, _ in self._halves(name, (0, 0))}
+            return kinds.pop() if len(kinds) == 1 else None
         stored = self._file.tensors.get(self._key(name))
         return stored.kind.name if stored is not None and stored.kind in CODED else None
 
     def nbytes(self, name: str) -> int:
         """Return the number of stored bytes of the tensor ``name``."""
+        if STACKED in name:
+            return sum(self.nbytes(half) for half, _ in self._halves(name, (0, 0)))
         return self._file.tensors[self._key(name)].nbytes
 
     def held(self, size: int, keeps: bool) -> dict[str, int]:
@@ -218,8 +244,18 @@ class GGUFTensors:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each of the model's tensors by name, layer by layer."""
-        shapes = {self._name(key): tensor.shape for key, tensor in self._file.tensors.items()}
-        return {name: shape for name, shape in shapes.items() if name is not None}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for key, tensor in self._file.tensors.items():
+            name, shape = self._name(key), tensor.shape
+            if name is None or (STACKED in name and name in shapes):
+                continue
+            shapes[name] = (2 * shape[0], *shape[1:]) if STACKED in name else shape
+        return shapes
+
+    def _halves(self, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield the names of a gate and of what it gates, which ``name`` stands for, and shapes."""
+        for half in ("gate", "up"):
+            yield name.replace(STACKED, f"mlp.{half}_proj"), (shape[0] // 2, shape[1])
 
     def _key(self, name: str) -> str:
         """Return the name that the tensor ``name`` has in the file."""
@@ -228,14 +264,19 @@ class GGUFTensors:
     def _name(self, key: str) -> str | None:
         """Return the name of the tensor that the file calls ``key``; None if no model reads it."""
         own = re.fullmatch(r"blk\.(\d+)\.(.+)", key)
-        if own and own[2] in BY_PARAMETER:
-            return f"model.layers.{own[1]}.{BY_PARAMETER[own[2]]}"
+        if own and own[2] in self._by_parameter:
+            return f"model.layers.{own[1]}.{self._by_parameter[own[2]]}"
         module, _, part = key.rpartition(".")
         layer = re.fullmatch(r"blk\.(\d+)\.(.+)", module)
         names = {theirs: name for name, theirs in (self._in_layer if layer else self._top).items()}
         name = names.get(layer[2] if layer else module)
         if name is None:
             return None
+        if "shared_mlp.output_linear" in self._in_layer and name in (
+            "mlp.gate_proj",
+            "mlp.up_proj",
+        ):
+            name = STACKED
         return f"model.layers.{layer[1]}.{name}.{part}" if layer else f"{name}.{part}"
 
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
@@ -243,7 +284,8 @@ class GGUFTensors:
         stored = self._file.tensors.get(key)
         if stored is None:
             raise ModelError(f"{self.folder} has no tensor {key!r}; its metadata requires one.")
-        if stored.shape != shape:
+        lone = "mamba." in name and stored.shape[-1:] != shape[-1:]  # a column, or groups
+        if stored.shape != shape and not (lone and prod(stored.shape) == prod(shape)):
             raise ModelError(
                 f"{self.folder}: tensor {key!r} is {list(stored.shape)}, but its metadata says "
                 f"{list(shape)}."
