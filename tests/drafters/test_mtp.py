@@ -17,6 +17,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qw
 from outrider import LLM, SamplingParams
 from outrider.base.types import DraftBudget
 from outrider.checkpoints.files import Files
+from outrider.drafters import likely, mtp
 from outrider.drafters.base import NoSpec
 from outrider.drafters.mtp import MtpSpec
 from outrider.drafters.registry import GroupSpec, find_drafter
@@ -139,7 +140,14 @@ def test_a_checkpoint_with_mtp_layers_has_a_drafter(folder: Path, tiny_llama: Pa
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_drafts_change_no_token(temperature: float, folder: Path) -> None:
+@pytest.mark.parametrize("listed", [False, True])
+def test_drafts_change_no_token(
+    temperature: float, listed: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whether they come from all ids, or from a list of likely ones."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(mtp, "pays", lambda shape: listed)
+    monkeypatch.setattr(likely, "SIZE", VOCABULARY // 3)
     prompts = ["for word in the", "def greet(name): return f", "abc abc abc", "x"]
     params = [
         SamplingParams(temperature=temperature, max_tokens=40, seed=i, ignore_eos=True)

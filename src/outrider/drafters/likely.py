@@ -1,4 +1,4 @@
-"""The list of likely ids that a model drafter draws from, which follows the texts.
+"""The list of likely ids that a drafter draws from, which follows the texts.
 
 A pass reads the head whole, a row for each id, though few ids ever occur. As in Zhao et al.,
 "FR-Spec: Accelerating large-vocabulary language models via frequency-ranked speculative sampling",
@@ -23,7 +23,7 @@ from ..base.types import SequenceState
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.families import Architecture
 from ..models.kept_weights import files_of, written
-from ..models.native import NativeTransformer
+from ..models.native_model import NativeModel
 
 SIZE = 32768
 """Ids on the list."""
@@ -78,7 +78,7 @@ class LikelyIds:
     the place of one that has not occurred for long; of those that never did the highest goes first.
     """
 
-    def __init__(self, model: NativeTransformer, file: Path | None) -> None:
+    def __init__(self, model: NativeModel, file: Path | None) -> None:
         shape, size = model.shape, SIZE
         self._model, self._file, self._size = model, file, size
         kept = [] if file is None else read_ids(file, shape.vocab_size, size)

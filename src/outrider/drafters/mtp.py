@@ -6,15 +6,20 @@ DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 2.2; one layer is app
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
+from ..base.types import Draft, DraftBudget, Scheduled, StepRecord
+from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.files import Files
 from ..checkpoints.mtp import PREFIX, has_mtp
 from ..models.native_mtp import NativeMtp
+from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, FolderSpec, Needs
 from .eagle import EagleDrafter, head_needs
 from .heads import native_target
+from .likely import LikelyIds, ids_file, pays
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class MtpSpec(FolderSpec):
 
     name = "mtp"
     wants = "a target whose checkpoint has MTP layers (mtp.*); memory for them and their cache"
-    costs = "a layer and the target's output matrix for each token of depth"
+    costs = "a layer and the output matrix's rows of likely ids for each token of depth"
     suits = "any text"
     prior = 0.8
     kind = "MTP layers"
@@ -43,8 +48,11 @@ class MtpSpec(FolderSpec):
     def needs(self, context: DrafterContext) -> Needs:
         config, target = context.config, native_target(self.name, context)
         longest, recipe = context.max_model_len, config.drafter_quantization
-        model = NativeMtp(self.files, target, longest, recipe)
-        return head_needs(config, model, target)
+        model, likely = NativeMtp(self.files, target, longest, recipe), None
+        if pays(model.shape) and not context.needs_logits:
+            file = ids_file(open_checkpoint(self.files)) if config.repack_cache else None
+            likely = LikelyIds(model, file)
+        return replace(head_needs(config, model, target), loaded=(model, likely))
 
     def make(self, context: DrafterContext) -> Drafter:
         return MtpDrafter(context)
@@ -54,3 +62,27 @@ class MtpDrafter(EagleDrafter[NativeMtp]):
     """Drafts with MTP layers, whose rows begin as those of an EAGLE-3 head do."""
 
     name = "mtp"
+
+    def __init__(self, context: DrafterContext) -> None:
+        self._likely: LikelyIds | None
+        model, self._likely = context.needs.loaded
+        super().__init__(replace(context, needs=replace(context.needs, loaded=model)))
+
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
+        if self._likely is not None:
+            pairs = zip(batch, budgets, strict=True)
+            self._likely.choose(item.sequence.id for item, budget in pairs if budget.depth)
+        return super().propose(batch, budgets, noise)
+
+    def observe(self, record: StepRecord) -> None:
+        if self._likely is not None:
+            for item in record.plan.batch:
+                self._likely.learn(item.sequence)
+        super().observe(record)
+
+    def release(self, seq_id: str, ended: bool) -> None:
+        super().release(seq_id, ended)
+        if self._likely is not None:
+            self._likely.release(seq_id)

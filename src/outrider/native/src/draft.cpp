@@ -212,7 +212,7 @@ const float* run_level(const Model& model, Store& store, const Rows& rows,
     const std::size_t width = c.hidden;
     float* all = store.states[0].reserve(rows.rows.size() * width);
     float* ended = store.states[1].reserve(rows.num_logits * width);
-    run(model, store, rows, sublayers, logits, {&c.layers, 1, all, rows.rows.size()});
+    run(model, store, rows, sublayers, logits, {&c.layers, 1, all, rows.rows.size()}, likely);
     for (std::size_t r = 0; r < rows.rows.size(); ++r)
         if (rows.rows[r].logits >= 0)
             std::copy(all + r * width, all + (r + 1) * width, ended + rows.rows[r].logits * width);
@@ -297,8 +297,8 @@ const char* outrider_draft(const Model* model, Store* store, const DraftSizes* s
         const bool likely = is_likely(*model, n.vocabulary);
         if (n.vocabulary != model->c.vocabulary && !likely)
             return "drafts come from other logits than their model's";
-        if (likely && (planted || model->c.input != INPUT_EMBEDDED))
-            return "planted logits and heads go by all ids";
+        const bool whole = model->c.input == INPUT_PAIRED || heads;
+        if (likely && (planted || whole)) return "planted logits and heads go by all ids";
         if ((model->c.input == INPUT_EMBEDDED) != (states == nullptr)) return UNSTATED;
         if (states && n.width != model->c.hidden)
             return "states have another width than their model";
