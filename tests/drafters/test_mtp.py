@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
@@ -26,6 +28,7 @@ from outrider.models.native_mtp import NativeMtp
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.native_sampling import NativeNoise
+from tests.support.ggufs import byte_level, convert, mtp_metadata
 from tests.support.loading import native_model
 from tests.support.native_steps import HERE, sequence_of, step
 from tests.support.tiny import VOCABULARY
@@ -162,6 +165,65 @@ def test_drafts_change_no_token(
     for options in ({"num_speculative_tokens": 4}, {}, {"max_num_batched_tokens": 16}):
         assert outputs("mtp", **options) == plain
     assert outputs("auto") == plain
+
+
+def test_drafts_of_a_gguf_file_change_no_token(gguf_file: Path) -> None:
+    params = SamplingParams(temperature=0.8, seed=1, max_tokens=30, ignore_eos=True)
+    plain, drafted = (
+        LLM(gguf_file, drafter=drafter, max_model_len=128).generate(["for word in"], params)
+        for drafter in ("none", "mtp")
+    )
+    assert drafted[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
+    assert drafted[0].metrics.drafted > 0
+
+
+@pytest.fixture(scope="module", params=["inside", "beside"])
+def gguf_file(
+    request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The checkpoint as a GGUF file that has the layers, or beside which another one has them."""
+    into, layers = tmp_path_factory.mktemp("files"), len(OPTIONS["layer_types"])
+    tokenizer, more = byte_level(), mtp_metadata(layers)
+
+    def fill(writer: GGUFWriter) -> None:
+        tokenizer(writer)
+        more(writer)
+
+    if request.param == "inside":
+        return convert(folder, into / "model.gguf", Kind.F32, fill)[0]
+    convert(folder, into / "mtp-model.gguf", Kind.F32, fill, skip="model.layers")
+    return convert(folder, into / "model.gguf", Kind.F32, tokenizer, skip="mtp.")[0]
+
+
+def test_gguf_files_have_the_same_layers(gguf_file: Path, folder: Path) -> None:
+    ids = ids_of(40)
+    found = []
+    for source in (folder, gguf_file):
+        spec = find_drafter("mtp", source)
+        assert isinstance(spec, MtpSpec)
+        target = native_model(step(HERE[-1]), source, "float32", 256)
+        mine = NativeMtp(spec.files, target, 256, None)
+        states = np.random.default_rng(0).normal(size=(39, mine.hidden_size)).astype(np.float32)
+        row = Segment(ids[1:], 1, range(1, 8), 39, 40, first=1, states=states)
+        logits = mine.run([row], mine.new_store(8, 16)).logits
+        assert logits is not None
+        found.append(logits)
+    ours, theirs = found
+    np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
+    auto = find_drafter("auto", gguf_file)
+    assert isinstance(auto, GroupSpec)
+    assert [each.name for each in auto.members] == ["mtp", "suffix"]
+
+
+def test_another_models_file_is_no_companion(gguf_file: Path, tmp_path: Path) -> None:
+    """Its layers would stand behind others, or it is one of several."""
+    target, layers = tmp_path / "model.gguf", gguf_file.parent / "mtp-model.gguf"
+    target.write_bytes(gguf_file.read_bytes())
+    if not layers.is_file():
+        return
+    for name in ("mtp-a.gguf", "mtp-b.gguf"):
+        (tmp_path / name).write_bytes(layers.read_bytes())
+        assert (MtpSpec.inside(Files(target)) is None) == (name == "mtp-b.gguf")
 
 
 @pytest.mark.parametrize("isa", HERE)

@@ -97,6 +97,34 @@ def file_name(name: str, family: str = "llama") -> str:
     return f"blk.{index}.{OWN_NAMES.get(family, {}).get(rest) or NAMES[rest]}.{part}"
 
 
+usual_file_name = file_name
+
+
+MTP = {
+    "mtp.fc": "eh_proj", "mtp.pre_fc_norm_embedding": "enorm", "mtp.pre_fc_norm_hidden": "hnorm",
+    "mtp.norm": "shared_head_norm",
+}  # fmt: skip
+
+
+def mtp_name(name: str, family: str, layers: int) -> str:
+    """The name of a tensor of an MTP layer, which is a block behind ``layers`` others."""
+    module, _, part = name.rpartition(".")
+    if module in MTP:
+        return f"blk.{layers}.nextn.{MTP[module]}.{part}"
+    _, _, number, rest = name.split(".", 3)
+    return file_name(f"model.layers.{layers + int(number)}.{rest}", family)
+
+
+def mtp_metadata(layers: int) -> Callable[[gguf.GGUFWriter], None]:
+    """Writes that one block behind ``layers`` others is an MTP layer."""
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_block_count(layers + 1)
+        writer.add_uint32("qwen35.nextn_predict_layers", 1)
+
+    return fill
+
+
 def interleaved(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """Queries' or keys' rows as llama.cpp's converter stores Llama's."""
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
@@ -270,6 +298,12 @@ def convert(
     family = config.model_type
     writer = gguf.GGUFWriter(path, ARCHITECTURES.get(family, family))
     metadata(writer, config)
+
+    def file_name(name: str, family: str) -> str:
+        if name.startswith("mtp."):
+            return mtp_name(name, family, config.num_hidden_layers)
+        return usual_file_name(name, family)
+
     fill(writer)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -306,7 +340,7 @@ def convert(
             stored = values
         elif values.ndim == 1:
             shifts = "gemma" in family or (family == "qwen3_5_text" and "linear_attn" not in name)
-            shift = np.float32(shifts and name.endswith("norm.weight"))
+            shift = np.float32(shifts and (name.startswith("mtp.") or name.endswith("norm.weight")))
             writer.add_tensor(file_name(name, family), np.ascontiguousarray(stored + shift))
             stored = values
         else:

@@ -1,35 +1,103 @@
 """The layers of a checkpoint that predict tokens further on (MTP), and their tensors.
 
 They are those of Qwen3.5: ``mtp.fc`` joins a token's embedding and the target's state before it,
-behind a norm each; a layer of attention follows, a norm, and the target's own output matrix.
+behind a norm each; a layer of attention follows, a norm, and the target's own output matrix. GGUF
+files have them as further blocks (``blk.N.nextn.*``), or alone in a file of their own.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from ..errors import ModelError
+from .checkpoint import find_format
 from .families import MIXERS, Architecture
 from .files import Files
+from .formats.gguf import GGUF
+from .formats.gguf_weights import GGUFTensors
 from .formats.shared import Format, Tensors
 
 PREFIX = "mtp."
 NORMS = "pre_fc_norm_embedding", "pre_fc_norm_hidden"
 """The norms of a token's embedding and of a state."""
+IN_GGUF = {
+    "fc": "eh_proj", NORMS[0]: "enorm", NORMS[1]: "hnorm", "model.norm": "shared_head_norm",
+}  # fmt: skip
+"""What GGUF files call the modules outside of layers."""
+COMPANION = "mtp-"
+"""Beginning of the names of GGUF files that have nothing but MTP layers and what they share."""
+
+
+def blocks(file: GGUF) -> list[int]:
+    """Return the numbers of the blocks of a GGUF file that are MTP layers."""
+    found = (
+        re.fullmatch(r"blk\.([0-9]{1,4})\.nextn\.eh_proj\.weight", key) for key in file.tensors
+    )
+    return sorted(int(block[1]) for block in found if block)
 
 
 def num_layers(files: Files) -> int:
     """Return how many layers of a checkpoint predict tokens further on; 0 where it has none."""
-    found = (re.match(r"mtp\.layers\.([0-9]{1,4})\.", name) for name in files.tensors)
+    if files.gguf is not None:
+        return len(blocks(files.gguf))
+    found = (re.match(r"mtp\.layers\.([0-9]{1,4})\.", name) for name in names_in(files))
     return 1 + max((int(layer[1]) for layer in found if layer), default=-1)
+
+
+def names_in(files: Files) -> dict[str, str]:
+    """Return the names of a checkpoint's tensors, as Qwen3.5 has them, and in its files."""
+    own = "model.mtp."
+    return {n.removeprefix("model.") if n.startswith(own) else n: n for n in files.tensors}
 
 
 def has_mtp(files: Files) -> bool:
     """Return True if a checkpoint has such layers, which join embedding and state."""
-    if files.config is None:  # of a GGUF file, in which they are not read yet
-        return False
-    return num_layers(files) > 0 and f"{PREFIX}fc.weight" in files.tensors
+    if files.gguf is not None:
+        return bool(blocks(files.gguf))
+    return num_layers(files) > 0 and f"{PREFIX}fc.weight" in names_in(files)
+
+
+def is_alone(files: Files) -> bool:
+    """Return True if a checkpoint has nothing but such layers."""
+    if files.gguf is not None:
+        return has_mtp(files) and "blk.0.attn_norm.weight" not in files.gguf.tensors
+    return has_mtp(files) and all(name.startswith(PREFIX) for name in names_in(files))
+
+
+def promised(files: Files) -> int:
+    """Return how many such layers a checkpoint's config or metadata says that it has."""
+    if files.gguf is not None:
+        name = files.gguf.fields.text("general.architecture", "")
+        return files.gguf.fields.whole(f"{name}.nextn_predict_layers", default=0)
+    config = files.config or {}
+    text = config.get("text_config")
+    own = (config, text if isinstance(text, dict) else {})
+    counts = [part.get(key) for part in own for key in COUNTS]
+    return max((count for count in counts if type(count) is int), default=0)
+
+
+COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+"""What configs call the number of such layers."""
+
+
+def companion(files: Files) -> Files | None:
+    """Return the one GGUF file beside a GGUF target that has such layers alone, if there is one."""
+    if files.gguf is None or files.folder.name.startswith(COMPANION):
+        return None
+    near = [Files(path) for path in sorted(files.folder.parent.glob(f"{COMPANION}*.gguf"))]
+    of_target = [each for each in near if is_alone(each) and _fits(each.gguf, files.gguf)]
+    return of_target[0] if len(of_target) == 1 else None
+
+
+def _fits(own: GGUF | None, target: GGUF) -> bool:
+    """Return True if a file's layers stand behind the target's, and have its embedding."""
+    assert own is not None
+    table = "token_embd.weight"
+    shapes = [file.tensors[table].shape for file in (own, target) if table in file.tensors]
+    behind = f"blk.{blocks(own)[0] - 1}.attn_norm.weight" in target.tensors
+    return behind and len(shapes) == 2 and shapes[0] == shapes[1]
 
 
 class MtpTensors(Tensors):
@@ -37,7 +105,8 @@ class MtpTensors(Tensors):
 
     def __init__(self, files: Files, format: Format | None = None) -> None:
         super().__init__(files, format)
-        self._entries = {_alone(name): entry for name, entry in files.tensors.items()}
+        names = names_in(files)
+        self._entries = {_alone(name): files.tensors[own] for name, own in names.items()}
 
     def _told(self, name: str) -> str:
         module = name.removeprefix("model.")
@@ -49,6 +118,41 @@ def _alone(name: str) -> str:
         return f"target.{name}"
     rest = name.removeprefix(PREFIX)
     return f"model.{rest}" if rest.startswith(("layers.", "norm.")) else rest
+
+
+class MtpBlocks(GGUFTensors):
+    """The tensors of such layers in a GGUF file, by the names of ``MtpTensors``."""
+
+    def __init__(self, file: GGUF, head_dim: int) -> None:
+        super().__init__(file, head_dim)
+        self._first = blocks(file)[0]
+
+    def is_shifted(self, name: str) -> bool:
+        """See ``GGUFTensors``; norms have other names there, by which converters shift them."""
+        return super().is_shifted(name) or name.startswith(NORMS)
+
+    def _key(self, name: str) -> str:
+        module, _, part = name.rpartition(".")
+        if module in IN_GGUF:
+            return f"blk.{self._first}.nextn.{IN_GGUF[module]}.{part}"
+        layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
+        assert layer is not None
+        return super()._key(f"model.layers.{self._first + int(layer[1])}.{layer[2]}")
+
+
+def mtp_tensors(files: Files, head_dim: int) -> MtpTensors | MtpBlocks:
+    """Return the tensors of such layers, whose heads have ``head_dim`` elements."""
+    if files.gguf is not None:
+        return MtpBlocks(files.gguf, head_dim)
+    options = (files.config or {}).get("quantization_config")
+    return MtpTensors(files, find_format(options, files.folder))
+
+
+def mtp_files(files: Files) -> list[Path]:
+    """Return the files that such layers come from."""
+    if files.gguf is not None:
+        return [*files.gguf.files]
+    return sorted({entry.file.path for entry in files.tensors.values()})
 
 
 def mtp_architecture(files: Files, target: Architecture) -> Architecture:

@@ -20,9 +20,8 @@ from typing import Any
 from ..base.homes import cache_home
 from ..base.kept import read_kept, write_kept
 from ..base.types import SequenceState
-from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.families import Architecture
-from ..models.kept_weights import files_of, written
+from ..models.kept_weights import written
 from ..models.native_model import NativeModel
 
 SIZE = 32768
@@ -48,9 +47,9 @@ def pays(shape: Architecture) -> bool:
     return a.vocab_size >= LARGE and a.vocab_size >= LEAST_SHARE * (layers + a.vocab_size)
 
 
-def ids_file(checkpoint: Checkpoint) -> Path:
-    """Return where the likely ids of a checkpoint are kept."""
-    name = hashlib.sha256(json.dumps(written(files_of(checkpoint))).encode()).hexdigest()
+def ids_file(files: Iterable[Path]) -> Path:
+    """Return where the likely ids of a drafter that comes from ``files`` are kept."""
+    name = hashlib.sha256(json.dumps(written(files)).encode()).hexdigest()
     return cache_home() / "likely" / f"{name[:32]}.json"
 
 

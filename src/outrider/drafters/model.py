@@ -21,6 +21,7 @@ from ..checkpoints.families import Architecture
 from ..errors import ModelError
 from ..models.base import Model
 from ..models.decide import DraftInput
+from ..models.kept_weights import files_of
 from ..models.load import check_drafts, load_model
 from ..models.native import NativeTransformer
 from ..models.native_model import NativeModel
@@ -76,7 +77,8 @@ class ModelSpec(FolderSpec):
             )
         likely = None
         if isinstance(model, NativeTransformer) and pays(model.shape) and not context.needs_logits:
-            likely = LikelyIds(model, ids_file(checkpoint) if config.repack_cache else None)
+            file = ids_file(files_of(checkpoint)) if config.repack_cache else None
+            likely = LikelyIds(model, file)
         page_bytes, added = model.page_bytes(config.page_size), model.added_bytes(target)
         return Needs(page_bytes, max_nodes=nodes, loaded=(model, likely), weight_bytes=added)
 

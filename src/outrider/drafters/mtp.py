@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from ..base.types import Draft, DraftBudget, Scheduled, StepRecord
-from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.files import Files
-from ..checkpoints.mtp import PREFIX, has_mtp
+from ..checkpoints.mtp import companion, has_mtp, is_alone, mtp_files
 from ..models.native_mtp import NativeMtp
 from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, FolderSpec, Needs
@@ -37,20 +36,20 @@ class MtpSpec(FolderSpec):
     @classmethod
     def of(cls, files: Files) -> Self | None:
         """Return the drafter of a checkpoint that has nothing but MTP layers."""
-        alone = has_mtp(files) and all(name.startswith(PREFIX) for name in files.tensors)
-        return super().of(files) if alone else None
+        return super().of(files) if is_alone(files) else None
 
     @classmethod
     def inside(cls, files: Files) -> Self | None:
-        """Return the drafter inside a target's checkpoint; None where it has none."""
-        return super().of(files) if has_mtp(files) else None
+        """Return the drafter inside a target's checkpoint, or in a GGUF file that goes with it."""
+        own = files if has_mtp(files) else companion(files)
+        return None if own is None else super().of(own)
 
     def needs(self, context: DrafterContext) -> Needs:
         config, target = context.config, native_target(self.name, context)
         longest, recipe = context.max_model_len, config.drafter_quantization
         model, likely = NativeMtp(self.files, target, longest, recipe), None
         if pays(model.shape) and not context.needs_logits:
-            file = ids_file(open_checkpoint(self.files)) if config.repack_cache else None
+            file = ids_file(mtp_files(self.files)) if config.repack_cache else None
             likely = LikelyIds(model, file)
         return replace(head_needs(config, model, target), loaded=(model, likely))
 

@@ -95,7 +95,7 @@ class NativeModel(RowsModel):
         self.max_length: int = config.max_length
         self.handle = library.new_model(config, embedding)
         free_with(self, library.free, "model", self.handle)
-        self._ropes, self._turned = ropes, 0
+        self.ropes, self._turned = ropes, 0
         self._tables = rope_tables(shape.kinds, config.far > 0)
         self._turn(2)
 
@@ -106,10 +106,10 @@ class NativeModel(RowsModel):
         more memory than all its weights.
         """
         length = min(length, self.max_length)
-        if self._ropes is None or length <= self._turned:
+        if self.ropes is None or length <= self._turned:
             return
         for number, (kind, far) in enumerate(self._tables):
-            rope = Rope(self._ropes, length, kind)
+            rope = Rope(self.ropes, length, kind)
             self.library.set_rotary(self.handle, number, *rope.halves(far))
         self._turned = length
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoints.checkpoint import find_format, open_checkpoint
 from ..checkpoints.files import Files
-from ..checkpoints.mtp import NORMS, MtpTensors, mtp_architecture
+from ..checkpoints.mtp import NORMS, mtp_architecture, mtp_tensors
 from ..checkpoints.weights import Loader
 from ..native.interface import JOINED
 from .base import Output, Store
@@ -41,15 +40,12 @@ class NativeMtp(HeadModel):
         self.target = target
         self.target_layers = (target.hidden_layers - 1,)
         self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
-        options = (files.config or {}).get("quantization_config")
-        source = MtpTensors(files, find_format(options, files.folder))
         recipe = head_recipe(quantization)
-        loader = Loader(source, a, target.dtype, True, recipe)
-        checkpoint = open_checkpoint(files)
+        loader = Loader(mtp_tensors(files, a.head_dim), a, target.dtype, True, recipe)
         own = step_config(a, target.dtype, max_length, recipe is not None and recipe.coarse)
         own.input, own.fused, own.fused_norms = JOINED, 2 * a.hidden_size, len(NORMS)
         own.output_normed = True
-        super().__init__(target.library, a, own, target.dtype, None, checkpoint.config)
+        super().__init__(target.library, a, own, target.dtype, None, target.ropes)
         self.library.borrow(self.handle, target.handle)
         joined = loader.matrix("fc.weight", a.hidden_size, 2 * a.hidden_size, recipe)
         self._pack(0, "fuse", joined)
@@ -59,16 +55,12 @@ class NativeMtp(HeadModel):
             self._load_layer(loader, index)
         self.library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
         self.library.check(self.handle)
-        theirs = Loader(checkpoint.tensors, target.shape, target.dtype, True)
-        self._norm = theirs.norm("model.norm")[: a.hidden_size]
 
     def fuse(
         self, hidden: Sequence[Floats], which: array[int], states: Floats, to: array[int]
     ) -> None:
         """Make states of rows ``which`` of the target's last hidden states, to rows ``to``."""
-        rows = hidden[0][np.frombuffer(which, np.int32)]
-        means = np.mean(rows * rows, -1, keepdims=True) + np.float32(self.shape.norm_eps)
-        states[np.frombuffer(to, np.int32)] = rows / np.sqrt(means) * self._norm
+        self.library.fuse(self.handle, hidden, which, states, to)
 
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """See ``base.Model``; behind the last layer is what the next rows begin with."""

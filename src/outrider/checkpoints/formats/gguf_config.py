@@ -211,11 +211,19 @@ def _lfm2(file: GGUF, fields: Fields, options: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def _qwen35(fields: Fields, options: dict[str, Any]) -> dict[str, Any]:
+def _kinds(file: GGUF, layers: int, marks: Mapping[str, str], other: str) -> list[str]:
+    """Return the kind of each layer: that of the first of ``marks`` that it has, or ``other``."""
+    return [
+        next((k for part, k in marks.items() if f"blk.{i}.{part}.weight" in file.tensors), other)
+        for i in range(layers)
+    ]
+
+
+def _qwen35(file: GGUF, fields: Fields, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options about Qwen3.5's gated delta nets."""
 
-    def size(key: str, default: int | None = None) -> int:
-        return fields.whole(f"qwen35.{key}", 1, default=default)
+    def size(key: str) -> int:
+        return fields.whole(f"qwen35.{key}", 1)
 
     heads, inner = size("ssm.time_step_rank"), size("ssm.inner_size")
     if inner % heads:
@@ -226,7 +234,7 @@ def _qwen35(fields: Fields, options: dict[str, Any]) -> dict[str, Any]:
         "linear_value_head_dim": inner // heads,
         "linear_num_key_heads": size("ssm.group_count"),
         "linear_num_value_heads": heads,
-        "full_attention_interval": size("full_attention_interval", 4),
+        "layer_types": _kinds(file, options["num_hidden_layers"], {"attn_q": KINDS[0]}, LINEAR),
         "tiled_value_heads": True,  # as converters put them
         "rope_parameters": options["rope_parameters"]
         | {"partial_rotary_factor": _share(size("rope.dimension_count"), options["head_dim"])},
@@ -239,14 +247,8 @@ def _mamba(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> di
     def size(key: str) -> int:
         return fields.whole(f"{name}.ssm.{key}", 1)
 
-    def has(layer: int, part: str) -> bool:
-        return f"blk.{layer}.{part}.weight" in file.tensors
-
     marks = {"ssm_in": LINEAR, "attn_q": KINDS[0]}
-    kinds = [
-        next((kind for part, kind in marks.items() if has(layer, part)), MLP)
-        for layer in range(options["num_hidden_layers"])
-    ]
+    kinds = _kinds(file, options["num_hidden_layers"], marks, MLP)
     heads, inner = size("time_step_rank"), size("inner_size")
     if inner % heads:
         raise fields.refuse(f"{name}.ssm.inner_size", f"a multiple of {heads}, its heads")
@@ -295,7 +297,7 @@ def _more(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dic
     elif name == "lfm2":
         more |= _lfm2(file, fields, options)
     elif name == "qwen35":
-        more |= _qwen35(fields, options)
+        more |= _qwen35(file, fields, options)
     elif name == "mistral3" and "llama_4_scaling_beta" in options["rope_parameters"]:
         more["model_type"] = "ministral3"
     return more

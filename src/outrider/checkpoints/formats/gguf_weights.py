@@ -163,13 +163,17 @@ class GGUFTensors:
         narrow = tuple(size for size in shape if size != 1) or shape  # as files hold convolutions
         stored = self._find(name, narrow)
         tensor = self._plain(stored, dtype or FLOAT32).reshape(shape)
-        if self._shifted and name.endswith("norm.weight") and "linear_attn" not in name:
+        if self._shifted and self.is_shifted(name):
             tensor -= 1
         if name.endswith("A_log"):
             with np.errstate(all="ignore"):
                 return np.log(-tensor)
         order = self._order(name, shape[0])
         return tensor if order is None else tensor[order]
+
+    def is_shifted(self, name: str) -> bool:
+        """Return True if a tensor is a norm that files hold as 1 + w, where they do."""
+        return name.endswith("norm.weight") and "linear_attn" not in name
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any] | None) -> Matrix:
         """Return the matrix ``name`` of ``shape`` (out, in): as stored, or in ``dtype``."""

@@ -186,7 +186,8 @@ const char* outrider_fuse(const Model* model, const float* const* hidden, int pa
                           const std::int32_t* to, int room, int width) {
     return guarded({model}, [&]() -> const char* {
         const Config& c = model->c;
-        if (!c.fused || std::int64_t(parts) * part != c.fused || width != c.hidden)
+        const int fused = c.input == INPUT_JOINED ? c.hidden : c.fused;
+        if (!fused || std::int64_t(parts) * part != fused || width != c.hidden)
             return "hidden states have another shape than their model";
         for (int i = 0; i < count; ++i)
             if (which[i] < 0 || which[i] >= rows || to[i] < 0 || to[i] >= room)

@@ -64,6 +64,18 @@ struct Fuse : Work, Multiplier<T> {
     }
 };
 
+// Makes states of the residual streams behind a target's last layer, by the norm of that.
+template <class T>
+void norm_states(const Weights<T>& m, const float* hidden, const std::int32_t* which, int count,
+                 float* states, const std::int32_t* to) {
+    const std::size_t width = m.c.hidden;
+    for (int r = 0; r < count; ++r) {
+        float* state = states + to[r] * width;
+        std::memcpy(state, hidden + which[r] * width, width * sizeof(float));
+        normalise(state, m.state_norm.data(), m.c.hidden, m.c.norm_eps);
+    }
+}
+
 template <class T>
 struct Heads : Work, Multiplier<T> {
     using Multiplier<T>::m, Multiplier<T>::multiply;
@@ -150,6 +162,7 @@ void heads_as(const Weights<T>& m, const float* states, int count, float* logits
 template <class T>
 void fuse_as(const Weights<T>& m, const float* const* hidden, int parts, const std::int32_t* which,
              int count, float* states, const std::int32_t* to) {
+    if (m.c.input == INPUT_JOINED) return norm_states(m, hidden[0], which, count, states, to);
     Turn turn;
     auto work = std::make_shared<Fuse<T>>(m, hidden, parts, which, count, states, to);
     turn.run(work, 6, pool_size());

@@ -268,7 +268,7 @@ OUTRIDER_API const char* outrider_ids(Model* model, const int32_t* target_token_
                                       int32_t vocabulary, const int32_t* input_token_ids,
                                       int32_t count);
 // Lets a model look tokens up where another does, whose `embedding` must outlive both; heads take
-// its last norm.
+// its last norm, and a model of INPUT_JOINED also its head.
 OUTRIDER_API const char* outrider_borrow(Model* model, const Model* from);
 // Copies rows of the head to places among `size` likely ones, which drafts may come from alone:
 // `token_ids` [count] to `places` [count]. They stay as many, and begin without ids.
@@ -329,7 +329,8 @@ OUTRIDER_API const char* outrider_forward(const Model* model, Store* store, cons
                                           float* logits, int32_t num_logits, int32_t vocabulary,
                                           float* hidden_out, int32_t num_rows, int32_t width);
 // Makes states of a target's hidden states: rows `which` [count] of each of `hidden` [parts][rows,
-// part] become rows `to` [count] of `states` [room, width].
+// part] become rows `to` [count] of `states` [room, width]. Of INPUT_JOINED there is one part, to
+// which the target's last norm is applied.
 OUTRIDER_API const char* outrider_fuse(const Model* model, const float* const* hidden,
                                        int32_t parts, int32_t rows, int32_t part,
                                        const int32_t* which, int32_t count, float* states,

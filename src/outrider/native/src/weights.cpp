@@ -307,7 +307,7 @@ bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
         return all;
     }
     bool all = m.head && !m.head->empty() && m.norm.size();
-    if (c.input == INPUT_PAIRED) all = all && m.state_norm.size();
+    if (begins_with_state(c)) all = all && m.state_norm.size();
     if (c.fused) all = all && !m.fuse.empty() && (!c.fused_norms || m.fuse_norm.size());
     for (int i = 0; i < count; ++i) {
         const Layer<T>& layer = m.layers[sublayers[i] / 2];
@@ -446,7 +446,9 @@ const char* outrider_borrow(Model* model, const Model* from) {
             return nullptr;
         }
         if (m.c.input == INPUT_JOINED) {
-            if (!other->head || other->c.vocabulary != m.c.vocabulary) return INCOMPLETE;
+            if (!other->head || other->c.vocabulary != m.c.vocabulary || !other->norm.size())
+                return INCOMPLETE;
+            m.state_norm = padded_copy(other->norm.data(), m.c.hidden);
             m.head = other->head;
             m.make_room(m.head->packed);
         }
