@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -17,17 +18,21 @@ from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
 
 from outrider import LLM, SamplingParams
+from outrider.base.fields import read_object
 from outrider.base.types import DraftBudget
 from outrider.checkpoints.files import Files
 from outrider.drafters import likely, mtp
 from outrider.drafters.base import NoSpec
+from outrider.drafters.check import check_mtp
 from outrider.drafters.mtp import MtpSpec
 from outrider.drafters.registry import GroupSpec, find_drafter
+from outrider.errors import ConfigError
 from outrider.models.decide import DraftInput
 from outrider.models.native_mtp import NativeMtp
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.native_sampling import NativeNoise
+from outrider.ops.diagnose.doctor import doctor
 from tests.support.ggufs import byte_level, convert, mtp_metadata
 from tests.support.loading import native_model
 from tests.support.native_steps import HERE, sequence_of, step
@@ -224,6 +229,39 @@ def test_another_models_file_is_no_companion(gguf_file: Path, tmp_path: Path) ->
     for name in ("mtp-a.gguf", "mtp-b.gguf"):
         (tmp_path / name).write_bytes(layers.read_bytes())
         assert (MtpSpec.inside(Files(target)) is None) == (name == "mtp-b.gguf")
+
+
+def test_what_lacks_its_layers_is_told(folder: Path, tmp_path: Path) -> None:
+    """A copy that lost them all, one that lost a tensor, and one that never had any."""
+    kind, facts = check_mtp(folder)
+    assert kind == "mtp"
+    assert all(fact.fits for fact in facts)
+    tensors, config = load_file(folder / "model.safetensors"), read_object(folder / "config.json")
+
+    def copy(name: str, keep: Callable[[str], bool], promised: int) -> Path:
+        made = tmp_path / name
+        made.mkdir()
+        for file in folder.iterdir():
+            (made / file.name).write_bytes(file.read_bytes())
+        kept = {n: t for n, t in tensors.items() if keep(n)}
+        save_file(kept, made / "model.safetensors", metadata={"format": "pt"})
+        text = json.dumps(config | {"mtp_num_hidden_layers": promised})
+        (made / "config.json").write_text(text)
+        return made
+
+    lost = copy("lost", lambda n: not n.startswith("mtp."), 1)
+    (fact,) = check_mtp(lost)[1]
+    assert not fact.fits
+    assert "promises 1, but none of its files holds one" in fact.drafter
+    with pytest.raises(ConfigError, match="has no MTP layers to draft with: its config promises"):
+        find_drafter("mtp", lost)
+    told = [finding for finding in doctor(str(lost), port=0) if "MTP" in finding.what]
+    assert [finding.status for finding in told] == ["warn"]
+    holed = copy("holed", lambda n: "mtp.layers.0.mlp.up_proj" not in n, 1)
+    wrong = [fact.what for fact in check_mtp(holed)[1] if not fact.fits]
+    assert wrong == ["tensor mtp.layers.0.mlp.up_proj.weight"]
+    never = copy("never", lambda n: not n.startswith("mtp."), 0)
+    assert "published without any" in check_mtp(never)[1][0].drafter
 
 
 @pytest.mark.parametrize("isa", HERE)

@@ -78,6 +78,18 @@ def promised(files: Files) -> int:
     return max((count for count in counts if type(count) is int), default=0)
 
 
+def why_none(files: Files) -> str:
+    """Return why a checkpoint has no MTP layers that are read, as the end of a sentence."""
+    names = files.tensors if files.gguf is None else files.gguf.tensors
+    if any(re.search(r"\.(eh_proj|mtp_layers\.\d+|mtp\.layers\.\d+)\.", f".{n}") for n in names):
+        return "its MTP layers are of a kind that is not read; only Qwen3.5's are"
+    count, place = promised(files), "config" if files.gguf is None else "metadata"
+    if count:
+        what = f"its {place} promises {count}, but none of its files holds one"
+        return f"{what}, so this copy has lost them"
+    return "it was published without any"
+
+
 COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 """What configs call the number of such layers."""
 
@@ -112,6 +124,14 @@ class MtpTensors(Tensors):
         module = name.removeprefix("model.")
         return f"{PREFIX}{module}"
 
+    def has_module(self, module: str) -> bool:
+        """Return True if there is a weight of a module, quantised or not."""
+        return any(name.startswith(f"{module}.") for name in self._entries)
+
+    def told(self, module: str) -> str:
+        """Return what the files call the weight of a module."""
+        return self._told(f"{module}.weight")
+
 
 def _alone(name: str) -> str:
     if not name.startswith(PREFIX):
@@ -131,6 +151,14 @@ class MtpBlocks(GGUFTensors):
         """See ``GGUFTensors``; norms have other names there, by which converters shift them."""
         return super().is_shifted(name) or name.startswith(NORMS)
 
+    def has_module(self, module: str) -> bool:
+        """Return True if there is a weight of a module."""
+        return self._key(f"{module}.weight") in self._file.tensors
+
+    def told(self, module: str) -> str:
+        """Return what the file calls the weight of a module."""
+        return self._key(f"{module}.weight")
+
     def _key(self, name: str) -> str:
         module, _, part = name.rpartition(".")
         if module in IN_GGUF:
@@ -138,6 +166,18 @@ class MtpBlocks(GGUFTensors):
         layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
         assert layer is not None
         return super()._key(f"model.layers.{self._first + int(layer[1])}.{layer[2]}")
+
+
+def lacking(files: Files, target: Architecture) -> list[str]:
+    """Return the tensors that such layers of a target need and a checkpoint does not hold."""
+    source = mtp_tensors(files, target.head_dim)
+    heads = [f"self_attn.{name}_proj" for name in "qkvo"]
+    heads += ["self_attn.q_norm", "self_attn.k_norm"] if target.layout.qk_norm else []
+    parts = ["input_layernorm", "post_attention_layernorm", *heads]
+    parts += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+    modules = ["fc", *NORMS, "model.norm"]
+    modules += [f"model.layers.{i}.{part}" for i in range(num_layers(files)) for part in parts]
+    return [source.told(module) for module in modules if not source.has_module(module)]
 
 
 def mtp_tensors(files: Files, head_dim: int) -> MtpTensors | MtpBlocks:

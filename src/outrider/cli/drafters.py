@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,8 +17,6 @@ from .spelling import App, hint
 from .suggest import suggest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ..drafters.base import DrafterContext, DrafterSpec
 
 UNSAID = "not said"
@@ -179,7 +178,8 @@ def check(
     model: str = argument("MODEL", "The target: a folder or hub name."),
     drafter: str | None = setting(
         None,
-        "The drafter's folder or hub name; retokenize:PATH for one with another tokenizer.",
+        "The drafter's folder or hub name; retokenize:PATH for one with another tokenizer; mtp for "
+        "the layers inside the target.",
         metavar="PATH",
     ),
     target: str | None = setting(None, "", hidden=True),
@@ -198,11 +198,13 @@ def check(
     with status("reading"):
         from ..checkpoints.families import find_folder
         from ..drafters.check import check as checked
-        from ..drafters.check import check_retokenized
+        from ..drafters.check import check_mtp, check_retokenized
         from ..drafters.retokenize import folder_named
 
         other = folder_named(drafter)
-        if other is None:
+        if drafter == "mtp" and not Path(drafter).exists():
+            kind, facts = check_mtp(find_folder(model))
+        elif other is None:
             kind, facts = checked(find_folder(drafter), find_folder(model))
         else:
             kind, facts = check_retokenized(find_folder(other), find_folder(model), _texts())

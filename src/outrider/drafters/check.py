@@ -13,10 +13,12 @@ from ..checkpoints.families import Architecture
 from ..checkpoints.files import Files
 from ..checkpoints.head_tensors import HeadTensors, drafted_ids, misfits
 from ..checkpoints.heads import MEDUSA, Head, read_head
+from ..checkpoints.mtp import lacking, num_layers, promised, why_none
 from ..checkpoints.tokenizers import differences, has_tokenizer, read_codec, vocabulary_of
 from ..errors import ModelError, shown
 from ..models.native import is_native
 from ..text.intersection import Intersection, intersection, pieces_of
+from .mtp import MtpSpec
 from .retokenize import RetokenizeSpec
 
 DRAFT_TOKENS = 4
@@ -107,6 +109,30 @@ def check(folder: Path, target: Path) -> tuple[str, list[Fact]]:
     if head is None:
         return "model", [*_model(*both), *_extras(extras_of(both[0]))]
     return head.kind, [*_head(head, both[1]), *_tensors(head), *_extras(head.extras)]
+
+
+def check_mtp(target: Path) -> tuple[str, list[Fact]]:
+    """Return whether the MTP layers inside a target are there, and whole.
+
+    Raises ModelError: the target cannot be read.
+    """
+    files = Files(target)
+    own = MtpSpec.inside(files)
+    said = f"{promised(files)} promised"
+    if own is None:
+        return MtpSpec.name, [Fact("MTP layers", f"none: {why_none(files)}", said, False)]
+    checkpoint = open_checkpoint(files)
+    native = is_native(checkpoint)
+    needed = "a family that the native step runs is needed"
+    facts = [
+        Fact("MTP layers", f"{num_layers(own.files)} in {own.files}", said, True),
+        Fact("family", needed, checkpoint.config.model_type, native),
+    ]
+    if checkpoint.architecture is not None:
+        lost = lacking(own.files, checkpoint.architecture)
+        facts += [Fact(f"tensor {name}", "missing", "needed", False) for name in lost]
+        facts += [] if lost else [Fact("tensors", "complete", "", True)]
+    return MtpSpec.name, facts
 
 
 def _extras(extras: Extras) -> Iterator[Fact]:

@@ -10,6 +10,7 @@ from ..base.methods import AUTO, TOGETHER, find_method
 from ..base.types import Folder
 from ..checkpoints.files import Files, files_of
 from ..checkpoints.heads import Head
+from ..checkpoints.mtp import why_none
 from ..errors import ConfigError, shown
 from .base import Drafter, DrafterContext, DrafterSpec, FolderSpec, NoSpec, checkpoint_files
 from .eagle import EagleSpec
@@ -135,6 +136,11 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path | Files) -> D
         near_by = beside(files, option)
         if near_by is not None:
             return near_by
+        if option == MtpSpec.name:
+            raise ConfigError(
+                f"drafter 'mtp': {files} has no MTP layers to draft with: {why_none(files)}; give "
+                "a copy that has them, or another drafter."
+            )
     if option == "" or not isinstance(option, str | Path):
         raise ConfigError(
             f"drafter is {shown(option)}; "

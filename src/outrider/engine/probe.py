@@ -17,6 +17,7 @@ from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoints.dtypes import choose_dtype, native_dtype
 from ..checkpoints.families import Architecture, find_folder
 from ..checkpoints.files import Files
+from ..checkpoints.mtp import has_mtp, num_layers, promised, why_none
 from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import OutriderError
 from ..models.native import is_native
@@ -31,8 +32,8 @@ def footprint(checkpoint: Checkpoint, native: bool, drafts: bool) -> dict[str, i
     """Return the bytes that a loaded checkpoint takes with the default options of a server.
 
     ``weights`` are as they are held (of a drafter, the native step's have 8 bits), ``working`` are
-    of a step, ``page`` of each of the cache's ``usual`` pages: 0 if transformers runs the model,
-    whose cache is as large as its sequences.
+    of a step, ``page`` of each of the cache's ``usual`` pages, ``states`` of each sequence's: 0 if
+    transformers runs the model, whose cache is as large as its sequences.
     """
     config, shape, architecture = EngineConfig(), checkpoint.shape, checkpoint.architecture
     step = library() if native else None
@@ -45,17 +46,20 @@ def footprint(checkpoint: Checkpoint, native: bool, drafts: bool) -> dict[str, i
     if architecture is not None and architecture.tied:
         held.pop("lm_head.weight", None)  # a stored head is not loaded
     weights = sum(held.values())
-    hidden = page = usual = 0
+    hidden = page = usual = states = 0
     if architecture is not None:
         if step is None:  # torch dequantises all weights
             weights = max(weights, size * num_weights(architecture))
         hidden, heads = architecture.hidden_size, architecture.num_kv_heads
         pads = LANES if step is not None else 1
         slots, width = (-(-n // pads) * pads for n in (config.page_size, architecture.head_dim))
-        page = 2 * architecture.num_layers * heads * slots * width * size
+        page = 2 * len(architecture.attending) * heads * slots * width * size
+        states = 4 * architecture.state_size(config.max_draft_length)
         usual = usual_pages(config, config.model_length(shape.context), ())
     working = working_bytes(config, shape.vocab_size, hidden, ())
-    return {"weights": weights, "working": working, "page": page, "usual": usual}
+    return {
+        "weights": weights, "working": working, "page": page, "usual": usual, "states": states,
+    }  # fmt: skip
 
 
 def num_weights(architecture: Architecture) -> int:
@@ -129,6 +133,8 @@ def checkpoint(model: str, drafts: bool = False) -> dict[str, Any]:
         "vocabulary": shape.vocab_size,
         "largest_id": largest,
         "bytes": opened.tensors.file_bytes,
+        "mtp": num_layers(files),
+        "no_mtp": why_none(files) if promised(files) and not has_mtp(files) else None,
         **takes,
     }
 

@@ -41,6 +41,7 @@ PROBE: dict[str, Any] = {
 CHECKED: dict[str, Any] = {
     "family": "llama", "native": True, "dtype": "bfloat16", "context": 4096, "vocabulary": 320,
     "largest_id": 319, "bytes": 1 << 20, "weights": 1 << 30, "working": 1 << 28, "page": 1 << 20,
+    "states": 0, "mtp": 0, "no_mtp": None,
     "usual": 4097,
 }  # fmt: skip
 

@@ -235,6 +235,13 @@ def _checkpoint(name: str, about: dict[str, Any]) -> Iterator[Finding]:
     runs = "the native step runs it" if about["native"] else "the native step does not run it"
     yield _finding(f"{name} dtype", f"{about['dtype']}; {runs}", "" if about["native"] else "slow")
     yield Finding(f"{name} context", f"{about['context']} tokens")
+    if about["states"]:
+        text = f"{about['states'] / 2**20:.1f} MiB of states for each sequence, beside its pages"
+        yield Finding(f"{name} states", text)
+    if about["no_mtp"]:
+        yield _finding(f"{name} MTP layers", about["no_mtp"], "mtp")
+    elif about["mtp"]:
+        yield Finding(f"{name} MTP layers", f"{about['mtp']}, for the drafter mtp")
     size, largest, what = about["vocabulary"], about["largest_id"], f"{name} tokenizer"
     if largest is None:
         yield _finding(what, "none", "no_tokenizer")
