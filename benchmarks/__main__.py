@@ -12,6 +12,7 @@ BENCHMARKS = {
     "advise": ("advise", "speedups that planning predicts, beside those that are measured"),
     "host": ("host", "time of a step outside C++, by drafter and batch size"),
     "contexts": ("contexts", "a token's forward behind long contexts, by dtype of the cache"),
+    "hybrids": ("hybrids", "costs of layers with states, on shapes of published models"),
     "rules": ("rules", "acceptance of each rule, beside the bounds of theory"),
     "shift": ("shift", "a fine-tuned target, and its drafter before and after it is adapted"),
     "losses": ("losses", "drafters trained by different losses, beside each other"),

@@ -42,9 +42,10 @@ struct Forward : Work, Multiplier<T> {
     const int qkv_width = padded(turned, LANES);
     const int out_width = spread_stride(padded(c.heads * c.head_dim, IN_PAD));
     const int head_pad = m.head_pad();
-    const int entering_width = padded(
+    const int entering_width = spread_stride(padded(
         std::max(c.convs ? entering(c, MIXER_CONV) : 0, c.linears ? entering(c, MIXER_LINEAR) : 0),
-        LANES);
+        IN_PAD));
+    const int mixing_width = spread_stride(padded(linear_channels(c), IN_PAD));
     const int mixed_width = spread_stride(padded(
         std::max(c.convs ? leaving(c, MIXER_CONV) : 0, c.linears ? leaving(c, MIXER_LINEAR) : 0),
         IN_PAD));
@@ -85,7 +86,7 @@ struct Forward : Work, Multiplier<T> {
         const std::size_t linears = c.linears ? count : 0;
         entering_ = s.entering.reserve(count * entering_width);
         mixed = s.mixed.reserve(count * mixed_width);
-        mixing = s.mixing.reserve(linears * linear_channels(c));
+        mixing = s.mixing.reserve(linears * mixing_width);
         rates = s.rates.reserve(linears * 2 * c.value_heads);
         leaving_ = s.leaving.reserve(linears * linear_values(c));
         s.nonfinite.assign(n, 0);
@@ -444,17 +445,15 @@ struct Forward : Work, Multiplier<T> {
     template <class Take, class Put>
     void convolve(Team& team, int number, Take take, Put put) {
         const Layer<T>& layer = m.layers[number];
-        const int width = channels(c, layer.mixer), lines = width / LANES;
+        const int width = channels(c, layer.mixer);
         const float* bias = layer.taps_bias.size() ? layer.taps_bias.data() : nullptr;
         const Conv conv{layer.taps.data(), bias, c.taps, width};
-        team.share(num_walks * lines, 16, [&](int first, int last) {
+        const int groups = conv.groups();
+        team.share(num_walks * groups, 1, [&](int first, int last) {
             for (int i = first; i < last; ++i) {
-                const Walk& walk = rows.walks[i / lines];
-                const int at = i % lines * LANES;
-                conv.walk(
-                    walk, part_of(c, walk, layer.mixer, places[number]), at,
-                    [&](int r) { return take(r, at); },
-                    [&](int r, F32x16 sum) { put(r, at, sum); });
+                const Walk& walk = rows.walks[i / groups];
+                conv.walk(walk, part_of(c, walk, layer.mixer, places[number]), i % groups, take,
+                          put);
             }
         });
     }
@@ -497,20 +496,21 @@ struct Forward : Work, Multiplier<T> {
         convolve(
             team, number, [&](int r, int at) { return load(entered(r) + at); },
             [&](int r, int at, F32x16 sum) {
-                store(mixing + std::size_t(r) * width + at, silu(sum));
+                store(mixing + std::size_t(r) * mixing_width + at, silu(sum));
             });
         team.share(n, 1, [&](int first, int last) {
             for (int r = first; r < last; ++r)
-                linear.prepare(mixing + std::size_t(r) * width, rates + std::size_t(r) * each,
-                               layer.decay.data(), layer.dt_bias.data());
+                linear.prepare(mixing + std::size_t(r) * mixing_width,
+                               rates + std::size_t(r) * each, layer.decay.data(),
+                               layer.dt_bias.data());
         });
-        const int lines = values / LANES;
-        team.share(num_walks * lines, 1, [&](int first, int last) {
-            const LinearRows to{mixing, std::size_t(width), rates, leaving_};
+        const int columns = linear.together() * LANES, parts = values / columns;
+        team.share(num_walks * parts, 1, [&](int first, int last) {
+            const LinearRows to{mixing, std::size_t(mixing_width), rates, leaving_};
             for (int i = first; i < last; ++i) {
-                const Walk& walk = rows.walks[i / lines];
+                const Walk& walk = rows.walks[i / parts];
                 const LayerWalk all = part_of(c, walk, layer.mixer, places[number]);
-                const int at = i % lines * LANES, head = at / c.value_dim;
+                const int at = i % parts * columns, head = at / c.value_dim;
                 const float skip = c.mamba ? layer.skip.data()[head] : 0;
                 linear.walk(walk, linear.behind(all, walk), head, at % c.value_dim, skip, to);
             }
