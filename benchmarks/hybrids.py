@@ -1,10 +1,11 @@
 """Costs of layers with states, on random weights of the shapes of published hybrids.
 
 Nothing is read from disk: matrices are random, in bf16 or in codes of 4 bits (a table's of 8), with
-activations of 16 bits beside them or, with -a8, of 8. A step's time stands beside what the machine needs to read the weights and to read and write the states; a draft's beside
-a plain step's; a prompt's beside that of the same model whose layers with states have MLPs only. The
-speedup of `mtp` follows from the times of its passes and of the target's rows, at an agreement of
-0.8 per position. Cells take turns; figures are medians over rounds.
+activations of 16 bits beside them or, with -a8, of 8. A step's time stands beside what the machine
+needs to read the weights and to read and write the states; a draft's beside a plain step's; a
+prompt's beside that of the same model whose layers with states have MLPs only. The speedup of `mtp`
+follows from the times of its passes and of the target's rows, at an agreement of 0.8 per position.
+Cells take turns; figures are medians over rounds.
 """
 
 import json
