@@ -59,6 +59,8 @@ class StructuredOutputsParams(_Named):
         grammar: a context-free grammar, in Lark's notation or as GBNF (llama.cpp's EBNF).
         disable_additional_properties: whether objects of a JSON schema have only the keys in
             ``properties``, unless it says otherwise; False allows others, as JSON Schema does.
+        after: the text of one token, such as "</think>", behind which the form begins; the output
+            is free until that comes, and does not end before.
 
     Raises ConfigError: there is none or there are several, or the one is malformed.
     """
@@ -68,11 +70,14 @@ class StructuredOutputsParams(_Named):
     choice: list[str] | tuple[str, ...] | None = None
     grammar: str | None = None
     disable_additional_properties: bool = True
+    after: str | None = None
 
     def __post_init__(self) -> None:
         closes: Any = self.disable_additional_properties
         if not isinstance(closes, bool):
             refuse(self, "disable_additional_properties", closes, "give True or False")
+        if self.after is not None and not (isinstance(self.after, str) and self.after):
+            refuse(self, "after", self.after, "give the text of a token")
         forms = [name for name in FORMS if getattr(self, name) is not None]
         if len(forms) != 1:
             raise ConfigError(
@@ -99,7 +104,7 @@ class StructuredOutputsParams(_Named):
         elif not (isinstance(value, str) and value):
             refuse(self, name, value, "give a text that is not empty")
         try:
-            "".join(value).encode()
+            "".join((*value, self.after or "")).encode()
         except UnicodeEncodeError:
             refuse(self, name, value, "give a text without lone surrogates")
         size = len(str(value))

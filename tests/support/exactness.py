@@ -97,6 +97,11 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "grammar": {"structured_outputs": {"grammar": 'root ::= ("ab" | "c" root)'}},
     "regex": {"structured_outputs": {"regex": "[a-d]+(-[a-d]+){2,}"}, "min_tokens": 5},
     "choice": {"structured_outputs": {"choice": ["tea and toast", "tea", "coffee"]}},
+    "late": {
+        "temperature": 1.0,
+        "structured_outputs": {"regex": "[a-d]{2,9}", "after": "t"},
+        "logit_bias": {87: 5.0},  # "t"
+    },
     "processor": {"temperature": 0.9, "logits_processors": [unlike_before]},
 }
 """Options of requests, by name."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ..base.outside.text import printable
-from ..errors import ModelError, RequestError
+from ..errors import ModelError, RequestError, shown
 from ..params import SamplingParams, StructuredOutputsParams
 from ..text.intersection import pieces_of
 from ..text.panics import no_panic
@@ -89,7 +89,7 @@ class Grammars:
         self._llguidance: LLTokenizer | None = None
         self._reading = threading.Lock()
         # Prompts of one call share a grammar; none is kept beyond the requests that use it.
-        self._compiled: WeakValueDictionary[StructuredOutputsParams, Grammar] = (
+        self._compiled: WeakValueDictionary[StructuredOutputsParams, Grammar | LateGrammar] = (
             WeakValueDictionary()
         )
 
@@ -108,7 +108,7 @@ class Grammars:
                 words.tokens = []  # already read
             return self._llguidance
 
-    def compile(self, params: SamplingParams) -> Grammar | None:
+    def compile(self, params: SamplingParams) -> Grammar | LateGrammar | None:
         """Return the grammar of a request, if it has one; RequestError if that is impossible."""
         form = params.structured_outputs
         if form is None:
@@ -133,6 +133,7 @@ class Grammars:
         if matcher.is_error():
             reason = printable(matcher.get_error())
             raise RequestError(f"structured_outputs.{name} cannot be used: {reason}; correct it.")
+        grammar: Grammar | LateGrammar
         grammar = Grammar(matcher, partial(parser, FEW_ITEMS), self._eos)
         (mask,) = grammar.masks([[]])
         if isinstance(mask, np.ndarray) and not mask.any():
@@ -140,8 +141,22 @@ class Grammars:
                 f"structured_outputs.{name} lets no token of this model begin the output; "
                 "correct it."
             )
+        if form.after is not None:
+            begins = self._token(form.after, self._tokenizes())
+            grammar = LateGrammar(grammar, begins, self._eos, self._vocab_size)
         self._compiled[form] = grammar
         return grammar
+
+    def _token(self, text: str, tokenizer: Tokenizer) -> int:
+        """Return the id of the token behind which a form begins."""
+        with no_panic():
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+        if len(ids) != 1 or not 0 <= ids[0] < self._vocab_size or ids[0] in self._eos:
+            raise RequestError(
+                f"structured_outputs.after is {shown(text)}; give the text of one token that ends "
+                "no output."
+            )
+        return ids[0]
 
 
 def _source(form: StructuredOutputsParams) -> tuple[str, str]:
@@ -307,3 +322,60 @@ class Grammar:
         if taken:
             self._matcher.rollback(taken)
         return list(tokens)
+
+
+class LateGrammar:
+    """A grammar that begins behind a token, such as the end of a model's reasoning.
+
+    Until ``begins`` comes, every token may but those of ``ends``; it may be committed or drafted.
+    """
+
+    def __init__(self, inner: Grammar, begins: int, ends: list[int], vocab_size: int) -> None:
+        self._inner, self._begins, self._ends = inner, begins, ends
+        self._vocab_size = vocab_size
+        self._first: int | None = None
+        """Where what follows the token begins in the output."""
+        self._read = 0  # tokens of the output
+        self._free = np.full(-(-vocab_size // 8), 255, np.uint8)
+        for id in ends:
+            self._free[id // 8] &= ~np.uint8(1 << id % 8)
+
+    def copy(self) -> LateGrammar:
+        """See ``Grammar.copy``."""
+        return LateGrammar(self._inner.copy(), self._begins, self._ends, self._vocab_size)
+
+    def advance(self, output: Sequence[int]) -> None:
+        """See ``Grammar.advance``."""
+        if self._first is None:
+            rest = output[self._read :]
+            if self._begins in rest:
+                self._first = self._read + list(rest).index(self._begins) + 1
+            self._read = len(output)
+        if self._first is not None:
+            self._inner.advance(output[self._first :])
+
+    def _behind(self, path: Sequence[int]) -> Sequence[int] | None:
+        """Return the part of a path that the grammar sees; None where it has not begun there."""
+        if self._first is not None:
+            return path
+        return path[path.index(self._begins) + 1 :] if self._begins in path else None
+
+    def masks(self, paths: Sequence[Sequence[int]]) -> list[Mask | str | None]:
+        """See ``Grammar.masks``."""
+        seen = [self._behind(path) for path in paths]
+        held = iter(self._inner.masks([path for path in seen if path is not None]))
+        return [self._free if path is None else next(held) for path in seen]
+
+    def accepts(self, path: Sequence[int]) -> int:
+        """See ``Grammar.accepts``."""
+        seen = self._behind(path)
+        free = path if seen is None else path[: len(path) - len(seen)]
+        for count, id in enumerate(free):
+            if id in self._ends:
+                return count
+        return len(free) + (0 if seen is None else self._inner.accepts(seen))
+
+    def forced(self, path: Sequence[int]) -> list[int]:
+        """See ``Grammar.forced``."""
+        seen = self._behind(path)
+        return [] if seen is None else self._inner.forced(seen)

@@ -17,7 +17,7 @@ from ..base.types import Request, Row, check_vocabulary
 from ..errors import RequestError
 from ..params import LogitsProcessor, SamplingParams
 from .arrays import softmax
-from .grammar import Grammar, Mask, keep
+from .grammar import Grammar, LateGrammar, Mask, keep
 from .history import History
 
 NEVER = float("-inf")
@@ -36,7 +36,7 @@ class RequestPipeline:
         request: Request,
         vocab_size: int,
         bad_words: Sequence[Sequence[int]] = (),
-        grammar: Grammar | None = None,
+        grammar: Grammar | LateGrammar | None = None,
     ) -> None:
         self.request, self.vocab_size = request, vocab_size
         self.params = params = request.params

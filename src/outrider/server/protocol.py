@@ -98,6 +98,7 @@ class StructuredOutputs(Wire):
     json_object: bool | None = None
     disable_any_whitespace: Annotated[Any, Unless((False,), BLANKS)] = None
     disable_additional_properties: bool | None = None
+    after: str | None = None
     whitespace_pattern: Annotated[Any, Unless((), BLANKS)] = None
     structural_tag: Annotated[Any, Unless()] = None
 
@@ -200,7 +201,9 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
                 raise Refusal("json and json_object both ask for a form; give one of them.", FORM)
             schema = {"type": "object"} if guided.json_object else guided.json_
             parts = zip(FORMS, (schema, guided.regex, guided.choice, guided.grammar), strict=True)
-            forms[FORM] = {name: value for name, value in parts if value is not None}
+            own = {name: value for name, value in parts if value is not None}
+            if own or guided.after is None:  # else it is of a form that another field has
+                forms[FORM] = own
         named = {name: getattr(self, f"guided_{name}") for name in FORMS}
         forms |= {f"guided_{n}": {n: value} for n, value in named.items() if value is not None}
         if self.grammar:  # llama.cpp's fields; an empty grammar asks for nothing
@@ -224,10 +227,13 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
             raise Refusal(
                 f"{' and '.join(forms)} ask for forms that differ; give one of them.", [*forms][-1]
             )
+        if not forms:
+            return None
+        form = next(iter(forms.values()))
         strict = shape.json_schema.strict if shape and shape.json_schema else None
-        if forms and False in (strict, guided and guided.disable_additional_properties):
-            return {**next(iter(forms.values())), "disable_additional_properties": False}
-        return next(iter(forms.values()), None)
+        if False in (strict, guided and guided.disable_additional_properties):
+            form = {**form, "disable_additional_properties": False}
+        return form if guided is None or guided.after is None else {**form, "after": guided.after}
 
     def sampling(
         self, context_left: int, defaults: Mapping[str, Any], **more: Any
