@@ -110,6 +110,27 @@ def test_states_follow_every_option(family: str, option: str, pair: Callable[[st
     assert 0 < engine.counts.accepted < engine.counts.drafted + (option == "late")  # short outputs
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4-g32"}],
+    ids=lambda options: "-".join(options.values()),
+)
+@pytest.mark.parametrize("drafter", ["auto", "model"])
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_states_are_exact_in_every_dtype(
+    family: str, drafter: str, options: dict[str, Any], pair: Callable[[str], Path]
+) -> None:
+    """Eight sequences, of which some are preempted and prompts come in chunks."""
+    prompts = [[(k * i) % 190 + 5 for i in range(5 + 3 * k)] for k in range(3, 11)]
+    queued = requests(prompts, _params(0.8))
+    expected = alone(pair(family), queued, **options)
+    engine = make_engine(
+        pair(family), drafter, pages=50, max_num_batched_tokens=23, max_num_seqs=8, **options
+    )
+    assert in_batches(engine, queued, 8) == expected
+    assert (engine.counts.accepted if drafter == "model" else engine.counts.drafted) > 0
+
+
 @pytest.mark.parametrize("drafter", ["none", "model"])
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_prefix_that_is_found_changes_nothing(
