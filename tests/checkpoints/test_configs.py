@@ -69,6 +69,8 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_5_text", TINY | {"full_attention_interval": 3, "linear_num_key_heads": 2}),
     ("granitemoehybrid", TINY | {"layer_types": ["attention", *["mamba"] * 6]}),
     ("granitemoehybrid", TINY | {"mamba_d_head": "auto", "mamba_d_state": 16}),
+    ("falcon_h1", TINY | {"mamba_d_ssm": None, "mamba_n_heads": 4, "mlp_multipliers": [1.0, 2.0]}),
+    ("falcon_h1", TINY | {"mamba_d_ssm": 96, "mamba_n_heads": 3, "mamba_rms_norm": True}),
     ("nemotron_h", TINY | {"hybrid_override_pattern": "M-*M-M*"}),
     ("nemotron_h", TINY | {"layers_block_type": ["attention", "mamba", "mlp"], "n_groups": 2}),
     ("nemotron_h", TINY | {"mamba_n_groups": 4, "mamba_d_conv": 3, "mamba_conv_bias": False}),

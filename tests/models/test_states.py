@@ -53,6 +53,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 2, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_conv_bias": False,
         "hidden_size": 64, "mamba_d_conv": 3,
     },
+    "falcon_h1": {
+        "num_hidden_layers": 2, "mamba_d_ssm": 96, "mamba_n_heads": 3, "mamba_d_head": 32,
+        "mamba_d_state": 16, "embedding_multiplier": 1.5, "lm_head_multiplier": 0.4,
+        "mlp_multipliers": [0.8, 1.3], "ssm_multipliers": [0.7, 1.2, 0.9, 1.4, 0.6],
+        "key_multiplier": 0.5, "attention_in_multiplier": 1.1, "attention_out_multiplier": 0.9,
+        "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.7, "mamba_conv_bias": False,
+        "tie_word_embeddings": False,
+    },
+    "falcon_h1 with norms": {
+        "num_hidden_layers": 2, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16,
+        "mamba_d_state": 32, "mamba_n_groups": 2, "mamba_rms_norm": True,
+        "mamba_norm_before_gate": True,
+    },
+    "falcon_h1 with norms behind gates": {
+        "num_hidden_layers": 2, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16,
+        "mamba_d_state": 32, "mamba_n_groups": 2, "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+    },
     "nemotron_h": {
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
         "num_hidden_layers": None, "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 32,

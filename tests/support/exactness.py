@@ -63,6 +63,10 @@ FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16,
         "shared_intermediate_size": 96,
     },
+    "falcon_h1": {
+        "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16,
+        "ssm_out_multiplier": 0.8, "mlp_multipliers": [1.2, 0.9],
+    },
     "nemotron_h": {
         "layers_block_type": ["full_attention", "linear_attention"], "mamba_num_heads": 4,
         "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16,

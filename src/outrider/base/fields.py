@@ -152,6 +152,14 @@ class Fields:
             raise self.refuse(name, f"a list of {ITEMS[kind]}")
         return list(value)
 
+    def numbers(self, name: str, count: int) -> list[float]:
+        """Return a list of ``count`` finite numbers."""
+        value = self._values.get(name)
+        listed = value if isinstance(value, list | tuple) else ()
+        if len(listed) != count or not all(map(is_number, listed)):
+            raise self.refuse(name, f"a list of {count} finite numbers")
+        return [float(each) for each in listed]
+
     def section(self, name: str) -> Fields:
         """Return the object ``name``; empty if it is missing."""
         value = self._values.get(name)

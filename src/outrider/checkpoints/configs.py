@@ -34,12 +34,14 @@ WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral", "qwen3_5": "qwen3_5_
 UNTIED = ("qwen3_5",)
 """Wrappers that do not tie heads unless they say so."""
 KINDS = ("full_attention", "sliding_attention")
-CONV, LINEAR, MLP = "conv", "linear_attention", "mlp"
-"""The kinds of layers that are short convolutions, linear attention, and MLPs only."""
+CONV, LINEAR, BESIDE, MLP = "conv", "linear_attention", "hybrid", "mlp"
+"""Kinds of layers: short convolutions, linear attention, the same beside attention, MLPs only."""
 SHARES = {"phi3": 1.0, "qwen3_5_text": 0.25}
 """Families of which a part of each head turns, and that part where the config does not say it."""
 PATTERN = {"M": LINEAR, "*": KINDS[0], "-": MLP, "E": "moe"}
 """Kinds of Nemotron-H's layers, by the letters of its pattern."""
+MULTIPLIERS = {"mlp_multipliers": 2, "ssm_multipliers": 5}
+"""Falcon-H1's multipliers of gate and MLP, and of z, x, B, C and dt."""
 LEGACY = {"attention": "full_attention", "mamba": "linear_attention"}
 """Older names of kinds of layers."""
 TRAINED_IN_ROPE = ("llama3", "yarn", "longrope")
@@ -64,6 +66,10 @@ LINEAR_NAMES = {
         "linear_value_head_dim",
     ),
     "granitemoehybrid": LinearNames(
+        "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv",
+        "mamba_conv_bias", "mamba_proj_bias",
+    ),
+    "falcon_h1": LinearNames(
         "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv",
         "mamba_conv_bias", "mamba_proj_bias",
     ),
@@ -188,6 +194,8 @@ def _read(values: Fields, name: str) -> Any:
             return values.text(name)
         case "numbers":
             return values.listed(name, int)
+        case "multipliers":
+            return values.numbers(name, MULTIPLIERS[name])
         case "texts":
             return [LEGACY.get(kind, kind) for kind in values.listed(name, str)]
     return values.ids(name)
@@ -208,8 +216,11 @@ def _follow(family: str, config: dict[str, Any]) -> None:
         config["num_key_value_heads"] = heads
     if config["head_dim"] is None:
         config["head_dim"] = config["hidden_size"] // heads
+    if family == "falcon_h1":
+        for name, count in MULTIPLIERS.items():
+            config[name] = config[name] or [1.0] * count
     if config.get("mamba_d_head", 0) is None:
-        inner = config["mamba_expand"] * config["hidden_size"]
+        inner = config.get("mamba_d_ssm") or config["mamba_expand"] * config["hidden_size"]
         config["mamba_d_head"] = inner // config["mamba_n_heads"]
     if family in ("qwen2", "qwen3", "qwen3_moe") and not config["use_sliding_window"]:
         config["sliding_window"] = None

@@ -15,7 +15,7 @@ TYPES = {
             "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
             "linear_num_value_heads", "full_attention_interval", "mamba_n_heads", "mamba_n_groups",
             "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_num_heads",
-            "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel",
+            "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "mamba_d_ssm",
         ),
         "size",
     ),
@@ -31,6 +31,8 @@ TYPES = {
             "rms_norm_eps", "norm_eps", "layer_norm_epsilon", "final_logit_softcapping",
             "attn_logit_softcapping", "embedding_multiplier", "logits_scaling",
             "residual_multiplier", "attention_multiplier", "block_ffn_dim_multiplier",
+            "lm_head_multiplier", "key_multiplier", "attention_out_multiplier",
+            "attention_in_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
         ),
         "number",
     ),
@@ -39,7 +41,8 @@ TYPES = {
             "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window",
             "norm_topk_prob", "use_bidirectional_attention", "is_encoder_decoder", "conv_bias",
             "block_auto_adjust_ff_dim", "tiled_value_heads", "mamba_conv_bias", "mamba_proj_bias",
-            "use_conv_bias", "use_bias",
+            "use_conv_bias", "use_bias", "mamba_rms_norm", "mamba_norm_before_gate",
+            "projectors_bias",
         ),
         "flag",
     ),
@@ -51,13 +54,14 @@ TYPES = {
         "text",
     ),
     **dict.fromkeys(("mlp_only_layers", "no_rope_layers", "full_attn_idxs"), "numbers"),
+    **dict.fromkeys(("mlp_multipliers", "ssm_multipliers"), "multipliers"),
     "layer_types": "texts",
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), "ids"),
 }  # fmt: skip
 """The type of each option; a "size" is a whole number from 1."""
 NONE_COUNTS = (
     "sliding_window", "final_logit_softcapping", "attn_logit_softcapping", "bos_token_id",
-    "eos_token_id", "pad_token_id",
+    "eos_token_id", "pad_token_id", "mamba_d_ssm",
 )  # fmt: skip
 """Options of which null says that there is none; of others it stands for the default."""
 KEPT = ("quantization_config", "architectures")
@@ -211,6 +215,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "position_embedding_type": None, "layer_types": None, "mamba_n_heads": 128,
         "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": None, "mamba_d_conv": 4,
         "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+    },
+    "falcon_h1": _ALL | _BIASES | {
+        "vocab_size": 128000, "intermediate_size": 14336, "num_key_value_heads": 8,
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "pad_token_id": 0,
+        "mamba_d_ssm": 1024, "mamba_n_heads": 128, "mamba_d_head": None, "mamba_n_groups": 1,
+        "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True,
+        "mamba_proj_bias": False, "mamba_norm_before_gate": True, "mamba_rms_norm": False,
+        "projectors_bias": False, "lm_head_multiplier": 1.0, "embedding_multiplier": 1.0,
+        "mlp_multipliers": None, "key_multiplier": 1.0, "attention_out_multiplier": 1.0,
+        "attention_in_multiplier": 1.0, "ssm_multipliers": None, "ssm_in_multiplier": 1.0,
+        "ssm_out_multiplier": 1.0,
     },
     "nemotron_h": {
         name: value for name, value in _SILENT.items() if name != "rms_norm_eps"

@@ -19,15 +19,15 @@ from ..base.fields import Fields, read_object
 from ..base.limits import LARGEST_INT
 from ..base.types import Folder
 from ..errors import ModelError, shown
-from .configs import CONV, LINEAR, LINEAR_NAMES, MLP, LinearNames, ModelConfig, PlainConfig
+from .configs import BESIDE, CONV, LINEAR, LINEAR_NAMES, MLP, LinearNames, ModelConfig, PlainConfig
 from .dtypes import PLAIN
 from .formats.gguf import is_gguf
 from .rope import ROPE_TYPES, STILL, check_rope, head_dim, rope_parameters, rotary_dim
 
-Mixer = Literal["attention", "conv", "linear", "none"]
+Mixer = Literal["attention", "conv", "linear", "beside", "none"]
 MIXERS: dict[str, Mixer] = {
     "full_attention": "attention", "sliding_attention": "attention", CONV: "conv", LINEAR: "linear",
-    MLP: "none",
+    BESIDE: "beside", MLP: "none",
 }  # fmt: skip
 """What mixes tokens in layers of each kind of ``layer_types``."""
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
@@ -76,6 +76,10 @@ LFM2 = (
     ("mlp.up_proj", "feed_forward.w3"), ("mlp.down_proj", "feed_forward.w2"),
     ("model.norm", "model.embedding_norm"),
 )  # fmt: skip
+FALCON_H1 = (
+    ("post_attention_layernorm", "pre_ff_layernorm"), ("model.norm", "model.final_layernorm"),
+    *((f"mlp.{name}_proj", f"feed_forward.{name}_proj") for name in ("gate", "up", "down")),
+)  # fmt: skip
 NEMOTRON_H = (
     ("input_layernorm", "norm"), ("model.embed_tokens", "model.embeddings"),
     ("model.norm", "model.norm_f"), ("mamba", "mixer"),
@@ -107,13 +111,14 @@ FAMILIES = {
     "granitemoehybrid": Family(
         fused_mlp="shared_mlp.input_linear", down="shared_mlp.output_linear", mamba=True
     ),
+    "falcon_h1": Family(output_bias=False, mamba=True, names=FALCON_H1),
     "nemotron_h": Family(
         qkv_bias=False, output_bias=False, ungated=True, lone=True, mamba=True, names=NEMOTRON_H
     ),
 }  # fmt: skip
 CLASSES = {
-    "gemma3_text": "Gemma3", "granitemoehybrid": "GraniteMoeHybrid", "nemotron_h": "NemotronH",
-    "qwen3_moe": "Qwen3Moe", "smollm3": "SmolLM3",
+    "gemma3_text": "Gemma3", "granitemoehybrid": "GraniteMoeHybrid", "falcon_h1": "FalconH1",
+    "nemotron_h": "NemotronH", "qwen3_moe": "Qwen3Moe", "smollm3": "SmolLM3",
 }  # fmt: skip
 """Names of families' classes that are not the family's with a capital."""
 
@@ -141,7 +146,7 @@ class LinearAttention:
     Value heads share those of keys: neighbours do or, of ``tiled_heads``, each ``key_heads``-th.
     In the words of ``mamba`` keys are B, queries C and values x: key heads are groups, and keys as
     large as the state. What comes out is normed in ``norm_groups`` (0: not), with ``gate_first``
-    behind its gate.
+    behind its gate. ``gate_scale`` multiplies gates, ``step_scale`` what rates are made of.
     """
 
     key_heads: int
@@ -152,6 +157,8 @@ class LinearAttention:
     mamba: bool = False
     norm_groups: int = 0
     gate_first: bool = False
+    gate_scale: float = 1.0
+    step_scale: float = 1.0
 
     @property
     def conv_width(self) -> int:
@@ -165,6 +172,16 @@ class LinearAttention:
 
 
 @dataclass(frozen=True)
+class Multipliers:
+    """What multiplies what sublayers add to the residual stream, and the gates of MLPs."""
+
+    attention_out: float = 1.0
+    linear_out: float = 1.0
+    mlp_out: float = 1.0
+    mlp_gate: float = 1.0
+
+
+@dataclass(frozen=True)
 class Architecture(Shape):
     """The architecture of a native model in plain numbers.
 
@@ -175,8 +192,9 @@ class Architecture(Shape):
     ``sparse`` layers have ``num_experts`` experts of ``expert_size``, and a row uses
     ``top_experts`` of them. ``mixers`` are what mixes tokens in each layer: attention, or a short
     convolution over ``conv_taps`` tokens, or linear attention of the sizes ``linear``, which has
-    such a convolution, too; ``mlps`` says which layers have an MLP. Mixers with a convolution have
-    ``mixer_bias`` in their products, and ``conv_bias`` in that itself.
+    such a convolution, too, or that beside attention; ``mlps`` says which layers have an MLP.
+    Mixers with a convolution have ``mixer_bias`` in their products, and ``conv_bias`` in that
+    itself, whose inputs are multiplied by ``convolved``: x, B and C.
     """
 
     hidden_size: int
@@ -214,16 +232,18 @@ class Architecture(Shape):
     conv_bias: bool
     mixer_bias: bool
     linear: LinearAttention | None
+    convolved: tuple[float, float, float]
+    multipliers: Multipliers
 
     @property
     def attending(self) -> tuple[int, ...]:
-        """The layers that are attention, which have keys and values in the cache."""
-        return tuple(i for i, mixer in enumerate(self.mixers) if mixer == "attention")
+        """The layers with attention, which have keys and values in the cache."""
+        return tuple(i for i, mixer in enumerate(self.mixers) if mixer in ("attention", "beside"))
 
     @property
     def stateful(self) -> bool:
         """True if layers have a state of each sequence, which is what its tokens made of it."""
-        return "conv" in self.mixers or "linear" in self.mixers
+        return self.linear is not None or "conv" in self.mixers
 
     def state_size(self, drafted: int) -> int:
         """Return the numbers that the states of a sequence are, with drafts of so many tokens."""
@@ -233,7 +253,8 @@ class Architecture(Shape):
             keys = linear.key_heads * linear.key_dim
             state = taps * linear.conv_width + linear.values * linear.key_dim
             row = linear.conv_width + keys + linear.values + linear.value_heads
-            size += self.mixers.count("linear") * (state + 2 * drafted * row)
+            count = self.mixers.count("linear") + self.mixers.count("beside")
+            size += count * (state + 2 * drafted * row)
         return size
 
     def within(self, window: int | None) -> Architecture:
@@ -387,13 +408,14 @@ def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architectu
         layout=family,
         kinds=tuple(ropes),
         windows=tuple(own_window or None if each else None for each in windowed),
-        scale=values.number("attention_multiplier", scalar**-0.5),
+        scale=values.number("attention_multiplier", scalar**-0.5) * _heads_scale(values),
         **_heat(config, values),
         attention_cap=_cap(values, "attn_logit_softcapping") if family.attention_cap else None,
         logits_cap=_cap(values, "final_logit_softcapping"),
         embedding_scale=width**0.5 if family.scaled else values.number("embedding_multiplier", 1),
         residual_scale=values.number("residual_multiplier", 1),
-        logits_scale=values.number("logits_scaling", 1, positive=True),
+        logits_scale=_logits_scale(values),
+        multipliers=_multipliers(values),
         **_experts(values, family, config, len(kinds)),
         mixers=tuple(MIXERS[kind] for kind in kinds),
         mlps=tuple(not family.lone or kind == MLP for kind in kinds),
@@ -401,20 +423,55 @@ def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architectu
     )
 
 
+def _heads_scale(values: Fields) -> float:
+    """Return what multiplies scores of attention, whose inputs and keys have multipliers."""
+    inputs, keys = "attention_in_multiplier", "key_multiplier"
+    return values.number(inputs, 1.0) ** 2 * values.number(keys, 1.0)
+
+
+def _logits_scale(values: Fields) -> float:
+    """Return what logits are divided by."""
+    if "lm_head_multiplier" in values:
+        return 1 / values.number("lm_head_multiplier", positive=True)
+    return values.number("logits_scaling", 1, positive=True)
+
+
+def _multipliers(values: Fields) -> Multipliers:
+    """Return Falcon-H1's multipliers; those of others are 1."""
+    if "mlp_multipliers" not in values:
+        return Multipliers()
+    gate, down = values.numbers("mlp_multipliers", 2)
+    # Values have the multiplier of attention's inputs too.
+    inputs, out = values.number("attention_in_multiplier"), "attention_out_multiplier"
+    return Multipliers(inputs * values.number(out), values.number("ssm_out_multiplier"), down, gate)
+
+
 def _convolved(
     values: Fields, config: PlainConfig, family: Family, kinds: Sequence[str]
 ) -> dict[str, Any]:
     """Return the fields of ``Architecture`` about mixers with a convolution."""
-    if LINEAR not in kinds:
+    plain = (1.0, 1.0, 1.0)
+    if not {LINEAR, BESIDE} & {*kinds}:
         biased = values.flag("conv_bias", False)
         return {
             "conv_taps": values.whole("conv_L_cache", 1, MOST_TAPS, 1), "linear": None,
-            "conv_bias": biased, "mixer_bias": biased,
+            "conv_bias": biased, "mixer_bias": biased, "convolved": plain,
         }  # fmt: skip
     names = LINEAR_NAMES[config.model_type]
+    linear = _linear(values, names, family.mamba)
+    if "ssm_multipliers" in values:
+        inputs = values.number("ssm_in_multiplier")
+        gate, *mixed, step = (inputs * by for by in values.numbers("ssm_multipliers", 5))
+        groups = linear.key_heads if values.flag("mamba_rms_norm") else 0
+        first = not values.flag("mamba_norm_before_gate")
+        plain = (mixed[0], mixed[1], mixed[2])
+        linear = replace(
+            linear, norm_groups=groups, gate_first=first, gate_scale=gate, step_scale=step
+        )
     return {
         "conv_taps": values.whole(names.taps, 1, MOST_TAPS, 1),
-        "linear": _linear(values, names, family.mamba),
+        "linear": linear,
+        "convolved": plain,
         "conv_bias": bool(names.conv_bias) and values.flag(names.conv_bias),
         "mixer_bias": bool(names.bias) and values.flag(names.bias),
     }
@@ -501,7 +558,9 @@ def _options_fit(config: PlainConfig, family: Family) -> bool:
         return False
     if not set(_kinds(config)) <= MIXERS.keys():
         return False
-    if LINEAR in _kinds(config) and config.model_type not in LINEAR_NAMES:
+    if {LINEAR, BESIDE} & {*_kinds(config)} and config.model_type not in LINEAR_NAMES:
+        return False
+    if config.model_type == "falcon_h1" and _biased(config):
         return False
     if MLP in _kinds(config) and not family.lone:
         return False
@@ -516,6 +575,12 @@ def _options_fit(config: PlainConfig, family: Family) -> bool:
     return head_dim(config) % 2 == 0
 
 
+def _biased(config: PlainConfig) -> bool:
+    """Return whether a Falcon-H1 has biases, which its multipliers would have to reach."""
+    names = ("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias")
+    return any(getattr(config, name) for name in names)
+
+
 def _activation(config: PlainConfig) -> str:
     names = ("hidden_activation", "hidden_act", "mlp_hidden_act")
     return str(next(filter(None, (getattr(config, name, None) for name in names)), "silu"))
@@ -523,7 +588,8 @@ def _activation(config: PlainConfig) -> str:
 
 def _kinds(config: PlainConfig) -> list[str]:
     """Return the kind of each layer, see ``MIXERS``, or a kind that is foreign."""
-    return getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    usual = BESIDE if config.model_type == "falcon_h1" else "full_attention"
+    return getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
 
 
 def _rope_kinds(config: PlainConfig) -> list[str | None]:
@@ -535,9 +601,8 @@ def _rope_kinds(config: PlainConfig) -> list[str | None]:
     if config.model_type == "nemotron_h":
         turns = [0] * len(kinds)
     own = [kind if kind in config.rope_parameters else None for kind in kinds]
-    turns = [
-        MIXERS.get(kind) == "attention" and turn for kind, turn in zip(kinds, turns, strict=False)
-    ]
+    attends = [MIXERS.get(kind) in ("attention", "beside") for kind in kinds]
+    turns = [own and turn for own, turn in zip(attends, turns, strict=False)]
     return [kind if turn else STILL for kind, turn in zip(own, turns, strict=False)]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import ModelError
 from .checkpoint import find_format
-from .families import MIXERS, Architecture
+from .families import MIXERS, Architecture, Multipliers
 from .files import Files
 from .formats.gguf import GGUF
 from .formats.gguf_weights import GGUFTensors
@@ -212,4 +212,5 @@ def mtp_architecture(files: Files, target: Architecture) -> Architecture:
         mlps=(True,) * count,
         sparse=(False,) * count,
         linear=None,
+        multipliers=Multipliers(),
     )

@@ -66,6 +66,14 @@ class LinearWeights(Generic[M, V]):
 
 
 @dataclass(frozen=True)
+class Beside(Generic[M]):
+    """Attention beside linear attention: its queries, keys and values, and its last product."""
+
+    qkv: M
+    output: M
+
+
+@dataclass(frozen=True)
 class LayerWeights(Generic[M, V]):
     """One decoder layer. ``qkv`` stacks the rows of queries, keys and values.
 
@@ -91,13 +99,16 @@ class LayerWeights(Generic[M, V]):
     taps: V | None = None
     taps_bias: V | None = None
     linear: LinearWeights[M, V] | None = None
+    beside: Beside[M] | None = None
 
     def products(self) -> list[M]:
         """Return the matrices that multiply every row."""
         mlp = self.mlp
         inner = [mlp.router] if isinstance(mlp, Experts) else [mlp.gate_up, mlp.down] if mlp else []
         rates = self.linear.rates if self.linear else None
-        return [each for each in (self.qkv, self.output, *inner, rates) if each is not None]
+        beside = [self.beside.qkv, self.beside.output] if self.beside else []
+        all_ = (self.qkv, self.output, *beside, *inner, rates)
+        return [each for each in all_ if each is not None]
 
 
 logger = logging.getLogger("outrider")
@@ -282,6 +293,10 @@ class Loader:
                 mixer = self._mamba(f"{base}mamba.")
             case "linear":
                 mixer = self._delta(f"{base}linear_attn.")
+            case "beside":
+                attention = self._attention(base, inputs)
+                beside = Beside(attention["qkv"], attention["output"])
+                mixer = self._mamba(f"{base}mamba.") | {"beside": beside}
             case "none":
                 mixer = dict.fromkeys(
                     ("qkv", "qkv_bias", "q_norm", "k_norm", "output", "output_bias")
@@ -374,6 +389,8 @@ class Loader:
         heads, values, mixed = linear.value_heads, linear.values, linear.conv_width
         keys = linear.key_heads * linear.key_dim
         line = [range(mixed - keys, mixed), range(values, values + keys), range(values)]
+        by_x, by_b, by_c = a.convolved
+        inputs_by = np.repeat(np.array([by_c, by_b, by_x], FLOAT32), [keys, keys, values])
         parts = [*(range(values + r.start, values + r.stop) for r in line), range(values)]
         steps = [range(values + mixed, values + mixed + heads)]
         name, rows = f"{base}in_proj", values + mixed + heads
@@ -387,6 +404,11 @@ class Loader:
         if bias is not None:
             dt_bias = dt_bias + bias[numbers(steps)].astype(FLOAT32)
         taps = self.get(f"{conv}.weight", mixed, 1, a.conv_taps)[numbers(line), 0]
+        if a.convolved != (1.0, 1.0, 1.0):
+            taps = taps * inputs_by[:, None].astype(taps.dtype)
+        norm = np.ones(values, taps.dtype)
+        if linear.norm_groups:
+            norm = self.get(f"{base}norm.weight", values)
         out = self.matrix(f"{base}out_proj.weight", width, values, self.recipe)
         return {
             "qkv": self._ready(ranges(entering, parts)),
@@ -401,7 +423,7 @@ class Loader:
                 rates=np.ascontiguousarray(plain(ranges(whole, steps), self.dtype)),
                 decay=-np.exp(self.source.get(f"{base}A_log", (heads,), FLOAT32)),
                 dt_bias=dt_bias,
-                norm=self.get(f"{base}norm.weight", values),
+                norm=norm,
                 skip=self.source.get(f"{base}D", (heads,), FLOAT32),
             ),
         }

@@ -41,8 +41,10 @@ def linear_attention(
     """
     s, dtype = shape, inputs.dtype
     mixed, gates = inputs.split((s.conv_width, s.values), -1)
+    if s.gate_scale != 1:
+        gates = gates * s.gate_scale
     steps = rates if s.mamba else rates.chunk(2, -1)[1]
-    strengths = alike(F.softplus, steps.float() + weights.dt_bias)
+    strengths = alike(F.softplus, steps.float() * s.step_scale + weights.dt_bias)
     decays = alike(torch.exp, weights.decay * strengths)
     if not s.mamba:
         strengths = alike(torch.sigmoid, rates.chunk(2, -1)[0]).float()

@@ -229,6 +229,7 @@ class NativeMedusa(HeadModel):
             target.shape, dtype, target.max_length, recipe is not None and recipe.coarse
         )
         config.layers, config.blocks, config.input = self.num_heads, head.blocks, OF_MEDUSA
+        config.convs = config.linears = config.besides = config.nones = 0
         super().__init__(library, target.shape, config, dtype, None)
         library.borrow(self.handle, target.handle)
         for number in range(self.num_heads * each):

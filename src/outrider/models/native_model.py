@@ -58,9 +58,11 @@ def step_config(shape: Architecture, dtype: np.dtype[Any], max_length: int, coar
         coarse=coarse,
         convs=shape.mixers.count("conv"),
         linears=shape.mixers.count("linear"),
+        besides=shape.mixers.count("beside"),
         nones=shape.mixers.count("none"),
         taps=shape.conv_taps,
         gated=shape.layout.gated,
+        **vars(shape.multipliers),
         **({} if shape.linear is None else vars(shape.linear)),
     )
 
@@ -140,6 +142,9 @@ class NativeModel(RowsModel):
         if weights.qkv is not None and weights.output is not None:
             self._pack(index, "qkv", weights.qkv, weights.qkv_bias)
             self._pack(index, "output", weights.output, weights.output_bias)
+        if weights.beside is not None:
+            self._pack(index, "beside_qkv", weights.beside.qkv)
+            self._pack(index, "beside_output", weights.beside.output)
         if mlp is not None:
             assert isinstance(mlp, Mlp)
             self._pack(index, "gate_up", mlp.gate_up, mlp.gate_up_bias)

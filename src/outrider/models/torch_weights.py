@@ -16,6 +16,7 @@ from ..checkpoints.quantize import Matrix
 from ..checkpoints.weights import (
     SLOW_TO_QUANTISE,
     TILE,
+    Beside,
     Experts,
     LayerWeights,
     LinearWeights,
@@ -97,6 +98,9 @@ class _Placed:
             skip=self.maybe(linear.skip),
         )
 
+    def beside(self, beside: Beside[Matrix]) -> Beside[torch.Tensor]:
+        return Beside(self.matrix(beside.qkv), self.matrix(beside.output))
+
     def layer(self, layer: LayerWeights[Matrix, Array]) -> TorchLayer:
         mlp: TorchMlp | TorchExperts | None = None
         if isinstance(layer.mlp, Experts):
@@ -118,6 +122,7 @@ class _Placed:
             taps=self.maybe(layer.taps),
             taps_bias=self.maybe(layer.taps_bias),
             linear=None if layer.linear is None else self.linear(layer.linear),
+            beside=None if layer.beside is None else self.beside(layer.beside),
         )
 
 

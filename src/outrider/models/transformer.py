@@ -87,6 +87,11 @@ def mirrored_norm(both: torch.Tensor, weight: torch.Tensor, eps: float) -> torch
     return torch.layer_norm(both, (width,), weight, None, eps).narrow(-1, 0, width // 2)
 
 
+def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
+    """Return x times a number."""
+    return x if by == 1 else x * by
+
+
 class ResidualStream:
     """The residual stream x [rows, width], kept beside its negative as ``mirrored_norm`` wants."""
 
@@ -213,23 +218,31 @@ class Transformer(PythonStep):
         kept = {-1: stream.x[: rows.count].clone()} if -1 in hidden else {}
         places = {layer: place for place, layer in enumerate(s.attending)}
         for index, weights in enumerate(self.weights.layers):
-            if weights.qkv is not None and weights.output is not None:
-                x = self._normed(stream, weights.input_norm)
-                if weights.taps is not None:
-                    assert walks is not None
-                    out = self._with_states(walks, index, x, weights.qkv, weights)
-                else:
-                    place = places[index]
-                    heads, gates = self._heads(x, weights, turns[s.kinds[index]])
-                    if heat is not None:
-                        heads.narrow(1, 0, s.num_heads).mul_(heat)
-                    entries = heads.narrow(1, s.num_heads, 2 * s.num_kv_heads)
-                    entries = entries.nan_to_num() if clean else entries
-                    store.write(place, entries, rows.slots, rows.first_slot, rows.count)
-                    out = attention(heads.narrow(1, 0, s.num_heads), place, s.scale)
-                    if gates is not None:
-                        out = out * alike(torch.sigmoid, gates)
+            adds: list[torch.Tensor] = []  # of mixers beside each other, which see the same rows
+            x = self._normed(stream, weights.input_norm)
+            if s.mixers[index] in ("attention", "beside"):
+                place, own = places[index], weights.beside
+                of = weights if own is None else own
+                qkv, output = of.qkv, of.output
+                assert qkv is not None
+                assert output is not None
+                heads, gates = self._heads(x, qkv, weights, turns[s.kinds[index]])
+                if heat is not None:
+                    heads.narrow(1, 0, s.num_heads).mul_(heat)
+                entries = heads.narrow(1, s.num_heads, 2 * s.num_kv_heads)
+                entries = entries.nan_to_num() if clean else entries
+                store.write(place, entries, rows.slots, rows.first_slot, rows.count)
+                out = attention(heads.narrow(1, 0, s.num_heads), place, s.scale)
+                if gates is not None:
+                    out = out * alike(torch.sigmoid, gates)
+                out = linear(out, output, weights.output_bias if own is None else None)
+                adds.append(scaled(out, s.multipliers.attention_out))
+            if weights.taps is not None and weights.qkv is not None and weights.output is not None:
+                assert walks is not None
+                out = self._with_states(walks, index, x, weights.qkv, weights)
                 out = linear(out, weights.output, weights.output_bias)
+                adds.append(scaled(out, s.multipliers.linear_out))
+            for out in adds:
                 if weights.attention_norm is not None:
                     out = rms_norm(out, weights.attention_norm, s.norm_eps)
                 stream.x.add_(out, alpha=s.residual_scale)
@@ -239,7 +252,7 @@ class Transformer(PythonStep):
                 out = self._experts(x, mlp) if isinstance(mlp, Experts) else self._mlp(x, mlp)
                 if weights.output_norm is not None:
                     out = rms_norm(out, weights.output_norm, s.norm_eps)
-                stream.x.add_(out, alpha=s.residual_scale)
+                stream.x.add_(scaled(out, s.multipliers.mlp_out), alpha=s.residual_scale)
             if index in hidden:
                 kept[index] = stream.x[: rows.count].clone()
         return stream.x, kept
@@ -269,6 +282,7 @@ class Transformer(PythonStep):
     def _heads(
         self,
         x: torch.Tensor,
+        qkv: torch.Tensor,
         weights: TorchLayer,
         turn: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -277,13 +291,12 @@ class Transformer(PythonStep):
         And what multiplies attention [rows, heads * head_dim], where a family has that.
         """
         s, gates = self.shape, None
-        assert weights.qkv is not None
-        qkv = linear(x, weights.qkv, weights.qkv_bias)
+        made = linear(x, qkv, weights.qkv_bias if weights.beside is None else None)
         if s.layout.gated:
             size = s.num_heads * s.head_dim
-            queries, gates, rest = qkv.tensor_split((size, 2 * size), -1)
-            qkv = torch.cat((queries, rest), -1)
-        heads = qkv.view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
+            queries, gates, rest = made.tensor_split((size, 2 * size), -1)
+            made = torch.cat((queries, rest), -1)
+        heads = made.view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
         if weights.q_norm is not None and weights.k_norm is not None:
             queries, keys = heads.split((s.num_heads, s.num_kv_heads, s.num_kv_heads), 1)[:2]
             if s.layout.wide_norms:
@@ -302,7 +315,7 @@ class Transformer(PythonStep):
             inner = self._activation(inner)
         else:
             gate, up = inner.chunk(2, -1)
-            inner = self._activation(gate).mul_(up)
+            inner = self._activation(scaled(gate, self.shape.multipliers.mlp_gate)).mul_(up)
         return linear(inner, weights.down, weights.down_bias)
 
     def _experts(self, x: torch.Tensor, weights: TorchExperts) -> torch.Tensor:

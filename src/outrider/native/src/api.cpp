@@ -40,17 +40,18 @@ void find_centres(const Weights<T>& m, Store& store) {
     if (c.attention_cap > 0 || c.input == INPUT_HEADS) return;
     const int half = c.head_dim / 2, width = padded(c.head_dim, IN_PAD);
     store.centres = Memory<float>(std::size_t(attending(c)) * c.kv_heads * width);
-    const std::vector<int> places = places_of(m);
+    const std::vector<int> places = places_of(m).attention;
     for (int l = 0; l < c.layers; ++l) {
         const Layer<T>& layer = m.layers[l];
-        if (layer.mixer != MIXER_ATTENTION) continue;
+        if (!attends(layer.mixer)) continue;
+        const bool beside = layer.mixer == MIXER_BESIDE;
+        const Weight<T>& heads = layer.matrices[beside ? MATRIX_BESIDE_QKV : MATRIX_QKV];
         const std::size_t place = places[l];
         if (layer.k_norm.size() || (layer.table >= 0 && m.turned_to[layer.table] < 2)) continue;
         for (int i = 0; i < c.kv_heads * half; ++i) {
             const int head = i / half, d = i % half;
             const int row = ((1 + (c.gated != 0)) * c.heads + head) * c.head_dim + d;
-            const double x = layer.matrices[MATRIX_QKV].bias(row);
-            const double y = layer.matrices[MATRIX_QKV].bias(row + half);
+            const double x = heads.bias(row), y = heads.bias(row + half);
             double cosine = 1, sine = 0;
             if (layer.table >= 0) {
                 const double a = m.cos[layer.table].data()[half + d];

@@ -43,17 +43,17 @@ struct Forward : Work, Multiplier<T> {
     const int out_width = spread_stride(padded(c.heads * c.head_dim, IN_PAD));
     const int head_pad = m.head_pad();
     const int entering_width = spread_stride(padded(
-        std::max(c.convs ? entering(c, MIXER_CONV) : 0, c.linears ? entering(c, MIXER_LINEAR) : 0),
+        std::max(c.convs ? entering(c, MIXER_CONV) : 0, linears(c) ? entering(c, MIXER_LINEAR) : 0),
         IN_PAD));
     const int mixing_width = spread_stride(padded(linear_channels(c), IN_PAD));
     const int mixed_width = spread_stride(padded(
-        std::max(c.convs ? leaving(c, MIXER_CONV) : 0, c.linears ? leaving(c, MIXER_LINEAR) : 0),
+        std::max(c.convs ? leaving(c, MIXER_CONV) : 0, linears(c) ? leaving(c, MIXER_LINEAR) : 0),
         IN_PAD));
     const LinearAttention linear{c};
     const int num_walks = int(rows.walks.size());  // a worker that comes late finds no rows
-    const std::vector<int> places = places_of(m);  // of layers among those of their mixer
-    std::map<int, Tasks> tasks;                    // by window
-    Memory<float> parts;                           // of attention
+    const LayerPlaces places = places_of(m);
+    std::map<int, Tasks> tasks;        // by window
+    Memory<float> parts;               // of attention
     std::vector<std::size_t> written;  // where many rows' keys go: bytes from a layer's first block
 
     Forward(const Weights<T>& weights, Store& store, const Rows& rows,
@@ -83,7 +83,7 @@ struct Forward : Work, Multiplier<T> {
         attended = s.attended.reserve(count * out_width);
         gated = s.gated.reserve(count * inner);
         paired = s.paired.reserve(begins_with_state(c) ? count * paired_stride : 0);
-        const std::size_t linears = c.linears ? count : 0;
+        const std::size_t linears = outrider::linears(c) ? count : 0;
         entering_ = s.entering.reserve(count * entering_width);
         mixed = s.mixed.reserve(count * mixed_width);
         mixing = s.mixing.reserve(linears * mixing_width);
@@ -110,7 +110,8 @@ struct Forward : Work, Multiplier<T> {
 
     int phases() const {
         const int kept = int(hidden.size());
-        return 12 + kept + int(sublayers.size()) * (15 + kept);  // three parts at most
+        const int most = c.besides ? 27 : 15;  // of a sublayer; products have three parts at most
+        return 12 + kept + int(sublayers.size()) * (most + kept);
     }
 
     int helpers() const {
@@ -314,7 +315,7 @@ struct Forward : Work, Multiplier<T> {
     Upcoming upcoming(const Team& team, int number) const {
         const std::size_t* all = written.data();
         const std::size_t count = written.size();
-        return with_cache(places[number], [&]<class E>(const Cache<E>& to) -> Upcoming {
+        return with_cache(places.attention[number], [&]<class E>(const Cache<E>& to) -> Upcoming {
             return {to.base,
                     all + count * team.index / team.count,
                     all + count * (team.index + 1) / team.count,
@@ -368,23 +369,24 @@ struct Forward : Work, Multiplier<T> {
 
     static int same(int r) { return r; }
 
-    Epilogue residual() const {
+    // What sublayers add to the residual stream, multiplied by a number of their kind.
+    Epilogue residual(float by) const {
         return {.kind = Epilogue::add,
                 .y = x,
                 .stride = std::size_t(width),
                 .columns = width,
-                .scale = c.residual_scale};
+                .scale = c.residual_scale * by};
     }
 
     // The product that ends a sublayer: to the residual stream, normalised where `norm` has
     // weights.
     void end(Team& team, const Weight<T>& weight, const T* from, int stride,
-             const Memory<float>& norm) {
+             const Memory<float>& norm, float by) {
         if (!norm.size()) {
-            multiply(team, weight, from, stride, n, residual());
+            multiply(team, weight, from, stride, n, residual(by));
             return;
         }
-        Epilogue apart = residual();
+        Epilogue apart = residual(by);
         apart.kind = Epilogue::put;
         apart.scale = 1;
         apart.y = added;
@@ -392,12 +394,24 @@ struct Forward : Work, Multiplier<T> {
         team.share(n, 1, [&](int first, int last) {
             for (int r = first; r < last; ++r)
                 add_normed(x + std::size_t(r) * width, added + std::size_t(r) * width, norm.data(),
-                           c.hidden, width, c.norm_eps, c.residual_scale);
+                           c.hidden, width, c.norm_eps, c.residual_scale * by);
         });
     }
 
-    void run_attention(Team& team, int number) {
+    void end_attention(Team& team, const Layer<T>& layer) {
+        const bool beside = layer.mixer == MIXER_BESIDE;
+        end(team, layer.matrices[beside ? MATRIX_BESIDE_OUTPUT : MATRIX_OUTPUT], attended,
+            out_width, layer.after_norm, c.attention_out);
+    }
+    void end_mixed(Team& team, const Layer<T>& layer, float by) {
+        end(team, layer.matrices[MATRIX_OUTPUT], mixed, mixed_width, layer.after_norm, by);
+    }
+
+    // Makes `attended` of a layer's rows.
+    void attend(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
+        const Weight<T>& heads =
+            layer.matrices[layer.mixer == MIXER_BESIDE ? MATRIX_BESIDE_QKV : MATRIX_QKV];
         Upcoming upcoming = this->upcoming(team, number);
         const Epilogue epilogue{.kind = Epilogue::put,
                                 .y = qkv,
@@ -405,9 +419,9 @@ struct Forward : Work, Multiplier<T> {
                                 .columns = qkv_width,
                                 .upcoming = written.empty() ? nullptr : &upcoming};
         if (number == 0 && c.input == INPUT_PAIRED)
-            multiply(team, layer.matrices[MATRIX_QKV], paired, paired_stride, n, epilogue);
+            multiply(team, heads, paired, paired_stride, n, epilogue);
         else
-            norm_multiply(team, layer.input_norm, layer.matrices[MATRIX_QKV], n, same, epilogue);
+            norm_multiply(team, layer.input_norm, heads, n, same, epilogue);
         if (layer.wide_q || layer.wide_k)
             team.share(n, 1, [&](int first, int last) {
                 const int queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
@@ -419,13 +433,12 @@ struct Forward : Work, Multiplier<T> {
                                   c.norm_eps);
                 }
             });
-        with_cache(places[number], [&]<class E>(const Cache<E>& cache) {
+        with_cache(places.attention[number], [&]<class E>(const Cache<E>& cache) {
             team.share(n * c.kv_heads, 4,
                        [&](int first, int last) { turn_all(first, last, cache, layer); });
             attention(team, cache, layer);
         });
         if (c.gated) team.share(n, 4, [&](int first, int last) { gate(first, last); });
-        end(team, layer.matrices[MATRIX_OUTPUT], attended, out_width, layer.after_norm);
     }
 
     // Multiplies what attention gave by its gates.
@@ -452,8 +465,8 @@ struct Forward : Work, Multiplier<T> {
         team.share(num_walks * groups, 1, [&](int first, int last) {
             for (int i = first; i < last; ++i) {
                 const Walk& walk = rows.walks[i / groups];
-                conv.walk(walk, part_of(c, walk, layer.mixer, places[number]), i % groups, take,
-                          put);
+                const LayerWalk part = part_of(c, walk, layer.mixer, places.states[number]);
+                conv.walk(walk, part, i % groups, take, put);
             }
         });
     }
@@ -468,7 +481,8 @@ struct Forward : Work, Multiplier<T> {
     }
     const float* entered(int row) const { return entering_ + std::size_t(row) * entering_width; }
 
-    void run_conv(Team& team, int number) {
+    // Makes `mixed` of a layer's rows, by a short convolution.
+    void mix_by_conv(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
         enter(team, layer);
         convolve(
@@ -480,10 +494,10 @@ struct Forward : Work, Multiplier<T> {
                 store(mixed + std::size_t(r) * mixed_width + at,
                       sum * load(entered(r) + c.hidden + at));
             });
-        end(team, layer.matrices[MATRIX_OUTPUT], mixed, mixed_width, layer.after_norm);
     }
 
-    void run_linear(Team& team, int number) {
+    // Makes `mixed` of a layer's rows, by linear attention.
+    void mix_by_linear(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
         const int width = linear_channels(c), values = linear_values(c), each = 2 * c.value_heads;
         const int made = rates_of(c);  // the last of each row
@@ -509,7 +523,7 @@ struct Forward : Work, Multiplier<T> {
             const LinearRows to{mixing, std::size_t(mixing_width), rates, leaving_};
             for (int i = first; i < last; ++i) {
                 const Walk& walk = rows.walks[i / parts];
-                const LayerWalk all = part_of(c, walk, layer.mixer, places[number]);
+                const LayerWalk all = part_of(c, walk, layer.mixer, places.states[number]);
                 const int at = i % parts * columns, head = at / c.value_dim;
                 const float skip = c.mamba ? layer.skip.data()[head] : 0;
                 linear.walk(walk, linear.behind(all, walk), head, at % c.value_dim, skip, to);
@@ -521,20 +535,17 @@ struct Forward : Work, Multiplier<T> {
                             leaving_ + std::size_t(r) * values, entered(r) + width,
                             layer.gated.data());
         });
-        end(team, layer.matrices[MATRIX_OUTPUT], mixed, mixed_width, layer.after_norm);
     }
 
+    // Mixers beside each other see the same rows: both are through before either changes them.
     void run_mixer(Team& team, int number) {
-        switch (m.layers[number].mixer) {
-            case MIXER_CONV:
-                return run_conv(team, number);
-            case MIXER_LINEAR:
-                return run_linear(team, number);
-            case MIXER_NONE:
-                return;
-            default:
-                return run_attention(team, number);
-        }
+        const Layer<T>& layer = m.layers[number];
+        if (attends(layer.mixer)) attend(team, number);
+        if (is_linear(layer.mixer)) mix_by_linear(team, number);
+        if (layer.mixer == MIXER_CONV) mix_by_conv(team, number);
+        if (attends(layer.mixer)) end_attention(team, layer);
+        if (is_linear(layer.mixer)) end_mixed(team, layer, c.linear_out);
+        if (layer.mixer == MIXER_CONV) end_mixed(team, layer, 1);
     }
 
     void run_mlp(Team& team, int number) {
@@ -542,10 +553,11 @@ struct Forward : Work, Multiplier<T> {
         constexpr Epilogue::Kind kinds[] = {Epilogue::gate, Epilogue::gelu_gate, Epilogue::squared};
         norm_multiply(team, layer.mlp_norm, layer.matrices[MATRIX_GATE_UP], n, same,
                       {.kind = kinds[c.activation],
+                       .scale = c.mlp_gate,
                        .gated = gated,
                        .gated_stride = std::size_t(inner),
                        .narrow = sizeof(T) == 2});
-        end(team, layer.matrices[MATRIX_DOWN], gated, inner, layer.output_norm);
+        end(team, layer.matrices[MATRIX_DOWN], gated, inner, layer.output_norm, c.mlp_out);
     }
 
     void run(Team& team) override {

@@ -240,7 +240,9 @@ bool sound(const Weights<T>& m) {
     for (const Layer<T>& layer : m.layers) {
         const Weight<T>* w = layer.matrices;
         const int mixer = layer.mixer, width = channels(c, mixer);
-        const bool linear = mixer == MIXER_LINEAR, mixes = mixer != MIXER_NONE;
+        const bool linear = is_linear(mixer), mixes = mixer != MIXER_NONE;
+        const bool beside = mixer == MIXER_BESIDE;
+        const int attention = entering(c, MIXER_ATTENTION), heads = leaving(c, MIXER_ATTENTION);
         const int values = linear_values(c), inner = layer.mlp ? c.inner : 0;
         auto none = [](const Weight<T>& weight) { return weight.empty(); };
         if (!(mixes ? sound(w[0], entering(c, mixer), c.hidden, false) &&
@@ -248,6 +250,9 @@ bool sound(const Weights<T>& m) {
                     : none(w[0]) && none(w[1])) ||
             !(linear ? sound(w[MATRIX_RATES], rates_of(c), c.hidden, false)
                      : none(w[MATRIX_RATES])) ||
+            !(beside ? sound(w[MATRIX_BESIDE_QKV], attention, c.hidden, false) &&
+                           sound(w[MATRIX_BESIDE_OUTPUT], c.hidden, heads, false)
+                     : none(w[MATRIX_BESIDE_QKV]) && none(w[MATRIX_BESIDE_OUTPUT])) ||
             !(inner ? sound(w[2], stacked(c) * inner, c.hidden, stacked(c) == 2) &&
                           sound(w[3], c.hidden, inner, false)
                     : none(w[2]) && none(w[3])) ||

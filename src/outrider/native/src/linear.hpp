@@ -53,7 +53,7 @@ struct LinearAttention {
             for (int i = 0; i < c.key_dim; i += LANES) store(from + i, load(from + i) * splat(by));
         }
         for (int head = 0; head < c.value_heads; ++head) {
-            const double step = double(rates[c.value_heads + head]) + dt_bias[head];
+            const double step = double(rates[c.value_heads + head]) * c.step_scale + dt_bias[head];
             const double soft = step > 20 ? step : std::log1p(std::exp(step));
             rates[head] = float(c.mamba ? soft : 1 / (1 + std::exp(-double(rates[head]))));
             rates[c.value_heads + head] = float(std::exp(decay[head] * soft));
@@ -80,17 +80,17 @@ struct LinearAttention {
     // Writes a row's output, each of its groups normalised and gated, in that order or the other.
     template <class T>
     void gate(T* to, float* out, const float* gates, const float* norm) const {
-        auto gated = [&](int at) { return load(out + at) * silu(load(gates + at)); };
+        auto by_gate = [&](int at) { return silu(load(gates + at) * splat(c.gate_scale)); };
         const int groups = c.norm_groups > 0 ? c.norm_groups : 1, size = values / groups;
         for (int first = 0; first < values; first += size) {
             F32x16 sum = splat(0.0f);
             for (int at = first; at < first + size; at += LANES) {
-                if (c.gate_first) store(out + at, gated(at));
+                if (c.gate_first) store(out + at, load(out + at) * by_gate(at));
                 sum = fma(load(out + at), load(out + at), sum);
             }
             const float by = c.norm_groups ? 1 / std::sqrt(total(sum) / size + c.norm_eps) : 1;
             for (int at = first; at < first + size; at += LANES) {
-                const F32x16 gate = c.gate_first ? splat(1.0f) : silu(load(gates + at));
+                const F32x16 gate = c.gate_first ? splat(1.0f) : by_gate(at);
                 store(to + at, load(out + at) * splat(by) * load(norm + at) * gate);
             }
         }

@@ -127,11 +127,16 @@ inline bool begins_with_state(const Config& c) {
     return c.input == INPUT_PAIRED || c.input == INPUT_JOINED;
 }
 
-// Layers that are attention, which alone have keys and values.
+// Layers with attention, which alone have keys and values.
 inline int attending(const Config& c) { return c.layers - c.convs - c.linears - c.nones; }
+inline bool attends(int mixer) { return mixer == MIXER_ATTENTION || mixer == MIXER_BESIDE; }
+
+// Layers with linear attention.
+inline int linears(const Config& c) { return c.linears + c.besides; }
+inline bool is_linear(int mixer) { return mixer == MIXER_LINEAR || mixer == MIXER_BESIDE; }
 
 // Whether layers have states of sequences.
-inline bool stateful(const Config& c) { return c.convs || c.linears; }
+inline bool stateful(const Config& c) { return c.convs || linears(c); }
 
 // Rows of the matrix that a layer of attention begins with: queries, gates, keys and values.
 inline int entering(const Config& c) {
@@ -154,26 +159,35 @@ inline int linear_channels(const Config& c) {
 // Rows of the matrices that a layer begins and ends with: out of the first, into the last.
 inline int entering(const Config& c, int mixer) {
     if (mixer == MIXER_CONV) return 3 * c.hidden;
-    if (mixer == MIXER_LINEAR) return linear_channels(c) + linear_values(c);
+    if (is_linear(mixer)) return linear_channels(c) + linear_values(c);
     return mixer == MIXER_ATTENTION ? entering(c) : 0;
 }
 inline int leaving(const Config& c, int mixer) {
     if (mixer == MIXER_CONV) return c.hidden;
-    if (mixer == MIXER_LINEAR) return linear_values(c);
+    if (is_linear(mixer)) return linear_values(c);
     return mixer == MIXER_ATTENTION ? c.heads * c.head_dim : 0;
 }
 
 // Channels of a layer's convolution.
 inline int channels(const Config& c, int mixer) {
-    return mixer == MIXER_CONV ? c.hidden : mixer == MIXER_LINEAR ? linear_channels(c) : 0;
+    return mixer == MIXER_CONV ? c.hidden : is_linear(mixer) ? linear_channels(c) : 0;
 }
 
-// Which of a model's layers of its mixer each layer is.
+// Which of a model's layers with attention each layer is, and which of those with such a state.
+struct LayerPlaces {
+    std::vector<int> attention, states;
+};
 template <class T>
-std::vector<int> places_of(const Weights<T>& m) {
-    int known[MIXER_NONE + 1] = {};
-    std::vector<int> places;
-    for (const Layer<T>& layer : m.layers) places.push_back(known[layer.mixer]++);
+LayerPlaces places_of(const Weights<T>& m) {
+    int attention = 0, convs = 0, linears = 0;
+    LayerPlaces places;
+    for (const Layer<T>& layer : m.layers) {
+        places.attention.push_back(attention);
+        places.states.push_back(is_linear(layer.mixer) ? linears : convs);
+        attention += attends(layer.mixer);
+        convs += layer.mixer == MIXER_CONV;
+        linears += is_linear(layer.mixer);
+    }
     return places;
 }
 
@@ -192,7 +206,7 @@ inline StateSize heads_size(const Config& c) {
 // What a layer keeps: of its convolution, and behind that of its heads.
 inline StateSize state_size(const Config& c, int mixer) {
     const StateSize conv = conv_size(c, mixer);
-    if (mixer != MIXER_LINEAR) return conv;
+    if (!is_linear(mixer)) return conv;
     const StateSize heads = heads_size(c);
     return {conv.state + heads.state, conv.row + heads.row};
 }
@@ -200,14 +214,14 @@ inline StateSize state_size(const Config& c, int mixer) {
 // What all layers keep.
 inline StateSize state_size(const Config& c) {
     const StateSize conv = state_size(c, MIXER_CONV), linear = state_size(c, MIXER_LINEAR);
-    return {c.convs * conv.state + c.linears * linear.state,
-            c.convs * conv.row + c.linears * linear.row};
+    return {c.convs * conv.state + linears(c) * linear.state,
+            c.convs * conv.row + linears(c) * linear.row};
 }
 
 // A layer's part of a walk, the one of that place among those of its mixer.
 inline LayerWalk part_of(const Config& c, const Walk& walk, int mixer, int place) {
     StateSize before{}, own = state_size(c, mixer);
-    if (mixer == MIXER_LINEAR) {
+    if (is_linear(mixer)) {
         before = state_size(c, MIXER_CONV);
         before = {c.convs * before.state, c.convs * before.row};
     }

@@ -68,7 +68,7 @@ struct Multiplier {
     // The most inputs of a matrix.
     static int widest(const Config& c) {
         const int hidden = begins_with_state(c) ? 2 * c.hidden : c.hidden;
-        const int values = c.linears ? linear_values(c) : 0;
+        const int values = linears(c) ? linear_values(c) : 0;
         return std::max({hidden, c.inner, c.heads * c.head_dim, c.fused, values});
     }
 
@@ -101,7 +101,11 @@ struct Multiplier {
             const std::size_t stride = std::size_t(gate.units) * LANES;
             float* gates = m.scratch.gates.data();
             body(&gate, gate.units,
-                 {.kind = Epilogue::put, .y = gates, .stride = stride, .columns = int(stride)});
+                 {.kind = Epilogue::put,
+                  .y = gates,
+                  .stride = stride,
+                  .columns = int(stride),
+                  .scale = epilogue.scale});
             Epilogue last = epilogue;
             last.kind =
                 epilogue.kind == Epilogue::gate ? Epilogue::gated_by : Epilogue::gelu_gated_by;

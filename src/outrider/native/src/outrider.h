@@ -53,19 +53,23 @@ enum MixerKind {
     // Linear attention: a gated delta net (Qwen3.5) or Mamba-2. QKV makes queries, keys, values and
     // gates: of Mamba-2 C, B, x and z.
     MIXER_LINEAR,
-    MIXER_NONE,  // such a layer is an MLP only
+    MIXER_BESIDE,  // linear attention, and attention beside it, which sees the same rows
+                   // (Falcon-H1)
+    MIXER_NONE,    // such a layer is an MLP only
 };
 
 // Matrices: those before HEAD belong to a layer. RATES are linear attention's: what
 // becomes the strengths of updates and decays [2 * value_heads, hidden], of Mamba-2 both at once
-// [value_heads, hidden]. DRAFT: of heads, each one's residual
-// blocks and then what makes its logits.
+// [value_heads, hidden]. BESIDE_* are those of attention beside linear attention. DRAFT: of heads,
+// each one's residual blocks and then what makes its logits.
 enum MatrixKind {
     MATRIX_QKV,
     MATRIX_OUTPUT,
     MATRIX_GATE_UP,
     MATRIX_DOWN,
     MATRIX_RATES,
+    MATRIX_BESIDE_QKV,
+    MATRIX_BESIDE_OUTPUT,
     MATRIX_HEAD,
     MATRIX_EMBEDDING,
     MATRIX_FUSE,
@@ -126,13 +130,15 @@ typedef struct Config {
     int32_t output_normed;  // a state ends with a norm
     int32_t blocks;         // residual blocks before the last matrix of each head
     int32_t coarse;         // matrices in codes take activations of 8 bits rather than 16
-    // Layers that are short convolutions, linear attention and MLPs only: fewer than all.
-    int32_t convs, linears, nones;
+    // Layers that are short convolutions, linear attention, the same with attention beside it, and
+    // MLPs only. One attends at least.
+    int32_t convs, linears, besides, nones;
     int32_t taps;  // tokens that convolutions span, also those in linear attention
     int32_t key_heads, value_heads, key_dim, value_dim;  // of linear attention
     int32_t mamba;                                       // it is Mamba-2, else a gated delta net
     int32_t norm_groups;  // parts of its values that are normed, each by itself; 0: none are
     int32_t gate_first;   // its gate comes before that norm
+    float gate_scale, step_scale;  // multiply its gates, and what its rates are made of
     int32_t tiled_heads;  // value head i goes with key head i % key_heads; else they are grouped
     int32_t gated;        // attention is multiplied by gates, whose heads come behind its queries
     int32_t coded_cache;  // keys and values are kept in codes of 8 bits
@@ -142,6 +148,8 @@ typedef struct Config {
     int32_t far;
     int32_t heat_step;  // queries at position p are multiplied by 1 + heat log(1 + p / heat_step)
     float norm_eps, scale, embedding_scale, residual_scale, logits_scale, heat;
+    // What sublayers add to the residual stream is multiplied by, and an MLP's gates are.
+    float attention_out, linear_out, mlp_out, mlp_gate;
     float attention_cap, logits_cap;  // scores x of attention and logits become cap tanh(x / cap)
 } Config;
 

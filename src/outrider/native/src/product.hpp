@@ -36,7 +36,7 @@ struct Epilogue {
     float* y = nullptr;
     std::size_t stride = 0;  // of y
     int columns = 0;         // of y that may be written
-    float scale = 1;         // put: sum * scale
+    float scale = 1;         // put: sum * scale; gate: of what gates
     // gate: silu(even unit) * odd unit; gated_by: silu(y) * sum; bf16 or fp32; or gelu for silu.
     // squared: max(sum, 0) squared
     void* gated = nullptr;
@@ -121,8 +121,9 @@ inline void finish(const Epilogue& epilogue, const float* bias, int row, int row
     for (int r = 0; r < rows; ++r, at += epilogue.gated_stride)
         for (int c = 0; c + 1 < C; c += 2) {
             const bool usual = epilogue.kind == Epilogue::gate;
+            const F32x16 gate = sums[r][c] * splat(epilogue.scale);
             epilogue.put_gated(at + c / 2 * LANES,
-                               (usual ? silu(sums[r][c]) : gelu(sums[r][c])) * sums[r][c + 1]);
+                               (usual ? silu(gate) : gelu(gate)) * sums[r][c + 1]);
         }
 }
 

@@ -17,7 +17,7 @@ constexpr int MOST_STATE = 1 << 24;  // elements of all heads of linear attentio
 bool keeps_states(const Config& c) {
     if (c.input != INPUT_EMBEDDED || c.taps < 1 || c.taps > MAX_TAPS) return false;
     if (c.convs && (c.hidden % LANES || c.hidden > MOST / 3)) return false;
-    if (!c.linears) return true;
+    if (!linears(c)) return true;
     if (c.key_heads < 1 || c.value_heads < 1 || c.value_heads % c.key_heads || c.key_dim < 1 ||
         c.key_dim % LANES || c.key_dim > MAX_KEY_DIM || c.value_dim < 1 || c.value_dim % LANES ||
         c.norm_groups < 0 || (c.norm_groups && c.value_heads % c.norm_groups))
@@ -39,8 +39,8 @@ bool fits(const Config& c) {
     const bool above = right && c.layers > 0 && c.hidden > 0 && c.inner > 0 && c.kv_heads > 0 &&
                        c.heads > 0 && c.head_dim > 0 && c.vocabulary > 0 && c.max_length > 0;
     return above && (c.dtype == 0 || c.dtype == 1) && c.heads % c.kv_heads == 0 && c.convs >= 0 &&
-           c.linears >= 0 && c.nones >= 0 && c.convs < c.layers &&
-           std::int64_t(c.convs) + c.linears + c.nones < c.layers &&
+           c.linears >= 0 && c.besides >= 0 && c.besides <= c.layers && c.nones >= 0 &&
+           c.convs < c.layers && std::int64_t(c.convs) + c.linears + c.nones < c.layers &&
            (!stateful(c) || keeps_states(c)) && (!c.gated || c.input != INPUT_HEADS) &&
            (c.input != INPUT_JOINED || (c.fused == 2 * c.hidden && c.fused_norms == 2)) &&
            c.head_dim % 2 == 0 && c.head_dim <= 256 && c.layers <= MOST_LAYERS &&
@@ -66,14 +66,24 @@ const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, We
     const bool paired = c.input == INPUT_PAIRED && number == 0;
     const int last = kind == MATRIX_DRAFT && number % (c.blocks + 1) == c.blocks;
     const int mixer = kind < MATRIX_HEAD ? m.layers[number].mixer : int(MIXER_ATTENTION);
-    const int outs[] = {entering(c, mixer), c.hidden,    stacked(c) * c.inner,
-                        c.hidden,           rates_of(c), c.vocabulary,
-                        c.embeddings,       c.hidden,    last ? c.vocabulary : c.hidden};
+    const int outs[] = {entering(c, mixer),
+                        c.hidden,
+                        stacked(c) * c.inner,
+                        c.hidden,
+                        rates_of(c),
+                        entering(c),
+                        c.hidden,
+                        c.vocabulary,
+                        c.embeddings,
+                        c.hidden,
+                        last ? c.vocabulary : c.hidden};
     const int ins[] = {paired ? 2 * c.hidden : c.hidden,
                        leaving(c, mixer),
                        c.hidden,
                        c.inner,
                        c.hidden,
+                       c.hidden,
+                       c.heads * c.head_dim,
                        c.hidden,
                        c.hidden,
                        c.fused,
@@ -311,8 +321,9 @@ bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
     if (c.fused) all = all && !m.fuse.empty() && (!c.fused_norms || m.fuse_norm.size());
     for (int i = 0; i < count; ++i) {
         const Layer<T>& layer = m.layers[sublayers[i] / 2];
-        const bool linear = layer.mixer == MIXER_LINEAR, mixes = layer.mixer != MIXER_NONE;
-        const bool has[MATRIX_HEAD] = {mixes, mixes, layer.mlp, layer.mlp, linear};
+        const bool linear = is_linear(layer.mixer), mixes = layer.mixer != MIXER_NONE;
+        const bool beside = layer.mixer == MIXER_BESIDE;
+        const bool has[MATRIX_HEAD] = {mixes, mixes, layer.mlp, layer.mlp, linear, beside, beside};
         for (int kind = 0; kind < MATRIX_HEAD; ++kind)
             all = all && layer.matrices[kind].empty() != has[kind];
         for (const auto* vector : {&layer.decay, &layer.dt_bias, &layer.gated})
@@ -328,7 +339,7 @@ bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
     int counts[MIXER_NONE + 1] = {};
     for (const Layer<T>& layer : m.layers) ++counts[layer.mixer];
     return all && counts[MIXER_CONV] == c.convs && counts[MIXER_LINEAR] == c.linears &&
-           counts[MIXER_NONE] == c.nones;
+           counts[MIXER_BESIDE] == c.besides && counts[MIXER_NONE] == c.nones;
 }
 
 }  // namespace
