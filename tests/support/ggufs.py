@@ -59,6 +59,11 @@ MAMBA = {
     "mamba.out_proj": "ssm_out", "shared_mlp.output_linear": "ffn_down",
 }  # fmt: skip
 OWN_NAMES["granitemoehybrid"] = MAMBA
+OWN_NAMES["falcon_h1"] = {
+    **MAMBA,
+    "pre_ff_layernorm": "ffn_norm",
+    **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+}
 OWN_NAMES["nemotron_h"] = {
     "norm": "attn_norm", **{k.replace("mamba", "mixer"): v for k, v in MAMBA.items()},
     **{k.replace("self_attn", "mixer"): v for k, v in NAMES.items() if "self_attn" in k},
@@ -71,7 +76,7 @@ PARAMETERS = {
 }
 ARCHITECTURES = {
     "gemma3_text": "gemma3", "olmo3": "olmo2", "ministral3": "mistral3", "qwen3_5_text": "qwen35",
-    "granitemoehybrid": "granitehybrid",
+    "granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1",
 }  # fmt: skip
 """Those whose name is not the model type."""
 INTERLEAVED = (
@@ -86,6 +91,8 @@ def file_name(name: str, family: str = "llama") -> str:
     module, _, part = name.rpartition(".")
     if name == "model.embedding_norm.weight":
         return "token_embd_norm.weight"
+    if name == "model.final_layernorm.weight":
+        return "output_norm.weight"
     if name in ("model.embeddings.weight", "model.norm_f.weight"):
         return "token_embd.weight" if "embeddings" in name else "output_norm.weight"
     if not module.startswith("model.layers."):
@@ -174,7 +181,7 @@ def metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
         writer.add_head_count_kv([heads * (k != "conv") for k in config.layer_types])
         writer.add_shortconv_l_cache(config.conv_L_cache)
         writer.add_layer_norm_rms_eps(config.norm_eps)
-    elif config.model_type in ("granitemoehybrid", "nemotron_h"):
+    elif config.model_type in ("granitemoehybrid", "nemotron_h", "falcon_h1"):
         mamba(writer, config)
     else:
         writer.add_head_count_kv(config.num_key_value_heads)
@@ -236,8 +243,11 @@ def metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
 def mamba(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     """What the converter writes of Granite 4-H and Nemotron-H."""
     heads = config.num_key_value_heads
-    writer.add_head_count_kv([heads * (k == "full_attention") for k in config.layer_types])
-    writer.add_rope_scaling_finetuned(False)
+    if config.model_type == "falcon_h1":
+        writer.add_head_count_kv(heads)
+    else:
+        writer.add_head_count_kv([heads * (k == "full_attention") for k in config.layer_types])
+        writer.add_rope_scaling_finetuned(False)
     if config.model_type == "nemotron_h":
         values, size = config.mamba_num_heads, config.mamba_head_dim
         taps, states, groups = config.conv_kernel, config.ssm_state_size, config.n_groups
@@ -247,7 +257,8 @@ def mamba(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
         taps, states = config.mamba_d_conv, config.mamba_d_state
         groups = config.mamba_n_groups
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+        if config.model_type == "granitemoehybrid":
+            writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
     writer.add_ssm_conv_kernel(taps)
     writer.add_ssm_state_size(states)
     writer.add_ssm_group_count(groups)

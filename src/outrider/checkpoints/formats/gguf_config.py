@@ -47,13 +47,14 @@ FORMS = {
     "qwen35": Form("qwen3_5_text"),
     "granitehybrid": Form("granitemoehybrid", interleaved=True),
     "nemotron_h": Form("nemotron_h", interleaved=True),
+    "falcon-h1": Form("falcon_h1"),
 }
 """The architectures that are read; Mistral's are "llama" and "mistral3"."""
 PARTIAL = ("phi3", "qwen35")
 """Architectures of which a part of each head turns."""
 BY_LAYER = ("lfm2", "granitehybrid", "nemotron_h")
 """Architectures whose files say how many key heads each layer has: 0 of those without attention."""
-MAMBA = ("granitehybrid", "nemotron_h")
+MAMBA = ("granitehybrid", "nemotron_h", "falcon-h1")
 """Architectures with Mamba-2."""
 STILL_PERIOD = 4
 """Each last one of so many layers of SmolLM3 has no rope."""
@@ -259,6 +260,11 @@ def _mamba(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> di
         names.key_dim: size("state_size"), names.value_dim: inner // heads,
         names.taps: size("conv_kernel"), names.conv_bias: biased,
     }  # fmt: skip
+    if name == "falcon-h1":  # its multipliers are in the weights
+        del more["layer_types"]
+        normed = any(key.endswith("ssm_norm.weight") for key in file.tensors)
+        own = {"mamba_rms_norm": normed, "mamba_norm_before_gate": False, "mamba_d_ssm": inner}
+        return more | own
     if name == "nemotron_h":
         return more | {"layer_norm_epsilon": options["rms_norm_eps"]}
     shared = f"{name}.expert_shared_feed_forward_length"

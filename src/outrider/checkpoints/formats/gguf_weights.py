@@ -70,6 +70,7 @@ _MAMBA = {
 OTHERWISE = {
     "granitehybrid": {**_MAMBA, "shared_mlp.output_linear": "ffn_down"},
     "nemotron_h": _MAMBA,
+    "falcon-h1": _MAMBA,
     "lfm2": _LFM2,
     "qwen35": _QWEN35,
     "gemma2": _AROUND,
