@@ -21,10 +21,11 @@ import ml_dtypes
 import numpy as np
 import typer
 
+from outrider.checkpoints.architecture import Architecture
 from outrider.checkpoints.checkpoint import Checkpoint
 from outrider.checkpoints.configs import LINEAR, plain_config
 from outrider.checkpoints.dtypes import BFLOAT16, Array
-from outrider.checkpoints.families import Architecture, read_shape
+from outrider.checkpoints.families import read_shape
 from outrider.checkpoints.files import Files, save_file
 from outrider.checkpoints.quantize import Quantized
 from outrider.cli.common import Out, write_json

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from outrider.bench.machine import machine
-from outrider.checkpoints.families import find_folder
+from outrider.checkpoints.folders import find_folder
 from outrider.checkpoints.heads import EAGLE3
 from outrider.errors import ConfigError
 from outrider.training.losses import LOSSES

@@ -31,7 +31,7 @@ from outrider.audit.reference import transformers_model
 from outrider.base.types import SamplingParams
 from outrider.bench.machine import machine
 from outrider.bench.workload import BUNDLED, CODE, Item, load_workload
-from outrider.checkpoints.families import find_folder
+from outrider.checkpoints.folders import find_folder
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.cli.common import Out, write, write_json
 from outrider.errors import ConfigError, OutriderError

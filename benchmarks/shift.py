@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from outrider.bench.machine import machine
-from outrider.checkpoints.families import find_folder
 from outrider.checkpoints.files import Files
+from outrider.checkpoints.folders import find_folder
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.training.adapt import MEASURED_TOKENS, AdaptOptions, adapt
 from outrider.training.adapt_page import best_of

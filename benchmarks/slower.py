@@ -27,7 +27,7 @@ from outrider.base.methods import AUTO, NONE
 from outrider.base.types import Event, SamplingParams
 from outrider.bench.machine import machine
 from outrider.bench.offline import turned
-from outrider.checkpoints.families import find_folder
+from outrider.checkpoints.folders import find_folder
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.cli.bench import named_workload
 from outrider.cli.common import AsJson, Out, write_report

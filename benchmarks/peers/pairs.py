@@ -20,8 +20,8 @@ from outrider.base.types import SamplingParams
 from outrider.bench.workload import CODE
 from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.dtypes import BFLOAT16, Array
-from outrider.checkpoints.families import find_folder
 from outrider.checkpoints.files import save_file
+from outrider.checkpoints.folders import find_folder
 from outrider.checkpoints.formats.gguf import is_gguf
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.cli.bench import named_workload

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from outrider.checkpoints.architecture import Architecture
 from outrider.checkpoints.configs import PlainConfig, config_json, plain_config, whole
 from outrider.checkpoints.defaults import DEFAULTS, TYPES
-from outrider.checkpoints.families import FAMILIES, Architecture, read_shape
+from outrider.checkpoints.families import FAMILIES, read_shape
 from outrider.errors import ModelError
 
 FILE = "model/config.json"

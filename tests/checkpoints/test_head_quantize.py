@@ -19,7 +19,7 @@ from outrider.checkpoints import families
 from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.dtypes import FLOAT32, Array
 from outrider.checkpoints.extras import KEY
-from outrider.checkpoints.families import find_folder
+from outrider.checkpoints.folders import find_folder
 from outrider.checkpoints.head_export import SAFEAILAB, SPECULATORS, export_head
 from outrider.checkpoints.head_quantize import quantize_head
 from outrider.checkpoints.head_tensors import (

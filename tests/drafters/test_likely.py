@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from outrider.base.types import SequenceState
-from outrider.checkpoints.families import Architecture
+from outrider.checkpoints.architecture import Architecture
 from outrider.drafters import likely
 from outrider.drafters.likely import LikelyIds, pays, read_ids
 from outrider.models.native import NativeTransformer

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import outrider
 from outrider import LLM, AsyncLLM, SamplingParams, errors, pocket
 from outrider.base.types import Origin, Plan
-from outrider.checkpoints.families import find_folder
+from outrider.checkpoints.folders import find_folder
 from outrider.drafters.ngram import NgramSpec
 from outrider.drafters.registry import find_drafter
 from outrider.engine.control.tuning import USUAL

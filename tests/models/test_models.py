@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from outrider import LLM, SamplingParams
 from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.dtypes import BFLOAT16, choose_dtype
-from outrider.checkpoints.families import find_folder
+from outrider.checkpoints.folders import find_folder
 from outrider.errors import ModelError
 from outrider.models.base import Output
 from outrider.models.load import load_model

@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from ..base.config import Recipe
+from ..checkpoints.architecture import LinearAttention
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.configs import whole
 from ..checkpoints.dtypes import FLOAT32
 from ..checkpoints.export import recipe_of
-from ..checkpoints.families import LinearAttention
 from ..checkpoints.formats.shared import usual_name
 from ..checkpoints.weights import plain, quantized
 from ..errors import ModelError

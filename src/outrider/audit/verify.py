@@ -23,7 +23,7 @@ from ..base.config import Recipe
 from ..base.methods import AUTO
 from ..base.types import Folder, Request, SamplingParams
 from ..checkpoints.checkpoint import open_checkpoint
-from ..checkpoints.families import find_folder
+from ..checkpoints.folders import find_folder
 from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..drafters.model import ModelSpec
 from ..drafters.ngram import NgramSpec

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from ..base.methods import AUTO
 from ..base.types import Request, SamplingParams
 from ..checkpoints.checkpoint import open_checkpoint
-from ..checkpoints.families import find_folder
 from ..checkpoints.files import Files
+from ..checkpoints.folders import find_folder
 from ..checkpoints.tokenizers import read_codec
 from ..drafters.heads import HeadSpec
 from ..drafters.mtp import MtpSpec

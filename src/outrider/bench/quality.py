@@ -16,7 +16,7 @@ from tqdm import tqdm
 from ..base.config import Recipe
 from ..base.types import Folder
 from ..checkpoints.export import bits_per_weight
-from ..checkpoints.families import find_folder
+from ..checkpoints.folders import find_folder
 from ..checkpoints.tokenizers import read_codec
 from ..errors import ConfigError
 from ..llm import LLM

@@ -32,8 +32,8 @@ import numpy as np
 
 from ..base.methods import AUTO, TOGETHER
 from ..base.types import Request, SequenceState
+from ..checkpoints.architecture import Shape
 from ..checkpoints.checkpoint import open_checkpoint
-from ..checkpoints.families import Shape
 from ..checkpoints.files import save_file
 from ..drafters.base import ChainDrafter, Drafter, DrafterContext, DrafterSpec, Needs
 from ..drafters.model import ModelSpec

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..base.limits import LARGEST_DRAFT
 from ..base.methods import AUTO
-from ..checkpoints.families import find_folder
+from ..checkpoints.folders import find_folder
 from ..checkpoints.tokenizers import read_codec
 from ..drafters.base import NoSpec
 from ..drafters.prediction import PredictionSpec

@@ -11,9 +11,10 @@ from typing import Any
 
 from ..base.fields import one_line
 from ..errors import ModelError, shown
+from .architecture import Architecture, Shape
 from .claims import check_claims
 from .configs import WRAPPERS, ModelConfig, auto_config, plain_config
-from .families import Architecture, Shape, read_shape
+from .families import read_shape
 from .files import Files, files_of
 from .formats.compressed import Compressed, Fp8
 from .formats.gguf_config import gguf_config

@@ -23,10 +23,11 @@ from tqdm import tqdm
 
 from ..base.config import Recipe
 from ..errors import ConfigError, ModelError
+from .architecture import Architecture
 from .checkpoint import open_checkpoint
 from .configs import ModelConfig, PlainConfig, config_json
 from .dtypes import FLOAT16, FLOAT32, Array, cast
-from .families import CLASSES, Architecture
+from .families import CLASSES
 from .files import INDEX, Files, new_folder, save_file
 from .formats.compressed import METHOD
 from .formats.gguf_weights import GGUFTensors

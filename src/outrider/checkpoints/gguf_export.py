@@ -26,10 +26,10 @@ from ..base.fields import one_line
 from ..base.stored import StoredFile
 from ..base.threads import on_all_threads
 from ..errors import ConfigError, ModelError, shown
+from .architecture import Architecture
 from .blocks import encode
 from .checkpoint import Checkpoint, open_checkpoint
 from .dtypes import FLOAT32, Array, cast
-from .families import Architecture
 from .files import Files, new_file
 from .formats.gguf import GGUF, StoredTensor
 from .formats.gguf_config import FORMS

@@ -21,8 +21,9 @@ from ..base.fields import Fields
 from ..base.outside.text import printable
 from ..errors import ModelError
 from ..text.codec import TextCodec
+from .architecture import Architecture
 from .checkpoint import Checkpoint
-from .families import Architecture, read_shape
+from .families import read_shape
 from .formats.gguf import GGUF, StoredTensor
 from .formats.gguf_config import GRANITE, divisors, gguf_config
 from .formats.gguf_ends import end_token_ids

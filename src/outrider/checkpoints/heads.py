@@ -13,10 +13,11 @@ from typing import Any
 from ..base.fields import Fields
 from ..base.limits import LARGEST_DRAFT, LARGEST_INT
 from ..errors import ModelError, shown
+from .architecture import Architecture, Shape
 from .claims import check_claims
 from .configs import PlainConfig, plain_config
 from .extras import CHAT, NO_EXTRAS, Extras, read_extras
-from .families import Architecture, Shape, read_shape
+from .families import read_shape
 from .files import Files, files_of
 
 EAGLE3, PEAGLE, MEDUSA = "eagle3", "peagle", "medusa"

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ModelError
+from .architecture import Architecture, Multipliers
 from .checkpoint import find_format
-from .families import MIXERS, Architecture, Multipliers
+from .families import MIXERS
 from .files import Files
 from .formats.gguf import GGUF
 from .formats.gguf_weights import GGUFTensors

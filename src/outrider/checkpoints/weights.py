@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from ..base.config import Recipe
 from ..errors import ConfigError, ModelError
+from .architecture import Architecture
 from .coded import Coded
 from .dtypes import FLOAT32, Array
-from .families import Architecture
 from .formats.gguf_weights import GGUFTensors
 from .formats.shared import Tensors, warn_once
 from .quantize import Matrix, Quantized, quantize

@@ -24,7 +24,7 @@ def convert(
     with status("converting"), lines("converting"), ended_cleanly():
         from ..checkpoints.convert import PICKLED
         from ..checkpoints.convert import convert as converted
-        from ..checkpoints.families import find_folder
+        from ..checkpoints.folders import find_folder
         from ..checkpoints.heads import read_head
 
         count = converted(find_folder(model, [f"*{suffix}" for suffix in PICKLED]), out)
@@ -55,7 +55,7 @@ def quantize(
     with status("loading"):
         from ..base.config import Recipe
         from ..checkpoints.export import export
-        from ..checkpoints.families import find_folder
+        from ..checkpoints.folders import find_folder
         from ..checkpoints.formats.gguf import is_gguf
         from ..checkpoints.gguf_export import RECIPES, export_gguf, parse
         from ..checkpoints.head_quantize import quantize_head

@@ -196,7 +196,7 @@ def check(
     if drafter is None:
         raise typer.BadParameter("give the drafter to check as --drafter PATH.")
     with status("reading"):
-        from ..checkpoints.families import find_folder
+        from ..checkpoints.folders import find_folder
         from ..drafters.check import check as checked
         from ..drafters.check import check_mtp, check_retokenized
         from ..drafters.retokenize import folder_named

@@ -210,7 +210,7 @@ def medusa(flags: HeadFlags, model: str = argument("MODEL", MODEL)) -> None:
 def _train(kind: str, model: str, flags: HeadFlags, layout: str = "speculators") -> None:
     """Train a head, and print what it gives."""
     with torch_for("outrider train"):
-        from ..checkpoints.families import find_folder
+        from ..checkpoints.folders import find_folder
         from ..training.run_heads import RATE, HeadOptions, train_head
         from ..training.samples import DataFolder
 
@@ -228,7 +228,7 @@ def _train(kind: str, model: str, flags: HeadFlags, layout: str = "speculators")
 def distill(flags: DistillFlags, model: str = argument("MODEL", MODEL)) -> None:
     """Train a small model with the target's tokenizer to draft for it."""
     with torch_for("outrider train"):
-        from ..checkpoints.families import find_folder
+        from ..checkpoints.folders import find_folder
         from ..training.run_distill import DistillOptions, train_drafter, usual_rate
         from ..training.samples import DataFolder
 
@@ -359,7 +359,7 @@ def layerskip(
 ) -> None:
     """Search for sublayers that the target can skip when it drafts for itself."""
     with torch_for("outrider train"):
-        from ..checkpoints.families import find_folder
+        from ..checkpoints.folders import find_folder
         from ..training.layerskip import search_skips
         from ..training.samples import DataFolder
 
@@ -392,7 +392,7 @@ def export(
     """Write a head for other engines and libraries, such as vLLM."""
     with ended_cleanly(), lines("exporting"):
         from ..checkpoints.checkpoint import open_checkpoint
-        from ..checkpoints.families import find_folder
+        from ..checkpoints.folders import find_folder
         from ..checkpoints.head_export import export_head, needs_target
         from ..checkpoints.heads import read_head
         from ..drafters.heads import verifier_of
@@ -421,7 +421,7 @@ def measure(
 ) -> None:
     """Measure a drafter as served; write acceptance and the best draft lengths into it."""
     with torch_for("outrider train"):
-        from ..checkpoints.families import find_folder
+        from ..checkpoints.folders import find_folder
         from ..training.card import table
         from ..training.measure import measure as measured
 

@@ -143,7 +143,7 @@ def audit_endpoint(endpoint: str, json_: bool, **options: Any) -> None:
 def encoded(file: str, folder: str | Path) -> list[list[int]]:
     """Return the token ids of a workload file's prompts."""
     from ..bench.workload import load_workload
-    from ..checkpoints.families import find_folder
+    from ..checkpoints.folders import find_folder
     from ..checkpoints.tokenizers import read_codec
 
     codec = read_codec(find_folder(folder))

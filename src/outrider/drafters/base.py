@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from ..base.config import EngineConfig
 from ..base.methods import NONE
 from ..base.types import Draft, DraftBudget, DraftNodes, Scheduled, SequenceState, StepRecord
-from ..checkpoints.families import find_folder
 from ..checkpoints.files import Files
+from ..checkpoints.folders import find_folder
 from ..models.base import Model, RowsModel, Store
 from ..sampling.shared_noise import Noise
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..base.outside.text import printable
+from ..checkpoints.architecture import Architecture
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.extras import Extras, extras_of
-from ..checkpoints.families import Architecture
 from ..checkpoints.files import Files
 from ..checkpoints.head_tensors import HeadTensors, drafted_ids, misfits
 from ..checkpoints.heads import MEDUSA, Head, read_head

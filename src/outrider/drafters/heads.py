@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
-from ..checkpoints.families import find_folder
 from ..checkpoints.files import Files
+from ..checkpoints.folders import find_folder
 from ..checkpoints.heads import Head, read_head
 from ..errors import ConfigError, ModelError, shown
 from ..models.native import NativeTransformer

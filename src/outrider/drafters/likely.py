@@ -20,7 +20,7 @@ from typing import Any
 from ..base.homes import cache_home
 from ..base.kept import read_kept, write_kept
 from ..base.types import SequenceState
-from ..checkpoints.families import Architecture
+from ..checkpoints.architecture import Architecture
 from ..models.kept_weights import written
 from ..models.native_model import NativeModel
 

@@ -16,8 +16,8 @@ from ..base.types import (
     SequenceState,
     StepRecord,
 )
+from ..checkpoints.architecture import Architecture
 from ..checkpoints.checkpoint import open_checkpoint
-from ..checkpoints.families import Architecture
 from ..errors import ModelError
 from ..models.base import Model
 from ..models.decide import DraftInput

@@ -15,7 +15,7 @@ from typing import Self
 from ..base.types import NO_NODES, Draft, DraftBudget, Scheduled, SequenceState, StepRecord
 from ..cache.pages import PagePool, extend_keys
 from ..checkpoints.checkpoint import open_checkpoint
-from ..checkpoints.families import find_folder
+from ..checkpoints.folders import find_folder
 from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import ConfigError, ModelError
 from ..models.load import check_drafts, load_model

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..base.types import Row, SequenceState
 from ..cache.store import Store
-from ..checkpoints.families import Architecture
+from ..checkpoints.architecture import Architecture
 from ..models.native import NativeTransformer
 from ..models.rows import Segment
 from ..sampling.arrays import highest, softmax

@@ -13,10 +13,11 @@ from typing import Any
 
 from ..base.config import EngineConfig
 from ..base.threads import allowed_threads
+from ..checkpoints.architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoints.dtypes import choose_dtype, native_dtype
-from ..checkpoints.families import Architecture, find_folder
 from ..checkpoints.files import Files
+from ..checkpoints.folders import find_folder
 from ..checkpoints.mtp import has_mtp, num_layers, promised, why_none
 from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import OutriderError

@@ -13,8 +13,8 @@ from ..base.config import EngineConfig
 from ..base.methods import AUTO
 from ..base.types import Folder
 from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
-from ..checkpoints.families import find_folder
 from ..checkpoints.files import Files
+from ..checkpoints.folders import find_folder
 from ..checkpoints.heads import read_head
 from ..checkpoints.tokenizers import codec_to_read, differences, has_tokenizer
 from ..checkpoints.unread import UnreadCodec

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.store import Store as Store
-from ..checkpoints.families import Shape
+from ..checkpoints.architecture import Shape
 from ..sampling.shared_noise import Noise
 from .decide import DraftInput, DraftNodes, SampleInput, Samples
 from .rows import Segment, lone_rows

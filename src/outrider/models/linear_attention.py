@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..checkpoints.families import LinearAttention
+from ..checkpoints.architecture import LinearAttention
 from .states import Tensors, Walks, alike, convolved
 from .torch_weights import TorchLinear
 

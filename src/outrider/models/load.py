@@ -11,9 +11,9 @@ import numpy as np
 from ..base.config import AUTOMATIC, NO_RECIPES, Recipe, free_memory
 from ..base.extras import torch_for
 from ..base.fields import readable
+from ..checkpoints.architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import BFLOAT16, FLOAT16, choose_dtype, native_dtype
-from ..checkpoints.families import Architecture
 from ..checkpoints.formats.gguf_weights import GGUFTensors
 from ..checkpoints.rope import STILL
 from ..checkpoints.weights import check_left

@@ -11,11 +11,11 @@ import numpy as np
 
 from ..base.config import Recipe
 from ..base.limits import LARGEST_INT
+from ..checkpoints.architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.configs import ModelConfig
 from ..checkpoints.dtypes import DTYPES as NAMED
 from ..checkpoints.dtypes import Array, native_dtype
-from ..checkpoints.families import Architecture
 from ..checkpoints.rope import STILL, rope_parameters
 from ..checkpoints.weights import SLOW_TO_QUANTISE, Loader, layer_numbers
 from ..native.interface import DTYPES, GATES, TABLES

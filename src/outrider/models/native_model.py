@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoints.architecture import Architecture
 from ..checkpoints.coded import Coded
 from ..checkpoints.configs import ModelConfig
 from ..checkpoints.dtypes import Array
-from ..checkpoints.families import Architecture
 from ..checkpoints.quantize import Matrix, Quantized
 from ..checkpoints.rope import STILL, Rope
 from ..checkpoints.weights import Loader, Mlp

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.store import Store
-from ..checkpoints.families import Architecture
+from ..checkpoints.architecture import Architecture
 from ..errors import ModelError
 from ..native.checks import LayerRoom, Room, free_with
 from ..native.library import Library

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ..base.config import Recipe
+from ..checkpoints.architecture import Architecture
 from ..checkpoints.dtypes import Array
-from ..checkpoints.families import Architecture
 from ..checkpoints.quantize import Matrix
 from ..checkpoints.weights import (
     SLOW_TO_QUANTISE,

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from ..base.config import Recipe
 from ..cache.store import Store
+from ..checkpoints.architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.families import Architecture
 from ..checkpoints.rope import STILL
 from ..checkpoints.weights import Experts
 from .attention import Attention

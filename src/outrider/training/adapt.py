@@ -18,8 +18,8 @@ from ..base.alone import alone
 from ..bench.load.datasets import load_prompts
 from ..bench.machine import machine
 from ..checkpoints.checkpoint import open_checkpoint
-from ..checkpoints.families import find_folder
 from ..checkpoints.files import new_folder
+from ..checkpoints.folders import find_folder
 from ..checkpoints.heads import Head, read_head
 from ..checkpoints.tokenizers import read_codec
 from ..drafters.model import ModelSpec

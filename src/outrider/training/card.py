@@ -14,8 +14,8 @@ from ..base.outside.text import printable
 from ..bench.machine import machine
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.extras import Extras
-from ..checkpoints.families import name_of
 from ..checkpoints.files import Files
+from ..checkpoints.folders import name_of
 from ..checkpoints.heads import EAGLE3, MEDUSA, Head, read_head
 from .curves import CURVES, last_step
 from .loop import RUN, Judged

@@ -13,7 +13,7 @@ from ..base.alone import alone
 from ..base.limits import LARGEST_CONTEXT
 from ..bench.workload import Item
 from ..checkpoints.checkpoint import open_checkpoint
-from ..checkpoints.families import find_folder
+from ..checkpoints.folders import find_folder
 from ..errors import ConfigError, shown
 from ..llm import LLM
 from ..models.native import is_native

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from ..base.kept import part_of
+from ..checkpoints.architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import BFLOAT16, FLOAT32, Array, cast
 from ..checkpoints.extras import KEY
-from ..checkpoints.families import Architecture
 from ..checkpoints.files import Files, save_file
 from ..checkpoints.head_export import (
     SAFEAILAB,

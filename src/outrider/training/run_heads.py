@@ -13,7 +13,7 @@ from accelerate import PartialState
 
 from ..base.alone import alone
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.families import name_of
+from ..checkpoints.folders import name_of
 from ..checkpoints.head_export import LAYOUTS, SPECULATORS
 from ..checkpoints.heads import EAGLE3, MEDUSA, PEAGLE
 from ..errors import ConfigError

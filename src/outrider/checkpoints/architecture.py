@@ -1,0 +1,182 @@
+"""The architecture of a native model in plain numbers, and the properties of its family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+Mixer = Literal["attention", "conv", "linear", "beside", "none"]
+"""What mixes tokens in a layer."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Properties of a family that its configs do not state."""
+
+    qkv_bias: bool | None = None  # None: the config's attention_bias
+    output_bias: bool | None = None
+    qk_norm: bool = False
+    wide_norms: bool = False  # those of queries and keys span all heads
+    fused_heads: str = ""  # the tensor of queries, keys and values, where they are one
+    fused_mlp: str = ""  # that of gate and up
+    down: str = "mlp.down_proj"
+    partial: bool = False  # part of a head may turn
+    norms: Literal["before", "around", "after"] = "before"  # attention and MLP
+    shifted: bool = False  # norms weigh 1 + w
+    scaled: bool = False  # embeddings are multiplied by the root of their width
+    gated: bool = False  # attention is multiplied by gates, which come with its queries
+    attention_cap: bool = False  # attn_logit_softcapping counts (transformers' Gemma 3 ignores it)
+    windowed: bool = False  # sliding_window, where given, is that of every layer
+    experts: bool = False
+    ungated: bool = False  # MLPs have no gate
+    lone: bool = False  # a layer is a mixer or an MLP, with one norm
+    mamba: bool = False  # linear attention is Mamba-2
+    names: tuple[tuple[str, str], ...] = ()  # modules as Llama calls them, and as the family does
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Vocabulary and context of any model; ``context`` is in tokens, ``dtype`` the checkpoint's."""
+
+    family: str
+    vocab_size: int
+    context: int
+    dtype: np.dtype[Any]
+    eos_token_ids: frozenset[int]
+
+    @property
+    def stateful(self) -> bool:
+        """True if layers have a state of each sequence that the native step or torch keeps."""
+        return False
+
+
+@dataclass(frozen=True)
+class LinearAttention:
+    """The heads of linear attention, a gated delta net's or Mamba-2's, and their sizes.
+
+    Value heads share those of keys: neighbours do or, of ``tiled_heads``, each ``key_heads``-th.
+    In the words of ``mamba`` keys are B, queries C and values x: key heads are groups, and keys as
+    large as the state. What comes out is normed in ``norm_groups`` (0: not), with ``gate_first``
+    behind its gate. ``gate_scale`` multiplies gates, ``step_scale`` what rates are made of.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    tiled_heads: bool = False
+    mamba: bool = False
+    norm_groups: int = 0
+    gate_first: bool = False
+    gate_scale: float = 1.0
+    step_scale: float = 1.0
+
+    @property
+    def conv_width(self) -> int:
+        """The channels that are mixed: queries and keys, and values."""
+        return 2 * self.key_heads * self.key_dim + self.values
+
+    @property
+    def values(self) -> int:
+        """The elements of all value heads."""
+        return self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """What multiplies what sublayers add to the residual stream, and the gates of MLPs."""
+
+    attention_out: float = 1.0
+    linear_out: float = 1.0
+    mlp_out: float = 1.0
+    mlp_gate: float = 1.0
+
+
+@dataclass(frozen=True)
+class Architecture(Shape):
+    """The architecture of a native model in plain numbers.
+
+    ``head_dim`` and widths are in elements, ``rotary_dim`` of a head's are rotated. By layer,
+    ``kinds`` names the rope and ``windows`` the positions a row sees, itself included (None: all).
+    ``scale`` multiplies the products of attention; ``attention_cap`` bounds them, ``logits_cap``
+    the logits. Queries at position p are multiplied by 1 + ``heat`` * log(1 + p // ``heat_step``).
+    ``sparse`` layers have ``num_experts`` experts of ``expert_size``, and a row uses
+    ``top_experts`` of them. ``mixers`` are what mixes tokens in each layer: attention, or a short
+    convolution over ``conv_taps`` tokens, or linear attention of the sizes ``linear``, which has
+    such a convolution, too, or that beside attention; ``mlps`` says which layers have an MLP.
+    Mixers with a convolution have ``mixer_bias`` in their products, and ``conv_bias`` in that
+    itself, whose inputs are multiplied by ``convolved``: x, B and C.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    norm_eps: float
+    activation: str
+    tied: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    layout: Family
+    kinds: tuple[str | None, ...]
+    windows: tuple[int | None, ...]
+    scale: float
+    heat: float
+    heat_step: int
+    attention_cap: float | None
+    logits_cap: float | None
+    embedding_scale: float
+    residual_scale: float
+    logits_scale: float
+    sparse: tuple[bool, ...]
+    num_experts: int
+    top_experts: int
+    expert_size: int
+    renormalised: bool
+    mixers: tuple[Mixer, ...]
+    mlps: tuple[bool, ...]
+    conv_taps: int
+    conv_bias: bool
+    mixer_bias: bool
+    linear: LinearAttention | None
+    convolved: tuple[float, float, float]
+    multipliers: Multipliers
+
+    @property
+    def attending(self) -> tuple[int, ...]:
+        """The layers with attention, which have keys and values in the cache."""
+        return tuple(i for i, mixer in enumerate(self.mixers) if mixer in ("attention", "beside"))
+
+    @property
+    def stateful(self) -> bool:
+        """True if layers have a state of each sequence, which is what its tokens made of it."""
+        return self.linear is not None or "conv" in self.mixers
+
+    def state_size(self, drafted: int) -> int:
+        """Return the numbers that the states of a sequence are, with drafts of so many tokens."""
+        taps, linear = self.conv_taps - 1, self.linear
+        size = self.mixers.count("conv") * (taps + 2 * drafted) * self.hidden_size
+        if linear is not None:
+            keys = linear.key_heads * linear.key_dim
+            state = taps * linear.conv_width + linear.values * linear.key_dim
+            row = linear.conv_width + keys + linear.values + linear.value_heads
+            count = self.mixers.count("linear") + self.mixers.count("beside")
+            size += count * (state + 2 * drafted * row)
+        return size
+
+    def within(self, window: int | None) -> Architecture:
+        """Return it with rows that see ``window`` positions at most, themselves included."""
+        if window is None:
+            return self
+        return replace(self, windows=tuple(min(window, own or window) for own in self.windows))
+
+    @property
+    def reach(self) -> int | None:
+        """Positions that a row's logits depend on, itself included; None for all before it."""
+        return None if None in self.windows else 1 + sum(w - 1 for w in self.windows if w)
