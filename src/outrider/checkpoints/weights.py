@@ -379,7 +379,7 @@ class Loader:
         }
 
     def _mamba(self, base: str) -> dict[str, Any]:
-        """Return the fields of ``LayerWeights`` about Mamba-2 (Granite 4-H, Nemotron-H).
+        """Return the fields of ``LayerWeights`` about Mamba-2 (Granite 4-H, Falcon-H1, Nemotron-H).
 
         Checkpoints have z, x, B, C and dt one behind the other, and convolve x, B and C.
         """

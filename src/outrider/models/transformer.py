@@ -220,13 +220,11 @@ class Transformer(PythonStep):
         for index, weights in enumerate(self.weights.layers):
             adds: list[torch.Tensor] = []  # of mixers beside each other, which see the same rows
             x = self._normed(stream, weights.input_norm)
-            if s.mixers[index] in ("attention", "beside"):
-                place, own = places[index], weights.beside
-                of = weights if own is None else own
-                qkv, output = of.qkv, of.output
-                assert qkv is not None
-                assert output is not None
-                heads, gates = self._heads(x, qkv, weights, turns[s.kinds[index]])
+            if index in places:
+                own, place = weights.beside or weights, places[index]
+                assert own.qkv is not None
+                assert own.output is not None
+                heads, gates = self._heads(x, own.qkv, weights, turns[s.kinds[index]])
                 if heat is not None:
                     heads.narrow(1, 0, s.num_heads).mul_(heat)
                 entries = heads.narrow(1, s.num_heads, 2 * s.num_kv_heads)
@@ -235,11 +233,12 @@ class Transformer(PythonStep):
                 out = attention(heads.narrow(1, 0, s.num_heads), place, s.scale)
                 if gates is not None:
                     out = out * alike(torch.sigmoid, gates)
-                out = linear(out, output, weights.output_bias if own is None else None)
+                out = linear(out, own.output, None if weights.beside else weights.output_bias)
                 adds.append(scaled(out, s.multipliers.attention_out))
-            if weights.taps is not None and weights.qkv is not None and weights.output is not None:
+            if weights.taps is not None:
                 assert walks is not None
-                out = self._with_states(walks, index, x, weights.qkv, weights)
+                assert weights.output is not None
+                out = self._with_states(walks, index, x, weights)
                 out = linear(out, weights.output, weights.output_bias)
                 adds.append(scaled(out, s.multipliers.linear_out))
             for out in adds:
@@ -261,11 +260,13 @@ class Transformer(PythonStep):
         return stream.x.contiguous() if norm is None else stream.norm(norm, self.shape.norm_eps)
 
     def _with_states(
-        self, walks: Walks, index: int, x: torch.Tensor, qkv: torch.Tensor, weights: TorchLayer
+        self, walks: Walks, index: int, x: torch.Tensor, weights: TorchLayer
     ) -> torch.Tensor:
         """Return what a layer with states makes of its normed rows, before its last product."""
-        inputs, own, taps = linear(x, qkv, weights.qkv_bias), weights.linear, weights.taps
+        own, taps = weights.linear, weights.taps
+        assert weights.qkv is not None
         assert taps is not None
+        inputs = linear(x, weights.qkv, weights.qkv_bias)
         if own is None or self.shape.linear is None:
             return short_conv(walks, index, inputs, taps, weights.taps_bias)
         rates = linear(x, own.rates)
