@@ -103,10 +103,11 @@ class StructuredOutputsParams(_Named):
                 refuse(self, name, self.choice, "give one text or more, none of them empty")
         elif not (isinstance(value, str) and value):
             refuse(self, name, value, "give a text that is not empty")
-        try:
-            "".join((*value, self.after or "")).encode()
-        except UnicodeEncodeError:
-            refuse(self, name, value, "give a text without lone surrogates")
+        for what, text in ((name, "".join(value)), ("after", self.after or "")):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                refuse(self, what, text, "give a text without lone surrogates")
         size = len(str(value))
         if size > LARGEST_GRAMMAR:
             raise ConfigError(

@@ -182,6 +182,34 @@ def test_a_wrong_type_is_refused(name: str, value: object, needed: str) -> None:
         plain_config({"model_type": "llama", name: value}, FILE)
 
 
+@pytest.mark.parametrize("pattern", ["", "MX-*", "M*-m"])
+def test_a_pattern_of_other_letters_is_refused(pattern: str) -> None:
+    with pytest.raises(ModelError, match=r"hybrid_override_pattern is .*; a text of M, \*, -, E"):
+        plain_config({"model_type": "nemotron_h", "hybrid_override_pattern": pattern}, FILE)
+
+
+HYBRID = TINY | {"mamba_n_heads": 4, "layer_types": ["attention", *["mamba"] * 6]}
+HYBRID |= {"num_local_experts": 0}
+
+
+@pytest.mark.parametrize(
+    ("more", "native"),
+    [
+        ({}, True),
+        ({"time_step_limit": [0.0, float("inf")]}, True),
+        ({"time_step_limit": [0.001, 0.1]}, False),
+        ({"time_step_limit": "none"}, False),
+        ({"hidden_act": "gelu_pytorch_tanh"}, False),
+    ],
+)
+def test_only_what_the_step_computes_is_native(
+    more: dict[str, Any], native: bool, tmp_path: Path
+) -> None:
+    config = plain_config({"model_type": "granitemoehybrid", **HYBRID, **more}, FILE)
+    assert config is not None
+    assert isinstance(read_shape(config, tmp_path), Architecture) == native
+
+
 def test_wrong_types_in_parts_name_the_part() -> None:
     options = {"model_type": "gemma3", "text_config": {"layer_types": "full"}}
     with pytest.raises(ModelError, match=r"text_config: layer_types is 'full'; a list of texts"):

@@ -233,6 +233,70 @@ def test_codes_of_every_family_run_natively(
         assert np.abs(out - expected).max() < 3e-3 * expected.std()  # digits of 16 bits
 
 
+@pytest.mark.parametrize(
+    ("case", "bias"),
+    [
+        ("granite4", "attention_bias"), ("granite4", "mamba_proj_bias"), ("nemotron_h", "mlp_bias"),
+        ("nemotron_h", "use_bias"),
+    ],
+)  # fmt: skip
+def test_biases_of_hybrids_are_read(
+    case: str, bias: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Also those of layers behind the first, which is of another kind."""
+    family, options, _ = CASES[case]
+    source = make_checkpoint(tmp_path / "source", family, **{**SIZES, **options, bias: True})
+    path, plain = convert(source, tmp_path / "model.gguf", Kind.F32)
+    np.testing.assert_allclose(logits(path), logits(plain), atol=3e-5, rtol=0)
+
+
+def test_only_vectors_of_mamba_have_other_shapes(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "nemotron_h")
+    writer.add_ssm_group_count(2)
+    for name, shape in {
+        "ssm_out.weight": (32, 16), "ssm_conv1d.weight": (4, 64), "ssm_norm.weight": (16, 2),
+        "ssm_a": (4, 1),
+    }.items():  # fmt: skip
+        writer.add_tensor(f"blk.0.{name}", -np.ones(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensors = GGUFTensors(open_gguf(tmp_path / "x.gguf"), 8)
+    begins = "model.layers.0.mamba."
+    assert tensors.get(f"{begins}A_log", (4,)).tolist() == [0.0] * 4
+    for name, *size in (
+        ("out_proj.weight", 16, 32), ("conv1d.weight", 64, 1, 4), ("norm.weight", 32),
+    ):  # fmt: skip
+        with pytest.raises(ModelError, match="but its metadata says"):
+            tensors.get(f"{begins}{name}", tuple(size))
+
+
+@pytest.mark.parametrize(
+    ("heads", "extra", "said"),
+    [
+        ([0, 0, 2], ["blk.0.attn_q.weight"], "block 0 has ssm_in and attn_q; one of attention"),
+        ([0, 0, 2], ["blk.2.ffn_up.weight"], "block 2 has attn_q and ffn_up; one of attention"),
+        ([0, 2], [], "head_count_kv is .*; for each layer 0, or its key heads"),
+        ([2, 2, 2, 2], [], "head_count_kv is .*; for each layer 0, or its key heads"),
+    ],
+)
+def test_layers_of_hybrids_have_one_kind(
+    heads: list[int], extra: list[str], said: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    family, options, _ = CASES["nemotron_h"]
+    source = make_checkpoint(tmp_path / "source", family, **{**SIZES, **options})
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_head_count_kv(heads)
+        for name in extra:
+            writer.add_tensor(name, np.ones((64, 64), np.float32))
+
+    path, _ = convert(source, tmp_path / "model.gguf", Kind.F32, fill)
+    with pytest.raises(ModelError, match=said):
+        open_checkpoint(path)
+
+
 @pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0, Kind.F16])
 def test_what_a_file_takes_in_memory_is_told_before_it_is_loaded(
     kind: Kind, make_checkpoint: MakeCheckpoint, tmp_path: Path

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from outrider.base.config import Recipe
-from outrider.checkpoints import families
+from outrider.checkpoints import folders
 from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.dtypes import FLOAT32, Array
 from outrider.checkpoints.extras import KEY
@@ -220,7 +220,7 @@ def test_what_cannot_be_quantised_is_refused(
 
 
 def test_bundled_drafters_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "BUNDLED", tmp_path)
+    monkeypatch.setattr(folders, "BUNDLED", tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "eagle3").mkdir()
     (tmp_path / "eagle3" / "config.json").write_text("{}")

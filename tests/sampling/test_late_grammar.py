@@ -103,6 +103,11 @@ def test_only_the_first_token_counts() -> None:
     assert allowed(grammar.masks([[]])[0]) == ENDS
 
 
+def test_the_option_at_fault_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"after is .*lone surrogates"):
+        late(choice=["yes"], after="\ud800")
+
+
 @pytest.mark.parametrize("after", ["", "</think>", "two words", 7])
 def test_what_is_no_token_is_refused(after: Any) -> None:
     with pytest.raises((ConfigError, RequestError), match=r"after is .*token"):

@@ -163,6 +163,23 @@ def test_options_of_structured_outputs_are_not_dropped(front: TestClient) -> Non
         check_error(front.post(CHATS, json=body), "structured_outputs")
 
 
+def test_where_a_form_begins_goes_with_a_form(front: TestClient) -> None:
+    """In any field; without one, or in the call of a tool, nobody would see it."""
+    after = {"structured_outputs": {"after": "("}}
+    for more in (
+        {"response_format": {"type": "json_object"}}, {"guided_regex": "a+"},
+        {"structured_outputs": {"after": "(", "choice": ["a"]}},
+    ):  # fmt: skip
+        params = ChatRequest.model_validate(PLAIN[CHATS] | after | more).sampling(9, {})
+        assert isinstance(params.structured_outputs, StructuredOutputsParams)
+        assert params.structured_outputs.after == "("
+    tool = {"type": "function", "function": {"name": "f"}}
+    for more in (
+        {}, {"response_format": {"type": "text"}}, {"tools": [tool], "tool_choice": "required"}
+    ):  # fmt: skip
+        check_error(front.post(CHATS, json=PLAIN[CHATS] | after | more), "structured_outputs")
+
+
 @pytest.mark.parametrize(("said", "open_"), [(True, False), (None, False), (False, True)])
 def test_who_says_so_gets_open_objects(said: bool | None, open_: bool) -> None:
     schema = {"type": "object", "properties": {"a": {}}}

@@ -165,7 +165,7 @@ def _config(family: str, options: Mapping[str, Any], where: str) -> PlainConfig:
         value = _read(values, name)
         none = value is None and name in given and name in NONE_COUNTS
         config[name] = default if value is None and not none else value
-    _follow(family, config)
+    _follow(family, config, values)
     scaling, ropes = (_copied(values, given, n) for n in ("rope_scaling", "rope_parameters"))
     bases = values.number("rope_theta", THETA.get(family, 1e4))
     near = values.number("rope_local_base_freq", NEAR_THETA.get(family, 1e4))
@@ -207,10 +207,10 @@ def _kept(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"dtype": options.get("dtype") or options.get("torch_dtype"), **kept}
 
 
-def _follow(family: str, config: dict[str, Any]) -> None:
+def _follow(family: str, config: dict[str, Any], values: Fields) -> None:
     """Fill in what follows from other options."""
     if family == "nemotron_h":
-        _follow_pattern(config)
+        _follow_pattern(config, values)
     heads, layers = config["num_attention_heads"], range(config["num_hidden_layers"])
     if config["num_key_value_heads"] is None:
         config["num_key_value_heads"] = heads
@@ -244,11 +244,14 @@ def _follow(family: str, config: dict[str, Any]) -> None:
             config["layer_types"] = [KINDS[_slides(family, config, layer)] for layer in layers]
 
 
-def _follow_pattern(config: dict[str, Any]) -> None:
+def _follow_pattern(config: dict[str, Any], values: Fields) -> None:
     """Fill in the kinds of Nemotron-H's layers, and how many there are."""
     pattern = config.pop("hybrid_override_pattern")
     if config["layer_types"] is None:
-        config["layer_types"] = [PATTERN.get(letter, letter) for letter in pattern or "ME*-"]
+        pattern = "ME*-" if pattern is None else pattern
+        if not pattern or not set(pattern) <= PATTERN.keys():
+            raise values.refuse("hybrid_override_pattern", f"a text of {', '.join(PATTERN)}")
+        config["layer_types"] = [PATTERN[letter] for letter in pattern]
     config["num_hidden_layers"] = len(config["layer_types"])
 
 

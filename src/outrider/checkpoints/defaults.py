@@ -64,7 +64,7 @@ NONE_COUNTS = (
     "eos_token_id", "pad_token_id", "mamba_d_ssm",
 )  # fmt: skip
 """Options of which null says that there is none; of others it stands for the default."""
-KEPT = ("quantization_config", "architectures")
+KEPT = ("quantization_config", "architectures", "time_step_limit")
 """Options that any model may have, as they are given."""
 RENAMED = {
     "qwen3_moe": {"num_experts": "num_local_experts"},

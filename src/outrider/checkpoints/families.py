@@ -5,6 +5,7 @@ Names of tensors and options are those of Hugging Face's models of the same name
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -32,6 +33,8 @@ UNBOUNDED = 32768
 MOST_EXPERTS = 1 << 16
 EPSILONS = ("norm_eps", "layer_norm_epsilon", "rms_norm_eps")
 """What families call the number that keeps norms from dividing by 0."""
+UNLIMITED = ([0, math.inf], [0, {"__float__": "Infinity"}])
+"""Limits of the steps of Mamba-2 that are none, as configs write them."""
 MOST_TAPS = 64
 """Tokens that a short convolution spans."""
 WIDEST = LARGEST_INT // 2
@@ -331,7 +334,7 @@ def _options_fit(config: PlainConfig, family: Family) -> bool:
     """Return whether the native path supports the activation, ropes and head size of ``config``."""
     if _activation(config) not in ((UNGATED,) if family.ungated else ACTIVATIONS):
         return False
-    if getattr(config, "mamba_hidden_act", "silu") != "silu":
+    if {LINEAR, BESIDE} & {*_kinds(config)} and not _states_fit(config):
         return False
     if not set(_kinds(config)) <= MIXERS.keys():
         return False
@@ -350,6 +353,15 @@ def _options_fit(config: PlainConfig, family: Family) -> bool:
         if rotated != head_dim(config) and (not family.partial or rotated % 2):
             return False
     return head_dim(config) % 2 == 0
+
+
+def _states_fit(config: PlainConfig) -> bool:
+    """Return whether convolutions are behind SiLU, and steps of Mamba-2 have no limits."""
+    activation = getattr(config, "mamba_hidden_act", None) or _activation(config)
+    limit = getattr(config, "time_step_limit", None)
+    if config.model_type == "nemotron_h":
+        limit = None  # transformers reads another option, for prompts alone
+    return activation == "silu" and (limit is None or limit in UNLIMITED)
 
 
 def _biased(config: PlainConfig) -> bool:

@@ -7,6 +7,8 @@ files have them as further blocks (``blk.N.nextn.*``), or alone in a file of the
 
 from __future__ import annotations
 
+import itertools
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +22,13 @@ from .formats.gguf import GGUF
 from .formats.gguf_weights import GGUFTensors
 from .formats.shared import Format, Tensors
 
+logger = logging.getLogger("outrider")
+
 PREFIX = "mtp."
 NORMS = "pre_fc_norm_embedding", "pre_fc_norm_hidden"
 """The norms of a token's embedding and of a state."""
+OF = ("qwen3_5", "qwen3_5_text")
+"""Model types whose layers these are."""
 IN_GGUF = {
     "fc": "eh_proj", NORMS[0]: "enorm", NORMS[1]: "hnorm", "model.norm": "shared_head_norm",
 }  # fmt: skip
@@ -44,7 +50,8 @@ def num_layers(files: Files) -> int:
     if files.gguf is not None:
         return len(blocks(files.gguf))
     found = (re.match(r"mtp\.layers\.([0-9]{1,4})\.", name) for name in names_in(files))
-    return 1 + max((int(layer[1]) for layer in found if layer), default=-1)
+    there = {int(layer[1]) for layer in found if layer}
+    return next(number for number in itertools.count() if number not in there)
 
 
 def names_in(files: Files) -> dict[str, str]:
@@ -57,7 +64,8 @@ def has_mtp(files: Files) -> bool:
     """Return True if a checkpoint has such layers, which join embedding and state."""
     if files.gguf is not None:
         return bool(blocks(files.gguf))
-    return num_layers(files) > 0 and f"{PREFIX}fc.weight" in names_in(files)
+    whose = (files.config or {}).get("model_type")
+    return whose in OF and num_layers(files) > 0 and f"{PREFIX}fc.weight" in names_in(files)
 
 
 def is_alone(files: Files) -> bool:
@@ -71,12 +79,13 @@ def promised(files: Files) -> int:
     """Return how many such layers a checkpoint's config or metadata says that it has."""
     if files.gguf is not None:
         name = files.gguf.fields.text("general.architecture", "")
-        return files.gguf.fields.whole(f"{name}.nextn_predict_layers", default=0)
+        count = files.gguf.metadata.get(f"{name}.nextn_predict_layers")
+        return count if type(count) is int else 0
     config = files.config or {}
     text = config.get("text_config")
     own = (config, text if isinstance(text, dict) else {})
     counts = [part.get(key) for part in own for key in COUNTS]
-    return max((count for count in counts if type(count) is int), default=0)
+    return max((count for count in counts if type(count) is int and count > 0), default=0)
 
 
 def why_none(files: Files) -> str:
@@ -91,6 +100,7 @@ def why_none(files: Files) -> str:
     return "it was published without any"
 
 
+PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
 COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 """What configs call the number of such layers."""
 
@@ -100,8 +110,17 @@ def companion(files: Files) -> Files | None:
     if files.gguf is None or files.folder.name.startswith(COMPANION):
         return None
     near = [Files(path) for path in sorted(files.folder.parent.glob(f"{COMPANION}*.gguf"))]
-    of_target = [each for each in near if is_alone(each) and _fits(each.gguf, files.gguf)]
+    of_target = [each for each in near if _goes_with(each, files.gguf)]
     return of_target[0] if len(of_target) == 1 else None
+
+
+def _goes_with(own: Files, target: GGUF) -> bool:
+    """Return True if a file has such layers of a target; one that cannot be read is named."""
+    try:
+        return is_alone(own) and _fits(own.gguf, target)
+    except ModelError as error:
+        logger.warning("%s is left out: %s", own, error)
+        return False
 
 
 def _fits(own: GGUF | None, target: GGUF) -> bool:
@@ -128,6 +147,11 @@ class MtpTensors(Tensors):
     def has_module(self, module: str) -> bool:
         """Return True if there is a weight of a module, quantised or not."""
         return any(name.startswith(f"{module}.") for name in self._entries)
+
+    def shape_of(self, module: str) -> tuple[int, ...] | None:
+        """Return the shape of a module's weight; None where it is quantised."""
+        entry = self._entries.get(f"{module}.weight")
+        return entry.shape if entry is not None and entry.type in PLAIN_TYPES else None
 
     def told(self, module: str) -> str:
         """Return what the files call the weight of a module."""
@@ -156,6 +180,10 @@ class MtpBlocks(GGUFTensors):
         """Return True if there is a weight of a module."""
         return self._key(f"{module}.weight") in self._file.tensors
 
+    def shape_of(self, module: str) -> tuple[int, ...]:
+        """Return the shape of a module's weight."""
+        return self._file.tensors[self._key(f"{module}.weight")].shape
+
     def told(self, module: str) -> str:
         """Return what the file calls the weight of a module."""
         return self._key(f"{module}.weight")
@@ -169,16 +197,30 @@ class MtpBlocks(GGUFTensors):
         return super()._key(f"model.layers.{self._first + int(layer[1])}.{layer[2]}")
 
 
-def lacking(files: Files, target: Architecture) -> list[str]:
-    """Return the tensors that such layers of a target need and a checkpoint does not hold."""
-    source = mtp_tensors(files, target.head_dim)
-    heads = [f"self_attn.{name}_proj" for name in "qkvo"]
-    heads += ["self_attn.q_norm", "self_attn.k_norm"] if target.layout.qk_norm else []
-    parts = ["input_layernorm", "post_attention_layernorm", *heads]
-    parts += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
-    modules = ["fc", *NORMS, "model.norm"]
-    modules += [f"model.layers.{i}.{part}" for i in range(num_layers(files)) for part in parts]
-    return [source.told(module) for module in modules if not source.has_module(module)]
+def lacking(files: Files, target: Architecture) -> dict[str, str]:
+    """Return what is wrong with the tensors that such layers of a target need, by their names."""
+    source, a = mtp_tensors(files, target.head_dim), target
+    width, inner = (a.hidden_size,), a.intermediate_size
+    queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    shapes: dict[str, tuple[int, ...]] = {}
+    shapes |= dict.fromkeys(("input_layernorm", "post_attention_layernorm"), width)
+    shapes |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (a.head_dim,))
+    shapes["self_attn.q_proj"] = (queries * (1 + a.layout.gated), *width)
+    shapes |= dict.fromkeys(("self_attn.k_proj", "self_attn.v_proj"), (keys, *width))
+    shapes["self_attn.o_proj"] = (*width, queries)
+    shapes |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (inner, *width))
+    shapes["mlp.down_proj"] = (*width, inner)
+    layers = [f"model.layers.{number}." for number in range(num_layers(files))]
+    wanted = {f"{layer}{part}": shape for layer in layers for part, shape in shapes.items()}
+    wanted |= dict.fromkeys((*NORMS, "model.norm"), width)
+    wanted["fc"] = (*width, 2 * a.hidden_size)
+    wrong = {}
+    for module, shape in wanted.items():
+        if not source.has_module(module):
+            wrong[source.told(module)] = "missing"
+        elif (own := source.shape_of(module)) not in (None, shape):
+            wrong[source.told(module)] = f"{list(own or ())} instead of {list(shape)}"
+    return wrong
 
 
 def mtp_tensors(files: Files, head_dim: int) -> MtpTensors | MtpBlocks:

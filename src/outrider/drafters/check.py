@@ -130,7 +130,7 @@ def check_mtp(target: Path) -> tuple[str, list[Fact]]:
     ]
     if checkpoint.architecture is not None:
         lost = lacking(own.files, checkpoint.architecture)
-        facts += [Fact(f"tensor {name}", "missing", "needed", False) for name in lost]
+        facts += [Fact(f"tensor {name}", what, "needed", False) for name, what in lost.items()]
         facts += [] if lost else [Fact("tensors", "complete", "", True)]
     return MtpSpec.name, facts
 

@@ -32,6 +32,8 @@ class MtpSpec(FolderSpec):
     prior = 0.8
     kind = "MTP layers"
     proposes = "the checkpoint's own MTP layers, propose {k} tokens"
+    found: bool = False
+    """True where nobody named them: ``auto`` goes on without such as do not load."""
 
     @classmethod
     def of(cls, files: Files) -> Self | None:

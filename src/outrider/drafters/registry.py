@@ -122,7 +122,7 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path | Files) -> D
     if AUTO in parts:
         folder, own = sibling(files.folder), MtpSpec.inside(files)
         near = () if folder is None else (recognised(folder),)
-        near = (*near, *(() if own is None else (own,)))
+        near = (*near, *(() if own is None else (replace(own, found=True),)))
         more = [find_drafter(part, files) for part in parts if part != AUTO]
         return GroupSpec((*near, SuffixSpec(), *more), auto=True)
     if len(parts) > 1:

@@ -12,11 +12,12 @@ from ..base.config import PRESETS, EngineConfig
 from ..base.methods import TOGETHER
 from ..checkpoints.checkpoint import Checkpoint
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec, memory_of
+from ..drafters.mtp import MtpSpec
 from ..drafters.ngram import NgramSpec
 from ..drafters.prediction import PredictionSpec
-from ..drafters.registry import known_specs
+from ..drafters.registry import GroupSpec, known_specs
 from ..drafters.suffix import SuffixSpec
-from ..errors import ConfigError
+from ..errors import ConfigError, ModelError
 from ..models.base import Model
 from ..models.load import cannot_go_back, load_model
 from ..models.native import NativeTransformer
@@ -57,6 +58,20 @@ def fitting_spec(spec: DrafterSpec, folder: Path, model: Model) -> DrafterSpec:
         raise ConfigError(f"{why}, so nothing can be drafted for it; give drafter=None.")
     logger.warning("%s, so it is decoded plainly, without a drafter.", why)
     return NoSpec()
+
+
+def _that_load(spec: DrafterSpec, context: DrafterContext) -> tuple[DrafterSpec, dict[str, Needs]]:
+    """Return auto without MTP layers that it found and that do not load, and others' needs."""
+    needs: dict[str, Needs] = {}
+    for each in spec.members:
+        if isinstance(each, MtpSpec) and each.found:
+            try:
+                needs[each.name] = each.needs(context)
+            except (ConfigError, ModelError) as error:
+                logger.warning("auto goes on without the MTP layers in %s: %s", each.folder, error)
+                assert isinstance(spec, GroupSpec)
+                spec = replace(spec, members=tuple(m for m in spec.members if m is not each))
+    return spec, needs
 
 
 def takes_cpus(spec: DrafterSpec) -> bool:
@@ -102,7 +117,8 @@ def build_engine(
     key = {"model": folder, "dtype": str(target.dtype), "quantization": config.quantization}
     key |= {"activations": config.activations}
     skips = skips_file(key)
-    spec = fitting_spec(setup.spec, folder, target)
+    spec, own = _that_load(fitting_spec(setup.spec, folder, target), context)
+    known = {**own, **known}
     lone = is_lone(spec) and rule.trees and not target.shape.stateful
     if lone:
         spec = with_kept(spec, target, skips)

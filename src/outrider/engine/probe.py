@@ -18,7 +18,7 @@ from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoints.dtypes import choose_dtype, native_dtype
 from ..checkpoints.files import Files
 from ..checkpoints.folders import find_folder
-from ..checkpoints.mtp import has_mtp, num_layers, promised, why_none
+from ..checkpoints.mtp import has_mtp, lacking, num_layers, promised, why_none
 from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import OutriderError
 from ..models.native import is_native
@@ -134,10 +134,18 @@ def checkpoint(model: str, drafts: bool = False) -> dict[str, Any]:
         "vocabulary": shape.vocab_size,
         "largest_id": largest,
         "bytes": opened.tensors.file_bytes,
-        "mtp": num_layers(files),
-        "no_mtp": why_none(files) if promised(files) and not has_mtp(files) else None,
+        "mtp": num_layers(files) if has_mtp(files) else 0,
+        "no_mtp": _lost(files, opened.architecture),
         **takes,
     }
+
+
+def _lost(files: Files, target: Architecture | None) -> str | None:
+    """Return what a checkpoint has lost of the MTP layers that it promises or has in part."""
+    if not has_mtp(files):
+        return why_none(files) if promised(files) else None
+    wrong = {} if target is None else lacking(files, target)
+    return f"tensor {next(iter(wrong))} is {next(iter(wrong.values()))}" if wrong else None
 
 
 def main() -> None:

@@ -48,6 +48,7 @@ def covers(config: ModelConfig, architecture: Architecture, dtype: np.dtype[Any]
         and not any(a.sparse)
         and a.head_dim <= LARGEST_HEAD
         and (not a.stateful or _keeps_states(a))
+        and len(a.attending) > 0
         and len(rope_tables(a.kinds, "longrope" in ropes)) <= TABLES
         and "dynamic" not in ropes
     )
@@ -62,7 +63,7 @@ def _keeps_states(a: Architecture) -> bool:
         sizes = linear.key_dim, linear.value_dim
         fits = all(size % LANES == 0 for size in sizes) and linear.key_dim <= MOST_KEY_DIM
         fits = fits and linear.conv_width <= MOST_STATE
-    return a.conv_taps <= MOST_TAPS and fits and len(a.attending) > 0
+    return a.conv_taps <= MOST_TAPS and fits
 
 
 def _rope_types(config: ModelConfig, a: Architecture) -> set[str]:

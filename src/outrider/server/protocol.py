@@ -228,6 +228,8 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
                 f"{' and '.join(forms)} ask for forms that differ; give one of them.", [*forms][-1]
             )
         if not forms:
+            if guided is not None and guided.after is not None:
+                raise Refusal("after needs a form that begins there; give one beside it.", FORM)
             return None
         form = next(iter(forms.values()))
         strict = shape.json_schema.strict if shape and shape.json_schema else None

@@ -152,11 +152,16 @@ def _options(file: GGUF, name: str) -> dict[str, Any]:
         "bos_token_id": fields.whole(begins) if begins in fields else None,
         "eos_token_id": sorted(end_token_ids(file)) or None,
         "pad_token_id": None,
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "mlp_bias": any(f"blk.0.ffn_{part}.bias" in tensors for part in ("gate", "up")),
+        "attention_bias": _has_bias(file, "attn_q"),
+        "mlp_bias": any(_has_bias(file, f"ffn_{part}") for part in ("gate", "up", "down")),
         "dtype": _dtype({t.kind for t in tensors.values()}),
     }
     return options | _more(file, fields, name, options) | _windows(file, fields, name, options)
+
+
+def _has_bias(file: GGUF, module: str) -> bool:
+    """Return whether a module of a layer has a bias; those of other layers may not exist."""
+    return any(re.fullmatch(rf"blk\.[0-9]+\.{module}\.bias", key) for key in file.tensors)
 
 
 def _share(turning: int, head_dim: int) -> float:
@@ -242,23 +247,43 @@ def _qwen35(file: GGUF, fields: Fields, options: dict[str, Any]) -> dict[str, An
     }
 
 
+def _check_kinds(file: GGUF, name: str, kinds: list[str]) -> None:
+    """Refuse layers with two mixers, or with none, and key heads that contradict them."""
+    key = f"{name}.attention.head_count_kv"
+    given = file.metadata.get(key)
+    if isinstance(given, list) and [count > 0 for count in given] != [k == KINDS[0] for k in kinds]:
+        raise file.fields.refuse(key, "for each layer 0, or its key heads if it has attention")
+    lone = name == "nemotron_h"
+    one = "one of attention, Mamba-2 and an MLP" if lone else "attention or Mamba-2"
+    for layer in range(len(kinds)):
+        names = ("ssm_in", "attn_q", *(("ffn_up",) if lone else ()))
+        parts = [part for part in names if f"blk.{layer}.{part}.weight" in file.tensors]
+        if len(parts) != 1:
+            what = " and ".join(parts) or "neither"
+            raise ModelError(f"{file.path}: block {layer} has {what}; {one} is needed; {AGAIN}.")
+
+
 def _mamba(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options about layers of Mamba-2, and about what other layers are."""
 
     def size(key: str) -> int:
         return fields.whole(f"{name}.ssm.{key}", 1)
 
-    marks = {"ssm_in": LINEAR, "attn_q": KINDS[0]}
-    kinds = _kinds(file, options["num_hidden_layers"], marks, MLP)
+    layers = options["num_hidden_layers"]
+    kinds = _kinds(file, layers, {"ssm_in": LINEAR, "attn_q": KINDS[0]}, MLP)
+    if name != "falcon-h1":
+        _check_kinds(file, name, kinds)
     heads, inner = size("time_step_rank"), size("inner_size")
     if inner % heads:
         raise fields.refuse(f"{name}.ssm.inner_size", f"a multiple of {heads}, its heads")
     names = LINEAR_NAMES[FORMS[name].family]
-    biased = any(key.endswith("ssm_conv1d.bias") for key in file.tensors)
+    if name != "granitehybrid" and options["attention_bias"]:
+        raise _unread(file.path, "biases of attention are not read from GGUF files of this model")
     more = {
         "layer_types": kinds, names.key_heads: size("group_count"), names.value_heads: heads,
         names.key_dim: size("state_size"), names.value_dim: inner // heads,
-        names.taps: size("conv_kernel"), names.conv_bias: biased,
+        names.taps: size("conv_kernel"), names.conv_bias: _has_bias(file, "ssm_conv1d"),
+        names.bias: _has_bias(file, "ssm_in") or _has_bias(file, "ssm_out"),
     }  # fmt: skip
     if name == "falcon-h1":  # its multipliers are in the weights
         del more["layer_types"]

@@ -144,7 +144,7 @@ class GGUFTensors:
         self.folder = file.path
         self._head_dim = head_dim
         self._file = file
-        name = str(file.metadata.get("general.architecture"))
+        self._architecture = name = str(file.metadata.get("general.architecture"))
         self._interleaved, self._shifted = form_of(file.metadata).interleaved, name in SHIFTED
         self._in_layer = {**IN_LAYER, **OTHERWISE.get(name, {})}
         self._top = {**TOP, **TOPS.get(name, {})}
@@ -289,13 +289,21 @@ class GGUFTensors:
         stored = self._file.tensors.get(key)
         if stored is None:
             raise ModelError(f"{self.folder} has no tensor {key!r}; its metadata requires one.")
-        lone = "mamba." in name and stored.shape[-1:] != shape[-1:]  # a column, or groups
-        if stored.shape != shape and not (lone and prod(stored.shape) == prod(shape)):
+        if stored.shape != shape and stored.shape not in self._other_shapes(name, shape):
             raise ModelError(
                 f"{self.folder}: tensor {key!r} is {list(stored.shape)}, but its metadata says "
                 f"{list(shape)}."
             )
         return stored
+
+    def _other_shapes(self, name: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return other shapes that files give a vector of Mamba-2: a column, or a row a group."""
+        if name.endswith(("mamba.A_log", "mamba.D")):
+            return [(shape[0], 1), (1, shape[0])]
+        groups = self._file.metadata.get(f"{self._architecture}.ssm.group_count")
+        if not name.endswith("mamba.norm.weight") or type(groups) is not int or groups < 1:
+            return []
+        return [(groups, shape[0] // groups)]
 
     def _plain(
         self, stored: StoredTensor, dtype: np.dtype[Any], first: int = 0, rows: int | None = None
