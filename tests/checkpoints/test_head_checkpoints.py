@@ -192,38 +192,6 @@ def test_a_wrong_draft_length_of_a_speculator_is_refused(
         LLM(head, memory=2**24)
 
 
-def eagle1(folder: Path, config: Any, safetensors: bool = True) -> Path:
-    """A head in SafeAILab's layout of EAGLE-1."""
-    wide, layer = config.hidden_size, "layers.0."
-    shapes = {
-        "embed_tokens.weight": (config.vocab_size, wide), "fc.weight": (wide, 2 * wide),
-        "fc.bias": (wide,), f"{layer}post_attention_layernorm.weight": (wide,),
-        **{f"{layer}self_attn.{n}_proj.weight": (wide, wide) for n in "qkvo"},
-        **{f"{layer}mlp.{n}_proj.weight": (wide, wide) for n in ("gate", "up", "down")},
-    }  # fmt: skip
-    folder.mkdir()
-    save_file({n: torch.zeros(shape) for n, shape in shapes.items()}, folder / "model.safetensors")
-    about = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
-    about |= {"hidden_size": wide, "vocab_size": config.vocab_size}
-    (folder / "config.json").write_text(json.dumps(about))
-    return folder
-
-
-@pytest.mark.parametrize("layout", ["safeailab", "vllm"])
-def test_a_head_of_eagle_1_is_refused_by_name(target: Path, tmp_path: Path, layout: str) -> None:
-    folder = eagle1(tmp_path / "eagle1", AutoConfig.from_pretrained(target))
-    if layout == "vllm":
-        about = {"architectures": ["EAGLEModel"], "model_type": "eagle", "model": {}}
-        (folder / "config.json").write_text(json.dumps(about))
-    with pytest.raises(ModelError, match="EAGLE-1 or EAGLE-2, which is not supported"):
-        LLM(target, str(folder), **SMALL)
-    with pytest.raises(ModelError, match="give an EAGLE-3 head"):
-        LLM(folder, memory=2**24)
-    done = outrider("drafters", "check", target, "--drafter", folder)
-    assert done.exit_code == 1
-    assert done.stderr.startswith(f"error: {folder} is a head of EAGLE-1")
-
-
 def drop(name: str) -> Callable[[Any, Any], None]:
     return lambda config, tensors: tensors.pop(name)
 

@@ -49,7 +49,10 @@ TABLE = (
         ours="ngram", costs="lookup",
     ),
     Method("suffix", ("sa", "suffix_decoding", "ngram_mod"), ours="suffix", costs="lookup"),
-    Method("eagle", ("eagle1", "eagle_1", "eagle2", "eagle_2"), checkpoint=True, costs="eagle"),
+    Method(
+        "eagle", ("eagle1", "eagle_1", "eagle2", "eagle_2"), checkpoint=True, ours="eagle3",
+        costs="eagle",
+    ),
     Method(
         "eagle3", ("eagle_3", "draft_eagle3"), checkpoint=True, ours="eagle3", costs="eagle3",
     ),

@@ -11,7 +11,7 @@ from .dtypes import Array
 from .export import as_tensors, check_storable, config_of, copy_others, grid, scheme
 from .files import new_folder, save_file
 from .head_tensors import QUANTIZATION, HeadTensors, check_tensors, expected_tensors
-from .heads import MEDUSA, Head
+from .heads import EAGLE1, MEDUSA, Head
 from .weights import check_left
 
 OUTPUT = "lm_head.weight"
@@ -40,7 +40,7 @@ def quantize_head(head: Head, out: Path, recipe: Recipe) -> float:
         tensors |= as_tensors(name, grid(source, name, matrices[name], own))
         weights += math.prod(matrices[name])
     groups = [scheme(recipe, ["Linear"])]
-    if head.kind != MEDUSA:
+    if head.kind not in (EAGLE1, MEDUSA):
         groups.append(scheme(recipe.head, [r"re:.*lm_head$"]))
     config = {**(head.files.config or {}), QUANTIZATION: config_of(groups, [r"re:.*embed_tokens$"])}
     with new_folder(out) as new:

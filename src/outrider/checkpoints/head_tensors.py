@@ -15,7 +15,7 @@ from .dtypes import BFLOAT16, FLOAT32, PLAIN, Array
 from .files import TYPES, Entry, Files
 from .formats.compressed import METHOD
 from .formats.shared import Tensors, num_words
-from .heads import MEDUSA, PARTS, PEAGLE, SAFEAILAB, Head, has_midlayer
+from .heads import EAGLE1, MEDUSA, PARTS, PEAGLE, SAFEAILAB, Head, has_midlayer
 from .quantize import BITS
 from .weights import plain
 
@@ -85,19 +85,23 @@ def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:
         return shapes
     a = head.architecture
     assert a is not None
-    wide = (PARTS if head.layers is None else len(head.layers)) * head.hidden_size
+    joins = head.kind == EAGLE1
+    wide = (2 if joins else PARTS if head.layers is None else len(head.layers)) * head.hidden_size
     width, queries, keys = a.hidden_size, a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    shapes |= {"fc.weight": (width, wide), "lm_head.weight": (a.vocab_size, width)}
-    shapes |= {"model.norm.weight": (width,), "model.layers.0.hidden_norm.weight": (width,)}
+    shapes["fc.weight"] = width, wide
+    if not joins:
+        shapes["lm_head.weight"] = a.vocab_size, width
+        shapes |= {"model.norm.weight": (width,), "model.layers.0.hidden_norm.weight": (width,)}
     for index in range(a.num_layers):
-        base, inputs = f"model.layers.{index}.", width if index else 2 * width
+        base, inputs = f"model.layers.{index}.", width if index or joins else 2 * width
         shapes |= {f"{base}self_attn.{n}_proj.weight": (keys, inputs) for n in "kv"}
         shapes[f"{base}self_attn.q_proj.weight"] = queries, inputs
         shapes[f"{base}self_attn.o_proj.weight"] = width, queries
         inner = a.intermediate_size
         shapes |= {f"{base}mlp.{n}_proj.weight": (inner, width) for n in ("gate", "up")}
         shapes[f"{base}mlp.down_proj.weight"] = width, inner
-        shapes |= {f"{base}{n}_layernorm.weight": (width,) for n in ("input", "post_attention")}
+        norms = ("post_attention",) if joins and not index else ("input", "post_attention")
+        shapes |= {f"{base}{n}_layernorm.weight": (width,) for n in norms}
     if a.vocab_size != head.vocab_size:
         shapes["d2t"] = (a.vocab_size,)
     shapes |= {name: (wide // len(head.fused_norms),) for name in head.fused_norms}
@@ -109,7 +113,8 @@ def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:
 def optional_tensors(head: Head) -> dict[str, tuple[int, ...]]:
     """Return the shapes of tensors that a head may have."""
     if head.kind != MEDUSA:
-        return {"model.embed_tokens.weight": (head.vocab_size, head.hidden_size)}
+        bias = {"fc.bias": (head.hidden_size,)} if head.kind == EAGLE1 else {}
+        return {"model.embed_tokens.weight": (head.vocab_size, head.hidden_size), **bias}
     places = itertools.product(range(head.longest or 1), range(head.blocks))
     return {f"{place}.{block}.linear.bias": (head.hidden_size,) for place, block in places}
 

@@ -1,7 +1,8 @@
 """Reads checkpoints of heads: small drafters that go on from a target's hidden states.
 
-Formats are those of EAGLE-3 (Li et al., 2025) as SafeAILab and SpecForge write it, of the
-``speculators`` library (eagle3 and peagle), and of Medusa (Cai et al., 2024).
+Formats are those of EAGLE-1 and 2 (Li et al., 2024) as SafeAILab and vLLM have them, of EAGLE-3 (Li
+et al., 2025) as SafeAILab and SpecForge write it, of the ``speculators`` library (eagle3 and
+peagle), and of Medusa (Cai et al., 2024).
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from .extras import CHAT, NO_EXTRAS, Extras, read_extras
 from .families import read_shape
 from .files import Files, files_of
 
-EAGLE3, PEAGLE, MEDUSA = "eagle3", "peagle", "medusa"
-FAMILIES = ("llama", "qwen3")
+EAGLE1, EAGLE3, PEAGLE, MEDUSA = "eagle", "eagle3", "peagle", "medusa"
+FAMILIES = ("llama", "qwen2", "qwen3")
 """Of the layers of heads."""
 PARTS = 3
 """Layers of the target that heads are made from unless they say which."""
+EAGLE1_NORMS = "enorm.weight", "hnorm.weight", "norm.weight", "layers.0.input_layernorm.weight"
+"""What heads of EAGLE-1 have not."""
+EAGLE1_TENSORS = "fc.weight", "layers.0."
+"""How names of its tensors begin, whole or in parts."""
 MOST_HEADS, MOST_BLOCKS = 64, 16
 BORROWS = "original_lm_head"
 """The key by which Medusa heads have the target's output matrix, as vLLM named it."""
@@ -37,7 +42,7 @@ SAFEAILAB = "midlayer."
 
 @dataclass(frozen=True)
 class Head:
-    """A head as its checkpoint says, of kind ``EAGLE3``, ``PEAGLE`` or ``MEDUSA``.
+    """A head as its checkpoint says, of kind ``EAGLE1``, ``EAGLE3``, ``PEAGLE``, ``MEDUSA``.
 
     The target must have ``vocab_size`` and ``hidden_size``. The head is made from the outputs of
     the target's ``layers``, -1 for the embedding; None where they follow from their number.
@@ -84,7 +89,7 @@ class Head:
 
     def target_layers(self, num_layers: int) -> tuple[int, ...]:
         """Return the target's layers whose outputs the head is made from."""
-        if self.kind == MEDUSA:
+        if self.kind in (EAGLE1, MEDUSA):
             return (num_layers - 1,)
         # SafeAILab takes what enters layers 2, n / 2 and n - 3.
         usual = 1, num_layers // 2 - 1, num_layers - 4
@@ -120,13 +125,7 @@ def _read(files: Files, values: Fields, options: dict[str, Any]) -> Head | None:
         return _safeailab(files, values, options)
     if "medusa_num_heads" in options:
         return _medusa(files, values)
-    if _is_eagle1(files, options):
-        raise ModelError(
-            f"{files} is a head of EAGLE-1 or EAGLE-2, which is not supported: a linear joins "
-            "embedding and state before its layer; give an EAGLE-3 head, Medusa heads or a small "
-            "model."
-        )
-    return None
+    return _eagle1(files, values, options) if _is_eagle1(files, options) else None
 
 
 def has_midlayer(files: Files) -> bool:
@@ -138,9 +137,26 @@ def _is_eagle1(files: Files, options: dict[str, Any]) -> bool:
     """Return whether a checkpoint has the layout of EAGLE-1, as SafeAILab or vLLM write it."""
     return options.get("model_type") == "eagle" or (
         options.get("num_hidden_layers") == 1
-        and {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= files.tensors.keys()
+        and all(any(name.startswith(own) for name in files.tensors) for own in EAGLE1_TENSORS)
         and "layers.0.hidden_norm.weight" not in files.tensors  # as in EAGLE-3
     )
+
+
+def _eagle1(files: Files, values: Fields, options: dict[str, Any]) -> Head:
+    """Return a head of EAGLE-1; vLLM's layout has the config of its layer in ``model``."""
+    nested = options.get("model_type") == "eagle"
+    layer, inner = (
+        (values.section("model"), options.get("model") or {}) if nested else (values, options)
+    )
+    normed = [name for name in EAGLE1_NORMS if name in files.tensors]
+    if normed:
+        raise ModelError(
+            f"{files} joins embedding and state by a linear as EAGLE-1 does, but has a norm more "
+            f"({normed[0]}), which is not supported; give an EAGLE-3 head or Medusa heads."
+        )
+    vocab_size = layer.whole("vocab_size", 1)
+    architecture, config = _architecture(files, inner, layer, vocab_size)
+    return Head(files, EAGLE1, vocab_size, architecture.hidden_size, None, architecture, config)
 
 
 def _layers_of(values: Fields, shift: int) -> tuple[int, ...] | None:

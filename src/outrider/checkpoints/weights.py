@@ -283,8 +283,13 @@ class Loader:
             return norm
         return np.concatenate(2 * [norm[:size][self._head_order()]])
 
-    def layer(self, index: int, inputs: int | None = None) -> LayerWeights[Matrix, Array]:
-        """Return the weights of one layer; ``inputs`` of its queries, if not its width."""
+    def layer(
+        self, index: int, inputs: int | None = None, normed: bool = True
+    ) -> LayerWeights[Matrix, Array]:
+        """Return the weights of one layer; ``inputs`` of its queries, if not its width.
+
+        A layer that is not ``normed`` has no norm before attention.
+        """
         base = f"model.layers.{index}."
         match self.architecture.mixers[index]:
             case "conv":
@@ -303,7 +308,7 @@ class Loader:
                 )
             case _:
                 mixer = self._attention(base, inputs)
-        return LayerWeights(**mixer, **self._common(base, index))
+        return LayerWeights(**mixer, **self._common(base, index, normed))
 
     def _attention(self, base: str, inputs: int | None) -> dict[str, Any]:
         """Return the fields of ``LayerWeights`` about attention."""
@@ -428,7 +433,7 @@ class Loader:
             ),
         }
 
-    def _common(self, base: str, index: int) -> dict[str, Any]:
+    def _common(self, base: str, index: int, normed: bool) -> dict[str, Any]:
         """Return the fields of ``LayerWeights`` about its norms and MLP."""
         a, layout = self.architecture, self.architecture.layout
         after, before = layout.norms != "before", layout.norms != "after"
@@ -443,7 +448,7 @@ class Loader:
                 "output_norm": None,
             }
         return {
-            "input_norm": self.norm(f"{base}input_layernorm") if before else None,
+            "input_norm": self.norm(f"{base}input_layernorm") if before and normed else None,
             "attention_norm": self.norm(post) if after else None,
             "mlp_norm": (
                 self.norm(f"{base}pre_feedforward_layernorm" if after else post) if before else None

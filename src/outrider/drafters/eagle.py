@@ -16,10 +16,11 @@ import numpy as np
 
 from ..base.config import EngineConfig
 from ..base.types import Draft, DraftBudget, Scheduled, SequenceState, StepRecord
-from ..checkpoints.heads import EAGLE3, PEAGLE
+from ..checkpoints.heads import EAGLE1, EAGLE3, PEAGLE
 from ..models.native import NativeTransformer
+from ..models.native_eagle1 import NativeEagle1
 from ..models.native_heads import NativeHead
-from ..models.native_mtp import NativeMtp
+from ..models.native_mtp import JoinedModel
 from ..models.native_store import FEW_ROWS, LASTING_ROWS, HiddenRoom
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
@@ -28,7 +29,7 @@ from .forward import ForwardDrafter, num_nodes
 from .heads import HeadSpec, native_target
 from .states import PageNotes, StateRing, Waiting
 
-HeadT = TypeVar("HeadT", NativeHead, NativeMtp)
+HeadT = TypeVar("HeadT", bound=NativeHead | JoinedModel)
 UNREAD_STATES = 4096
 """States that wait to be read, of all sequences together, or those of a step if they are more; a
 sequence that has more drafts from a shorter context."""
@@ -48,19 +49,20 @@ WAITING_ROWS = 32
 
 @dataclass(frozen=True)
 class EagleSpec(HeadSpec):
-    """An EAGLE-3 or P-EAGLE checkpoint in ``folder``."""
+    """An EAGLE-1, EAGLE-3 or P-EAGLE checkpoint in ``folder``."""
 
     name = "eagle3"
-    wants = "an EAGLE-3 or P-EAGLE head trained for the target; memory for it and its cache"
+    wants = "an EAGLE head of any kind trained for the target; memory for it and its cache"
     costs = "a layer for each token of depth"
     prior = 0.8
-    kind = "EAGLE-3 head"
+    kind = "EAGLE head"
     proposes = "a head on the target's hidden states, proposes {k} tokens"
-    kinds = (EAGLE3, PEAGLE)
+    kinds = (EAGLE1, EAGLE3, PEAGLE)
 
     def needs(self, context: DrafterContext) -> Needs:
         config, head, target = context.config, self.head(), native_target(self.name, context)
-        model = NativeHead(head, target, context.max_model_len, config.drafter_quantization)
+        make = NativeEagle1 if head.kind == EAGLE1 else NativeHead
+        model = make(head, target, context.max_model_len, config.drafter_quantization)
         return head_needs(config, model, target)
 
     def make(self, context: DrafterContext) -> Drafter:
@@ -68,7 +70,7 @@ class EagleSpec(HeadSpec):
 
 
 def head_needs(
-    config: EngineConfig, model: NativeHead | NativeMtp, target: NativeTransformer
+    config: EngineConfig, model: NativeHead | JoinedModel, target: NativeTransformer
 ) -> Needs:
     """Return what a head takes of the engine beside its target."""
     nodes, width = num_nodes(config, config.max_draft_length, target), 4 * model.hidden_size
@@ -111,7 +113,7 @@ class Unseen(NamedTuple):
     room: HiddenRoom
 
 
-def begun(segment: Segment, depth: int, model: NativeHead | NativeMtp) -> Segment:
+def begun(segment: Segment, depth: int, model: NativeHead | JoinedModel) -> Segment:
     """Return a segment behind which a draft begins; heads of one pass need rows for it."""
     later, mask = depth - 1, model.mask_state
     if mask is None or not later or not isinstance(model, NativeHead):

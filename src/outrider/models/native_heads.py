@@ -37,6 +37,23 @@ def head_recipe(quantization: str | None) -> Recipe | None:
     return None if quantization in (None, *NO_RECIPES) else Recipe.parse(str(quantization))
 
 
+def own_embedding(head: Head, source: HeadTensors, target: NativeTransformer) -> Array | None:
+    """Return a head's embedding, None where it is the target's."""
+    assert head.architecture is not None
+    width = head.architecture.hidden_size
+    if EMBEDDING not in source:
+        if width != target.hidden_size:
+            raise ModelError(
+                f"{head.folder} has no embedding, and that of the target is {target.hidden_size} "
+                f"wide where the head's states are {width}; convert the checkpoint again."
+            )
+        return None
+    own = np.ascontiguousarray(source.get(EMBEDDING, (head.vocab_size, width), target.dtype))
+    theirs = target.embedding
+    same = theirs is not None and theirs.shape == own.shape and same_bits(own, theirs)
+    return None if same else own
+
+
 class HeadModel(NativeModel):
     """A model whose rows begin with states.
 
@@ -125,7 +142,7 @@ class NativeHead(HeadModel):
         recipe, source = head_recipe(quantization), HeadTensors(head.files)
         library, dtype = target.library, target.dtype
         loader = Loader(source, a, dtype, True, recipe)
-        embedding = self._own_embedding(source)
+        embedding = own_embedding(head, source, target)
         config = step_config(a, dtype, max_length, recipe is not None and recipe.coarse)
         config.embeddings, config.input = head.vocab_size, PAIRED
         config.fused = len(self.target_layers) * head.hidden_size
@@ -147,22 +164,6 @@ class NativeHead(HeadModel):
         self.drafted_ids = np.array(ids if ids is not None else range(a.vocab_size))
         library.check(self.handle)
         self.mask_state = self._mask_state(source)
-
-    def _own_embedding(self, source: HeadTensors) -> Array | None:
-        """Return the head's embedding, None where it is the target's."""
-        if EMBEDDING not in source:
-            if self.hidden_size != self.target.hidden_size:
-                raise ModelError(
-                    f"{self.head.folder} has no embedding, and that of the target is "
-                    f"{self.target.hidden_size} wide where the head's states are "
-                    f"{self.hidden_size}; convert the checkpoint again."
-                )
-            return None
-        shape = self.head.vocab_size, self.hidden_size
-        own = np.ascontiguousarray(source.get(EMBEDDING, shape, self.target.dtype))
-        theirs = self.target.embedding
-        same = theirs is not None and theirs.shape == own.shape and same_bits(own, theirs)
-        return None if same else own
 
     def _set_fuse(self, loader: Loader, source: HeadTensors, recipe: Recipe | None) -> None:
         """Pack what makes states of the target's hidden states."""

@@ -133,10 +133,12 @@ class NativeModel(RowsModel):
         else:
             library.set_matrix(handle, index, kind, matrix, bias, beside)
 
-    def _load_layer(self, loader: Loader, index: int, inputs: int | None = None) -> None:
+    def _load_layer(
+        self, loader: Loader, index: int, inputs: int | None = None, normed: bool = True
+    ) -> None:
         """Pack one layer; what was read is dropped before the next, so that memory stays single."""
         library, model = self.library, self.handle
-        weights = loader.layer(index, inputs)
+        weights = loader.layer(index, inputs, normed)
         mlp = weights.mlp
         self._set_layer(index)
         if weights.qkv is not None and weights.output is not None:

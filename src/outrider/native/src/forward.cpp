@@ -197,8 +197,10 @@ struct Forward : Work, Multiplier<T> {
             const bool joined = c.input == INPUT_JOINED;
             const float* of_token = joined ? m.fuse_norm.data() : m.layers[0].input_norm.data();
             const float* of_state = joined ? of_token + c.hidden : m.state_norm.data();
-            rms_norm(wide.data(), wide.data(), of_token, c.hidden, width, c.norm_eps);
-            rms_norm(state.data(), state.data(), of_state, c.hidden, width, c.norm_eps);
+            if (!bare(c)) {
+                rms_norm(wide.data(), wide.data(), of_token, c.hidden, width, c.norm_eps);
+                rms_norm(state.data(), state.data(), of_state, c.hidden, width, c.norm_eps);
+            }
             if (c.state_normed) std::memcpy(to, state.data(), width * sizeof(float));
             T* both = paired + std::size_t(r) * paired_stride;
             for (int i = 0; i < c.hidden; ++i) {

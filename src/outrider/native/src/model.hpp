@@ -127,6 +127,9 @@ inline bool begins_with_state(const Config& c) {
     return c.input == INPUT_PAIRED || c.input == INPUT_JOINED;
 }
 
+// Whether the first layer reads what a linear joins, without norms (EAGLE-1).
+inline bool bare(const Config& c) { return c.input == INPUT_JOINED && !c.fused_norms; }
+
 // Layers with attention, which alone have keys and values.
 inline int attending(const Config& c) { return c.layers - c.convs - c.linears - c.nones; }
 inline bool attends(int mixer) { return mixer == MIXER_ATTENTION || mixer == MIXER_BESIDE; }

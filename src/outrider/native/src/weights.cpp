@@ -42,7 +42,7 @@ bool fits(const Config& c) {
            c.linears >= 0 && c.besides >= 0 && c.besides <= c.layers && c.nones >= 0 &&
            c.convs < c.layers && std::int64_t(c.convs) + c.linears + c.nones < c.layers &&
            (!stateful(c) || keeps_states(c)) && (!c.gated || c.input != INPUT_HEADS) &&
-           (c.input != INPUT_JOINED || (c.fused == 2 * c.hidden && c.fused_norms == 2)) &&
+           (c.input != INPUT_JOINED || (c.fused == 2 * c.hidden && (c.fused_norms == 2 || c.fused_norms == 0))) &&
            c.head_dim % 2 == 0 && c.head_dim <= 256 && c.layers <= MOST_LAYERS &&
            c.hidden <= MOST / 2 && c.inner <= MOST / 2 && c.vocabulary <= MOST &&
            c.max_length <= MOST && 3 * std::int64_t(c.heads) * c.head_dim <= MOST;
@@ -316,7 +316,7 @@ bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
         }
         return all;
     }
-    bool all = m.head && !m.head->empty() && m.norm.size();
+    bool all = m.head && !m.head->empty() && (m.norm.size() || bare(c));
     if (begins_with_state(c)) all = all && m.state_norm.size();
     if (c.fused) all = all && !m.fuse.empty() && (!c.fused_norms || m.fuse_norm.size());
     for (int i = 0; i < count; ++i) {
@@ -329,7 +329,8 @@ bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
         for (const auto* vector : {&layer.decay, &layer.dt_bias, &layer.gated})
             all = all && (vector->size() > 0) == linear;
         all = all && (layer.skip.size() > 0) == (linear && c.mamba);
-        all = all && (!mixes || layer.input_norm.size() || layer.after_norm.size());
+        const bool entered = layer.input_norm.size() || layer.after_norm.size();
+        all = all && (!mixes || entered || (bare(c) && sublayers[i] / 2 == 0));
         all = all && (!layer.mlp || layer.mlp_norm.size() || layer.output_norm.size());
         for (int t = layer.table; t >= 0 && t <= layer.table + (c.far > 0); ++t)
             all = all && m.cos[t].size() && m.sin[t].size();
@@ -463,6 +464,7 @@ const char* outrider_borrow(Model* model, const Model* from) {
             m.head = other->head;
             m.make_room(m.head->packed);
         }
+        if (m.embedding) return nullptr;
         m.embedding = other->embedding;
         if (!m.embedding) m.table = other->table ? other->table : other->head;
         if (!m.embedding && !m.table) return INCOMPLETE;

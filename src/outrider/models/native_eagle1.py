@@ -1,0 +1,46 @@
+"""Heads of EAGLE-1 and EAGLE-2, which the native step runs.
+
+Li et al., "EAGLE: Speculative sampling requires rethinking feature uncertainty", 2024; EAGLE-2
+drafts other trees with the same heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..checkpoints.dtypes import FLOAT32
+from ..checkpoints.head_tensors import HeadTensors, check_tensors
+from ..checkpoints.heads import Head, check_target
+from ..checkpoints.weights import Loader
+from .native import NativeTransformer
+from .native_heads import head_recipe, own_embedding
+from .native_mtp import JoinedModel
+
+
+class NativeEagle1(JoinedModel):
+    """A head of EAGLE-1 beside its target: layers behind a linear of embedding and state.
+
+    It has no norm before its first layer nor behind its last one, whose output is the next state
+    and what the target's output matrix reads. ``quantization`` is as of ``NativeHead``.
+    """
+
+    def __init__(
+        self, head: Head, target: NativeTransformer, max_length: int, quantization: str | None
+    ) -> None:
+        assert head.architecture is not None
+        assert head.config is not None
+        check_target(head, target.shape, target.hidden_size, target.hidden_layers)
+        check_tensors(head)
+        said = target.shape  # by its output matrix
+        a = replace(head.architecture, logits_scale=said.logits_scale, logits_cap=said.logits_cap)
+        source = HeadTensors(head.files)
+        loader = Loader(source, a, target.dtype, True, head_recipe(quantization))
+        bias = "fc.bias"
+        super().__init__(
+            loader,
+            target,
+            max_length,
+            head.config,
+            embedding=own_embedding(head, source, target),
+            bias=source.get(bias, (a.hidden_size,), FLOAT32) if bias in source else None,
+        )
