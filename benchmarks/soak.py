@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median_high
 from typing import Annotated, Any
 
@@ -82,10 +83,10 @@ class Seen:
     killed: float | None = None
 
 
-def make_items(count: int, seed: int) -> list[Item]:
-    """Return random calls with their outputs, decoded plainly and alone."""
+def make_items(count: int, seed: int, model: Path = pocket.PATH) -> list[Item]:
+    """Return random calls with the outputs of a model, decoded plainly and alone."""
     draw, prompts, items = random.Random(seed), pocket.prompts(), []
-    llm = LLM(pocket.PATH, drafter=None, max_num_seqs=1, enable_prefix_caching=False)
+    llm = LLM(model, drafter=None, max_num_seqs=1, enable_prefix_caching=False)
     for i in tqdm(range(count), "decoding alone", disable=None, leave=False):
         prompt = draw.choice(prompts)[: draw.randint(20, 1500)]
         options = {**draw.choice(OPTIONS), "max_tokens": draw.randint(1, 96), "seed": i}
@@ -234,6 +235,9 @@ def main(
     ] = None,
     items: Annotated[int, typer.Option(min=1, help="Different calls.")] = 160,
     seed: Seed = 0,
+    model: Annotated[
+        Path | None, typer.Option(help="A checkpoint; the pocket pair unless given.")
+    ] = None,
     hostile: Annotated[bool, typer.Option("--hostile", help="One client attacks.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Soak without and with a hostile client.")
@@ -243,9 +247,10 @@ def main(
     """Soak a server; the exit code is 1 if anything is wrong."""
     hostile = hostile or compare
     count = clients or (BESIDE_HOSTILE if hostile else CLIENTS)
-    calls, reports = make_items(items, seed), []
+    calls, reports = make_items(items, seed, model or pocket.PATH), []
+    served = [] if model is None else [model]
     for attacked in (False, True) if compare else (hostile,):
-        with Served("--max-queued-requests", "512") as server:
+        with Served(*served, "--max-queued-requests", "512") as server:
             report = asyncio.run(
                 soak(server, calls, count, seconds, kill=not hostile, hostile=attacked)
             )

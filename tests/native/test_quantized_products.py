@@ -191,7 +191,9 @@ def quantized_loader(monkeypatch: pytest.MonkeyPatch, recipe: dict[str, Recipe])
     """Have models load their matrices as ``recipe`` makes them, by kind."""
 
     class Stub(Loader):
-        def layer(self, index: int, inputs: int | None = None) -> LayerWeights[Matrix, Array]:
+        def layer(
+            self, index: int, inputs: int | None = None, normed: bool = True
+        ) -> LayerWeights[Matrix, Array]:
             weights = super().layer(index)
             assert isinstance(weights.mlp, Mlp)
             made = {kind: recipe[kind] for kind in ("qkv", "output", "gate_up", "down")}
