@@ -297,6 +297,19 @@ def test_layers_of_hybrids_have_one_kind(
         open_checkpoint(path)
 
 
+def test_the_other_epsilon_does_alone(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, options, _ = CASES["nemotron_h"]
+    more = {**SIZES, **options, "layer_norm_epsilon": 0.25}
+    source = make_checkpoint(tmp_path / "source", family, **more)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_layer_norm_rms_eps", lambda writer, value: None)
+    path, _ = convert(source, tmp_path / "model.gguf", Kind.F32)
+    shape = open_checkpoint(path).architecture
+    assert shape is not None
+    assert shape.norm_eps == 0.25
+
+
 @pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0, Kind.F16])
 def test_what_a_file_takes_in_memory_is_told_before_it_is_loaded(
     kind: Kind, make_checkpoint: MakeCheckpoint, tmp_path: Path

@@ -101,6 +101,8 @@ def file_name(name: str, family: str = "llama") -> str:
         if name.endswith(parameter):
             return f"blk.{module.split('.')[2]}.{own}"
     _, _, index, rest = module.split(".", 3)
+    if rest == "pre_ff_layernorm":  # so by gguf's own table
+        return f"blk.{index}.ffn_norm"
     return f"blk.{index}.{OWN_NAMES.get(family, {}).get(rest) or NAMES[rest]}.{part}"
 
 
@@ -174,7 +176,8 @@ def metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
         mlps = [k == "mlp" for k in config.layer_types]
         writer.add_feed_forward_length([config.intermediate_size * each for each in mlps])
     else:
-        writer.add_feed_forward_length(config.intermediate_size)
+        shared = getattr(config, "shared_intermediate_size", None)
+        writer.add_feed_forward_length(shared or config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     if config.model_type == "lfm2":
         heads = config.num_key_value_heads
@@ -195,6 +198,7 @@ def metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
         writer.add_ssm_inner_size(heads * size)
         writer.add_full_attention_interval(config.full_attention_interval)
         writer.add_rope_dimension_count(int(config.head_dim * 0.25))
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
     writer.add_vocab_size(config.vocab_size)
     rope = config.rope_parameters
     if "sliding_attention" in rope:
@@ -252,6 +256,7 @@ def mamba(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
         values, size = config.mamba_num_heads, config.mamba_head_dim
         taps, states, groups = config.conv_kernel, config.ssm_state_size, config.n_groups
         writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
         values, size = config.mamba_n_heads, config.mamba_d_head
         taps, states = config.mamba_d_conv, config.mamba_d_state

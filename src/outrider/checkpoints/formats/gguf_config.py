@@ -146,7 +146,7 @@ def _options(file: GGUF, name: str) -> dict[str, Any]:
         ),
         "head_dim": head_dim,
         "max_position_embeddings": size("context_length"),
-        "rms_norm_eps": fields.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": fields.number(f"{name}.attention.{_eps(fields, name)}"),
         "rope_parameters": _rope(file, fields, name, turning, head_dim),
         "tie_word_embeddings": "output.weight" not in tensors,
         "bos_token_id": fields.whole(begins) if begins in fields else None,
@@ -245,6 +245,13 @@ def _qwen35(file: GGUF, fields: Fields, options: dict[str, Any]) -> dict[str, An
         "rope_parameters": options["rope_parameters"]
         | {"partial_rotary_factor": _share(size("rope.dimension_count"), options["head_dim"])},
     }
+
+
+def _eps(fields: Fields, name: str) -> str:
+    """Return the end of the key of the norms' epsilon; Nemotron-H may have the other one alone."""
+    usual, other = "layer_norm_rms_epsilon", "layer_norm_epsilon"
+    lacks = name == "nemotron_h" and f"{name}.attention.{usual}" not in fields
+    return other if lacks else usual
 
 
 def _check_kinds(file: GGUF, name: str, kinds: list[str]) -> None:

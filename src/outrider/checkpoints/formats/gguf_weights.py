@@ -264,13 +264,17 @@ class GGUFTensors:
 
     def _key(self, name: str) -> str:
         """Return the name that the tensor ``name`` has in the file."""
-        return key_of(name, self._in_layer, self._top)
+        key = key_of(name, self._in_layer, self._top)
+        short = key.removesuffix(".weight")  # as converters call a norm of Falcon-H1
+        return short if key not in self._file.tensors and short in self._file.tensors else key
 
     def _name(self, key: str) -> str | None:
         """Return the name of the tensor that the file calls ``key``; None if no model reads it."""
         own = re.fullmatch(r"blk\.(\d+)\.(.+)", key)
         if own and own[2] in self._by_parameter:
             return f"model.layers.{own[1]}.{self._by_parameter[own[2]]}"
+        if own and own[2] in self._in_layer.values():
+            key = f"{key}.weight"
         module, _, part = key.rpartition(".")
         layer = re.fullmatch(r"blk\.(\d+)\.(.+)", module)
         names = {theirs: name for name, theirs in (self._in_layer if layer else self._top).items()}
