@@ -1,4 +1,4 @@
-"""GGUF files of hybrids as llama.cpp itself reads them (make peers)."""
+"""GGUF files of every family as llama.cpp itself reads them (make peers)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(native.library() is None, reason="the native step is off"),
 ]
-HYBRIDS = ("lfm2", "qwen3_5", "granite4", "falcon_h1", "nemotron_h")
+SAME = [case for case in CASES if not case.startswith("phi3")]
+"""Of Phi-3 it reads no windows, and takes the long ropes by the server's context."""
+COARSE = {"gemma2": 3e-2, "gemma3": 3e-2}
+"""Its GELU is a table in fp16."""
 FP32 = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
 START_SECONDS = 60
 
@@ -58,15 +61,15 @@ def llama_server(path: Path) -> Iterator[str]:
 
 
 def likeliest(url: str, ids: list[int]) -> dict[int, float]:
-    """The log probabilities of the likeliest tokens behind a prompt."""
-    wish = {"prompt": ids, "n_predict": 1, "temperature": -1, "n_probs": 20, "cache_prompt": False}
+    """The log probabilities of the likeliest tokens behind a prompt; none where it ends there."""
+    wish = {"prompt": ids, "n_predict": 1, "temperature": -1, "n_probs": 20}
     asked = Request(f"{url}/completion", json.dumps(wish).encode())
     with urlopen(asked, timeout=60) as answer:
-        (first,) = json.loads(answer.read())["completion_probabilities"]
-    return {each["id"]: each["logprob"] for each in first["top_logprobs"]}
+        found = json.loads(answer.read()).get("completion_probabilities", ())
+    return {each["id"]: each["logprob"] for first in found for each in first["top_logprobs"]}
 
 
-@pytest.mark.parametrize("case", HYBRIDS)
+@pytest.mark.parametrize("case", SAME)
 def test_llama_cpp_computes_the_same(
     case: str, make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -75,15 +78,17 @@ def test_llama_cpp_computes_the_same(
     family, options, _ = CASES[case]
     whole: dict[str, Any] = {**SIZES, **options, "tokenizer": True}
     source = make_checkpoint(tmp_path / "source", family, **whole)
-    path, _ = convert(source, tmp_path / "model.gguf", Kind.F32, byte_level())
-    ids = [(7 * i) % 250 + 3 for i in range(60)]
+    skip = "lm_head" if "tie" in str(options) else "none"
+    path, _ = convert(source, tmp_path / "model.gguf", Kind.F32, byte_level(), skip=skip)
+    begin = [(7 * i) % 250 + 3 for i in range(59)]
+    with llama_server(path) as url:
+        answers = ((last, likeliest(url, [*begin, last])) for last in range(5, 25))
+        last, theirs = next(each for each in answers if each[1])
+    assert len(theirs) == 20
     model = native_model(step(HERE[-1]), path, "float32", 128)
-    logits = model.run([Segment(ids, 0, range(1, 8), 1, 60)], model.new_store(8, 16)).logits
+    whole_prompt = Segment([*begin, last], 0, range(1, 8), 1, 60)
+    logits = model.run([whole_prompt], model.new_store(8, 16)).logits
     assert logits is not None
     mine = logits[-1].astype(np.float64) - np.logaddexp.reduce(logits[-1].astype(np.float64))
-    with llama_server(path) as url:
-        theirs = likeliest(url, ids)
-    assert len(theirs) == 20
-    assert int(mine.argmax()) == max(theirs, key=lambda token: theirs[token])
     for token, logprob in theirs.items():
-        assert mine[token] == pytest.approx(logprob, abs=3e-4)
+        assert mine[token] == pytest.approx(logprob, abs=COARSE.get(case, 3e-4))
