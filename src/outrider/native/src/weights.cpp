@@ -42,7 +42,8 @@ bool fits(const Config& c) {
            c.linears >= 0 && c.besides >= 0 && c.besides <= c.layers && c.nones >= 0 &&
            c.convs < c.layers && std::int64_t(c.convs) + c.linears + c.nones < c.layers &&
            (!stateful(c) || keeps_states(c)) && (!c.gated || c.input != INPUT_HEADS) &&
-           (c.input != INPUT_JOINED || (c.fused == 2 * c.hidden && (c.fused_norms == 2 || c.fused_norms == 0))) &&
+           (c.input != INPUT_JOINED ||
+            (c.fused == 2 * c.hidden && (c.fused_norms == 2 || c.fused_norms == 0))) &&
            c.head_dim % 2 == 0 && c.head_dim <= 256 && c.layers <= MOST_LAYERS &&
            c.hidden <= MOST / 2 && c.inner <= MOST / 2 && c.vocabulary <= MOST &&
            c.max_length <= MOST && 3 * std::int64_t(c.heads) * c.head_dim <= MOST;
