@@ -27,6 +27,7 @@ from outrider.checkpoints.configs import LINEAR, plain_config
 from outrider.checkpoints.dtypes import BFLOAT16, Array
 from outrider.checkpoints.families import read_shape
 from outrider.checkpoints.files import Files, save_file
+from outrider.checkpoints.mtp import PREFIX, shapes_of
 from outrider.checkpoints.quantize import Quantized
 from outrider.cli.common import Out, write_json
 from outrider.errors import ConfigError
@@ -133,8 +134,8 @@ class Steps:
     def __init__(self, model: NativeTransformer) -> None:
         self.model, self.vocabulary = model, model.shape.vocab_size
 
-    def _segment(self, ids: Sequence[int], start: int, **more: Any) -> Segment:
-        return Segment(ids, start, range(1, 1 + 64), more.pop("logits", 1), 512, key="it", **more)
+    def _segment(self, ids: Sequence[int], start: int, logits: int = 1, **more: Any) -> Segment:
+        return Segment(ids, start, range(1, 1 + 64), logits, 512, key="it", **more)
 
     def step(self, drafted: int) -> float:
         """Return the seconds of a step of one committed row and ``drafted`` ones, all accepted."""
@@ -176,27 +177,12 @@ def products(shape: Architecture) -> int:
 
 def mtp_of(target: NativeTransformer, folder: Path) -> NativeMtp:
     """Return an MTP layer of random weights for a target; its files are written to ``folder``."""
-    a, rng = target.shape, np.random.default_rng(1)
-    width, queries, keys = a.hidden_size, a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    shapes = {
-        "fc": (width, 2 * width), "layers.0.self_attn.q_proj": (2 * queries, width),
-        "layers.0.self_attn.k_proj": (keys, width), "layers.0.self_attn.v_proj": (keys, width),
-        "layers.0.self_attn.o_proj": (width, queries),
-        "layers.0.mlp.gate_proj": (a.intermediate_size, width),
-        "layers.0.mlp.up_proj": (a.intermediate_size, width),
-        "layers.0.mlp.down_proj": (width, a.intermediate_size),
-        **dict.fromkeys(("layers.0.self_attn.q_norm", "layers.0.self_attn.k_norm"), (a.head_dim,)),
-        **dict.fromkeys(
-            (
-                "layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm",
-                "pre_fc_norm_embedding", "pre_fc_norm_hidden",
-            ),
-            (width,),
-        ),
-    }  # fmt: skip
+    rng = np.random.default_rng(1)
     tensors = {
-        f"mtp.{name}.weight": (rng.standard_normal(size, np.float32) * 0.03).astype(BFLOAT16)
-        for name, size in shapes.items()
+        f"{PREFIX}{module.removeprefix('model.')}.weight": (
+            rng.standard_normal(shape, np.float32) * 0.03
+        ).astype(BFLOAT16)
+        for module, shape in shapes_of(target.shape, 1).items()
     }
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5_text"}))

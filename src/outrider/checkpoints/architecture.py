@@ -86,7 +86,7 @@ class LinearAttention:
 
 @dataclass(frozen=True)
 class Multipliers:
-    """What multiplies what sublayers add to the residual stream, and the gates of MLPs."""
+    """Factors of what sublayers add to the residual stream, and of the gates of MLPs."""
 
     attention_out: float = 1.0
     linear_out: float = 1.0

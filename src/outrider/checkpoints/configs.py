@@ -49,7 +49,7 @@ TRAINED_IN_ROPE = ("llama3", "yarn", "longrope")
 
 
 class LinearNames(NamedTuple):
-    """What a family calls the options of its linear attention."""
+    """A family's names for the options of its linear attention."""
 
     key_heads: str
     value_heads: str
@@ -60,19 +60,17 @@ class LinearNames(NamedTuple):
     bias: str = ""
 
 
+_MAMBA = LinearNames(
+    "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv",
+    "mamba_conv_bias", "mamba_proj_bias",
+)  # fmt: skip
 LINEAR_NAMES = {
     "qwen3_5_text": LinearNames(
         "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
         "linear_value_head_dim",
     ),
-    "granitemoehybrid": LinearNames(
-        "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv",
-        "mamba_conv_bias", "mamba_proj_bias",
-    ),
-    "falcon_h1": LinearNames(
-        "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv",
-        "mamba_conv_bias", "mamba_proj_bias",
-    ),
+    "granitemoehybrid": _MAMBA,
+    "falcon_h1": _MAMBA,
     "nemotron_h": LinearNames(
         "n_groups", "mamba_num_heads", "ssm_state_size", "mamba_head_dim", "conv_kernel",
         "use_conv_bias", "use_bias",

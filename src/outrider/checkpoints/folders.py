@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a folder, a GGUF file, or a snapshot of the hub's."""
+"""Finds the folder of a checkpoint, its GGUF file, or its snapshot of the hub."""
 
 from __future__ import annotations
 

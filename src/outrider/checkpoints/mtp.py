@@ -33,6 +33,9 @@ IN_GGUF = {
     "fc": "eh_proj", NORMS[0]: "enorm", NORMS[1]: "hnorm", "model.norm": "shared_head_norm",
 }  # fmt: skip
 """What GGUF files call the modules outside of layers."""
+PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
+COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+"""Configs' names for the number of such layers."""
 COMPANION = "mtp-"
 """Beginning of the names of GGUF files that have nothing but MTP layers and what they share."""
 
@@ -98,11 +101,6 @@ def why_none(files: Files) -> str:
         what = f"its {place} promises {count}, but none of its files holds one"
         return f"{what}, so this copy has lost them"
     return "it was published without any"
-
-
-PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
-COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
-"""What configs call the number of such layers."""
 
 
 def companion(files: Files) -> Files | None:
@@ -197,25 +195,28 @@ class MtpBlocks(GGUFTensors):
         return super()._key(f"model.layers.{self._first + int(layer[1])}.{layer[2]}")
 
 
+def shapes_of(target: Architecture, layers: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights that such layers of a target need, by their modules."""
+    a, width, inner = target, (target.hidden_size,), target.intermediate_size
+    queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    each: dict[str, tuple[int, ...]] = {}
+    each |= dict.fromkeys(("input_layernorm", "post_attention_layernorm"), width)
+    each |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (a.head_dim,))
+    each["self_attn.q_proj"] = (queries * (1 + a.layout.gated), *width)
+    each |= dict.fromkeys(("self_attn.k_proj", "self_attn.v_proj"), (keys, *width))
+    each["self_attn.o_proj"] = (*width, queries)
+    each |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (inner, *width))
+    each["mlp.down_proj"] = (*width, inner)
+    bases = [f"model.layers.{number}." for number in range(layers)]
+    shapes = {f"{base}{part}": shape for base in bases for part, shape in each.items()}
+    shapes |= dict.fromkeys((*NORMS, "model.norm"), width)
+    return {**shapes, "fc": (*width, 2 * a.hidden_size)}
+
+
 def lacking(files: Files, target: Architecture) -> dict[str, str]:
     """Return what is wrong with the tensors that such layers of a target need, by their names."""
-    source, a = mtp_tensors(files, target.head_dim), target
-    width, inner = (a.hidden_size,), a.intermediate_size
-    queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    shapes: dict[str, tuple[int, ...]] = {}
-    shapes |= dict.fromkeys(("input_layernorm", "post_attention_layernorm"), width)
-    shapes |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (a.head_dim,))
-    shapes["self_attn.q_proj"] = (queries * (1 + a.layout.gated), *width)
-    shapes |= dict.fromkeys(("self_attn.k_proj", "self_attn.v_proj"), (keys, *width))
-    shapes["self_attn.o_proj"] = (*width, queries)
-    shapes |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (inner, *width))
-    shapes["mlp.down_proj"] = (*width, inner)
-    layers = [f"model.layers.{number}." for number in range(num_layers(files))]
-    wanted = {f"{layer}{part}": shape for layer in layers for part, shape in shapes.items()}
-    wanted |= dict.fromkeys((*NORMS, "model.norm"), width)
-    wanted["fc"] = (*width, 2 * a.hidden_size)
-    wrong = {}
-    for module, shape in wanted.items():
+    source, wrong = mtp_tensors(files, target.head_dim), {}
+    for module, shape in shapes_of(target, num_layers(files)).items():
         if not source.has_module(module):
             wrong[source.told(module)] = "missing"
         elif (own := source.shape_of(module)) not in (None, shape):

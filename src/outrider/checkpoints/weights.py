@@ -400,7 +400,9 @@ class Loader:
         steps = [range(values + mixed, values + mixed + heads)]
         name, rows = f"{base}in_proj", values + mixed + heads
         whole = self.matrix(f"{name}.weight", rows, width, None)
-        entering = self.matrix(f"{name}.weight", rows, width, self.recipe)
+        entering = whole
+        if self.recipe is not None:
+            entering = self.matrix(f"{name}.weight", rows, width, self.recipe)
         bias = self.get(f"{name}.bias", rows) if a.mixer_bias else None
         conv, taps_bias = f"{base}conv1d", None
         if a.conv_bias:

@@ -27,6 +27,7 @@ from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, Needs
 from .forward import ForwardDrafter, num_nodes
 from .heads import HeadSpec, native_target
+from .likely import LikelyIds
 from .states import PageNotes, StateRing, Waiting
 
 HeadT = TypeVar("HeadT", bound=NativeHead | JoinedModel)
@@ -139,8 +140,9 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
     name = "eagle3"
 
     def __init__(self, context: DrafterContext) -> None:
-        config, model = context.config, context.needs.loaded
-        super().__init__(context, model, model.new_store(context.num_pages, config.page_size))
+        config, (model, likely) = context.config, self._loaded(context)
+        store = model.new_store(context.num_pages, config.page_size)
+        super().__init__(context, model, store, likely)
         self.target_layers = context.needs.target_layers
         self.rows_at_once = self.max_length if model.mask_state is not None else 0
         self._window = config.window_of(self.name)
@@ -159,6 +161,10 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
         """Steps without drafts until it sleeps."""
         self._waiting: dict[str, list[Waiting]] = {}
         self._prompts: set[str] = set()  # sequences whose first token is not out yet
+
+    def _loaded(self, context: DrafterContext) -> tuple[HeadT, LikelyIds | None]:
+        """Return the model that was loaded, and the likely ids that it draws from."""
+        return context.needs.loaded, None
 
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
@@ -241,6 +247,7 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
         Steps in which others draft wait, so that they cost next to nothing. A head that has not
         drafted for long keeps the latest ones alone, and then drafts from a shorter context.
         """
+        self._learn(record)
         states, plan = record.states, record.plan
         assert states is not None
         room = states.layers

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from ..base.config import EngineConfig
-from ..base.types import NO_NODES, Draft, DraftBudget, DraftNodes, Scheduled
+from ..base.types import NO_NODES, Draft, DraftBudget, DraftNodes, Scheduled, StepRecord
 from ..models.base import Model, RowsModel, Store
 from ..models.decide import DraftInput
 from ..models.rows import Segment
@@ -18,6 +18,7 @@ from ..native.interface import Choices
 from ..native.rates import GUESSED
 from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext
+from .likely import LikelyIds
 
 BRANCHES = 4
 """Children of a node of a tree, at most."""
@@ -56,14 +57,19 @@ def draft_limits(budget: DraftBudget, choices: Choices | None = None) -> DraftBu
 
 
 class ForwardDrafter(Drafter, Generic[ModelT]):
-    """Drafts by forwards of a model, with its ``store``, over the rows that each sequence lacks."""
+    """Drafts by forwards of a model, with its ``store``, over the rows that each sequence lacks.
+
+    Drafts come from ``likely`` ids where there is a list of them.
+    """
 
     _choices: Choices | None = None
     """The only nodes of trees; None for any."""
 
-    def __init__(self, context: DrafterContext, model: ModelT, store: Store) -> None:
+    def __init__(
+        self, context: DrafterContext, model: ModelT, store: Store, likely: LikelyIds | None = None
+    ) -> None:
         config = context.config
-        self._model, self._store = model, store
+        self._model, self._store, self._likely = model, store, likely
         self.max_length, self.max_nodes = config.max_draft_length, context.needs.max_nodes
         self._needs_logits = context.needs_logits
         self._page_size = config.page_size
@@ -79,6 +85,9 @@ class ForwardDrafter(Drafter, Generic[ModelT]):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
+        if self._likely is not None:
+            pairs = zip(batch, budgets, strict=True)
+            self._likely.choose(item.sequence.id for item, budget in pairs if budget.depth)
         draft = Draft([NO_NODES] * len(batch))
         segments: list[Segment] = []
         inputs: list[DraftInput | None] = []
@@ -105,9 +114,17 @@ class ForwardDrafter(Drafter, Generic[ModelT]):
     def _rows(self, item: Scheduled, budget: DraftBudget) -> Segment | None:
         """Return the rows that are read next; a draft begins behind those that want logits."""
 
+    def _learn(self, record: StepRecord) -> None:
+        """Let the list of likely ids follow what a step has committed."""
+        if self._likely is not None:
+            for item in record.plan.batch:
+                self._likely.learn(item.sequence)
+
     def release(self, seq_id: str, ended: bool) -> None:
         self._states.pop(seq_id, None)
         self._store.release(seq_id)
+        if self._likely is not None:
+            self._likely.release(seq_id)
 
 
 @dataclass

@@ -97,11 +97,10 @@ class ModelDrafter(CachedDrafter[Model]):
 
     def __init__(self, context: DrafterContext) -> None:
         model: Model
-        self._likely: LikelyIds | None
-        model, self._likely = context.needs.loaded
-        super().__init__(
-            context, model, model.new_store(context.num_pages, context.config.page_size)
-        )
+        likely: LikelyIds | None
+        model, likely = context.needs.loaded
+        store = model.new_store(context.num_pages, context.config.page_size)
+        super().__init__(context, model, store, likely)
         shape = model.shape
         self._vocabulary = shape.vocab_size
         self._reach = shape.reach if isinstance(shape, Architecture) else None
@@ -122,9 +121,6 @@ class ModelDrafter(CachedDrafter[Model]):
     ) -> Draft:
         if self._ahead is not None:
             self._ahead.stop()  # where a step has failed, nobody observed it
-        if self._likely is not None:
-            pairs = zip(batch, budgets, strict=True)
-            self._likely.choose(item.sequence.id for item, budget in pairs if budget.depth)
         draft = super().propose(batch, budgets, noise)
         if self._ahead is None:
             return draft
@@ -227,9 +223,7 @@ class ModelDrafter(CachedDrafter[Model]):
         """Keep what was drafted and committed alike; the rest is computed anew when needed."""
         if self._ahead is not None:
             self._end_ahead(self._ahead, record)
-        if self._likely is not None:
-            for item in record.plan.batch:
-                self._likely.learn(item.sequence)
+        self._learn(record)
         if not self._states:
             return
         for item in record.plan.batch:
@@ -262,11 +256,6 @@ class ModelDrafter(CachedDrafter[Model]):
         if self._pays is not None and plan.rows == plan.decoding and own:
             seconds = record.seconds.step + time.perf_counter() - begin
             self._pays.observe(plan.decoding, len(record.events), seconds)
-
-    def release(self, seq_id: str, ended: bool) -> None:
-        super().release(seq_id, ended)
-        if self._likely is not None:
-            self._likely.release(seq_id)
 
     def _known(self, sequence: SequenceState) -> CachedState:
         """Return the state of a new sequence whose beginning others may have computed."""

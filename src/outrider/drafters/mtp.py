@@ -6,15 +6,12 @@ DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 2.2; one layer is app
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from ..base.types import Draft, DraftBudget, Scheduled, StepRecord
 from ..checkpoints.files import Files
 from ..checkpoints.mtp import companion, has_mtp, is_alone, mtp_files
 from ..models.native_mtp import NativeMtp
-from ..sampling.shared_noise import Noise
 from .base import Drafter, DrafterContext, FolderSpec, Needs
 from .eagle import EagleDrafter, head_needs
 from .heads import native_target
@@ -64,26 +61,6 @@ class MtpDrafter(EagleDrafter[NativeMtp]):
 
     name = "mtp"
 
-    def __init__(self, context: DrafterContext) -> None:
-        self._likely: LikelyIds | None
-        model, self._likely = context.needs.loaded
-        super().__init__(replace(context, needs=replace(context.needs, loaded=model)))
-
-    def propose(
-        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
-    ) -> Draft:
-        if self._likely is not None:
-            pairs = zip(batch, budgets, strict=True)
-            self._likely.choose(item.sequence.id for item, budget in pairs if budget.depth)
-        return super().propose(batch, budgets, noise)
-
-    def observe(self, record: StepRecord) -> None:
-        if self._likely is not None:
-            for item in record.plan.batch:
-                self._likely.learn(item.sequence)
-        super().observe(record)
-
-    def release(self, seq_id: str, ended: bool) -> None:
-        super().release(seq_id, ended)
-        if self._likely is not None:
-            self._likely.release(seq_id)
+    def _loaded(self, context: DrafterContext) -> tuple[NativeMtp, LikelyIds | None]:
+        model, likely = context.needs.loaded
+        return model, likely

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..checkpoints.dtypes import FLOAT32
-from ..checkpoints.head_tensors import HeadTensors, check_tensors
-from ..checkpoints.heads import Head, check_target
+from ..checkpoints.head_tensors import HeadTensors
+from ..checkpoints.heads import Head
 from ..checkpoints.weights import Loader
 from .native import NativeTransformer
-from .native_heads import head_recipe, own_embedding
+from .native_heads import check_fits, head_recipe, own_embedding
 from .native_mtp import JoinedModel
 
 
@@ -29,8 +29,7 @@ class NativeEagle1(JoinedModel):
     ) -> None:
         assert head.architecture is not None
         assert head.config is not None
-        check_target(head, target.shape, target.hidden_size, target.hidden_layers)
-        check_tensors(head)
+        check_fits(head, target)
         said = target.shape  # by its output matrix
         a = replace(head.architecture, logits_scale=said.logits_scale, logits_cap=said.logits_cap)
         source = HeadTensors(head.files)

@@ -37,6 +37,12 @@ def head_recipe(quantization: str | None) -> Recipe | None:
     return None if quantization in (None, *NO_RECIPES) else Recipe.parse(str(quantization))
 
 
+def check_fits(head: Head, target: NativeTransformer) -> None:
+    """Refuse a head of another target, or whose tensors are not what its config says."""
+    check_target(head, target.shape, target.hidden_size, target.hidden_layers)
+    check_tensors(head)
+
+
 def own_embedding(head: Head, source: HeadTensors, target: NativeTransformer) -> Array | None:
     """Return a head's embedding, None where it is the target's."""
     assert head.architecture is not None
@@ -134,8 +140,7 @@ class NativeHead(HeadModel):
     ) -> None:
         assert head.architecture is not None
         assert head.config is not None
-        check_target(head, target.shape, target.hidden_size, target.hidden_layers)
-        check_tensors(head)
+        check_fits(head, target)
         self.head, self.target, a = head, target, head.architecture
         self.target_layers = head.target_layers(target.hidden_layers)
         self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
@@ -219,8 +224,7 @@ class NativeMedusa(HeadModel):
     """
 
     def __init__(self, head: Head, target: NativeTransformer, quantization: str | None) -> None:
-        check_target(head, target.shape, target.hidden_size, target.hidden_layers)
-        check_tensors(head)
+        check_fits(head, target)
         self.head, self.target = head, target
         self.hidden_size, self.num_heads = target.hidden_size, head.longest or 1
         recipe, source = head_recipe(quantization), HeadTensors(head.files)

@@ -281,10 +281,7 @@ class GGUFTensors:
         name = names.get(layer[2] if layer else module)
         if name is None:
             return None
-        if "shared_mlp.output_linear" in self._in_layer and name in (
-            "mlp.gate_proj",
-            "mlp.up_proj",
-        ):
+        if self._architecture == "granitehybrid" and name in ("mlp.gate_proj", "mlp.up_proj"):
             name = STACKED
         return f"model.layers.{layer[1]}.{name}.{part}" if layer else f"{name}.{part}"
 
