@@ -19,6 +19,7 @@ import pytest
 
 from outrider.audit.wrapped import WrappedPipeline
 from outrider.base.types import Draft, Request, SamplingParams, SequenceState
+from outrider.checkpoints.heads import DFLASH, DFLASH2, DSPARK
 from outrider.drafters import eagle
 from outrider.drafters.base import Drafter
 from outrider.drafters.eagle import EagleDrafter
@@ -26,11 +27,13 @@ from outrider.drafters.medusa import MedusaDrafter
 from outrider.engine.control.costs import Costs, Curve, DraftCosts
 from outrider.engine.engine import Engine
 from outrider.engine.worker.worker import Worker
-from outrider.models.base import Model
+from outrider.models.base import Model, Store
+from outrider.models.native_block import NativeBlock
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.sampling.pipeline import Logits
 from tests.support import exactness
+from tests.support.blocks import BlockReference, agreeing_block
 from tests.support.exactness import VOCABULARY, make_engine, make_fickle, requests
 from tests.support.heads import (
     Eagle,
@@ -46,7 +49,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="the native ste
 DRAFTERS = (
     "eagle3", "eagle3 tree", "peagle", "peagle tree", "medusa", "medusa tree", "choices",
     "eagle3+ngram", "peagle+ngram", "medusa+ngram", "medusa+suffix", "auto+eagle3", "auto+peagle",
-    "auto+medusa",
+    "auto+medusa", "dflash", "dspark", "dspark tree", "dflash2", "dflash2+ngram", "auto+dspark",
 )  # fmt: skip
 CHOICES = {"medusa_choices": [[0], [2], [1], [0, 0], [0, 1], [2, 0], [0, 1, 0], [0, 1, 1]]}
 KINDS = {
@@ -64,6 +67,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind, about in KINDS.items():
         save_head(agreeing_head(about, folder), folder / kind)
     agreeing_medusa(folder / "medusa", folder)
+    BlockReference(folder, DFLASH).save(folder / DFLASH)
+    for kind in (DSPARK, DFLASH2):
+        agreeing_block(folder / kind, folder, kind)
     config = json.loads((folder / "medusa" / "config.json").read_text())
     shutil.copytree(folder / "medusa", folder / "choices")
     (folder / "choices" / "config.json").write_text(json.dumps({**config, **CHOICES}))
@@ -80,6 +86,12 @@ def engine_of(target: Path, drafter: str, length: int = 4, **options: Any) -> En
     if name.startswith("auto"):
         make_fickle(engine, random.Random(length))
     return engine
+
+
+def method_of(drafter: str) -> str:
+    """The name of the drafter that runs a kind of head."""
+    names = {"peagle": "eagle3", **dict.fromkeys((DFLASH, DFLASH2, DSPARK), "dflash")}
+    return names.get(drafter, drafter)
 
 
 PRODUCT = Product(engine_of, prompts(), tokens=24, pages=26)
@@ -131,10 +143,10 @@ def noted(drafter: Drafter, order: list[str]) -> None:
         setattr(drafter, name, told(name, getattr(drafter, name)))
 
 
-@pytest.mark.parametrize("name", ["eagle3", "peagle", "medusa"])
+@pytest.mark.parametrize("name", ["eagle3", "peagle", "medusa", "dspark"])
 def test_events_do_not_wait_for_a_heads_states(target: Path, name: str) -> None:
     engine, order = engine_of(target, name), list[str]()
-    drafter = engine.drafting.drafters[name.replace("peagle", "eagle3")]
+    drafter = engine.drafting.drafters[method_of(name)]
     noted(drafter, order)
     params = SamplingParams(max_tokens=9, temperature=0.8, ignore_eos=True)
     outputs: list[list[int | None]] = []
@@ -240,11 +252,11 @@ def test_a_worker_sends_events_before_states_are_made(target: Path) -> None:
     assert worker.pulse.longest
 
 
-@pytest.mark.parametrize("drafter", ["eagle3", "peagle", "medusa"])
+@pytest.mark.parametrize("drafter", ["eagle3", "peagle", "medusa", "dspark", "dflash2"])
 def test_an_abort_finds_nothing_unsettled(target: Path, drafter: str) -> None:
     """A sequence that leaves between a step and what follows from it leaves nothing behind."""
     engine = engine_of(target, drafter)
-    own = engine.drafting.drafters[drafter.replace("peagle", "eagle3")]
+    own = engine.drafting.drafters[method_of(drafter)]
     for request in requests(prompts()[2:4], SamplingParams(max_tokens=30, ignore_eos=True)):
         engine.add(request)
     for _ in range(3):
@@ -259,7 +271,7 @@ def test_an_abort_finds_nothing_unsettled(target: Path, drafter: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["greedy", "0.8", "penalties", "regex"])
-@pytest.mark.parametrize("drafter", ["eagle3", "peagle", "medusa"])
+@pytest.mark.parametrize("drafter", ["eagle3", "peagle", "medusa", "dspark", "dflash2"])
 def test_heads_draft_alike_where_python_processes_logits(
     target: Path, drafter: str, option: str
 ) -> None:
@@ -330,30 +342,35 @@ def firsts_of_right_contexts(engine: Engine) -> dict[str, int]:
     return found
 
 
-def recomputed(engine: Engine, sequence: SequenceState, first: int) -> Logits:
-    """The logits of the last entry of a sequence's head, with everything computed anew."""
-    drafter, target = engine.drafting.drafters["eagle3"], engine.model
+def recomputed(engine: Engine, sequence: SequenceState, first: int, name: str = "eagle3") -> None:
+    """See that a sequence's head computes of what it has kept what it does of everything anew."""
+    drafter, target = engine.drafting.drafters[name], engine.model
     assert isinstance(drafter, EagleDrafter)
     head, tokens = drafter.model, sequence.tokens
-    pages = range(1 + len(tokens) // 4)
+    room = min(3, 4 * len(sequence.pages) - len(tokens))  # of a block's masks
+    if isinstance(head, NativeBlock) and not room:
+        return
+    pages = range(1 + (len(tokens) + 3) // 4)
     whole = Segment(tokens, 0, pages, 0, 1)
     hidden = target.run([whole], target.new_store(len(pages), 4), drafter.target_layers).hidden
     states = np.empty((len(tokens), head.hidden_size), np.float32)
     rows = array("i", range(len(tokens)))
     head.fuse([hidden[layer] for layer in head.target_layers], rows, states, rows)
-    count = len(tokens) - first
-    mine = Segment(
-        tokens[first:], first, pages, 1, 1, first=first, states=states[first - 1 :][:count]
-    )
-    found = head.run([mine], head.new_store(len(pages), 4)).logits
-    last = Segment(
-        tokens[-1:], len(tokens) - 1, sequence.pages, 1, 1, first=first, states=states[-2:-1]
-    )
-    kept = head.run([last], drafter._store).logits
-    assert found is not None
-    assert kept is not None
-    assert np.array_equal(found, kept)
-    return found
+
+    def run(begin: int, where: Sequence[int], store: Store) -> Logits:
+        """The logits behind the last token, where entries from ``begin`` on are computed."""
+        own, seen = states[begin - 1 : -1], first - drafter._ahead
+        start = begin - drafter._ahead
+        row = Segment(tokens[start:], start, where, 1, 1, first=seen, states=own)
+        if isinstance(head, NativeBlock):
+            row = head.behind(row, room)
+        found = head.run([row], store).logits
+        assert found is not None
+        return found
+
+    anew = run(first, pages, head.new_store(len(pages), 4))
+    kept = run(len(tokens) - 1, sequence.pages, drafter._store)
+    assert np.array_equal(anew, kept)
 
 
 def made_up_costs(
@@ -366,8 +383,12 @@ def made_up_costs(
 
 
 @pytest.mark.parametrize(
-    ("name", "chunk"), [("eagle3", 5), ("eagle3", 64), ("auto+eagle3", 5), ("auto+peagle", 64)]
-)
+    ("name", "chunk"),
+    [
+        ("eagle3", 5), ("eagle3", 64), ("auto+eagle3", 5), ("auto+peagle", 64), ("dflash2", 5),
+        ("auto+dspark", 64),
+    ],
+)  # fmt: skip
 def test_what_a_head_keeps_is_what_it_would_compute(
     target: Path, name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,7 +407,8 @@ def test_what_a_head_keeps_is_what_it_would_compute(
     monkeypatch.setattr(time, "perf_counter", itertools.count(0.0, 1e-4).__next__)
     monkeypatch.setattr(exactness, "known_costs", made_up_costs)
     engine = engine_of(target, name, pages=30, max_num_batched_tokens=chunk, max_num_seqs=4)
-    drafter = engine.drafting.drafters["eagle3"]
+    method = method_of(name.removeprefix("auto+"))
+    drafter = engine.drafting.drafters[method]
     assert isinstance(drafter, EagleDrafter)
     base = prompts()[3]
     live: dict[str, int] = {}
@@ -417,7 +439,7 @@ def test_what_a_head_keeps_is_what_it_would_compute(
             ):
                 continue
             # All but the last entry are there.
-            recomputed(engine, sequence, state.first)
+            recomputed(engine, sequence, state.first, method)
             seen += 1
             cut += state.first > 1
             shared += sequence.start is not None and sequence.start.cached_tokens > 0

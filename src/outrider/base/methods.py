@@ -59,8 +59,8 @@ TABLE = (
     Method("medusa", checkpoint=True, ours="medusa", costs="medusa"),
     Method("mlp_speculator", checkpoint=True),
     Method("mtp", ("nextn", "draft_mtp", "eagle_mtp"), ours="mtp"),
-    Method("dflash", ("draft_dflash",), checkpoint=True),
-    Method("dspark", ("draft_dspark",), checkpoint=True),
+    Method("dflash", ("draft_dflash", "dflash2"), checkpoint=True, ours="dflash"),
+    Method("dspark", ("draft_dspark",), checkpoint=True, ours="dflash"),
     Method("speculators", checkpoint=True, ours="eagle3"),
     Method("layerskip", ("layer_skip", "self_speculation"), ours="layerskip", costs="layerskip"),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from .dtypes import BFLOAT16, FLOAT32, PLAIN, Array
 from .files import TYPES, Entry, Files
 from .formats.compressed import METHOD
 from .formats.shared import Tensors, num_words
-from .heads import EAGLE1, MEDUSA, PARTS, PEAGLE, SAFEAILAB, Head, has_midlayer
+from .heads import DFLASH2, DSPARK, EAGLE1, MEDUSA, PARTS, PEAGLE, SAFEAILAB, Head, has_midlayer
 from .quantize import BITS
 from .weights import plain
 
@@ -23,6 +23,14 @@ QUANTIZATION = "quantization_config"
 """The key of a config under which it says how matrices are quantised."""
 CODES = ("I8", "F8_E4M3", "F8_E5M2")
 """Types of quantised matrices that are not packed."""
+SELECTOR = "candidate_selector."
+CODEBOOKS = {
+    DFLASH2: (f"{SELECTOR}predecessor_codebook", f"{SELECTOR}successor_codebook"),
+    DSPARK: ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"),
+}
+"""Tensors with the numbers of each id that score tokens behind it, and of each that score it."""
+CONVOLVED = "attention", "mlp"
+"""Sublayers that kernels of DFlash2 mix rows for."""
 PART = re.compile(r"_(packed|scale|shape|zero_point|g_idx)$")
 """Ends the names of the tensors that a quantised matrix becomes."""
 
@@ -78,22 +86,24 @@ def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     if head.kind == MEDUSA:
         for place in range(head.longest or 1):
-            for block in range(head.blocks):
-                shapes[f"{place}.{block}.linear.weight"] = (head.hidden_size, head.hidden_size)
+            for each in range(head.blocks):
+                shapes[f"{place}.{each}.linear.weight"] = (head.hidden_size, head.hidden_size)
             if not head.borrows_output:
                 shapes[f"{place}.{head.blocks}.weight"] = (head.vocab_size, head.hidden_size)
         return shapes
     a = head.architecture
     assert a is not None
-    joins = head.kind == EAGLE1
+    joins, blocks = head.kind == EAGLE1, head.block is not None
     wide = (2 if joins else PARTS if head.layers is None else len(head.layers)) * head.hidden_size
     width, queries, keys = a.hidden_size, a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
     shapes["fc.weight"] = width, wide
-    if not joins:
+    if not head.borrows_logits:
         shapes["lm_head.weight"] = a.vocab_size, width
-        shapes |= {"model.norm.weight": (width,), "model.layers.0.hidden_norm.weight": (width,)}
+    if not joins:
+        own = "model.hidden_norm" if blocks else "model.layers.0.hidden_norm"
+        shapes |= {"model.norm.weight": (width,), f"{own}.weight": (width,)}
     for index in range(a.num_layers):
-        base, inputs = f"model.layers.{index}.", width if index or joins else 2 * width
+        base, inputs = f"model.layers.{index}.", width if index or joins or blocks else 2 * width
         shapes |= {f"{base}self_attn.{n}_proj.weight": (keys, inputs) for n in "kv"}
         shapes[f"{base}self_attn.q_proj.weight"] = queries, inputs
         shapes[f"{base}self_attn.o_proj.weight"] = width, queries
@@ -102,6 +112,10 @@ def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:
         shapes[f"{base}mlp.down_proj.weight"] = width, inner
         norms = ("post_attention",) if joins and not index else ("input", "post_attention")
         shapes |= {f"{base}{n}_layernorm.weight": (width,) for n in norms}
+        if blocks:
+            shapes |= {f"{base}self_attn.{n}_norm.weight": (a.head_dim,) for n in "qk"}
+    if blocks:
+        shapes |= _of_block(head)
     if a.vocab_size != head.vocab_size:
         shapes["d2t"] = (a.vocab_size,)
     shapes |= {name: (wide // len(head.fused_norms),) for name in head.fused_norms}
@@ -110,8 +124,29 @@ def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _of_block(head: Head) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what a head of ``BLOCKS`` has beside its layers."""
+    block, a = head.block, head.architecture
+    assert block is not None
+    assert a is not None
+    width, rank, kernels = a.hidden_size, block.rank, 2 * block.taps * a.hidden_size // block.group
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index, part in itertools.product(range(a.num_layers if block.taps else 0), CONVOLVED):
+        base = f"model.layers.{index}.{part}_conv."
+        shapes[f"{base}base_kernel"] = 2, block.taps, width
+        shapes[f"{base}kernel_projection.weight"] = kernels, width
+    if head.kind == DFLASH2:
+        shapes[f"{SELECTOR}hidden_projection.weight"] = rank, width
+    if rank:
+        before, behind = CODEBOOKS[head.kind]
+        shapes |= {before: (head.vocab_size, rank), behind: (a.vocab_size, rank)}
+    return shapes
+
+
 def optional_tensors(head: Head) -> dict[str, tuple[int, ...]]:
     """Return the shapes of tensors that a head may have."""
+    if head.block:
+        return {}
     if head.kind != MEDUSA:
         bias = {"fc.bias": (head.hidden_size,)} if head.kind == EAGLE1 else {}
         return {"model.embed_tokens.weight": (head.vocab_size, head.hidden_size), **bias}

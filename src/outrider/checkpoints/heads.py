@@ -1,8 +1,9 @@
 """Reads checkpoints of heads: small drafters that go on from a target's hidden states.
 
 Formats are those of EAGLE-1 and 2 (Li et al., 2024) as SafeAILab and vLLM have them, of EAGLE-3 (Li
-et al., 2025) as SafeAILab and SpecForge write it, of the ``speculators`` library (eagle3 and
-peagle), and of Medusa (Cai et al., 2024).
+et al., 2025) as SafeAILab and SpecForge write it, of DFlash (Chen et al., 2026) as z-lab writes it,
+of the ``speculators`` library (eagle3, peagle, dflash, dflash2 and dspark), and of Medusa (Cai et
+al., 2024).
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from .families import read_shape
 from .files import Files, files_of
 
 EAGLE1, EAGLE3, PEAGLE, MEDUSA = "eagle", "eagle3", "peagle", "medusa"
+DFLASH, DFLASH2, DSPARK = "dflash", "dflash2", "dspark"
+BLOCKS = DFLASH, DFLASH2, DSPARK
+"""Heads that draft a block in one pass, whose rows see each other."""
 FAMILIES = ("llama", "qwen2", "qwen3")
 """Of the layers of heads."""
 PARTS = 3
@@ -31,6 +35,8 @@ EAGLE1_NORMS = "enorm.weight", "hnorm.weight", "norm.weight", "layers.0.input_la
 EAGLE1_TENSORS = "fc.weight", "layers.0."
 """How names of its tensors begin, whole or in parts."""
 MOST_HEADS, MOST_BLOCKS = 64, 16
+MOST_RANK, MOST_CANDIDATES, MOST_TAPS = 4096, 256, 8
+"""The last but one also of a DSpark head: its bias of all other ids costs more than it brings."""
 BORROWS = "original_lm_head"
 """The key by which Medusa heads have the target's output matrix, as vLLM named it."""
 MOST_CHOICES, TOP_K = 256, 10
@@ -41,8 +47,30 @@ SAFEAILAB = "midlayer."
 
 
 @dataclass(frozen=True)
+class Block:
+    """How a head drafts a block of ``size`` rows, of which the first has the last token.
+
+    The first row drafts, too, if ``from_anchor``. Rows do not see later ones in layers with a
+    window if ``causal_windows``, nor in others if ``causal``. A token is drawn by its logit and by
+    a score of ``rank`` numbers behind the token before it, among the ``top_k`` likeliest; rank 0
+    stands for logits alone. What enters and leaves a sublayer is mixed over ``taps`` rows, with
+    kernels that ``group`` channels share; 0 taps stand for no such mixing.
+    """
+
+    size: int
+    from_anchor: bool = False
+    causal_windows: bool = True
+    causal: bool = False
+    rank: int = 0
+    top_k: int = 0
+    taps: int = 0
+    group: int = 1
+
+
+@dataclass(frozen=True)
 class Head:
-    """A head as its checkpoint says, of kind ``EAGLE1``, ``EAGLE3``, ``PEAGLE``, ``MEDUSA``.
+    """A head as its checkpoint says, of kind ``EAGLE1``, ``EAGLE3``, ``PEAGLE``, ``MEDUSA``, or of
+    ``BLOCKS``.
 
     The target must have ``vocab_size`` and ``hidden_size``. The head is made from the outputs of
     the target's ``layers``, -1 for the embedding; None where they follow from their number.
@@ -51,9 +79,10 @@ class Head:
     ``output_normed``. ``fused_norms`` are the names of the norms of the target's hidden states,
     each of a part. Its metadata proposes drafts of ``longest`` tokens, or it can draft no more, and
     names the target ``verifier``. ``mask_token`` is the token of rows that stand for later
-    positions. Each of Medusa's heads has residual ``blocks``, and an output matrix of its own
-    unless it ``borrows_output`` of the target; ``choices`` is the tree that they draft
-    (``read_choices``), None where it is learned. ``extras`` say more of how it drafts.
+    positions, and ``block`` says how ``BLOCKS`` draft. Each of Medusa's heads has residual
+    ``blocks``, and an output matrix of its own unless it ``borrows_output`` of the target;
+    ``choices`` is the tree that they draft (``read_choices``), None where it is learned. ``extras``
+    say more of how it drafts.
     """
 
     files: Files
@@ -69,6 +98,7 @@ class Head:
     longest: int | None = None
     verifier: str | None = None
     mask_token: int | None = None
+    block: Block | None = None
     blocks: int = 1
     borrows_output: bool = False
     choices: Paths | None = None
@@ -81,6 +111,13 @@ class Head:
         if self.kind == MEDUSA and chat is not None:
             return min(chat, self.longest or chat)  # it has no more heads
         return self.longest if chat is None else chat
+
+    @property
+    def borrows_logits(self) -> bool:
+        """True if the target's output matrix makes its logits."""
+        own = self.architecture
+        whole = own is not None and own.vocab_size == self.vocab_size
+        return self.borrows_output or self.kind == EAGLE1 or (self.block is not None and whole)
 
     @property
     def folder(self) -> Path:
@@ -119,6 +156,8 @@ def _read(files: Files, values: Fields, options: dict[str, Any]) -> Head | None:
     kind = options.get("speculators_model_type")
     if kind is not None:
         return _speculators(files, values, options)
+    if "dflash_config" in options:
+        return _zlab(files, values, options)
     names = options.get("architectures")
     named = isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
     if named or ("draft_vocab_size" in options and has_midlayer(files)):
@@ -159,8 +198,9 @@ def _eagle1(files: Files, values: Fields, options: dict[str, Any]) -> Head:
     return Head(files, EAGLE1, vocab_size, architecture.hidden_size, None, architecture, config)
 
 
-def _layers_of(values: Fields, shift: int) -> tuple[int, ...] | None:
-    name = "eagle_aux_hidden_state_layer_ids"
+def _layers_of(
+    values: Fields, shift: int, name: str = "eagle_aux_hidden_state_layer_ids"
+) -> tuple[int, ...] | None:
     if name not in values:
         return None
     layers = values.listed(name, int)
@@ -195,18 +235,27 @@ def _architecture(
 
 def _speculators(files: Files, values: Fields, options: dict[str, Any]) -> Head:
     kind = values.text("speculators_model_type")
-    if kind not in (EAGLE3, PEAGLE):
-        raise values.refuse("speculators_model_type", f"{EAGLE3} or {PEAGLE}")
+    if kind not in (EAGLE3, PEAGLE, *BLOCKS):
+        known = ", ".join((EAGLE3, PEAGLE, *BLOCKS[:-1]))
+        raise values.refuse("speculators_model_type", f"{known} or {BLOCKS[-1]}")
     layer = values.section("transformer_layer_config")
     inner = options.get("transformer_layer_config") or {}
     vocab_size = layer.whole("vocab_size", 1)
+    if kind in BLOCKS:
+        inner = {**inner, "model_type": "qwen3"}  # whatever it says, they have its layers
     own = _architecture(files, inner, layer, values.whole("draft_vocab_size", 1))
     about = values.section("speculators_config")
+    verifier = about.section("verifier").text("name_or_path", "") or None
+    if kind in BLOCKS:
+        block = _block(values, kind)
+        name = "aux_hidden_state_layer_ids"
+        head = _block_head(files, kind, values, own, vocab_size, block, values)
+        return replace(head, layers=_required(values, name, -1), verifier=verifier)
     return replace(
         _eagle(files, values, options, vocab_size, own),
         kind=kind,
         longest=_proposed(about),
-        verifier=about.section("verifier").text("name_or_path", "") or None,
+        verifier=verifier,
         mask_token=values.whole("mask_token_id", 0, vocab_size - 1) if kind == PEAGLE else None,
     )
 
@@ -239,6 +288,68 @@ def _norms(values: Fields, options: dict[str, Any]) -> tuple[str, ...]:
     if together:
         return ("input_norm.weight",)
     return tuple(f"fc_norm.{i}.weight" for i in range(len(layers) or PARTS)) if apart else ()
+
+
+def _block_head(
+    files: Files, kind: str, values: Fields, own: tuple[Architecture, PlainConfig],
+    vocab_size: int, block: Block, about: Fields,
+) -> Head:  # fmt: skip
+    """Return a head of ``BLOCKS`` without its layers; ``about`` says which token is its mask."""
+    width = own[0].hidden_size
+    if values.whole("target_hidden_size", 1, default=width) != width:
+        raise values.refuse("target_hidden_size", f"{width}, as wide as its layers,")
+    if block.taps and (width % block.group or block.taps > block.size):
+        raise values.refuse("conv_group_size", "a divisor of the width, and few taps,")
+    return Head(
+        files, kind, vocab_size, width, None, *own,
+        longest=block.size if block.from_anchor else block.size - 1,
+        mask_token=about.whole("mask_token_id", 0, vocab_size - 1), block=block,
+    )  # fmt: skip
+
+
+def _required(values: Fields, name: str, shift: int) -> tuple[int, ...]:
+    layers = _layers_of(values, shift, name)
+    if layers is None:
+        raise values.refuse(name, "a list of layers")
+    return layers
+
+
+def _block(values: Fields, kind: str) -> Block:
+    """Return how a head of the ``speculators`` library drafts."""
+    block = Block(
+        values.whole("block_size", 2, LARGEST_DRAFT),
+        values.flag("sample_from_anchor", kind == DSPARK),
+        not values.flag("sliding_window_non_causal", kind == DFLASH2),
+    )
+    if kind == DFLASH2:
+        return replace(
+            block, rank=values.whole("selector_rank", 1, MOST_RANK, default=256),
+            top_k=values.whole("selector_top_k", 1, MOST_CANDIDATES, default=16),
+            taps=values.whole("conv_kernel_size", 1, MOST_TAPS, default=2),
+            group=values.whole("conv_group_size", 1, default=16),
+        )  # fmt: skip
+    if kind == DFLASH:
+        return block
+    rank = values.whole("markov_rank", 0, MOST_RANK, default=256)
+    if rank and values.text("markov_head_type", "vanilla") != "vanilla":
+        raise values.refuse("markov_head_type", "vanilla")
+    return replace(block, rank=rank, top_k=MOST_CANDIDATES)
+
+
+def _zlab(files: Files, values: Fields, options: dict[str, Any]) -> Head:
+    """Return a head of DFlash in the layout of its authors."""
+    about = values.section("dflash_config")
+    for name in ("projector_type", "conv_type", "fc_layernorm"):
+        if name in about:
+            raise about.refuse(name, "no more than DFlash, or the layout of speculators,")
+    size = about if "block_size" in about else values
+    block = Block(
+        size.whole("block_size", 2, LARGEST_DRAFT), causal=values.flag("is_causal", False)
+    )
+    vocab_size = values.whole("vocab_size", 1)
+    own = _architecture(files, {**options, "model_type": "qwen3"}, values, vocab_size)
+    head = _block_head(files, DFLASH, values, own, vocab_size, block, about)
+    return replace(head, layers=_required(about, "target_layer_ids", 0))
 
 
 def _proposed(about: Fields) -> int | None:

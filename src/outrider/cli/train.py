@@ -112,7 +112,9 @@ class TrainFlags:
     accumulate: int = setting(1, "Batches whose gradients a step adds up.", min=1)
     seed: int = setting(0, "The seed of initial weights, sample order and draws.", min=0)
     bf16: bool | None = setting(
-        None, "Multiply matrices in bf16. Usual on a GPU only.", "--bf16/--no-bf16"
+        None,
+        "Multiply matrices in bf16. Usual where the CPU or GPU has instructions for it.",
+        "--bf16/--no-bf16",
     )
     json_: AsJson = False
 

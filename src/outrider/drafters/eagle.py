@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from ..base.config import EngineConfig
 from ..base.types import Draft, DraftBudget, Scheduled, SequenceState, StepRecord
 from ..checkpoints.heads import EAGLE1, EAGLE3, PEAGLE
 from ..models.native import NativeTransformer
+from ..models.native_block import NativeBlock
 from ..models.native_eagle1 import NativeEagle1
 from ..models.native_heads import NativeHead
 from ..models.native_mtp import JoinedModel
@@ -30,7 +31,7 @@ from .heads import HeadSpec, native_target
 from .likely import LikelyIds
 from .states import PageNotes, StateRing, Waiting
 
-HeadT = TypeVar("HeadT", bound=NativeHead | JoinedModel)
+HeadT = TypeVar("HeadT", bound=NativeHead | JoinedModel | NativeBlock)
 UNREAD_STATES = 4096
 """States that wait to be read, of all sequences together, or those of a step if they are more; a
 sequence that has more drafts from a shorter context."""
@@ -64,17 +65,21 @@ class EagleSpec(HeadSpec):
         config, head, target = context.config, self.head(), native_target(self.name, context)
         make = NativeEagle1 if head.kind == EAGLE1 else NativeHead
         model = make(head, target, context.max_model_len, config.drafter_quantization)
-        return head_needs(config, model, target)
+        return replace(head_needs(config, model, target), loaded=(model, None))
 
     def make(self, context: DrafterContext) -> Drafter:
         return EagleDrafter(context)
 
 
 def head_needs(
-    config: EngineConfig, model: NativeHead | JoinedModel, target: NativeTransformer
+    config: EngineConfig,
+    model: NativeHead | JoinedModel | NativeBlock,
+    target: NativeTransformer,
+    longest: int | None = None,
 ) -> Needs:
-    """Return what a head takes of the engine beside its target."""
-    nodes, width = num_nodes(config, config.max_draft_length, target), 4 * model.hidden_size
+    """Return what a head that drafts ``longest`` tokens takes of the engine beside its target."""
+    nodes = num_nodes(config, longest or config.max_draft_length, target)
+    width = 4 * model.hidden_size
     layers = tuple(sorted({*model.target_layers}))
     waiting_bytes = 4 * WAITING_PROMPT_ROWS * len(layers) * target.hidden_size
     return Needs(
@@ -82,7 +87,6 @@ def head_needs(
         width * _room(config, nodes) + waiting_bytes,
         nodes,
         layers,
-        model,
         weight_bytes=model.added_bytes(target),
     )
 
@@ -114,22 +118,6 @@ class Unseen(NamedTuple):
     room: HiddenRoom
 
 
-def begun(segment: Segment, depth: int, model: NativeHead | JoinedModel) -> Segment:
-    """Return a segment behind which a draft begins; heads of one pass need rows for it."""
-    later, mask = depth - 1, model.mask_state
-    if mask is None or not later or not isinstance(model, NativeHead):
-        return segment._replace(logits=1)
-    token = model.head.mask_token
-    assert segment.states is not None
-    assert token is not None
-    return segment._replace(
-        logits=1 + later,
-        nodes=[token] * later,
-        parents=range(-1, later - 1),
-        states=np.concatenate([segment.states, mask.repeat(later, 0)]),
-    )
-
-
 class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
     """Drafts with a head that reads each token beside the target's state of the token before it.
 
@@ -138,6 +126,8 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
     """
 
     name = "eagle3"
+    _ahead = 0
+    """Places by which entries lie before the tokens that they are counted by."""
 
     def __init__(self, context: DrafterContext) -> None:
         config, (model, likely) = context.config, self._loaded(context)
@@ -164,7 +154,8 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
 
     def _loaded(self, context: DrafterContext) -> tuple[HeadT, LikelyIds | None]:
         """Return the model that was loaded, and the likely ids that it draws from."""
-        return context.needs.loaded, None
+        loaded: tuple[HeadT, LikelyIds | None] = context.needs.loaded
+        return loaded
 
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
@@ -195,8 +186,24 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
             self.catching_up = True
         segment = self._segment(sequence, state, end)
         state.num_computed = end
-        self._notes.overwrite(sequence, start)
-        return begun(segment, budget.depth, self._model) if end == stop else segment
+        self._notes.overwrite(sequence, start - self._ahead)
+        return self._begun(segment, sequence, budget.depth) if end == stop else segment
+
+    def _begun(self, segment: Segment, sequence: SequenceState, depth: int) -> Segment:
+        """Return a segment behind which a draft begins; heads of one pass need rows for it."""
+        model, later = self._model, depth - 1
+        mask = model.mask_state
+        if mask is None or not later or not isinstance(model, NativeHead):
+            return segment._replace(logits=1)
+        token = model.head.mask_token
+        assert segment.states is not None
+        assert token is not None
+        return segment._replace(
+            logits=1 + later,
+            nodes=[token] * later,
+            parents=range(-1, later - 1),
+            states=np.concatenate([segment.states, mask.repeat(later, 0)]),
+        )
 
     def _segment(self, sequence: SequenceState, state: _HeadState, end: int) -> Segment:
         """Return the rows of a sequence that are to be read next, up to ``end``."""
@@ -212,14 +219,15 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
             states = np.concatenate([self._end_states[page : page + 1], states])
         self._ring.forget(sequence.id, end - 1)
         first = state.first if self._window is None else max(state.first, end - self._window)
+        ahead = self._ahead
         return Segment(
-            sequence.tokens[start:end],
-            start,
+            sequence.tokens[start - ahead : end - ahead],
+            start - ahead,
             sequence.pages,
             0,
             sequence.prompt_length,
             key=sequence.id,
-            first=min(first, start),
+            first=min(first, start) - ahead,
             states=states,
         )
 
@@ -320,7 +328,8 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
                 now += [(name, each) for each in waiting.pop(name)]
             state = self._states.get(name)
             if state is not None and state.first == 1:
-                state.noted = self._notes.note(sequence, state.noted, state.num_computed)
+                whole = state.num_computed - self._ahead
+                state.noted = self._notes.note(sequence, state.noted, whole)
         if now:
             self._fuse(now)
 
@@ -404,7 +413,7 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
     def _known(self, sequence: SequenceState) -> _HeadState:
         """Return the state of a new sequence whose beginning others may have computed."""
         noted = self._notes.num_whole(sequence)
-        return _HeadState(1, max(1, noted * self._page_size), noted)
+        return _HeadState(1, max(1, noted * self._page_size + self._ahead), noted)
 
     def release(self, seq_id: str, ended: bool) -> None:
         if self._awake:

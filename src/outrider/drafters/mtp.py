@@ -60,7 +60,3 @@ class MtpDrafter(EagleDrafter[NativeMtp]):
     """Drafts with MTP layers, whose rows begin as those of an EAGLE-3 head do."""
 
     name = "mtp"
-
-    def _loaded(self, context: DrafterContext) -> tuple[NativeMtp, LikelyIds | None]:
-        model, likely = context.needs.loaded
-        return model, likely

@@ -13,6 +13,7 @@ from ..checkpoints.heads import Head
 from ..checkpoints.mtp import why_none
 from ..errors import ConfigError, shown
 from .base import Drafter, DrafterContext, DrafterSpec, FolderSpec, NoSpec, checkpoint_files
+from .block import BlockSpec
 from .eagle import EagleSpec
 from .layerskip import LayerskipSpec
 from .medusa import MedusaSpec
@@ -26,8 +27,8 @@ from .suffix import SuffixSpec
 GROUP = "outrider.drafters"
 """The entry points of drafters in other packages: the name of a drafter, its ``DrafterSpec``."""
 BUILT_IN: tuple[type[DrafterSpec], ...] = (
-    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, LayerskipSpec, EagleSpec, MedusaSpec, MtpSpec,
-    RetokenizeSpec, ModelSpec,
+    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, LayerskipSpec, EagleSpec, BlockSpec, MedusaSpec,
+    MtpSpec, RetokenizeSpec, ModelSpec,
 )  # fmt: skip
 
 

@@ -114,17 +114,28 @@ class HeadModel(NativeModel):
         while len(drafted) < depth:
             logits, more = self._draft_pass(store, following)
             for line in logits[: depth - len(drafted)]:
-                wish = SampleInput(asked.sequence, True, drafted=[*drafted])
-                one = segment._replace(logits=1, nodes=(), parents=())
-                raw = Samples([0], [0.0], line[None])
-                drawn = sample_in_python(raw, [one], [wish], [0], noise)
-                if not isfinite(drawn.scores[0]):
+                token = self._drawn(line, segment, asked, drafted, noise)
+                if token is None:
                     return drafted
-                drafted.append(drawn.tokens[0])
+                drafted.append(token)
             if more is None:
                 break
             following = more._replace(tokens=drafted[-1:], start=position + len(drafted) - 1)
         return drafted
+
+    def _drawn(
+        self,
+        line: Floats,
+        segment: Segment,
+        asked: DraftInput,
+        drafted: Sequence[int],
+        noise: Noise,
+    ) -> int | None:
+        """Return the token drawn from a row of logits behind ``drafted``, None if there is none."""
+        wish = SampleInput(asked.sequence, True, drafted=[*drafted])
+        one = segment._replace(logits=1, nodes=(), parents=())
+        drawn = sample_in_python(Samples([0], [0.0], line[None]), [one], [wish], [0], noise)
+        return drawn.tokens[0] if isfinite(drawn.scores[0]) else None
 
 
 class NativeHead(HeadModel):
@@ -249,6 +260,9 @@ class NativeMedusa(HeadModel):
                 bias = source.get(f"{name}bias", shape[:1], FLOAT32)
             self._pack(number, "draft", matrix, bias)
         library.check(self.handle)
+
+    def _num_rows(self, segments: Sequence[Segment]) -> int:
+        return len(segments)
 
     def new_store(self, num_pages: int, page_size: int) -> NativeStore:
         """Return an empty cache, with a page for each head at least; it takes no memory."""

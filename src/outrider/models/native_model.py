@@ -225,6 +225,10 @@ class NativeModel(RowsModel):
         """Return the states that rows begin with, None where they begin with an embedding."""
         return None
 
+    def _num_rows(self, segments: Sequence[Segment]) -> int:
+        """Return how many rows go through layers."""
+        return sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
+
     def forward(
         self,
         segments: Sequence[Segment],
@@ -243,9 +247,7 @@ class NativeModel(RowsModel):
         if wanted is None:
             wanted = sum(segment.logits for segment in segments)
         words, states = words_of(segments, store.slots(segments)), self._states(segments)
-        rows = (
-            sum(len(s.tokens) + len(s.nodes) for s in segments) if states is None else len(states)
-        )
+        rows = self._num_rows(segments)
         logits = np.empty((wanted, vocabulary or self.shape.vocab_size), np.float32)
         kept = np.empty((len(hidden), rows, self.hidden_size), np.float32)
         if sublayers is None:

@@ -33,7 +33,7 @@ GATES = {"silu": 0, "gelu_pytorch_tanh": 1, "relu2": 2}
 """The numbers of ``enum ActivationKind``, by the names in configs."""
 PEAKS = tuple(_kinds("PeakKind"))
 """Kinds of products: digits are what activations become beside few-bit codes."""
-EMBEDDED, PAIRED, JOINED, HEADS = sorted(_kinds("InputKind").values())
+EMBEDDED, PAIRED, JOINED, HEADS, BLOCK = sorted(_kinds("InputKind").values())
 
 
 class Config(CFields):

@@ -317,6 +317,23 @@ class Library:
         """
         self.run("borrow", at(model), at(beside))
 
+    def set_transitions(
+        self, model: int, top: int, before: Array, behind: Array, projection: Array | None
+    ) -> None:
+        """Let drafts be drawn by scores behind the token before, see src/outrider.h.
+
+        ``before`` [tokens, rank], ``behind`` [vocabulary, rank] and ``projection`` fp32 [rank,
+        width] must outlive the model.
+        """
+        (tokens, rank), dtype = before.shape, before.dtype
+        first, second = expect(before, before.shape, dtype), expect(behind, behind.shape, dtype)
+        if behind.shape[1] != rank:
+            raise ModelError("the scores of tokens are of two ranks.")
+        width = 0 if projection is None else projection.shape[1]
+        rows = expect(projection, (rank, width), np.float32)
+        sizes = len(behind), ffi.cast("float *", rows), width
+        self.run("transitions", at(model), top, rank, first, tokens, second, *sizes)
+
     def set_vector(self, model: int, number: int, kind: str, data: Array) -> None:
         """Keep ``data``, a norm's weight of layer ``number``; the model's own has number 0."""
         wide = np.ascontiguousarray(data, np.float32)
@@ -392,15 +409,16 @@ class Library:
 
         Twice its number stands for a layer's attention, and one more for its MLP. ``logits`` fp32
         [wanted rows, vocabulary] and ``kept`` fp32 [hidden, rows, width] are written. ``states``
-        fp32 [rows, width] are those that rows begin with, where the model wants them. Logits as
+        fp32 [states, width] are those that rows begin with, where the model wants them. Logits as
         wide as there are likely rows are of those alone.
         """
         rows, width = kept.shape[1:3]
         given = ffi.from_buffer(_INTS, words), len(words)
-        begin = expect(states, (rows, width), np.float32)
+        count = 0 if states is None else len(states)
+        begin = expect(states, (count, width), np.float32), count
         which = [*sublayers], len(sublayers), [*hidden], len(hidden)
         out = floats(logits), *logits.shape, expect(kept, (len(hidden), rows, width), np.float32)
-        self.run("forward", at(model), at(store), *given, begin, *which, *out, rows, width)
+        self.run("forward", at(model), at(store), *given, *begin, *which, *out, rows, width)
 
     def fuse(
         self,

@@ -240,7 +240,7 @@ class Training:
     def _computing(self, plan: Plan) -> Iterator[None]:
         """Have tensors made on the training's device, and products computed as the plan says."""
         device = self.accelerator.device
-        bf16 = device.type != "cpu" if plan.bf16 is None else plan.bf16
+        bf16 = multiplies_bf16(device) if plan.bf16 is None else plan.bf16
         with device, torch.autocast(device.type, torch.bfloat16, bf16):
             yield
 
@@ -318,3 +318,9 @@ class Training:
 def on_cpu() -> bool:
     """Return whether accelerate is to use the CPU: there is no GPU."""
     return not torch.cuda.is_available()
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Return whether a device has instructions for products of bf16: all GPUs, and newer CPUs."""
+    known = torch.cpu.get_capabilities()
+    return device.type != "cpu" or any(known.get(name) for name in ("avx512_bf16", "amx_bf16"))

@@ -200,10 +200,11 @@ const char* outrider_fuse(const Model* model, const float* const* hidden, int pa
 }
 
 const char* outrider_forward(const Model* model, Store* store, const std::int32_t* words,
-                             std::int64_t count, const float* states, const std::int32_t* sublayers,
-                             int num_sublayers, const std::int32_t* hidden, int num_hidden,
-                             float* logits, int num_logits, int vocabulary, float* hidden_out,
-                             int num_rows, int width) {
+                             std::int64_t count, const float* states, int num_states,
+                             const std::int32_t* sublayers, int num_sublayers,
+                             const std::int32_t* hidden, int num_hidden, float* logits,
+                             int num_logits, int vocabulary, float* hidden_out, int num_rows,
+                             int width) {
     return guarded({model, store}, [&]() -> const char* {
         if (store->model != model) return "the cache is another model's";
         const bool likely = is_likely(*model, vocabulary);
@@ -212,10 +213,11 @@ const char* outrider_forward(const Model* model, Store* store, const std::int32_
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
         const Config& c = model->c;
-        const auto given = c.input == INPUT_HEADS ? rows.scored.size() : rows.rows.size();
-        if (rows.num_logits != num_logits || int(given) != num_rows)
+        const auto made =
+            c.input == INPUT_HEADS ? rows.scored.size() : rows.rows.size() - rows.given;
+        if (rows.num_logits != num_logits || int(made) != num_rows)
             return "the rows are not as many as announced";
-        if ((c.input == INPUT_EMBEDDED) != (states == nullptr)) return UNSTATED;
+        if (const char* wrong = check_states(c, rows, states, num_states)) return wrong;
         if (c.input == INPUT_HEADS) {
             if (num_logits != num_rows * c.layers || num_hidden || num_sublayers)
                 return "there are not as many heads as levels";

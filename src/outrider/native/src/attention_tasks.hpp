@@ -43,28 +43,36 @@ struct Joint {
     int head, first, count;  // parts
 };
 
+// What rows of a layer see: `window` positions, or all with 0, and in blocks also later ones or,
+// where it is `causal`, none.
+struct Sight {
+    int window;
+    bool causal;
+    auto operator<=>(const Sight&) const = default;
+};
+
 // All that attention has to do: segment after segment, and of each head after head, so that what is
 // read next lies near what was read before. Stretches of a long context are tasks of their own
 // where several tiles read the same, or threads would have none.
 class Tasks {
 public:
     // `group` query heads share each of `heads` key heads.
-    Tasks(const Rows& all, int group, int heads, int page_size, int window, int threads)
-        : page_size_(page_size), window_(window) {
+    Tasks(const Rows& all, int group, int heads, int page_size, Sight sight, int threads)
+        : page_size_(page_size), sight_(sight) {
         const int together = std::min(group, QUERIES), rows = QUERIES / together;
         const auto& list = all.rows;
+        const int count = int(list.size()) - all.given;
         std::vector<int> segments{0};  // where their tiles begin
-        for (int first = 0, last; first < int(list.size()); first = last) {
+        for (int first = 0, last; first < count; first = last) {
             // Chains, and trees behind one prefix.
             const Row& row = list[first];
             last = first + 1;
-            while (last < int(list.size()) && last - first < rows &&
-                   list[last].pages == row.pages &&
+            while (last < count && last - first < rows && list[last].pages == row.pages &&
                    (list[last].num_above > 0) == (row.num_above > 0))
                 ++last;
             for (int head = 0; head < group; head += together)
                 tiles_.push_back({first, last, head, std::min(together, group - head)});
-            if (last == int(list.size()) || list[last].pages != row.pages)
+            if (last == count || list[last].pages != row.pages)
                 segments.push_back(int(tiles_.size()));
         }
         const bool few = int(tiles_.size()) * heads < FEW * threads;
@@ -76,10 +84,12 @@ public:
     std::vector<Joint> joints;
     int parts = 0;
 
-    int length_of(const Row& row) const { return row.prefix + row.num_above; }
+    int length_of(const Row& row) const {
+        return sight_.causal ? row.position + 1 : row.prefix + row.num_above;
+    }
     int first_of(const Row& row) const {
-        const int length = length_of(row);
-        return std::max<int>(row.first, window_ && length > window_ ? length - window_ : 0);
+        const int window = sight_.window;
+        return std::max<int>(row.first, window && row.edge > window ? row.edge - window : 0);
     }
     // Blocks are counted page after page.
     int block_of(int token) const {
@@ -138,7 +148,8 @@ private:
     }
 
     std::vector<Tile> tiles_;
-    const int page_size_, window_;
+    const int page_size_;
+    const Sight sight_;
 };
 
 // What is asked of memory: keys and values chunk by chunk, in the order in which they will be read,

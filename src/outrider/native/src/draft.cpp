@@ -2,6 +2,7 @@
 #include "guard.hpp"
 #include "planted.hpp"
 #include "process.hpp"
+#include "transitions.hpp"
 
 namespace outrider {
 
@@ -137,6 +138,7 @@ struct Drafting {
             Row row{};
             row.token = model.input_of(node.token);
             row.position = from.committed + node.depth - 1;
+            row.edge = row.position + 1;
             row.slot = slot(node.run, page_size);
             row.pages = pages;
             row.first = from.first;
@@ -223,7 +225,7 @@ void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& a
            const std::vector<std::int32_t>& sublayers, bool likely) {
     const std::vector<std::int32_t>& targets = likely ? model.likely_ids : model.targets;
     const int own = likely ? int(targets.size()) : model.c.vocabulary;
-    const bool at_once = all.size() && all[0].levels;
+    const bool at_once = all.size() && all[0].levels, transitions = has_transitions(model);
     for (Drafting& d : all) d.open = {-1};
     std::vector<Line> lines;
     std::vector<Drawn> drawn;
@@ -254,8 +256,18 @@ void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& a
             float* raw = logits + std::size_t(line.raw) * own;
             if (!at_once) plant(d.planted, before + length, raw, own);
             std::vector<float> wide;
-            const float* z = process(*d.pipeline, raw, own, targets, before,
-                                     {line.path.data(), length}, line.mask, at_once, wide);
+            const Path path{line.path.data(), length};
+            const float* z;
+            if (transitions) {
+                const int last = length ? line.path.back() : d.from.last;
+                const float* state = ended + std::size_t(line.raw) * model.c.hidden;
+                score_transitions(model, raw, own, targets, last, state, line.mask, wide,
+                                  d.pipeline->o.vocabulary);
+                d.pipeline->apply(wide.data(), before - d.pipeline->o.prompt_length, path, false);
+                z = wide.data();
+            } else {
+                z = process(*d.pipeline, raw, own, targets, before, path, line.mask, at_once, wide);
+            }
             const NoiseOf noise(*d.pipeline, before + length);
             draw_some(z, d.pipeline->o.vocabulary, noise.get(), d.draws(), &drawn[r * each]);
         });
@@ -299,21 +311,20 @@ const char* outrider_draft(const Model* model, Store* store, const DraftSizes* s
             return "drafts come from other logits than their model's";
         const bool whole = model->c.input == INPUT_PAIRED || heads;
         if (likely && (planted || whole)) return "planted logits and heads go by all ids";
-        if ((model->c.input == INPUT_EMBEDDED) != (states == nullptr)) return UNSTATED;
         if (states && n.width != model->c.hidden)
             return "states have another width than their model";
-        if (states && n.states != (heads ? n.drafts : std::int64_t(rows.rows.size())))
-            return "there are not as many states as rows";
+        if (const char* wrong = check_states(model->c, rows, states, n.states)) return wrong;
         rows.states = states;
         const int longest = std::min<int>(model->c.max_length, model->turned);
-        bool at_once = heads;
+        const bool block = model->c.input == INPUT_BLOCK;
+        bool at_once = heads || block;
         for (const Scored& from : rows.scored) at_once |= from.num_nodes > 0;
         std::vector<Drafting> all;
         int lines = 0;
         for (int i = 0; i < n.drafts; ++i) {
             const Scored& from = rows.scored[i];
             const DraftLimits& l = limits[i];
-            if (from.logits != 1 + from.num_nodes || !from.chain)
+            if ((from.logits != 1 + from.num_nodes && !block) || !from.chain)
                 return "a draft begins with one row of logits, or with one for each level";
             if (heads && from.logits != model->c.layers)
                 return "there are not as many heads as levels";

@@ -29,10 +29,12 @@ struct Forward : Work, Multiplier<T> {
     const int columns;                             // of logits
     float *x, *qkv, *added;                        // see Scratch
     float *entering_, *rates, *mixing, *leaving_;  // of layers with states
-    T *normed, *q, *attended, *gated, *paired, *mixed;
+    float* kernels;
+    T *normed, *q, *attended, *gated, *paired, *mixed, *blended;
     std::uint8_t* nonfinite;
     const Config c = m.c;
     const int n = int(rows.rows.size());
+    const int live = n - rows.given;  // those that go through layers
     const int width = padded(c.hidden, IN_PAD);
     const int normed_stride = spread_stride(width);
     const int paired_stride = spread_stride(padded(2 * c.hidden, IN_PAD));
@@ -49,10 +51,11 @@ struct Forward : Work, Multiplier<T> {
     const int mixed_width = spread_stride(padded(
         std::max(c.convs ? leaving(c, MIXER_CONV) : 0, linears(c) ? leaving(c, MIXER_LINEAR) : 0),
         IN_PAD));
+    const int kernel_width = padded(kernel_numbers(c), LANES);
     const LinearAttention linear{c};
     const int num_walks = int(rows.walks.size());  // a worker that comes late finds no rows
     const LayerPlaces places = places_of(m);
-    std::map<int, Tasks> tasks;        // by window
+    std::map<Sight, Tasks> tasks;
     Memory<float> parts;               // of attention
     std::vector<std::size_t> written;  // where many rows' keys go: bytes from a layer's first block
 
@@ -74,7 +77,7 @@ struct Forward : Work, Multiplier<T> {
         x = s.x.reserve(count * width);
         qkv = s.qkv.reserve(count * qkv_width);
         const bool behind = std::any_of(m.layers.begin(), m.layers.end(), [](const Layer<T>& l) {
-            return l.after_norm.size() || l.output_norm.size();
+            return l.after_norm.size() || l.output_norm.size() || l.mlp_kernels.size();
         });
         added = s.added.reserve(behind ? count * width : 0);
         const std::size_t alone = std::size_t(ALONE) * pool_size();
@@ -89,13 +92,15 @@ struct Forward : Work, Multiplier<T> {
         mixing = s.mixing.reserve(linears * mixing_width);
         rates = s.rates.reserve(linears * 2 * c.value_heads);
         leaving_ = s.leaving.reserve(linears * linear_values(c));
+        kernels = s.kernels.reserve(count * kernel_width);
+        blended = s.blended.reserve(c.kernel_taps ? count * normed_stride : 0);
         s.nonfinite.assign(n, 0);
         nonfinite = s.nonfinite.data();
         int most = 0;
         for (const int sublayer : sublayers) {
-            const int window = m.layers[sublayer / 2].window, group = c.heads / c.kv_heads;
-            const auto [made, fresh] = tasks.try_emplace(window, rows, group, c.kv_heads,
-                                                         store.page_size, window, pool_size());
+            const Sight seen = sight(m.layers[sublayer / 2]);
+            const auto [made, fresh] = tasks.try_emplace(
+                seen, rows, c.heads / c.kv_heads, c.kv_heads, store.page_size, seen, pool_size());
             most = std::max(most, made->second.parts);
         }
         parts = Memory<float>::unset(most * Tally::size(head_pad));
@@ -108,9 +113,16 @@ struct Forward : Work, Multiplier<T> {
             });
     }
 
+    Sight sight(const Layer<T>& layer) const {
+        const bool causal =
+            c.input != INPUT_BLOCK || c.causal || (layer.window && c.causal_windows);
+        return {layer.window, causal};
+    }
+
     int phases() const {
         const int kept = int(hidden.size());
-        const int most = c.besides ? 27 : 15;  // of a sublayer; products have three parts at most
+        // Of a sublayer; products have three parts at most.
+        const int most = c.besides ? 27 : c.kernel_taps ? 22 : 15;
         return 12 + kept + int(sublayers.size()) * (most + kept);
     }
 
@@ -122,8 +134,8 @@ struct Forward : Work, Multiplier<T> {
     }
 
     // The product of the RMSNorm of rows of x, or of the rows themselves where the norm has no
-    // weights, `pick` saying which. Few rows every worker normalises for itself, at its first
-    // chunk, rather than wait for another.
+    // weights or they are states, `pick` saying which. Few rows every worker normalises for itself,
+    // at its first chunk, rather than wait for another.
     template <class Pick>
     void norm_multiply(Team& team, const Memory<float>& norm, const Weight<T>& weight, int count,
                        Pick pick, const Epilogue& epilogue) {
@@ -131,7 +143,7 @@ struct Forward : Work, Multiplier<T> {
             for (int r = first; r < last; ++r) {
                 T* row = to + std::size_t(r) * normed_stride;
                 const float* from = x + std::size_t(pick(r)) * width;
-                if (norm.size()) {
+                if (norm.size() && pick(r) < live) {
                     rms_norm(row, from, norm.data(), c.hidden, width, c.norm_eps);
                 } else {
                     for (int i = 0; i < width; i += LANES) store(row + i, load(from + i));
@@ -163,14 +175,19 @@ struct Forward : Work, Multiplier<T> {
         narrow_to(&scale, c.embedding_scale);
         std::vector<T> room(c.hidden);
         for (int r = first; r < last; ++r) {
-            const T* from = look_up(m, rows.rows[r].token, room.data());
             float* to = x + std::size_t(r) * width;
+            for (int i = c.hidden; i < width; ++i) to[i] = 0;
+            if (r >= live) {
+                const float* state = rows.states + std::size_t(r - live) * c.hidden;
+                std::memcpy(to, state, c.hidden * sizeof(float));
+                continue;
+            }
+            const T* from = look_up(m, rows.rows[r].token, room.data());
             for (int i = 0; i < c.hidden; ++i) {
                 T scaled = from[i];  // rounded, as torch rounds it
                 if (c.embedding_scale != 1) narrow_to(&scaled, widen(from[i]) * widen(scale));
                 to[i] = widen(scaled);
             }
-            for (int i = c.hidden; i < width; ++i) to[i] = 0;
         }
     }
 
@@ -304,7 +321,7 @@ struct Forward : Work, Multiplier<T> {
                 for (int i = h * group * d; i < (h + 1) * group * d; ++i) from[i] *= by;
             }
             T* queries = q + std::size_t(r) * c.heads * head_pad;
-            for (int g = h * group; g < (h + 1) * group; ++g)
+            for (int g = h * group; r < live && g < (h + 1) * group; ++g)
                 turn(queries + g * head_pad, from + g * d, q_norm, cos, sin);
             turn(key, from + (first_key + h) * d, k_norm, cos, sin);
             put_value(value, from + (first_key + c.kv_heads + h) * d, r);
@@ -330,7 +347,7 @@ struct Forward : Work, Multiplier<T> {
     template <class E>
     void attention(Team& team, const Cache<E>& from, const Layer<T>& layer) {
         const int group = c.heads / c.kv_heads;
-        const Tasks& tasks = this->tasks.at(layer.window);
+        const Tasks& tasks = this->tasks.at(sight(layer));
         const Attention<T, E> work(from, rows, tasks, c);
         AttentionScratch<E> bench;
         team.share(int(tasks.all.size()), 1, [&](int first, int last) {
@@ -354,7 +371,7 @@ struct Forward : Work, Multiplier<T> {
         const bool normed = layer == c.layers && c.output_normed;
         for (std::size_t i = 0; i < hidden.size(); ++i) {
             if (hidden[i] != layer) continue;
-            team.share(n, 4, [&](int first, int last) {
+            team.share(live, 4, [&](int first, int last) {
                 std::vector<float> room(normed ? width : 0);
                 for (int r = first; r < last; ++r) {
                     const float* from = x + std::size_t(r) * width;
@@ -385,22 +402,88 @@ struct Forward : Work, Multiplier<T> {
     void end(Team& team, const Weight<T>& weight, const T* from, int stride,
              const Memory<float>& norm, float by) {
         if (!norm.size()) {
-            multiply(team, weight, from, stride, n, residual(by));
+            multiply(team, weight, from, stride, live, residual(by));
             return;
         }
         Epilogue apart = residual(by);
         apart.kind = Epilogue::put;
         apart.scale = 1;
         apart.y = added;
-        multiply(team, weight, from, stride, n, apart);
-        team.share(n, 1, [&](int first, int last) {
+        multiply(team, weight, from, stride, live, apart);
+        team.share(live, 1, [&](int first, int last) {
             for (int r = first; r < last; ++r)
                 add_normed(x + std::size_t(r) * width, added + std::size_t(r) * width, norm.data(),
                            c.hidden, width, c.norm_eps, c.residual_scale * by);
         });
     }
 
+    // Sums the rows of a block up to r, each by its kernel: the one that all rows have, plus what
+    // row r adds to it.
+    template <class Put, class N>
+    void blend(int r, const N* rows_of, int stride, const float* base, const float* more, Put put) {
+        const int groups = c.hidden / c.kernel_group;
+        const int before = rows.rows[r].position - rows.rows[r].edge;  // in its block
+        const int taps = std::min(c.kernel_taps, before + 1);
+        for (int i = 0; i < c.hidden; ++i) {
+            float sum = 0;
+            for (int t = 0; t < taps; ++t) {
+                const float by = base[t * c.hidden + i] + more[t * groups + i / c.kernel_group];
+                sum += widen(rows_of[std::size_t(r - t) * stride + i]) * by;
+            }
+            put(i, sum);
+        }
+    }
+
+    // Makes `blended` of what enters a sublayer of blocks; states enter as they are.
+    void blend_entering(Team& team, const Memory<float>& norm, const Weight<T>& weight,
+                        const Memory<float>& base, int count) {
+        team.share(count, 1, [&](int first, int last) {
+            for (int r = first; r < last; ++r) {
+                T* row = (r < live ? normed : blended) + std::size_t(r) * normed_stride;
+                const float* from = x + std::size_t(r) * width;
+                for (int i = 0; r >= live && i < width; i += LANES) store(row + i, load(from + i));
+                if (r < live) rms_norm(row, from, norm.data(), c.hidden, width, c.norm_eps);
+            }
+        });
+        multiply(team, weight, normed, normed_stride, live,
+                 {.kind = Epilogue::put,
+                  .y = kernels,
+                  .stride = std::size_t(kernel_width),
+                  .columns = kernel_numbers(c)});
+        team.share(live, 1, [&](int first, int last) {
+            for (int r = first; r < last; ++r) {
+                T* to = blended + std::size_t(r) * normed_stride;
+                blend(r, normed, normed_stride, base.data(),
+                      kernels + std::size_t(r) * kernel_width,
+                      [&](int i, float sum) { narrow_to(to + i, sum); });
+                std::fill(to + c.hidden, to + normed_stride, T());
+            }
+        });
+    }
+
+    // The product that ends a sublayer of blocks, whose rows are blended before they are added.
+    void end_blended(Team& team, const Weight<T>& weight, const T* from, int stride,
+                     const Memory<float>& base, float by) {
+        Epilogue apart = residual(by);
+        apart.kind = Epilogue::put;
+        apart.scale = 1;
+        apart.y = added;
+        multiply(team, weight, from, stride, live, apart);
+        const int half = c.kernel_taps * c.hidden;
+        team.share(live, 1, [&](int first, int last) {
+            for (int r = first; r < last; ++r) {
+                float* to = x + std::size_t(r) * width;
+                blend(r, added, width, base.data() + half,
+                      kernels + std::size_t(r) * kernel_width + kernel_numbers(c) / 2,
+                      [&](int i, float sum) { to[i] += sum * c.residual_scale * by; });
+            }
+        });
+    }
+
     void end_attention(Team& team, const Layer<T>& layer) {
+        if (c.kernel_taps)
+            return end_blended(team, layer.matrices[MATRIX_OUTPUT], attended, out_width,
+                               layer.attention_kernels, c.attention_out);
         const bool beside = layer.mixer == MIXER_BESIDE;
         end(team, layer.matrices[beside ? MATRIX_BESIDE_OUTPUT : MATRIX_OUTPUT], attended,
             out_width, layer.after_norm, c.attention_out);
@@ -420,8 +503,13 @@ struct Forward : Work, Multiplier<T> {
                                 .stride = std::size_t(qkv_width),
                                 .columns = qkv_width,
                                 .upcoming = written.empty() ? nullptr : &upcoming};
+        if (c.kernel_taps && live)
+            blend_entering(team, layer.input_norm, layer.matrices[MATRIX_ATTENTION_KERNELS],
+                           layer.attention_kernels, n);
         if (number == 0 && c.input == INPUT_PAIRED)
             multiply(team, heads, paired, paired_stride, n, epilogue);
+        else if (c.kernel_taps && live)
+            multiply(team, heads, blended, normed_stride, n, epilogue);
         else
             norm_multiply(team, layer.input_norm, heads, n, same, epilogue);
         if (layer.wide_q || layer.wide_k)
@@ -440,7 +528,7 @@ struct Forward : Work, Multiplier<T> {
                        [&](int first, int last) { turn_all(first, last, cache, layer); });
             attention(team, cache, layer);
         });
-        if (c.gated) team.share(n, 4, [&](int first, int last) { gate(first, last); });
+        if (c.gated) team.share(live, 4, [&](int first, int last) { gate(first, last); });
     }
 
     // Multiplies what attention gave by its gates.
@@ -545,7 +633,7 @@ struct Forward : Work, Multiplier<T> {
         if (attends(layer.mixer)) attend(team, number);
         if (is_linear(layer.mixer)) mix_by_linear(team, number);
         if (layer.mixer == MIXER_CONV) mix_by_conv(team, number);
-        if (attends(layer.mixer)) end_attention(team, layer);
+        if (attends(layer.mixer) && live) end_attention(team, layer);
         if (is_linear(layer.mixer)) end_mixed(team, layer, c.linear_out);
         if (layer.mixer == MIXER_CONV) end_mixed(team, layer, 1);
     }
@@ -553,12 +641,20 @@ struct Forward : Work, Multiplier<T> {
     void run_mlp(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
         constexpr Epilogue::Kind kinds[] = {Epilogue::gate, Epilogue::gelu_gate, Epilogue::squared};
-        norm_multiply(team, layer.mlp_norm, layer.matrices[MATRIX_GATE_UP], n, same,
-                      {.kind = kinds[c.activation],
-                       .scale = c.mlp_gate,
-                       .gated = gated,
-                       .gated_stride = std::size_t(inner),
-                       .narrow = sizeof(T) == 2});
+        const Weight<T>& up = layer.matrices[MATRIX_GATE_UP];
+        const Epilogue gates{.kind = kinds[c.activation],
+                             .scale = c.mlp_gate,
+                             .gated = gated,
+                             .gated_stride = std::size_t(inner),
+                             .narrow = sizeof(T) == 2};
+        if (c.kernel_taps) {
+            blend_entering(team, layer.mlp_norm, layer.matrices[MATRIX_MLP_KERNELS],
+                           layer.mlp_kernels, live);
+            multiply(team, up, blended, normed_stride, live, gates);
+            return end_blended(team, layer.matrices[MATRIX_DOWN], gated, inner, layer.mlp_kernels,
+                               c.mlp_out);
+        }
+        norm_multiply(team, layer.mlp_norm, up, live, same, gates);
         end(team, layer.matrices[MATRIX_DOWN], gated, inner, layer.output_norm, c.mlp_out);
     }
 
@@ -576,7 +672,7 @@ struct Forward : Work, Multiplier<T> {
             if (sublayer % 2 == ATTENTION) {
                 run_mixer(team, number);
             } else {
-                if (m.layers[number].mlp) run_mlp(team, number);
+                if (m.layers[number].mlp && live) run_mlp(team, number);
                 keep_hidden(team, number);
             }
         }

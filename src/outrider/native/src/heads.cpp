@@ -57,9 +57,12 @@ struct Fuse : Work, Multiplier<T> {
             team, m.fuse, rows, stride, count,
             {.kind = Epilogue::put, .y = made, .stride = std::size_t(width), .columns = c.hidden});
         team.share(count, 16, [&](int first, int last) {
-            for (int r = first; r < last; ++r)
-                std::memcpy(states + std::size_t(to[r]) * c.hidden, made + std::size_t(r) * width,
-                            c.hidden * sizeof(float));
+            for (int r = first; r < last; ++r) {
+                float* state = states + std::size_t(to[r]) * c.hidden;
+                std::memcpy(state, made + std::size_t(r) * width, c.hidden * sizeof(float));
+                if (c.input == INPUT_BLOCK)
+                    normalise(state, m.state_norm.data(), c.hidden, c.norm_eps);
+            }
         });
     }
 };

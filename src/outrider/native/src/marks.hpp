@@ -31,7 +31,7 @@ inline void mark(Store& store, const Rows& rows, const std::vector<std::uint8_t>
     for (const Row& row : rows.rows) {
         if (row.logits < 0) continue;
         bool sees = false;
-        const int first = std::max(row.first, row.prefix + row.num_above - reach);
+        const int first = std::max(row.first, row.edge - reach);
         for (int j = first; j < row.prefix && !sees; ++j) {
             int page = rows.pages[row.pages + j / store.page_size];
             sees = store.nonfinite[std::size_t(page) * store.page_size + j % store.page_size];

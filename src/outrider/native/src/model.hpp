@@ -57,14 +57,15 @@ struct Layer {
     int mixer = MIXER_ATTENTION;
     bool mlp = true;
     Memory<float> taps, taps_bias, decay, dt_bias, gated, skip;
+    Memory<float> attention_kernels, mlp_kernels;
 };
 
 // What a forward works in, in its turn with the pool. Strides are the model's, so that what pads a
 // row stays zero.
 template <class T>
 struct Scratch {
-    Memory<float> x, qkv, added, entering, rates, mixing, leaving;
-    Memory<T> normed, q, attended, gated, paired, mixed;
+    Memory<float> x, qkv, added, entering, rates, mixing, leaving, kernels;
+    Memory<T> normed, q, attended, gated, paired, mixed, blended;
     Memory<std::int8_t> digits;
     Memory<BlockSummary> parts;
     Memory<float> wide, gates;
@@ -91,6 +92,15 @@ inline bool is_likely(const Model& model, std::int64_t count) {
     return count > 0 && count == std::int64_t(model.likely_ids.size());
 }
 
+// Scores of tokens behind others, see outrider_transitions.
+template <class T>
+struct Transitions {
+    int top = 0, rank = 0;  // 0: there are none
+    int tokens = 0;
+    const T *before = nullptr, *behind = nullptr;
+    const float* projection = nullptr;
+};
+
 template <class T>
 struct Weights : Model {
     using Model::Model;
@@ -102,7 +112,8 @@ struct Weights : Model {
     int half = 0, blocks = 0;  // of a row of digits, at most
     bool apart = false;        // whether a weight is
     Memory<float> norm, state_norm, fuse_norm;
-    Weight<T> fuse;                 // [hidden, fused]
+    Weight<T> fuse;  // [hidden, fused]
+    Transitions<T> transitions;
     std::vector<Weight<T>> drafts;  // [heads][blocks + 1], the last of each empty if it borrows
     Memory<float> cos[ROTARY_TABLES], sin[ROTARY_TABLES];  // [turned_to, head_dim / 2]
     int turned_to[ROTARY_TABLES] = {};
@@ -150,6 +161,11 @@ inline int linear_values(const Config& c) { return c.value_heads * c.value_dim; 
 
 // Rows of RATES.
 inline int rates_of(const Config& c) { return (c.mamba ? 1 : 2) * c.value_heads; }
+
+// Numbers of a row's kernels, of what enters a sublayer and what leaves it.
+inline int kernel_numbers(const Config& c) {
+    return c.kernel_taps ? 2 * c.kernel_taps * (c.hidden / c.kernel_group) : 0;
+}
 
 // Matrices that are stacked in GATE_UP.
 inline int stacked(const Config& c) { return c.activation == ACTIVATION_RELU2 ? 1 : 2; }
@@ -281,6 +297,7 @@ Cache<E> cache_of(const Store& store, int place) {
 struct Row {
     std::int32_t token, position, slot;
     std::int32_t first, prefix;     // positions found through the page table: from, and up to
+    std::int32_t edge;              // windows end before it
     std::int32_t pages;             // where that starts in Rows::pages
     std::int32_t above, num_above;  // slots of ancestors behind the prefix, in Rows::above
     std::int32_t logits;            // which line of logits, or -1
@@ -297,6 +314,7 @@ struct Scored {
     const std::int32_t *nodes, *parents, *pages;
     int num_nodes, num_pages, committed, logits;  // `committed`: tokens before its nodes
     int first;                                    // position of the first token that is seen
+    int last;                                     // the token before its nodes
     int prompt;                                   // its length
     bool chain;
 };
@@ -307,9 +325,28 @@ struct Rows {
     std::vector<std::int32_t> pages;
     std::vector<std::int32_t> above;
     int num_logits = 0;
-    const float* states = nullptr;  // [rows, hidden], where the model wants them
-    std::vector<Walk> walks;        // where layers have states
+    int given = 0;  // of INPUT_BLOCK: the last rows, which are states and go through no layer
+    const float* states =
+        nullptr;              // [rows, hidden], or of the last ones, where the model wants them
+    std::vector<Walk> walks;  // where layers have states
 };
+
+// How many states a forward wants.
+inline std::size_t num_states(const Config& c, const Rows& rows) {
+    if (c.input == INPUT_HEADS) return rows.scored.size();
+    return c.input == INPUT_BLOCK ? rows.given : rows.rows.size();
+}
+
+constexpr const char* UNSTATED = "rows begin with a state in some models, and in others with none";
+
+// What is wrong with the states that a forward is given, or null.
+inline const char* check_states(const Config& c, const Rows& rows, const float* states,
+                                std::int64_t count) {
+    if ((c.input == INPUT_EMBEDDED) != (states == nullptr)) return UNSTATED;
+    if (states && count != std::int64_t(num_states(c, rows)))
+        return "there are not as many states as rows";
+    return nullptr;
+}
 
 // What a forward is asked for; see outrider.h.
 struct ForwardRequest {
@@ -338,7 +375,6 @@ const char* read_rows(const Model& model, Store& store, const std::int32_t* word
                       std::int64_t count, Rows& rows);
 
 constexpr const char* INCOMPLETE = "the model's weights are not complete";
-constexpr const char* UNSTATED = "rows begin with a state in some models, and in others with none";
 
 inline std::vector<std::int32_t> all_sublayers(const Model& model) {
     std::vector<std::int32_t> all(2 * model.c.layers);

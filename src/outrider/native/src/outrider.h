@@ -37,6 +37,9 @@ enum InputKind {
     // What FUSE makes of its token's embedding and a state, each after its part of the norm (MTP).
     INPUT_JOINED,
     INPUT_HEADS,  // a state; there are no layers, but heads that draft one token each (Medusa)
+    // The embedding of its token, and of earlier tokens a state, of which every layer makes keys
+    // and values and nothing else (DFlash). See outrider_forward.
+    INPUT_BLOCK,
 };
 
 // What a gate becomes before it multiplies.
@@ -60,8 +63,9 @@ enum MixerKind {
 
 // Matrices: those before HEAD belong to a layer. RATES are linear attention's: what
 // becomes the strengths of updates and decays [2 * value_heads, hidden], of Mamba-2 both at once
-// [value_heads, hidden]. BESIDE_* are those of attention beside linear attention. DRAFT: of heads,
-// each one's residual blocks and then what makes its logits.
+// [value_heads, hidden]. BESIDE_* are those of attention beside linear attention. *_KERNELS make
+// kernels of a row that enters a sublayer [2 * kernel_taps * hidden / kernel_group, hidden]. DRAFT:
+// of heads, each one's residual blocks and then what makes its logits.
 enum MatrixKind {
     MATRIX_QKV,
     MATRIX_OUTPUT,
@@ -70,6 +74,8 @@ enum MatrixKind {
     MATRIX_RATES,
     MATRIX_BESIDE_QKV,
     MATRIX_BESIDE_OUTPUT,
+    MATRIX_ATTENTION_KERNELS,
+    MATRIX_MLP_KERNELS,
     MATRIX_HEAD,
     MATRIX_EMBEDDING,
     MATRIX_FUSE,
@@ -80,7 +86,8 @@ enum MatrixKind {
 // each layer has those before, those behind, or both. Q and K are of a head, or of all heads. TAPS
 // [taps, channels] are of a convolution, the oldest token's first, and TAPS_BIAS is what it adds.
 // DECAY and DT_BIAS [value_heads] and GATED [values of all heads], a norm, are linear attention's,
-// SKIP [value_heads] Mamba-2's D.
+// SKIP [value_heads] Mamba-2's D. *_KERNELS [2, kernel_taps, hidden] are added to the kernels of
+// every row: those of what enters a sublayer, and of what leaves it.
 enum VectorKind {
     VECTOR_INPUT,
     VECTOR_MLP,
@@ -95,6 +102,8 @@ enum VectorKind {
     VECTOR_DT_BIAS,
     VECTOR_GATED,
     VECTOR_SKIP,
+    VECTOR_ATTENTION_KERNELS,
+    VECTOR_MLP_KERNELS,
     VECTOR_STATE,
     VECTOR_FUSE,
 };
@@ -128,8 +137,13 @@ typedef struct Config {
     int32_t fused_norms;    // that are applied to it before, each to its part
     int32_t state_normed;   // the residual stream begins with a norm
     int32_t output_normed;  // a state ends with a norm
-    int32_t blocks;         // residual blocks before the last matrix of each head
-    int32_t coarse;         // matrices in codes take activations of 8 bits rather than 16
+    // Rows of INPUT_BLOCK see no later ones where layers have a window, or anywhere.
+    int32_t causal_windows, causal;
+    // Rows of a block that kernels mix, 0: none are; and channels that share what a row adds to
+    // them.
+    int32_t kernel_taps, kernel_group;
+    int32_t blocks;  // residual blocks before the last matrix of each head
+    int32_t coarse;  // matrices in codes take activations of 8 bits rather than 16
     // Layers that are short convolutions, linear attention, the same with attention beside it, and
     // MLPs only. One attends at least.
     int32_t convs, linears, besides, nones;
@@ -276,12 +290,22 @@ OUTRIDER_API const char* outrider_ids(Model* model, const int32_t* target_token_
                                       int32_t vocabulary, const int32_t* input_token_ids,
                                       int32_t count);
 // Lets a model look tokens up where another does, whose `embedding` must outlive both; heads take
-// its last norm, and a model of INPUT_JOINED also its head.
+// its last norm, and a model of INPUT_JOINED, or one of INPUT_BLOCK without ids of its own, also
+// its head.
 OUTRIDER_API const char* outrider_borrow(Model* model, const Model* from);
 // Copies rows of the head to places among `size` likely ones, which drafts may come from alone:
 // `token_ids` [count] to `places` [count]. They stay as many, and begin without ids.
 OUTRIDER_API const char* outrider_likely(Model* model, int32_t size, const int32_t* places,
                                          const int32_t* token_ids, int32_t count);
+// Lets a model of INPUT_BLOCK draft one of its `top` likeliest ids, by its logit and its score
+// behind the token before it: the product of their rows of `before` [tokens, rank] and `behind`
+// [vocabulary, rank], both of the model's dtype. Rows of `before` are multiplied, number by number,
+// by what `projection` [rank, hidden] (null: nothing) makes of the row that drafts. All stay their
+// owner's and must outlive the model.
+OUTRIDER_API const char* outrider_transitions(Model* model, int32_t top, int32_t rank,
+                                              const void* before, int32_t tokens,
+                                              const void* behind, int32_t vocabulary,
+                                              const float* projection, int32_t width);
 // Fails unless the model has all its weights.
 OUTRIDER_API const char* outrider_check(const Model* model);
 // Writes the packed weights of a model to a new file, under a `key` [32].
@@ -323,22 +347,23 @@ OUTRIDER_API const char* outrider_set_states(Store* store, int32_t slot, const f
 // prompt, slot] and then the token ids, the nodes' ids, their parents and the page table; `prompt`
 // is the prompt's length. `slot` is where a sequence keeps its states, 0 where layers have none: it
 // begins anew with `start` 0, and otherwise goes on behind its last tokens and those of the last
-// nodes that were accepted. `logits` has room for
-// [num_logits, vocabulary], where `vocabulary` is the model's or the number of its likely rows,
-// `hidden_out` for [num_hidden, num_rows, width]. `states` [num_rows,
-// width] are those that rows begin with, null where the model wants none. Of heads a segment has
-// one, and a row of logits for each head. `hidden` are layers after which the residual stream is
-// wanted; -1 stands for the embedding, as many as there are for what the next row of a draft begins
-// with.
+// nodes that were accepted. Of INPUT_BLOCK a segment's last token and its nodes are a block, whose
+// rows see each other, and its other tokens have states; one that wants no logits has states only.
+// `num_rows` counts the rows of blocks then, and those of states are as many as there are. `logits`
+// has room for [num_logits, vocabulary], where `vocabulary` is the model's or the number of its
+// likely rows, `hidden_out` for [num_hidden, num_rows, width]. `states` [num_states, width] are
+// those that rows begin with, null where the model wants none. Of heads a segment has one, and a
+// row of logits for each head. `hidden` are layers after which the residual stream is wanted; -1
+// stands for the embedding, as many as there are for what the next row of a draft begins with.
 OUTRIDER_API const char* outrider_forward(const Model* model, Store* store, const int32_t* words,
-                                          int64_t count, const float* states,
+                                          int64_t count, const float* states, int32_t num_states,
                                           const int32_t* sublayers, int32_t num_sublayers,
                                           const int32_t* hidden_layers, int32_t num_hidden,
                                           float* logits, int32_t num_logits, int32_t vocabulary,
                                           float* hidden_out, int32_t num_rows, int32_t width);
 // Makes states of a target's hidden states: rows `which` [count] of each of `hidden` [parts][rows,
 // part] become rows `to` [count] of `states` [room, width]. Of INPUT_JOINED there is one part, to
-// which the target's last norm is applied.
+// which the target's last norm is applied; those of INPUT_BLOCK end with a norm of their own.
 OUTRIDER_API const char* outrider_fuse(const Model* model, const float* const* hidden,
                                        int32_t parts, int32_t rows, int32_t part,
                                        const int32_t* which, int32_t count, float* states,

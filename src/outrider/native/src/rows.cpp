@@ -36,7 +36,9 @@ const char* add_walk(Store& store, int number, int start, int tokens, int nodes,
     return nullptr;
 }
 
-const char* read_segment(const Model& model, Store& store, Reader& in, Rows& out) {
+// Adds a segment's rows; those of a block that are states go to `states`.
+const char* read_segment(const Model& model, Store& store, Reader& in, Rows& out,
+                         std::vector<Row>& states) {
     if (!in.has(8)) return "a segment is cut short";
     const std::int32_t* head = in.take(8);
     const int tokens = head[0], nodes = head[1], start = head[2], pages = head[3], logits = head[4];
@@ -69,9 +71,13 @@ const char* read_segment(const Model& model, Store& store, Reader& in, Rows& out
     } else if (head[7]) {
         return "a model whose layers have no states has no slots";
     }
+    const bool block = model.c.input == INPUT_BLOCK;
+    const int anchor = tokens - (logits > 0);  // the first of a block; before it are states
+    if (block && (logits ? logits < nodes || logits > nodes + 1 || straight < nodes : nodes > 0))
+        return "a block is no chain whose nodes want logits";
     if (logits)
         out.scored.push_back({drafted, parents, table, nodes, pages, int(committed), logits, first,
-                              prompt, straight == nodes});
+                              ids[tokens - 1], prompt, straight == nodes});
     const int first_page = int(out.pages.size());
     out.pages.insert(out.pages.end(), table, table + pages);
     auto slot = [&](std::int64_t place) {
@@ -110,6 +116,15 @@ const char* read_segment(const Model& model, Store& store, Reader& in, Rows& out
         }
         if (row.position >= longest) return TOO_LONG;
         row.far = is_far(model.c, prompt, row.position);
+        row.edge = row.position + 1;
+        if (block && i >= anchor) {
+            row.prefix = int(committed) + nodes;
+            row.edge = start + anchor;
+        } else if (block) {  // which sees nothing
+            row.first = row.prefix = row.position;
+            states.push_back(row);
+            continue;
+        }
         out.rows.push_back(row);
     }
     return nullptr;
@@ -120,8 +135,11 @@ const char* read_segment(const Model& model, Store& store, Reader& in, Rows& out
 const char* read_rows(const Model& model, Store& store, const std::int32_t* words,
                       std::int64_t count, Rows& rows) {
     Reader in{words, words + count};
+    std::vector<Row> states;
     while (in.at < in.end)
-        if (const char* wrong = read_segment(model, store, in, rows)) return wrong;
+        if (const char* wrong = read_segment(model, store, in, rows, states)) return wrong;
+    rows.given = int(states.size());
+    rows.rows.insert(rows.rows.end(), states.begin(), states.end());
     if (std::int64_t(rows.rows.size()) * model.c.heads > MOST) return "there are too many rows";
     return rows.rows.empty() ? "there are no rows" : nullptr;
 }

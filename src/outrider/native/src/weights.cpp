@@ -27,12 +27,19 @@ bool keeps_states(const Config& c) {
     return c.value_dim <= MOST_STATE && values <= MOST_STATE && keys <= MOST_STATE;
 }
 
+// Whether rows of blocks are mixed by kernels of a size that the step runs.
+bool blends(const Config& c) {
+    if (!c.kernel_taps) return true;
+    return c.input == INPUT_BLOCK && c.kernel_taps > 0 && c.kernel_taps <= MAX_TAPS &&
+           c.kernel_group > 0 && c.hidden % c.kernel_group == 0 && c.hidden <= MOST / 32;
+}
+
 bool fits(const Config& c) {
     const bool whole =
         c.input != INPUT_HEADS || c.layers * std::int64_t(c.blocks + 1) <= MOST_LAYERS;
     const bool right =
         c.embeddings > 0 && c.embeddings <= MOST && c.input >= INPUT_EMBEDDED &&
-        c.input <= INPUT_HEADS && c.fused >= 0 && c.fused <= MOST && c.fused_norms >= 0 &&
+        c.input <= INPUT_BLOCK && c.fused >= 0 && c.fused <= MOST && c.fused_norms >= 0 &&
         (!c.fused_norms || c.fused % c.fused_norms == 0) && c.blocks >= 0 && whole &&
         c.activation >= ACTIVATION_SILU && c.activation <= ACTIVATION_RELU2 && c.far >= 0 &&
         c.heat_step >= (c.heat != 0) && !(c.attention_cap < 0) && !(c.logits_cap < 0);
@@ -41,7 +48,7 @@ bool fits(const Config& c) {
     return above && (c.dtype == 0 || c.dtype == 1) && c.heads % c.kv_heads == 0 && c.convs >= 0 &&
            c.linears >= 0 && c.besides >= 0 && c.besides <= c.layers && c.nones >= 0 &&
            c.convs < c.layers && std::int64_t(c.convs) + c.linears + c.nones < c.layers &&
-           (!stateful(c) || keeps_states(c)) && (!c.gated || c.input != INPUT_HEADS) &&
+           (!stateful(c) || keeps_states(c)) && blends(c) && (!c.gated || c.input != INPUT_HEADS) &&
            (c.input != INPUT_JOINED ||
             (c.fused == 2 * c.hidden && (c.fused_norms == 2 || c.fused_norms == 0))) &&
            c.head_dim % 2 == 0 && c.head_dim <= 256 && c.layers <= MOST_LAYERS &&
@@ -74,6 +81,8 @@ const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, We
                         rates_of(c),
                         entering(c),
                         c.hidden,
+                        kernel_numbers(c),
+                        kernel_numbers(c),
                         c.vocabulary,
                         c.embeddings,
                         c.hidden,
@@ -85,6 +94,8 @@ const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, We
                        c.hidden,
                        c.hidden,
                        c.heads * c.head_dim,
+                       c.hidden,
+                       c.hidden,
                        c.hidden,
                        c.hidden,
                        c.fused,
@@ -257,6 +268,8 @@ const char* set_norm(Weights<T>& m, int number, int kind, const float* data, std
                                whole ? nullptr : &layer->dt_bias,
                                whole ? nullptr : &layer->gated,
                                whole ? nullptr : &layer->skip,
+                               whole ? nullptr : &layer->attention_kernels,
+                               whole ? nullptr : &layer->mlp_kernels,
                                &m.state_norm,
                                &m.fuse_norm};
     const int size = heads ? c.head_dim : kind == VECTOR_FUSE ? c.fused : c.hidden;
@@ -266,6 +279,12 @@ const char* set_norm(Weights<T>& m, int number, int kind, const float* data, std
         const std::int64_t lengths[] = {
             c.taps * width, width, c.value_heads, c.value_heads, linear_values(c), c.value_heads};
         if (!count || count != lengths[kind - VECTOR_TAPS])
+            return "a vector has another length than its model";
+        *places[kind] = padded_copy(data, count);
+        return nullptr;
+    }
+    if (kind == VECTOR_ATTENTION_KERNELS || kind == VECTOR_MLP_KERNELS) {
+        if (!c.kernel_taps || count != 2 * std::int64_t(c.kernel_taps) * c.hidden)
             return "a vector has another length than its model";
         *places[kind] = padded_copy(data, count);
         return nullptr;
@@ -318,13 +337,17 @@ bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
         return all;
     }
     bool all = m.head && !m.head->empty() && (m.norm.size() || bare(c));
-    if (begins_with_state(c)) all = all && m.state_norm.size();
+    if (begins_with_state(c) || c.input == INPUT_BLOCK) all = all && m.state_norm.size();
     if (c.fused) all = all && !m.fuse.empty() && (!c.fused_norms || m.fuse_norm.size());
     for (int i = 0; i < count; ++i) {
         const Layer<T>& layer = m.layers[sublayers[i] / 2];
         const bool linear = is_linear(layer.mixer), mixes = layer.mixer != MIXER_NONE;
         const bool beside = layer.mixer == MIXER_BESIDE;
-        const bool has[MATRIX_HEAD] = {mixes, mixes, layer.mlp, layer.mlp, linear, beside, beside};
+        const bool blends = c.kernel_taps;
+        const bool has[MATRIX_HEAD] = {mixes,  mixes,  layer.mlp, layer.mlp, linear,
+                                       beside, beside, blends,    blends};
+        for (const auto* vector : {&layer.attention_kernels, &layer.mlp_kernels})
+            all = all && (vector->size() > 0) == blends;
         for (int kind = 0; kind < MATRIX_HEAD; ++kind)
             all = all && layer.matrices[kind].empty() != has[kind];
         for (const auto* vector : {&layer.decay, &layer.dt_bias, &layer.gated})
@@ -428,6 +451,21 @@ const char* outrider_layer(Model* model, int layer, int mixer, int mlp, int wind
     });
 }
 
+const char* outrider_transitions(Model* model, int top, int rank, const void* before, int tokens,
+                                 const void* behind, int vocabulary, const float* projection,
+                                 int width) {
+    return with(model, [&](auto& m) -> const char* {
+        if (m.c.input != INPUT_BLOCK || top < 1 || rank < 1 || tokens < m.c.embeddings ||
+            vocabulary != m.c.vocabulary || (projection && width != m.c.hidden))
+            return "transitions have another shape than their model";
+        using T = std::remove_cvref_t<decltype(*m.transitions.before)>;
+        m.transitions = {
+            top,       rank, tokens, static_cast<const T*>(before), static_cast<const T*>(behind),
+            projection};
+        return nullptr;
+    });
+}
+
 const char* outrider_check(const Model* model) {
     return guarded({model}, [&] { return complete(*model) ? nullptr : INCOMPLETE; });
 }
@@ -458,10 +496,11 @@ const char* outrider_borrow(Model* model, const Model* from) {
             m.make_room(m.head->packed);
             return nullptr;
         }
-        if (m.c.input == INPUT_JOINED) {
+        if (m.c.input == INPUT_JOINED || (m.c.input == INPUT_BLOCK && !m.head)) {
             if (!other->head || other->c.vocabulary != m.c.vocabulary || !other->norm.size())
                 return INCOMPLETE;
-            m.state_norm = padded_copy(other->norm.data(), m.c.hidden);
+            if (m.c.input == INPUT_JOINED)
+                m.state_norm = padded_copy(other->norm.data(), m.c.hidden);
             m.head = other->head;
             m.make_room(m.head->packed);
         }

@@ -1,0 +1,65 @@
+"""DFlash, DFlash2 and DSpark: a head drafts a block in one pass, behind the target's states.
+
+See ``models.native_block``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..base.types import SequenceState
+from ..checkpoints.files import weight_files
+from ..checkpoints.heads import BLOCKS
+from ..models.native_block import NativeBlock
+from ..models.rows import Segment
+from .base import Drafter, DrafterContext, Needs
+from .eagle import EagleDrafter, head_needs
+from .heads import HeadSpec, native_target
+from .likely import LikelyIds, ids_file, pays
+
+
+@dataclass(frozen=True)
+class BlockSpec(HeadSpec):
+    """A DFlash, DFlash2 or DSpark checkpoint in ``folder``."""
+
+    name = "dflash"
+    wants = "a DFlash, DFlash2 or DSpark head trained for the target; memory for it and its cache"
+    costs = "one pass of a few layers"
+    prior = 0.8
+    kind = "block head"
+    proposes = "a head on the target's hidden states, proposes a block of {k} tokens in one pass"
+    kinds = BLOCKS
+
+    def needs(self, context: DrafterContext) -> Needs:
+        config, head, target = context.config, self.head(), native_target(self.name, context)
+        model = NativeBlock(head, target, context.max_model_len, config.drafter_quantization)
+        likely = None
+        if head.borrows_logits and pays(model.shape) and not context.needs_logits:
+            file = ids_file(weight_files(head.folder)) if config.repack_cache else None
+            likely = LikelyIds(model, file)
+        longest = min(config.max_draft_length, head.longest or config.max_draft_length)
+        return replace(head_needs(config, model, target, longest), loaded=(model, likely))
+
+    def make(self, context: DrafterContext) -> Drafter:
+        return BlockDrafter(context)
+
+
+class BlockDrafter(EagleDrafter[NativeBlock]):
+    """Drafts with a head whose cache has an entry of each token's own state, all but the last's."""
+
+    name = "dflash"
+    _ahead = 1
+
+    def __init__(self, context: DrafterContext) -> None:
+        super().__init__(context)
+        self.max_length = min(self.max_length, self._model.head.longest or self.max_length)
+        self.rows_at_once = 1 + self.max_length
+
+    def _begun(self, segment: Segment, sequence: SequenceState, depth: int) -> Segment:
+        """Return the segment with the last token, and masks for a draft."""
+        tokens = [*segment.tokens, sequence.tokens[segment.start + len(segment.tokens)]]
+        return self._model.behind(segment._replace(tokens=tokens), depth)
+
+    def _ends(self, sequence: SequenceState, start: int, count: int) -> dict[int, int]:
+        """Return nothing: no entry is made of another token's state."""
+        return {}
