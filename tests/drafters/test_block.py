@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from outrider import LLM, SamplingParams
 from outrider.checkpoints.heads import DFLASH, DFLASH2, DSPARK, read_head
+from outrider.drafters import block, likely
 from outrider.errors import ConfigError, ModelError
 from outrider.models.native_block import NativeBlock
 from outrider.models.rows import Segment
@@ -65,11 +67,190 @@ def test_a_head_computes_what_the_defining_code_does(
     agrees(reference, reference.save(tmp_path / "head"), tiny_llama, isa)
 
 
-@pytest.mark.parametrize("kind", [DFLASH, DSPARK, DFLASH2])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_drafts_change_no_token(
-    kind: str, temperature: float, tiny_llama: Path, tmp_path: Path
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_head_in_the_layout_of_its_authors(
+    causal: bool, tiny_llama: Path, tmp_path: Path
 ) -> None:
+    reference = BlockReference(tiny_llama, DFLASH, window=12, reads=(0,))
+    folder = reference.save(tmp_path / "head", put(is_causal=causal), "zlab")
+    reference.everywhere = causal
+    agrees(reference, folder, tiny_llama)
+
+
+def test_a_head_with_biases(tiny_llama: Path, tmp_path: Path) -> None:
+    reference = BlockReference(tiny_llama, DFLASH, biased=True)
+    agrees(reference, reference.save(tmp_path / "head"), tiny_llama)
+
+
+def test_blocks_of_several_sequences_do_not_meet(tiny_llama: Path, tmp_path: Path) -> None:
+    reference = BlockReference(tiny_llama, DFLASH2, window=12)
+    head = read_head(reference.save(tmp_path / "head"))
+    assert head is not None
+    mine = NativeBlock(head, native_model(step(HERE[-1]), tiny_llama, "float32", 256), 256, None)
+    rng, segments, alone = np.random.default_rng(4), list[Segment](), list[Any]()
+    for number, count in enumerate((7, 1, 20)):
+        ids, pages = rng.integers(3, 200, count).tolist(), range(3 * number, 3 * number + 3)
+        states = rng.normal(size=(count - 1, mine.hidden_size)).astype(np.float32)
+        whole = Segment(ids, 0, pages, 0, 40, states=states)
+        segments.append(mine.behind(whole, 1 + number))
+        alone.append(mine.run(segments[-1:], mine.new_store(9, 16)).logits)
+    found = mine.run(segments, mine.new_store(9, 16)).logits
+    assert np.array_equal(found, np.concatenate(alone))
+
+
+def put(**values: Any) -> Change:
+    return lambda config, tensors: config.update(values)
+
+
+def drop(name: str) -> Change:
+    return lambda config, tensors: tensors.pop(name)
+
+
+def add(name: str, *shape: int) -> Change:
+    return lambda config, tensors: tensors.update({name: torch.ones(shape)})
+
+
+def scaled(name: str, by: float) -> Change:
+    return lambda config, tensors: tensors[name].mul_(by)
+
+
+MUTATIONS: dict[str, Change] = {
+    "order of layers": put(aux_hidden_state_layer_ids=[1, 0]),
+    "what layers return": put(aux_hidden_state_layer_ids=[1, 2]),
+    "mask": put(mask_token_id=5),
+    "windows are causal": put(sliding_window_non_causal=False),
+    "windows": lambda config, tensors: config["transformer_layer_config"].update(
+        layer_types=["full_attention"] * 2
+    ),
+    "rope": lambda config, tensors: config["transformer_layer_config"].update(
+        rope_parameters={"rope_type": "default", "rope_theta": 50.0}
+    ),
+    "norm of states": scaled("hidden_norm.weight", 1.1),
+    "norm of keys": scaled("layers.0.self_attn.k_norm.weight", 1.3),
+    "kernels of all rows": scaled("layers.1.mlp_conv.base_kernel", 1.1),
+    "kernels of a row": scaled("layers.0.attention_conv.kernel_projection.weight", 1.1),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_every_convention_counts(mutation: str, tiny_llama: Path, tmp_path: Path) -> None:
+    reference = BlockReference(tiny_llama, DFLASH2, window=12)
+    folder = reference.save(tmp_path / "head", MUTATIONS[mutation])
+    with pytest.raises(AssertionError):
+        agrees(reference, folder, tiny_llama)
+
+
+@pytest.mark.parametrize("kind", [DSPARK, DFLASH2])
+def test_tokens_are_scored_behind_others(kind: str, tiny_llama: Path, tmp_path: Path) -> None:
+    """As the defining code does, but for ids that are not among the likeliest."""
+    reference = BlockReference(tiny_llama, kind, 120 if kind == DSPARK else None)
+    head = read_head(reference.save(tmp_path / "head"))
+    assert head is not None
+    mine = NativeBlock(head, native_model(step(HERE[-1]), tiny_llama, "float32", 256), 256, None)
+    rng = np.random.default_rng(6)
+    state = rng.normal(size=mine.hidden_size).astype(np.float32)
+    logits = np.full(head.vocab_size, -np.inf, np.float32)
+    logits[mine.drafted_ids] = rng.normal(size=len(mine.drafted_ids))
+    found, expected = mine.scored(logits, 17, state), reference.scores(logits, 17, state)
+    kept = np.isfinite(found)
+    assert kept.sum() == (5 if kind == DFLASH2 else 120)
+    assert set(np.flatnonzero(kept)) == set(np.argsort(-logits)[: kept.sum()])
+    np.testing.assert_allclose(found[kept], expected[kept], atol=1e-5)
+
+
+WRONG: dict[str, tuple[str, str, Change]] = {
+    "another vocabulary": (
+        "vocabulary of 999", DFLASH,
+        lambda c, t: c["transformer_layer_config"].update(vocab_size=999),
+    ),
+    "no mask": ("mask_token_id", DFLASH, put(mask_token_id=None)),
+    "a mask beyond the vocabulary": ("mask_token_id", DFLASH, put(mask_token_id=2**31)),
+    "a block of 1": ("block_size", DFLASH, put(block_size=1)),
+    "a block of 2**31": ("block_size", DFLASH, put(block_size=2**31)),
+    "no layers": ("aux_hidden_state_layer_ids", DFLASH, put(aux_hidden_state_layer_ids=None)),
+    "layers that are none": ("layers", DFLASH, put(aux_hidden_state_layer_ids=[1, 9])),
+    "a narrow linear": ("fc.weight", DFLASH, add("fc.weight", 64, 64)),
+    "no norm of states": ("hidden_norm", DFLASH, drop("hidden_norm.weight")),
+    "no norm of queries": ("q_norm", DFLASH, drop("layers.1.self_attn.q_norm.weight")),
+    "another width": ("target_hidden_size", DFLASH, put(target_hidden_size=48)),
+    "a gated bias": ("markov_head_type", DSPARK, put(markov_head_type="gated")),
+    "a rank of 2**31": ("markov_rank", DSPARK, put(markov_rank=2**31)),
+    "another rank": ("markov_w1", DSPARK, put(markov_rank=7)),
+    "no successors": ("successor_codebook", DFLASH2, drop("candidate_selector.successor_codebook")),
+    "no kernels": ("base_kernel", DFLASH2, drop("layers.1.mlp_conv.base_kernel")),
+    "groups that do not fit": ("conv_group_size", DFLASH2, put(conv_group_size=7)),
+    "taps beyond the block": ("conv_kernel_size", DFLASH2, put(conv_kernel_size=2**31)),
+    "no candidates": ("selector_top_k", DFLASH2, put(selector_top_k=0)),
+    "an unknown kind": ("speculators_model_type", DFLASH, put(speculators_model_type="xpress")),
+    "2**31 layers": (
+        "2147483648", DFLASH,
+        lambda c, t: c["transformer_layer_config"].update(num_hidden_layers=2**31),
+    ),
+    "biases": (
+        "bias", DFLASH, lambda c, t: c["transformer_layer_config"].update(attention_bias=True),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_damaged_head_is_refused_in_one_sentence(
+    wrong: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    named, kind, change = WRONG[wrong]
+    folder = BlockReference(tiny_llama, kind).save(tmp_path / "head", change)
+    with pytest.raises((ModelError, ConfigError), match=named) as caught:
+        LLM(tiny_llama, str(folder), memory=2**24)
+    assert "\n" not in str(caught.value)
+    assert "native step refused" not in str(caught.value)
+    done = outrider("drafters", "check", tiny_llama, "--drafter", folder)
+    assert done.exit_code == 1
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("kind", [DFLASH, DSPARK, DFLASH2])
+def test_a_quantised_copy_drafts_the_same(kind: str, tiny_llama: Path, tmp_path: Path) -> None:
+    folder = BlockReference(tiny_llama, kind, 120 if kind == DFLASH else None).save(
+        tmp_path / "head"
+    )
+    done = outrider("quantize", folder, tmp_path / "small", "--quantization", "int8")
+    assert done.exit_code == 0, done.output
+    small, first = read_head(tmp_path / "small"), read_head(folder)
+    assert small is not None
+    assert first is not None
+    model = native_model(step(HERE[-1]), tiny_llama, "float32", 256)
+    states = np.random.default_rng(2).normal(size=(9, model.hidden_size)).astype(np.float32)
+    kept, made = (
+        each.run([each.behind(Segment([*range(5, 15)], 0, range(2), 0, 9, states=states), 4)],
+                 each.new_store(2, 16)).logits
+        for each in (NativeBlock(small, model, 256, None), NativeBlock(first, model, 256, "int8"))
+    )  # fmt: skip
+    assert np.array_equal(kept, made)
+
+
+def test_it_is_neither_exported_nor_trained(tiny_llama: Path, tmp_path: Path) -> None:
+    verifier = {"name_or_path": str(tiny_llama), "architectures": []}
+    named = put(speculators_config={"verifier": verifier})
+    folder = BlockReference(tiny_llama, DFLASH).save(tmp_path / "head", named)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "for word in the"}\n')
+    adapt = ("adapt", "--target", tiny_llama, "--drafter", folder, "-o", tmp_path / "work")
+    for command in (("export", folder, tmp_path / "other"), (*adapt, "--prompts", prompts)):
+        done = outrider("train", *command)
+        assert done.exit_code == 2, done.output
+        assert "DFlash" in done.stderr
+        assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("kind", [DFLASH, DSPARK, DFLASH2])
+@pytest.mark.parametrize(("temperature", "listed"), [(0.0, False), (0.8, False), (0.8, True)])
+def test_drafts_change_no_token(
+    kind: str, temperature: float, listed: bool, tiny_llama: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Whether they come from all ids, or from a list of likely ones."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(block, "pays", lambda shape: listed)
+    monkeypatch.setattr(likely, "SIZE", 100)
     folder = BlockReference(tiny_llama, kind, window=12).save(tmp_path / "head")
     assert outrider("drafters", "check", tiny_llama, "--drafter", folder).exit_code == 0
     prompts = ["for word in the", "def greet(name): return f", "abc abc abc", "x"]

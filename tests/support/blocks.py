@@ -104,9 +104,10 @@ class BlockReference(nn.Module):
     def __init__(
         self, target: Path, kind: str, ids: int | None = None, window: int = 0,
         causal: bool | None = None, reads: tuple[int, ...] = (-1, 0), rank: int = 6,
+        biased: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.reads, self.top_k = reads, 5
+        self.reads, self.top_k, self.everywhere = reads, 5, False
         self.target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
         of, self.kind, self.window = self.target.config, kind, window
         width, self.rank = of.hidden_size, rank
@@ -116,8 +117,8 @@ class BlockReference(nn.Module):
             hidden_size=width, vocab_size=of.vocab_size, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, head_dim=24, intermediate_size=96,
             max_position_embeddings=256, rms_norm_eps=1e-5, rope_theta=5000.0,
-            attn_implementation="eager", layer_types=kinds, sliding_window=window or None,
-            use_sliding_window=window > 0,
+            attn_implementation="eager", attention_bias=biased, layer_types=kinds,
+            sliding_window=window or None, use_sliding_window=window > 0,
         )  # fmt: skip
         taps = 3 if kind == DFLASH2 else 0
         self.layers = nn.ModuleList([Layer(self.config, i, taps, 4) for i in range(2)])
@@ -181,6 +182,17 @@ class BlockReference(nn.Module):
         return self.hidden_norm(self.fc(torch.cat([layers[n + 1][0] for n in self.reads], -1)))
 
     @torch.no_grad()
+    def scores(self, logits: Any, before: int, state: Any) -> Any:
+        """The scores of all ids behind a token, of a row's logits and state."""
+        context = self.before[before]
+        if self.projection is not None:
+            context = context * self.projection(torch.from_numpy(state))
+        scores = torch.full((len(self.before),), -torch.inf)
+        own = slice(None) if self.ids is None else torch.from_numpy(self.ids)
+        scores[own] = torch.from_numpy(logits)[own] + self.behind @ context
+        return scores.numpy()
+
+    @torch.no_grad()
     def forward(self, ids: list[int], states: Tensor, masks: int) -> tuple[Tensor, Tensor]:
         """Logits and states of a block behind ``ids``, whose last one is its first token."""
         rows = torch.tensor([[ids[-1], *[MASK] * masks]])
@@ -193,7 +205,9 @@ class BlockReference(nn.Module):
             base = torch.ones(1 + masks, count, dtype=torch.bool)
             if narrow:
                 base[:, : max(0, count - self.window)] = False
-            seen = torch.cat([base, own.tril() if narrow and self.causal else own], 1)
+            seen = torch.cat(
+                [base, own.tril() if (narrow and self.causal) or self.everywhere else own], 1
+            )
             x = layer(x, states, turns, seen)
         x = self.norm(x)
         head = self.target.lm_head if self.lm_head is None else self.lm_head

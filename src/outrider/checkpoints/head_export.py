@@ -16,7 +16,7 @@ from .dtypes import BFLOAT16, FLOAT32, Array, cast
 from .extras import KEY
 from .files import new_folder, save_file
 from .head_tensors import QUANTIZATION, HeadTensors, check_tensors, drafted_ids
-from .heads import BORROWS, EAGLE1, EAGLE3, MEDUSA, PEAGLE, Head, check_target
+from .heads import BORROWS, EAGLE3, LABELS, MEDUSA, PEAGLE, TRAINED, Head, check_target
 from .weights import Loader, plain
 
 SPECULATORS, SAFEAILAB = LAYOUTS = ("speculators", "safeailab")
@@ -101,10 +101,10 @@ def medusa_config(head: Head, biased: bool) -> dict[str, Any]:
 
 
 def _eagle(head: Head, layout: str, name: str | None) -> tuple[dict[str, Any], dict[str, Array]]:
-    if head.kind == EAGLE1:
+    if head.kind not in TRAINED:
         raise ConfigError(
-            f"{head.folder} is a head of EAGLE-1, which has no other layout; engines read it as it "
-            "is."
+            f"{head.folder} is a head of {LABELS[head.kind]}, which has no other layout; engines "
+            "read it as it is."
         )
     if head.kind != EAGLE3 and layout == SAFEAILAB:
         raise ConfigError(

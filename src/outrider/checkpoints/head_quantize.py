@@ -10,8 +10,8 @@ from ..base.config import Recipe
 from .dtypes import Array
 from .export import as_tensors, check_storable, config_of, copy_others, grid, scheme
 from .files import new_folder, save_file
-from .head_tensors import QUANTIZATION, HeadTensors, check_tensors, expected_tensors
-from .heads import EAGLE1, MEDUSA, Head
+from .head_tensors import CODEBOOKS, QUANTIZATION, HeadTensors, check_tensors, expected_tensors
+from .heads import Head
 from .weights import check_left
 
 OUTPUT = "lm_head.weight"
@@ -29,7 +29,10 @@ def quantize_head(head: Head, out: Path, recipe: Recipe) -> float:
     source = HeadTensors(head.files)
     check_left(source, recipe)
     expected = expected_tensors(head).items()
-    matrices = {source.stored(name): (s[0], s[1]) for name, s in expected if len(s) == 2}
+    tables = CODEBOOKS.get(head.kind, ())  # they are looked up, not multiplied
+    matrices = {
+        source.stored(n): (s[0], s[1]) for n, s in expected if len(s) == 2 and n not in tables
+    }
     tensors, weights = dict[str, Array](), 0
     for name in source.stems:
         if name not in matrices:
@@ -40,7 +43,7 @@ def quantize_head(head: Head, out: Path, recipe: Recipe) -> float:
         tensors |= as_tensors(name, grid(source, name, matrices[name], own))
         weights += math.prod(matrices[name])
     groups = [scheme(recipe, ["Linear"])]
-    if head.kind not in (EAGLE1, MEDUSA):
+    if OUTPUT in matrices:
         groups.append(scheme(recipe.head, [r"re:.*lm_head$"]))
     config = {**(head.files.config or {}), QUANTIZATION: config_of(groups, [r"re:.*embed_tokens$"])}
     with new_folder(out) as new:

@@ -110,6 +110,9 @@ def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:
         inner = a.intermediate_size
         shapes |= {f"{base}mlp.{n}_proj.weight": (inner, width) for n in ("gate", "up")}
         shapes[f"{base}mlp.down_proj.weight"] = width, inner
+        biased = {"q": queries, "k": keys, "v": keys} if a.qkv_bias else {}
+        biased |= {"o": width} if a.output_bias else {}
+        shapes |= {f"{base}self_attn.{n}_proj.bias": (size,) for n, size in biased.items()}
         norms = ("post_attention",) if joins and not index else ("input", "post_attention")
         shapes |= {f"{base}{n}_layernorm.weight": (width,) for n in norms}
         if blocks:

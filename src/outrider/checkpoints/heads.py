@@ -26,6 +26,12 @@ EAGLE1, EAGLE3, PEAGLE, MEDUSA = "eagle", "eagle3", "peagle", "medusa"
 DFLASH, DFLASH2, DSPARK = "dflash", "dflash2", "dspark"
 BLOCKS = DFLASH, DFLASH2, DSPARK
 """Heads that draft a block in one pass, whose rows see each other."""
+LABELS = {
+    EAGLE1: "EAGLE-1", EAGLE3: "EAGLE-3", PEAGLE: "P-EAGLE", MEDUSA: "Medusa", DFLASH: "DFlash",
+    DFLASH2: "DFlash2", DSPARK: "DSpark",
+}  # fmt: skip
+TRAINED = EAGLE3, PEAGLE, MEDUSA
+"""Heads that are trained here, and written in other layouts."""
 FAMILIES = ("llama", "qwen2", "qwen3")
 """Of the layers of heads."""
 PARTS = 3

@@ -27,7 +27,7 @@ from ..checkpoints.head_export import (
     written_whole,
 )
 from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids, expected_tensors
-from ..checkpoints.heads import EAGLE1, EAGLE3, PEAGLE, Head, check_target, read_head
+from ..checkpoints.heads import EAGLE3, LABELS, PEAGLE, TRAINED, Head, check_target, read_head
 from ..checkpoints.rope import rope_parameters
 from ..checkpoints.weights import Loader, plain
 from ..errors import ConfigError, ModelError
@@ -175,9 +175,10 @@ def open_head(folder: Path, kind: str) -> Head:
 
 def check_head(head: Head, checkpoint: Checkpoint) -> None:
     """Raise ConfigError or ModelError if a head cannot be trained, or is another target's."""
-    if head.kind == EAGLE1:
+    if head.kind not in TRAINED:
         raise ConfigError(
-            f"{head.folder} is a head of EAGLE-1, which is not trained here; begin an EAGLE-3 head."
+            f"{head.folder} is a head of {LABELS[head.kind]}, which is not trained here; begin an "
+            "EAGLE-3 head."
         )
     target, _ = target_loader(checkpoint)
     check_target(head, target, target.hidden_size, target.num_layers)

@@ -39,8 +39,9 @@ def test_heads_siblings_and_free_methods_are_named() -> None:
     assert head.speedup.evidence == "modelled"
     assert head.acceptance
     assert head.acceptance.evidence == "assumed"
-    unserved = found["RedHatAI/Qwen3-8B-speculator.dflash"]
-    assert (unserved.served, unserved.command, unserved.speedup) == (False, None, None)
+    block = found["RedHatAI/Qwen3-8B-speculator.dflash"]
+    assert (block.served, block.speedup) == (True, None)
+    assert block.command == "outrider bench qwen3-8b --drafter RedHatAI/Qwen3-8B-speculator.dflash"
 
 
 def test_what_is_on_disk_comes_first_and_once() -> None:

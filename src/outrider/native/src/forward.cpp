@@ -3,6 +3,7 @@
 #include <map>
 
 #include "attention.hpp"
+#include "blend.hpp"
 #include "conv.hpp"
 #include "linear.hpp"
 #include "marks.hpp"
@@ -29,7 +30,6 @@ struct Forward : Work, Multiplier<T> {
     const int columns;                             // of logits
     float *x, *qkv, *added;                        // see Scratch
     float *entering_, *rates, *mixing, *leaving_;  // of layers with states
-    float* kernels;
     T *normed, *q, *attended, *gated, *paired, *mixed, *blended;
     std::uint8_t* nonfinite;
     const Config c = m.c;
@@ -51,8 +51,8 @@ struct Forward : Work, Multiplier<T> {
     const int mixed_width = spread_stride(padded(
         std::max(c.convs ? leaving(c, MIXER_CONV) : 0, linears(c) ? leaving(c, MIXER_LINEAR) : 0),
         IN_PAD));
-    const int kernel_width = padded(kernel_numbers(c), LANES);
     const LinearAttention linear{c};
+    Blend<T> blend{c, rows, nullptr};
     const int num_walks = int(rows.walks.size());  // a worker that comes late finds no rows
     const LayerPlaces places = places_of(m);
     std::map<Sight, Tasks> tasks;
@@ -92,7 +92,7 @@ struct Forward : Work, Multiplier<T> {
         mixing = s.mixing.reserve(linears * mixing_width);
         rates = s.rates.reserve(linears * 2 * c.value_heads);
         leaving_ = s.leaving.reserve(linears * linear_values(c));
-        kernels = s.kernels.reserve(count * kernel_width);
+        blend.own = s.kernels.reserve(count * blend.stride);
         blended = s.blended.reserve(c.kernel_taps ? count * normed_stride : 0);
         s.nonfinite.assign(n, 0);
         nonfinite = s.nonfinite.data();
@@ -398,10 +398,10 @@ struct Forward : Work, Multiplier<T> {
     }
 
     // The product that ends a sublayer: to the residual stream, normalised where `norm` has
-    // weights.
+    // weights, blended where there are `kernels`.
     void end(Team& team, const Weight<T>& weight, const T* from, int stride,
-             const Memory<float>& norm, float by) {
-        if (!norm.size()) {
+             const Memory<float>& norm, const Memory<float>& kernels, float by) {
+        if (!norm.size() && !kernels.size()) {
             multiply(team, weight, from, stride, live, residual(by));
             return;
         }
@@ -411,32 +411,20 @@ struct Forward : Work, Multiplier<T> {
         apart.y = added;
         multiply(team, weight, from, stride, live, apart);
         team.share(live, 1, [&](int first, int last) {
-            for (int r = first; r < last; ++r)
-                add_normed(x + std::size_t(r) * width, added + std::size_t(r) * width, norm.data(),
-                           c.hidden, width, c.norm_eps, c.residual_scale * by);
-        });
-    }
-
-    // Sums the rows of a block up to r, each by its kernel: the one that all rows have, plus what
-    // row r adds to it.
-    template <class Put, class N>
-    void blend(int r, const N* rows_of, int stride, const float* base, const float* more, Put put) {
-        const int groups = c.hidden / c.kernel_group;
-        const int before = rows.rows[r].position - rows.rows[r].edge;  // in its block
-        const int taps = std::min(c.kernel_taps, before + 1);
-        for (int i = 0; i < c.hidden; ++i) {
-            float sum = 0;
-            for (int t = 0; t < taps; ++t) {
-                const float by = base[t * c.hidden + i] + more[t * groups + i / c.kernel_group];
-                sum += widen(rows_of[std::size_t(r - t) * stride + i]) * by;
+            for (int r = first; r < last; ++r) {
+                float* to = x + std::size_t(r) * width;
+                if (kernels.size())
+                    blend.leave(r, to, added, width, kernels.data(), c.residual_scale * by);
+                else
+                    add_normed(to, added + std::size_t(r) * width, norm.data(), c.hidden, width,
+                               c.norm_eps, c.residual_scale * by);
             }
-            put(i, sum);
-        }
+        });
     }
 
     // Makes `blended` of what enters a sublayer of blocks; states enter as they are.
     void blend_entering(Team& team, const Memory<float>& norm, const Weight<T>& weight,
-                        const Memory<float>& base, int count) {
+                        const Memory<float>& all, int count) {
         team.share(count, 1, [&](int first, int last) {
             for (int r = first; r < last; ++r) {
                 T* row = (r < live ? normed : blended) + std::size_t(r) * normed_stride;
@@ -447,49 +435,24 @@ struct Forward : Work, Multiplier<T> {
         });
         multiply(team, weight, normed, normed_stride, live,
                  {.kind = Epilogue::put,
-                  .y = kernels,
-                  .stride = std::size_t(kernel_width),
+                  .y = blend.own,
+                  .stride = std::size_t(blend.stride),
                   .columns = kernel_numbers(c)});
         team.share(live, 1, [&](int first, int last) {
-            for (int r = first; r < last; ++r) {
-                T* to = blended + std::size_t(r) * normed_stride;
-                blend(r, normed, normed_stride, base.data(),
-                      kernels + std::size_t(r) * kernel_width,
-                      [&](int i, float sum) { narrow_to(to + i, sum); });
-                std::fill(to + c.hidden, to + normed_stride, T());
-            }
-        });
-    }
-
-    // The product that ends a sublayer of blocks, whose rows are blended before they are added.
-    void end_blended(Team& team, const Weight<T>& weight, const T* from, int stride,
-                     const Memory<float>& base, float by) {
-        Epilogue apart = residual(by);
-        apart.kind = Epilogue::put;
-        apart.scale = 1;
-        apart.y = added;
-        multiply(team, weight, from, stride, live, apart);
-        const int half = c.kernel_taps * c.hidden;
-        team.share(live, 1, [&](int first, int last) {
-            for (int r = first; r < last; ++r) {
-                float* to = x + std::size_t(r) * width;
-                blend(r, added, width, base.data() + half,
-                      kernels + std::size_t(r) * kernel_width + kernel_numbers(c) / 2,
-                      [&](int i, float sum) { to[i] += sum * c.residual_scale * by; });
-            }
+            for (int r = first; r < last; ++r)
+                blend.enter(r, blended + std::size_t(r) * normed_stride, normed, normed_stride,
+                            all.data());
         });
     }
 
     void end_attention(Team& team, const Layer<T>& layer) {
-        if (c.kernel_taps)
-            return end_blended(team, layer.matrices[MATRIX_OUTPUT], attended, out_width,
-                               layer.attention_kernels, c.attention_out);
         const bool beside = layer.mixer == MIXER_BESIDE;
         end(team, layer.matrices[beside ? MATRIX_BESIDE_OUTPUT : MATRIX_OUTPUT], attended,
-            out_width, layer.after_norm, c.attention_out);
+            out_width, layer.after_norm, layer.attention_kernels, c.attention_out);
     }
     void end_mixed(Team& team, const Layer<T>& layer, float by) {
-        end(team, layer.matrices[MATRIX_OUTPUT], mixed, mixed_width, layer.after_norm, by);
+        end(team, layer.matrices[MATRIX_OUTPUT], mixed, mixed_width, layer.after_norm,
+            layer.attention_kernels, by);
     }
 
     // Makes `attended` of a layer's rows.
@@ -651,11 +614,11 @@ struct Forward : Work, Multiplier<T> {
             blend_entering(team, layer.mlp_norm, layer.matrices[MATRIX_MLP_KERNELS],
                            layer.mlp_kernels, live);
             multiply(team, up, blended, normed_stride, live, gates);
-            return end_blended(team, layer.matrices[MATRIX_DOWN], gated, inner, layer.mlp_kernels,
-                               c.mlp_out);
+        } else {
+            norm_multiply(team, layer.mlp_norm, up, live, same, gates);
         }
-        norm_multiply(team, layer.mlp_norm, up, live, same, gates);
-        end(team, layer.matrices[MATRIX_DOWN], gated, inner, layer.output_norm, c.mlp_out);
+        end(team, layer.matrices[MATRIX_DOWN], gated, inner, layer.output_norm, layer.mlp_kernels,
+            c.mlp_out);
     }
 
     void run(Team& team) override {

@@ -158,7 +158,8 @@ def _suggestion(
     known = BY_NAME[method]
     served = known.ours is not None
     command = f"outrider bench {quote(model.path)} --drafter {quote(drafter)}" if served else None
-    costs = known.costs or ("eagle3" if served else None)
+    # MTP layers cost as a head does; what a block costs is not modelled.
+    costs = known.costs or ("eagle3" if served and not known.checkpoint else None)
     small = costs == "layerskip" and model.shape.parameters < LEAST_SKIPPED
     if costs is None or small:
         return Suggestion(drafter, known.name, found, served, None, None, None, command)
