@@ -308,8 +308,9 @@ def convert(
     kind: Kind | Callable[[str], Kind],
     fill: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
     skip: str = "nothing",
+    plain: bool = True,
 ) -> tuple[Path, Path]:
-    """``source`` as a GGUF file, and what the file says as a plain checkpoint."""
+    """``source`` as a GGUF file, and what the file says as a ``plain`` checkpoint."""
     config = open_checkpoint(source).config
     family = config.model_type
     writer = gguf.GGUFWriter(path, ARCHITECTURES.get(family, family))
@@ -325,7 +326,7 @@ def convert(
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if config.rope_parameters.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(config.rope_parameters, size))
-    plain = {}
+    said = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         if skip in name:
             continue
@@ -367,26 +368,32 @@ def convert(
         back = halved(stored, count) if turned and count and values.ndim > 1 else stored
         if "linear_attn" in name and stored is not values:
             back = tiled(name, stored, config, back=True)
-        plain[name] = torch.from_numpy(np.ascontiguousarray(back))
+        if plain:
+            said[name] = torch.from_numpy(np.ascontiguousarray(back))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     folder = path.parent / f"{path.stem}-plain"
+    if not plain:
+        return path, folder
     folder.mkdir()
-    save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(said, folder / "model.safetensors", metadata={"format": "pt"})
     for file in source.glob("*"):
         if file.name != "model.safetensors":
             (folder / file.name).write_bytes(file.read_bytes())
     return path, folder
 
 
-def byte_level(cut: str = "gpt-2", **more: Any) -> Callable[[gguf.GGUFWriter], None]:
-    """Writes ``conftest``'s tokenizer as the converter does."""
+def byte_level(
+    cut: str = "gpt-2", vocabulary: int = 0, **more: Any
+) -> Callable[[gguf.GGUFWriter], None]:
+    """Writes ``conftest``'s tokenizer as the converter does, with tokens up to a vocabulary."""
 
     def fill(writer: gguf.GGUFWriter) -> None:
         model = json.loads(byte_level_tokenizer().to_str())["model"]
         tokens = sorted(model["vocab"], key=model["vocab"].get)
+        tokens += [f"[PAD{i}]" for i in range(len(tokens), vocabulary)]
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(cut)
         writer.add_token_list(tokens)

@@ -17,7 +17,7 @@ from outrider.training.distill import DistillTask
 from outrider.training.drafter_files import made_of
 from outrider.training.head_files import NewHead, ids_of, load_eagle3, open_head
 from outrider.training.heads import HeadTask
-from outrider.training.loop import Task, Training
+from outrider.training.loop import Task, Training, multiplies_bf16
 from outrider.training.losses import LOSSES
 from outrider.training.medusa import load_medusa, write_new_medusa
 from outrider.training.plan import Plan
@@ -103,3 +103,14 @@ def test_matrices_are_multiplied_in_bf16_if_the_plan_says_so(
         gradients.append([p.detach().clone() for p in module.parameters() if p.requires_grad])
     for exact, rounded in zip(*gradients, strict=True):
         torch.testing.assert_close(rounded, exact, rtol=0.1, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("known", "bf16"), [({}, False), ({"avx512_bf16": True}, True), ({"amx_bf16": True}, True)]
+)
+def test_a_cpu_multiplies_bf16_if_it_has_instructions(
+    known: dict[str, bool], bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
+    assert multiplies_bf16(torch.device("cpu")) is bf16
+    assert multiplies_bf16(torch.device("cuda"))

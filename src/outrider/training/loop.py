@@ -322,5 +322,6 @@ def on_cpu() -> bool:
 
 def multiplies_bf16(device: torch.device) -> bool:
     """Return whether a device has instructions for products of bf16: all GPUs, and newer CPUs."""
-    known = torch.cpu.get_capabilities()
-    return device.type != "cpu" or any(known.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    told = getattr(torch.cpu, "get_capabilities", dict)()  # older releases have none
+    names = "avx512_bf16", "amx_bf16", "bf16"  # the last on ARM
+    return device.type != "cpu" or any(told.get(name) for name in names)
