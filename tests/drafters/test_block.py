@@ -21,6 +21,7 @@ from tests.support.blocks import BlockReference, Change
 from tests.support.commands import outrider
 from tests.support.loading import native_model
 from tests.support.native_steps import HERE, step
+from tests.support.tiny import build_checkpoint
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 
@@ -73,13 +74,48 @@ def test_a_head_in_the_layout_of_its_authors(
 ) -> None:
     reference = BlockReference(tiny_llama, DFLASH, window=12, reads=(0,))
     folder = reference.save(tmp_path / "head", put(is_causal=causal), "zlab")
-    reference.everywhere = causal
+    reference.everywhere, reference.as_target = causal, True
     agrees(reference, folder, tiny_llama)
+
+
+@pytest.mark.parametrize("layout", ["speculators", "zlab"])
+@pytest.mark.parametrize("family", ["gemma3_text", "granite"])
+def test_tokens_are_looked_up_as_heads_were_trained(
+    family: str, layout: str, tmp_path: Path
+) -> None:
+    """Authors of DFlash call the target's own embedding, others read its weights."""
+    target = build_checkpoint(tmp_path / "target", family, tokenizer=True, embedding_multiplier=3.0)
+    reference = BlockReference(target, DFLASH, reads=(0,))
+    reference.as_target = layout == "zlab"
+    agrees(reference, reference.save(tmp_path / "head", layout=layout), target)
 
 
 def test_a_head_with_biases(tiny_llama: Path, tmp_path: Path) -> None:
     reference = BlockReference(tiny_llama, DFLASH, biased=True)
     agrees(reference, reference.save(tmp_path / "head"), tiny_llama)
+
+
+def test_its_codebooks_count_as_memory(tiny_llama: Path, tmp_path: Path) -> None:
+    model = native_model(step(HERE[-1]), tiny_llama, "float32", 256)
+    sizes = []
+    for kind in (DFLASH, DSPARK):
+        head = read_head(BlockReference(tiny_llama, kind).save(tmp_path / kind))
+        assert head is not None
+        sizes.append(NativeBlock(head, model, 256, None).added_bytes(model))
+    assert sizes[1] - sizes[0] == 2 * 4 * 6 * model.shape.vocab_size
+
+
+@pytest.mark.parametrize(("size", "page_size", "longest"), [(7, 1, 64), (8, 16, 6), (64, 4, 64)])
+def test_any_block_is_timed(
+    size: int, page_size: int, longest: int, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Also one that is longer than any sequence, and on pages of one token."""
+    head = read_head(BlockReference(tiny_llama, DFLASH).save(tmp_path / "h", put(block_size=size)))
+    assert head is not None
+    target = native_model(step(HERE[-1]), tiny_llama, "float32", longest)
+    mine = NativeBlock(head, target, longest, None)
+    for count in (1, 2, 7, 64):
+        mine.try_rows(count, mine.new_store(count + 1, page_size))
 
 
 def test_blocks_of_several_sequences_do_not_meet(tiny_llama: Path, tmp_path: Path) -> None:
@@ -150,7 +186,8 @@ def test_tokens_are_scored_behind_others(kind: str, tiny_llama: Path, tmp_path: 
     rng = np.random.default_rng(6)
     state = rng.normal(size=mine.hidden_size).astype(np.float32)
     logits = np.full(head.vocab_size, -np.inf, np.float32)
-    logits[mine.drafted_ids] = rng.normal(size=len(mine.drafted_ids))
+    ids = np.arange(len(logits)) if mine.drafted_ids is None else mine.drafted_ids
+    logits[ids] = rng.normal(size=len(ids))
     found, expected = mine.scored(logits, 17, state), reference.scores(logits, 17, state)
     kept = np.isfinite(found)
     assert kept.sum() == (5 if kind == DFLASH2 else 120)
@@ -178,6 +215,12 @@ WRONG: dict[str, tuple[str, str, Change]] = {
     "another rank": ("markov_w1", DSPARK, put(markov_rank=7)),
     "no successors": ("successor_codebook", DFLASH2, drop("candidate_selector.successor_codebook")),
     "no kernels": ("base_kernel", DFLASH2, drop("layers.1.mlp_conv.base_kernel")),
+    "more taps than rows": ("conv_kernel_size", DFLASH2, put(conv_kernel_size=8, block_size=4)),
+    "windows without a size": (
+        "sliding_window",
+        DFLASH,
+        lambda c, t: c["transformer_layer_config"].update(layer_types=["sliding_attention"] * 2),
+    ),
     "groups that do not fit": ("conv_group_size", DFLASH2, put(conv_group_size=7)),
     "taps beyond the block": ("conv_kernel_size", DFLASH2, put(conv_kernel_size=2**31)),
     "no candidates": ("selector_top_k", DFLASH2, put(selector_top_k=0)),

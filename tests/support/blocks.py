@@ -108,6 +108,7 @@ class BlockReference(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.reads, self.top_k, self.everywhere = reads, 5, False
+        self.as_target = False
         self.target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
         of, self.kind, self.window = self.target.config, kind, window
         width, self.rank = of.hidden_size, rank
@@ -196,7 +197,8 @@ class BlockReference(nn.Module):
     def forward(self, ids: list[int], states: Tensor, masks: int) -> tuple[Tensor, Tensor]:
         """Logits and states of a block behind ``ids``, whose last one is its first token."""
         rows = torch.tensor([[ids[-1], *[MASK] * masks]])
-        x, count = self.target.get_input_embeddings()(rows)[0], len(ids) - 1
+        table, count = self.target.get_input_embeddings(), len(ids) - 1
+        x = table(rows)[0] if self.as_target else F.embedding(rows[0], table.weight)
         places = torch.arange(count + 1 + masks)[None]
         turns = Qwen3RotaryEmbedding(self.config)(x, places)
         own = torch.ones(1 + masks, 1 + masks, dtype=torch.bool)

@@ -41,8 +41,9 @@ EAGLE1_NORMS = "enorm.weight", "hnorm.weight", "norm.weight", "layers.0.input_la
 EAGLE1_TENSORS = "fc.weight", "layers.0."
 """How names of its tensors begin, whole or in parts."""
 MOST_HEADS, MOST_BLOCKS = 64, 16
-MOST_RANK, MOST_CANDIDATES, MOST_TAPS = 4096, 256, 8
-"""The last but one also of a DSpark head: its bias of all other ids costs more than it brings."""
+MOST_RANK, MOST_TAPS = 4096, 8
+MOST_CANDIDATES = 256
+"""Likeliest ids that are scored; of DSpark as many, whose bias of all ids would read a matrix."""
 BORROWS = "original_lm_head"
 """The key by which Medusa heads have the target's output matrix, as vLLM named it."""
 MOST_CHOICES, TOP_K = 256, 10
@@ -60,7 +61,8 @@ class Block:
     window if ``causal_windows``, nor in others if ``causal``. A token is drawn by its logit and by
     a score of ``rank`` numbers behind the token before it, among the ``top_k`` likeliest; rank 0
     stands for logits alone. What enters and leaves a sublayer is mixed over ``taps`` rows, with
-    kernels that ``group`` channels share; 0 taps stand for no such mixing.
+    kernels that ``group`` channels share; 0 taps stand for no such mixing. Tokens are looked up
+    ``as_target`` does in transformers, or without a scale.
     """
 
     size: int
@@ -71,6 +73,7 @@ class Block:
     top_k: int = 0
     taps: int = 0
     group: int = 1
+    as_target: bool = False
 
 
 @dataclass(frozen=True)
@@ -247,16 +250,18 @@ def _speculators(files: Files, values: Fields, options: dict[str, Any]) -> Head:
     layer = values.section("transformer_layer_config")
     inner = options.get("transformer_layer_config") or {}
     vocab_size = layer.whole("vocab_size", 1)
-    if kind in BLOCKS:
-        inner = {**inner, "model_type": "qwen3"}  # whatever it says, they have its layers
-    own = _architecture(files, inner, layer, values.whole("draft_vocab_size", 1))
     about = values.section("speculators_config")
     verifier = about.section("verifier").text("name_or_path", "") or None
+    drafted = values.whole("draft_vocab_size", 1)
     if kind in BLOCKS:
-        block = _block(values, kind)
-        name = "aux_hidden_state_layer_ids"
-        head = _block_head(files, kind, values, own, vocab_size, block, values)
-        return replace(head, layers=_required(values, name, -1), verifier=verifier)
+        sizes = vocab_size, drafted
+        return replace(
+            _block_head(files, kind, values, layer, inner, _block(values, kind), sizes),
+            layers=_required(values, "aux_hidden_state_layer_ids", -1),
+            mask_token=values.whole("mask_token_id", 0, vocab_size - 1),
+            verifier=verifier,
+        )
+    own = _architecture(files, inner, layer, drafted)
     return replace(
         _eagle(files, values, options, vocab_size, own),
         kind=kind,
@@ -297,20 +302,26 @@ def _norms(values: Fields, options: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _block_head(
-    files: Files, kind: str, values: Fields, own: tuple[Architecture, PlainConfig],
-    vocab_size: int, block: Block, about: Fields,
+    files: Files, kind: str, values: Fields, layer: Fields, options: dict[str, Any], block: Block,
+    sizes: tuple[int, int],
 ) -> Head:  # fmt: skip
-    """Return a head of ``BLOCKS`` without its layers; ``about`` says which token is its mask."""
-    width = own[0].hidden_size
+    """Return a head of ``BLOCKS``, whose layers are Qwen3's, without its target's.
+
+    ``sizes`` are the number of the target's ids, and of those that it drafts.
+    """
+    given = {**options, "model_type": "qwen3"}
+    own = _architecture(files, given, layer, sizes[1])
+    width, kinds = own[0].hidden_size, layer.listed("layer_types", str)
+    if "sliding_attention" in kinds and not layer.whole("sliding_window", default=0):
+        raise layer.refuse("sliding_window", "a window")
     if values.whole("target_hidden_size", 1, default=width) != width:
         raise values.refuse("target_hidden_size", f"{width}, as wide as its layers,")
-    if block.taps and (width % block.group or block.taps > block.size):
-        raise values.refuse("conv_group_size", "a divisor of the width, and few taps,")
-    return Head(
-        files, kind, vocab_size, width, None, *own,
-        longest=block.size if block.from_anchor else block.size - 1,
-        mask_token=about.whole("mask_token_id", 0, vocab_size - 1), block=block,
-    )  # fmt: skip
+    if block.taps and width % block.group:
+        raise values.refuse("conv_group_size", f"a divisor of the width, {width},")
+    if block.taps > block.size:
+        raise values.refuse("conv_kernel_size", f"a number up to block_size, {block.size},")
+    longest = block.size if block.from_anchor else block.size - 1
+    return Head(files, kind, sizes[0], width, None, *own, longest=longest, block=block)
 
 
 def _required(values: Fields, name: str, shift: int) -> tuple[int, ...]:
@@ -345,17 +356,24 @@ def _block(values: Fields, kind: str) -> Block:
 def _zlab(files: Files, values: Fields, options: dict[str, Any]) -> Head:
     """Return a head of DFlash in the layout of its authors."""
     about = values.section("dflash_config")
-    for name in ("projector_type", "conv_type", "fc_layernorm"):
-        if name in about:
-            raise about.refuse(name, "no more than DFlash, or the layout of speculators,")
+    more = about.flag("fc_layernorm", False) or "conv_type" in about
+    if more or about.text("projector_type", DFLASH) != DFLASH:
+        raise ModelError(
+            f"{about.where} has more than DFlash (fc_layernorm, conv_type or projector_type); "
+            "give DFlash2 and DSpark in the layout of speculators."
+        )
     size = about if "block_size" in about else values
     block = Block(
-        size.whole("block_size", 2, LARGEST_DRAFT), causal=values.flag("is_causal", False)
-    )
+        size.whole("block_size", 2, LARGEST_DRAFT), causal=values.flag("is_causal", False),
+        as_target=True,
+    )  # fmt: skip
     vocab_size = values.whole("vocab_size", 1)
-    own = _architecture(files, {**options, "model_type": "qwen3"}, values, vocab_size)
-    head = _block_head(files, DFLASH, values, own, vocab_size, block, about)
-    return replace(head, layers=_required(about, "target_layer_ids", 0))
+    sizes = vocab_size, vocab_size
+    return replace(
+        _block_head(files, DFLASH, values, values, options, block, sizes),
+        layers=_required(about, "target_layer_ids", 0),
+        mask_token=about.whole("mask_token_id", 0, vocab_size - 1),
+    )
 
 
 def _proposed(about: Fields) -> int | None:

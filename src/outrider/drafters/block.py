@@ -52,8 +52,7 @@ class BlockDrafter(EagleDrafter[NativeBlock]):
 
     def __init__(self, context: DrafterContext) -> None:
         super().__init__(context)
-        self.max_length = min(self.max_length, self._model.head.longest or self.max_length)
-        self.rows_at_once = 1 + self.max_length
+        self.rows_at_once = self.max_length + (not self._model.block.from_anchor)
 
     def _begun(self, segment: Segment, sequence: SequenceState, depth: int) -> Segment:
         """Return the segment with the last token, and masks for a draft."""

@@ -150,6 +150,7 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
         store = model.new_store(context.num_pages, config.page_size)
         super().__init__(context, model, store, likely)
         self.target_layers = context.needs.target_layers
+        self.max_length = min(self.max_length, model.longest or self.max_length)
         self.rows_at_once = self.max_length if model.mask_state is not None else 0
         self._window = config.window_of(self.name)
         self._usual = self.max_length + 1

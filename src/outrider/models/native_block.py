@@ -9,20 +9,19 @@ also by its score behind the one before it.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoints.dtypes import FLOAT32
+from ..checkpoints.dtypes import FLOAT32, Array
 from ..checkpoints.head_tensors import CODEBOOKS, CONVOLVED, SELECTOR, HeadTensors, drafted_ids
 from ..checkpoints.heads import DFLASH2, Head
 from ..checkpoints.weights import Loader
 from ..native.interface import BLOCK
 from ..sampling.shared_noise import Noise
-from .base import Output, Store
+from .base import Output, RowsModel, Store
 from .decide import DraftInput
 from .native import NativeTransformer
 from .native_heads import HeadModel, check_fits, head_recipe
@@ -60,6 +59,9 @@ class NativeBlock(HeadModel):
         config.fused, config.output_normed = len(self.target_layers) * a.hidden_size, True
         config.causal, config.causal_windows = block.causal, block.causal_windows
         config.kernel_taps, config.kernel_group = block.taps, block.group
+        if block.as_target and target.shape.family.startswith("gemma"):
+            # Their embedding scales by itself, others' models scale what it gives.
+            config.embedding_scale = target.shape.embedding_scale
         super().__init__(library, a, config, target.dtype, None, head.config)
         if not head.borrows_logits:
             self._pack(0, "head", loader.head(np.empty(0)), None, target.handle)
@@ -71,10 +73,8 @@ class NativeBlock(HeadModel):
             self._load_layer(loader, index)
             if block.taps:
                 self._load_kernels(loader, source, index)
-        ids = None if head.borrows_logits else drafted_ids(source, head)
-        if ids is not None:
-            library.set_ids(self.handle, ids, ())
-        self.drafted_ids = np.array(ids if ids is not None else range(a.vocab_size))
+        self._set_ids(None if head.borrows_logits else drafted_ids(source, head))
+        self.longest, self._codebooks = head.longest, list[Array]()
         self._projection: Floats | None = None
         if block.rank:
             self._load_transitions(source)
@@ -104,13 +104,8 @@ class NativeBlock(HeadModel):
             own = source.get(name, (rank, self.hidden_size), FLOAT32)
             self._projection = np.ascontiguousarray(own)
         parts = self._before, self._behind, self._projection
+        self._codebooks = [part for part in parts if part is not None]
         self.library.set_transitions(self.handle, self.block.top_k, *parts)
-
-    def fuse(
-        self, hidden: Sequence[Floats], which: array[int], states: Floats, to: array[int]
-    ) -> None:
-        """Make states of rows of the target's hidden states, see ``Library.fuse``."""
-        self.library.fuse(self.handle, hidden, which, states, to)
 
     def behind(self, segment: Segment, depth: int) -> Segment:
         """Return the segment of tokens with states and the last one, with masks for a draft."""
@@ -119,14 +114,19 @@ class NativeBlock(HeadModel):
         assert token is not None
         return segment._replace(logits=depth, nodes=[token] * masks, parents=range(-1, masks - 1))
 
+    def added_bytes(self, beside: RowsModel | None) -> int:
+        return super().added_bytes(beside) + sum(table.nbytes for table in self._codebooks)
+
     def try_rows(self, count: int, store: Store) -> None:
-        size, states = self.block.size, np.empty((0, self.hidden_size), np.float32)
-        each, blocks = -(-size // store.page_size), list[Segment]()
-        for number, first in enumerate(range(0, count, size)):
-            pages, masks = range(number * each, (number + 1) * each), min(size, count - first) - 1
-            masks = max(1, masks)
+        size = max(2, min(self.block.size, self.max_length))
+        states, page = np.empty((0, self.hidden_size), np.float32), 0
+        blocks: list[Segment] = []
+        while count > 0:
+            masks = max(1, min(size, count) - 1)
+            pages = range(page, page - (-(1 + masks) // store.page_size))
             parents = range(-1, masks - 1)
             blocks.append(Segment([1], 0, pages, masks, 1, [1] * masks, parents, states=states))
+            count, page = count - 1 - masks, pages.stop
         self.run(blocks, store)
 
     def _num_rows(self, segments: Sequence[Segment]) -> int:
@@ -138,11 +138,7 @@ class NativeBlock(HeadModel):
         Behind the last layer is what the output matrix reads.
         """
         output = self.forward(segments, store, None, hidden)
-        if output.logits is None or len(self.drafted_ids) == self.head.vocab_size:
-            return output
-        logits = np.full((len(output.logits), self.head.vocab_size), -np.inf, np.float32)
-        logits[:, self.drafted_ids] = output.logits
-        return Output(logits, output.hidden)
+        return self._of_target(output, self.head.vocab_size)
 
     def _chain(self, store: Store, segment: Segment, asked: DraftInput, noise: Noise) -> list[int]:
         output = self.run([segment], store, (self.hidden_layers,))
@@ -151,7 +147,8 @@ class NativeBlock(HeadModel):
         drafted: list[int] = []
         for line, state in zip(output.logits[: asked.limits.depth], states, strict=False):
             if self.block.rank:
-                line = self.scored(line, [segment.tokens[-1], *drafted][-1], state)
+                before = drafted[-1] if drafted else segment.tokens[-1]
+                line = self.scored(line, before, state)
             token = self._drawn(line, segment, asked, drafted, noise)
             if token is None:
                 break
@@ -163,11 +160,12 @@ class NativeBlock(HeadModel):
 
         ``logits`` are of all ids of the target, ``state`` fp32 [width] of the row that drafts.
         """
-        own = logits[self.drafted_ids]
+        ids = np.arange(len(logits)) if self.drafted_ids is None else self.drafted_ids
+        own = logits[ids]
         top = np.argsort(-own, kind="stable")[: self.block.top_k]
         context = self._before[before].astype(np.float32)
         if self._projection is not None:
             context = context * (self._projection @ state)
         scores = np.full(len(logits), -np.inf, np.float32)
-        scores[self.drafted_ids[top]] = own[top] + self._behind[top].astype(np.float32) @ context
+        scores[ids[top]] = own[top] + self._behind[top].astype(np.float32) @ context
         return scores

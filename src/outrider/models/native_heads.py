@@ -64,14 +64,41 @@ class HeadModel(NativeModel):
     """A model whose rows begin with states.
 
     ``mask_state`` is the state of later positions, fp32 [1, width], of heads that draft in one
-    pass.
+    pass. ``drafted_ids`` are the target's ids of its logits, None for all. It drafts ``longest``
+    tokens at most, None for any number.
     """
 
     mask_state: Floats | None = None
+    drafted_ids: NDArray[np.int64] | None = None
+    longest: int | None = None
 
     def try_rows(self, count: int, store: Store) -> None:
         state = np.ones((1, self.hidden_size), np.float32)
         self.run([row._replace(states=state) for row in lone_rows(count)], store)
+
+    def fuse(
+        self,
+        hidden: Sequence[Floats],
+        which: array[int],
+        states: Floats,
+        to: array[int],
+    ) -> None:
+        """Make states of rows of the target's hidden states, see ``Library.fuse``."""
+        self.library.fuse(self.handle, hidden, which, states, to)
+
+    def _of_target(self, output: Output, vocabulary: int) -> Output:
+        """Return an output whose logits are over the target's ``vocabulary``."""
+        if output.logits is None or self.drafted_ids is None:
+            return output
+        logits = np.full((len(output.logits), vocabulary), -np.inf, np.float32)
+        logits[:, self.drafted_ids] = output.logits
+        return Output(logits, output.hidden)
+
+    def _set_ids(self, ids: list[int] | None) -> None:
+        """Say which of the target's ids its logits are of, None for all."""
+        if ids is not None:
+            self.library.set_ids(self.handle, ids, ())
+            self.drafted_ids = np.array(ids)
 
     def _draft_pass(self, store: Store, segment: Segment) -> tuple[Floats, Segment | None]:
         """Return the logits of a pass, a row for each next depth, and the segment that follows.
@@ -174,10 +201,7 @@ class NativeHead(HeadModel):
         norm = loader.norm("model.layers.0.hidden_norm")
         library.set_vector(self.handle, 0, "state", norm[: a.hidden_size])
         library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
-        ids = drafted_ids(source, head)
-        if ids is not None:
-            library.set_ids(self.handle, ids, ())
-        self.drafted_ids = np.array(ids if ids is not None else range(a.vocab_size))
+        self._set_ids(drafted_ids(source, head))
         library.check(self.handle)
         self.mask_state = self._mask_state(source)
 
@@ -202,27 +226,13 @@ class NativeHead(HeadModel):
         self.fuse(list(hidden), array("i", [0]), state, array("i", [0]))
         return state
 
-    def fuse(
-        self,
-        hidden: Sequence[Floats],
-        which: array[int],
-        states: Floats,
-        to: array[int],
-    ) -> None:
-        """Make states of rows of the target's hidden states, see ``Library.fuse``."""
-        self.library.fuse(self.handle, hidden, which, states, to)
-
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """See ``base.Model``; logits are over the target's vocabulary.
 
         As many layers as there are stand for the states that the next rows of a draft begin with.
         """
         output = self.forward(segments, store, None, hidden)
-        if output.logits is None:
-            return output
-        logits = np.full((len(output.logits), self.head.vocab_size), -np.inf, np.float32)
-        logits[:, self.drafted_ids] = output.logits
-        return Output(logits, output.hidden)
+        return self._of_target(output, self.head.vocab_size)
 
 
 class NativeMedusa(HeadModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -63,12 +62,6 @@ class JoinedModel(HeadModel):
             last = loader.norm("model.norm")[: a.hidden_size]
             self.library.set_vector(self.handle, 0, "final", last)
         self.library.check(self.handle)
-
-    def fuse(
-        self, hidden: Sequence[Floats], which: array[int], states: Floats, to: array[int]
-    ) -> None:
-        """Make states of rows ``which`` of the target's last hidden states, to rows ``to``."""
-        self.library.fuse(self.handle, hidden, which, states, to)
 
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """See ``base.Model``; behind the last layer is what the next rows begin with."""

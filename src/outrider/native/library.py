@@ -325,14 +325,16 @@ class Library:
         ``before`` [tokens, rank], ``behind`` [vocabulary, rank] and ``projection`` fp32 [rank,
         width] must outlive the model.
         """
+        tables = before, behind, *([] if projection is None else [projection])
+        if any(each.ndim != 2 for each in tables) or before.dtype not in DTYPES:
+            raise ModelError("scores of tokens are no tables of a dtype that models have.")
         (tokens, rank), dtype = before.shape, before.dtype
-        first, second = expect(before, before.shape, dtype), expect(behind, behind.shape, dtype)
-        if behind.shape[1] != rank:
-            raise ModelError("the scores of tokens are of two ranks.")
+        first = expect(before, (tokens, rank), dtype)
+        second = expect(behind, (len(behind), rank), dtype)
         width = 0 if projection is None else projection.shape[1]
-        rows = expect(projection, (rank, width), np.float32)
-        sizes = len(behind), ffi.cast("float *", rows), width
-        self.run("transitions", at(model), top, rank, first, tokens, second, *sizes)
+        rows = ffi.cast("float *", expect(projection, (rank, width), np.float32))
+        sizes = top, rank, DTYPES[dtype]
+        self.run("transitions", at(model), *sizes, first, tokens, second, len(behind), rows, width)
 
     def set_vector(self, model: int, number: int, kind: str, data: Array) -> None:
         """Keep ``data``, a norm's weight of layer ``number``; the model's own has number 0."""

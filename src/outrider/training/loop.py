@@ -322,6 +322,6 @@ def on_cpu() -> bool:
 
 def multiplies_bf16(device: torch.device) -> bool:
     """Return whether a device has instructions for products of bf16: all GPUs, and newer CPUs."""
-    told = getattr(torch.cpu, "get_capabilities", dict)()  # older releases have none
+    told: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # of newer releases
     names = "avx512_bf16", "amx_bf16", "bf16"  # the last on ARM
     return device.type != "cpu" or any(told.get(name) for name in names)

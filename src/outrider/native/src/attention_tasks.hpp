@@ -43,8 +43,8 @@ struct Joint {
     int head, first, count;  // parts
 };
 
-// What rows of a layer see: `window` positions, or all with 0, and in blocks also later ones or,
-// where it is `causal`, none.
+// What rows of a layer see: `window` positions, or all with 0. Rows of blocks also see those behind
+// them unless the layer is `causal`, as all layers of other models are.
 struct Sight {
     int window;
     bool causal;

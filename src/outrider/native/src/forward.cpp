@@ -122,7 +122,7 @@ struct Forward : Work, Multiplier<T> {
     int phases() const {
         const int kept = int(hidden.size());
         // Of a sublayer; products have three parts at most.
-        const int most = c.besides ? 27 : c.kernel_taps ? 22 : 15;
+        const int most = c.besides ? 27 : c.kernel_taps ? 26 : 15;
         return 12 + kept + int(sublayers.size()) * (most + kept);
     }
 

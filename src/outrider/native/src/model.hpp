@@ -297,7 +297,7 @@ Cache<E> cache_of(const Store& store, int place) {
 struct Row {
     std::int32_t token, position, slot;
     std::int32_t first, prefix;     // positions found through the page table: from, and up to
-    std::int32_t edge;              // windows end before it
+    std::int32_t edge;              // windows end before it; of a block it is the first position
     std::int32_t pages;             // where that starts in Rows::pages
     std::int32_t above, num_above;  // slots of ancestors behind the prefix, in Rows::above
     std::int32_t logits;            // which line of logits, or -1

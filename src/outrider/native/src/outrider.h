@@ -137,7 +137,8 @@ typedef struct Config {
     int32_t fused_norms;    // that are applied to it before, each to its part
     int32_t state_normed;   // the residual stream begins with a norm
     int32_t output_normed;  // a state ends with a norm
-    // Rows of INPUT_BLOCK see no later ones where layers have a window, or anywhere.
+    // Whether rows of INPUT_BLOCK see none of later positions: where layers have a window, and in
+    // all layers.
     int32_t causal_windows, causal;
     // Rows of a block that kernels mix, 0: none are; and channels that share what a row adds to
     // them.
@@ -303,7 +304,7 @@ OUTRIDER_API const char* outrider_likely(Model* model, int32_t size, const int32
 // by what `projection` [rank, hidden] (null: nothing) makes of the row that drafts. All stay their
 // owner's and must outlive the model.
 OUTRIDER_API const char* outrider_transitions(Model* model, int32_t top, int32_t rank,
-                                              const void* before, int32_t tokens,
+                                              int32_t dtype, const void* before, int32_t tokens,
                                               const void* behind, int32_t vocabulary,
                                               const float* projection, int32_t width);
 // Fails unless the model has all its weights.

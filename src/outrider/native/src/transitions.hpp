@@ -19,7 +19,7 @@ void score_transitions(const Weights<T>& m, const float* logits, int own,
                        Mask mask, std::vector<float>& z, int wanted) {
     const Transitions<T>& t = m.transitions;
     auto id_of = [&](int i) { return ids.empty() ? i : ids[i]; };
-    std::vector<std::pair<float, int>> best;  // a heap, the least likely first
+    std::vector<std::pair<float, int>> best;  // a heap, the least likely first, of equals the last
     const auto least = std::greater<std::pair<float, int>>();
     for (int i = 0; i < own; ++i) {
         const bool full = int(best.size()) == t.top;
@@ -31,7 +31,7 @@ void score_transitions(const Weights<T>& m, const float* logits, int own,
             std::pop_heap(best.begin(), best.end(), least);
             best.pop_back();
         }
-        best.emplace_back(logits[i], i);
+        best.emplace_back(logits[i], -i);
         std::push_heap(best.begin(), best.end(), least);
     }
     std::vector<float> context(t.rank, 0.0f);  // nothing is known of an id beyond the table
@@ -45,7 +45,8 @@ void score_transitions(const Weights<T>& m, const float* logits, int own,
     }
     z.assign(wanted, -INFINITY);
     const bool likely = own != m.c.vocabulary;
-    for (const auto& [logit, i] : best) {
+    for (const auto& [logit, negative] : best) {
+        const int i = -negative;
         const T* row = t.behind + std::size_t(likely ? m.likely_ids[i] : i) * t.rank;
         float score = 0;
         for (int r = 0; r < t.rank; ++r) score += context[r] * widen(row[r]);

@@ -451,12 +451,13 @@ const char* outrider_layer(Model* model, int layer, int mixer, int mlp, int wind
     });
 }
 
-const char* outrider_transitions(Model* model, int top, int rank, const void* before, int tokens,
-                                 const void* behind, int vocabulary, const float* projection,
-                                 int width) {
+const char* outrider_transitions(Model* model, int top, int rank, int dtype, const void* before,
+                                 int tokens, const void* behind, int vocabulary,
+                                 const float* projection, int width) {
     return with(model, [&](auto& m) -> const char* {
-        if (m.c.input != INPUT_BLOCK || top < 1 || rank < 1 || tokens < m.c.embeddings ||
-            vocabulary != m.c.vocabulary || (projection && width != m.c.hidden))
+        if (m.c.input != INPUT_BLOCK || dtype != m.c.dtype || top < 1 || rank < 1 ||
+            tokens < m.c.embeddings || vocabulary != m.c.vocabulary ||
+            (projection && width != m.c.hidden))
             return "transitions have another shape than their model";
         using T = std::remove_cvref_t<decltype(*m.transitions.before)>;
         m.transitions = {
