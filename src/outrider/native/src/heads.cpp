@@ -4,6 +4,10 @@
 namespace outrider {
 namespace {
 
+// Workers are called in where there is work for them: below this many products of two numbers the
+// time to meet is longer.
+constexpr long WORTH_SHARING = 1 << 22;
+
 template <class T>
 struct Fuse : Work, Multiplier<T> {
     using Multiplier<T>::m, Multiplier<T>::multiply;
@@ -168,7 +172,8 @@ void fuse_as(const Weights<T>& m, const float* const* hidden, int parts, const s
     if (m.c.input == INPUT_JOINED) return norm_states(m, hidden[0], which, count, states, to);
     Turn turn;
     auto work = std::make_shared<Fuse<T>>(m, hidden, parts, which, count, states, to);
-    turn.run(work, 6, pool_size());
+    const long products = long(m.c.fused) * m.c.hidden * count;
+    turn.run(work, 6, products < WORTH_SHARING ? 1 : pool_size());
 }
 
 }  // namespace
