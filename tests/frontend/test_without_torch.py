@@ -203,7 +203,7 @@ def test_benchmarks_do_without_but_for_what_torch_computes() -> None:
         "    except ModuleNotFoundError as error:\n"
         "        print(name, error.name)\n"
     )
-    assert run(code) == "shift torch\nlosses torch\nparity torch\n"
+    assert run(code) == "beside torch\nshift torch\nlosses torch\nparity torch\n"
 
 
 def test_an_audit_names_the_extra() -> None:

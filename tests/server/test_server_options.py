@@ -233,7 +233,7 @@ def test_methods_have_the_names_of_the_one_table(given: dict[str, str], drafter:
     assert translate({"speculative_config": given}) == {"drafter": drafter}
 
 
-@pytest.mark.parametrize("method", ["mtp", "mlp_speculator", "deepseek_mtp", "dflash"])
+@pytest.mark.parametrize("method", ["mtp", "mlp_speculator", "deepseek_mtp"])
 def test_a_method_that_is_not_here_is_no_checkpoint(method: str) -> None:
     with pytest.raises(ConfigError, match=f"has method '{method}'; give none, ngram"):
         translate({"speculative_config": {"method": method, "model": "/d"}})

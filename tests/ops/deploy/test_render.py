@@ -345,7 +345,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (document("vllm") | {"engine_version": "0.6.3"}, "no version that is recorded"),
     (document("vlm"), "did you mean vllm"),
     (document("sglang", "suffix"), "has no method suffix"),
-    (document("outrider", "dflash"), "has no method dflash"),
+    (document("outrider", "mlp_speculator"), "has no method mlp_speculator"),
     (document("outrider", parallel={"tensor": 2}), "runs on one device"),
     (document("trtllm", "eagle3", parallel={"pipeline": 2}), "several pipeline stages"),
     (
