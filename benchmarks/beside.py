@@ -4,8 +4,9 @@ The file has a published shape, random weights in Q4_0 and a table in Q8_0. Its 
 to the residual stream, so that a token follows from the last one alone, but they are computed.
 (Such texts go in circles, which lookups would find: ``auto`` is left out.)
 Qwen3.5's MTP layer says the same as the target for a share of all tokens. Both programs have two
-threads or as many as they may use, one request, temperature 0, and take turns; figures are medians
-over prompts. Run ``python -m benchmarks install llama.cpp`` first.
+threads or as many as they may use, one request, temperature 0. Modes run one after the other, so
+that ratios are as steady as the machine; figures are medians over prompts. Run ``python -m
+benchmarks install llama.cpp`` first.
 """
 
 from __future__ import annotations

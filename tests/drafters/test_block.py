@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from outrider import LLM, SamplingParams
 from outrider.checkpoints.heads import DFLASH, DFLASH2, DSPARK, read_head
-from outrider.drafters import block, likely
-from outrider.errors import ConfigError, ModelError
+from outrider.drafters import likely
 from outrider.models.native_block import NativeBlock
 from outrider.models.rows import Segment
 from outrider.native import choice as native
-from tests.support.blocks import BlockReference, Change
+from tests.support.blocks import BlockReference
 from tests.support.commands import outrider
+from tests.support.head_checks import Change, add, changes_no_token, drop, is_refused, put
 from tests.support.loading import native_model
 from tests.support.native_steps import HERE, step
 from tests.support.tiny import build_checkpoint
@@ -134,18 +132,6 @@ def test_blocks_of_several_sequences_do_not_meet(tiny_llama: Path, tmp_path: Pat
     assert np.array_equal(found, np.concatenate(alone))
 
 
-def put(**values: Any) -> Change:
-    return lambda config, tensors: config.update(values)
-
-
-def drop(name: str) -> Change:
-    return lambda config, tensors: tensors.pop(name)
-
-
-def add(name: str, *shape: int) -> Change:
-    return lambda config, tensors: tensors.update({name: torch.ones(shape)})
-
-
 def scaled(name: str, by: float) -> Change:
     return lambda config, tensors: tensors[name].mul_(by)
 
@@ -241,13 +227,7 @@ def test_a_damaged_head_is_refused_in_one_sentence(
 ) -> None:
     named, kind, change = WRONG[wrong]
     folder = BlockReference(tiny_llama, kind).save(tmp_path / "head", change)
-    with pytest.raises((ModelError, ConfigError), match=named) as caught:
-        LLM(tiny_llama, str(folder), memory=2**24)
-    assert "\n" not in str(caught.value)
-    assert "native step refused" not in str(caught.value)
-    done = outrider("drafters", "check", tiny_llama, "--drafter", folder)
-    assert done.exit_code == 1
-    assert "Traceback" not in done.output
+    is_refused(tiny_llama, folder, named)
 
 
 @pytest.mark.parametrize("kind", [DFLASH, DSPARK, DFLASH2])
@@ -292,25 +272,7 @@ def test_drafts_change_no_token(
 ) -> None:  # fmt: skip
     """Whether they come from all ids, or from a list of likely ones."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(block, "pays", lambda shape: listed)
+    monkeypatch.setattr(likely, "pays", lambda shape: listed)
     monkeypatch.setattr(likely, "SIZE", 100)
     folder = BlockReference(tiny_llama, kind, window=12).save(tmp_path / "head")
-    assert outrider("drafters", "check", tiny_llama, "--drafter", folder).exit_code == 0
-    prompts = ["for word in the", "def greet(name): return f", "abc abc abc", "x"]
-    params = [
-        SamplingParams(temperature=temperature, max_tokens=40, seed=i, ignore_eos=True)
-        for i in range(len(prompts))
-    ]
-
-    def outputs(drafter: str | None, **options: Any) -> tuple[list[list[int]], int]:
-        llm = LLM(tiny_llama, drafter, max_model_len=128, memory=2**24, **options)
-        found = llm.generate(prompts, params)
-        return [[*each.outputs[0].token_ids] for each in found], found[0].metrics.drafted
-
-    plain, _ = outputs("none")
-    for options in ({"num_speculative_tokens": 4}, {"max_num_batched_tokens": 16}):
-        tokens, drafted = outputs(str(folder), **options)
-        assert tokens == plain
-        assert drafted > 0
-    said = {"method": kind, "model": str(folder), "num_speculative_tokens": 3}
-    assert outputs(None, speculative_config=said)[0] == plain
+    changes_no_token(tiny_llama, folder, kind, temperature)

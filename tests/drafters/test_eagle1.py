@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
-from outrider import LLM, SamplingParams
 from outrider.checkpoints.heads import EAGLE1, read_head
-from outrider.errors import ConfigError, ModelError
 from outrider.models.native_eagle1 import NativeEagle1
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from tests.support.commands import outrider
+from tests.support.head_checks import Change, add, changes_no_token, drop, is_refused, put, saved
 from tests.support.loading import native_model
 from tests.support.native_steps import HERE, step
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 LAYERS = {"llama": LlamaDecoderLayer, "qwen2": Qwen2DecoderLayer}
 """Whose layer a head has."""
-Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
 
 
 class Reference(nn.Module):
@@ -66,12 +61,7 @@ class Reference(nn.Module):
         config = {**self.config.to_dict(), "architectures": ["LlamaForCausalLM"]}
         if layout == "vllm":
             config = {"architectures": ["EAGLEModel"], "model_type": "eagle", "model": config}
-        if change is not None:
-            change(config, tensors)
-        folder.mkdir(exist_ok=True)
-        save_file(tensors, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(config))
-        return folder
+        return saved(folder, config, tensors, change)
 
     @torch.no_grad()
     def states(self, ids: list[int]) -> Tensor:
@@ -161,37 +151,7 @@ def test_norms_count(tiny_llama: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_drafts_change_no_token(temperature: float, tiny_llama: Path, tmp_path: Path) -> None:
     folder = Reference(tiny_llama, "llama", True, False).save(tmp_path / "head")
-    assert outrider("drafters", "check", tiny_llama, "--drafter", folder).exit_code == 0
-    prompts = ["for word in the", "def greet(name): return f", "abc abc abc", "x"]
-    params = [
-        SamplingParams(temperature=temperature, max_tokens=40, seed=i, ignore_eos=True)
-        for i in range(len(prompts))
-    ]
-
-    def outputs(drafter: str | None, **options: Any) -> tuple[list[list[int]], int]:
-        llm = LLM(tiny_llama, drafter, max_model_len=128, memory=2**24, **options)
-        found = llm.generate(prompts, params)
-        return [[*each.outputs[0].token_ids] for each in found], found[0].metrics.drafted
-
-    plain, _ = outputs("none")
-    for options in ({"num_speculative_tokens": 4}, {"max_num_batched_tokens": 16}):
-        tokens, drafted = outputs(str(folder), **options)
-        assert tokens == plain
-        assert drafted > 0
-    said = {"method": "eagle", "model": str(folder), "num_speculative_tokens": 3}
-    assert outputs(None, speculative_config=said)[0] == plain
-
-
-def drop(name: str) -> Change:
-    return lambda config, tensors: tensors.pop(name)
-
-
-def add(name: str, *shape: int) -> Change:
-    return lambda config, tensors: tensors.update({name: torch.ones(shape)})
-
-
-def put(**values: Any) -> Change:
-    return lambda config, tensors: config.update(values)
+    changes_no_token(tiny_llama, folder, "eagle", temperature)
 
 
 WRONG: dict[str, tuple[str, Change]] = {
@@ -222,13 +182,7 @@ def test_a_damaged_head_is_refused_in_one_sentence(
 ) -> None:
     named, change = WRONG[wrong]
     folder = Reference(tiny_llama, "llama", True, True).save(tmp_path / "head", change=change)
-    with pytest.raises((ModelError, ConfigError), match=named) as caught:
-        LLM(tiny_llama, str(folder), memory=2**24)
-    assert "\n" not in str(caught.value)
-    assert "native step refused" not in str(caught.value)
-    done = outrider("drafters", "check", tiny_llama, "--drafter", folder)
-    assert done.exit_code == 1
-    assert "Traceback" not in done.output
+    is_refused(tiny_llama, folder, named)
 
 
 def test_a_quantised_copy_drafts_the_same(tiny_llama: Path, tmp_path: Path) -> None:

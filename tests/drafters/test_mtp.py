@@ -21,7 +21,7 @@ from outrider import LLM, SamplingParams
 from outrider.base.fields import read_object
 from outrider.base.types import DraftBudget
 from outrider.checkpoints.files import Files
-from outrider.drafters import likely, mtp
+from outrider.drafters import likely
 from outrider.drafters.base import NoSpec
 from outrider.drafters.check import check_mtp
 from outrider.drafters.mtp import MtpSpec
@@ -154,7 +154,7 @@ def test_drafts_change_no_token(
 ) -> None:
     """Whether they come from all ids, or from a list of likely ones."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(mtp, "pays", lambda shape: listed)
+    monkeypatch.setattr(likely, "pays", lambda shape: listed)
     monkeypatch.setattr(likely, "SIZE", VOCABULARY // 3)
     prompts = ["for word in the", "def greet(name): return f", "abc abc abc", "x"]
     params = [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.base.types import SamplingParams
-from outrider.drafters import likely, model
+from outrider.drafters import likely
 from outrider.drafters.likely import LikelyIds
 from outrider.drafters.model import ModelDrafter
 from outrider.models.native import NativeTransformer
@@ -42,7 +42,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A list for any model, which nothing takes out of use."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(model, "pays", lambda shape: True)
+    monkeypatch.setattr(likely, "pays", lambda shape: True)
     monkeypatch.setattr(likely, "SIZE", SIZE)
     monkeypatch.setattr(likely, "MOST_MISSED", 1.0)
 
@@ -92,7 +92,7 @@ def test_no_list_of_ids_changes_the_output(
     batch: int,
     own: bool,
 ) -> None:
-    monkeypatch.setattr(model, "LikelyIds", LISTS[kind])
+    monkeypatch.setattr(likely, "LikelyIds", LISTS[kind])
     queued = requests(prompts(), SamplingParams(max_tokens=24, **SAMPLING[option]))
     nodes = 3 * length if tree else None
     options: dict[str, Any] = {"num_speculative_tokens": length, "max_draft_nodes": nodes}
@@ -117,7 +117,7 @@ def test_a_said_id_is_drafted_from_then_on(pair: Path) -> None:
     in_batches(engine, queued, 1)
     listed = engine.counts.accepted - before
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "pays", lambda shape: False)
+        patch.setattr(likely, "pays", lambda shape: False)
         whole = make_engine(pair, "model")
     in_batches(whole, queued, 1)
     assert listed == whole.counts.accepted

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
@@ -25,10 +22,10 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from outrider.checkpoints.head_tensors import CODEBOOKS, SELECTOR
 from outrider.checkpoints.heads import DFLASH, DFLASH2, MOST_CANDIDATES
+from tests.support.head_checks import Change, saved
 
 MASK = 207
 """The id of masks."""
-Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
 
 
 class Conv(nn.Module):
@@ -169,12 +166,7 @@ class BlockReference(nn.Module):
                     "verifier": {"name_or_path": "tiny", "architectures": []},
                 },
             }  # fmt: skip
-        if change is not None:
-            change(config, tensors)
-        folder.mkdir(exist_ok=True)
-        save_file(tensors, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(config))
-        return folder
+        return saved(folder, config, tensors, change)
 
     @torch.no_grad()
     def states(self, ids: list[int]) -> Tensor:

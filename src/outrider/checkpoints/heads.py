@@ -55,7 +55,7 @@ SAFEAILAB = "midlayer."
 
 @dataclass(frozen=True)
 class Block:
-    """How a head drafts a block of ``size`` rows, of which the first has the last token.
+    """The block that a head drafts: ``size`` rows, of which the first has the last token.
 
     The first row drafts, too, if ``from_anchor``. Rows do not see later ones in layers with a
     window if ``causal_windows``, nor in others if ``causal``. A token is drawn by its logit and by

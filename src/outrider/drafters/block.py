@@ -15,7 +15,7 @@ from ..models.rows import Segment
 from .base import Drafter, DrafterContext, Needs
 from .eagle import EagleDrafter, head_needs
 from .heads import HeadSpec, native_target
-from .likely import LikelyIds, ids_file, pays
+from .likely import likely_ids
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,8 @@ class BlockSpec(HeadSpec):
         config, head, target = context.config, self.head(), native_target(self.name, context)
         model = NativeBlock(head, target, context.max_model_len, config.drafter_quantization)
         likely = None
-        if head.borrows_logits and pays(model.shape) and not context.needs_logits:
-            file = ids_file(weight_files(head.folder)) if config.repack_cache else None
-            likely = LikelyIds(model, file)
+        if head.borrows_logits:
+            likely = likely_ids(model, weight_files(head.folder), context)
         longest = min(config.max_draft_length, head.longest or config.max_draft_length)
         return replace(head_needs(config, model, target, longest), loaded=(model, likely))
 

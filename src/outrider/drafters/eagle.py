@@ -146,7 +146,9 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
     """Places by which entries lie before the tokens that they are counted by."""
 
     def __init__(self, context: DrafterContext) -> None:
-        config, (model, likely) = context.config, self._loaded(context)
+        model: HeadT
+        likely: LikelyIds | None
+        config, (model, likely) = context.config, context.needs.loaded
         store = model.new_store(context.num_pages, config.page_size)
         super().__init__(context, model, store, likely)
         self.target_layers = context.needs.target_layers
@@ -168,11 +170,6 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
         """Steps without drafts until it sleeps."""
         self._waiting: dict[str, list[Waiting]] = {}
         self._prompts: set[str] = set()  # sequences whose first token is not out yet
-
-    def _loaded(self, context: DrafterContext) -> tuple[HeadT, LikelyIds | None]:
-        """Return the model that was loaded, and the likely ids that it draws from."""
-        loaded: tuple[HeadT, LikelyIds | None] = context.needs.loaded
-        return loaded
 
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise

@@ -23,6 +23,7 @@ from ..base.types import SequenceState
 from ..checkpoints.architecture import Architecture
 from ..models.kept_weights import written
 from ..models.native_model import NativeModel
+from .base import DrafterContext
 
 SIZE = 32768
 """Ids on the list."""
@@ -67,6 +68,15 @@ def read_ids(file: Path, vocabulary: int, most: int) -> list[int]:
         logger.warning("%s keeps no list of likely ids; it is written anew.", file)
         return []
     return ids  # type: ignore[no-any-return]
+
+
+def likely_ids(
+    model: NativeModel, files: Iterable[Path], context: DrafterContext
+) -> LikelyIds | None:
+    """Return the list that a model read from ``files`` draws from; None where none pays."""
+    if not pays(model.shape) or context.needs_logits:
+        return None
+    return LikelyIds(model, ids_file(files) if context.config.repack_cache else None)
 
 
 class LikelyIds:

@@ -30,7 +30,7 @@ from ..sampling.shared_noise import Noise
 from .ahead import Ahead, Chain, Duels, behind, first_of, joined, may_go_on
 from .base import Drafter, DrafterContext, FolderSpec, Needs
 from .forward import NODES, CachedDrafter, CachedState, draft_limits
-from .likely import LikelyIds, ids_file, pays
+from .likely import LikelyIds, likely_ids
 from .states import PageNotes
 
 USUAL_UNREAD = 2
@@ -76,9 +76,8 @@ class ModelSpec(FolderSpec):
                 "chains only; leave out max_draft_nodes."
             )
         likely = None
-        if isinstance(model, NativeTransformer) and pays(model.shape) and not context.needs_logits:
-            file = ids_file(files_of(checkpoint)) if config.repack_cache else None
-            likely = LikelyIds(model, file)
+        if isinstance(model, NativeTransformer):
+            likely = likely_ids(model, files_of(checkpoint), context)
         page_bytes, added = model.page_bytes(config.page_size), model.added_bytes(target)
         return Needs(page_bytes, max_nodes=nodes, loaded=(model, likely), weight_bytes=added)
 

@@ -15,7 +15,7 @@ from ..models.native_mtp import NativeMtp
 from .base import Drafter, DrafterContext, FolderSpec, Needs
 from .eagle import EagleDrafter, head_needs
 from .heads import native_target
-from .likely import LikelyIds, ids_file, pays
+from .likely import likely_ids
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,8 @@ class MtpSpec(FolderSpec):
     def needs(self, context: DrafterContext) -> Needs:
         config, target = context.config, native_target(self.name, context)
         longest, recipe = context.max_model_len, config.drafter_quantization
-        model, likely = NativeMtp(self.files, target, longest, recipe), None
-        if pays(model.shape) and not context.needs_logits:
-            file = ids_file(mtp_files(self.files)) if config.repack_cache else None
-            likely = LikelyIds(model, file)
+        model = NativeMtp(self.files, target, longest, recipe)
+        likely = likely_ids(model, mtp_files(self.files), context)
         return replace(head_needs(config, model, target), loaded=(model, likely))
 
     def make(self, context: DrafterContext) -> Drafter:

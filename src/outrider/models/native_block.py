@@ -10,7 +10,6 @@ also by its score behind the one before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from ..sampling.shared_noise import Noise
 from .base import Output, RowsModel, Store
 from .decide import DraftInput
 from .native import NativeTransformer
-from .native_heads import HeadModel, check_fits, head_recipe
+from .native_heads import HeadModel, check_fits, head_recipe, saying_as
 from .native_model import step_config
 from .rows import Segment
 
@@ -46,9 +45,7 @@ class NativeBlock(HeadModel):
         assert block is not None
         assert head.config is not None
         check_fits(head, target)
-        if head.borrows_logits:
-            said = target.shape
-            a = replace(a, logits_scale=said.logits_scale, logits_cap=said.logits_cap)
+        a = saying_as(a, target) if head.borrows_logits else a
         self.head, self.target, self.block = head, target, block
         self.target_layers = head.target_layers(target.hidden_layers)
         self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
@@ -74,7 +71,7 @@ class NativeBlock(HeadModel):
             if block.taps:
                 self._load_kernels(loader, source, index)
         self._set_ids(None if head.borrows_logits else drafted_ids(source, head))
-        self.longest, self._codebooks = head.longest, list[Array]()
+        self.longest, self._codebooks = head.longest, tuple[Array, ...]()
         self._projection: Floats | None = None
         if block.rank:
             self._load_transitions(source)
@@ -95,7 +92,7 @@ class NativeBlock(HeadModel):
         """Give the library the scores of tokens behind others; the arrays stay here."""
         rank = self.block.rank
         sizes = self.head.vocab_size, self.shape.vocab_size
-        self._before, self._behind = (
+        self._codebooks = tuple(
             np.ascontiguousarray(source.get(name, (size, rank), self.dtype))
             for name, size in zip(CODEBOOKS[self.head.kind], sizes, strict=True)
         )
@@ -103,9 +100,9 @@ class NativeBlock(HeadModel):
             name = f"{SELECTOR}hidden_projection.weight"
             own = source.get(name, (rank, self.hidden_size), FLOAT32)
             self._projection = np.ascontiguousarray(own)
-        parts = self._before, self._behind, self._projection
-        self._codebooks = [part for part in parts if part is not None]
-        self.library.set_transitions(self.handle, self.block.top_k, *parts)
+        before, behind = self._codebooks
+        scored = before, behind, self._projection
+        self.library.set_transitions(self.handle, self.block.top_k, *scored)
 
     def behind(self, segment: Segment, depth: int) -> Segment:
         """Return the segment of tokens with states and the last one, with masks for a draft."""
@@ -115,7 +112,8 @@ class NativeBlock(HeadModel):
         return segment._replace(logits=depth, nodes=[token] * masks, parents=range(-1, masks - 1))
 
     def added_bytes(self, beside: RowsModel | None) -> int:
-        return super().added_bytes(beside) + sum(table.nbytes for table in self._codebooks)
+        own = [*self._codebooks, *([] if self._projection is None else [self._projection])]
+        return super().added_bytes(beside) + sum(table.nbytes for table in own)
 
     def try_rows(self, count: int, store: Store) -> None:
         size = max(2, min(self.block.size, self.max_length))
@@ -163,9 +161,10 @@ class NativeBlock(HeadModel):
         ids = np.arange(len(logits)) if self.drafted_ids is None else self.drafted_ids
         own = logits[ids]
         top = np.argsort(-own, kind="stable")[: self.block.top_k]
-        context = self._before[before].astype(np.float32)
+        rows_before, rows_behind = self._codebooks
+        context = rows_before[before].astype(np.float32)
         if self._projection is not None:
             context = context * (self._projection @ state)
         scores = np.full(len(logits), -np.inf, np.float32)
-        scores[ids[top]] = own[top] + self._behind[top].astype(np.float32) @ context
+        scores[ids[top]] = own[top] + rows_behind[top].astype(np.float32) @ context
         return scores

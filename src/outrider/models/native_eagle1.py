@@ -6,14 +6,12 @@ drafts other trees with the same heads.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..checkpoints.dtypes import FLOAT32
 from ..checkpoints.head_tensors import HeadTensors
 from ..checkpoints.heads import Head
 from ..checkpoints.weights import Loader
 from .native import NativeTransformer
-from .native_heads import check_fits, head_recipe, own_embedding
+from .native_heads import check_fits, head_recipe, own_embedding, saying_as
 from .native_mtp import JoinedModel
 
 
@@ -30,8 +28,7 @@ class NativeEagle1(JoinedModel):
         assert head.architecture is not None
         assert head.config is not None
         check_fits(head, target)
-        said = target.shape  # by its output matrix
-        a = replace(head.architecture, logits_scale=said.logits_scale, logits_cap=said.logits_cap)
+        a = saying_as(head.architecture, target)
         source = HeadTensors(head.files)
         loader = Loader(source, a, target.dtype, True, head_recipe(quantization))
         bias = "fc.bias"

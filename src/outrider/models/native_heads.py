@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.config import HEADS, NO_RECIPES, Recipe
+from ..checkpoints.architecture import Architecture
 from ..checkpoints.dtypes import FLOAT32, Array
 from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids
 from ..checkpoints.heads import PEAGLE, Head, check_target
@@ -41,6 +43,12 @@ def check_fits(head: Head, target: NativeTransformer) -> None:
     """Refuse a head of another target, or whose tensors are not what its config says."""
     check_target(head, target.shape, target.hidden_size, target.hidden_layers)
     check_tensors(head)
+
+
+def saying_as(own: Architecture, target: NativeTransformer) -> Architecture:
+    """Return the architecture of layers whose logits are of the target's output matrix."""
+    said = target.shape
+    return replace(own, logits_scale=said.logits_scale, logits_cap=said.logits_cap)
 
 
 def own_embedding(head: Head, source: HeadTensors, target: NativeTransformer) -> Array | None:
