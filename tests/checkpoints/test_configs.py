@@ -57,6 +57,7 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", TINY | {"num_experts": 6, "mlp_only_layers": [1], "norm_topk_prob": True}),
     ("qwen3_moe", TINY | {"num_local_experts": 5}),
     ("smollm3", TINY | {"use_sliding_window": True, "sliding_window": 32}),
+    ("exaone4", TINY | {"sliding_window": 16, "sliding_window_pattern": 2}),
     ("smollm3", TINY | {"no_rope_layer_interval": 3}),
     ("gemma2", TINY | {"final_logit_softcapping": None}),
     ("gemma3_text", TINY | {"sliding_window_pattern": 3, "rope_local_base_freq": 9e3}),

@@ -35,9 +35,9 @@ def agrees(reference: BlockReference, folder: Path, target: Path, isa: str = HER
     store, pages = mine.new_store(9, 16), range(1, 8)
     first = Segment(ids[:17], 0, pages, 0, 40, states=states[:17].numpy())
     mine.run([first], store)
-    rest = Segment(ids[17:], 17, pages, 0, 40, states=states[17:].numpy())
+    rest = Segment(ids[17:-1], 17, pages, 0, 40, states=states[17:].numpy())
     depth = masks + mine.block.from_anchor
-    found = mine.run([mine.behind(rest, depth)], store, (mine.hidden_layers,))
+    found = mine.run([mine.behind(rest, depth, ids[-1])], store, (mine.hidden_layers,))
     own = expected[-depth:]
     logits = found.logits if reference.ids is None else found.logits[:, reference.ids]
     np.testing.assert_allclose(logits, own, atol=5e-4, rtol=1e-4)
@@ -125,8 +125,8 @@ def test_blocks_of_several_sequences_do_not_meet(tiny_llama: Path, tmp_path: Pat
     for number, count in enumerate((7, 1, 20)):
         ids, pages = rng.integers(3, 200, count).tolist(), range(3 * number, 3 * number + 3)
         states = rng.normal(size=(count - 1, mine.hidden_size)).astype(np.float32)
-        whole = Segment(ids, 0, pages, 0, 40, states=states)
-        segments.append(mine.behind(whole, 1 + number))
+        known = Segment(ids[:-1], 0, pages, 0, 40, states=states)
+        segments.append(mine.behind(known, 1 + number, ids[-1]))
         alone.append(mine.run(segments[-1:], mine.new_store(9, 16)).logits)
     found = mine.run(segments, mine.new_store(9, 16)).logits
     assert np.array_equal(found, np.concatenate(alone))
@@ -243,7 +243,7 @@ def test_a_quantised_copy_drafts_the_same(kind: str, tiny_llama: Path, tmp_path:
     model = native_model(step(HERE[-1]), tiny_llama, "float32", 256)
     states = np.random.default_rng(2).normal(size=(9, model.hidden_size)).astype(np.float32)
     kept, made = (
-        each.run([each.behind(Segment([*range(5, 15)], 0, range(2), 0, 9, states=states), 4)],
+        each.run([each.behind(Segment([*range(5, 14)], 0, range(2), 0, 9, states=states), 4, 14)],
                  each.new_store(2, 16)).logits
         for each in (NativeBlock(small, model, 256, None), NativeBlock(first, model, 256, "int8"))
     )  # fmt: skip

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
+import shutil
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +17,6 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
 
 from outrider import LLM, SamplingParams
 from outrider.base.fields import read_object
@@ -26,7 +27,7 @@ from outrider.drafters.base import NoSpec
 from outrider.drafters.check import check_mtp
 from outrider.drafters.mtp import MtpSpec
 from outrider.drafters.registry import GroupSpec, find_drafter
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, OutriderError
 from outrider.models.decide import DraftInput
 from outrider.models.native_mtp import NativeMtp
 from outrider.models.rows import Segment
@@ -35,89 +36,42 @@ from outrider.native.native_sampling import NativeNoise
 from outrider.ops.diagnose.doctor import doctor
 from tests.support.ggufs import byte_level, convert, mtp_metadata
 from tests.support.loading import native_model
+from tests.support.mtp import LIKE, OPTIONS, Reference, make_mtp, own_name
 from tests.support.native_steps import HERE, sequence_of, step
 from tests.support.tiny import VOCABULARY
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 
 MakeCheckpoint = Callable[..., Path]
-OPTIONS: dict[str, Any] = {
-    "layer_types": ["linear_attention", "full_attention"], "head_dim": 16,
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}  # fmt: skip
+FAMILY = "qwen3_5_text"
+OTHERS = ("exaone4", "mimo")
 
 
 @pytest.fixture(scope="module")
-def folder(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = make_checkpoint(
-        tmp_path_factory.mktemp("mtp"), "qwen3_5_text", tokenizer=True, **OPTIONS
+def folders(
+    make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    return functools.cache(
+        lambda family: make_mtp(make_checkpoint, tmp_path_factory.mktemp(family), family)
     )
-    tensors = load_file(made / "model.safetensors")
-    generator = torch.Generator().manual_seed(3)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
-
-    width = tensors["model.norm.weight"].shape[0]
-    for name in [name for name in tensors if ".layers.1." in name]:
-        own = name.replace("model.layers.1.", "mtp.layers.0.")
-        scaled = tensors[name] if tensors[name].ndim == 1 else random(*tensors[name].shape)
-        tensors[own] = scaled.clone()
-    tensors["mtp.fc.weight"] = random(width, 2 * width)
-    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
-        tensors[f"mtp.{name}.weight"] = 0.3 * torch.randn(width, generator=generator)
-    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
-    return made
 
 
-class Reference:
-    """The layers in torch, of transformers' decoder layer, over whole sequences."""
-
-    def __init__(self, folder: Path) -> None:
-        self.target = AutoModelForCausalLM.from_pretrained(folder).eval()
-        config, tensors = self.target.config, load_file(folder / "model.safetensors")
-        self.tensors = {n.removeprefix("mtp."): t for n, t in tensors.items() if "mtp." in n}
-        self.layer = Qwen3_5DecoderLayer(config, config.layer_types.index("full_attention"))
-        begins = "layers.0."
-        self.layer.load_state_dict(
-            {n.removeprefix(begins): t for n, t in self.tensors.items() if n.startswith(begins)}
-        )
-        self.eps, self.width = config.rms_norm_eps, config.hidden_size
-
-    def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        norm = Qwen3_5RMSNorm(self.width, self.eps)
-        norm.weight.data.copy_(self.tensors[f"{name}.weight"])
-        return norm(x)
-
-    @torch.no_grad()
-    def __call__(self, ids: list[int], states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and states behind the tokens from the second one on, of states before them."""
-        model, later = self.target.model, torch.tensor([ids[1:]])
-        both = (
-            self.norm("pre_fc_norm_embedding", model.embed_tokens(later)),
-            self.norm("pre_fc_norm_hidden", states[None]),
-        )
-        x = torch.cat(both, -1) @ self.tensors["fc.weight"].T
-        places = torch.arange(1, len(ids))[None]
-        mask = torch.full((len(ids) - 1,) * 2, -torch.inf).triu(1)[None, None]
-        turns = model.rotary_emb(x, places)
-        x = self.layer(x, position_embeddings=turns, attention_mask=mask, position_ids=places)
-        x = self.norm("norm", x[0] if isinstance(x, tuple) else x)
-        return self.target.lm_head(x)[0], x[0]
-
-    @torch.no_grad()
-    def states(self, ids: list[int]) -> torch.Tensor:
-        return self.target.model(torch.tensor([ids])).last_hidden_state[0]
+@pytest.fixture(scope="module")
+def folder(folders: Callable[[str], Path]) -> Path:
+    return folders(FAMILY)
 
 
 def ids_of(length: int) -> list[int]:
     return np.random.default_rng(1).integers(3, 300, length).tolist()
 
 
+@pytest.mark.parametrize("family", LIKE)
 @pytest.mark.parametrize("isa", HERE)
-def test_they_are_transformers_layers(isa: str, folder: Path) -> None:
-    reference, ids = Reference(folder), ids_of(40)
+def test_they_are_transformers_layers(
+    isa: str, family: str, folders: Callable[[str], Path]
+) -> None:
+    folder = folders(family)
+    reference, ids = Reference(folder, family), ids_of(40)
     states = reference.states(ids)[:-1]
     expected, after = reference(ids, states)
     target = native_model(step(isa), folder, "float32", 256)
@@ -182,12 +136,86 @@ def test_drafts_of_a_gguf_file_change_no_token(gguf_file: Path) -> None:
     assert drafted[0].metrics.drafted > 0
 
 
+@pytest.mark.parametrize("family", OTHERS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_of_other_families_change_no_token(
+    temperature: float, family: str, folders: Callable[[str], Path]
+) -> None:
+    """Those of a quantised target and of int8 layers among them; `auto` finds them."""
+    params = SamplingParams(temperature=temperature, seed=1, max_tokens=30, ignore_eos=True)
+    for options in ({}, {"quantization": "int4"}):
+        plain, drafted, auto = (
+            LLM(folders(family), drafter=drafter, max_model_len=128, **options).generate(
+                ["for word in the", "x"], params
+            )
+            for drafter in ("none", "mtp", "auto")
+        )
+        for one, other, third in zip(plain, drafted, auto, strict=True):
+            assert other.outputs[0].token_ids == one.outputs[0].token_ids
+            assert third.outputs[0].token_ids == one.outputs[0].token_ids
+            assert other.metrics.drafted > 0
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_what_other_families_lack_has_the_names_of_their_files(
+    family: str, folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    holed = tmp_path / "holed"
+    shutil.copytree(folders(family), holed)
+    assert all(fact.fits for fact in check_mtp(holed)[1])
+    lacks = [own_name(family, f"{part}.weight") for part in ("fc", "layers.0.mlp.up_proj")]
+    tensors = load_file(holed / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if name not in lacks[1:]}
+    save_file(kept, holed / "model.safetensors", metadata={"format": "pt"})
+    assert [fact.what for fact in check_mtp(holed)[1] if not fact.fits] == [f"tensor {lacks[1]}"]
+    with pytest.raises(OutriderError, match=re.escape(lacks[1])):
+        LLM(holed, drafter="mtp", max_model_len=64)
+    save_file(
+        {n: t for n, t in tensors.items() if n != lacks[0]}, holed / "model.safetensors",
+        metadata={"format": "pt"},
+    )  # fmt: skip
+    assert MtpSpec.inside(Files(holed)) is None
+
+
+def test_a_further_layer_of_its_own_is_left_alone(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """MiMo's second layer predicts the token after next from the first one's state."""
+    more = tmp_path / "more"
+    shutil.copytree(folders("mimo"), more)
+    tensors = load_file(more / "model.safetensors")
+    for name in [name for name in tensors if ".mtp_layers.0." in name]:
+        tensors[name.replace("layers.0.", "layers.1.")] = torch.full_like(tensors[name], 9.0)
+    save_file(tensors, more / "model.safetensors", metadata={"format": "pt"})
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    (few,), (same,) = (
+        LLM(each, drafter="mtp", num_speculative_tokens=2, max_model_len=64).generate("ab", params)
+        for each in (folders("mimo"), more)
+    )
+    assert (same.metrics.drafted, same.metrics.accepted) == (
+        few.metrics.drafted, few.metrics.accepted
+    )  # fmt: skip
+
+
+def test_a_gguf_file_of_exaone_has_the_same_layer(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder, tokenizer, more = folders("exaone4"), byte_level(), mtp_metadata(2, "exaone4")
+
+    def fill(writer: GGUFWriter) -> None:
+        tokenizer(writer)
+        more(writer)
+
+    path, _ = convert(folder, tmp_path / "model.gguf", Kind.F32, fill)
+    assert_same_layer(folder, path)
+
+
 @pytest.fixture(scope="module", params=["inside", "beside"])
 def gguf_file(
     request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """The checkpoint as a GGUF file that has the layers, or beside which another one has them."""
-    into, layers = tmp_path_factory.mktemp("files"), len(OPTIONS["layer_types"])
+    into, layers = tmp_path_factory.mktemp("files"), len(OPTIONS[FAMILY]["layer_types"])
     tokenizer, more = byte_level(), mtp_metadata(layers)
 
     def fill(writer: GGUFWriter) -> None:
@@ -200,9 +228,9 @@ def gguf_file(
     return convert(folder, into / "model.gguf", Kind.F32, tokenizer, skip="mtp.")[0]
 
 
-def test_gguf_files_have_the_same_layers(gguf_file: Path, folder: Path) -> None:
-    ids = ids_of(40)
-    found = []
+def assert_same_layer(folder: Path, gguf_file: Path) -> None:
+    """Both files' layers say the same."""
+    ids, found = ids_of(40), []
     for source in (folder, gguf_file):
         spec = find_drafter("mtp", source)
         assert isinstance(spec, MtpSpec)
@@ -215,6 +243,10 @@ def test_gguf_files_have_the_same_layers(gguf_file: Path, folder: Path) -> None:
         found.append(logits)
     ours, theirs = found
     np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
+
+
+def test_gguf_files_have_the_same_layers(gguf_file: Path, folder: Path) -> None:
+    assert_same_layer(folder, gguf_file)
     auto = find_drafter("auto", gguf_file)
     assert isinstance(auto, GroupSpec)
     assert [each.name for each in auto.members] == ["mtp", "suffix"]
@@ -264,10 +296,14 @@ def test_what_lacks_its_layers_is_told(folder: Path, tmp_path: Path) -> None:
     assert "published without any" in check_mtp(never)[1][0].drafter
 
 
+@pytest.mark.parametrize("family", LIKE)
 @pytest.mark.parametrize("isa", HERE)
-def test_chains_go_on_from_their_own_states(isa: str, folder: Path) -> None:
+def test_chains_go_on_from_their_own_states(
+    isa: str, family: str, folders: Callable[[str], Path]
+) -> None:
     """A greedy draft is what the layers say, token by token, of what they drafted."""
-    reference, library = Reference(folder), step(isa)
+    folder = folders(family)
+    reference, library = Reference(folder, family), step(isa)
     target = native_model(library, folder, "float32", 256)
     mine = NativeMtp(Files(folder), target, 256, None)
     noise, sequence = NativeNoise(VOCABULARY, library), sequence_of(target, 1, temperature=0)

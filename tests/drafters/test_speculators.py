@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from benchmarks.install import SPECULATORS
 from outrider import LLM, SamplingParams
 from outrider.checkpoints.heads import read_head
-from outrider.drafters.eagle import begun
 from outrider.models.native_heads import NativeHead
 from outrider.models.native_store import NativeStore
 from outrider.models.rows import Segment
@@ -92,7 +91,7 @@ def test_a_head_computes_what_the_package_does(kind: str, tiny_llama: Path, tmp_
         rows = Segment(tokens[1 : last + 2], 1, pages, 1, count, first=1, states=states[: last + 1])
         own = model.new_store(8, PAGE)
         if FLAGS[kind].get("parallel"):
-            found = model.run([begun(rows, len(wanted), model)], own).logits
+            found = model.run([model.behind(rows, len(wanted), tokens[last + 1])], own).logits
         else:
             found = np.concatenate([*fed_back(model, own, rows, tokens, len(wanted))])
         assert found is not None

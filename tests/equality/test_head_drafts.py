@@ -363,7 +363,7 @@ def recomputed(engine: Engine, sequence: SequenceState, first: int, name: str = 
         start = begin - drafter._ahead
         row = Segment(tokens[start:], start, where, 1, 1, first=seen, states=own)
         if isinstance(head, NativeBlock):
-            row = head.behind(row, room)
+            row = head.behind(row._replace(tokens=row.tokens[:-1]), room, tokens[-1])
         found = head.run([row], store).logits
         assert found is not None
         return found

@@ -17,7 +17,6 @@ from transformers import AutoConfig
 
 from outrider.base.types import DraftBudget
 from outrider.checkpoints.heads import read_head
-from outrider.drafters.eagle import begun
 from outrider.drafters.forward import draft_limits
 from outrider.errors import ModelError
 from outrider.models.decide import DraftInput
@@ -119,7 +118,7 @@ def agrees(reference: Reference, checkpoint: Path, target_folder: Path) -> None:
     model.run([first], own)
     rest = Segment(tokens[6:].tolist(), 6, pages, 1, LENGTH, first=1, states=states[5 : LENGTH - 1])
     if model.mask_state is not None:
-        found = model.run([begun(rest, 1 + MORE, model)], own)
+        found = model.run([model.behind(rest, 1 + MORE, int(tokens[-1]))], own)
         assert found.logits is not None
         for logits, expected in zip(found.logits, wanted, strict=True):
             same(logits, expected)

@@ -133,6 +133,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "olmo2-one-kv-head": ("olmo2", {"num_key_value_heads": 1, "attention_bias": True}),
     "olmo3": ("olmo3", {**LAYERS, "sliding_window": 24}),
+    "exaone4-window": ("exaone4", {**LAYERS, "sliding_window": 24, "head_dim": 16}),
+    "exaone4-all": ("exaone4", {
+        **LLAMA3, "sliding_window": None, "layer_types": ["full_attention"] * 2}),
     "phi3-longrope-tied": ("phi3", {**LONGROPE, "tie_word_embeddings": True}),
     "mistral-yarn": ("mistral", {**YARN, "sliding_window": 24}),
     "gemma2-all-windows": ("gemma2", {**GEMMA, "layer_types": ["sliding_attention"] * 2}),
@@ -244,6 +247,7 @@ def test_greedy_ids_are_transformers(name: str, checkpoints: Callable[[str], Pat
         ("gemma3", "gemma3", "model.language_model."),
         ("ministral3", "mistral3", "language_model.model."),
         ("mistral", "mistral3", "model.language_model."),
+        ("exaone4-window", "exaone4_5", "model.language_model."),
     ],
 )
 def test_the_text_part_of_a_wrapper_is_read(

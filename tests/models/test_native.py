@@ -52,6 +52,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "olmo2": {"hidden_size": 40, "num_key_value_heads": 1, "attention_bias": True},
+    "exaone4": {
+        "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20,
+        "num_key_value_heads": 1,
+    },
     "smollm3": {"no_rope_layers": [1, 0], "num_key_value_heads": 4},
     "phi3": {
         "rope_parameters": {

@@ -38,6 +38,7 @@ OWN_NAMES: dict[str, dict[str, str]] = {
     "gemma3_text": {**AFTER, "pre_feedforward_layernorm": "ffn_norm"},
     "olmo2": AFTER,
     "olmo3": AFTER,
+    "exaone4": AFTER,
     "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     "lfm2": {
         "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "self_attn.out_proj": "attn_output",
@@ -124,12 +125,12 @@ def mtp_name(name: str, family: str, layers: int) -> str:
     return file_name(f"model.layers.{layers + int(number)}.{rest}", family)
 
 
-def mtp_metadata(layers: int) -> Callable[[gguf.GGUFWriter], None]:
+def mtp_metadata(layers: int, kind: str = "qwen35") -> Callable[[gguf.GGUFWriter], None]:
     """Writes that one block behind ``layers`` others is an MTP layer."""
 
     def fill(writer: gguf.GGUFWriter) -> None:
         writer.add_block_count(layers + 1)
-        writer.add_uint32("qwen35.nextn_predict_layers", 1)
+        writer.add_uint32(f"{kind}.nextn_predict_layers", 1)
 
     return fill
 
@@ -215,9 +216,10 @@ def metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    if config.model_type in ("gemma2", "gemma3_text", "olmo3"):
+    windowed = config.model_type in ("gemma2", "gemma3_text", "olmo3", "exaone4")
+    if windowed and config.sliding_window is not None:
         writer.add_sliding_window(config.sliding_window)
-    if config.model_type == "olmo3":
+    if config.model_type in ("olmo3", "exaone4"):
         writer.add_sliding_window_pattern([k == "sliding_attention" for k in config.layer_types])
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)

@@ -13,7 +13,6 @@ from transformers import AutoConfig
 
 from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.heads import EAGLE3, PEAGLE, read_head
-from outrider.drafters.eagle import begun
 from outrider.models.native import NativeTransformer
 from outrider.models.native_heads import NativeHead
 from outrider.models.rows import Segment
@@ -125,7 +124,9 @@ def test_training_computes_what_serving_does_in_one_pass(
             rows.tokens[:place].tolist(), 1, range(1, 17), 1, count + 1, first=1,
             states=states[:place],
         )  # fmt: skip
-        logits = model.run([begun(segment, DEPTH, model)], model.new_store(20, 4)).logits
+        logits = model.run(
+            [model.behind(segment, DEPTH, segment.tokens[-1])], model.new_store(20, 4)
+        ).logits
         at = int((rows.drafts == place - 1).nonzero())
         expected = torch.stack([each[at] for each in found])
         np.testing.assert_allclose(logits[:, ids], expected, rtol=2e-3, atol=2e-4)

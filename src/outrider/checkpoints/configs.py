@@ -5,6 +5,7 @@ Names, defaults and what follows from them are those of transformers' config of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
@@ -29,9 +30,14 @@ if TYPE_CHECKING:
 
 ModelConfig: TypeAlias = "PlainConfig | PretrainedConfig"
 """A config: ours of a native family, or transformers' of another."""
-WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral", "qwen3_5": "qwen3_5_text"}
+WRAPPERS = {
+    "gemma3": "gemma3_text", "mistral3": "mistral", "qwen3_5": "qwen3_5_text",
+    "exaone4_5": "exaone4",
+}  # fmt: skip
 """Models of images and text whose part for text is of a native family: by default of this one."""
-UNTIED = ("qwen3_5",)
+SAME = {"mimo": "qwen2"}
+"""Model types that differ from a native family in MTP layers only."""
+UNTIED = ("qwen3_5", "exaone4_5")
 """Wrappers that do not tie heads unless they say so."""
 KINDS = ("full_attention", "sliding_attention")
 CONV, LINEAR, BESIDE, MLP = "conv", "linear_attention", "hybrid", "mlp"
@@ -124,6 +130,7 @@ def plain_config(options: Mapping[str, Any], where: str) -> PlainConfig | None:
     """
     values = Fields(options, where)
     family = values.text("model_type")
+    family = SAME.get(family, family)
     if family in WRAPPERS:
         return _wrapper(family, values, options)
     return _config(family, options, where) if family in DEFAULTS else None
@@ -157,6 +164,8 @@ def _config(family: str, options: Mapping[str, Any], where: str) -> PlainConfig:
             given[name] = given.get(other)
     if given.get("mamba_d_head") == "auto":
         given["mamba_d_head"] = None
+    if family == "exaone4":
+        given["sliding_window_pattern"] = _period(given.get("sliding_window_pattern"))
     values = Fields(given, where)
     config: dict[str, Any] = {"model_type": family}
     for name, default in DEFAULTS[family].items():
@@ -242,6 +251,13 @@ def _follow(family: str, config: dict[str, Any], values: Fields) -> None:
             config["layer_types"] = [KINDS[_slides(family, config, layer)] for layer in layers]
 
 
+def _period(pattern: Any) -> Any:
+    """Return the period of EXAONE's layers: "LLLG" says the same as 4, and 0 the same as null."""
+    if isinstance(pattern, str) and re.fullmatch("L*G", pattern):
+        return len(pattern)
+    return pattern or None
+
+
 def _follow_pattern(config: dict[str, Any], values: Fields) -> None:
     """Fill in the kinds of Nemotron-H's layers, and how many there are."""
     pattern = config.pop("hybrid_override_pattern")
@@ -258,7 +274,9 @@ def _slides(family: str, config: dict[str, Any], layer: int) -> bool:
     match family:
         case "gemma2":
             return layer % 2 == 0
-        case "gemma3_text":
+        case "exaone4" if config["sliding_window"] is None:
+            return False
+        case "gemma3_text" | "exaone4":
             return bool((layer + 1) % config["sliding_window_pattern"])
         case "olmo3":
             return (layer + 1) % 4 != 0

@@ -189,6 +189,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "olmo2": _OLMO,
     "olmo3": _OLMO | {"sliding_window": 4096, "layer_types": None},
+    "exaone4": _ALL | {
+        "vocab_size": 102400, "intermediate_size": 16384, "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-5, "bos_token_id": 0, "sliding_window": 4096,
+        "sliding_window_pattern": 4, "layer_types": None,
+    },
     "phi3": _ALL | {
         "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192,
         "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,

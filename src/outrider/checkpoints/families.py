@@ -73,6 +73,7 @@ FAMILIES = {
     "gemma3_text": Family(norms="around", shifted=True, scaled=True, qk_norm=True),
     "olmo2": _OLMO,
     "olmo3": _OLMO,
+    "exaone4": Family(norms="after", qkv_bias=False, output_bias=False, qk_norm=True),
     "phi3": Family(
         qkv_bias=False, output_bias=False, partial=True, windowed=True,
         fused_heads="self_attn.qkv_proj", fused_mlp="mlp.gate_up_proj",
@@ -389,6 +390,8 @@ def _rope_kinds(config: PlainConfig) -> list[str | None]:
         turns = [0] * len(kinds)
     if config.model_type == "nemotron_h":
         turns = [0] * len(kinds)
+    if config.model_type == "exaone4" and config.sliding_window is not None:
+        turns = [int(kind == "sliding_attention") for kind in kinds]
     own = [kind if kind in config.rope_parameters else None for kind in kinds]
     attends = [MIXERS.get(kind) in ("attention", "beside") for kind in kinds]
     turns = [own and turn for own, turn in zip(attends, turns, strict=False)]

@@ -28,7 +28,15 @@ from .formats.gguf import GGUF, StoredTensor
 from .formats.gguf_config import GRANITE, divisors, gguf_config
 from .formats.gguf_ends import end_token_ids
 from .formats.gguf_header import Metadata
-from .formats.gguf_tokenizer import CUTS, SPACE, SPECIALS, TEMPLATE, WHOLE, gguf_tokenizer
+from .formats.gguf_tokenizer import (
+    COMPOSED,
+    CUTS,
+    SPACE,
+    SPECIALS,
+    TEMPLATE,
+    WHOLE,
+    gguf_tokenizer,
+)
 from .rope import rope_parameters
 
 NAMES = {
@@ -227,7 +235,7 @@ def _candidates(codec: TextCodec, state: Mapping[str, Any], size: int) -> Iterat
     options["merges"] = [" ".join(merge) for merge in merges]
     seen = set()
     for cut, expressions in CUTS.items():
-        way = (expressions, cut in WHOLE, cut == "qwen2")
+        way = (expressions, cut in WHOLE, cut in COMPOSED)
         if way not in seen and _cuts_alike(backend, expressions):
             yield {"model": "gpt2", "pre": cut, **options}
         seen.add(way)

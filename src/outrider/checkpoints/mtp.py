@@ -1,8 +1,9 @@
 """The layers of a checkpoint that predict tokens further on (MTP), and their tensors.
 
-They are those of Qwen3.5: ``mtp.fc`` joins a token's embedding and the target's state before it,
-behind a norm each; a layer of attention follows, a norm, and the target's own output matrix. GGUF
-files have them as further blocks (``blk.N.nextn.*``), or alone in a file of their own.
+``mtp.fc`` joins a token's embedding and the target's state before it, behind a norm each; a layer
+like the target's follows, a norm, and the target's own output matrix. Names are Qwen3.5's, which
+EXAONE 4.5 has, too; those of MiMo's files are others. GGUF files have such layers as further blocks
+(``blk.N.nextn.*``), or alone in a file of their own.
 """
 
 from __future__ import annotations
@@ -12,23 +13,38 @@ import logging
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ..errors import ModelError
 from .architecture import Architecture, Multipliers
 from .checkpoint import find_format
+from .dtypes import FLOAT32
 from .families import MIXERS
 from .files import Files
 from .formats.gguf import GGUF
+from .formats.gguf_config import form_of
 from .formats.gguf_weights import GGUFTensors
 from .formats.shared import Format, Tensors
+from .quantize import Matrix
+from .weights import plain
 
 logger = logging.getLogger("outrider")
 
-PREFIX = "mtp."
+PREFIX, TARGET = "mtp.", "target."
 NORMS = "pre_fc_norm_embedding", "pre_fc_norm_hidden"
 """The norms of a token's embedding and of a state."""
-OF = ("qwen3_5", "qwen3_5_text")
-"""Model types whose layers these are."""
+STACKED = ("qwen3_5", "qwen3_5_text")
+OF = (*STACKED, "exaone4_5", "exaone4", "mimo")
+"""Model types whose layers these are, and those that have several one behind the other."""
+IN_MIMO = {
+    "fc": "input_proj", NORMS[0]: "token_layernorm", NORMS[1]: "hidden_layernorm",
+    "model.norm": "final_layernorm",
+}  # fmt: skip
+"""What MiMo's files call the modules outside of layers."""
+OF_MIMO = "model.mtp_layers.0."
+"""Beginning of the names in MiMo's files; further layers are for drafts that nobody makes."""
 IN_GGUF = {
     "fc": "eh_proj", NORMS[0]: "enorm", NORMS[1]: "hnorm", "model.norm": "shared_head_norm",
 }  # fmt: skip
@@ -49,33 +65,66 @@ def blocks(file: GGUF) -> list[int]:
 
 
 def num_layers(files: Files) -> int:
-    """Return how many layers of a checkpoint predict tokens further on; 0 where it has none."""
+    """Return how many layers of a checkpoint predict a further token; 0 where it has none.
+
+    Others than Qwen3.5 have one for each further token, of which the first predicts them all.
+    """
     if files.gguf is not None:
-        return len(blocks(files.gguf))
-    found = (re.match(r"mtp\.layers\.([0-9]{1,4})\.", name) for name in names_in(files))
-    there = {int(layer[1]) for layer in found if layer}
-    return next(number for number in itertools.count() if number not in there)
+        count, stacked = len(blocks(files.gguf)), form_of(files.gguf.metadata).family in STACKED
+    else:
+        found = (re.match(r"model\.layers\.([0-9]{1,4})\.", name) for name in names_in(files))
+        there = {int(layer[1]) for layer in found if layer}
+        count = next(number for number in itertools.count() if number not in there)
+        stacked = _model_type(files) in STACKED
+    return count if stacked else min(count, 1)
+
+
+def _model_type(files: Files) -> str | None:
+    return (files.config or {}).get("model_type")
+
+
+def is_mimo(files: Files) -> bool:
+    """Return True if a checkpoint's names are those of MiMo, which joins the state first."""
+    return _model_type(files) == "mimo"
 
 
 def names_in(files: Files) -> dict[str, str]:
-    """Return the names of a checkpoint's tensors, as Qwen3.5 has them, and in its files."""
-    own = "model.mtp."
-    return {n.removeprefix("model.") if n.startswith(own) else n: n for n in files.tensors}
+    """Return the names of tensors that a model of such layers alone would have, and in the files.
+
+    Other tensors have names that begin with ``TARGET``.
+    """
+    alone = _alone_in_mimo if is_mimo(files) else _alone
+    return {alone(name): name for name in files.tensors}
+
+
+def _alone(name: str) -> str:
+    name = name.removeprefix("model.") if name.startswith(f"model.{PREFIX}") else name
+    if not name.startswith(PREFIX):
+        return f"{TARGET}{name}"
+    rest = name.removeprefix(PREFIX)
+    return f"model.{rest}" if rest.startswith(("layers.", "norm.")) else rest
+
+
+def _alone_in_mimo(name: str) -> str:
+    if not name.startswith(OF_MIMO):
+        return f"{TARGET}{name}"
+    module, _, part = name.removeprefix(OF_MIMO).rpartition(".")
+    usual = {own: usual for usual, own in IN_MIMO.items()}.get(module)
+    return f"{usual or f'model.layers.0.{module}'}.{part}"
 
 
 def has_mtp(files: Files) -> bool:
     """Return True if a checkpoint has such layers, which join embedding and state."""
     if files.gguf is not None:
         return bool(blocks(files.gguf))
-    whose = (files.config or {}).get("model_type")
-    return whose in OF and num_layers(files) > 0 and f"{PREFIX}fc.weight" in names_in(files)
+    return _model_type(files) in OF and num_layers(files) > 0 and "fc.weight" in names_in(files)
 
 
 def is_alone(files: Files) -> bool:
     """Return True if a checkpoint has nothing but such layers."""
     if files.gguf is not None:
         return has_mtp(files) and "blk.0.attn_norm.weight" not in files.gguf.tensors
-    return has_mtp(files) and all(name.startswith(PREFIX) for name in names_in(files))
+    return has_mtp(files) and not any(name.startswith(TARGET) for name in names_in(files))
 
 
 def promised(files: Files) -> int:
@@ -95,7 +144,8 @@ def why_none(files: Files) -> str:
     """Return why a checkpoint has no MTP layers that are read, as the end of a sentence."""
     names = files.tensors if files.gguf is None else files.gguf.tensors
     if any(re.search(r"\.(eh_proj|mtp_layers\.\d+|mtp\.layers\.\d+)\.", f".{n}") for n in names):
-        return "its MTP layers are of a kind that is not read; only Qwen3.5's are"
+        kinds = "those of Qwen3.5, EXAONE and MiMo are"
+        return f"its MTP layers are of a kind that is not read; {kinds}"
     count, place = promised(files), "config" if files.gguf is None else "metadata"
     if count:
         what = f"its {place} promises {count}, but none of its files holds one"
@@ -135,12 +185,22 @@ class MtpTensors(Tensors):
 
     def __init__(self, files: Files, format: Format | None = None) -> None:
         super().__init__(files, format)
-        names = names_in(files)
-        self._entries = {_alone(name): files.tensors[own] for name, own in names.items()}
+        self._in_mimo = is_mimo(files)
+        self._entries = {name: files.tensors[own] for name, own in names_in(files).items()}
+
+    def matrix(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any] | None) -> Matrix:
+        """See ``Tensors``; what joins embedding and state reads the embedding first."""
+        matrix = super().matrix(name, shape, dtype)
+        if not self._in_mimo or name != "fc.weight":
+            return matrix
+        return np.roll(plain(matrix, dtype or FLOAT32), shape[1] // 2, 1)
 
     def _told(self, name: str) -> str:
-        module = name.removeprefix("model.")
-        return f"{PREFIX}{module}"
+        module, _, part = name.rpartition(".")
+        if self._in_mimo:
+            own = IN_MIMO.get(module, module.removeprefix("model.layers.0."))
+            return f"{OF_MIMO}{own}.{part}"
+        return f"{PREFIX}{name.removeprefix('model.')}"
 
     def has_module(self, module: str) -> bool:
         """Return True if there is a weight of a module, quantised or not."""
@@ -154,13 +214,6 @@ class MtpTensors(Tensors):
     def told(self, module: str) -> str:
         """Return what the files call the weight of a module."""
         return self._told(f"{module}.weight")
-
-
-def _alone(name: str) -> str:
-    if not name.startswith(PREFIX):
-        return f"target.{name}"
-    rest = name.removeprefix(PREFIX)
-    return f"model.{rest}" if rest.startswith(("layers.", "norm.")) else rest
 
 
 class MtpBlocks(GGUFTensors):
@@ -199,9 +252,11 @@ def shapes_of(target: Architecture, layers: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights that such layers of a target need, by their modules."""
     a, width, inner = target, (target.hidden_size,), target.intermediate_size
     queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    each: dict[str, tuple[int, ...]] = {}
-    each |= dict.fromkeys(("input_layernorm", "post_attention_layernorm"), width)
-    each |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (a.head_dim,))
+    after = a.layout.norms == "after"
+    norms = "post_feedforward_layernorm" if after else "input_layernorm"
+    each: dict[str, tuple[int, ...]] = dict.fromkeys((norms, "post_attention_layernorm"), width)
+    if a.layout.qk_norm:
+        each |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (a.head_dim,))
     each["self_attn.q_proj"] = (queries * (1 + a.layout.gated), *width)
     each |= dict.fromkeys(("self_attn.k_proj", "self_attn.v_proj"), (keys, *width))
     each["self_attn.o_proj"] = (*width, queries)

@@ -11,7 +11,6 @@ from ..base.types import SequenceState
 from ..checkpoints.files import weight_files
 from ..checkpoints.heads import BLOCKS
 from ..models.native_block import NativeBlock
-from ..models.rows import Segment
 from .base import Drafter, DrafterContext, Needs
 from .eagle import EagleDrafter, head_needs
 from .heads import HeadSpec, native_target
@@ -52,11 +51,6 @@ class BlockDrafter(EagleDrafter[NativeBlock]):
     def __init__(self, context: DrafterContext) -> None:
         super().__init__(context)
         self.rows_at_once = self.max_length + (not self._model.block.from_anchor)
-
-    def _begun(self, segment: Segment, sequence: SequenceState, depth: int) -> Segment:
-        """Return the segment with the last token, and masks for a draft."""
-        tokens = [*segment.tokens, sequence.tokens[segment.start + len(segment.tokens)]]
-        return self._model.behind(segment._replace(tokens=tokens), depth)
 
     def _ends(self, sequence: SequenceState, start: int, count: int) -> dict[int, int]:
         """Return nothing: no entry is made of another token's state."""

@@ -20,7 +20,7 @@ from ..checkpoints.heads import EAGLE1, EAGLE3, PEAGLE
 from ..models.native import NativeTransformer
 from ..models.native_block import NativeBlock
 from ..models.native_eagle1 import NativeEagle1
-from ..models.native_heads import HeadModel, NativeHead
+from ..models.native_heads import NativeHead
 from ..models.native_mtp import JoinedModel
 from ..models.native_store import FEW_ROWS, LASTING_ROWS, HiddenRoom
 from ..models.rows import Segment
@@ -118,22 +118,6 @@ class Unseen(NamedTuple):
     room: HiddenRoom
 
 
-def begun(segment: Segment, depth: int, model: HeadModel) -> Segment:
-    """Return a segment behind which a draft begins; heads of one pass need rows for it."""
-    later, mask = depth - 1, model.mask_state
-    if mask is None or not later or not isinstance(model, NativeHead):
-        return segment._replace(logits=1)
-    token = model.head.mask_token
-    assert segment.states is not None
-    assert token is not None
-    return segment._replace(
-        logits=1 + later,
-        nodes=[token] * later,
-        parents=range(-1, later - 1),
-        states=np.concatenate([segment.states, mask.repeat(later, 0)]),
-    )
-
-
 class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
     """Drafts with a head that reads each token beside the target's state of the token before it.
 
@@ -201,11 +185,9 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
         segment = self._segment(sequence, state, end)
         state.num_computed = end
         self._notes.overwrite(sequence, start - self._ahead)
-        return self._begun(segment, sequence, budget.depth) if end == stop else segment
-
-    def _begun(self, segment: Segment, sequence: SequenceState, depth: int) -> Segment:
-        """Return a segment behind which a draft of the sequence begins."""
-        return begun(segment, depth, self._model)
+        if end < stop:
+            return segment
+        return self._model.behind(segment, budget.depth, sequence.tokens[stop - 1])
 
     def _segment(self, sequence: SequenceState, state: _HeadState, end: int) -> Segment:
         """Return the rows of a sequence that are to be read next, up to ``end``."""

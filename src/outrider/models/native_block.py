@@ -104,12 +104,16 @@ class NativeBlock(HeadModel):
         scored = before, behind, self._projection
         self.library.set_transitions(self.handle, self.block.top_k, *scored)
 
-    def behind(self, segment: Segment, depth: int) -> Segment:
-        """Return the segment of tokens with states and the last one, with masks for a draft."""
-        masks = depth - self.block.from_anchor
-        token = self.head.mask_token
+    def behind(self, segment: Segment, depth: int, last: int) -> Segment:
+        """Return the segment with the last token, and masks for the draft."""
+        masks, token = depth - self.block.from_anchor, self.head.mask_token
         assert token is not None
-        return segment._replace(logits=depth, nodes=[token] * masks, parents=range(-1, masks - 1))
+        return segment._replace(
+            tokens=[*segment.tokens, last],
+            logits=depth,
+            nodes=[token] * masks,
+            parents=range(-1, masks - 1),
+        )
 
     def added_bytes(self, beside: RowsModel | None) -> int:
         own = [*self._codebooks, *([] if self._projection is None else [self._projection])]

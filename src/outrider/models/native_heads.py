@@ -84,6 +84,13 @@ class HeadModel(NativeModel):
         state = np.ones((1, self.hidden_size), np.float32)
         self.run([row._replace(states=state) for row in lone_rows(count)], store)
 
+    def behind(self, segment: Segment, depth: int, last: int) -> Segment:
+        """Return a segment, behind which ``depth`` tokens are drafted, with the rows that it needs.
+
+        ``last`` is the last token known; of most heads the segment ends with it.
+        """
+        return segment._replace(logits=1)
+
     def fuse(
         self,
         hidden: Sequence[Floats],
@@ -212,6 +219,20 @@ class NativeHead(HeadModel):
         self._set_ids(drafted_ids(source, head))
         library.check(self.handle)
         self.mask_state = self._mask_state(source)
+
+    def behind(self, segment: Segment, depth: int, last: int) -> Segment:
+        """Return the segment; a head of one pass has a mask for each further token."""
+        mask, later, token = self.mask_state, depth - 1, self.head.mask_token
+        if mask is None or not later:
+            return super().behind(segment, depth, last)
+        assert segment.states is not None
+        assert token is not None
+        return segment._replace(
+            logits=1 + later,
+            nodes=[token] * later,
+            parents=range(-1, later - 1),
+            states=np.concatenate([segment.states, mask.repeat(later, 0)]),
+        )
 
     def _set_fuse(self, loader: Loader, source: HeadTensors, recipe: Recipe | None) -> None:
         """Pack what makes states of the target's hidden states."""

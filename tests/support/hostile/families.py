@@ -32,6 +32,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": {"attention_bias": True, **rope("dynamic", factor=2.0)},
     "olmo3": {**WINDOWS, **rope("yarn", factor=4.0, original_max_position_embeddings=64,
                                 attention_factor=1.2)},
+    "exaone4": {**WINDOWS, "sliding_window_pattern": 2},
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
                 "attention_multiplier": 0.2, "attention_bias": True, "mlp_bias": True},
     "granitemoehybrid": {

@@ -40,6 +40,7 @@ FORMS = {
     "gemma2": Form("gemma2", period=2),
     "gemma3": Form("gemma3_text", period=6),
     "olmo2": Form("olmo2", period=4, windowed="olmo3"),
+    "exaone4": Form("exaone4", period=4),
     "phi3": Form("phi3"),
     "smollm3": Form("smollm3", interleaved=True),
     "mistral3": Form("llama", interleaved=True),
@@ -52,6 +53,8 @@ FORMS = {
 """The architectures that are read; Mistral's are "llama" and "mistral3"."""
 PARTIAL = ("phi3", "qwen35")
 """Architectures of which a part of each head turns."""
+PREDICTING = ("qwen35", "exaone4")
+"""Architectures whose files may have MTP layers behind the others."""
 BY_LAYER = ("lfm2", "granitehybrid", "nemotron_h")
 """Architectures whose files say how many key heads each layer has: 0 of those without attention."""
 MAMBA = ("granitehybrid", "nemotron_h", "falcon-h1")
@@ -171,9 +174,9 @@ def _share(turning: int, head_dim: int) -> float:
 
 
 def _num_layers(fields: Fields, name: str, blocks: int) -> int:
-    """Return the layers of a file, of whose blocks Qwen3.5's last ones may predict tokens (MTP)."""
+    """Return the layers of a file; the last ones of its blocks may predict further tokens (MTP)."""
     key = f"{name}.nextn_predict_layers"
-    further = fields.whole(key, default=0) if name == "qwen35" else 0
+    further = fields.whole(key, default=0) if name in PREDICTING else 0
     if further >= blocks:
         raise fields.refuse(key, f"fewer than the {blocks} of block_count")
     return blocks - further
@@ -348,7 +351,8 @@ def _windows(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> 
     if not window:
         all_see = {"layer_types": ["full_attention"] * layers} if form.period else {}
         ropes = {"rope_parameters": {"full_attention": options["rope_parameters"]}}
-        return all_see | (ropes if name == "gemma3" else {})
+        no_window = {"sliding_window": None} if name == "exaone4" else {}
+        return all_see | no_window | (ropes if name == "gemma3" else {})
     key = f"{name}.attention.sliding_window_pattern"
     given = file.metadata.get(key)
     if isinstance(given, list):
@@ -361,7 +365,7 @@ def _windows(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> 
     kinds = ["sliding_attention" if each else "full_attention" for each in slides]
     own: dict[str, Any] = {"layer_types": kinds, "sliding_window": window}
     rope = options["rope_parameters"]
-    if name != "gemma2":
+    if name not in ("gemma2", "exaone4"):
         base = rope["rope_theta"] if name == "olmo2" else 10000.0
         local = fields.number(f"{name}.rope.freq_base_swa", base, positive=True)
         near = {"rope_type": "default", "rope_theta": local}

@@ -40,6 +40,10 @@ _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST
 _QWEN2 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _REST
+_QWEN35 = (  # marks belong to words
+    _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
@@ -51,19 +55,26 @@ _O200K = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+WHOLE = (
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "tekken", "falcon-h1", "pixtral", "midm-2.0",
+    "lfm2",
+)  # fmt: skip
+"""Their pieces that are whole tokens need no merges, and a text begins with BOS."""
+COMPOSED = ("qwen2", "qwen35")
+"""A text is put in Unicode's form NFC first."""
 CUTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "granite-docling"), (_GPT2,)),
     **dict.fromkeys(
-        ("llama3", "llama-v3", "llama-bpe", "falcon3", "smaug-bpe", "dbrx"), (_LLAMA3,)
+        ("gpt-2", "phi-2", "mpt", "olmo", "jais", "granite-docling", "exaone4", "a.x-4.0"),
+        (_GPT2,),
     ),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (_QWEN2,)),
+    **dict.fromkeys((*WHOLE, "smaug-bpe", "dbrx"), (_LLAMA3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_QWEN2,)),
+    "qwen35": (_QWEN35,),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (r"\p{N}", _GPT2)),
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("gpt-4o", "llama4"), (_O200K,)),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
 }
-WHOLE = ("llama3", "llama-v3", "llama-bpe", "falcon3", "tekken")
-"""Their pieces that are whole tokens need no merges, and a text begins with BOS."""
 
 
 class Words(NamedTuple):
@@ -135,7 +146,7 @@ def _byte_level(options: dict[str, Any]) -> Tokenizer:
             ignore_merges=cut in WHOLE,
         )
     )
-    if cut == "qwen2":
+    if cut in COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

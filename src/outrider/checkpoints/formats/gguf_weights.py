@@ -76,6 +76,7 @@ OTHERWISE = {
     "gemma2": _AROUND,
     "gemma3": _AROUND,
     "olmo2": _AFTER,
+    "exaone4": _AFTER,
     "phi3": {"self_attn.qkv_proj": "attn_qkv", GATE_UP: "ffn_up"},
 }
 """What architectures name in another way."""
