@@ -22,6 +22,7 @@ from outrider import LLM, SamplingParams
 from outrider.base.fields import read_object
 from outrider.base.types import DraftBudget
 from outrider.checkpoints.files import Files
+from outrider.checkpoints.gguf_export import export_gguf
 from outrider.drafters import likely
 from outrider.drafters.base import NoSpec
 from outrider.drafters.check import check_mtp
@@ -195,6 +196,14 @@ def test_a_further_layer_of_its_own_is_left_alone(
     assert (same.metrics.drafted, same.metrics.accepted) == (
         few.metrics.drafted, few.metrics.accepted
     )  # fmt: skip
+
+
+def test_a_gguf_file_that_lacks_the_layer_is_told(
+    folders: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    export_gguf(folders("mimo"), tmp_path / "mimo.gguf", "F16")
+    assert "its MTP layers are left out of the file" in caplog.text
+    assert len(LLM(tmp_path / "mimo.gguf", max_model_len=64).generate("ab")) == 1
 
 
 def test_a_gguf_file_of_exaone_has_the_same_layer(

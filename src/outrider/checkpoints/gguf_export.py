@@ -36,6 +36,7 @@ from .formats.gguf_config import FORMS
 from .formats.gguf_types import SIZES, Kind
 from .formats.gguf_weights import key_of, row_order, rows_of
 from .gguf_metadata import NAMES, gguf_metadata, rope_divisors, unfit
+from .mtp import has_mtp
 from .quantize import Codes
 from .tokenizers import has_tokenizer, read_codec
 from .weights import plain
@@ -139,6 +140,8 @@ def export_gguf(folder: Path, out: Path, recipe: str) -> float:
         if not has_tokenizer(files):
             raise ModelError(f"{folder} has no tokenizer, which a GGUF file holds; put it there.")
         family, parts = _of_folder(checkpoint, most)
+        if has_mtp(files):
+            logger.warning("%s: its MTP layers are left out of the file.", folder)
         stored = {key: part.stored for key, part in parts.items() if key != DIVISORS}
         metadata, kinds = gguf_metadata(checkpoint, read_codec(files), stored), {}
     again = [key for key, part in parts.items() if part.was not in (part.kind, *PLAIN)]
