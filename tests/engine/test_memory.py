@@ -13,6 +13,7 @@ from outrider import LLM
 from outrider.base.config import USUAL_LENGTH, EngineConfig
 from outrider.base.groups import memory_left
 from outrider.checkpoints.checkpoint import open_checkpoint
+from outrider.drafters.base import Needs
 from outrider.engine import memory
 from outrider.models.base import Model
 from outrider.models.load import load_model
@@ -123,6 +124,8 @@ def test_states_limit_the_sequences_at_once(
     assert each >= model.kept_state_bytes > 0 or not isinstance(model, NativeTransformer)
     assert (planned.sequences, planned.state_bytes) == (32, 32 * each)
     assert "states of layers" in str(planned)
+    beside = memory.plan_budget(config, 128, model, [Needs(state_bytes=1000)])  # a drafter's
+    assert beside.state_bytes == 32 * (each + 1000)
     room = int(each * 8 / memory.STATES_SHARE)
     monkeypatch.setattr(memory, "working_bytes", lambda *args: 0)
     monkeypatch.setattr(memory, "free_memory", lambda: room)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.heads import EAGLE3, MEDUSA, PEAGLE
 from outrider.models.native import NativeTransformer
 from outrider.native import choice as native
+from outrider.training import precision
 from outrider.training.distill import DistillTask
 from outrider.training.drafter_files import made_of
 from outrider.training.head_files import NewHead, ids_of, load_eagle3, open_head
 from outrider.training.heads import HeadTask
-from outrider.training.loop import Task, Training, multiplies_bf16
+from outrider.training.loop import Task, Training
 from outrider.training.losses import LOSSES
 from outrider.training.medusa import load_medusa, write_new_medusa
 from outrider.training.plan import Plan
@@ -106,11 +108,27 @@ def test_matrices_are_multiplied_in_bf16_if_the_plan_says_so(
 
 
 @pytest.mark.parametrize(
-    ("known", "bf16"), [({}, False), ({"avx512_bf16": True}, True), ({"amx_bf16": True}, True)]
+    ("known", "takes", "bf16"),
+    [
+        ({}, 0.5, False),
+        ({"avx512_bf16": True}, 0.5, True),
+        ({"avx512_bf16": True}, 2.0, False),
+        ({"amx_bf16": True}, 0.1, True),
+    ],
 )
-def test_a_cpu_multiplies_bf16_if_it_has_instructions(
-    known: dict[str, bool], bf16: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_cpu_multiplies_in_bf16_if_that_is_faster(
+    known: dict[str, bool], takes: float, bf16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """``takes`` times as long as in fp32; without instructions for it nothing is timed."""
+    clock = 0.0
+
+    def multiply(*tensors: torch.Tensor) -> None:
+        nonlocal clock
+        clock += takes if torch.is_autocast_enabled("cpu") else 1.0
+
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
-    assert multiplies_bf16(torch.device("cpu")) is bf16
-    assert multiplies_bf16(torch.device("cuda"))
+    monkeypatch.setattr(precision, "F", SimpleNamespace(linear=multiply))
+    monkeypatch.setattr(precision, "time", SimpleNamespace(perf_counter=lambda: clock))
+    gains = precision.gains_from_bf16.__wrapped__
+    assert gains("cpu") is bf16
+    assert gains("cuda")

@@ -113,7 +113,7 @@ class TrainFlags:
     seed: int = setting(0, "The seed of initial weights, sample order and draws.", min=0)
     bf16: bool | None = setting(
         None,
-        "Multiply matrices in bf16. Usual where the CPU or GPU has instructions for it.",
+        "Multiply matrices in bf16. Usual where that is faster.",
         "--bf16/--no-bf16",
     )
     json_: AsJson = False

@@ -144,6 +144,8 @@ class Needs:
     """Of the target's cache, behind its pool, for use within a call of the drafter."""
     weight_bytes: int = 0
     """Of weights that the target does not hold too."""
+    state_bytes: int = 0
+    """Of the states of its layers, for each sequence."""
     note: str = ""
     """Told of the drafter at start."""
 
@@ -153,6 +155,7 @@ def memory_of(needs: Needs) -> str:
     parts = (
         (needs.weight_bytes, "of weights"),
         (needs.page_bytes, "a page"),
+        (needs.state_bytes, "a sequence"),
         (needs.fixed_bytes, "once"),
     )
     return ", ".join(f"{_bytes(count)} {what}" for count, what in parts if count) or "none"

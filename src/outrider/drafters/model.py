@@ -78,8 +78,13 @@ class ModelSpec(FolderSpec):
         likely = None
         if isinstance(model, NativeTransformer):
             likely = likely_ids(model, files_of(checkpoint), context)
-        page_bytes, added = model.page_bytes(config.page_size), model.added_bytes(target)
-        return Needs(page_bytes, max_nodes=nodes, loaded=(model, likely), weight_bytes=added)
+        return Needs(
+            model.page_bytes(config.page_size),
+            max_nodes=nodes,
+            loaded=(model, likely),
+            weight_bytes=model.added_bytes(target),
+            state_bytes=model.state_bytes(nodes),
+        )
 
     def make(self, context: DrafterContext) -> Drafter:
         return ModelDrafter(context)
@@ -103,12 +108,14 @@ class ModelDrafter(CachedDrafter[Model]):
         shape = model.shape
         self._vocabulary = shape.vocab_size
         self._reach = shape.reach if isinstance(shape, Architecture) else None
-        self._shares = model.paged and self._reach is None  # else pages lack a beginning
+        self._stateful = shape.stateful
+        # Else pages lack a beginning, or states are those of other tokens.
+        self._shares = model.paged and self._reach is None and not self._stateful
         self._notes = PageNotes(self._page_size)
         self._ahead: Ahead | None = None
         self._queued: list[CachedState] = []
         cores, wanted = model.library.cores if isinstance(model, NativeModel) else None, None
-        if cores is not None and not context.needs_logits:
+        if cores is not None and not context.needs_logits and not self._stateful:
             wanted = context.config.draft_ahead
             self.ahead = self.max_length + 1 if wanted is None else wanted
         if cores is not None and self.ahead:
@@ -161,6 +168,9 @@ class ModelDrafter(CachedDrafter[Model]):
             state.queue = NO_NODES
         # The last token is read again where nothing else is left to draft from.
         start, stop = self._first_needed(sequence, state), item.start + item.count
+        if self._stateful and start == len(known):
+            self._store.release(sequence.id)  # states do not go back: all is read again
+            start = 0
         start = min(start, len(known) - 1)
         behind = known[start : min(stop, start + max(self._room, USUAL_UNREAD))]
         if stop - start > USUAL_UNREAD:

@@ -112,10 +112,11 @@ def _smaller_choice(
 
 
 def _plan_states(
-    config: EngineConfig, model: Model, nodes: int, available: int
+    config: EngineConfig, model: Model, needs: Collection[Needs], nodes: int, available: int
 ) -> tuple[int, int, int]:
     """Return how many sequences run at once, and the bytes of states of them and for others."""
-    each, room = model.state_bytes(nodes), int(STATES_SHARE * available)
+    each = model.state_bytes(nodes) + sum(need.state_bytes for need in needs)
+    room = int(STATES_SHARE * available)
     if not each:
         return config.max_num_seqs, 0, 0
     sequences = max(1, min(config.max_num_seqs, room // each))
@@ -149,7 +150,7 @@ def plan_budget(
     once = scratch * target_bytes + sum(each.fixed_bytes for each in needs)  # of drafters
     available = free_memory() + freed
     nodes = most_nodes(config, needs, together)
-    sequences, states, snapshots = _plan_states(config, model, nodes, available)
+    sequences, states, snapshots = _plan_states(config, model, needs, nodes, available)
     once += states + snapshots
     working = working_bytes(config, model.shape.vocab_size, model.hidden_size, needs, together)
     fixed = working + once

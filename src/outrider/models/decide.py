@@ -31,9 +31,9 @@ class Keep(IntEnum):
 class SampleInput(NamedTuple):
     """The sampling from the rows of logits that a segment wants.
 
-    With ``samples`` a token is drawn behind the segment's last token and behind each of its nodes;
-    rows before these are scored only. ``drafted`` are ids at the segment's end that are not in
-    ``sequence.tokens``.
+    With ``samples`` a token is drawn behind the segment's last token, if it has any, and behind
+    each of its nodes; rows before these are scored only. ``drafted`` are ids at the segment's end
+    that are not in ``sequence.tokens``.
     """
 
     sequence: SequenceState
@@ -48,7 +48,7 @@ class SampleInput(NamedTuple):
         paths = [[*self.drafted]]
         for token, parent in zip(segment.nodes, segment.parents, strict=True):
             paths.append([*paths[parent + 1], token])
-        return paths
+        return paths if segment.tokens else paths[1:]
 
     def rows(self, paths: Sequence[Sequence[int]]) -> list[Row]:
         """Return whose tokens the sampled rows decide."""

@@ -145,12 +145,15 @@ def _coarse(checkpoint: Checkpoint, recipe: Recipe | None, activations: str) -> 
     return isinstance(checkpoint.tensors, GGUFTensors)
 
 
-def check_drafts(folder: Path, model: Model) -> None:
-    """Refuse a model that cannot draft as a whole. Raises ModelError."""
+def check_drafts(folder: Path, model: Model, chains: bool = True) -> None:
+    """Refuse a model that cannot draft as a whole. Raises ModelError.
+
+    One whose layers have states drafts ``chains`` alone, and in the native step.
+    """
     why = None
     if not model.truncates:
         why = cannot_go_back(folder, model)
-    elif model.shape.stateful:
+    elif model.shape.stateful and not (chains and isinstance(model, NativeTransformer)):
         why = f"{folder}: layers of a {model.shape.family!r} model keep states"
     if why is not None:
         raise ModelError(f"{why}, so it cannot draft; give another or drafter='ngram'.")

@@ -72,6 +72,8 @@ class Tree:
 
     sequence: SequenceState
     limits: DraftBudget
+    stateful: bool = False
+    """True where layers have states, which nothing drafted may get into."""
     nodes: list[Node] = field(default_factory=list)
     run: list[int] = field(default_factory=list)
     """Numbers of the nodes whose rows were run, in their order."""
@@ -143,8 +145,16 @@ class Tree:
         return self.limits.branches == 1
 
     def next_segment(self, first: Segment) -> Segment:
-        """Return the rows to run behind ``first``: the last one of a chain, or all of a tree."""
+        """Return the rows to run behind ``first``: the last one of a chain, or all of a tree.
+
+        Where layers have states it is all of a chain, as what may be refused.
+        """
         last = first.start + len(first.tokens) - 1
+        if self.stateful:
+            count, nodes = len(self.run), [self.nodes[n].token for n in self.run]
+            return first._replace(
+                tokens=(), start=last + 1, logits=count, nodes=nodes, parents=range(-1, count - 1)
+            )
         if self.is_chain:
             token = self.nodes[self.run[-1]].token
             return first._replace(tokens=[token], start=last + len(self.run), logits=1)
@@ -159,11 +169,15 @@ class Tree:
 
     def lines(self) -> list[int]:
         """Return which lines of the segment's logits follow the open nodes."""
-        return [0 if self.is_chain or n < 0 else 1 + self.nodes[n].run for n in self.open]
+        root = not self.stateful  # beside its nodes, in segments behind the first
+        return [
+            0 if n < 0 or (root and self.is_chain) else root + self.nodes[n].run for n in self.open
+        ]
 
     def wish(self, needs_logits: bool) -> SampleInput:
         """Return what is wanted of the segment's rows."""
-        drafted = [self.nodes[n].token for n in self.run] if self.is_chain else ()
+        behind = self.is_chain and not self.stateful  # else they are the segment's nodes
+        drafted = [self.nodes[n].token for n in self.run] if behind else ()
         keep = Keep.PROCESSED if needs_logits or self.draws > 1 else Keep.NOTHING
         return SampleInput(self.sequence, True, keep, drafted)
 
@@ -199,7 +213,10 @@ def draft_in_python(
     noise: Noise,
 ) -> list[DraftNodes]:
     """See ``Model.draft``. A level of a tree runs the rows of all levels before it once more."""
-    trees = [None if each is None else Tree(each.sequence, each.limits) for each in inputs]
+    stateful = model.shape.stateful
+    trees = [
+        None if each is None else Tree(each.sequence, each.limits, stateful) for each in inputs
+    ]
     current, running = list(segments), list(range(len(segments)))
     while running:
         growing = (trees[i] for i in running)

@@ -25,6 +25,7 @@ from ..errors import ConfigError, TrainingError, shown
 from .curves import CURVES, add_to_curves, cut_curves
 from .optimisers import Average, Optimisers, copied, trained
 from .plan import Plan
+from .precision import gains_from_bf16
 from .samples import Sample, Samples, batches
 
 RUN, STATE = "run.json", "state.pt"
@@ -98,13 +99,14 @@ class Training:
             self._load()
 
     def _settled(self, plan: Plan, said: dict[str, Any]) -> Plan:
-        """Return the plan with its number of steps, which is decided once and kept."""
+        """Return the plan with its number of steps and its precision, decided once and kept."""
         file = self.folder / RUN
         said = json.loads(json.dumps(said))
         if file.exists():
             with readable(f"{file} is damaged", "give a new folder."):
                 kept = read_kept(file)
-                parts, steps = {part: dict(kept[part]) for part in said}, int(kept["steps"])
+                parts = {part: dict(kept[part]) for part in said}
+                steps, bf16 = int(kept["steps"]), bool(kept["bf16"])
             for part, values in said.items():
                 theirs = parts[part]
                 for name in sorted({*values, *theirs}):
@@ -114,9 +116,11 @@ class Training:
                             f"{shown(theirs.get(name))}, not {shown(values.get(name))}; give the "
                             "same to go on, or a new folder."
                         )
-            return replace(plan, steps=steps)
+            return replace(plan, steps=steps, bf16=bf16)
+        if plan.bf16 is None:
+            plan = replace(plan, bf16=gains_from_bf16(self.accelerator.device.type))
         steps = plan.steps or self._num_steps(plan)
-        write_kept(file, {**said, "steps": steps})
+        write_kept(file, {**said, "steps": steps, "bf16": plan.bf16})
         return replace(plan, steps=steps)
 
     def _num_steps(self, plan: Plan) -> int:
@@ -240,8 +244,7 @@ class Training:
     def _computing(self, plan: Plan) -> Iterator[None]:
         """Have tensors made on the training's device, and products computed as the plan says."""
         device = self.accelerator.device
-        bf16 = multiplies_bf16(device) if plan.bf16 is None else plan.bf16
-        with device, torch.autocast(device.type, torch.bfloat16, bf16):
+        with device, torch.autocast(device.type, torch.bfloat16, plan.bf16 is True):
             yield
 
     def _diverged(self, what: str, step: int) -> TrainingError:
@@ -318,10 +321,3 @@ class Training:
 def on_cpu() -> bool:
     """Return whether accelerate is to use the CPU: there is no GPU."""
     return not torch.cuda.is_available()
-
-
-def multiplies_bf16(device: torch.device) -> bool:
-    """Return whether a device has instructions for products of bf16: all GPUs, and newer CPUs."""
-    told: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # of newer releases
-    names = "avx512_bf16", "amx_bf16", "bf16"  # the last on ARM
-    return device.type != "cpu" or any(told.get(name) for name in names)

@@ -31,8 +31,7 @@ class Plan:
         judge_every: fewest steps between two judgements of acceptance on held-out samples, of
             which there are about ``loop.JUDGEMENTS`` at most.
         patience: judgements without a better one after which training stops, 0 for never.
-        bf16: whether matrices are multiplied in bf16 (autocast); None for: where
-            the device has instructions for it.
+        bf16: whether matrices are multiplied in bf16 (autocast); None for: where that is faster.
     """
 
     epochs: float = 3.0

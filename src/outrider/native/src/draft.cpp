@@ -126,6 +126,32 @@ struct Drafting {
         return from.pages[place / page_size] * page_size + place % page_size;
     }
 
+    // A node's row, whose place in its chain is that of its run if it is `straight`.
+    Row row_of(const Node& node, const Rows& rows, const Model& model, int page_size,
+               int pages) const {
+        Row row{};
+        row.token = model.input_of(node.token);
+        row.position = from.committed + node.depth - 1;
+        row.edge = row.position + 1;
+        row.slot = slot(node.run, page_size);
+        row.pages = pages;
+        row.first = from.first;
+        row.far = is_far(model.c, from.prompt, row.position);
+        row.above = int(rows.above.size());
+        row.logits = -1;
+        row.prefix = node.straight ? row.position + 1 : from.committed;
+        return row;
+    }
+
+    // The rows of a chain before its last node's: what was drafted is in no state.
+    void append_chain(Rows& rows, const Model& model, int page_size, int pages, int last) const {
+        const int first = int(rows.rows.size());
+        rows.walks.push_back(
+            {from.slot, first, 0, last + 1, from.committed, 0, from.slot->drafted, 0});
+        for (int number = 0; number < last; ++number)
+            rows.rows.push_back(row_of(nodes[number], rows, model, page_size, pages));
+    }
+
     // The rows of open nodes, and the states that they begin with: those that `ended` lines end
     // with.
     void append_rows(Rows& rows, const Model& model, int page_size, const float* ended,
@@ -135,17 +161,9 @@ struct Drafting {
             rows.pages.insert(rows.pages.end(), from.pages, from.pages + from.num_pages);
         for (int number : open) {
             const Node& node = nodes[number];
-            Row row{};
-            row.token = model.input_of(node.token);
-            row.position = from.committed + node.depth - 1;
-            row.edge = row.position + 1;
-            row.slot = slot(node.run, page_size);
-            row.pages = pages;
-            row.first = from.first;
-            row.far = is_far(model.c, from.prompt, row.position);
-            row.above = int(rows.above.size());
+            if (from.slot) append_chain(rows, model, page_size, pages, number);
+            Row row = row_of(node, rows, model, page_size, pages);
             row.logits = rows.num_logits++;
-            row.prefix = node.straight ? row.position + 1 : from.committed;
             if (!node.straight) {
                 for (int n = number; n >= 0; n = nodes[n].parent)
                     rows.above.push_back(slot(nodes[n].run, page_size));
@@ -297,7 +315,6 @@ const char* outrider_draft(const Model* model, Store* store, const DraftSizes* s
         const DraftSizes& n = *sizes;
         if (store->model != model) return "the cache is another model's";
         if (!complete(*model)) return INCOMPLETE;
-        if (stateful(model->c)) return "a model whose layers have states drafts nothing";
         std::vector<std::int32_t> parts = all_sublayers(*model);
         if (sublayers) parts.assign(sublayers, sublayers + n.sublayers);
         if (!known_sublayers(*model, parts.data(), int(parts.size()))) return NO_LAYER;
@@ -331,6 +348,8 @@ const char* outrider_draft(const Model* model, Store* store, const DraftSizes* s
             if (l.depth < 1 || l.nodes < l.depth || l.nodes > n.room || l.width < 1 ||
                 l.branches < 1 || l.branches > MAX_BRANCHES)
                 return "a draft has a bad size";
+            if (from.slot && (l.width > 1 || l.branches > 1))
+                return "a model whose layers have states drafts chains";
             if (!at_once && from.committed + std::int64_t(l.depth) - 1 > longest)
                 return "a position is past the longest sequence";
             if (before && (before[i] < 0 || before[i] > MOST)) return "a position is out of range";

@@ -314,9 +314,10 @@ struct Scored {
     const std::int32_t *nodes, *parents, *pages;
     int num_nodes, num_pages, committed, logits;  // `committed`: tokens before its nodes
     int first;                                    // position of the first token that is seen
-    int last;                                     // the token before its nodes
+    int last;                                     // the token before its nodes, -1: not given
     int prompt;                                   // its length
     bool chain;
+    Slot* slot;  // null where layers have no states
 };
 
 struct Rows {

@@ -387,16 +387,16 @@ OUTRIDER_API const char* outrider_decide(const Model* model, Store* store, const
 // A forward over `words`; segments that want logits go on by a pipeline each, as their `limits`
 // say, with `planted` logits (null: none) or those of the model.
 //
-// They want one row of them or, of a model that drafts in one pass, one for each level. What is
-// drafted first has the position in `positions` (null: the number of the segment's tokens) of its
-// sequence. `states` (null: none) are those that rows begin with [rows, hidden] or, of heads,
-// [drafts, hidden]. `sublayers` (null: all) are run. Page tables reach to the end of the draft.
-// Segments that are `constrained` (null: none) have a mask a row, of `mask_bytes` or more, for
-// which the caller's thread calls `ask` between two forwards. Written are `ints`: tokens, parents
-// and runs [drafts, room each] and how much was drafted [drafts]; and `floats`: margins and
-// survivals [drafts, room each]. Runs are the places behind the committed tokens at which nodes
-// have keys and values, or -1; survivals the chances, by the rates, that a node and all before it
-// are accepted.
+// They want one row of them or, of a model that drafts in one pass, one for each level. Where
+// layers have states drafts are chains, of which each pass runs all rows. What is drafted first has
+// the position in `positions` (null: the number of the segment's tokens) of its sequence. `states`
+// (null: none) are those that rows begin with [rows, hidden] or, of heads, [drafts, hidden].
+// `sublayers` (null: all) are run. Page tables reach to the end of the draft. Segments that are
+// `constrained` (null: none) have a mask a row, of `mask_bytes` or more, for which the caller's
+// thread calls `ask` between two forwards. Written are `ints`: tokens, parents and runs [drafts,
+// room each] and how much was drafted [drafts]; and `floats`: margins and survivals [drafts, room
+// each]. Runs are the places behind the committed tokens at which nodes have keys and values, or
+// -1; survivals the chances, by the rates, that a node and all before it are accepted.
 OUTRIDER_API const char* outrider_draft(const Model* model, Store* store, const DraftSizes* sizes,
                                         const int32_t* words, const Pipeline* const* pipelines,
                                         const Planted* planted, const DraftLimits* limits,

@@ -43,7 +43,9 @@ const char* read_segment(const Model& model, Store& store, Reader& in, Rows& out
     const std::int32_t* head = in.take(8);
     const int tokens = head[0], nodes = head[1], start = head[2], pages = head[3], logits = head[4];
     const int first = head[5], prompt = head[6];
-    if (tokens < 1 || nodes < 0 || start < 0 || pages < 1 || first < 0 || first > start ||
+    const bool block = model.c.input == INPUT_BLOCK;
+    const int least = nodes > 0 && !block ? 0 : 1;
+    if (tokens < least || nodes < 0 || start < 0 || pages < 1 || first < 0 || first > start ||
         prompt < 0)
         return "a segment has a bad size";
     if (!in.has(std::int64_t(tokens) + 2 * std::int64_t(nodes) + pages))
@@ -71,13 +73,15 @@ const char* read_segment(const Model& model, Store& store, Reader& in, Rows& out
     } else if (head[7]) {
         return "a model whose layers have no states has no slots";
     }
-    const bool block = model.c.input == INPUT_BLOCK;
     const int anchor = tokens - (logits > 0);  // the first of a block; before it are states
     if (block && (logits ? logits < nodes || logits > nodes + 1 || straight < nodes : nodes > 0))
         return "a block is no chain whose nodes want logits";
-    if (logits)
+    if (logits) {
+        const int last = tokens ? ids[tokens - 1] : -1;
+        Slot* slot = stateful(model.c) ? out.walks.back().slot : nullptr;
         out.scored.push_back({drafted, parents, table, nodes, pages, int(committed), logits, first,
-                              ids[tokens - 1], prompt, straight == nodes});
+                              last, prompt, straight == nodes, slot});
+    }
     const int first_page = int(out.pages.size());
     out.pages.insert(out.pages.end(), table, table + pages);
     auto slot = [&](std::int64_t place) {
