@@ -27,6 +27,7 @@ from outrider.training.samples import DataFolder, Sample
 from outrider.training.states import BF16, HeldStates, kept_layers, state_bytes
 from outrider.training.targets import open_target
 from outrider.training.teacher import Lesson, Teacher
+from tests.support.exactness import FAMILY_OPTIONS
 from tests.support.tiny import build_checkpoint
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
@@ -189,10 +190,11 @@ def test_states_are_of_native_targets(
         make_data(str(tiny_llama), tmp_path, options, lambda *_, **__: None, print)
 
 
-@pytest.mark.parametrize("kind", ["granite", "gemma2"])
+@pytest.mark.parametrize("kind", ["granite", "gemma2", "lfm2", "qwen3_5_text", "falcon_h1"])
 def test_logits_follow_from_the_last_state(kind: str, tmp_path: Path) -> None:
-    """Scaled and capped as the target's own are."""
-    model = LLM(build_checkpoint(tmp_path / "t", kind), None).engine.model
+    """Scaled and capped as the target's own are, whatever its layers keep."""
+    folder = build_checkpoint(tmp_path / "t", kind, **FAMILY_OPTIONS.get(kind, {}))
+    model = LLM(folder, None).engine.model
     assert isinstance(model, NativeTransformer)
     last, tokens = model.hidden_layers - 1, [3, 1, 4, 1, 5, 9, 2, 6]
     segment = Segment(tokens, 0, range(1), len(tokens), len(tokens))

@@ -18,13 +18,12 @@ from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids
 from ..checkpoints.heads import PEAGLE, Head, check_target
 from ..checkpoints.weights import Loader
 from ..errors import ModelError
-from ..native.interface import HEADS as OF_MEDUSA
 from ..native.interface import PAIRED
 from ..sampling.shared_noise import Noise
 from .base import Output, Store
 from .decide import DraftInput, DraftNodes, SampleInput, Samples, sample_in_python
 from .native import NativeTransformer, same_bits
-from .native_model import NativeModel, PythonDraft, step_config
+from .native_model import NativeModel, PythonDraft, heads_config, step_config, without_layers
 from .native_store import NativeStore
 from .rows import Segment, lone_rows
 
@@ -280,12 +279,9 @@ class NativeMedusa(HeadModel):
         recipe, source = head_recipe(quantization), HeadTensors(head.files)
         library, dtype, each = target.library, target.dtype, head.blocks + 1
         loader = Loader(source, target.shape, dtype, True, recipe)
-        config = step_config(
-            target.shape, dtype, target.max_length, recipe is not None and recipe.coarse
-        )
-        config.layers, config.blocks, config.input = self.num_heads, head.blocks, OF_MEDUSA
-        config.convs = config.linears = config.besides = config.nones = 0
-        super().__init__(library, target.shape, config, dtype, None)
+        coarse, own = recipe is not None and recipe.coarse, without_layers(target.shape)
+        config = heads_config(own, dtype, target.max_length, coarse, self.num_heads, head.blocks)
+        super().__init__(library, own, config, dtype, None)
         library.borrow(self.handle, target.handle)
         for number in range(self.num_heads * each):
             place, block = divmod(number, each)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..checkpoints.rope import STILL, Rope
 from ..checkpoints.weights import Loader, Mlp
 from ..errors import ModelError
 from ..native.checks import free_with, within
-from ..native.interface import DTYPES, GATES, MIXERS, Config, DraftBudget
+from ..native.interface import DTYPES, GATES, HEADS, MIXERS, Config, DraftBudget
 from ..native.library import Library
 from ..native.masks import AllowedAfter
 from ..native.native_sampling import NativeNoise, NativePipeline
@@ -65,6 +66,24 @@ def step_config(shape: Architecture, dtype: np.dtype[Any], max_length: int, coar
         **vars(shape.multipliers),
         **({} if shape.linear is None else vars(shape.linear)),
     )
+
+
+def heads_config(
+    shape: Architecture, dtype: np.dtype[Any], max_length: int, coarse: bool, count: int,
+    blocks: int,
+) -> Config:  # fmt: skip
+    """Return what the library asks to know of ``count`` heads of ``blocks`` each beside a target.
+
+    ``shape`` is the target's, ``without_layers``.
+    """
+    config = step_config(shape, dtype, max_length, coarse)
+    config.layers, config.blocks, config.input, config.gated = count, blocks, HEADS, 0
+    return config
+
+
+def without_layers(shape: Architecture) -> Architecture:
+    """Return the architecture of what has a model's output matrix and none of its layers."""
+    return replace(shape, mixers=(), linear=None)
 
 
 def rope_tables(kinds: Sequence[str | None], far: bool) -> list[tuple[str | None, bool]]:

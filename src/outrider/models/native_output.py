@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..native.checks import free_with
-from ..native.interface import HEADS
 from .native import NativeTransformer
-from .native_model import step_config, words_of
+from .native_model import heads_config, without_layers, words_of
 from .native_store import NativeStore
 from .rows import Segment
 
@@ -22,9 +21,8 @@ class NativeOutput:
     """
 
     def __init__(self, target: NativeTransformer) -> None:
-        shape, library = target.shape, target.library
-        config = step_config(shape, target.dtype, target.max_length, target.coarse)
-        config.layers, config.blocks, config.input = 1, 0, HEADS
+        shape, library = without_layers(target.shape), target.library
+        config = heads_config(shape, target.dtype, target.max_length, target.coarse, 1, 0)
         self.target, self.handle = target, library.new_model(config, None)
         free_with(self, library.free, "model", self.handle)
         library.borrow(self.handle, target.handle)
