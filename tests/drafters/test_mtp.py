@@ -176,6 +176,8 @@ def test_what_other_families_lack_has_the_names_of_their_files(
         metadata={"format": "pt"},
     )  # fmt: skip
     assert MtpSpec.inside(Files(holed)) is None
+    (fact,) = check_mtp(holed)[1]
+    assert f"its MTP layers lack {lacks[0]}" in fact.drafter
 
 
 def test_a_further_layer_of_its_own_is_left_alone(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from tests.support.exactness import (
     alone,
     in_batches,
     make_engine,
+    make_fickle,
     planted_pair,
     requests,
 )
@@ -131,6 +134,36 @@ def test_a_model_with_states_drafts_for_itself(
         cut = 4 * len(expected) if formed else 0  # where a form ends
         assert engine.counts.drafted > 0
         assert engine.counts.drafted - engine.counts.accepted <= cut
+
+
+@pytest.mark.skipif(not STEP, reason="such a model drafts in the native step alone")
+@pytest.mark.parametrize(
+    ("drafter", "options"),
+    [
+        ("{}", {"drafter_window": 8}),  # of its attention: states are of all tokens
+        ("{}+ngram", {}),  # nodes that it leaves to the lookup
+        ("auto+{}", {"num_speculative_tokens": None}),
+    ],
+    ids=["window", "merged", "fickle"],
+)
+@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1"])
+def test_a_drafter_with_states_never_goes_back(
+    family: str, drafter: str, options: dict[str, Any], pair: Callable[[str], Path]
+) -> None:
+    """Beside others, of long prompts, and where drafts are cut: it reads each token once."""
+    prompts = [*PROMPTS, [(7 * i) % 190 + 5 for i in range(60)]]
+    queued = requests(prompts, _params(0.8))
+    expected = alone(pair("mistral"), queued)
+    engine = make_engine(pair("mistral"), drafter.format(pair(family)), **options)
+    if "auto" in drafter:
+        make_fickle(engine, random.Random(5))
+    store = engine.drafting.drafters["model"]._store  # type: ignore[attr-defined]
+    released = Counter[str]()
+    release = store.release
+    store.release = lambda key: (released.update([key]), release(key))
+    assert in_batches(engine, queued, 3) == expected
+    assert engine.counts.drafted > 0
+    assert set(released.values()) == {1}
 
 
 @pytest.mark.parametrize(

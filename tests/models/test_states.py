@@ -262,3 +262,8 @@ def test_hostile_segments_are_refused(folder: Path) -> None:
     twice = Segment([1], 0, pages, 1, 1, key="a")
     with pytest.raises(ModelError, match="one slot"):
         model.run([twice, twice], store)
+    model.run([Segment([1, 2], 0, pages, 1, 2, [3, 4], [-1, 0], "c")], store)
+    behind = Segment((), 2, pages, 1, 2, [3], [-1], "c")
+    with pytest.raises(ModelError, match="before a committed one"):
+        model.run([behind._replace(start=3)], store)
+    model.run([behind], store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from outrider.base.kept import write_kept
 from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.heads import EAGLE3, MEDUSA, PEAGLE
 from outrider.models.native import NativeTransformer
@@ -105,6 +107,23 @@ def test_matrices_are_multiplied_in_bf16_if_the_plan_says_so(
         gradients.append([p.detach().clone() for p in module.parameters() if p.requires_grad])
     for exact, rounded in zip(*gradients, strict=True):
         torch.testing.assert_close(rounded, exact, rtol=0.1, atol=1e-3)
+
+
+def test_the_precision_is_kept_for_the_rest_of_a_training(
+    tiny_llama: Path, target: NativeTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is faster later, so that going on gives the same bits."""
+    data, plan, file = Samples(random_samples(40, 24)), Plan(steps=1), tmp_path / "t" / "run.json"
+    for gains in (True, False):
+        monkeypatch.setattr("outrider.training.loop.gains_from_bf16", lambda kind, g=gains: g)
+        task = head_task(EAGLE3, tiny_llama, target, tmp_path / "head")
+        assert Training(task, data, plan, tmp_path / "t", {}).plan.bf16
+    kept = json.loads(file.read_text())
+    del kept["bf16"]  # as written before
+    kept["plan"]["bf16"] = plan.bf16
+    write_kept(file, kept)
+    task = head_task(EAGLE3, tiny_llama, target, tmp_path / "head")
+    assert Training(task, data, plan, tmp_path / "t", {}).plan.bf16 is False
 
 
 @pytest.mark.parametrize(

@@ -179,4 +179,6 @@ class Architecture(Shape):
     @property
     def reach(self) -> int | None:
         """Positions that a row's logits depend on, itself included; None for all before it."""
-        return None if None in self.windows else 1 + sum(w - 1 for w in self.windows if w)
+        if self.stateful or None in self.windows:
+            return None
+        return 1 + sum(window - 1 for window in self.windows if window)

@@ -255,7 +255,7 @@ def _period(pattern: Any) -> Any:
     """Return the period of EXAONE's layers: "LLLG" says the same as 4, and 0 the same as null."""
     if isinstance(pattern, str) and re.fullmatch("L*G", pattern):
         return len(pattern)
-    return pattern or None
+    return None if type(pattern) is int and pattern == 0 else pattern
 
 
 def _follow_pattern(config: dict[str, Any], values: Fields) -> None:

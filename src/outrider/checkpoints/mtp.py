@@ -142,6 +142,8 @@ def promised(files: Files) -> int:
 
 def why_none(files: Files) -> str:
     """Return why a checkpoint has no MTP layers that are read, as the end of a sentence."""
+    if files.gguf is None and _model_type(files) in OF and num_layers(files):
+        return f"its MTP layers lack {mtp_tensors(files, 0).told('fc')}, so this copy is damaged"
     names = files.tensors if files.gguf is None else files.gguf.tensors
     if any(re.search(r"\.(eh_proj|mtp_layers\.\d+|mtp\.layers\.\d+)\.", f".{n}") for n in names):
         kinds = "those of Qwen3.5, EXAONE and MiMo are"

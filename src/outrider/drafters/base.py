@@ -35,6 +35,8 @@ class Drafter(ABC):
     """Layers of the target whose hidden states it wants."""
     rows_at_once: int = 0
     """Rows of its model for a sequence where one pass makes a whole draft, else 0."""
+    repeats: bool = False
+    """True if each pass of its model runs the rows of all passes before it once more."""
     share: float = 1.0
     """Of a drafter that runs the target, the share of a forward's time that a pass takes."""
     ahead: int = 0

@@ -71,9 +71,10 @@ class ModelSpec(FolderSpec):
             most = NODES if model.trees and target.trees else None
         nodes = max(longest, most or 0)
         if nodes > longest and not model.trees:
+            has = "layers that keep states" if model.shape.stateful else "no native path"
             raise ModelError(
-                f"{self.folder}: a {model.shape.family!r} model has no native path and drafts "
-                "chains only; leave out max_draft_nodes."
+                f"{self.folder}: a {model.shape.family!r} model has {has} and drafts chains only; "
+                "leave out max_draft_nodes."
             )
         likely = None
         if isinstance(model, NativeTransformer):
@@ -114,6 +115,7 @@ class ModelDrafter(CachedDrafter[Model]):
         self._notes = PageNotes(self._page_size)
         self._ahead: Ahead | None = None
         self._queued: list[CachedState] = []
+        self.repeats = self._stateful
         cores, wanted = model.library.cores if isinstance(model, NativeModel) else None, None
         if cores is not None and not context.needs_logits and not self._stateful:
             wanted = context.config.draft_ahead
@@ -211,6 +213,8 @@ class ModelDrafter(CachedDrafter[Model]):
         return Segment(queue[-1:], place, sequence.pages, 1, prompt, (), (), sequence.id)
 
     def _asked(self, item: Scheduled, budget: DraftBudget) -> DraftInput:
+        if self._stateful:  # a chain, whatever else has room in a merged draft
+            budget = budget._replace(nodes=min(budget.nodes, budget.depth))
         queued = len(self._states[item.sequence.id].queue.tokens)
         if not queued:
             return super()._asked(item, budget)
@@ -225,8 +229,9 @@ class ModelDrafter(CachedDrafter[Model]):
         return max(state.num_computed, len(sequence.tokens) - self._reach)
 
     def num_unread(self, sequence: SequenceState) -> int:
-        state = self._states.get(sequence.id) or self._known(sequence)
-        return len(sequence.tokens) - self._first_needed(sequence, state)
+        state, known = self._states.get(sequence.id) or self._known(sequence), len(sequence.tokens)
+        first = self._first_needed(sequence, state)
+        return known if self._stateful and first == known else known - first
 
     def observe(self, record: StepRecord) -> None:
         """Keep what was drafted and committed alike; the rest is computed anew when needed."""
@@ -242,7 +247,8 @@ class ModelDrafter(CachedDrafter[Model]):
             committed = item.sequence.tokens[state.base :]
             if state.num_computed == state.base and committed:
                 whole = state.nodes
-                self._keep_accepted(state, committed)
+                # A state takes the last token in when it is read again to draft behind it.
+                self._keep_accepted(state, committed[:-1] if self._stateful else committed)
                 alike = state.num_computed == len(item.sequence.tokens)
                 if self._ahead is not None and alike and is_chain(whole.parents):
                     state.queue = behind(whole, len(committed))

@@ -28,7 +28,7 @@ QUICK_SECONDS, THOROUGH_SECONDS = 0.2, 1.0
 """Seconds that may go into each model when an engine is made, and while a server is idle."""
 BATCH_OF_DRAFTS = 8  # sequences whose drafts in one pass tell what each of them costs
 BYTES_PER_SECOND = 1e10  # speed at which attention reads the cache, about
-VERSION = 3
+VERSION = 4
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 """Work that can rest between its steps, and comes to a value."""
@@ -163,7 +163,7 @@ def _all_costs(
                 passes, call, more = None, call + max(one - each, 0.0), more + each
             else:
                 call += measure_cold(drafter.model, model, page_size, passes.at(1))
-        by_name[name] = DraftCosts(passes, call, more)
+        by_name[name] = DraftCosts(passes, call, more, drafter.repeats)
     return Costs(target, by_name, per_context)
 
 

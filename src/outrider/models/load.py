@@ -155,6 +155,8 @@ def check_drafts(folder: Path, model: Model, chains: bool = True) -> None:
         why = cannot_go_back(folder, model)
     elif model.shape.stateful and not (chains and isinstance(model, NativeTransformer)):
         why = f"{folder}: layers of a {model.shape.family!r} model keep states"
+        if chains:
+            why += ", and the native step is off"
     if why is not None:
         raise ModelError(f"{why}, so it cannot draft; give another or drafter='ngram'.")
 

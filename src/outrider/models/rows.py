@@ -41,6 +41,8 @@ class Track:
 class Segment(NamedTuple):
     """One sequence's rows: committed tokens from position ``start`` on, then draft nodes.
 
+    There may be no tokens where there are nodes; layers with states then take nothing in, and the
+    native step refuses such rows behind drafted ones that were accepted.
     ``parents[j]`` is the draft node above node j, -1 for the last committed token; nodes come
     after their parents. ``pages`` cover every row. The last ``logits`` rows want logits.
     ``prompt_length`` matters to dynamic rope and planted logits alone, ``key`` (the sequence's id)

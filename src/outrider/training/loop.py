@@ -106,7 +106,8 @@ class Training:
             with readable(f"{file} is damaged", "give a new folder."):
                 kept = read_kept(file)
                 parts = {part: dict(kept[part]) for part in said}
-                steps, bf16 = int(kept["steps"]), bool(kept["bf16"])
+                steps = int(kept["steps"])
+                bf16 = bool(kept.get("bf16", parts["plan"]["bf16"]))  # files of before lack it
             for part, values in said.items():
                 theirs = parts[part]
                 for name in sorted({*values, *theirs}):

@@ -3,7 +3,7 @@
 import pytest
 
 from outrider.base.types import StepRecord
-from outrider.engine.control.costs import CostModel, Costs, Curve
+from outrider.engine.control.costs import CostModel, Costs, Curve, DraftCosts
 from outrider.engine.control.tuning import USUAL
 from tests.support.scheduling import record_of
 
@@ -42,6 +42,15 @@ def test_speedups_are_against_plain_steps_of_as_many() -> None:
     costs.observe(step(3, 3, 0.02, 8, "a"))
     assert costs.speedups == {"a": pytest.approx(2.0)}
     assert costs.draft_seconds / costs.verify_seconds == pytest.approx(1 / 3)
+
+
+def test_passes_that_repeat_rows_cost_them() -> None:
+    passes = Curve((1, 8), (1.0, 8.0))
+    once, again = DraftCosts(passes, 0.5), DraftCosts(passes, 0.5, repeats=True)
+    assert once.at([2, 2, 1]) == 0.5 + 2 + 2 + 1
+    assert again.at([2, 2, 1]) == 0.5 + 2 + 4 + 3
+    assert again.at([1, 1]) == 0.5 + 1 + 2
+    assert again.up_to([2, 2, 1]) == [0.0, 2.5, 6.5, 9.5]
 
 
 def test_a_step_that_others_slowed_does_not_count() -> None:

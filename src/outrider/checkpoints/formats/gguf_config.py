@@ -53,6 +53,8 @@ FORMS = {
 """The architectures that are read; Mistral's are "llama" and "mistral3"."""
 PARTIAL = ("phi3", "qwen35")
 """Architectures of which a part of each head turns."""
+EXAONE_32B, EXAONE_WINDOW = ("exaone4", 64), 4096
+"""The model, by its layers, whose first files say nothing of its windows."""
 PREDICTING = ("qwen35", "exaone4")
 """Architectures whose files may have MTP layers behind the others."""
 BY_LAYER = ("lfm2", "granitehybrid", "nemotron_h")
@@ -347,7 +349,9 @@ def _more(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dic
 def _windows(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options about layers that see a window, of families in which some do."""
     form, layers = FORMS[name], options["num_hidden_layers"]
-    window = fields.whole(f"{name}.attention.sliding_window", default=0) if form.period else 0
+    usual = EXAONE_WINDOW if (name, layers) == EXAONE_32B else 0
+    key = f"{name}.attention.sliding_window"
+    window = fields.whole(key, default=usual) if form.period else 0
     if not window:
         all_see = {"layer_types": ["full_attention"] * layers} if form.period else {}
         ropes = {"rope_parameters": {"full_attention": options["rope_parameters"]}}
@@ -356,16 +360,20 @@ def _windows(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> 
     key = f"{name}.attention.sliding_window_pattern"
     given = file.metadata.get(key)
     if isinstance(given, list):
-        if len(given) != layers or not all(each in (0, 1) for each in given):
+        further = fields.whole(f"{name}.nextn_predict_layers", default=0)
+        if len(given) not in (layers, layers + further) or not all(e in (0, 1) for e in given):
             raise fields.refuse(key, "a period, or true or false for each layer")
-        slides = [bool(each) for each in given]
+        slides = [bool(each) for each in given[:layers]]
     else:
         period = fields.whole(key, 1, default=form.period)
         slides = [(layer + 1) % period != 0 for layer in range(layers)]
     kinds = ["sliding_attention" if each else "full_attention" for each in slides]
     own: dict[str, Any] = {"layer_types": kinds, "sliding_window": window}
     rope = options["rope_parameters"]
-    if name not in ("gemma2", "exaone4"):
+    if name == "exaone4":  # layers without a window have no rope
+        local = fields.number("exaone4.rope.freq_base_swa", rope["rope_theta"], positive=True)
+        own["rope_parameters"] = rope | {"rope_theta": local}
+    elif name != "gemma2":
         base = rope["rope_theta"] if name == "olmo2" else 10000.0
         local = fields.number(f"{name}.rope.freq_base_swa", base, positive=True)
         near = {"rope_type": "default", "rope_theta": local}

@@ -41,12 +41,20 @@ class Curve(NamedTuple):
 class DraftCosts:
     """The seconds of one drafter: ``passes`` by sequences in a pass, and ``call`` once a step.
 
-    A drafter without passes proposes a whole draft at once.
+    A drafter without passes proposes a whole draft at once. Where it ``repeats``, each pass runs
+    the rows of all before it once more.
     """
 
     passes: Curve | None = None
     call: float = 0.0
     per_sequence: float = 0.0
+    repeats: bool = False
+
+    def _each(self, passes: Curve, counts: Sequence[float]) -> list[float]:
+        """Return the seconds of each pass, see ``at``."""
+        if not self.repeats:
+            return [passes.at(n) * min(n, 1) for n in counts]
+        return [passes.at(n * depth) * min(n, 1) for depth, n in enumerate(counts, 1)]
 
     def at(self, counts: Sequence[float]) -> float:
         """Return the seconds where ``counts[i]`` sequences, expected, draft at depth i + 1."""
@@ -55,9 +63,9 @@ class DraftCosts:
         seconds, passes = self.call + self.per_sequence * counts[0], self.passes
         if passes is None:
             return seconds
-        if counts[-1] == counts[0]:
+        if counts[-1] == counts[0] and not self.repeats:
             return seconds + passes.at(counts[0]) * min(counts[0], 1) * len(counts)
-        return seconds + sum([passes.at(n) * min(n, 1) for n in counts])
+        return seconds + sum(self._each(passes, counts))
 
     def up_to(self, counts: Sequence[float]) -> list[float]:
         """Return the seconds of drafts that end behind 0, 1, ... depths, see ``at``."""
@@ -66,7 +74,7 @@ class DraftCosts:
         seconds, passes = self.call + self.per_sequence * counts[0], self.passes
         if passes is None:
             return [0.0] + [seconds] * len(counts)
-        each = [passes.at(n) * min(n, 1) for n in counts]
+        each = self._each(passes, counts)
         return [0.0, *[seconds + before for before in accumulate(each)]]
 
 

@@ -18,8 +18,8 @@ def read_costs(file: Path) -> Costs | None:
     try:
         kept = read_kept(file)
         drafters = {
-            name: DraftCosts(passes and _curve(passes), float(call), float(each))
-            for name, (passes, call, each) in kept["drafters"].items()
+            name: DraftCosts(passes and _curve(passes), float(call), float(each), bool(repeats))
+            for name, (passes, call, each, repeats) in kept["drafters"].items()
         }
         host, each = kept.get("host", (USUAL.host, USUAL.host_per_sequence))
         rest = [float(number) for number in (kept["per_context"], host, each)]
@@ -49,7 +49,8 @@ def write_costs(file: Path, costs: Costs) -> None:
     kept = {
         "target": points(costs.target),
         "drafters": {
-            n: (points(d.passes), d.call, d.per_sequence) for n, d in costs.drafters.items()
+            n: (points(d.passes), d.call, d.per_sequence, d.repeats)
+            for n, d in costs.drafters.items()
         },
         "per_context": costs.per_context,
         "host": (costs.host, costs.host_per_sequence),

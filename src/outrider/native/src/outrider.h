@@ -348,14 +348,15 @@ OUTRIDER_API const char* outrider_set_states(Store* store, int32_t slot, const f
 // prompt, slot] and then the token ids, the nodes' ids, their parents and the page table; `prompt`
 // is the prompt's length. `slot` is where a sequence keeps its states, 0 where layers have none: it
 // begins anew with `start` 0, and otherwise goes on behind its last tokens and those of the last
-// nodes that were accepted. Of INPUT_BLOCK a segment's last token and its nodes are a block, whose
-// rows see each other, and its other tokens have states; one that wants no logits has states only.
-// `num_rows` counts the rows of blocks then, and those of states are as many as there are. `logits`
-// has room for [num_logits, vocabulary], where `vocabulary` is the model's or the number of its
-// likely rows, `hidden_out` for [num_hidden, num_rows, width]. `states` [num_states, width] are
-// those that rows begin with, null where the model wants none. Of heads a segment has one, and a
-// row of logits for each head. `hidden` are layers after which the residual stream is wanted; -1
-// stands for the embedding, as many as there are for what the next row of a draft begins with.
+// nodes that were accepted. Where a segment has nodes it may have no tokens, if none were accepted.
+// Of INPUT_BLOCK a segment's last token and its nodes are a block, whose rows see each other, and
+// its other tokens have states; one that wants no logits has states only. `num_rows` counts the
+// rows of blocks then, and those of states are as many as there are. `logits` has room for
+// [num_logits, vocabulary], where `vocabulary` is the model's or the number of its likely rows,
+// `hidden_out` for [num_hidden, num_rows, width]. `states` [num_states, width] are those that rows
+// begin with, null where the model wants none. Of heads a segment has one, and a row of logits for
+// each head. `hidden` are layers after which the residual stream is wanted; -1 stands for the
+// embedding, as many as there are for what the next row of a draft begins with.
 OUTRIDER_API const char* outrider_forward(const Model* model, Store* store, const int32_t* words,
                                           int64_t count, const float* states, int32_t num_states,
                                           const int32_t* sublayers, int32_t num_sublayers,

@@ -28,6 +28,7 @@ const char* add_walk(Store& store, int number, int start, int tokens, int nodes,
     const int accepted = start ? start - slot->position : 0;
     if (start && (slot->position < 0 || accepted < 0 || accepted > slot->drafted))
         return "a sequence goes on elsewhere than behind its states";
+    if (!tokens && accepted) return "accepted rows are taken in before a committed one";
     const int first = int(out.rows.size());
     // At the end of the last page that is full behind these rows, unless it was full before.
     const int end = (start + tokens) / store.page_size * store.page_size;
