@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from hashlib import sha256
@@ -395,10 +396,18 @@ def test_time_may_be_limited(
 def test_a_target_writes_fewer_prompts_in_little_time(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.training.self_prompts.monotonic", lambda: 1e12)
+    """Most of it here, since prompts are longer than answers."""
+    clock = itertools.chain([0.0, 25.0, 45.0], itertools.repeat(60.0))
+    monkeypatch.setattr("outrider.training.data.monotonic", lambda: next(clock))
+    told = list[int]()
+
+    def tell(done: int, count: int, what: str = "") -> None:
+        told.extend([done] if "prompts" in what else [])
+
     options = DataOptions(context=64, max_tokens=4, samples=5000, minutes=1)
-    data = make_data(str(tiny_llama), tmp_path, options, lambda *_, **__: None, print)
+    data = make_data(str(tiny_llama), tmp_path, options, tell, print)
     written = (tmp_path / "prompts.jsonl").read_text().count("\n")
-    assert 0 < data.done <= written <= 256
+    assert len(told) == 3  # neither 25 s nor 45 are enough
+    assert 0 < data.done <= written == told[-1]
     again = make_data(str(tiny_llama), tmp_path, options, lambda *_, **__: None, print)
     assert again.about.num_prompts == written

@@ -33,8 +33,8 @@ OWN_PROMPTS = 5000
 """Prompts that a target writes itself unless it is told how many."""
 MOST_PROMPTS = 10_000_000
 PROMPTS = "prompts.jsonl"
-PROMPTS_SHARE = 0.27
-"""Share of the time in which a target that writes its prompts writes them, where it is limited."""
+ANSWERED = 0.7
+"""Tokens of an answer, as a share of the most, by which a limited time is divided."""
 MOST_MINUTES = 1_000_000
 SPACE = " " * TOKENS
 """Stands for a prompt that the target will write in the forecast, where a byte is a token."""
@@ -111,8 +111,13 @@ def _answered(
         enable_prefix_caching=not layers,  # shared rows would be missing
     )  # fmt: skip
     if file is None:
-        until = begin + 60 * minutes * PROMPTS_SHARE
-        items = _own_prompts(llm, out / PROMPTS, context, options, told, until)
+
+        def enough(tokens: float) -> bool:
+            """Return whether the rest of the time is that for answers, of prompts of ``tokens``."""
+            share = tokens / (tokens + ANSWERED * options.max_tokens)
+            return monotonic() >= begin + 60 * minutes * share
+
+        items = _own_prompts(llm, out / PROMPTS, context, options, told, enough)
     about = About(
         str(folder), llm.engine.model.shape.vocab_size, digest(items), len(items),
         options.temperatures, options.max_tokens, context, options.seed,
@@ -142,21 +147,22 @@ def _answered(
 
 def _own_prompts(
     llm: LLM, file: Path, context: int, options: DataOptions, told: Callable[..., None],
-    until: float,
+    enough: Callable[[float], bool],
 ) -> list[Item]:  # fmt: skip
     """Return prompts that the target writes itself, or wrote before; they are kept in ``file``.
 
-    Fewer than were asked for are written ``until`` then. Raises ConfigError: there are others.
+    Fewer than were asked for are written where it is ``enough``, see ``write_prompts``. Raises
+    ConfigError: there are others.
     """
     count = options.samples or OWN_PROMPTS
     if file.exists():
         items = read_prompts(file, False, lambda said: None)
-        if len(items) > count or (len(items) < count and until == inf):
+        if len(items) > count or (len(items) < count and options.minutes is None):
             raise ConfigError(
                 f"{file} has {len(items)} prompts; give --samples {len(items)}, or a new folder."
             )
         return items
     writing = partial(told, what="writing prompts")
-    items = write_prompts(llm, count, context, options.seed, writing, until)
+    items = write_prompts(llm, count, context, options.seed, writing, enough)
     save_prompts(items, file)
     return items

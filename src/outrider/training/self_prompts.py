@@ -7,8 +7,6 @@ Xu et al., "Magpie: Alignment data synthesis from scratch by prompting aligned L
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
-from time import monotonic
 from typing import NamedTuple
 
 from ..base.types import SamplingParams
@@ -72,12 +70,12 @@ def before_a_user(llm: LLM) -> str:
 
 def write_prompts(
     llm: LLM, count: int, context: int, seed: int, told: Callable[[int, int], None],
-    until: float = inf,
+    enough: Callable[[float], bool],
 ) -> list[Item]:  # fmt: skip
     """Return ``count`` different prompts that the target wrote; ``told`` gets how many there are.
 
-    They leave room in the ``context``. They are fewer where the monotonic clock reaches ``until``.
-    Raises ConfigError: it hardly writes any.
+    They leave room in the ``context``. They are fewer where it is ``enough``, which gets how many
+    tokens the target has written for each. Raises ConfigError: it hardly writes any.
     """
     template, encode, codec = before_a_user(llm), llm.inputs.encode, llm.inputs.codec
     assert codec is not None  # it has written the template
@@ -86,8 +84,8 @@ def write_prompts(
         for o in OPENINGS
     ]
     found: dict[str, Item] = {}
-    tried = 0
-    while len(found) < count and (not found or monotonic() < until):
+    tried = tokens = 0
+    while len(found) < count and not (found and enough(tokens / len(found))):
         if tried > 10 * (count + BLOCK):
             raise ConfigError(
                 f"of {tried} prompts that the target wrote itself only {len(found)} are of use; "
@@ -105,6 +103,7 @@ def write_prompts(
         outputs = llm.generate([begun[at] for at in which], params)
         for at, output in zip(which, outputs, strict=True):
             answer = output.outputs[0]
+            tokens += len(answer.token_ids)
             item = OPENINGS[at].prompt(answer.text, answer.finish_reason == "stop")
             if item is not None and len(item.encode(codec)) < context:
                 found.setdefault(answer.text, item)
