@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
+from outrider.bench.record import Pass, run_all
 from outrider.checkpoints.extras import KEY, MOST_MEASURED
 from outrider.checkpoints.heads import read_head
 from outrider.engine.build import load_target
 from outrider.engine.setup import set_up
 from outrider.errors import ConfigError
 from outrider.native import choice as native
+from outrider.training import served
 from outrider.training.card import BEGIN, END
 from outrider.training.measure import note
 from outrider.training.served import Served, Serving
@@ -77,3 +79,21 @@ def test_outputs_of_one_token_have_no_speed(head: Path, tiny_llama: Path) -> Non
     serving = Serving(tiny_llama, model, [[5, 6, 7]], 1, 64)
     with pytest.raises(ConfigError, match="end with their first token"):
         serving.measure(head, 2, (0.0,), 1)
+
+
+@pytest.mark.parametrize(("slow", "passes"), [(-1.0, 3), (1e9, 12)])
+def test_plain_decoding_of_a_slow_target_is_timed_once(
+    slow: float, passes: int, head: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For all drafters, whose speeds are over it; else each takes turns with it three times."""
+    monkeypatch.setattr(served, "SLOW", slow)
+    ran = list[Pass]()
+    monkeypatch.setattr(served, "run_all", lambda *a: ran.append(run_all(*a)) or ran[-1])
+    setup = set_up(tiny_llama, None, {})
+    model = load_target(setup.checkpoint, setup.config)
+    serving = Serving(tiny_llama, model, [[5, 6, 7], [8, 9]], 6, 64)
+    found = [serving.measure(head, 2, [0.0])[0] for _ in range(2)]
+    assert len(ran) == passes
+    plain = ran[0].speed
+    assert (found[0].plain_tokens_per_second == plain) == (slow < 0)
+    assert [each.speedup == each.tokens_per_second / plain for each in found] == [slow < 0] * 2

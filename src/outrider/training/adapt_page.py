@@ -17,7 +17,8 @@ DEFINITIONS = {
     "gives. It is measured by the engine that serves, one request at a time.",
     "95 % interval": "over prompts.",
     "accepted": "accepted / drafted tokens.",
-    "speedup": "over plain decoding, the median of rounds that take turns with it.",
+    "speedup": "over plain decoding, the median of rounds that take turns with it; that of a slow "
+    "target is timed once.",
     "domain": "prompts of the domain that nothing was trained on.",
     "general": "bundled prompts of chat, prose and edits, which show what is forgotten.",
     "data": "the share of the domain's samples that a drafter was trained on; 0 % is the drafter "

@@ -22,6 +22,8 @@ from .samples import Samples
 
 ROUNDS = 3
 """Passes over all prompts, of which speeds are medians."""
+SLOW = 30.0
+"""Seconds of a pass of plain decoding from which one is enough, for all drafters together."""
 MOST_PROMPTS = 24
 
 
@@ -30,7 +32,8 @@ class Served(NamedTuple):
 
     ``acceptance_length`` is of all drafts, with a 95 % interval over prompts; ``lengths`` are those
     of each prompt. ``acceptance_rate`` is accepted / drafted. ``speedup`` is over plain decoding,
-    one request at a time, the median of rounds.
+    one request at a time, the median of rounds; of slow targets there is one round, and plain
+    decoding is that of the first drafter.
     """
 
     temperature: float
@@ -58,6 +61,8 @@ class Serving:
         self._target, self._model, self.prompts = target, model, [*prompts]
         self._max_tokens, self._context = max_tokens, context
         self._plain = self._open(None)
+        self._slow: dict[float, Pass] = {}
+        """Passes of plain decoding that are not repeated, by temperature."""
 
     def _open(self, drafter: Path | None, longest: int | None = None) -> LLM:
         """Return the target with a drafter, of drafts up to the ``longest``."""
@@ -105,7 +110,12 @@ class Serving:
         drafted: dict[int, list[Pass]] = {length: [] for length in lengths}
         with frozen():
             for _ in range(rounds or ROUNDS):
-                plain.append(run_all(self._plain, self.prompts, params))
+                known = self._slow.get(temperature)
+                if known is not None and plain:
+                    break
+                plain.append(known or run_all(self._plain, self.prompts, params))
+                if plain[0].seconds > SLOW:
+                    self._slow[temperature] = plain[0]
                 for length, runs in drafted.items():
                     llm.set_speculation(replace(llm.speculation, num_speculative_tokens=length))
                     runs.append(run_all(llm, self.prompts, params))
