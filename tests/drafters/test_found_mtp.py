@@ -19,9 +19,10 @@ from outrider.engine.probe import checkpoint
 from outrider.errors import OutriderError
 from outrider.native import choice as native
 from tests.support.ggufs import byte_level, convert
+from tests.support.mtp import with_layer
 
 MakeCheckpoint = Callable[..., Path]
-WIDTH = 48
+FAMILY, WIDTH = "qwen3_5_text", 48
 SIZES = {
     "layer_types": ["linear_attention", "full_attention"], "head_dim": 16, "hidden_size": WIDTH,
     "intermediate_size": 64, "num_attention_heads": 3, "num_key_value_heads": 1,
@@ -32,23 +33,6 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="the native ste
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
-def with_layers(folder: Path, **changed: torch.Tensor | None) -> Path:
-    """Add an MTP layer; ``changed`` tensors, by their module's last name, are others or None."""
-    tensors = load_file(folder / "model.safetensors")
-    for name in [name for name in tensors if ".layers.1." in name]:
-        tensors[name.replace("model.layers.1.", "mtp.layers.0.")] = tensors[name].clone()
-    tensors["mtp.fc.weight"] = torch.randn(WIDTH, 2 * WIDTH) / WIDTH
-    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
-        tensors[f"mtp.{name}.weight"] = torch.zeros(WIDTH)
-    for part, tensor in changed.items():
-        (name,) = [n for n in tensors if n.startswith("mtp.") and n.endswith(f".{part}.weight")]
-        del tensors[name]
-        if tensor is not None:
-            tensors[name] = tensor
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
 BROKEN = {"fc": torch.ones(WIDTH, WIDTH), "up_proj": None, "q_norm": torch.ones(3)}
 
 
@@ -56,8 +40,8 @@ BROKEN = {"fc": torch.ones(WIDTH, WIDTH), "up_proj": None, "q_norm": torch.ones(
 def test_layers_that_do_not_fit_are_left_out_and_named(
     part: str, make_checkpoint: MakeCheckpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = make_checkpoint(tmp_path / "model", "qwen3_5_text", tokenizer=True, **SIZES)
-    folder = with_layers(made, **{part: BROKEN[part]})
+    made = make_checkpoint(tmp_path / "model", FAMILY, tokenizer=True, **SIZES)
+    folder = with_layer(made, FAMILY, **{part: BROKEN[part]})
     plain = LLM(folder, drafter="none", max_model_len=64).generate("abc", PARAMS)
     with caplog.at_level(logging.WARNING, "outrider"):
         (found,) = LLM(folder, max_model_len=64).generate("abc", PARAMS)
@@ -73,29 +57,30 @@ def test_layers_that_do_not_fit_are_left_out_and_named(
 def test_a_target_that_torch_runs_goes_without(
     make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    made = make_checkpoint(tmp_path / "model", "qwen3_5_text", tokenizer=True, **SIZES)
-    llm = LLM(with_layers(made), dtype="float16", max_model_len=64)
+    made = make_checkpoint(tmp_path / "model", FAMILY, tokenizer=True, **SIZES)
+    llm = LLM(with_layer(made, FAMILY), dtype="float16", max_model_len=64)
     assert len(llm.generate("abc", PARAMS)[0].outputs[0].token_ids) == 6
 
 
 def test_stray_and_foreign_layers_are_not_counted(
     make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    folder = with_layers(make_checkpoint(tmp_path / "q", "qwen3_5_text", tokenizer=True, **SIZES))
+    made = make_checkpoint(tmp_path / "q", FAMILY, tokenizer=True, **SIZES)
+    folder = with_layer(made, FAMILY)
     tensors = load_file(folder / "model.safetensors")
     tensors["mtp.layers.9999.x.weight"] = torch.ones(1)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     assert checkpoint(str(folder))["mtp"] == 1
     assert all(fact.fits for fact in check_mtp(folder)[1])
     other = make_checkpoint(tmp_path / "l", "llama", tokenizer=True, hidden_size=WIDTH)
-    assert MtpSpec.inside(Files(with_layers(other))) is None
+    assert MtpSpec.inside(Files(with_layer(other, FAMILY))) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"no file"])
 def test_a_broken_file_beside_a_target_stops_nothing(
     content: bytes, make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    made = make_checkpoint(tmp_path / "model", "qwen3_5_text", tokenizer=True, **SIZES)
+    made = make_checkpoint(tmp_path / "model", FAMILY, tokenizer=True, **SIZES)
     path, _ = convert(made, tmp_path / "model.gguf", Kind.F32, byte_level())
     (tmp_path / "mtp-model.gguf").write_bytes(content)
     assert len(LLM(path, max_model_len=64).generate("abc", PARAMS)[0].outputs[0].token_ids) == 6

@@ -11,12 +11,11 @@ from transformers import AutoConfig
 from outrider.checkpoints.heads import DFLASH
 from outrider.native import choice as native
 from tests.support.blocks import BlockReference
-from tests.support.exactness import FAMILY_OPTIONS
+from tests.support.exactness import FAMILY_OPTIONS, HYBRIDS
 from tests.support.head_checks import changes_no_token
 from tests.support.heads import Eagle, make_head, make_medusa, save_head
 
 MakeCheckpoint = Callable[..., Path]
-HYBRIDS = ("lfm2", "qwen3_5_text", "granitemoehybrid", "falcon_h1", "nemotron_h")
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 
 

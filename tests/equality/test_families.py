@@ -17,6 +17,7 @@ from outrider.errors import ConfigError
 from outrider.models.fallback import Fallback, SequenceStore
 from outrider.native import choice as native
 from tests.support.exactness import (
+    HYBRIDS,
     SAMPLING,
     VOCABULARY,
     adversary,
@@ -32,8 +33,6 @@ NATIVE = ("mistral", "gemma2", "qwen3_moe")
 OTHERWISE = ("olmo2", "phi3", "smollm3")
 """Norms behind, ropes by length, layers without a rope."""
 FALLBACK = ("starcoder2", "mixtral")
-HYBRIDS = ("lfm2", "qwen3_5_text", "granitemoehybrid", "falcon_h1", "nemotron_h")
-"""Layers with states, which go back behind what was accepted."""
 STEP = native.library() is not None
 DRAFTED = tuple(family for family in HYBRIDS if STEP or family != "falcon_h1")
 """Those whose first layer alone can draft: in the native step it may have a state, too."""

@@ -75,6 +75,8 @@ FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }  # fmt: skip
 """What a family's config says beyond the sizes that all of them share."""
+HYBRIDS = ("lfm2", "qwen3_5_text", "granitemoehybrid", "falcon_h1", "nemotron_h")
+"""Families with layers that keep states, which go back behind what was accepted."""
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "on": {"type": "boolean"}},

@@ -55,7 +55,17 @@ def own_name(family: str, name: str) -> str:
 def make_mtp(make_checkpoint: Callable[..., Path], folder: Path, family: str) -> Path:
     """Write a tiny checkpoint with an MTP layer to ``folder``."""
     made = make_checkpoint(folder, AS.get(family, family), tokenizer=True, **OPTIONS[family])
-    tensors = load_file(made / "model.safetensors")
+    config = read_object(made / "config.json")
+    (made / "config.json").write_text(json.dumps(config | {"model_type": family}))
+    return with_layer(made, family)
+
+
+def with_layer(folder: Path, family: str, **changed: torch.Tensor | None) -> Path:
+    """Add an MTP layer as a family has it, like one of the target's.
+
+    ``changed`` tensors, by their module's last name, are others or None.
+    """
+    tensors = load_file(folder / "model.safetensors")
     generator = torch.Generator().manual_seed(3)
 
     def random(*shape: int) -> torch.Tensor:
@@ -71,10 +81,13 @@ def make_mtp(make_checkpoint: Callable[..., Path], folder: Path, family: str) ->
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
         norm = (family != "qwen3_5_text") + 0.3 * torch.randn(width, generator=generator)
         tensors[own_name(family, f"{name}.weight")] = norm
-    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
-    config = read_object(made / "config.json")
-    (made / "config.json").write_text(json.dumps(config | {"model_type": family}))
-    return made
+    for part, tensor in changed.items():
+        (name,) = [n for n in tensors if "mtp" in n and n.endswith(f".{part}.weight")]
+        del tensors[name]
+        if tensor is not None:
+            tensors[name] = tensor
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 class Reference:

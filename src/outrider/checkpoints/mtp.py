@@ -43,6 +43,7 @@ IN_MIMO = {
     "model.norm": "final_layernorm",
 }  # fmt: skip
 """What MiMo's files call the modules outside of layers."""
+FROM_MIMO = {own: usual for usual, own in IN_MIMO.items()}
 OF_MIMO = "model.mtp_layers.0."
 """Beginning of the names in MiMo's files; further layers are for drafts that nobody makes."""
 IN_GGUF = {
@@ -109,8 +110,7 @@ def _alone_in_mimo(name: str) -> str:
     if not name.startswith(OF_MIMO):
         return f"{TARGET}{name}"
     module, _, part = name.removeprefix(OF_MIMO).rpartition(".")
-    usual = {own: usual for usual, own in IN_MIMO.items()}.get(module)
-    return f"{usual or f'model.layers.0.{module}'}.{part}"
+    return f"{FROM_MIMO.get(module, f'model.layers.0.{module}')}.{part}"
 
 
 def has_mtp(files: Files) -> bool:

@@ -170,9 +170,8 @@ class ModelDrafter(CachedDrafter[Model]):
             state.queue = NO_NODES
         # The last token is read again where nothing else is left to draft from.
         start, stop = self._first_needed(sequence, state), item.start + item.count
-        if self._stateful and start == len(known):
-            self._store.release(sequence.id)  # states do not go back: all is read again
-            start = 0
+        if start < state.num_computed:
+            self._store.release(sequence.id)
         start = min(start, len(known) - 1)
         behind = known[start : min(stop, start + max(self._room, USUAL_UNREAD))]
         if stop - start > USUAL_UNREAD:
@@ -223,15 +222,19 @@ class ModelDrafter(CachedDrafter[Model]):
         return DraftInput(item.sequence, limits, len(item.sequence.tokens) + queued)
 
     def _first_needed(self, sequence: SequenceState, state: CachedState) -> int:
-        """Return the first position that what is drafted next depends on and that is not read."""
+        """Return the first position that what is drafted next depends on and that is not read.
+
+        A state that has all tokens cannot go back to draft behind the last one: it begins anew.
+        """
+        if self._stateful and state.num_computed == len(sequence.tokens):
+            return 0
         if self._reach is None:
             return state.num_computed
         return max(state.num_computed, len(sequence.tokens) - self._reach)
 
     def num_unread(self, sequence: SequenceState) -> int:
-        state, known = self._states.get(sequence.id) or self._known(sequence), len(sequence.tokens)
-        first = self._first_needed(sequence, state)
-        return known if self._stateful and first == known else known - first
+        state = self._states.get(sequence.id) or self._known(sequence)
+        return len(sequence.tokens) - self._first_needed(sequence, state)
 
     def observe(self, record: StepRecord) -> None:
         """Keep what was drafted and committed alike; the rest is computed anew when needed."""

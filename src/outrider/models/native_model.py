@@ -77,13 +77,13 @@ def heads_config(
     ``shape`` is the target's, ``without_layers``.
     """
     config = step_config(shape, dtype, max_length, coarse)
-    config.layers, config.blocks, config.input, config.gated = count, blocks, HEADS, 0
+    config.layers, config.blocks, config.input = count, blocks, HEADS
     return config
 
 
 def without_layers(shape: Architecture) -> Architecture:
     """Return the architecture of what has a model's output matrix and none of its layers."""
-    return replace(shape, mixers=(), linear=None)
+    return replace(shape, mixers=(), linear=None, layout=replace(shape.layout, gated=False))
 
 
 def rope_tables(kinds: Sequence[str | None], far: bool) -> list[tuple[str | None, bool]]:

@@ -140,44 +140,37 @@ class Tree:
             self.open.append(number)
 
     @property
-    def is_chain(self) -> bool:
-        """True if no node has a sibling."""
-        return self.limits.branches == 1
+    def goes_on(self) -> bool:
+        """True if a pass runs the last node's row alone, as a committed one: no node has siblings.
+
+        Where layers have states all rows are run once more, as what may be refused.
+        """
+        return self.limits.branches == 1 and not self.stateful
 
     def next_segment(self, first: Segment) -> Segment:
-        """Return the rows to run behind ``first``: the last one of a chain, or all of a tree.
-
-        Where layers have states it is all of a chain, as what may be refused.
-        """
-        last = first.start + len(first.tokens) - 1
-        if self.stateful:
-            count, nodes = len(self.run), [self.nodes[n].token for n in self.run]
-            return first._replace(
-                tokens=(), start=last + 1, logits=count, nodes=nodes, parents=range(-1, count - 1)
-            )
-        if self.is_chain:
+        """Return the rows to run behind ``first``: the last one, or all where none ``goes_on``."""
+        end = first.start + len(first.tokens)
+        if self.goes_on:
             token = self.nodes[self.run[-1]].token
-            return first._replace(tokens=[token], start=last + len(self.run), logits=1)
+            return first._replace(tokens=[token], start=end + len(self.run) - 1, logits=1)
         run = [self.nodes[n] for n in self.run]
+        again = () if self.stateful else first.tokens[-1:]  # a state has the last token already
         return first._replace(
-            tokens=first.tokens[-1:],
-            start=last,
-            logits=1 + len(self.run),
+            tokens=again,
+            start=end - len(again),
+            logits=len(again) + len(self.run),
             nodes=[node.token for node in run],
             parents=[-1 if node.parent < 0 else self.nodes[node.parent].run for node in run],
         )
 
     def lines(self) -> list[int]:
         """Return which lines of the segment's logits follow the open nodes."""
-        root = not self.stateful  # beside its nodes, in segments behind the first
-        return [
-            0 if n < 0 or (root and self.is_chain) else root + self.nodes[n].run for n in self.open
-        ]
+        first = 0 if self.stateful else 1  # before it is the line of the last token
+        return [0 if self.goes_on or n < 0 else first + self.nodes[n].run for n in self.open]
 
     def wish(self, needs_logits: bool) -> SampleInput:
         """Return what is wanted of the segment's rows."""
-        behind = self.is_chain and not self.stateful  # else they are the segment's nodes
-        drafted = [self.nodes[n].token for n in self.run] if behind else ()
+        drafted = [self.nodes[n].token for n in self.run] if self.goes_on else ()
         keep = Keep.PROCESSED if needs_logits or self.draws > 1 else Keep.NOTHING
         return SampleInput(self.sequence, True, keep, drafted)
 

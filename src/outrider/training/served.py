@@ -109,16 +109,15 @@ class Serving:
         plain: list[Pass] = []
         drafted: dict[int, list[Pass]] = {length: [] for length in lengths}
         with frozen():
+            known = self._slow.get(temperature)
             for _ in range(rounds or ROUNDS):
-                known = self._slow.get(temperature)
-                if known is not None and plain:
-                    break
                 plain.append(known or run_all(self._plain, self.prompts, params))
-                if plain[0].seconds > SLOW:
-                    self._slow[temperature] = plain[0]
                 for length, runs in drafted.items():
                     llm.set_speculation(replace(llm.speculation, num_speculative_tokens=length))
                     runs.append(run_all(llm, self.prompts, params))
+                if plain[0].seconds > SLOW:
+                    self._slow[temperature] = plain[0]
+                    break
         if not plain[0].decode_tokens:
             raise ConfigError(
                 "all outputs end with their first token, so no speed can be measured; give prompts "

@@ -55,10 +55,10 @@ _O200K = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-WHOLE = (
-    "llama3", "llama-v3", "llama-bpe", "falcon3", "tekken", "falcon-h1", "pixtral", "midm-2.0",
-    "lfm2",
+AS_LLAMA3 = (
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
 )  # fmt: skip
+WHOLE = (*AS_LLAMA3, "tekken")
 """Their pieces that are whole tokens need no merges, and a text begins with BOS."""
 COMPOSED = ("qwen2", "qwen35")
 """A text is put in Unicode's form NFC first."""
@@ -67,7 +67,7 @@ CUTS: dict[str, tuple[str, ...]] = {
         ("gpt-2", "phi-2", "mpt", "olmo", "jais", "granite-docling", "exaone4", "a.x-4.0"),
         (_GPT2,),
     ),
-    **dict.fromkeys((*WHOLE, "smaug-bpe", "dbrx"), (_LLAMA3,)),
+    **dict.fromkeys((*AS_LLAMA3, "smaug-bpe", "dbrx"), (_LLAMA3,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_QWEN2,)),
     "qwen35": (_QWEN35,),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (r"\p{N}", _GPT2)),
