@@ -13,6 +13,7 @@ BENCHMARKS = {
     "host": ("host", "time of a step outside C++, by drafter and batch size"),
     "contexts": ("contexts", "a token's forward behind long contexts, by dtype of the cache"),
     "hybrids": ("hybrids", "costs of layers with states, on shapes of published models"),
+    "mixtures": ("mixtures", "costs of mixtures of experts, on shapes of published models"),
     "beside": ("beside", "a hybrid's GGUF file here and in llama.cpp, plain and with MTP"),
     "rules": ("rules", "acceptance of each rule, beside the bounds of theory"),
     "shift": ("shift", "a fine-tuned target, and its drafter before and after it is adapted"),

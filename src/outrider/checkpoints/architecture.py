@@ -11,6 +11,61 @@ Mixer = Literal["attention", "conv", "linear", "beside", "none"]
 """What mixes tokens in a layer."""
 
 
+Router = Literal["softmax", "selected", "sigmoid"]
+"""How experts are weighed: by the softmax over all scores, or over those that are chosen, or by
+sigmoids."""
+
+
+@dataclass(frozen=True)
+class ExpertLayout:
+    """What a family calls the parts of a mixture, and how it weighs experts.
+
+    ``{}`` stands for an expert's number. ``fused`` are tensors of all experts, where a checkpoint
+    has them as one: gates and what they gate [experts, 2 * width, hidden], and the last matrices
+    [experts, hidden, width]. ``bias`` is added to scores for the choice alone, ``shared`` is the
+    MLP that all rows share, of which ``shared_fused`` are the gate and what it gates as one.
+    ``renormalised`` None: the config's norm_topk_prob. If they are ``turned``, fused tensors have
+    inputs before outputs, and gates and what they gate take turns.
+    """
+
+    router: str = "mlp.gate"
+    gate: str = "mlp.experts.{}.gate_proj"
+    up: str = "mlp.experts.{}.up_proj"
+    down: str = "mlp.experts.{}.down_proj"
+    fused: tuple[str, str] = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    bias: str = ""
+    shared: str = "mlp.shared_expert."
+    shared_fused: str = ""
+    shared_down: str = "mlp.shared_expert.down_proj"
+    shared_gate: str = ""
+    weighed: Router = "softmax"
+    renormalised: bool | None = None
+    biased: bool = False
+    turned: bool = False
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The sizes of mixtures: a row goes to the ``top`` of ``experts`` whose scores are highest.
+
+    Experts are ``width`` wide, and ``shared`` is the MLP that all rows share (0: there is none),
+    multiplied by the sigmoid of a score of its own if it is ``shared_gated``. Weights are divided
+    by their sum if they are ``renormalised``, and multiplied by ``scale``. ``chosen_by_bias``:
+    something is added to scores for the choice alone. ``biased``: router and experts have biases.
+    """
+
+    experts: int
+    top: int
+    width: int
+    router: Router = "softmax"
+    renormalised: bool = False
+    scale: float = 1.0
+    shared: int = 0
+    shared_gated: bool = False
+    chosen_by_bias: bool = False
+    biased: bool = False
+
+
 @dataclass(frozen=True)
 class Family:
     """Properties of a family that its configs do not state."""
@@ -29,7 +84,8 @@ class Family:
     gated: bool = False  # attention is multiplied by gates, which come with its queries
     attention_cap: bool = False  # attn_logit_softcapping counts (transformers' Gemma 3 ignores it)
     windowed: bool = False  # sliding_window, where given, is that of every layer
-    experts: bool = False
+    experts: ExpertLayout | None = None
+    sinks: bool = False  # each head has a score of a key without a value
     ungated: bool = False  # MLPs have no gate
     lone: bool = False  # a layer is a mixer or an MLP, with one norm
     mamba: bool = False  # linear attention is Mamba-2
@@ -102,8 +158,7 @@ class Architecture(Shape):
     ``kinds`` names the rope and ``windows`` the positions a row sees, itself included (None: all).
     ``scale`` multiplies the products of attention; ``attention_cap`` bounds them, ``logits_cap``
     the logits. Queries at position p are multiplied by 1 + ``heat`` * log(1 + p // ``heat_step``).
-    ``sparse`` layers have ``num_experts`` experts of ``expert_size``, and a row uses
-    ``top_experts`` of them. ``mixers`` are what mixes tokens in each layer: attention, or a short
+    ``sparse`` layers have a ``mixture`` of experts. ``mixers`` are what mixes tokens in each layer: attention, or a short
     convolution over ``conv_taps`` tokens, or linear attention of the sizes ``linear``, which has
     such a convolution, too, or that beside attention; ``mlps`` says which layers have an MLP.
     Mixers with a convolution have ``mixer_bias`` in their products, and ``conv_bias`` in that
@@ -135,10 +190,7 @@ class Architecture(Shape):
     residual_scale: float
     logits_scale: float
     sparse: tuple[bool, ...]
-    num_experts: int
-    top_experts: int
-    expert_size: int
-    renormalised: bool
+    mixture: Mixture | None
     mixers: tuple[Mixer, ...]
     mlps: tuple[bool, ...]
     conv_taps: int

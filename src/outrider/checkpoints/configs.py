@@ -15,6 +15,7 @@ from ..base.fields import Fields
 from .defaults import (
     DEFAULTS,
     FIRST,
+    GPT_OSS_ROPE,
     KEPT,
     MINISTRAL3_ROPE,
     MISTRAL3_TEXT,
@@ -32,17 +33,17 @@ ModelConfig: TypeAlias = "PlainConfig | PretrainedConfig"
 """A config: ours of a native family, or transformers' of another."""
 WRAPPERS = {
     "gemma3": "gemma3_text", "mistral3": "mistral", "qwen3_5": "qwen3_5_text",
-    "exaone4_5": "exaone4",
+    "exaone4_5": "exaone4", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
 """Models of images and text whose part for text is of a native family: by default of this one."""
 SAME = {"mimo": "qwen2"}
 """Model types that differ from a native family in MTP layers only."""
-UNTIED = ("qwen3_5", "exaone4_5")
+UNTIED = ("qwen3_5", "qwen3_5_moe", "exaone4_5")
 """Wrappers that do not tie heads unless they say so."""
 KINDS = ("full_attention", "sliding_attention")
 CONV, LINEAR, BESIDE, MLP = "conv", "linear_attention", "hybrid", "mlp"
 """Kinds of layers: short convolutions, linear attention, the same beside attention, MLPs only."""
-SHARES = {"phi3": 1.0, "qwen3_5_text": 0.25}
+SHARES = {"phi3": 1.0, "qwen3_5_text": 0.25, "qwen3_5_moe_text": 0.25, "glm4_moe": 0.5}
 """Families of which a part of each head turns, and that part where the config does not say it."""
 PATTERN = {"M": LINEAR, "*": KINDS[0], "-": MLP, "E": "moe"}
 """Kinds of Nemotron-H's layers, by the letters of its pattern."""
@@ -70,11 +71,13 @@ _MAMBA = LinearNames(
     "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv",
     "mamba_conv_bias", "mamba_proj_bias",
 )  # fmt: skip
+_DELTA = LinearNames(
+    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+    "linear_value_head_dim",
+)  # fmt: skip
 LINEAR_NAMES = {
-    "qwen3_5_text": LinearNames(
-        "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
-        "linear_value_head_dim",
-    ),
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _DELTA,
     "granitemoehybrid": _MAMBA,
     "falcon_h1": _MAMBA,
     "nemotron_h": LinearNames(
@@ -239,7 +242,7 @@ def _follow(family: str, config: dict[str, Any], values: Fields) -> None:
     if config.get("layer_types", ()) is None:
         if family == "granitemoehybrid":
             config["layer_types"] = ["linear_attention" for _ in layers]
-        elif family == "qwen3_5_text":
+        elif family in ("qwen3_5_text", "qwen3_5_moe_text"):
             period = config["full_attention_interval"]
             config["layer_types"] = [LINEAR if (i + 1) % period else KINDS[0] for i in layers]
         elif family == "lfm2":
@@ -272,7 +275,7 @@ def _follow_pattern(config: dict[str, Any], values: Fields) -> None:
 def _slides(family: str, config: dict[str, Any], layer: int) -> bool:
     """Return whether a layer sees a window, where the config does not say it."""
     match family:
-        case "gemma2":
+        case "gemma2" | "gpt_oss":
             return layer % 2 == 0
         case "exaone4" if config["sliding_window"] is None:
             return False
@@ -297,7 +300,7 @@ def _one_rope(
 ) -> dict[str, Any]:
     """Return the options of the rope that all layers share, or of those that are given by kind."""
     if ropes is None:
-        ropes = dict(MINISTRAL3_ROPE) if family == "ministral3" else {}
+        ropes = dict({"ministral3": MINISTRAL3_ROPE, "gpt_oss": GPT_OSS_ROPE}.get(family, {}))
     share = values.number("partial_rotary_factor", 1.0)
     more = {"partial_rotary_factor": share} if "partial_rotary_factor" in values else {}
     if family in SHARES:

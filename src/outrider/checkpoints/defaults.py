@@ -16,13 +16,15 @@ TYPES = {
             "linear_num_value_heads", "full_attention_interval", "mamba_n_heads", "mamba_n_groups",
             "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_num_heads",
             "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "mamba_d_ssm",
+            "n_routed_experts", "n_group", "topk_group",
         ),
         "size",
     ),
     **dict.fromkeys(
         (
             "sliding_window", "max_window_layers", "num_experts_per_tok", "num_experts",
-            "num_local_experts",
+            "num_local_experts", "num_dense_layers", "first_k_dense_replace", "n_shared_experts",
+            "shared_expert_intermediate_size",
         ),
         "whole",
     ),
@@ -33,6 +35,7 @@ TYPES = {
             "residual_multiplier", "attention_multiplier", "block_ffn_dim_multiplier",
             "lm_head_multiplier", "key_multiplier", "attention_out_multiplier",
             "attention_in_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
+            "routed_scaling_factor", "swiglu_limit", "swiglu_alpha", "clip_qkv",
         ),
         "number",
     ),
@@ -42,7 +45,7 @@ TYPES = {
             "norm_topk_prob", "use_bidirectional_attention", "is_encoder_decoder", "conv_bias",
             "block_auto_adjust_ff_dim", "tiled_value_heads", "mamba_conv_bias", "mamba_proj_bias",
             "use_conv_bias", "use_bias", "mamba_rms_norm", "mamba_norm_before_gate",
-            "projectors_bias",
+            "projectors_bias", "use_expert_bias", "use_qk_norm",
         ),
         "flag",
     ),
@@ -68,6 +71,11 @@ KEPT = ("quantization_config", "architectures", "time_step_limit")
 """Options that any model may have, as they are given."""
 RENAMED = {
     "qwen3_moe": {"num_experts": "num_local_experts"},
+    "olmoe": {"num_experts": "num_local_experts"},
+    "mixtral": {"num_local_experts": "num_experts"},
+    "gpt_oss": {"num_local_experts": "num_experts"},
+    "glm4_moe": {"n_routed_experts": "num_local_experts"},
+    "lfm2_moe": {"tie_word_embeddings": "tie_embedding"},
     "granitemoehybrid": {"layer_types": "layers_block_type"},
     "nemotron_h": {
         "layer_types": "layers_block_type",
@@ -80,10 +88,11 @@ RENAMED = {
 """Other names of options, which count where the usual one is missing."""
 FIRST = {
     "lfm2": ("tie_word_embeddings", "intermediate_size"),
+    "lfm2_moe": ("tie_word_embeddings",),
     "nemotron_h": ("n_groups", "conv_kernel", "use_conv_bias"),
 }
 """Options whose other name counts, if both are given."""
-THETA = {"smollm3": 2e6, "lfm2": 1e6, "gemma3_text": 1e6, "olmo3": 5e5}
+THETA = {"smollm3": 2e6, "lfm2": 1e6, "lfm2_moe": 1e6, "mixtral": 1e6, "gpt_oss": 1.5e5, "gemma3_text": 1e6, "olmo3": 5e5}
 NEAR_THETA = {"gemma3_text": 1e4, "olmo3": 5e5}
 """Bases of ropes where they are not 10,000; those of layers that see a window."""
 
@@ -172,6 +181,32 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8, "num_experts": 128, "norm_topk_prob": False,
         "mlp_only_layers": None,
     },
+    "mixtral": _MISTRAL | {
+        "rms_norm_eps": 1e-5, "sliding_window": None, "num_experts_per_tok": 2,
+        "num_local_experts": 8,
+    },
+    "olmoe": _OLMO | {
+        "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
+        "num_attention_heads": 16, "max_position_embeddings": 4096, "clip_qkv": None,
+        "num_experts_per_tok": 8, "num_experts": 64, "norm_topk_prob": False,
+    },
+    "granitemoe": _ALL | _GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "gpt_oss": _ALL | {
+        "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880,
+        "num_hidden_layers": 36, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "head_dim": 64, "sliding_window": 128, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": None, "attention_bias": True,
+        "num_local_experts": 128, "num_experts_per_tok": 4, "swiglu_limit": 7.0,
+        "swiglu_alpha": 1.702, "layer_types": None,
+    },
+    "glm4_moe": _ALL | _BIAS | {
+        "vocab_size": 151552, "intermediate_size": 10944, "num_hidden_layers": 46,
+        "num_attention_heads": 96, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": None,
+        "moe_intermediate_size": 1408, "num_experts_per_tok": 8, "n_shared_experts": 1,
+        "n_routed_experts": 128, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 1, "norm_topk_prob": True, "use_qk_norm": False,
+    },
     "smollm3": _ALL | _BIASES | {
         "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36,
         "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32768,
@@ -207,6 +242,23 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
         "linear_num_value_heads": 32, "tiled_value_heads": False, "full_attention_interval": 4,
         "layer_types": None,
+    },
+    "qwen3_5_moe_text": _ALL | _BIAS | {
+        "vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+        "max_position_embeddings": 32768, "bos_token_id": None, "eos_token_id": None,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "tiled_value_heads": False,
+        "full_attention_interval": 4, "layer_types": None, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512, "num_experts_per_tok": 8, "num_experts": 256,
+    },
+    "lfm2_moe": {name: value for name, value in _SILENT.items() if name != "rms_norm_eps"} | {
+        "vocab_size": 65536, "hidden_size": 2048, "intermediate_size": 7168,
+        "num_key_value_heads": 8, "max_position_embeddings": 128000, "norm_eps": 1e-5,
+        "tie_word_embeddings": True, "pad_token_id": 0, "conv_bias": False, "conv_L_cache": 3,
+        "layer_types": None, "moe_intermediate_size": 1792, "num_dense_layers": 2,
+        "num_experts_per_tok": 4, "num_experts": 32, "use_expert_bias": True,
+        "routed_scaling_factor": 1.0, "norm_topk_prob": True,
     },
     "lfm2": {name: value for name, value in _SILENT.items() if name != "rms_norm_eps"} | {
         "vocab_size": 65536, "hidden_size": 2560, "intermediate_size": 12288,
@@ -250,6 +302,10 @@ MISTRAL3_TEXT: dict[str, Any] = {
     "rope_theta": 1e9, "sliding_window": None, "vocab_size": 131072,
 }  # fmt: skip
 """The part for text of a wrapper that says nothing of it."""
+GPT_OSS_ROPE: dict[str, Any] = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
 MINISTRAL3_ROPE: dict[str, Any] = {
     "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
     "original_max_position_embeddings": 16384, "beta_fast": 32.0, "beta_slow": 1.0,

@@ -14,7 +14,16 @@ from typing import Any
 from ..base.fields import Fields, read_object
 from ..base.limits import LARGEST_INT
 from ..errors import ModelError, shown
-from .architecture import Architecture, Family, LinearAttention, Mixer, Multipliers, Shape
+from .architecture import (
+    Architecture,
+    ExpertLayout,
+    Family,
+    LinearAttention,
+    Mixer,
+    Mixture,
+    Multipliers,
+    Shape,
+)
 from .configs import BESIDE, CONV, LINEAR, LINEAR_NAMES, MLP, LinearNames, ModelConfig, PlainConfig
 from .dtypes import PLAIN
 from .formats.gguf import is_gguf
@@ -25,7 +34,9 @@ MIXERS: dict[str, Mixer] = {
     BESIDE: "beside", MLP: "none",
 }  # fmt: skip
 """What mixes tokens in layers of each kind of ``layer_types``."""
-ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
+CLAMPED = "clamped"
+"""That of gpt-oss, whose gates and what they gate have limits."""
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", CLAMPED)
 UNGATED = "relu2"
 """The activation of MLPs without gates."""
 UNBOUNDED = 32768
@@ -59,6 +70,28 @@ NEMOTRON_H = (
     *((f"mlp.{name}_proj", f"mixer.{name}_proj") for name in ("up", "down")),
     *((f"mamba.{name}", f"mixer.{name}") for name in ("in_proj", "conv1d", "norm", "out_proj")),
 )  # fmt: skip
+QWEN_MOE = ExpertLayout()
+SHARING = ExpertLayout(shared_gate="mlp.shared_expert_gate", renormalised=True)
+MIXTRAL = ExpertLayout(
+    "block_sparse_moe.gate", *(f"block_sparse_moe.experts.{{}}.w{i}" for i in (1, 3, 2)),
+    renormalised=True,
+)  # fmt: skip
+GRANITE_MOE = ExpertLayout(
+    router="block_sparse_moe.router.layer",
+    fused=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    shared_fused="shared_mlp.input_linear", shared_down="shared_mlp.output_linear",
+    weighed="selected",
+)  # fmt: skip
+GPT_OSS = ExpertLayout(router="mlp.router", weighed="selected", biased=True, turned=True)
+LFM2_MOE = ExpertLayout(
+    "feed_forward.gate", *(f"feed_forward.experts.{{}}.w{i}" for i in (1, 3, 2)),
+    ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
+    bias="feed_forward.expert_bias", weighed="sigmoid",
+)  # fmt: skip
+GLM4_MOE = ExpertLayout(
+    bias="mlp.gate.e_score_correction_bias", shared="mlp.shared_experts.",
+    shared_down="mlp.shared_experts.down_proj", weighed="sigmoid",
+)  # fmt: skip
 _OLMO = Family(norms="after", qk_norm=True, wide_norms=True)
 FAMILIES = {
     "llama": Family(),
@@ -67,7 +100,11 @@ FAMILIES = {
     "ministral3": Family(qkv_bias=False, output_bias=False, windowed=True),
     "qwen2": Family(qkv_bias=True, output_bias=False),
     "qwen3": Family(qk_norm=True),
-    "qwen3_moe": Family(qk_norm=True, windowed=True, experts=True),
+    "qwen3_moe": Family(qk_norm=True, windowed=True, experts=QWEN_MOE),
+    "mixtral": Family(qkv_bias=False, output_bias=False, windowed=True, experts=MIXTRAL),
+    "olmoe": Family(qk_norm=True, wide_norms=True, experts=QWEN_MOE),
+    "granitemoe": Family(experts=GRANITE_MOE),
+    "gpt_oss": Family(experts=GPT_OSS, sinks=True),
     "smollm3": Family(),
     "gemma2": Family(norms="around", shifted=True, scaled=True, attention_cap=True),
     "gemma3_text": Family(norms="around", shifted=True, scaled=True, qk_norm=True),
@@ -80,9 +117,17 @@ FAMILIES = {
     ),
     "granite": Family(),
     "qwen3_5_text": Family(partial=True, shifted=True, qk_norm=True, gated=True),
+    "qwen3_5_moe_text": Family(
+        partial=True, shifted=True, qk_norm=True, gated=True, experts=SHARING
+    ),
+    "glm4_moe": Family(output_bias=False, partial=True, experts=GLM4_MOE),
     "lfm2": Family(qkv_bias=False, output_bias=False, qk_norm=True, names=LFM2),
+    "lfm2_moe": Family(
+        qkv_bias=False, output_bias=False, qk_norm=True, names=LFM2, experts=LFM2_MOE
+    ),
     "granitemoehybrid": Family(
-        fused_mlp="shared_mlp.input_linear", down="shared_mlp.output_linear", mamba=True
+        fused_mlp="shared_mlp.input_linear", down="shared_mlp.output_linear", mamba=True,
+        experts=GRANITE_MOE,
     ),
     "falcon_h1": Family(output_bias=False, mamba=True, names=FALCON_H1),
     "nemotron_h": Family(
@@ -92,6 +137,7 @@ FAMILIES = {
 CLASSES = {
     "gemma3_text": "Gemma3", "granitemoehybrid": "GraniteMoeHybrid", "falcon_h1": "FalconH1",
     "nemotron_h": "NemotronH", "qwen3_moe": "Qwen3Moe", "smollm3": "SmolLM3",
+    "granitemoe": "GraniteMoe", "gpt_oss": "GptOss", "lfm2_moe": "Lfm2Moe", "glm4_moe": "Glm4Moe",
 }  # fmt: skip
 """Names of families' classes that are not the family's with a capital."""
 
@@ -186,7 +232,7 @@ def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architectu
         qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=bias if family.output_bias is None else family.output_bias,
         mlp_bias=bool(getattr(config, "mlp_bias", False)),
-        layout=family,
+        layout=replace(family, qk_norm=True) if values.flag("use_qk_norm", False) else family,
         kinds=tuple(ropes),
         windows=tuple(own_window or None if each else None for each in windowed),
         scale=values.number("attention_multiplier", scalar**-0.5) * _heads_scale(values),
@@ -260,20 +306,48 @@ def _convolved(
 
 def _experts(values: Fields, family: Family, config: PlainConfig, layers: int) -> dict[str, Any]:
     """Return the fields of ``Architecture`` about experts."""
-    if not family.experts:
-        numbers = dict.fromkeys(("num_experts", "top_experts", "expert_size"), 0)
-        return {"sparse": (False,) * layers, "renormalised": False, **numbers}
-    step = values.whole("decoder_sparse_step", 1)
-    dense = values.listed("mlp_only_layers", int)
-    count = values.whole("num_experts", 0, MOST_EXPERTS)
-    sparse = tuple(count > 0 and i not in dense and (i + 1) % step == 0 for i in range(layers))
+    layout, dense = family.experts, {"sparse": (False,) * layers, "mixture": None}
+    names = [name for name in ("num_experts", "num_local_experts", "n_routed_experts") if name in values]
+    if layout is None or not names:
+        return dense
+    count = values.whole(names[0], 0, MOST_EXPERTS)
+    if not count:
+        return dense
+    own = "moe_intermediate_size" in values
+    width = values.whole("moe_intermediate_size" if own else "intermediate_size", 1, WIDEST)
+    shared = values.whole("shared_expert_intermediate_size", 0, WIDEST, 0)
+    shared = values.whole("shared_intermediate_size", 0, WIDEST, shared)
+    shared = shared or width * values.whole("n_shared_experts", 0, WIDEST // width, 0)
+    if (2 * width + 1) * count > WIDEST or values.whole("hidden_size", 1) * count > WIDEST:
+        raise values.refuse(names[0], f"experts of at most {WIDEST} outputs in all")
     return {
-        "sparse": sparse,
-        "num_experts": count,
-        "top_experts": values.whole("num_experts_per_tok", 1, max(1, count)),
-        "expert_size": values.whole("moe_intermediate_size", 1),
-        "renormalised": bool(getattr(config, "norm_topk_prob", False)),
+        "sparse": _sparse(values, layers),
+        "mixture": Mixture(
+            experts=count,
+            top=values.whole("num_experts_per_tok", 1, count),
+            width=width,
+            router=layout.weighed,
+            renormalised=(
+                values.flag("norm_topk_prob", False)
+                if layout.renormalised is None
+                else layout.renormalised
+            ),
+            scale=values.number("routed_scaling_factor", 1.0),
+            shared=shared,
+            shared_gated=bool(shared and layout.shared_gate),
+            chosen_by_bias=bool(layout.bias) and values.flag("use_expert_bias", True),
+            biased=layout.biased,
+        ),
     }
+
+
+def _sparse(values: Fields, layers: int) -> tuple[bool, ...]:
+    """Return which layers are mixtures."""
+    step = values.whole("decoder_sparse_step", 1, default=1)
+    dense = values.listed("mlp_only_layers", int) if "mlp_only_layers" in values else []
+    first = values.whole("num_dense_layers", default=0)
+    first = values.whole("first_k_dense_replace", default=first)
+    return tuple(i >= first and i not in dense and (i + 1) % step == 0 for i in range(layers))
 
 
 def _inner(values: Fields, name: str) -> int:
@@ -345,7 +419,9 @@ def _options_fit(config: PlainConfig, family: Family) -> bool:
         return False
     if MLP in _kinds(config) and not family.lone:
         return False
-    if getattr(config, "num_local_experts", 0) and not family.experts:
+    if getattr(config, "n_group", 1) != 1:  # experts are chosen within groups
+        return False
+    if getattr(config, "clip_qkv", None) is not None:
         return False
     for kind in set(_rope_kinds(config)) - {STILL}:
         if rope_parameters(config, kind).get("rope_type", "default") not in ROPE_TYPES:
@@ -372,6 +448,9 @@ def _biased(config: PlainConfig) -> bool:
 
 
 def _activation(config: PlainConfig) -> str:
+    if config.model_type == "gpt_oss":
+        limit, alpha = config.swiglu_limit, config.swiglu_alpha
+        return CLAMPED if (limit, alpha) == (7.0, 1.702) else "foreign"
     names = ("hidden_activation", "hidden_act", "mlp_hidden_act")
     return str(next(filter(None, (getattr(config, name, None) for name in names)), "silu"))
 

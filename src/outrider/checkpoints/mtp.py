@@ -312,6 +312,7 @@ def mtp_architecture(files: Files, target: Architecture) -> Architecture:
         windows=(target.windows[full],) * count,
         mlps=(True,) * count,
         sparse=(False,) * count,
+        mixture=None,
         linear=None,
         multipliers=Multipliers(),
     )

@@ -13,10 +13,10 @@ from tqdm import tqdm
 
 from ..base.config import Recipe
 from ..errors import ConfigError, ModelError
-from .architecture import Architecture
+from .architecture import Architecture, ExpertLayout, Mixture
 from .coded import Coded
 from .dtypes import FLOAT32, Array
-from .formats.gguf_weights import GGUFTensors
+from .formats.gguf_weights import EXPERTS, GGUFTensors
 from .formats.shared import Tensors, warn_once
 from .quantize import Matrix, Quantized, quantize
 from .rope import half_split
@@ -43,10 +43,22 @@ class Mlp(Generic[M, V]):
 
 @dataclass(frozen=True)
 class Experts(Generic[M, V]):
-    """A mixture of MLPs, and the router that scores them."""
+    """A mixture of gated MLPs, and the router that scores them.
 
-    router: M
-    mlps: tuple[Mlp[M, V], ...]
+    ``gate_up`` [2 * experts * width, hidden] has the gates of all experts, and behind them what
+    they gate; ``down`` [experts * hidden, width] one expert behind the other. The last row of
+    ``router`` scores the ``shared`` MLP, if its output is gated. ``choice_bias`` [experts] is added
+    to scores for the choice.
+    """
+
+    router: V
+    router_bias: V | None
+    choice_bias: V | None
+    gate_up: M
+    gate_up_bias: V | None
+    down: M
+    down_bias: V | None
+    shared: Mlp[M, V] | None
 
 
 @dataclass(frozen=True)
@@ -82,7 +94,8 @@ class LayerWeights(Generic[M, V]):
     has them. ``q_norm`` and ``k_norm`` are of a head or of all. A short convolution has gates
     and inputs [3 * width, width] in the place of ``qkv``, and ``taps`` [taps, width], the oldest
     first. Linear attention has queries, keys, values and gates there, and ``linear``. Gates of
-    attention come behind its queries. A layer may lack a mixer or an MLP.
+    attention come behind its queries. ``sinks`` [heads] are scores of a key without a value. A
+    layer may lack a mixer or an MLP.
     """
 
     input_norm: V | None
@@ -100,11 +113,13 @@ class LayerWeights(Generic[M, V]):
     taps_bias: V | None = None
     linear: LinearWeights[M, V] | None = None
     beside: Beside[M] | None = None
+    sinks: V | None = None
 
     def products(self) -> list[M]:
         """Return the matrices that multiply every row."""
         mlp = self.mlp
-        inner = [mlp.router] if isinstance(mlp, Experts) else [mlp.gate_up, mlp.down] if mlp else []
+        assert not isinstance(mlp, Experts), "not every row meets every expert"
+        inner = [mlp.gate_up, mlp.down] if mlp else []
         rates = self.linear.rates if self.linear else None
         beside = [self.beside.qkv, self.beside.output] if self.beside else []
         all_ = (self.qkv, self.output, *beside, *inner, rates)
@@ -162,6 +177,11 @@ def quantized(
         if stays(source, name):
             return matrix
         matrix = matrix.dequantized(FLOAT32)
+    return by_recipe(source, name, matrix, recipe)
+
+
+def by_recipe(source: Source, name: str, matrix: Array, recipe: Recipe) -> Quantized:
+    """Return a matrix quantised by ``recipe``; ModelError where it cannot be."""
     try:
         return quantize(matrix, recipe)
     except ValueError as error:
@@ -331,6 +351,7 @@ class Loader:
             "k_norm": self._head_norm(f"{attn}k_norm", k_width) if layout.qk_norm else None,
             "output": self._ready(self.matrix(f"{attn}o_proj.weight", width, queries, self.recipe)),
             "output_bias": self.get(f"{attn}o_proj.bias", width) if a.output_bias else None,
+            "sinks": self.get(f"{attn}sinks", a.num_heads) if layout.sinks else None,
         }
 
     def _conv(self, base: str) -> dict[str, Any]:
@@ -455,7 +476,7 @@ class Loader:
             "mlp_norm": (
                 self.norm(f"{base}pre_feedforward_layernorm" if after else post) if before else None
             ),
-            "mlp": self._experts(f"{base}mlp.") if a.sparse[index] else self._mlp(base),
+            "mlp": self._experts(base) if a.sparse[index] else self._mlp(base),
             "output_norm": self.norm(f"{base}post_feedforward_layernorm") if after else None,
         }
 
@@ -476,12 +497,91 @@ class Loader:
             down_bias=self.get(f"{down}.bias", width) if a.mlp_bias else None,
         )
 
-    def _experts(self, prefix: str) -> Experts[Matrix, Array]:
-        a = self.architecture
-        each = [f"{prefix}experts.{i}." for i in range(a.num_experts)]
-        router = self.matrix(f"{prefix}gate.weight", a.num_experts, a.hidden_size, None)
-        mlps = tuple(self._gated(name, "", f"{name}down_proj", a.expert_size) for name in each)
-        return Experts(router=self._ready(router), mlps=mlps)
+    def _experts(self, base: str) -> Experts[Matrix, Array]:
+        mixture, layout = self.architecture.mixture, self.architecture.layout.experts
+        if isinstance(self.source, GGUFTensors):
+            layout = EXPERTS
+        assert mixture is not None
+        assert layout is not None
+        count = mixture.experts
+        scores = [self._scores(f"{base}{layout.router}.weight", count)]
+        if mixture.shared_gated:
+            scores.append(self._scores(f"{base}{layout.shared_gate}.weight", 1))
+        bias = self.get(f"{base}{layout.router}.bias", count) if mixture.biased else None
+        choice = self.get(f"{base}{layout.bias}", count) if mixture.chosen_by_bias else None
+        shared = None
+        if mixture.shared:
+            fused = layout.shared_fused and f"{base}{layout.shared_fused}"
+            down = f"{base}{layout.shared_down}"
+            shared = self._gated(f"{base}{layout.shared}", fused, down, mixture.shared)
+        gate_up, down_matrix = self._expert_matrices(base, mixture, layout)
+        biases = self._expert_biases(base, mixture, layout) if mixture.biased else (None, None)
+        return Experts(
+            router=np.ascontiguousarray(np.concatenate(scores)),
+            router_bias=bias,
+            choice_bias=choice,
+            gate_up=self._ready(gate_up),
+            gate_up_bias=biases[0],
+            down=self._ready(down_matrix),
+            down_bias=biases[1],
+            shared=shared,
+        )
+
+    def _scores(self, name: str, rows: int) -> Array:
+        """Return rows of a router, which no recipe quantises."""
+        return plain(self.matrix(name, rows, self.architecture.hidden_size, None), self.dtype)
+
+    def _expert_matrices(
+        self, base: str, mixture: Mixture, layout: ExpertLayout
+    ) -> tuple[Matrix, Matrix]:
+        """Return the stacked matrices of all experts, those of gates and the last ones."""
+        count, inner, width = mixture.experts, mixture.width, self.architecture.hidden_size
+        if isinstance(self.source, GGUFTensors):
+            rows = count * inner
+            names = [f"{base}mlp.experts.{part}_proj.weight" for part in ("gate", "up", "down")]
+            gates = [self.matrix(name, rows, width, self.recipe) for name in names[:2]]
+            last = self.matrix(names[2], count * width, inner, self.recipe)
+            return stacked(gates, self.dtype), last
+        both, last_name = (f"{base}{name}" for name in layout.fused)
+        if both in self.source:
+            if layout.turned:
+                given = self.source.get(both, (count, width, 2 * inner), self.dtype)
+                gates_up = given.reshape(count, width, inner, 2).transpose(3, 0, 2, 1)
+                down = self.source.get(last_name, (count, inner, width), self.dtype).swapaxes(1, 2)
+            else:
+                given = self.source.get(both, (count, 2 * inner, width), self.dtype)
+                gates_up = given.reshape(count, 2, inner, width).swapaxes(0, 1)
+                down = self.source.get(last_name, (count, width, inner), self.dtype)
+            return (
+                self._by_recipe(gates_up.reshape(-1, width), both),
+                self._by_recipe(down.reshape(-1, inner), last_name),
+            )
+        numbers = range(count)
+        each = [f"{base}{part.format(i)}.weight" for part in (layout.gate, layout.up) for i in numbers]
+        last = [f"{base}{layout.down.format(i)}.weight" for i in numbers]
+        return (
+            stacked([self.matrix(n, inner, width, self.recipe) for n in each], self.dtype),
+            stacked([self.matrix(n, width, inner, self.recipe) for n in last], self.dtype),
+        )
+
+    def _expert_biases(
+        self, base: str, mixture: Mixture, layout: ExpertLayout
+    ) -> tuple[Array, Array]:
+        """Return what is added to the outputs of the stacked matrices of all experts."""
+        count, inner, width = mixture.experts, mixture.width, self.architecture.hidden_size
+        if isinstance(self.source, GGUFTensors):
+            names = [f"{base}mlp.experts.{part}_proj.bias" for part in ("gate", "up", "down")]
+            gate, up = (self.get(name, count, inner).ravel() for name in names[:2])
+            return np.concatenate((gate, up)), self.get(names[2], count, width).ravel()
+        both, last = (f"{base}{name}_bias" for name in layout.fused)
+        gates_up = self.get(both, count, 2 * inner).reshape(count, inner, 2).transpose(2, 0, 1)
+        return np.ascontiguousarray(gates_up).ravel(), self.get(last, count, width).ravel()
+
+    def _by_recipe(self, matrix: Array, name: str) -> Matrix:
+        """Return a matrix quantised by the recipe, if there is one."""
+        if self.recipe is None:
+            return matrix
+        return by_recipe(self.source, name, matrix, self.recipe)
 
     def table(self, name: str = "model.embed_tokens.weight") -> Matrix:
         """Return the embedding, or the head, [vocabulary, hidden_size]."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..base.config import EngineConfig
 from ..base.threads import allowed_threads
-from ..checkpoints.architecture import Architecture
+from ..checkpoints.architecture import Architecture, Mixture
 from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoints.dtypes import choose_dtype, native_dtype
 from ..checkpoints.files import Files
@@ -68,7 +68,9 @@ def num_weights(architecture: Architecture) -> int:
     a = architecture
     heads = a.hidden_size * a.head_dim * 2 * (a.num_heads + a.num_kv_heads)
     dense = 3 * a.hidden_size * a.intermediate_size
-    experts = a.num_experts * (3 * a.expert_size + 1) * a.hidden_size
+    mixture = a.mixture or Mixture(0, 0, 0)
+    experts = mixture.experts * (3 * mixture.width + 1) + 3 * mixture.shared
+    experts *= a.hidden_size
     layers = sum(heads + (experts if sparse else dense) for sparse in a.sparse)
     return layers + a.vocab_size * a.hidden_size * (1 if a.tied else 2)
 

@@ -22,24 +22,32 @@ def first_lane(tile: Tile, window: int | None) -> int:
     return max(0, tile.length - LANES - window + 1) // LANES * LANES
 
 
-def capped_attention(
+def written_out(
     queries: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor,
     scale: float,
-    cap: float,
+    cap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return attention with products bounded to cap * tanh(product / cap) (Gemma 2), by tiles.
+    """Return attention that torch's kernel does not have, by tiles.
 
-    ``queries`` and the result are [count, kv_heads, TILE * groups, head_dim], ``keys`` and
-    ``values`` [count, kv_heads, lanes, head_dim], ``mask`` [count, 1, TILE * groups, lanes].
+    Products are bounded to cap * tanh(product / cap) (Gemma 2), and ``sinks`` [kv_heads, TILE *
+    groups, 1] are scores of a key without a value (gpt-oss). ``queries`` and the result are [count,
+    kv_heads, TILE * groups, head_dim], ``keys`` and ``values`` [count, kv_heads, lanes, head_dim],
+    ``mask`` [count, 1, TILE * groups, lanes].
     """
     out = []
     for query, key, value, hidden in zip(queries, keys, values, mask, strict=True):
         # One tile at a time: a batched product may sum otherwise for another number of tiles.
         products = torch.bmm(query, key.transpose(1, 2)) * scale
-        weights = ((products / cap).tanh() * cap + hidden).softmax(-1, dtype=torch.float32)
+        if cap is not None:
+            products = (products / cap).tanh() * cap
+        scores = (products + hidden).float()
+        if sinks is not None:
+            scores = torch.cat((scores, sinks), -1)
+        weights = scores.softmax(-1)[..., : products.shape[-1]]
         out.append(torch.bmm(weights.to(value.dtype), value))
     return torch.stack(out)
 
@@ -100,11 +108,13 @@ class Attention:
         wide = self._store.layers[layer].index_select(1, lanes).expand(tile.count, -1, -1, -1)
         return wide[:, : self._kv_heads], wide[:, self._kv_heads :]
 
-    def __call__(self, queries: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
+    def __call__(
+        self, queries: torch.Tensor, layer: int, scale: float, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the attention of ``queries`` over a layer's cache, times ``scale``.
 
         Queries are [padded rows, heads, head_dim], rotated; the result is [padded rows, heads *
-        head_dim], arbitrary in padding rows.
+        head_dim], arbitrary in padding rows. ``sinks`` [heads] are scores of a key without a value.
         """
         rows, kv, groups = self._rows, self._kv_heads, self._groups
         head_dim = queries.shape[-1]
@@ -115,16 +125,18 @@ class Attention:
             )
         tiled = queries.reshape(-1, TILE, kv, groups, head_dim).transpose(1, 2)
         tiled = tiled.reshape(-1, kv, TILE * groups, head_dim)
+        if sinks is not None:
+            sinks = sinks.float().view(kv, 1, groups).expand(-1, TILE, -1).reshape(kv, -1, 1)
         masks, parts, first = self._masks[self._windows[layer]], [], 0
         for number, (tile, mask) in enumerate(zip(rows.tiles, masks, strict=True)):
             keys, values = self._lanes(number, layer)
             query = tiled if len(rows.tiles) == 1 else tiled[first : first + tile.count]
-            if self._cap is None:
+            if self._cap is None and sinks is None:
                 parts.append(
                     F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
                 )
             else:
-                parts.append(capped_attention(query, keys, values, mask, scale, self._cap))
+                parts.append(written_out(query, keys, values, mask, scale, self._cap, sinks))
             first += tile.count
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         out = out.view(-1, kv, TILE, groups, head_dim).transpose(1, 2)

@@ -69,7 +69,7 @@ class RowsModel(ABC):
 
     def try_rows(self, count: int, store: Store) -> None:
         """Run as many sequences of one row each, to measure what that takes."""
-        self.run(lone_rows(count), store)
+        self.run(lone_rows(count, self.shape.vocab_size), store)
 
     @abstractmethod
     def draft(

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..base.config import Recipe
 from ..base.limits import LARGEST_INT
-from ..checkpoints.architecture import Architecture
+from ..checkpoints.architecture import Architecture, Mixture
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.configs import ModelConfig
 from ..checkpoints.dtypes import DTYPES as NAMED
@@ -45,13 +45,18 @@ def covers(config: ModelConfig, architecture: Architecture, dtype: np.dtype[Any]
     return (
         dtype in DTYPES
         and a.activation in GATES  # RELU2 in families without gates alone
-        and not any(a.sparse)
+        and (a.mixture is None or _mixes(a, a.mixture))
         and a.head_dim <= LARGEST_HEAD
         and (not a.stateful or _keeps_states(a))
         and len(a.attending) > 0
         and len(rope_tables(a.kinds, "longrope" in ropes)) <= TABLES
         and "dynamic" not in ropes
     )
+
+
+def _mixes(a: Architecture, mixture: Mixture) -> bool:
+    """Return whether the native step runs a model's mixtures: experts begin with a unit."""
+    return a.hidden_size % LANES == 0 and mixture.width % LANES == 0
 
 
 def _keeps_states(a: Architecture) -> bool:

@@ -12,16 +12,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoints.architecture import Architecture
+from ..checkpoints.architecture import Architecture, Mixture
 from ..checkpoints.coded import Coded
 from ..checkpoints.configs import ModelConfig
 from ..checkpoints.dtypes import Array
 from ..checkpoints.quantize import Matrix, Quantized
 from ..checkpoints.rope import STILL, Rope
-from ..checkpoints.weights import Loader, Mlp
+from ..checkpoints.weights import Experts, Loader
 from ..errors import ModelError
 from ..native.checks import free_with, within
-from ..native.interface import DTYPES, GATES, HEADS, MIXERS, Config, DraftBudget
+from ..native.interface import (
+    DTYPES,
+    GATES,
+    HEADS,
+    MIXERS,
+    MLPS,
+    ROUTERS,
+    Config,
+    DraftBudget,
+)
 from ..native.library import Library
 from ..native.masks import AllowedAfter
 from ..native.native_sampling import NativeNoise, NativePipeline
@@ -65,7 +74,22 @@ def step_config(shape: Architecture, dtype: np.dtype[Any], max_length: int, coar
         gated=shape.layout.gated,
         **vars(shape.multipliers),
         **({} if shape.linear is None else vars(shape.linear)),
+        **({} if shape.mixture is None else _of_mixture(shape.mixture)),
     )
+
+
+def _of_mixture(mixture: Mixture) -> dict[str, Any]:
+    """Return the fields of ``Config`` about experts."""
+    return {
+        "experts": mixture.experts,
+        "top_experts": mixture.top,
+        "expert_inner": mixture.width,
+        "shared_inner": mixture.shared,
+        "shared_gated": mixture.shared_gated,
+        "router": ROUTERS[mixture.router],
+        "renormalised": mixture.renormalised,
+        "routed_scale": mixture.scale,
+    }
 
 
 def heads_config(
@@ -83,7 +107,8 @@ def heads_config(
 
 def without_layers(shape: Architecture) -> Architecture:
     """Return the architecture of what has a model's output matrix and none of its layers."""
-    return replace(shape, mixers=(), linear=None, layout=replace(shape.layout, gated=False))
+    layout = replace(shape.layout, gated=False)
+    return replace(shape, mixers=(), linear=None, mixture=None, layout=layout)
 
 
 def rope_tables(kinds: Sequence[str | None], far: bool) -> list[tuple[str | None, bool]]:
@@ -167,9 +192,13 @@ class NativeModel(RowsModel):
             self._pack(index, "beside_qkv", weights.beside.qkv)
             self._pack(index, "beside_output", weights.beside.output)
         if mlp is not None:
-            assert isinstance(mlp, Mlp)
             self._pack(index, "gate_up", mlp.gate_up, mlp.gate_up_bias)
             self._pack(index, "down", mlp.down, mlp.down_bias)
+        if isinstance(mlp, Experts):
+            self._pack(index, "router", mlp.router, mlp.router_bias)
+            if mlp.shared is not None:
+                self._pack(index, "shared_gate_up", mlp.shared.gate_up, mlp.shared.gate_up_bias)
+                self._pack(index, "shared_down", mlp.shared.down, mlp.shared.down_bias)
         norms = {
             "input": weights.input_norm,
             "mlp": weights.mlp_norm,
@@ -181,7 +210,9 @@ class NativeModel(RowsModel):
         for name, norm in norms.items():
             if norm is not None:  # they stand twice, as torch's kernels want them
                 library.set_vector(model, index, name, norm[: len(norm) // 2])
-        vectors = {"taps": weights.taps, "taps_bias": weights.taps_bias}
+        vectors = {"taps": weights.taps, "taps_bias": weights.taps_bias, "sinks": weights.sinks}
+        if isinstance(mlp, Experts):
+            vectors["router_bias"] = mlp.choice_bias
         if weights.linear is not None:
             self._pack(index, "rates", weights.linear.rates)
             vectors |= {"decay": weights.linear.decay, "dt_bias": weights.linear.dt_bias}
@@ -198,7 +229,8 @@ class NativeModel(RowsModel):
         kind = a.kinds[index]
         table = -1 if kind == STILL else self._tables.index((kind, False))
         mixer = MIXERS[a.mixers[index]]
-        self.library.set_layer(self.handle, index, mixer, a.mlps[index], seen, table)
+        mlp = MLPS["mixture" if a.sparse[index] else "dense" if a.mlps[index] else "none"]
+        self.library.set_layer(self.handle, index, mixer, mlp, seen, table)
 
     def added_bytes(self, beside: RowsModel | None) -> int:
         """See ``base.Model``; norms and rotary tables do not count."""
@@ -235,7 +267,7 @@ class NativeModel(RowsModel):
         return self.likely or self.shape.vocab_size
 
     def try_rows(self, count: int, store: Store) -> None:
-        rows = lone_rows(count)
+        rows = lone_rows(count, self.shape.vocab_size)
         if self.shape.stateful:  # in as few sequences as may be, since each takes much memory
             rows = [*_long_rows(count, self.max_length, store.page_size)]
         self.forward(rows, store, vocabulary=self._drafted)

@@ -74,6 +74,11 @@ class NativeStore(Store):
         """True if a slot's row was not finite."""
         return self._library.num_nonfinite(self.handle) > 0
 
+    @property
+    def experts(self) -> int:
+        """Experts that forwards have read so far, see ``Library.experts_read``."""
+        return self._library.experts_read(self.handle)
+
     def room(self, rows: int) -> Room:
         """Return room for the logits of one call, at least ``rows``; the next writes them anew."""
         if self._room.rows < rows:

@@ -64,9 +64,21 @@ class Segment(NamedTuple):
     states: NDArray[np.float32] | None = None
 
 
-def lone_rows(count: int) -> list[Segment]:
-    """Return as many sequences of one row each, every one with a page of its own."""
-    return [Segment([1], 0, array("i", (page,)), 1, 1, key=str(page)) for page in range(count)]
+STRIDE = 7919
+"""From the token of a row to that of the next, where rows should differ: a prime."""
+
+
+def lone_rows(count: int, vocabulary: int = 2) -> list[Segment]:
+    """Return as many sequences of one row each, every one with a page of its own.
+
+    Their tokens differ as far as there are any below ``vocabulary``: rows that are strangers to
+    each other go to other experts of a mixture.
+    """
+    tokens = [1 + i * STRIDE % max(1, vocabulary - 1) for i in range(count)]
+    return [
+        Segment([token], 0, array("i", (page,)), 1, 1, key=str(page))
+        for page, token in enumerate(tokens)
+    ]
 
 
 def plant(logits: NDArray[np.float32], segments: Sequence[Segment]) -> None:

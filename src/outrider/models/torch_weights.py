@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..base.config import Recipe
-from ..checkpoints.architecture import Architecture
+from ..checkpoints.architecture import Architecture, Mixture
 from ..checkpoints.dtypes import Array
 from ..checkpoints.quantize import Matrix
 from ..checkpoints.weights import (
@@ -32,9 +32,32 @@ from .tensors import as_tensor
 PACKED_LINEAR: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
 
 TorchMlp = Mlp[torch.Tensor, torch.Tensor]
-TorchExperts = Experts[torch.Tensor, torch.Tensor]
 TorchLinear = LinearWeights[torch.Tensor, torch.Tensor]
-TorchLayer = LayerWeights[torch.Tensor, torch.Tensor]
+
+@dataclass(frozen=True)
+class TorchExperts:
+    """A mixture of MLPs, and the router that scores them; see ``weights.Experts``."""
+
+    router: torch.Tensor
+    router_bias: torch.Tensor | None
+    choice_bias: torch.Tensor | None
+    mlps: tuple[TorchMlp, ...]
+    shared: TorchMlp | None
+
+
+@dataclass(frozen=True)
+class TorchLayer(LayerWeights[torch.Tensor, torch.Tensor]):
+    """One decoder layer."""
+
+    experts: TorchExperts | None = None
+
+    def products(self) -> list[torch.Tensor]:
+        """Return the matrices that multiply every row."""
+        mixture = self.experts
+        shared = mixture.shared if mixture else None
+        more = [mixture.router] if mixture else []
+        more += [shared.gate_up, shared.down] if shared else []
+        return super().products() + more
 
 
 @dataclass(frozen=True)
@@ -89,6 +112,33 @@ class _Placed:
             down_bias=self.maybe(mlp.down_bias),
         )
 
+    def experts(self, given: Experts[Matrix, Array], count: int) -> TorchExperts:
+        """Return a mixture with a matrix of its own for each of its ``count`` experts."""
+        gate_up = plain(given.gate_up, self.dtype)
+        gates = gate_up.reshape(-1, count, len(gate_up) // (2 * count), gate_up.shape[1])
+        down = plain(given.down, self.dtype)
+        last = down.reshape(count, len(down) // count, -1)
+        by_gate, by_last = (
+            None if bias is None else bias.reshape(-1, count, len(bias) // (parts * count))
+            for bias, parts in ((given.gate_up_bias, 2), (given.down_bias, 1))
+        )
+        mlps = [
+            Mlp(
+                gate_up=self.matrix(np.ascontiguousarray(gates[:, i]).reshape(-1, gates.shape[-1])),
+                gate_up_bias=None if by_gate is None else self.vector(by_gate[:, i].ravel()),
+                down=self.matrix(np.ascontiguousarray(last[i])),
+                down_bias=None if by_last is None else self.vector(by_last[0, i]),
+            )
+            for i in range(count)
+        ]
+        return TorchExperts(
+            router=self.matrix(given.router),
+            router_bias=self.maybe(given.router_bias),
+            choice_bias=self.maybe(given.choice_bias),
+            mlps=tuple(mlps),
+            shared=None if given.shared is None else self.mlp(given.shared),
+        )
+
     def linear(self, linear: LinearWeights[Matrix, Array]) -> TorchLinear:
         return LinearWeights(
             rates=self.matrix(linear.rates),
@@ -101,13 +151,12 @@ class _Placed:
     def beside(self, beside: Beside[Matrix]) -> Beside[torch.Tensor]:
         return Beside(self.matrix(beside.qkv), self.matrix(beside.output))
 
-    def layer(self, layer: LayerWeights[Matrix, Array]) -> TorchLayer:
-        mlp: TorchMlp | TorchExperts | None = None
-        if isinstance(layer.mlp, Experts):
-            mlp = Experts(self.matrix(layer.mlp.router), tuple(map(self.mlp, layer.mlp.mlps)))
-        elif layer.mlp is not None:
-            mlp = self.mlp(layer.mlp)
-        return LayerWeights(
+    def layer(self, layer: LayerWeights[Matrix, Array], mixture: Mixture | None) -> TorchLayer:
+        mlp, experts = layer.mlp, None
+        if isinstance(mlp, Experts):
+            assert mixture is not None
+            mlp, experts = None, self.experts(mlp, mixture.experts)
+        return TorchLayer(
             input_norm=self.maybe(layer.input_norm),
             qkv=None if layer.qkv is None else self.matrix(layer.qkv),
             qkv_bias=self.maybe(layer.qkv_bias),
@@ -117,7 +166,9 @@ class _Placed:
             output_bias=self.maybe(layer.output_bias),
             attention_norm=self.maybe(layer.attention_norm),
             mlp_norm=self.maybe(layer.mlp_norm),
-            mlp=mlp,
+            mlp=None if mlp is None else self.mlp(mlp),
+            experts=experts,
+            sinks=self.maybe(layer.sinks),
             output_norm=self.maybe(layer.output_norm),
             taps=self.maybe(layer.taps),
             taps_bias=self.maybe(layer.taps_bias),
@@ -137,7 +188,7 @@ def load_weights(
     loader, placed = Loader(source, architecture, dtype, recipe=recipe), _Placed(dtype, device)
     slow = math.inf if recipe is None else SLOW_TO_QUANTISE
     numbers = layer_numbers(architecture, "Quantising weights", slow)
-    layers = tuple(placed.layer(loader.layer(number)) for number in numbers)
+    layers = tuple(placed.layer(loader.layer(number), architecture.mixture) for number in numbers)
     table = plain(loader.table(), dtype)
     embedding = placed.vector(table)
     head = packed(embedding) if architecture.tied else placed.matrix(loader.head(table))

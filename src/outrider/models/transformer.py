@@ -14,8 +14,8 @@ from ..base.config import Recipe
 from ..cache.store import Store
 from ..checkpoints.architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.families import CLAMPED
 from ..checkpoints.rope import STILL
-from ..checkpoints.weights import Experts
 from .attention import Attention
 from .base import Output
 from .kv_store import KVStore
@@ -140,7 +140,8 @@ class Transformer(PythonStep):
         # Not above: it takes a second, which the native step does not need.
         from transformers.activations import ACT2FN
 
-        self._activation = ACT2FN[architecture.activation]
+        gate = architecture.activation
+        self._activation = ACT2FN["silu" if gate == CLAMPED else gate]
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of cache that a page of this model takes."""
@@ -232,7 +233,7 @@ class Transformer(PythonStep):
                 entries = heads.narrow(1, s.num_heads, 2 * s.num_kv_heads)
                 entries = entries.nan_to_num() if clean else entries
                 store.write(place, entries, rows.slots, rows.first_slot, rows.count)
-                out = attention(heads.narrow(1, 0, s.num_heads), place, s.scale)
+                out = attention(heads.narrow(1, 0, s.num_heads), place, s.scale, weights.sinks)
                 if gates is not None:
                     out = out * alike(torch.sigmoid, gates)
                 out = linear(out, own.output, None if weights.beside else weights.output_bias)
@@ -247,10 +248,10 @@ class Transformer(PythonStep):
                 if weights.attention_norm is not None:
                     out = rms_norm(out, weights.attention_norm, s.norm_eps)
                 stream.x.add_(out, alpha=s.residual_scale)
-            mlp = weights.mlp
-            if mlp is not None:
+            mlp, experts = weights.mlp, weights.experts
+            if mlp is not None or experts is not None:
                 x = self._normed(stream, weights.mlp_norm)
-                out = self._experts(x, mlp) if isinstance(mlp, Experts) else self._mlp(x, mlp)
+                out = self._mlp(x, mlp) if mlp else self._mixed(x, experts)
                 if weights.output_norm is not None:
                     out = rms_norm(out, weights.output_norm, s.norm_eps)
                 stream.x.add_(scaled(out, s.multipliers.mlp_out), alpha=s.residual_scale)
@@ -318,23 +319,51 @@ class Transformer(PythonStep):
             inner = self._activation(inner)
         else:
             gate, up = inner.chunk(2, -1)
-            inner = self._activation(scaled(gate, self.shape.multipliers.mlp_gate)).mul_(up)
+            gate = scaled(gate, self.shape.multipliers.mlp_gate)
+            inner = self._gated(gate, up)
         return linear(inner, weights.down, weights.down_bias)
 
-    def _experts(self, x: torch.Tensor, weights: TorchExperts) -> torch.Tensor:
-        """Each row's best experts, weighed by the router; their rows go in tiles of ``TILE``."""
-        s = self.shape
-        scores = linear(x, weights.router).softmax(-1, dtype=torch.float32)
-        best, chosen = scores.topk(s.top_experts, -1)  # [rows, top_experts] each
-        if s.renormalised:
+    def _gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        if self.shape.activation == CLAMPED:
+            gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+            return (up + 1) * gate * alike(torch.sigmoid, gate * 1.702)
+        out: torch.Tensor = self._activation(gate).mul_(up)
+        return out
+
+    def _mixed(self, x: torch.Tensor, weights: TorchExperts) -> torch.Tensor:
+        """Each row's best experts, weighed by the router, and the shared one.
+
+        Rows of an expert go in tiles of ``TILE``.
+        """
+        mixture = self.shape.mixture
+        assert mixture is not None
+        scores = linear(x, weights.router).float()
+        scores, own = scores[:, : mixture.experts], scores[:, mixture.experts :]
+        if weights.router_bias is not None:
+            scores = scores + weights.router_bias
+        chances = scores.softmax(-1)
+        if mixture.router == "sigmoid":
+            chances = alike(torch.sigmoid, scores)
+        ranked = chances if mixture.router == "sigmoid" else scores
+        if weights.choice_bias is not None:
+            ranked = ranked + weights.choice_bias
+        chosen = ranked.sort(dim=-1, descending=True, stable=True)[1][:, : mixture.top]
+        best = chances.gather(-1, chosen)
+        if mixture.renormalised or mixture.router == "selected":
             best = best / best.sum(-1, keepdim=True)
-        best = best.to(x.dtype)
-        out = torch.zeros_like(x)
+        best = (best * mixture.scale).to(x.dtype)
+        each = x.new_zeros(len(x), mixture.top, x.shape[1])
         for expert in chosen.unique().tolist():
             rows, place = torch.where(chosen == expert)
             spare = padded(len(rows), TILE) - len(rows)
             tiled = F.pad(x.index_select(0, rows), (0, 0, 0, spare))
-            own = self._mlp(tiled, weights.mlps[expert])[: len(rows)]
-            # In the order of experts, whoever else they serve: a row's sum keeps its order.
-            out.index_add_(0, rows, own * best[rows, place, None])
+            each[rows, place] = self._mlp(tiled, weights.mlps[expert])[: len(rows)]
+        out = torch.zeros_like(x)
+        for rank in range(mixture.top):
+            out += each[:, rank] * best[:, rank, None]
+        if weights.shared is not None:
+            shared = self._mlp(x, weights.shared)
+            if mixture.shared_gated:
+                shared = shared * alike(torch.sigmoid, own).to(x.dtype)
+            out += shared
         return out

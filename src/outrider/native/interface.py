@@ -29,8 +29,10 @@ DTYPES = {dtypes.DTYPES[name]: number for name, number in _kinds("Dtype").items(
 MATRICES, VECTORS = _kinds("MatrixKind"), _kinds("VectorKind")
 MIXERS = _kinds("MixerKind")
 """The numbers of what mixes tokens, by its name in an ``Architecture``."""
-GATES = {"silu": 0, "gelu_pytorch_tanh": 1, "relu2": 2}
+GATES = {"silu": 0, "gelu_pytorch_tanh": 1, "relu2": 2, "clamped": 3}
 """The numbers of ``enum ActivationKind``, by the names in configs."""
+MLPS, ROUTERS = _kinds("MlpKind"), _kinds("RouterKind")
+"""The numbers of what stands behind a mixer, and of how a mixture's router weighs experts."""
 PEAKS = tuple(_kinds("PeakKind"))
 """Kinds of products: digits are what activations become beside few-bit codes."""
 EMBEDDED, PAIRED, JOINED, HEADS, BLOCK = sorted(_kinds("InputKind").values())

@@ -349,9 +349,9 @@ class Library:
         self.run("rotary", at(model), table, *halves, *shape)
 
     def set_layer(
-        self, model: int, layer: int, mixer: int, mlp: bool, window: int | None, table: int
+        self, model: int, layer: int, mixer: int, mlp: int, window: int | None, table: int
     ) -> None:
-        """Say what mixes a layer's tokens, whether it has an MLP, and what its rows see.
+        """Say what mixes a layer's tokens, what MLP it has, and what its rows see.
 
         Those are the last ``window`` positions, or all, as a rotary table turns them; -1: none.
         """
@@ -386,6 +386,10 @@ class Library:
     def new_store(self, model: int, pages: int, page_size: int) -> int:
         """Return an empty cache."""
         return self.made("Store *", "store", at(model), pages, page_size)
+
+    def experts_read(self, store: int) -> int:
+        """Return how many experts the forwards over a cache have read, of all layers together."""
+        return int(self._c.outrider_experts(at(store)))
 
     def num_nonfinite(self, store: int) -> int:
         """Return the number of slots whose row was not finite."""

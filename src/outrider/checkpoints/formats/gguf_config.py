@@ -49,18 +49,32 @@ FORMS = {
     "granitehybrid": Form("granitemoehybrid", interleaved=True),
     "nemotron_h": Form("nemotron_h", interleaved=True),
     "falcon-h1": Form("falcon_h1"),
+    "qwen3moe": Form("qwen3_moe"),
+    "olmoe": Form("olmoe"),
+    "granitemoe": Form("granitemoe", interleaved=True),
+    "gpt-oss": Form("gpt_oss", period=2),
+    "lfm2moe": Form("lfm2_moe"),
+    "glm4moe": Form("glm4_moe"),
+    "qwen35moe": Form("qwen3_5_moe_text"),
 }
-"""The architectures that are read; Mistral's are "llama" and "mistral3"."""
-PARTIAL = ("phi3", "qwen35")
+"""The architectures that are read; Mistral's are "llama" and "mistral3", Mixtral's is "llama"."""
+PARTIAL = ("phi3", "qwen35", "qwen35moe", "glm4moe")
 """Architectures of which a part of each head turns."""
 EXAONE_32B, EXAONE_WINDOW = ("exaone4", 64), 4096
 """The model, by its layers, whose first files say nothing of its windows."""
-PREDICTING = ("qwen35", "exaone4")
+PREDICTING = ("qwen35", "exaone4", "qwen35moe", "glm4moe")
 """Architectures whose files may have MTP layers behind the others."""
-BY_LAYER = ("lfm2", "granitehybrid", "nemotron_h")
+BY_LAYER = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h")
 """Architectures whose files say how many key heads each layer has: 0 of those without attention."""
 MAMBA = ("granitehybrid", "nemotron_h", "falcon-h1")
 """Architectures with Mamba-2."""
+SOFTMAX, SIGMOID, SELECTED = 1, 2, 3
+MIXTURES = {
+    "llama": SOFTMAX, "qwen3moe": SOFTMAX, "olmoe": SOFTMAX, "granitemoe": SOFTMAX,
+    "granitehybrid": SOFTMAX, "qwen35moe": SOFTMAX, "gpt-oss": SELECTED, "lfm2moe": SIGMOID,
+    "glm4moe": SIGMOID,
+}  # fmt: skip
+"""Architectures whose mixtures of experts are read, and llama.cpp's numbers of how they weigh."""
 STILL_PERIOD = 4
 """Each last one of so many layers of SmolLM3 has no rope."""
 WIDE_QUERIES = {("gemma2", 46), ("gemma3", 62)}
@@ -117,8 +131,9 @@ def _check_layers(file: GGUF, name: str, count: int) -> None:
 
 def _options(file: GGUF, name: str) -> dict[str, Any]:
     tensors, fields = file.tensors, _per_model(file, name)
-    if f"{name}.expert_count" in fields and fields.whole(f"{name}.expert_count"):
-        raise _unread(file.path, "GGUF files of mixtures of experts are not read")
+    experts = fields.whole(f"{name}.expert_count", default=0)
+    if experts and name not in MIXTURES:
+        raise _unread(file.path, f"mixtures of experts of architecture {name} are not read")
     if name == "granite" and not _has_rope(file, name):
         raise _unread(file.path, "GGUF files of models without a rope are not read")
 
@@ -140,7 +155,11 @@ def _options(file: GGUF, name: str) -> dict[str, Any]:
         "vocab_size": tokens or size("vocab_size"),
         "hidden_size": width,
         "intermediate_size": (
-            _inner(file) if name == "nemotron_h" else size("feed_forward_length")
+            _inner(file)
+            if name == "nemotron_h"
+            else size("feed_forward_length", size("expert_feed_forward_length", 1))
+            if experts
+            else size("feed_forward_length")
         ),
         "num_hidden_layers": _num_layers(fields, name, size("block_count", high=len(tensors) or 1)),
         "num_attention_heads": heads,
@@ -161,7 +180,60 @@ def _options(file: GGUF, name: str) -> dict[str, Any]:
         "mlp_bias": any(_has_bias(file, f"ffn_{part}") for part in ("gate", "up", "down")),
         "dtype": _dtype({t.kind for t in tensors.values()}),
     }
-    return options | _more(file, fields, name, options) | _windows(file, fields, name, options)
+    options |= _more(file, fields, name, options)
+    if experts:
+        options |= _mixture(file, fields, name, options)
+    return options | _windows(file, fields, name, options)
+
+
+def _mixture(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options about experts, by the names of the family's config."""
+
+    def size(key: str, default: int | None = None) -> int:
+        return fields.whole(f"{name}.expert_{key}", default=default)
+
+    weighed = MIXTURES[name]
+    if size("gating_func", weighed) not in (0, weighed):
+        raise _unread(file.path, "experts that are weighed in another way are not read")
+    if size("group_count", 0) > 1:
+        raise _unread(file.path, "experts that are chosen within groups are not read")
+    count, top = size("count"), size("used_count")
+    width = size("feed_forward_length", options["intermediate_size"])
+    layers = range(options["num_hidden_layers"])
+    dense = [i for i in layers if f"blk.{i}.ffn_gate_inp.weight" not in file.tensors]
+    leading = dense == [*range(len(dense))]
+    more: dict[str, Any] = {"num_experts_per_tok": top}
+    if name in ("llama", "granitemoe", "granitehybrid", "gpt-oss"):
+        if dense:
+            raise _unread(file.path, "mixtures of experts in some layers only are not read")
+        own = {"llama": "mixtral"}.get(name, FORMS[name].family)
+        shared = size("shared_feed_forward_length", 0)
+        if name == "granitemoe" and shared:
+            raise _unread(file.path, "experts beside an MLP that all tokens share are not read")
+        more |= {"model_type": own, "num_local_experts": count, "intermediate_size": width}
+        return more | ({"shared_intermediate_size": shared} if name == "granitehybrid" else {})
+    normed = fields.flag(f"{name}.expert_weights_norm", name != "olmoe")
+    scale = fields.number(f"{name}.expert_weights_scale", 0.0) or 1.0
+    more |= {"moe_intermediate_size": width, "norm_topk_prob": normed}
+    if name in ("qwen3moe", "olmoe"):
+        if scale != 1 or (name == "olmoe" and (dense or width != options["intermediate_size"])):
+            raise _unread(file.path, "experts of this kind are not read")
+        return more | {"num_experts": count, "mlp_only_layers": dense}
+    if not leading:
+        raise _unread(file.path, "mixtures of experts in some layers only are not read")
+    if name == "qwen35moe":
+        if dense:
+            raise _unread(file.path, "mixtures of experts in some layers only are not read")
+        shared = size("shared_feed_forward_length")
+        return more | {"num_experts": count, "shared_expert_intermediate_size": shared}
+    more |= {"routed_scaling_factor": scale}
+    if name == "lfm2moe":
+        return more | {"num_experts": count, "num_dense_layers": len(dense)}
+    return more | {
+        "n_routed_experts": count, "first_k_dense_replace": len(dense),
+        "n_shared_experts": size("shared_count", 0),
+        "use_qk_norm": any(key.endswith("attn_q_norm.weight") for key in file.tensors),
+    }  # fmt: skip
 
 
 def _has_bias(file: GGUF, module: str) -> bool:
@@ -207,9 +279,9 @@ def _attending_heads(file: GGUF, name: str) -> int:
     return count
 
 
-def _lfm2(file: GGUF, fields: Fields, options: dict[str, Any]) -> dict[str, Any]:
+def _lfm2(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options about LFM2's short convolutions."""
-    key, layers = "lfm2.attention.head_count_kv", options["num_hidden_layers"]
+    key, layers = f"{name}.attention.head_count_kv", options["num_hidden_layers"]
     given = file.metadata.get(key)
     heads = given if isinstance(given, list) else [given] * layers
     if len(heads) != layers:
@@ -217,7 +289,7 @@ def _lfm2(file: GGUF, fields: Fields, options: dict[str, Any]) -> dict[str, Any]
     return {
         "norm_eps": options["rms_norm_eps"],
         "layer_types": ["full_attention" if each else CONV for each in heads],
-        "conv_L_cache": fields.whole("lfm2.shortconv.l_cache", 1),
+        "conv_L_cache": fields.whole(f"{name}.shortconv.l_cache", 1),
         "block_auto_adjust_ff_dim": False,
     }
 
@@ -230,15 +302,15 @@ def _kinds(file: GGUF, layers: int, marks: Mapping[str, str], other: str) -> lis
     ]
 
 
-def _qwen35(file: GGUF, fields: Fields, options: dict[str, Any]) -> dict[str, Any]:
+def _qwen35(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options about Qwen3.5's gated delta nets."""
 
     def size(key: str) -> int:
-        return fields.whole(f"qwen35.{key}", 1)
+        return fields.whole(f"{name}.{key}", 1)
 
     heads, inner = size("ssm.time_step_rank"), size("ssm.inner_size")
     if inner % heads:
-        raise fields.refuse("qwen35.ssm.inner_size", f"a multiple of {heads}, its heads")
+        raise fields.refuse(f"{name}.ssm.inner_size", f"a multiple of {heads}, its heads")
     return {
         "linear_conv_kernel_dim": size("ssm.conv_kernel"),
         "linear_key_head_dim": size("ssm.state_size"),
@@ -307,7 +379,7 @@ def _mamba(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> di
     shared = f"{name}.expert_shared_feed_forward_length"
     return more | {
         "num_local_experts": 0,
-        "shared_intermediate_size": fields.whole(shared, 1, default=options["intermediate_size"]),
+        "shared_intermediate_size": fields.whole(shared, default=options["intermediate_size"]),
         "position_embedding_type": "rope" if _has_rope(file, name) else None,
     }
 
@@ -337,10 +409,13 @@ def _more(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dic
         trained = ropes.get("original_max_position_embeddings", options["max_position_embeddings"])
         more["original_max_position_embeddings"] = trained
         more["sliding_window"] = fields.whole("phi3.attention.sliding_window", default=0) or None
-    elif name == "lfm2":
-        more |= _lfm2(file, fields, options)
-    elif name == "qwen35":
-        more |= _qwen35(file, fields, options)
+    elif name in ("lfm2", "lfm2moe"):
+        more |= _lfm2(file, fields, name, options)
+    elif name in ("qwen35", "qwen35moe"):
+        more |= _qwen35(file, fields, name, options)
+    elif name == "glm4moe":
+        share = _share(fields.whole("glm4moe.rope.dimension_count", 1), size)
+        more["rope_parameters"] = options["rope_parameters"] | {"partial_rotary_factor": share}
     elif name == "mistral3" and "llama_4_scaling_beta" in options["rope_parameters"]:
         more["model_type"] = "ministral3"
     return more
@@ -370,7 +445,10 @@ def _windows(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> 
     kinds = ["sliding_attention" if each else "full_attention" for each in slides]
     own: dict[str, Any] = {"layer_types": kinds, "sliding_window": window}
     rope = options["rope_parameters"]
-    if name == "exaone4":  # layers without a window have no rope
+    if name == "gpt-oss":
+        if rope["rope_type"] == "yarn":
+            own["rope_parameters"] = rope | {"truncate": False}
+    elif name == "exaone4":  # layers without a window have no rope
         local = fields.number("exaone4.rope.freq_base_swa", rope["rope_theta"], positive=True)
         own["rope_parameters"] = rope | {"rope_theta": local}
     elif name != "gemma2":

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ...base.threads import on_all_threads
 from ...errors import ModelError
+from ..architecture import ExpertLayout
 from ..coded import Coded, CodedPart
 from ..dtypes import FLOAT32, Array
 from ..quantize import Codes, Matrix, Quantized
@@ -49,7 +50,14 @@ IN_LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.choice": "exp_probs_b",
+    **{f"mlp.experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
+    **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
+EXPERTS = ExpertLayout(shared_gate="mlp.shared_expert_gate", bias="mlp.choice.bias")
+"""What the parts of mixtures are called when they are asked for, whatever the family calls them."""
 _AFTER = {
     "post_attention_layernorm": "post_attention_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -72,7 +80,11 @@ OTHERWISE = {
     "nemotron_h": _MAMBA,
     "falcon-h1": _MAMBA,
     "lfm2": _LFM2,
+    "lfm2moe": _LFM2,
     "qwen35": _QWEN35,
+    "qwen35moe": _QWEN35,
+    "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
+    "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
     "gemma2": _AROUND,
     "gemma3": _AROUND,
     "olmo2": _AFTER,
@@ -80,13 +92,14 @@ OTHERWISE = {
     "phi3": {"self_attn.qkv_proj": "attn_qkv", GATE_UP: "ffn_up"},
 }
 """What architectures name in another way."""
-SHIFTED = ("gemma2", "gemma3", "qwen35")
+SHIFTED = ("gemma2", "gemma3", "qwen35", "qwen35moe")
 """Their files hold norms as 1 + w, but those of delta nets."""
-TOPS = {"lfm2": {"model.norm": "token_embd_norm"}}
+TOPS = {name: {"model.norm": "token_embd_norm"} for name in ("lfm2", "lfm2moe")}
 """What architectures name in another way outside of layers."""
 PARAMETERS = {
     "linear_attn.dt_bias": "ssm_dt.bias", "linear_attn.A_log": "ssm_a",
     "mamba.dt_bias": "ssm_dt.bias", "mamba.A_log": "ssm_a", "mamba.D": "ssm_d",
+    "self_attn.sinks": "attn_sinks.weight",
 }  # fmt: skip
 """Parameters of layers that belong to no module."""
 STACKED = "shared_mlp.input_linear"
@@ -150,7 +163,8 @@ class GGUFTensors:
         self._in_layer = {**IN_LAYER, **OTHERWISE.get(name, {})}
         self._top = {**TOP, **TOPS.get(name, {})}
         own = "mamba." if self._in_layer.keys() >= _MAMBA.keys() else "linear_attn."
-        self._by_parameter = {v: k for k, v in PARAMETERS.items() if k.startswith(own)}
+        owned = (own, "self_attn.")
+        self._by_parameter = {v: k for k, v in PARAMETERS.items() if k.startswith(owned)}
         kinds = {t.kind for t in file.tensors.values()} - set(CODED) - set(PLAIN)
         names = ", ".join(sorted(kind.name for kind in kinds))
         self.note = (
@@ -184,6 +198,8 @@ class GGUFTensors:
             coded = [half for half in halves if isinstance(half, Coded)]
             together = Coded.stacked(coded) if len(coded) == len(halves) else None
             return self.get(name, shape, dtype) if together is None else together
+        if ".mlp.experts." in name:
+            return self._experts(name, shape, dtype)
         stored = self._find(name, shape)
         if stored.kind not in CODED:
             return self.get(name, shape, dtype)
@@ -198,6 +214,42 @@ class GGUFTensors:
             for first in range(0, count * rows, rows)
         ]  # fmt: skip
         return Coded(tuple(parts), shape[1])
+
+    def _experts(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any] | None) -> Matrix:
+        """Return the matrices of all experts, one behind the other.
+
+        Some files have gates and what they gate as one tensor, expert by expert.
+        """
+        key = self._key(name)
+        joined = re.sub("ffn_(gate|up)_exps", "ffn_gate_up_exps", key)
+        stored = self._file.tensors.get(key) or self._file.tensors.get(joined)
+        if stored is None:
+            raise ModelError(f"{self.folder} has no tensor {key!r}; its metadata requires one.")
+        halves = 2 if key not in self._file.tensors else 1
+        count = stored.shape[0]
+        rows = shape[0] // count
+        if stored.shape != (count, halves * rows, shape[1]) or count * rows != shape[0]:
+            raise ModelError(
+                f"{self.folder}: tensor {key!r} is {list(stored.shape)}, but its metadata says "
+                f"{list(shape)} for all experts."
+            )
+        first = rows if "up_proj" in name and halves == 2 else 0
+        if stored.kind not in CODED:
+            plain = self._plain(stored, dtype or FLOAT32)[:, first : first + rows]
+            return np.ascontiguousarray(plain).reshape(shape)
+
+        def read(dtype: np.dtype[Any]) -> Array:
+            return self._plain(stored, dtype).reshape(-1, shape[1])
+
+        all_rows = count * halves * rows
+        whole = CodedPart(
+            stored.file, stored.begin, int(stored.kind), stored.kind.name, all_rows,
+            stored.nbytes // all_rows, None, read,
+        )  # fmt: skip
+        if halves == 1:
+            return Coded((whole,), shape[1])
+        begins = range(first, all_rows, halves * rows)
+        return Coded(tuple(whole.within(range(at, at + rows)) for at in begins), shape[1])
 
     def grid(self, name: str, shape: tuple[int, int]) -> Quantized | None:
         """Return a matrix of Q8_0 (int8) or Q4_0 (nibbles), whose codes are a plain grid's."""
@@ -299,7 +351,9 @@ class GGUFTensors:
         return stored
 
     def _other_shapes(self, name: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Return other shapes that files give a vector of Mamba-2: a column, or a row a group."""
+        """Return other shapes that files give a vector: a row, a column, or a row a group."""
+        if name.endswith("shared_expert_gate.weight"):
+            return [(1, shape[0])]
         if name.endswith(("mamba.A_log", "mamba.D")):
             return [(shape[0], 1), (1, shape[0])]
         groups = self._file.metadata.get(f"{self._architecture}.ssm.group_count")

@@ -129,6 +129,8 @@ void outrider_store_free(const Store* store) noexcept { release(store); }
 
 int outrider_nonfinite(const Store* store) noexcept { return store->num_nonfinite; }
 
+std::int64_t outrider_experts(const Store* store) noexcept { return store->experts; }
+
 const char* outrider_move(Store* store, const std::int32_t* from, const std::int32_t* to,
                           int count) {
     return guarded({store}, [&]() -> const char* {

@@ -18,13 +18,17 @@ namespace outrider {
 template <class T, class E>
 class Attention {
 public:
-    Attention(const Cache<E>& cache, const Rows& rows, const Tasks& tasks, const Config& c)
+    // `sinks` are scores of a key without a value, of all heads, or null.
+    Attention(const Cache<E>& cache, const Rows& rows, const Tasks& tasks, const Config& c,
+              const float* sinks)
         : cache_(cache),
           rows_(rows),
           tasks_(tasks),
           scale_(c.scale),
           cap_(c.attention_cap),
-          head_dim_(c.head_dim) {}
+          head_dim_(c.head_dim),
+          sinks_(sinks),
+          group_(c.heads / c.kv_heads) {}
 
     // `q` and `out` are the rows' first heads of the task's key head, `q_stride` and `out_stride`
     // apart from row to row, and heads `width` and `head_dim`. `parts` has room for all parts.
@@ -60,7 +64,7 @@ public:
             return;
         }
         if (!first_stretch) join(before, now, queries, false);
-        finish(first_stretch ? now : before, tile, out, out_stride);
+        finish(first_stretch ? now : before, tile, task.head, out, out_stride);
     }
 
     // Makes one of the parts of a joint.
@@ -72,7 +76,7 @@ public:
             float* from = parts + (joint.first + i) * Tally::size(width);
             join(all, Tally::in(from, width), queries, i == 0);
         }
-        finish(all, *joint.tile, out, out_stride);
+        finish(all, *joint.tile, joint.head, out, out_stride);
     }
 
 private:
@@ -82,6 +86,8 @@ private:
     const float scale_;
     const float cap_;  // 0: none
     const int head_dim_;
+    const float* const sinks_;
+    const int group_;                     // heads of a key head
     const int blocks_ = cache_.blocks();  // of a page
 
     static int queries_of(const Tile& tile) {
@@ -122,16 +128,19 @@ private:
         }
     }
 
-    void finish(const Tally& s, const Tile& tile, T* out, std::size_t out_stride) const {
+    void finish(const Tally& s, const Tile& tile, int head, T* out, std::size_t out_stride) const {
         const int queries = queries_of(tile), heads = tile.heads;
         for (int i = 0; i < queries; ++i) {
             T* to = out + (tile.first_row + i / heads) * out_stride +
                     std::size_t(tile.first_head + i % heads) * head_dim_;
             const float* sums = s.sums + i * s.stride;
-            const F32x16 mass = splat(s.mass[i]);
+            float whole = s.mass[i];
+            if (sinks_) [[unlikely]]
+                whole += std::exp(sinks_[head * group_ + tile.first_head + i % heads] - s.most[i]);
+            const F32x16 mass = splat(whole);
             int d = 0;
             for (; d + LANES <= head_dim_; d += LANES) store(to + d, load(sums + d) / mass);
-            for (; d < head_dim_; ++d) narrow_to(to + d, sums[d] / s.mass[i]);
+            for (; d < head_dim_; ++d) narrow_to(to + d, sums[d] / whole);
         }
     }
 
@@ -328,5 +337,13 @@ private:
         return highest(most);
     }
 };
+
+// Multiplies what a row's heads attended to [size] by its gates.
+template <class T>
+void gate_heads(T* to, const float* gates, int size) {
+    int i = 0;
+    for (; i + LANES <= size; i += LANES) store(to + i, load(to + i) * sigmoid(load(gates + i)));
+    for (; i < size; ++i) narrow_to(to + i, widen(to[i]) / (1 + std::exp(-gates[i])));
+}
 
 }  // namespace outrider

@@ -5,9 +5,10 @@
 #include "attention.hpp"
 #include "blend.hpp"
 #include "conv.hpp"
+#include "embed.hpp"
+#include "experts.hpp"
 #include "linear.hpp"
 #include "marks.hpp"
-#include "multiply.hpp"
 
 namespace outrider {
 namespace {
@@ -17,9 +18,9 @@ namespace {
 constexpr long WORTH_SHARING = 1 << 19;
 
 template <class T>
-struct Forward : Work, Multiplier<T> {
-    using Multiplier<T>::m, Multiplier<T>::digits, Multiplier<T>::multiply;
-    using Multiplier<T>::own_digits, Multiplier<T>::grain, Multiplier<T>::each_part;
+struct Forward : Work, Experts<T> {
+    using Experts<T>::m, Experts<T>::digits, Experts<T>::multiply, Experts<T>::live;
+    using Experts<T>::own_digits, Experts<T>::grain, Experts<T>::each_part;
     Store& store_;
     const Rows& rows;
     const std::vector<int> sublayers, hidden, scored;  // `scored`: rows that want logits, in order
@@ -34,9 +35,8 @@ struct Forward : Work, Multiplier<T> {
     std::uint8_t* nonfinite;
     const Config c = m.c;
     const int n = int(rows.rows.size());
-    const int live = n - rows.given;  // those that go through layers
     const int width = padded(c.hidden, IN_PAD);
-    const int normed_stride = spread_stride(width);
+    const int normed_stride = normed_stride_of(c);
     const int paired_stride = spread_stride(padded(2 * c.hidden, IN_PAD));
     const int inner = spread_stride(padded(c.inner, IN_PAD));
     const int turned = entering(c);
@@ -61,7 +61,8 @@ struct Forward : Work, Multiplier<T> {
 
     Forward(const Weights<T>& weights, Store& store, const Rows& rows,
             const ForwardRequest& request, std::vector<int> scored)
-        : Multiplier<T>(weights, padded(int(rows.rows.size()), LANES)),
+        : Experts<T>(weights, int(rows.rows.size()), int(rows.rows.size()) - rows.given,
+                     normed_stride_of(weights.c), padded(weights.c.hidden, IN_PAD)),
           store_(store),
           rows(rows),
           sublayers(request.sublayers, request.sublayers + request.num_sublayers),
@@ -113,6 +114,8 @@ struct Forward : Work, Multiplier<T> {
             });
     }
 
+    static int normed_stride_of(const Config& c) { return spread_stride(padded(c.hidden, IN_PAD)); }
+
     Sight sight(const Layer<T>& layer) const {
         const bool causal =
             c.input != INPUT_BLOCK || c.causal || (layer.window && c.causal_windows);
@@ -122,15 +125,24 @@ struct Forward : Work, Multiplier<T> {
     int phases() const {
         const int kept = int(hidden.size());
         // Of a sublayer; products have three parts at most.
-        const int most = c.besides ? 27 : c.kernel_taps ? 26 : 15;
+        const int most = c.besides ? 27 : c.kernel_taps ? 26 : c.experts ? 30 : 15;
         return 12 + kept + int(sublayers.size()) * (most + kept);
     }
 
     int helpers() const {
-        const long layer = long(c.hidden) * (2L * c.heads * c.head_dim + 3L * c.inner);
+        const long inner = std::max(c.inner, c.top_experts * c.expert_inner);
+        const long layer = long(c.hidden) * (2L * c.heads * c.head_dim + 3L * inner);
         const long all =
             layer * n * long(sublayers.size()) / 2 + long(c.hidden) * columns * long(scored.size());
         return all < WORTH_SHARING ? 1 : pool_size();
+    }
+
+    // Writes the RMSNorm of a row of x, or the row itself.
+    void normed_row(T* to, int row, const Memory<float>& norm) const {
+        const float* from = x + std::size_t(row) * width;
+        if (norm.size() && row < live)
+            return rms_norm(to, from, norm.data(), c.hidden, width, c.norm_eps);
+        for (int i = 0; i < width; i += LANES) store(to + i, load(from + i));
     }
 
     // The product of the RMSNorm of rows of x, or of the rows themselves where the norm has no
@@ -140,15 +152,8 @@ struct Forward : Work, Multiplier<T> {
     void norm_multiply(Team& team, const Memory<float>& norm, const Weight<T>& weight, int count,
                        Pick pick, const Epilogue& epilogue) {
         auto normalise = [&](T* to, int first, int last) {
-            for (int r = first; r < last; ++r) {
-                T* row = to + std::size_t(r) * normed_stride;
-                const float* from = x + std::size_t(pick(r)) * width;
-                if (norm.size() && pick(r) < live) {
-                    rms_norm(row, from, norm.data(), c.hidden, width, c.norm_eps);
-                } else {
-                    for (int i = 0; i < width; i += LANES) store(row + i, load(from + i));
-                }
-            }
+            for (int r = first; r < last; ++r)
+                normed_row(to + std::size_t(r) * normed_stride, pick(r), norm);
         };
         if (count > ALONE) {
             multiply(team, weight, normed, normed_stride, count, epilogue,
@@ -171,61 +176,24 @@ struct Forward : Work, Multiplier<T> {
     }
 
     void embed(int first, int last) {
-        T scale;
-        narrow_to(&scale, c.embedding_scale);
         std::vector<T> room(c.hidden);
         for (int r = first; r < last; ++r) {
             float* to = x + std::size_t(r) * width;
             for (int i = c.hidden; i < width; ++i) to[i] = 0;
-            if (r >= live) {
-                const float* state = rows.states + std::size_t(r - live) * c.hidden;
-                std::memcpy(to, state, c.hidden * sizeof(float));
-                continue;
-            }
-            const T* from = look_up(m, rows.rows[r].token, room.data());
-            for (int i = 0; i < c.hidden; ++i) {
-                T scaled = from[i];  // rounded, as torch rounds it
-                if (c.embedding_scale != 1) narrow_to(&scaled, widen(from[i]) * widen(scale));
-                to[i] = widen(scaled);
-            }
+            if (r < live)
+                embed_token(m, rows.rows[r].token, room.data(), to);
+            else
+                std::memcpy(to, rows.states + std::size_t(r - live) * c.hidden,
+                            c.hidden * sizeof(float));
         }
     }
 
-    // Rows that begin with a state: in front of it stands the embedding, each after its own norm.
     void pair(int first, int last) {
-        T scale;
-        narrow_to(&scale, c.embedding_scale);
         std::vector<T> room(c.hidden);
-        std::vector<float> wide, state;
-        for (int r = first; r < last; ++r) {
-            // Zeros behind the last number: the norm of a row that is not finite leaves NaNs there.
-            wide.assign(width, 0);
-            state.assign(width, 0);
-            const T* from = look_up(m, rows.rows[r].token, room.data());
-            for (int i = 0; i < c.hidden; ++i) {
-                T scaled = from[i];
-                if (c.embedding_scale != 1) narrow_to(&scaled, widen(from[i]) * widen(scale));
-                wide[i] = widen(scaled);
-            }
-            std::memcpy(state.data(), rows.states + std::size_t(r) * c.hidden,
-                        c.hidden * sizeof(float));
-            float* to = x + std::size_t(r) * width;
-            std::memcpy(to, state.data(), width * sizeof(float));
-            const bool joined = c.input == INPUT_JOINED;
-            const float* of_token = joined ? m.fuse_norm.data() : m.layers[0].input_norm.data();
-            const float* of_state = joined ? of_token + c.hidden : m.state_norm.data();
-            if (!bare(c)) {
-                rms_norm(wide.data(), wide.data(), of_token, c.hidden, width, c.norm_eps);
-                rms_norm(state.data(), state.data(), of_state, c.hidden, width, c.norm_eps);
-            }
-            if (c.state_normed) std::memcpy(to, state.data(), width * sizeof(float));
-            T* both = paired + std::size_t(r) * paired_stride;
-            for (int i = 0; i < c.hidden; ++i) {
-                narrow_to(&both[i], wide[i]);
-                narrow_to(&both[c.hidden + i], state[i]);
-            }
-            std::fill(both + 2 * c.hidden, both + paired_stride, T());
-        }
+        for (int r = first; r < last; ++r)
+            pair_with_state(m, rows.rows[r].token, rows.states + std::size_t(r) * c.hidden,
+                            room.data(), width, x + std::size_t(r) * width,
+                            paired + std::size_t(r) * paired_stride, paired_stride);
     }
 
     // A head's numbers up to head_pad, zeros behind its last: in place, or in `room`.
@@ -348,7 +316,7 @@ struct Forward : Work, Multiplier<T> {
     void attention(Team& team, const Cache<E>& from, const Layer<T>& layer) {
         const int group = c.heads / c.kv_heads;
         const Tasks& tasks = this->tasks.at(sight(layer));
-        const Attention<T, E> work(from, rows, tasks, c);
+        const Attention<T, E> work(from, rows, tasks, c, layer.sinks.data());
         AttentionScratch<E> bench;
         team.share(int(tasks.all.size()), 1, [&](int first, int last) {
             for (int i = first; i < last; ++i) {
@@ -410,15 +378,20 @@ struct Forward : Work, Multiplier<T> {
         apart.scale = 1;
         apart.y = added;
         multiply(team, weight, from, stride, live, apart);
+        if (!kernels.size()) return add_behind(team, norm, c.residual_scale * by);
         team.share(live, 1, [&](int first, int last) {
-            for (int r = first; r < last; ++r) {
-                float* to = x + std::size_t(r) * width;
-                if (kernels.size())
-                    blend.leave(r, to, added, width, kernels.data(), c.residual_scale * by);
-                else
-                    add_normed(to, added + std::size_t(r) * width, norm.data(), c.hidden, width,
-                               c.norm_eps, c.residual_scale * by);
-            }
+            for (int r = first; r < last; ++r)
+                blend.leave(r, x + std::size_t(r) * width, added, width, kernels.data(),
+                            c.residual_scale * by);
+        });
+    }
+
+    // Adds what stands in `added`, behind a norm.
+    void add_behind(Team& team, const Memory<float>& norm, float by) {
+        team.share(live, 1, [&](int first, int last) {
+            for (std::size_t r = first; r < std::size_t(last); ++r)
+                add_normed(x + r * width, added + r * width, norm.data(), c.hidden, width,
+                           c.norm_eps, by);
         });
     }
 
@@ -491,20 +464,13 @@ struct Forward : Work, Multiplier<T> {
                        [&](int first, int last) { turn_all(first, last, cache, layer); });
             attention(team, cache, layer);
         });
-        if (c.gated) team.share(live, 4, [&](int first, int last) { gate(first, last); });
-    }
-
-    // Multiplies what attention gave by its gates.
-    void gate(int first, int last) {
-        const int size = c.heads * c.head_dim;
-        for (int r = first; r < last; ++r) {
-            T* to = attended + std::size_t(r) * out_width;
-            const float* gates = qkv + std::size_t(r) * qkv_width + size;
-            int i = 0;
-            for (; i + LANES <= size; i += LANES)
-                store(to + i, load(to + i) * sigmoid(load(gates + i)));
-            for (; i < size; ++i) narrow_to(to + i, widen(to[i]) / (1 + std::exp(-gates[i])));
-        }
+        if (!c.gated) return;
+        team.share(live, 4, [&](int first, int last) {
+            const int size = c.heads * c.head_dim;
+            for (int r = first; r < last; ++r)
+                gate_heads(attended + std::size_t(r) * out_width,
+                           qkv + std::size_t(r) * qkv_width + size, size);
+        });
     }
 
     // Walks the convolution of a layer: put(row, channel, sum) gets what comes out.
@@ -603,13 +569,9 @@ struct Forward : Work, Multiplier<T> {
 
     void run_mlp(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
-        constexpr Epilogue::Kind kinds[] = {Epilogue::gate, Epilogue::gelu_gate, Epilogue::squared};
+        if (layer.mlp == MLP_MIXTURE) return run_mixture(team, number);
         const Weight<T>& up = layer.matrices[MATRIX_GATE_UP];
-        const Epilogue gates{.kind = kinds[c.activation],
-                             .scale = c.mlp_gate,
-                             .gated = gated,
-                             .gated_stride = std::size_t(inner),
-                             .narrow = sizeof(T) == 2};
+        const Epilogue gates = gate_of(gated, inner);
         if (c.kernel_taps) {
             blend_entering(team, layer.mlp_norm, layer.matrices[MATRIX_MLP_KERNELS],
                            layer.mlp_kernels, live);
@@ -619,6 +581,46 @@ struct Forward : Work, Multiplier<T> {
         }
         end(team, layer.matrices[MATRIX_DOWN], gated, inner, layer.output_norm, layer.mlp_kernels,
             c.mlp_out);
+    }
+
+    // What becomes of gates and what they gate.
+    Epilogue gate_of(T* to, int stride) const {
+        constexpr Epilogue::Kind kinds[] = {Epilogue::gate, Epilogue::gelu_gate, Epilogue::squared,
+                                            Epilogue::clamped_gate};
+        return {.kind = kinds[c.activation],
+                .scale = c.mlp_gate,
+                .gated = to,
+                .gated_stride = std::size_t(stride),
+                .narrow = sizeof(T) == 2};
+    }
+
+    void run_mixture(Team& team, int number) {
+        const Layer<T>& layer = m.layers[number];
+        norm_multiply(team, layer.mlp_norm, layer.matrices[MATRIX_ROUTER], live, same,
+                      {.kind = Epilogue::put,
+                       .y = this->scores,
+                       .stride = std::size_t(this->score_stride),
+                       .columns = routed(c)});
+        if (c.shared_inner) {
+            norm_multiply(team, layer.mlp_norm, layer.matrices[MATRIX_SHARED_GATE_UP], live, same,
+                          gate_of(this->shared_inner, this->shared_stride));
+            multiply(team, layer.matrices[MATRIX_SHARED_DOWN], this->shared_inner,
+                     this->shared_stride, live,
+                     {.kind = Epilogue::put,
+                      .y = this->shared,
+                      .stride = std::size_t(width),
+                      .columns = c.hidden});
+        }
+        const bool behind = layer.output_norm.size();
+        const F32x16 by = splat(c.residual_scale * c.mlp_out);
+        this->mix(
+            team, number, normed_stride, width, gate_of(this->gated_seats, 0),
+            [&](T* to, int row) { normed_row(to, row, layer.mlp_norm); },
+            [&](int row, int at, F32x16 sum) {
+                const std::size_t place = std::size_t(row) * width + at;
+                store((behind ? added : x) + place, behind ? sum : fma(sum, by, load(x + place)));
+            });
+        if (behind) add_behind(team, layer.output_norm, c.residual_scale * c.mlp_out);
     }
 
     void run(Team& team) override {
@@ -682,6 +684,7 @@ void forward_as(const Weights<T>& m, Store& store, const Rows& rows,
     for (const Walk& walk : rows.walks) begin(walk, state_size(m.c));
     turn.run(work, work->phases(), work->helpers());
     for (const Walk& walk : rows.walks) finish(walk);
+    for (const Routing& routing : work->routings) store.experts += routing.groups();
     mark(store, rows, m.scratch.nonfinite, request, work->columns, reach_of(m));
 }
 

@@ -168,9 +168,10 @@ template <class V, class T>
 void visit(V& v, Weights<T>& m) {
     for (Layer<T>& layer : m.layers) {
         for (Weight<T>& matrix : layer.matrices) visit(v, matrix);
-        for (Memory<float>* norm : {&layer.input_norm, &layer.mlp_norm, &layer.after_norm,
-                                    &layer.output_norm, &layer.q_norm, &layer.k_norm, &layer.taps,
-                                    &layer.taps_bias, &layer.decay, &layer.dt_bias, &layer.gated})
+        for (Memory<float>* norm :
+             {&layer.input_norm, &layer.mlp_norm, &layer.after_norm, &layer.output_norm,
+              &layer.q_norm, &layer.k_norm, &layer.taps, &layer.taps_bias, &layer.decay,
+              &layer.dt_bias, &layer.gated, &layer.skip, &layer.router_bias, &layer.sinks})
             v.array(*norm);
         v.number(layer.wide_q);
         v.number(layer.wide_k);
@@ -243,7 +244,9 @@ bool sound(const Weights<T>& m) {
         const bool linear = is_linear(mixer), mixes = mixer != MIXER_NONE;
         const bool beside = mixer == MIXER_BESIDE;
         const int attention = entering(c, MIXER_ATTENTION), heads = leaving(c, MIXER_ATTENTION);
-        const int values = linear_values(c), inner = layer.mlp ? c.inner : 0;
+        const int values = linear_values(c), shared = c.shared_inner;
+        const MlpSize mlp = mlp_size(c, layer.mlp);
+        const bool mixture = layer.mlp == MLP_MIXTURE, gates = stacked(c) == 2;
         auto none = [](const Weight<T>& weight) { return weight.empty(); };
         if (!(mixes ? sound(w[0], entering(c, mixer), c.hidden, false) &&
                           sound(w[1], c.hidden, leaving(c, mixer), false)
@@ -253,9 +256,17 @@ bool sound(const Weights<T>& m) {
             !(beside ? sound(w[MATRIX_BESIDE_QKV], attention, c.hidden, false) &&
                            sound(w[MATRIX_BESIDE_OUTPUT], c.hidden, heads, false)
                      : none(w[MATRIX_BESIDE_QKV]) && none(w[MATRIX_BESIDE_OUTPUT])) ||
-            !(inner ? sound(w[2], stacked(c) * inner, c.hidden, stacked(c) == 2) &&
-                          sound(w[3], c.hidden, inner, false)
-                    : none(w[2]) && none(w[3])) ||
+            !(layer.mlp
+                  ? sound(w[2], mlp.up, c.hidden, gates) && sound(w[3], mlp.out, mlp.in, false)
+                  : none(w[2]) && none(w[3])) ||
+            (mixture && w[3].packed.size() > 1) ||
+            !(mixture ? sound(w[MATRIX_ROUTER], routed(c), c.hidden, false)
+                      : none(w[MATRIX_ROUTER])) ||
+            !(mixture && shared
+                  ? sound(w[MATRIX_SHARED_GATE_UP], stacked(c) * shared, c.hidden, gates) &&
+                        sound(w[MATRIX_SHARED_DOWN], c.hidden, shared, false)
+                  : none(w[MATRIX_SHARED_GATE_UP]) && none(w[MATRIX_SHARED_DOWN])) ||
+            !sound(layer.router_bias, c.experts, false) || !sound(layer.sinks, c.heads, false) ||
             !sound(layer.taps, c.taps * width, width > 0) ||
             !sound(layer.taps_bias, width, false) || !sound(layer.decay, c.value_heads, linear) ||
             !sound(layer.dt_bias, c.value_heads, linear) || !sound(layer.gated, values, linear) ||

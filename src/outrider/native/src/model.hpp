@@ -55,7 +55,8 @@ struct Layer {
     int window = 0;                       // positions that a row sees, itself included; 0: all
     int table = 0;                        // which rotary table; -1: none
     int mixer = MIXER_ATTENTION;
-    bool mlp = true;
+    int mlp = MLP_DENSE;
+    Memory<float> router_bias, sinks;
     Memory<float> taps, taps_bias, decay, dt_bias, gated, skip;
     Memory<float> attention_kernels, mlp_kernels;
 };
@@ -69,6 +70,8 @@ struct Scratch {
     Memory<std::int8_t> digits;
     Memory<BlockSummary> parts;
     Memory<float> wide, gates;
+    Memory<float> scores, made, shared;  // of mixtures
+    Memory<T> seated, inner, shared_inner;
     std::vector<std::uint8_t> nonfinite;
 };
 
@@ -167,8 +170,30 @@ inline int kernel_numbers(const Config& c) {
     return c.kernel_taps ? 2 * c.kernel_taps * (c.hidden / c.kernel_group) : 0;
 }
 
+// The width of MLPs, at most.
+inline int widest_mlp(const Config& c) {
+    return std::max({c.inner, c.expert_inner, c.shared_inner});
+}
+
+// Rows of ROUTER.
+inline int routed(const Config& c) { return c.experts + c.shared_gated; }
+
 // Matrices that are stacked in GATE_UP.
 inline int stacked(const Config& c) { return c.activation == ACTIVATION_RELU2 ? 1 : 2; }
+
+// Whether the units of a matrix are those of a gate and of what it gates, in turn.
+inline bool takes_turns(int kind) {
+    return kind == MATRIX_GATE_UP || kind == MATRIX_SHARED_GATE_UP;
+}
+
+// Rows of GATE_UP, and rows and columns of DOWN.
+struct MlpSize {
+    int up, out, in;
+};
+inline MlpSize mlp_size(const Config& c, int kind) {
+    if (kind != MLP_MIXTURE) return {stacked(c) * c.inner, c.hidden, c.inner};
+    return {stacked(c) * c.experts * c.expert_inner, c.experts * c.hidden, c.expert_inner};
+}
 
 // Channels that the convolution of linear attention mixes.
 inline int linear_channels(const Config& c) {
@@ -263,8 +288,9 @@ struct Store : Counted {
     Memory<float> centres;                // [places, heads, width] of keys in codes, or empty
     std::vector<std::uint8_t> nonfinite;  // slots whose row was not finite
     int num_nonfinite = 0;
-    Memory<float> logits;     // of the rows that a draft goes on from
-    Memory<float> states[2];  // that its rows begin with, and that they end with
+    std::int64_t experts = 0;  // that forwards have read, of all layers
+    Memory<float> logits;      // of the rows that a draft goes on from
+    Memory<float> states[2];   // that its rows begin with, and that they end with
     std::vector<std::unique_ptr<Slot>> slots;
 };
 

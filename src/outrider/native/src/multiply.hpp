@@ -60,7 +60,7 @@ struct Multiplier {
         if (count < alone) count = alone;
         digits = {m.scratch.digits.reserve((count + LANES) * digit_bytes()),
                   m.scratch.parts.reserve(count * m.blocks), m.c.coarse != 0};
-        if (m.apart) m.scratch.gates.reserve(count * padded(m.c.inner, LANES));
+        if (m.apart) m.scratch.gates.reserve(count * padded(widest_mlp(m.c), LANES));
         if (WIDENS<T>)
             wide = m.scratch.wide.reserve(count * spread_stride(padded(widest(m.c), IN_PAD)));
     }
@@ -69,7 +69,7 @@ struct Multiplier {
     static int widest(const Config& c) {
         const int hidden = begins_with_state(c) ? 2 * c.hidden : c.hidden;
         const int values = linears(c) ? linear_values(c) : 0;
-        return std::max({hidden, c.inner, c.heads * c.head_dim, c.fused, values});
+        return std::max({hidden, widest_mlp(c), c.heads * c.head_dim, c.fused, values});
     }
 
     // Units of a chunk, whole groups of 4: about an eighth of a worker's part. Beside more than
@@ -92,13 +92,15 @@ struct Multiplier {
                          const T* x, int stride, const Digits& digits, int count,
                          const Epilogue& epilogue);
 
-    // body(part, units, epilogue) for each part of a weight: null, or codes.
+    // body(part, units, epilogue) for each part of a weight: null, or codes. What one gates for the
+    // next has `width` columns, or as many as there are outputs.
     template <class Body>
-    void each_part(const Weight<T>& weight, const Epilogue& epilogue, Body body) const {
+    void each_part(const Weight<T>& weight, const Epilogue& epilogue, Body body,
+                   int width = 0) const {
         if (weight.packed.empty()) return body(nullptr, weight.plain.units, epilogue);
         if (weight.apart) {
             const Packed &gate = weight.packed[0], &up = weight.packed[1];
-            const std::size_t stride = std::size_t(gate.units) * LANES;
+            const std::size_t stride = width ? width : std::size_t(gate.units) * LANES;
             float* gates = m.scratch.gates.data();
             body(&gate, gate.units,
                  {.kind = Epilogue::put,
@@ -107,8 +109,7 @@ struct Multiplier {
                   .columns = int(stride),
                   .scale = epilogue.scale});
             Epilogue last = epilogue;
-            last.kind =
-                epilogue.kind == Epilogue::gate ? Epilogue::gated_by : Epilogue::gelu_gated_by;
+            last.kind = Epilogue::Kind(epilogue.kind - Epilogue::gate + Epilogue::gated_by);
             last.y = gates;
             last.stride = stride;
             return body(&up, up.units, last);

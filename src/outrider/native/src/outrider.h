@@ -47,7 +47,19 @@ enum ActivationKind {
     ACTIVATION_SILU,
     ACTIVATION_GELU,   // by a tanh
     ACTIVATION_RELU2,  // the square of what is positive; it gates nothing, and UP stands alone
+    // x sigmoid(1.702 x), beside 1 + what it gates, both within limits (gpt-oss).
+    ACTIVATION_CLAMPED,
 };
+
+// How a mixture's router weighs the experts that a row goes to: those of the highest scores.
+enum RouterKind {
+    ROUTER_SOFTMAX,   // by the softmax over all scores
+    ROUTER_SELECTED,  // by the softmax over the scores of those that are chosen
+    ROUTER_SIGMOID,   // by sigmoids, which are chosen with ROUTER_BIAS added
+};
+
+// What stands behind a layer's mixer.
+enum MlpKind { MLP_NONE, MLP_DENSE, MLP_MIXTURE };
 
 // What mixes the tokens of a sequence in a layer.
 enum MixerKind {
@@ -64,8 +76,13 @@ enum MixerKind {
 // Matrices: those before HEAD belong to a layer. RATES are linear attention's: what
 // becomes the strengths of updates and decays [2 * value_heads, hidden], of Mamba-2 both at once
 // [value_heads, hidden]. BESIDE_* are those of attention beside linear attention. *_KERNELS make
-// kernels of a row that enters a sublayer [2 * kernel_taps * hidden / kernel_group, hidden]. DRAFT:
-// of heads, each one's residual blocks and then what makes its logits.
+// kernels of a row that enters a sublayer [2 * kernel_taps * hidden / kernel_group, hidden].
+//
+// A mixture's GATE_UP [2 * experts * expert_inner, hidden] has the gates of all experts, and behind
+// them what they gate; its DOWN [experts * hidden, expert_inner] one expert behind the other.
+// ROUTER [experts + shared_gated, hidden] scores them, and its last row gates the expert that all
+// rows share: SHARED_GATE_UP [2 * shared_inner, hidden] and SHARED_DOWN. DRAFT: of heads, each
+// one's residual blocks and then what makes its logits.
 enum MatrixKind {
     MATRIX_QKV,
     MATRIX_OUTPUT,
@@ -76,6 +93,9 @@ enum MatrixKind {
     MATRIX_BESIDE_OUTPUT,
     MATRIX_ATTENTION_KERNELS,
     MATRIX_MLP_KERNELS,
+    MATRIX_ROUTER,
+    MATRIX_SHARED_GATE_UP,
+    MATRIX_SHARED_DOWN,
     MATRIX_HEAD,
     MATRIX_EMBEDDING,
     MATRIX_FUSE,
@@ -87,7 +107,9 @@ enum MatrixKind {
 // [taps, channels] are of a convolution, the oldest token's first, and TAPS_BIAS is what it adds.
 // DECAY and DT_BIAS [value_heads] and GATED [values of all heads], a norm, are linear attention's,
 // SKIP [value_heads] Mamba-2's D. *_KERNELS [2, kernel_taps, hidden] are added to the kernels of
-// every row: those of what enters a sublayer, and of what leaves it.
+// every row: those of what enters a sublayer, and of what leaves it. ROUTER_BIAS [experts] is added
+// to scores for the choice alone. SINKS [heads] are scores of a key without a value, which every
+// row sees.
 enum VectorKind {
     VECTOR_INPUT,
     VECTOR_MLP,
@@ -104,6 +126,8 @@ enum VectorKind {
     VECTOR_SKIP,
     VECTOR_ATTENTION_KERNELS,
     VECTOR_MLP_KERNELS,
+    VECTOR_ROUTER_BIAS,
+    VECTOR_SINKS,
     VECTOR_STATE,
     VECTOR_FUSE,
 };
@@ -158,6 +182,10 @@ typedef struct Config {
     int32_t gated;        // attention is multiplied by gates, whose heads come behind its queries
     int32_t coded_cache;  // keys and values are kept in codes of 8 bits
     int32_t activation;
+    // Of mixtures: experts, those that a row goes to, their width, that of the expert that all rows
+    // share (0: there is none), whether its output is multiplied by the sigmoid of a score, how
+    // experts are weighed, and whether weights are divided by their sum.
+    int32_t experts, top_experts, expert_inner, shared_inner, shared_gated, router, renormalised;
     // Rows of a prompt that is longer, and rows at later positions, turn by the table behind their
     // layer's; 0: none do.
     int32_t far;
@@ -165,6 +193,7 @@ typedef struct Config {
     float norm_eps, scale, embedding_scale, residual_scale, logits_scale, heat;
     // What sublayers add to the residual stream is multiplied by, and an MLP's gates are.
     float attention_out, linear_out, mlp_out, mlp_gate;
+    float routed_scale;               // multiplies the weights of experts
     float attention_cap, logits_cap;  // scores x of attention and logits become cap tanh(x / cap)
 } Config;
 
@@ -280,8 +309,8 @@ OUTRIDER_API const char* outrider_vector(Model* model, int32_t number, int32_t k
 // between calls.
 OUTRIDER_API const char* outrider_rotary(Model* model, int32_t table, const float* cos,
                                          const float* sin, int32_t length, int32_t width);
-// A layer's tokens are mixed by a `mixer`, and there is an `mlp` or none; until it is said, by
-// attention, and there is one. Rows see `window` positions, or all with 0, and turn by a rotary
+// A layer's tokens are mixed by a `mixer`, and behind it stands an `mlp`; until it is said, by
+// attention, and a dense one. Rows see `window` positions, or all with 0, and turn by a rotary
 // table, or with -1 do not.
 OUTRIDER_API const char* outrider_layer(Model* model, int32_t layer, int32_t mixer, int32_t mlp,
                                         int32_t window, int32_t table);
@@ -328,6 +357,9 @@ OUTRIDER_API const char* outrider_store(const Model* model, int32_t pages, int32
 OUTRIDER_API void outrider_store_free(const Store* store) OUTRIDER_NOEXCEPT;
 // Returns the number of slots whose row was not finite.
 OUTRIDER_API int32_t outrider_nonfinite(const Store* store) OUTRIDER_NOEXCEPT;
+// Returns how many experts the forwards over a cache have read so far, those of all layers
+// together: each once in a forward, however many rows went to it.
+OUTRIDER_API int64_t outrider_experts(const Store* store) OUTRIDER_NOEXCEPT;
 // Copies the entries at some slots to others, in every layer; all are read before any is written.
 OUTRIDER_API const char* outrider_move(Store* store, const int32_t* from_slots,
                                        const int32_t* to_slots, int32_t count);

@@ -31,13 +31,26 @@ struct Units {
 
 // What becomes of finished sums.
 struct Epilogue {
-    enum Kind { put, add, swish, squared, gated_by, gelu_gated_by, gate, gelu_gate } kind;
+    // Those that gate by sums in y, and those that gate unit by unit, go in the same order.
+    enum Kind {
+        put,
+        add,
+        swish,
+        squared,
+        gated_by,
+        gelu_gated_by,
+        clamped_by,
+        gate,
+        gelu_gate,
+        clamped_gate
+    } kind;
     // put: y = sum; add: y += scale * sum; swish: y += silu(sum); gated_by: the gates' sums
     float* y = nullptr;
     std::size_t stride = 0;  // of y
     int columns = 0;         // of y that may be written
     float scale = 1;         // put: sum * scale; gate: of what gates
-    // gate: silu(even unit) * odd unit; gated_by: silu(y) * sum; bf16 or fp32; or gelu for silu.
+    // gate: silu(even unit) * odd unit; gated_by: silu(y) * sum; bf16 or fp32; or gelu for silu, or
+    // what is clamped.
     // squared: max(sum, 0) squared
     void* gated = nullptr;
     std::size_t gated_stride = 0;
@@ -50,6 +63,26 @@ struct Epilogue {
         if (to.y) to.y += std::size_t(units) * LANES;
         to.columns -= units * LANES;
         return to;
+    }
+    // The same for rows that stand behind others.
+    Epilogue at_row(std::size_t row) const {
+        Epilogue to = *this;
+        if (to.y) to.y += row * stride;
+        to.gated = moved(std::ptrdiff_t(row * gated_stride));
+        return to;
+    }
+    // The same for units behind others whose columns are not there.
+    Epilogue without(std::ptrdiff_t before) const {
+        Epilogue to = *this;
+        if (to.y) to.y -= before;
+        to.gated = moved(-before);
+        to.columns += int(before);
+        return to;
+    }
+    void* moved(std::ptrdiff_t by) const {
+        if (!gated) return nullptr;
+        return static_cast<char*>(gated) +
+               by * std::ptrdiff_t(narrow ? sizeof(bf16) : sizeof(float));
     }
     void put_gated(std::size_t at, F32x16 x) const {
         if (narrow)
@@ -77,6 +110,21 @@ inline F32x16 tanh(F32x16 x) {
     return splat(0.5f) * x * (splat(1.0f) + tanh(inner));
 }
 
+// What an even unit and an odd one make together in gpt-oss: both are clamped.
+[[gnu::noinline]] inline F32x16 clamped(F32x16 gate, F32x16 other) {
+    const F32x16 limit = splat(7.0f), one = splat(1.0f);
+    gate = min(limit, gate);  // in this order, what is no number stays none
+    other = max(splat(-7.0f), min(limit, other));
+    return (other + one) * gate * sigmoid(splat(1.702f) * gate);
+}
+
+// What `gate` and what it gates make together; `kind` is counted from that of silu.
+inline F32x16 joined(int kind, F32x16 gate, F32x16 other) {
+    if (kind == 2) [[unlikely]]
+        return clamped(gate, other);
+    return (kind ? gelu(gate) : silu(gate)) * other;
+}
+
 inline void finish_one(const Epilogue& epilogue, int row, int unit, F32x16 sum) {
     float* y = epilogue.y + row * epilogue.stride + std::size_t(unit) * LANES;
     int left = epilogue.columns - unit * LANES;
@@ -89,11 +137,9 @@ inline void finish_one(const Epilogue& epilogue, int row, int unit, F32x16 sum) 
             store(last, sum);
             for (int i = 0; i < left; ++i) y[i] = last[i];
         }
-    } else if (epilogue.kind == Epilogue::gated_by || epilogue.kind == Epilogue::gelu_gated_by) {
+    } else if (epilogue.kind >= Epilogue::gated_by) {
         const std::size_t at = row * epilogue.gated_stride + std::size_t(unit) * LANES;
-        const F32x16 gate = load(y);
-        epilogue.put_gated(at,
-                           (epilogue.kind == Epilogue::gated_by ? silu(gate) : gelu(gate)) * sum);
+        epilogue.put_gated(at, joined(epilogue.kind - Epilogue::gated_by, load(y), sum));
     } else if (epilogue.kind == Epilogue::swish) {
         store(y, load(y) + silu(sum));
     } else if (epilogue.kind == Epilogue::squared) {
@@ -120,10 +166,9 @@ inline void finish(const Epilogue& epilogue, const float* bias, int row, int row
     std::size_t at = row * epilogue.gated_stride + std::size_t(unit / 2) * LANES;
     for (int r = 0; r < rows; ++r, at += epilogue.gated_stride)
         for (int c = 0; c + 1 < C; c += 2) {
-            const bool usual = epilogue.kind == Epilogue::gate;
             const F32x16 gate = sums[r][c] * splat(epilogue.scale);
             epilogue.put_gated(at + c / 2 * LANES,
-                               (usual ? silu(gate) : gelu(gate)) * sums[r][c + 1]);
+                               joined(epilogue.kind - Epilogue::gate, gate, sums[r][c + 1]));
         }
 }
 

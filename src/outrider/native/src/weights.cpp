@@ -34,6 +34,19 @@ bool blends(const Config& c) {
            c.kernel_group > 0 && c.hidden % c.kernel_group == 0 && c.hidden <= MOST / 32;
 }
 
+// Whether mixtures have sizes that the step runs: experts begin with a unit.
+bool mixes(const Config& c) {
+    if (c.experts == 0) return !c.shared_inner && !c.shared_gated;
+    if (c.experts < 1 || c.experts > MOST / LANES || c.top_experts < 1 ||
+        c.top_experts > c.experts || c.expert_inner < 1 || c.expert_inner % LANES ||
+        c.hidden % LANES || c.shared_inner < 0 || c.shared_inner > MOST / 2 ||
+        c.shared_gated != (c.shared_gated && c.shared_inner) || c.router < ROUTER_SOFTMAX ||
+        c.router > ROUTER_SIGMOID || c.input == INPUT_HEADS)
+        return false;
+    const std::int64_t widest = std::max(2 * std::int64_t(c.expert_inner), std::int64_t(c.hidden));
+    return widest <= MOST / c.experts;
+}
+
 bool fits(const Config& c) {
     const bool whole =
         c.input != INPUT_HEADS || c.layers * std::int64_t(c.blocks + 1) <= MOST_LAYERS;
@@ -41,14 +54,15 @@ bool fits(const Config& c) {
         c.embeddings > 0 && c.embeddings <= MOST && c.input >= INPUT_EMBEDDED &&
         c.input <= INPUT_BLOCK && c.fused >= 0 && c.fused <= MOST && c.fused_norms >= 0 &&
         (!c.fused_norms || c.fused % c.fused_norms == 0) && c.blocks >= 0 && whole &&
-        c.activation >= ACTIVATION_SILU && c.activation <= ACTIVATION_RELU2 && c.far >= 0 &&
+        c.activation >= ACTIVATION_SILU && c.activation <= ACTIVATION_CLAMPED && c.far >= 0 &&
         c.heat_step >= (c.heat != 0) && !(c.attention_cap < 0) && !(c.logits_cap < 0);
     const bool above = right && c.layers > 0 && c.hidden > 0 && c.inner > 0 && c.kv_heads > 0 &&
                        c.heads > 0 && c.head_dim > 0 && c.vocabulary > 0 && c.max_length > 0;
     return above && (c.dtype == 0 || c.dtype == 1) && c.heads % c.kv_heads == 0 && c.convs >= 0 &&
            c.linears >= 0 && c.besides >= 0 && c.besides <= c.layers && c.nones >= 0 &&
            c.convs < c.layers && std::int64_t(c.convs) + c.linears + c.nones < c.layers &&
-           (!stateful(c) || keeps_states(c)) && blends(c) && (!c.gated || c.input != INPUT_HEADS) &&
+           (!stateful(c) || keeps_states(c)) && blends(c) && mixes(c) &&
+           (!c.gated || c.input != INPUT_HEADS) &&
            (c.input != INPUT_JOINED ||
             (c.fused == 2 * c.hidden && (c.fused_norms == 2 || c.fused_norms == 0))) &&
            c.head_dim % 2 == 0 && c.head_dim <= 256 && c.layers <= MOST_LAYERS &&
@@ -74,15 +88,19 @@ const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, We
     const bool paired = c.input == INPUT_PAIRED && number == 0;
     const int last = kind == MATRIX_DRAFT && number % (c.blocks + 1) == c.blocks;
     const int mixer = kind < MATRIX_HEAD ? m.layers[number].mixer : int(MIXER_ATTENTION);
+    const MlpSize mlp = mlp_size(c, kind < MATRIX_HEAD ? m.layers[number].mlp : int(MLP_DENSE));
     const int outs[] = {entering(c, mixer),
                         c.hidden,
-                        stacked(c) * c.inner,
-                        c.hidden,
+                        mlp.up,
+                        mlp.out,
                         rates_of(c),
                         entering(c),
                         c.hidden,
                         kernel_numbers(c),
                         kernel_numbers(c),
+                        routed(c),
+                        stacked(c) * c.shared_inner,
+                        c.hidden,
                         c.vocabulary,
                         c.embeddings,
                         c.hidden,
@@ -90,12 +108,15 @@ const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, We
     const int ins[] = {paired ? 2 * c.hidden : c.hidden,
                        leaving(c, mixer),
                        c.hidden,
-                       c.inner,
+                       mlp.in,
                        c.hidden,
                        c.hidden,
                        c.heads * c.head_dim,
                        c.hidden,
                        c.hidden,
+                       c.hidden,
+                       c.hidden,
+                       c.shared_inner,
                        c.hidden,
                        c.hidden,
                        c.fused,
@@ -147,7 +168,7 @@ const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedDa
     std::vector<Packed> parts(1);
     if (const char* wrong =
             pack(parts[0], from.codes, from.scales, from.zeros, bias, out, in, from.bits,
-                 from.group, from.groups, kind == MATRIX_GATE_UP ? stacked(m.c) : 1))
+                 from.group, from.groups, takes_turns(kind) ? stacked(m.c) : 1))
         return wrong;
     keep_codes(m, kind, *weight, std::move(parts), false, beside);
     return nullptr;
@@ -168,8 +189,8 @@ const char* set_coded(Weights<T>& m, int number, int kind, const CodedData* from
     auto given = [&](int i) -> CodedRows {
         return {from[i].file, from[i].type, from[i].offset, from[i].rows, from[i].order};
     };
-    const bool turns = kind == MATRIX_GATE_UP && stacked(m.c) == 2;
-    if (kind == MATRIX_GATE_UP && !turns && count > 1) return "a matrix of its own is one part";
+    const bool turns = takes_turns(kind) && stacked(m.c) == 2;
+    if (takes_turns(kind) && !turns && count > 1) return "a matrix of its own is one part";
     const bool apart = turns && count == 2 && from[0].type != from[1].type;
     std::vector<Packed> parts;
     int done = 0;
@@ -187,6 +208,8 @@ const char* set_coded(Weights<T>& m, int number, int kind, const CodedData* from
             return wrong;
         done += more;
     }
+    if (kind == MATRIX_DOWN && m.layers[number].mlp == MLP_MIXTURE && parts.size() > 1)
+        return "experts have codes of one type";
     keep_codes(m, kind, *weight, std::move(parts), apart, beside);
     return nullptr;
 }
@@ -229,7 +252,7 @@ const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, in
                 return nullptr;
             }
     Matrix<T> to;
-    const int parts = kind == MATRIX_GATE_UP ? stacked(m.c) : 1, rows = out / parts;
+    const int parts = takes_turns(kind) ? stacked(m.c) : 1, rows = out / parts;
     to.inputs = padded(in, IN_PAD);
     to.units = padded(rows, LANES) / LANES * parts;
     to.data = Memory<T>::of_weights(to.units * to.unit_size());
@@ -270,6 +293,8 @@ const char* set_norm(Weights<T>& m, int number, int kind, const float* data, std
                                whole ? nullptr : &layer->skip,
                                whole ? nullptr : &layer->attention_kernels,
                                whole ? nullptr : &layer->mlp_kernels,
+                               whole ? nullptr : &layer->router_bias,
+                               whole ? nullptr : &layer->sinks,
                                &m.state_norm,
                                &m.fuse_norm};
     const int size = heads ? c.head_dim : kind == VECTOR_FUSE ? c.fused : c.hidden;
@@ -285,6 +310,12 @@ const char* set_norm(Weights<T>& m, int number, int kind, const float* data, std
     }
     if (kind == VECTOR_ATTENTION_KERNELS || kind == VECTOR_MLP_KERNELS) {
         if (!c.kernel_taps || count != 2 * std::int64_t(c.kernel_taps) * c.hidden)
+            return "a vector has another length than its model";
+        *places[kind] = padded_copy(data, count);
+        return nullptr;
+    }
+    if (kind == VECTOR_ROUTER_BIAS || kind == VECTOR_SINKS) {
+        if (!count || count != (kind == VECTOR_SINKS ? c.heads : c.experts))
             return "a vector has another length than its model";
         *places[kind] = padded_copy(data, count);
         return nullptr;
@@ -344,8 +375,11 @@ bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
         const bool linear = is_linear(layer.mixer), mixes = layer.mixer != MIXER_NONE;
         const bool beside = layer.mixer == MIXER_BESIDE;
         const bool blends = c.kernel_taps;
-        const bool has[MATRIX_HEAD] = {mixes,  mixes,  layer.mlp, layer.mlp, linear,
-                                       beside, beside, blends,    blends};
+        const bool mlp = layer.mlp != MLP_NONE, mixture = layer.mlp == MLP_MIXTURE;
+        const bool shared = mixture && c.shared_inner;
+        const bool has[MATRIX_HEAD] = {mixes,  mixes,  mlp,    mlp,     linear, beside,
+                                       beside, blends, blends, mixture, shared, shared};
+        all = all && !(mixture && blends) && (!mixture || c.experts);
         for (const auto* vector : {&layer.attention_kernels, &layer.mlp_kernels})
             all = all && (vector->size() > 0) == blends;
         for (int kind = 0; kind < MATRIX_HEAD; ++kind)
@@ -355,7 +389,7 @@ bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
         all = all && (layer.skip.size() > 0) == (linear && c.mamba);
         const bool entered = layer.input_norm.size() || layer.after_norm.size();
         all = all && (!mixes || entered || (bare(c) && sublayers[i] / 2 == 0));
-        all = all && (!layer.mlp || layer.mlp_norm.size() || layer.output_norm.size());
+        all = all && (!mlp || layer.mlp_norm.size() || layer.output_norm.size());
         for (int t = layer.table; t >= 0 && t <= layer.table + (c.far > 0); ++t)
             all = all && m.cos[t].size() && m.sin[t].size();
         all = all && (layer.q_norm.size() > 0) == (layer.k_norm.size() > 0);
@@ -439,14 +473,16 @@ const char* outrider_layer(Model* model, int layer, int mixer, int mlp, int wind
     return with(model, [&](auto& m) -> const char* {
         if (layer < 0 || layer >= int(m.layers.size())) return NO_LAYER;
         if (mixer < MIXER_ATTENTION || mixer > MIXER_NONE) return "there is no such mixer";
+        if (mlp < MLP_NONE || mlp > MLP_MIXTURE) return "there is no such MLP";
         if (mixer == MIXER_NONE && !mlp) return "a layer has a mixer, an MLP or both";
+        if (mlp == MLP_MIXTURE && !m.c.experts) return "a mixture has experts";
         if (window < 0) return "a layer has a window below 0";
         if (table < -1 || table + (table >= 0 && m.c.far) >= ROTARY_TABLES)
             return "there is no such rotary table";
         m.layers[layer].window = window;
         m.layers[layer].table = table;
         m.layers[layer].mixer = mixer;
-        m.layers[layer].mlp = mlp != 0;
+        m.layers[layer].mlp = mlp;
         return nullptr;
     });
 }

@@ -1,0 +1,163 @@
+"""Mixtures of experts: transformers' models, and rows whose bits depend on themselves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from outrider.base.config import Recipe
+from outrider.checkpoints.checkpoint import open_checkpoint
+from outrider.models.base import Model
+from outrider.models.native import is_native
+from outrider.models.rows import Segment
+from tests.support.loading import native_model, torch_model
+from tests.support.native_steps import HERE, step
+
+MakeCheckpoint = Callable[..., Path]
+PAGE, LENGTH = 16, 90
+MIXED = {"num_experts_per_tok": 3, "hidden_size": 48}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {**MIXED, "head_dim": 16, "num_experts": 7, "moe_intermediate_size": 32},
+    "qwen3_moe normed": {
+        **MIXED, "head_dim": 16, "num_experts": 5, "moe_intermediate_size": 16,
+        "norm_topk_prob": True, "mlp_only_layers": [0], "num_hidden_layers": 3,
+    },
+    "mixtral": {**MIXED, "num_local_experts": 4, "intermediate_size": 64},
+    "mixtral with a window": {
+        "num_experts_per_tok": 1, "num_local_experts": 9, "sliding_window": 24, "head_dim": 24,
+    },
+    "olmoe": {**MIXED, "num_experts": 6, "intermediate_size": 32},
+    "granitemoe": {
+        **MIXED, "num_local_experts": 6, "intermediate_size": 32, "residual_multiplier": 0.4,
+        "attention_multiplier": 0.2, "logits_scaling": 2.0, "embedding_multiplier": 3.0,
+    },
+    "granitemoehybrid": {
+        **MIXED, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_hidden_layers": 3, "num_local_experts": 5, "intermediate_size": 32,
+        "shared_intermediate_size": 52, "mamba_n_heads": 6, "mamba_d_head": 16,
+        "mamba_n_groups": 3, "mamba_d_state": 32, "residual_multiplier": 0.4,
+    },
+    "gpt_oss": {
+        **MIXED, "num_local_experts": 6, "intermediate_size": 32, "head_dim": 16,
+        "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "qwen3_5_moe_text": {
+        **MIXED, "layer_types": ["linear_attention", "full_attention"], "head_dim": 16,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32, "num_experts": 6, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 20,
+    },
+    "lfm2_moe": {
+        **MIXED, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
+        "num_experts": 6, "moe_intermediate_size": 32, "num_dense_layers": 1,
+        "routed_scaling_factor": 1.3,
+    },
+    "glm4_moe": {
+        **MIXED, "head_dim": 16, "num_experts_per_tok": 2, "n_routed_experts": 6,
+        "moe_intermediate_size": 32, "n_shared_experts": 2, "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.7, "use_qk_norm": True, "attention_bias": True,
+    },
+}  # fmt: skip
+ONE_EACH = [name for name in FAMILIES if " " not in name]
+
+
+def build(name: str, make_checkpoint: MakeCheckpoint, into: Path) -> Path:
+    """A checkpoint whose routers choose clearly, and whose vectors are no constants."""
+    family, *_ = name.split()
+    made = make_checkpoint(into, family, **FAMILIES[name])
+    tensors = load_file(made / "model.safetensors")
+    random = torch.Generator().manual_seed(1)
+    for key, tensor in tensors.items():
+        if key.endswith("A_log"):
+            tensor.copy_(torch.rand(tensor.shape, generator=random) * 3 - 1)
+        elif key.endswith("dt_bias"):
+            tensor.copy_(torch.rand(tensor.shape, generator=random) * 5 - 4)
+        elif key.endswith((".sinks", "router.bias", "_proj_bias")):
+            tensor.copy_(torch.randn(tensor.shape, generator=random))
+        elif key.endswith(("expert_bias", "e_score_correction_bias")):
+            tensor.copy_(torch.rand(tensor.shape, generator=random) - 0.5)
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    return made
+
+
+@pytest.fixture(scope="module", params=ONE_EACH)
+def folder(
+    request: pytest.FixtureRequest,
+    make_checkpoint: MakeCheckpoint,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    return build(request.param, make_checkpoint, tmp_path_factory.mktemp("mixtures"))
+
+
+def models(folder: Path, dtypes: Sequence[str], **options: Any) -> Iterator[Model]:
+    """The models of torch and of every instruction set."""
+    for dtype in dtypes:
+        yield torch_model(folder, dtype, "cpu", 256, **options)
+        for isa in HERE:
+            yield native_model(step(isa), folder, dtype, 256, **options)
+
+
+def ids_of(length: int) -> list[int]:
+    return np.random.default_rng(0).integers(0, 128, length).tolist()
+
+
+def plain(model: Model, ids: list[int], sizes: Sequence[int]) -> NDArray[np.float32]:
+    """The logits of a sequence that is read in chunks of ``sizes``, and then one by one."""
+    store, parts, start = model.new_store(12, PAGE), [], 0
+    while start < len(ids):
+        size = sizes[len(parts)] if len(parts) < len(sizes) else 1
+        chunk = ids[start : start + size]
+        segment = Segment(chunk, start, range(1, 10), len(chunk), len(ids), key="a")
+        logits = model.run([segment], store).logits
+        assert logits is not None
+        parts.append(logits)
+        start += len(chunk)
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_it_is_transformers_model(
+    name: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    folder = build(name, make_checkpoint, tmp_path)
+    options = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    assert is_native(open_checkpoint(folder))
+    for length in (1, 5, LENGTH):
+        ids = ids_of(length)
+        with torch.no_grad():
+            expected = theirs(torch.tensor([ids])).logits[0].numpy()
+        atol = max(1e-4, 3e-5 * float(np.abs(expected).max()))
+        for model in models(folder, ["float32"]):
+            np.testing.assert_allclose(plain(model, ids, [length]), expected, atol=atol, rtol=0)
+
+
+def test_a_rows_bits_do_not_depend_on_how_it_came(folder: Path) -> None:
+    ids = ids_of(50)
+    for model in models(folder, ["float32", "bfloat16"]):
+        expected = plain(model, ids, [50])
+        for sizes in ([1], [7, 16, 1, 1, 20], [49]):
+            assert np.array_equal(plain(model, ids, sizes), expected)
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int4-g32", "int4-g32-a8"])
+def test_codes_are_what_they_stand_for(folder: Path, recipe: str) -> None:
+    """In quantised experts, too, bits depend on the row alone, and torch dequantises the same."""
+    ids = ids_of(50)
+    first, *rest = models(folder, ["float32"], recipe=Recipe.parse(recipe))
+    expected = plain(first, ids, [50])
+    for model in rest:
+        whole = plain(model, ids, [50])
+        for sizes in ([1], [7, 16, 1, 1, 20]):
+            assert np.array_equal(plain(model, ids, sizes), whole)
+        spread = float(np.abs(expected).max())
+        near = 0.06 if recipe.endswith("a8") else 2e-3
+        assert np.abs(whole - expected).max() < near * max(1.0, spread)
