@@ -77,6 +77,12 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ("nemotron_h", TINY | {"layers_block_type": ["attention", "mamba", "mlp"], "n_groups": 2}),
     ("nemotron_h", TINY | {"mamba_n_groups": 4, "mamba_d_conv": 3, "mamba_conv_bias": False}),
     ("granitemoehybrid", TINY | {"layers_block_type": ["attention"] * 7}),
+    ("mixtral", TINY | {"num_experts": 5, "sliding_window": 16}),
+    ("olmoe", TINY | {"num_local_experts": 5, "clip_qkv": 8.0}),
+    ("gpt_oss", TINY | {"num_local_experts": 4, "rope_scaling": YARN}),
+    ("glm4_moe", TINY | {"n_routed_experts": 8, "first_k_dense_replace": 2}),
+    ("lfm2_moe", TINY | {"num_experts": 4, "layer_types": ["conv"] * 7, "tie_embedding": False}),
+    ("granitemoe", TINY | {"num_local_experts": 4, "attention_multiplier": 0.5}),
     ("granitemoehybrid", TINY | {"position_embedding_type": "rope", "num_local_experts": 0}),
 ]
 FREE = {"head_dim", "num_key_value_heads", "sliding_window_pattern", "full_attention_interval",
@@ -85,7 +91,8 @@ FREE = {"head_dim", "num_key_value_heads", "sliding_window_pattern", "full_atten
 """What ours fills in where theirs leaves it to the model."""
 UNUSED = (
     "attention_bias", "mamba_proj_bias", "moe_intermediate_size", "norm_topk_prob",
-    "num_experts_per_tok",
+    "num_experts_per_tok", "n_routed_experts", "n_group", "topk_group", "routed_scaling_factor",
+    "n_shared_experts",
 )  # fmt: skip
 """What nothing reads of Nemotron-H without experts."""
 WRAPPED: list[tuple[str, dict[str, Any]]] = [
@@ -96,6 +103,7 @@ WRAPPED: list[tuple[str, dict[str, Any]]] = [
     ("mistral3", {"text_config": {**TINY, "model_type": "ministral3", "dtype": "bfloat16"}}),
     ("mistral3", {"tie_word_embeddings": False}),
     ("qwen3_5", {"text_config": TINY}),
+    ("qwen3_5_moe", {"text_config": TINY}),
     (
         "qwen3_5",
         {"text_config": {**TINY, "tie_word_embeddings": True}, "tie_word_embeddings": True},

@@ -616,7 +616,8 @@ def test_an_unknown_tokenizer_is_taken_from_beside(tiny_llama: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("fill", "sentence"),
     [
-        (changed(expert_count=8), "mixtures of experts are not read"),
+        (changed(expert_count=8), "llama.expert_used_count is missing"),
+        (changed(expert_count=8, expert_used_count=2), "mixtures of experts in some layers only"),
         (changed(head_count_kv=[2, 4]), "layers that differ in 'llama.attention.head_count_kv'"),
         (changed(head_count=0), "head_count is 0; a whole number from 1 to"),
         (changed(rope_dimension_count=8), "8 of 16 elements turn"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -18,6 +19,8 @@ from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.models.base import Model
 from outrider.models.native import is_native
 from outrider.models.rows import Segment
+from outrider.models.transformer import Transformer
+from tests.support.gguf_mixtures import convert_mixture
 from tests.support.loading import native_model, torch_model
 from tests.support.native_steps import HERE, step
 
@@ -69,10 +72,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 ONE_EACH = [name for name in FAMILIES if " " not in name]
 
 
-def build(name: str, make_checkpoint: MakeCheckpoint, into: Path) -> Path:
-    """A checkpoint whose routers choose clearly, and whose vectors are no constants."""
+def build(
+    name: str, make_checkpoint: MakeCheckpoint, into: Path, options: dict[str, Any] | None = None
+) -> Path:
+    """A checkpoint whose vectors are no constants."""
     family, *_ = name.split()
-    made = make_checkpoint(into, family, **FAMILIES[name])
+    made = make_checkpoint(into, family, **(options or FAMILIES[name]))
     tensors = load_file(made / "model.safetensors")
     random = torch.Generator().manual_seed(1)
     for key, tensor in tensors.items():
@@ -146,6 +151,33 @@ def test_a_rows_bits_do_not_depend_on_how_it_came(folder: Path) -> None:
         expected = plain(model, ids, [50])
         for sizes in ([1], [7, 16, 1, 1, 20], [49]):
             assert np.array_equal(plain(model, ids, sizes), expected)
+
+
+def file_sizes(name: str) -> dict[str, Any]:
+    """Sizes that blocks of 32 codes fill, and options that files can say."""
+    sizes = {"intermediate_size": 64} | FAMILIES[name] | {"hidden_size": 64, "head_dim": 16}
+    sizes = {k: 32 if k.endswith("_intermediate_size") else v for k, v in sizes.items()}
+    if name == "qwen3_moe":
+        sizes["norm_topk_prob"] = True
+    return sizes | ({"mamba_n_heads": 8, "mamba_n_groups": 2} if "hybrid" in name else {})
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.F32])
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_a_gguf_file_says_what_its_checkpoint_says(
+    name: str, kind: Kind, joined: bool, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    if joined and (name != "qwen3_5_moe_text" or kind == Kind.F32):
+        pytest.skip("one family has such files, and one type of them says enough")
+    source = build(name, make_checkpoint, tmp_path / "source", file_sizes(name))
+    path, plain_folder = convert_mixture(source, tmp_path / "a.gguf", kind, joined)
+    ids = ids_of(40)
+    expected = plain(torch_model(plain_folder, "float32", "cpu", 256), ids, [40])
+    spread = max(1.0, float(np.abs(expected).max()))
+    for model in models(path, ["float32"]):
+        near = 1e-4 if kind == Kind.F32 or isinstance(model, Transformer) else 2e-3
+        np.testing.assert_allclose(plain(model, ids, [40]), expected, atol=near * spread, rtol=0)
 
 
 @pytest.mark.parametrize("recipe", ["int8", "int4-g32", "int4-g32-a8"])

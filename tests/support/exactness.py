@@ -72,7 +72,18 @@ FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
         "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16,
     },
     "starcoder2": {"sliding_window": 8},
+    "qwen2_moe": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {**WINDOWS, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_5_moe_text": {
+        "layer_types": ["full_attention", "linear_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
 }  # fmt: skip
 """What a family's config says beyond the sizes that all of them share."""
 HYBRIDS = ("lfm2", "qwen3_5_text", "granitemoehybrid", "falcon_h1", "nemotron_h")

@@ -172,7 +172,7 @@ def convert_mixture(
     def put(key: str, values: torch.Tensor) -> torch.Tensor:
         """Write a tensor, and return what it says."""
         array: NDArray[Any] = np.ascontiguousarray(values.numpy())
-        coded = array.ndim > 1 and "gate_inp" not in key and "conv" not in key
+        coded = array.ndim > 1 and array.shape[-1] % 32 == 0 and "gate_inp" not in key
         if not coded or key.endswith(".bias"):
             writer.add_tensor(key, array)
             return values
@@ -185,7 +185,7 @@ def convert_mixture(
         for name, tensor in model.state_dict().items():
             if name == "lm_head.weight" and config.tie_word_embeddings:
                 continue
-            if re.search(r"experts\.(gate_up|down)_proj|shared_mlp\.input", name):
+            if re.search(r"\.experts\.(gate_up|down)_proj|shared_mlp\.input", name):
                 made = parts_of(name, tensor, family)
                 names, values = [*made], [*made.values()]
                 if joined and len(values) == 2 and "exps.weight" in names[0]:

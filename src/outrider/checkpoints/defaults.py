@@ -243,7 +243,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "linear_num_value_heads": 32, "tiled_value_heads": False, "full_attention_interval": 4,
         "layer_types": None,
     },
-    "qwen3_5_moe_text": _ALL | _BIAS | {
+    "qwen3_5_moe_text": _BIAS | {
+        name: value for name, value in _ALL.items() if name != "intermediate_size"
+    } | {
         "vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40,
         "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
         "max_position_embeddings": 32768, "bos_token_id": None, "eos_token_id": None,

@@ -351,8 +351,11 @@ def _sparse(values: Fields, layers: int) -> tuple[bool, ...]:
 
 
 def _inner(values: Fields, name: str) -> int:
-    """Return the width of MLPs; LFM2's options say what it is made from."""
-    width = values.whole(name, 1, WIDEST)
+    """Return the width of dense MLPs, or of experts where there are no others.
+
+    LFM2's options say what it is made from.
+    """
+    width = values.whole(name if name in values else "moe_intermediate_size", 1, WIDEST)
     if not values.flag("block_auto_adjust_ff_dim", False):
         return width
     multiple = values.whole("block_multiple_of", 1, WIDEST)

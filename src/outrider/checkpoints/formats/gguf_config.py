@@ -391,7 +391,7 @@ def _more(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dic
     more: dict[str, Any] = {}
     if name in MAMBA:
         more |= _mamba(file, fields, name, options)
-    if name in ("granite", "granitehybrid"):
+    if name in ("granite", "granitemoe", "granitehybrid"):
         for option, key, default in GRANITE:
             more[option] = fields.number(f"{name}.{key}", default or size**-0.5)
     elif name == "smollm3":

@@ -353,7 +353,7 @@ class GGUFTensors:
     def _other_shapes(self, name: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return other shapes that files give a vector: a row, a column, or a row a group."""
         if name.endswith("shared_expert_gate.weight"):
-            return [(1, shape[0])]
+            return [(1, shape[-1]), shape[-1:]]
         if name.endswith(("mamba.A_log", "mamba.D")):
             return [(shape[0], 1), (1, shape[0])]
         groups = self._file.metadata.get(f"{self._architecture}.ssm.group_count")

@@ -196,15 +196,13 @@ struct Packing : Work {
 
     // The part and its row that are an output of the matrix.
     const CodedRows* find(int unit, int lane, int& row) const {
-        if (turns) {
-            row = unit / 2 * LANES + lane;
-            const CodedRows& part = parts[unit % 2];
-            return row < part.rows ? &part : nullptr;
-        }
-        row = unit * LANES + lane;
-        for (const CodedRows& part : parts) {
-            if (row < part.rows) return &part;
-            row -= part.rows;
+        const std::size_t half = parts.size() / 2;
+        const std::size_t first = turns && unit % 2 ? half : 0;
+        const std::size_t last = turns && unit % 2 == 0 ? half : parts.size();
+        row = (turns ? unit / 2 : unit) * LANES + lane;
+        for (std::size_t i = first; i < last; ++i) {
+            if (row < parts[i].rows) return &parts[i];
+            row -= parts[i].rows;
         }
         return nullptr;
     }
@@ -306,7 +304,9 @@ const char* pack_coded(Packed& to, const std::vector<CodedRows>& parts, const fl
         for (int i = 0; part.order && i < part.rows; ++i)
             if (part.order[i] < 0 || part.order[i] >= part.rows) return "there is no such row";
     }
-    if (turns && (parts.size() != 2 || parts[0].rows != parts[1].rows))
+    int gates = 0;
+    for (std::size_t i = 0; i < parts.size() / 2; ++i) gates += parts[i].rows;
+    if (turns && (parts.size() % 2 || 2 * std::int64_t(gates) != rows))
         return "a gate has other rows than what it gates";
     if (in % type.inputs) return "a row of codes ends inside a block";
     m.in = in;
@@ -334,9 +334,9 @@ const char* pack_coded(Packed& to, const std::vector<CodedRows>& parts, const fl
             for (int lane = 0; lane < LANES; ++lane) {
                 int row;
                 if (!work->find(unit, lane, row)) continue;
-                const int before = turns && unit % 2 ? parts[0].rows : 0;
+                const int before = turns && unit % 2 ? gates : 0;
                 m.bias.data()[unit * LANES + lane] =
-                    bias[turns ? before + row : unit * LANES + lane];
+                    bias[turns ? before + unit / 2 * LANES + lane : unit * LANES + lane];
             }
     }
     Turn().run(work, 1, pool_size());

@@ -298,7 +298,7 @@ OUTRIDER_API const char* outrider_quantized(Model* model, int32_t layer, int32_t
                                             int32_t out, int32_t in, const Model* beside);
 // Reads a matrix [out, in] from a file whose codes are kept, in `count` parts one behind the other,
 // and packs it; see outrider_matrix. Parts but the last have a multiple of 16 rows if the next has
-// another type; a gate is one part, and what it gates another.
+// another type; the first half of the parts are a gate, the second half what it gates.
 OUTRIDER_API const char* outrider_coded(Model* model, int32_t layer, int32_t kind,
                                         const CodedData* parts, int32_t count, const float* bias,
                                         int32_t out, int32_t in, const Model* beside);
