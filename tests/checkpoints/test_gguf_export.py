@@ -25,8 +25,8 @@ from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.formats.gguf import GGUF, open_gguf
 from outrider.checkpoints.formats.gguf_config import gguf_config
 from outrider.checkpoints.gguf_export import export_gguf, kind_of
+from outrider.checkpoints.matrices import plain
 from outrider.checkpoints.tokenizers import read_codec
-from outrider.checkpoints.weights import plain
 from outrider.errors import ModelError
 from tests.support.commands import outrider
 from tests.support.ggufs import SIZES, byte_level, convert, pieces, split

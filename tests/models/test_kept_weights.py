@@ -17,6 +17,7 @@ from outrider.models.load import load_model
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.native.library import Library
+from tests.support.exactness import FAMILY_OPTIONS, HYBRIDS, MIXTURES
 from tests.support.ggufs import SIZES, convert
 from tests.support.tiny import MakeCheckpoint
 
@@ -81,6 +82,20 @@ def test_kept_weights_give_the_same_bits(
     assert not loads
     assert np.array_equal(logits(first), logits(second))
     assert second.added_bytes(None) == first.added_bytes(None)
+
+
+@pytest.mark.parametrize("family", [*HYBRIDS, *MIXTURES])
+def test_all_that_layers_have_is_kept(
+    family: str, make_checkpoint: MakeCheckpoint, tmp_path: Path, home: Path, loads: list[str]
+) -> None:
+    """States' parameters, routers, what chooses experts, sinks."""
+    folder = make_checkpoint(tmp_path / "made", family, **FAMILY_OPTIONS[family])
+    first = opened(folder)
+    assert loads
+    loads.clear()
+    second = opened(folder)
+    assert not loads
+    assert np.array_equal(logits(first), logits(second))
 
 
 def test_only_servers_keep_the_codes_of_a_file(gguf: Path, home: Path) -> None:

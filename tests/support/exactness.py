@@ -77,6 +77,10 @@ FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 32,
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "lfm2_moe": {
+        "layer_types": ["full_attention", "conv"], "num_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "num_dense_layers": 0,
+    },
     "gpt_oss": {**WINDOWS, "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_5_moe_text": {
         "layer_types": ["full_attention", "linear_attention"], "linear_num_key_heads": 2,
@@ -86,6 +90,8 @@ FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """What a family's config says beyond the sizes that all of them share."""
+MIXTURES = ("qwen3_moe", "gpt_oss", "qwen3_5_moe_text", "lfm2_moe")
+"""Families with mixtures of experts that the native step runs; two of them keep states, too."""
 HYBRIDS = ("lfm2", "qwen3_5_text", "granitemoehybrid", "falcon_h1", "nemotron_h")
 """Families with layers that keep states, which go back behind what was accepted."""
 SCHEMA = {

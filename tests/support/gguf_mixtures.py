@@ -195,12 +195,18 @@ def convert_mixture(
                     values = [put(key, each) for key, each in made.items()]
                 if family == "gpt_oss":
                     if len(values) == 2:
-                        values = [torch.stack(values, -1).flatten(-2) if "_bias" in name else
-                                  torch.stack([v.transpose(1, 2) for v in values], -1).flatten(-2)]
+                        values = [
+                            torch.stack(values, -1).flatten(-2)
+                            if "_bias" in name
+                            else torch.stack([v.transpose(1, 2) for v in values], -1).flatten(-2)
+                        ]
                     elif "_bias" not in name:
                         values = [values[0].transpose(1, 2)]
-                tensor.copy_(torch.cat(values, 0 if "shared_mlp" in name else 1)
-                             if len(values) == 2 else values[0])
+                tensor.copy_(
+                    torch.cat(values, 0 if "shared_mlp" in name else 1)
+                    if len(values) == 2
+                    else values[0]
+                )
                 continue
             key, stored = file_name(name, family), tensor
             count = next((n for p, n in heads.items() if p in name), None)

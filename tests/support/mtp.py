@@ -13,6 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.exaone4.modeling_exaone4 import Exaone4DecoderLayer, Exaone4RMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import (
+    Qwen3_5MoeDecoderLayer,
+    Qwen3_5MoeRMSNorm,
+)
 
 from outrider.base.fields import read_object
 
@@ -22,6 +26,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
     },
+    "qwen3_5_moe_text": {
+        "layer_types": ["linear_attention", "full_attention"], "head_dim": 16,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 20,
+    },
     "exaone4": {
         "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20,
         "num_key_value_heads": 1,
@@ -29,12 +39,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mimo": {"num_key_value_heads": 1},
 }  # fmt: skip
 """Options of small targets by their model type."""
-LIKE = {"qwen3_5_text": 1, "exaone4": 0, "mimo": 0}
+LIKE = {"qwen3_5_text": 1, "qwen3_5_moe_text": 1, "exaone4": 0, "mimo": 0}
 """The layer of a target that the MTP layer is like."""
+SHIFTED = ("qwen3_5_text", "qwen3_5_moe_text")
+"""Those whose norms weigh 1 + w."""
 AS = {"mimo": "qwen2"}
 """Model types as transformers has them."""
 LAYERS = {
     "qwen3_5_text": (Qwen3_5DecoderLayer, Qwen3_5RMSNorm),
+    "qwen3_5_moe_text": (Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm),
     "exaone4": (Exaone4DecoderLayer, Exaone4RMSNorm),
     "mimo": (Qwen2DecoderLayer, Qwen2RMSNorm),
 }
@@ -79,7 +92,7 @@ def with_layer(folder: Path, family: str, **changed: torch.Tensor | None) -> Pat
         tensors[own] = scaled.clone()
     tensors[own_name(family, "fc.weight")] = random(width, 2 * width)
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
-        norm = (family != "qwen3_5_text") + 0.3 * torch.randn(width, generator=generator)
+        norm = (family not in SHIFTED) + 0.3 * torch.randn(width, generator=generator)
         tensors[own_name(family, f"{name}.weight")] = norm
     for part, tensor in changed.items():
         (name,) = [n for n in tensors if "mtp" in n and n.endswith(f".{part}.weight")]

@@ -15,7 +15,7 @@ from ..checkpoints.configs import whole
 from ..checkpoints.dtypes import FLOAT32
 from ..checkpoints.export import recipe_of
 from ..checkpoints.formats.shared import usual_name
-from ..checkpoints.weights import plain, quantized
+from ..checkpoints.matrices import plain, quantized
 from ..errors import ModelError
 from ..models.tensors import as_array, as_tensor
 

@@ -9,6 +9,11 @@ class Store:
 
     page_size: int
 
+    @property
+    def experts(self) -> int | None:
+        """How many experts forwards have read so far, of all layers; None if nobody counts."""
+        return None
+
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy the entries at slots ``sources`` to slots ``targets``, in every layer."""
         raise RuntimeError("this model's cache cannot be rearranged; draft chains only")

@@ -158,10 +158,10 @@ class Architecture(Shape):
     ``kinds`` names the rope and ``windows`` the positions a row sees, itself included (None: all).
     ``scale`` multiplies the products of attention; ``attention_cap`` bounds them, ``logits_cap``
     the logits. Queries at position p are multiplied by 1 + ``heat`` * log(1 + p // ``heat_step``).
-    ``sparse`` layers have a ``mixture`` of experts. ``mixers`` are what mixes tokens in each layer: attention, or a short
-    convolution over ``conv_taps`` tokens, or linear attention of the sizes ``linear``, which has
-    such a convolution, too, or that beside attention; ``mlps`` says which layers have an MLP.
-    Mixers with a convolution have ``mixer_bias`` in their products, and ``conv_bias`` in that
+    ``sparse`` layers have a ``mixture`` of experts. ``mixers`` are what mixes tokens in each layer:
+    attention, or a short convolution over ``conv_taps`` tokens, or linear attention of the sizes
+    ``linear``, which has such a convolution, too, or that beside attention; ``mlps`` says which
+    layers have an MLP. Mixers with a convolution have ``mixer_bias`` in their products, and ``conv_bias`` in that
     itself, whose inputs are multiplied by ``convolved``: x, B and C.
     """
 

@@ -92,7 +92,15 @@ FIRST = {
     "nemotron_h": ("n_groups", "conv_kernel", "use_conv_bias"),
 }
 """Options whose other name counts, if both are given."""
-THETA = {"smollm3": 2e6, "lfm2": 1e6, "lfm2_moe": 1e6, "mixtral": 1e6, "gpt_oss": 1.5e5, "gemma3_text": 1e6, "olmo3": 5e5}
+THETA = {
+    "smollm3": 2e6,
+    "lfm2": 1e6,
+    "lfm2_moe": 1e6,
+    "mixtral": 1e6,
+    "gpt_oss": 1.5e5,
+    "gemma3_text": 1e6,
+    "olmo3": 5e5,
+}
 NEAR_THETA = {"gemma3_text": 1e4, "olmo3": 5e5}
 """Bases of ropes where they are not 10,000; those of layers that see a window."""
 

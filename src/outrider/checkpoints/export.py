@@ -32,9 +32,9 @@ from .files import INDEX, Files, new_folder, save_file
 from .formats.compressed import METHOD
 from .formats.gguf_weights import GGUFTensors
 from .formats.shared import Tensors, usual_name
+from .matrices import Source, check_left, plain, quantized, stays
 from .quantize import Codes, Quantized, quantize
 from .tokenizers import has_tokenizer, save_tokenizer
-from .weights import Source, check_left, plain, quantized, stays
 
 FORMAT = "pack-quantized"
 WORD = 32

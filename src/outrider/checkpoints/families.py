@@ -16,17 +16,27 @@ from ..base.limits import LARGEST_INT
 from ..errors import ModelError, shown
 from .architecture import (
     Architecture,
-    ExpertLayout,
     Family,
     LinearAttention,
     Mixer,
-    Mixture,
     Multipliers,
     Shape,
 )
 from .configs import BESIDE, CONV, LINEAR, LINEAR_NAMES, MLP, LinearNames, ModelConfig, PlainConfig
 from .dtypes import PLAIN
 from .formats.gguf import is_gguf
+from .mixtures import (
+    GLM4_MOE,
+    GPT_OSS,
+    GRANITE_MOE,
+    LFM2_MOE,
+    MIXTRAL,
+    MOST_EXPERTS,
+    QWEN_MOE,
+    SHARING,
+    WIDEST,
+    read_mixture,
+)
 from .rope import ROPE_TYPES, STILL, check_rope, head_dim, rope_parameters, rotary_dim
 
 MIXERS: dict[str, Mixer] = {
@@ -41,15 +51,12 @@ UNGATED = "relu2"
 """The activation of MLPs without gates."""
 UNBOUNDED = 32768
 """Tokens of context for a model whose config names no limit."""
-MOST_EXPERTS = 1 << 16
 EPSILONS = ("norm_eps", "layer_norm_epsilon", "rms_norm_eps")
 """What families call the number that keeps norms from dividing by 0."""
 UNLIMITED = ([0, math.inf], [0, {"__float__": "Infinity"}])
 """Limits of the steps of Mamba-2 that are none, as configs write them."""
 MOST_TAPS = 64
 """Tokens that a short convolution spans."""
-WIDEST = LARGEST_INT // 2
-"""Elements of a row: twice as many, as gate and up have, are still counted by 32 bits."""
 
 
 LFM2 = (
@@ -69,28 +76,6 @@ NEMOTRON_H = (
     *((f"self_attn.{name}_proj", f"mixer.{name}_proj") for name in "qkvo"),
     *((f"mlp.{name}_proj", f"mixer.{name}_proj") for name in ("up", "down")),
     *((f"mamba.{name}", f"mixer.{name}") for name in ("in_proj", "conv1d", "norm", "out_proj")),
-)  # fmt: skip
-QWEN_MOE = ExpertLayout()
-SHARING = ExpertLayout(shared_gate="mlp.shared_expert_gate", renormalised=True)
-MIXTRAL = ExpertLayout(
-    "block_sparse_moe.gate", *(f"block_sparse_moe.experts.{{}}.w{i}" for i in (1, 3, 2)),
-    renormalised=True,
-)  # fmt: skip
-GRANITE_MOE = ExpertLayout(
-    router="block_sparse_moe.router.layer",
-    fused=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
-    shared_fused="shared_mlp.input_linear", shared_down="shared_mlp.output_linear",
-    weighed="selected",
-)  # fmt: skip
-GPT_OSS = ExpertLayout(router="mlp.router", weighed="selected", biased=True, turned=True)
-LFM2_MOE = ExpertLayout(
-    "feed_forward.gate", *(f"feed_forward.experts.{{}}.w{i}" for i in (1, 3, 2)),
-    ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
-    bias="feed_forward.expert_bias", weighed="sigmoid",
-)  # fmt: skip
-GLM4_MOE = ExpertLayout(
-    bias="mlp.gate.e_score_correction_bias", shared="mlp.shared_experts.",
-    shared_down="mlp.shared_experts.down_proj", weighed="sigmoid",
 )  # fmt: skip
 _OLMO = Family(norms="after", qk_norm=True, wide_norms=True)
 FAMILIES = {
@@ -243,7 +228,7 @@ def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architectu
         residual_scale=values.number("residual_multiplier", 1),
         logits_scale=_logits_scale(values),
         multipliers=_multipliers(values),
-        **_experts(values, family, config, len(kinds)),
+        **read_mixture(values, family.experts, len(kinds)),
         mixers=tuple(MIXERS[kind] for kind in kinds),
         mlps=tuple(not family.lone or kind == MLP for kind in kinds),
         **_convolved(values, config, family, kinds),
@@ -302,52 +287,6 @@ def _convolved(
         "conv_bias": bool(names.conv_bias) and values.flag(names.conv_bias),
         "mixer_bias": bool(names.bias) and values.flag(names.bias),
     }
-
-
-def _experts(values: Fields, family: Family, config: PlainConfig, layers: int) -> dict[str, Any]:
-    """Return the fields of ``Architecture`` about experts."""
-    layout, dense = family.experts, {"sparse": (False,) * layers, "mixture": None}
-    names = [name for name in ("num_experts", "num_local_experts", "n_routed_experts") if name in values]
-    if layout is None or not names:
-        return dense
-    count = values.whole(names[0], 0, MOST_EXPERTS)
-    if not count:
-        return dense
-    own = "moe_intermediate_size" in values
-    width = values.whole("moe_intermediate_size" if own else "intermediate_size", 1, WIDEST)
-    shared = values.whole("shared_expert_intermediate_size", 0, WIDEST, 0)
-    shared = values.whole("shared_intermediate_size", 0, WIDEST, shared)
-    shared = shared or width * values.whole("n_shared_experts", 0, WIDEST // width, 0)
-    if (2 * width + 1) * count > WIDEST or values.whole("hidden_size", 1) * count > WIDEST:
-        raise values.refuse(names[0], f"experts of at most {WIDEST} outputs in all")
-    return {
-        "sparse": _sparse(values, layers),
-        "mixture": Mixture(
-            experts=count,
-            top=values.whole("num_experts_per_tok", 1, count),
-            width=width,
-            router=layout.weighed,
-            renormalised=(
-                values.flag("norm_topk_prob", False)
-                if layout.renormalised is None
-                else layout.renormalised
-            ),
-            scale=values.number("routed_scaling_factor", 1.0),
-            shared=shared,
-            shared_gated=bool(shared and layout.shared_gate),
-            chosen_by_bias=bool(layout.bias) and values.flag("use_expert_bias", True),
-            biased=layout.biased,
-        ),
-    }
-
-
-def _sparse(values: Fields, layers: int) -> tuple[bool, ...]:
-    """Return which layers are mixtures."""
-    step = values.whole("decoder_sparse_step", 1, default=1)
-    dense = values.listed("mlp_only_layers", int) if "mlp_only_layers" in values else []
-    first = values.whole("num_dense_layers", default=0)
-    first = values.whole("first_k_dense_replace", default=first)
-    return tuple(i >= first and i not in dense and (i + 1) % step == 0 for i in range(layers))
 
 
 def _inner(values: Fields, name: str) -> int:

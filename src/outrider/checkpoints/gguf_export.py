@@ -36,10 +36,10 @@ from .formats.gguf_config import FORMS
 from .formats.gguf_types import SIZES, Kind
 from .formats.gguf_weights import key_of, row_order, rows_of
 from .gguf_metadata import NAMES, gguf_metadata, rope_divisors, unfit
+from .matrices import plain
 from .mtp import has_mtp
 from .quantize import Codes
 from .tokenizers import has_tokenizer, read_codec
-from .weights import plain
 
 logger = logging.getLogger("outrider")
 

@@ -17,7 +17,8 @@ from .extras import KEY
 from .files import new_folder, save_file
 from .head_tensors import QUANTIZATION, HeadTensors, check_tensors, drafted_ids
 from .heads import BORROWS, EAGLE3, LABELS, MEDUSA, PEAGLE, TRAINED, Head, check_target
-from .weights import Loader, plain
+from .matrices import plain
+from .weights import Loader
 
 SPECULATORS, SAFEAILAB = LAYOUTS = ("speculators", "safeailab")
 VERSION = "0.9.0"

@@ -12,7 +12,7 @@ from .export import as_tensors, check_storable, config_of, copy_others, grid, sc
 from .files import new_folder, save_file
 from .head_tensors import CODEBOOKS, QUANTIZATION, HeadTensors, check_tensors, expected_tensors
 from .heads import Head
-from .weights import check_left
+from .matrices import check_left
 
 OUTPUT = "lm_head.weight"
 

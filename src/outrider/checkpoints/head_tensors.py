@@ -16,8 +16,8 @@ from .files import TYPES, Entry, Files
 from .formats.compressed import METHOD
 from .formats.shared import Tensors, num_words
 from .heads import DFLASH2, DSPARK, EAGLE1, MEDUSA, PARTS, PEAGLE, SAFEAILAB, Head, has_midlayer
+from .matrices import plain
 from .quantize import BITS
-from .weights import plain
 
 QUANTIZATION = "quantization_config"
 """The key of a config under which it says how matrices are quantised."""

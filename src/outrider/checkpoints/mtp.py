@@ -27,15 +27,15 @@ from .formats.gguf import GGUF
 from .formats.gguf_config import form_of
 from .formats.gguf_weights import GGUFTensors
 from .formats.shared import Format, Tensors
+from .matrices import plain
 from .quantize import Matrix
-from .weights import plain
 
 logger = logging.getLogger("outrider")
 
 PREFIX, TARGET = "mtp.", "target."
 NORMS = "pre_fc_norm_embedding", "pre_fc_norm_hidden"
 """The norms of a token's embedding and of a state."""
-STACKED = ("qwen3_5", "qwen3_5_text")
+STACKED = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 OF = (*STACKED, "exaone4_5", "exaone4", "mimo")
 """Model types whose layers these are, and those that have several one behind the other."""
 IN_MIMO = {
@@ -262,8 +262,11 @@ def shapes_of(target: Architecture, layers: int) -> dict[str, tuple[int, ...]]:
     each["self_attn.q_proj"] = (queries * (1 + a.layout.gated), *width)
     each |= dict.fromkeys(("self_attn.k_proj", "self_attn.v_proj"), (keys, *width))
     each["self_attn.o_proj"] = (*width, queries)
-    each |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (inner, *width))
-    each["mlp.down_proj"] = (*width, inner)
+    if a.mixture is None:
+        each |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (inner, *width))
+        each["mlp.down_proj"] = (*width, inner)
+    else:  # experts may be one tensor, or many: their loader looks for them
+        each["mlp.gate"] = (a.mixture.experts, *width)
     bases = [f"model.layers.{number}." for number in range(layers)]
     shapes = {f"{base}{part}": shape for base in bases for part, shape in each.items()}
     shapes |= dict.fromkeys((*NORMS, "model.norm"), width)
@@ -311,8 +314,7 @@ def mtp_architecture(files: Files, target: Architecture) -> Architecture:
         kinds=(target.kinds[full],) * count,
         windows=(target.windows[full],) * count,
         mlps=(True,) * count,
-        sparse=(False,) * count,
-        mixture=None,
+        sparse=(target.mixture is not None,) * count,
         linear=None,
         multipliers=Multipliers(),
     )

@@ -1,9 +1,6 @@
 """Loads the weights of a checkpoint, fused as the forward needs them."""
 
-import logging
-import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -12,13 +9,13 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ..base.config import Recipe
-from ..errors import ConfigError, ModelError
-from .architecture import Architecture, ExpertLayout, Mixture
-from .coded import Coded
+from .architecture import Architecture
 from .dtypes import FLOAT32, Array
+from .expert_weights import ExpertMatrices
 from .formats.gguf_weights import EXPERTS, GGUFTensors
-from .formats.shared import Tensors, warn_once
-from .quantize import Matrix, Quantized, quantize
+from .formats.shared import warn_once
+from .matrices import Source, numbers, plain, quantized, ranges, stacked
+from .quantize import Matrix
 from .rope import half_split
 
 TILE = 8
@@ -95,7 +92,7 @@ class LayerWeights(Generic[M, V]):
     and inputs [3 * width, width] in the place of ``qkv``, and ``taps`` [taps, width], the oldest
     first. Linear attention has queries, keys, values and gates there, and ``linear``. Gates of
     attention come behind its queries. ``sinks`` [heads] are scores of a key without a value. A
-    layer may lack a mixer or an MLP.
+    layer may lack a mixer or an MLP, or have ``experts`` in its place.
     """
 
     input_norm: V | None
@@ -107,8 +104,9 @@ class LayerWeights(Generic[M, V]):
     output_bias: V | None
     attention_norm: V | None
     mlp_norm: V | None
-    mlp: Mlp[M, V] | Experts[M, V] | None
+    mlp: Mlp[M, V] | None
     output_norm: V | None
+    experts: Experts[M, V] | None = None
     taps: V | None = None
     taps_bias: V | None = None
     linear: LinearWeights[M, V] | None = None
@@ -117,106 +115,12 @@ class LayerWeights(Generic[M, V]):
 
     def products(self) -> list[M]:
         """Return the matrices that multiply every row."""
-        mlp = self.mlp
-        assert not isinstance(mlp, Experts), "not every row meets every expert"
-        inner = [mlp.gate_up, mlp.down] if mlp else []
+        mlp, shared = self.mlp, self.experts.shared if self.experts else None
+        inner = [each for m in (mlp, shared) if m for each in (m.gate_up, m.down)]
         rates = self.linear.rates if self.linear else None
         beside = [self.beside.qkv, self.beside.output] if self.beside else []
         all_ = (self.qkv, self.output, *beside, *inner, rates)
         return [each for each in all_ if each is not None]
-
-
-logger = logging.getLogger("outrider")
-
-Source = Tensors | GGUFTensors
-"""Weights by the names of Hugging Face's models."""
-STACKS = (("q", "k", "v"), ("gate", "up"))
-"""Projections that are stacked into one product: all of one kind, or dequantised."""
-
-
-def stays(source: Source, name: str) -> str | None:
-    """Return the kind of codes that the matrix ``name`` keeps under a recipe; None for none.
-
-    A matrix that is stacked with others keeps its codes only if all of them do, and are of the same
-    kind or a GGUF file's.
-    """
-    parts = re.fullmatch(r"(.+\.)(q|k|v|gate|up)(_proj\.weight)", name)
-    if parts is None:
-        return source.kept(name)
-    (stack,) = (each for each in STACKS if parts[2] in each)
-    kinds = {source.kept(f"{parts[1]}{part}{parts[3]}") for part in stack}
-    if None in kinds or (len(kinds) > 1 and isinstance(source, Tensors)):
-        return None
-    return source.kept(name)
-
-
-def check_left(source: Source, recipe: Recipe) -> None:
-    """Refuse a recipe that would change no matrix; log the matrices that keep their codes."""
-    warn_once(source.note)
-    names = [name for name, shape in source.shapes().items() if len(shape) == 2]
-    counts = Counter(filter(None, (stays(source, name) for name in names)))
-    what = ", ".join(f"{count} ({kind})" for kind, count in sorted(counts.items()))
-    if counts.total() == len(names):
-        raise ConfigError(
-            f"quantization is {str(recipe)!r}, but the weights in {source.folder} are quantised "
-            "already; leave it out, or give the checkpoint they were made from."
-        )
-    if counts:
-        logger.warning(
-            "%s: %s of %d matrices keep their codes; the others become %s.",
-            source.folder, what, len(names), recipe,
-        )  # fmt: skip
-
-
-def quantized(
-    source: Source, name: str, shape: tuple[int, int], recipe: Recipe
-) -> Quantized | Coded:
-    """Return the matrix ``name`` of ``shape`` (out, in), stored if it ``stays``, or by recipe."""
-    matrix = source.matrix(name, shape, None)
-    if not isinstance(matrix, np.ndarray):
-        if stays(source, name):
-            return matrix
-        matrix = matrix.dequantized(FLOAT32)
-    return by_recipe(source, name, matrix, recipe)
-
-
-def by_recipe(source: Source, name: str, matrix: Array, recipe: Recipe) -> Quantized:
-    """Return a matrix quantised by ``recipe``; ModelError where it cannot be."""
-    try:
-        return quantize(matrix, recipe)
-    except ValueError as error:
-        what = f"tensor {name!r} cannot be quantised: {error}"
-        raise ModelError(f"{source.folder}: {what}.") from None
-
-
-def plain(matrix: Matrix, dtype: np.dtype[Any]) -> Array:
-    """Return ``matrix`` as an array, dequantised to ``dtype`` if it is quantised."""
-    return matrix if isinstance(matrix, np.ndarray) else matrix.dequantized(dtype)
-
-
-def stacked(parts: list[Matrix], dtype: np.dtype[Any]) -> Matrix:
-    """Return ``parts`` stacked, dequantised to ``dtype`` unless their codes fit together."""
-    coded = [p for p in parts if isinstance(p, Coded)]
-    together = Coded.stacked(coded) if len(coded) == len(parts) else None
-    if together is not None:
-        return together
-    quantised = [p for p in parts if isinstance(p, Quantized)]
-    if len(quantised) == len(parts) and len({(p.bits, p.group) for p in quantised}) == 1:
-        return Quantized.stacked(quantised)
-    return np.concatenate([plain(p, dtype) for p in parts])
-
-
-def ranges(matrix: Matrix, parts: Sequence[range]) -> Matrix:
-    """Return some rows of a matrix: those of ``parts``, in that order."""
-    if isinstance(matrix, Coded):
-        return matrix.ranges(parts)
-    rows = numbers(parts)
-    return matrix[rows] if isinstance(matrix, np.ndarray) else matrix.rows(rows)
-
-
-def numbers(parts: Sequence[range]) -> NDArray[np.int64]:
-    """Return the numbers of ``parts``, one behind the other."""
-    return np.concatenate([np.arange(part.start, part.stop) for part in parts])
 
 
 @dataclass(frozen=True)
@@ -476,7 +380,8 @@ class Loader:
             "mlp_norm": (
                 self.norm(f"{base}pre_feedforward_layernorm" if after else post) if before else None
             ),
-            "mlp": self._experts(base) if a.sparse[index] else self._mlp(base),
+            "mlp": None if a.sparse[index] else self._mlp(base),
+            "experts": self._experts(base) if a.sparse[index] else None,
             "output_norm": self.norm(f"{base}post_feedforward_layernorm") if after else None,
         }
 
@@ -499,6 +404,7 @@ class Loader:
 
     def _experts(self, base: str) -> Experts[Matrix, Array]:
         mixture, layout = self.architecture.mixture, self.architecture.layout.experts
+        width = self.architecture.hidden_size
         if isinstance(self.source, GGUFTensors):
             layout = EXPERTS
         assert mixture is not None
@@ -514,8 +420,9 @@ class Loader:
             fused = layout.shared_fused and f"{base}{layout.shared_fused}"
             down = f"{base}{layout.shared_down}"
             shared = self._gated(f"{base}{layout.shared}", fused, down, mixture.shared)
-        gate_up, down_matrix = self._expert_matrices(base, mixture, layout)
-        biases = self._expert_biases(base, mixture, layout) if mixture.biased else (None, None)
+        own = ExpertMatrices(self.source, layout, mixture, width, self.dtype, self.recipe)
+        gate_up, down_matrix = own.stacked(base)
+        biases = own.biases(base) if mixture.biased else (None, None)
         return Experts(
             router=np.ascontiguousarray(np.concatenate(scores)),
             router_bias=bias,
@@ -530,58 +437,6 @@ class Loader:
     def _scores(self, name: str, rows: int) -> Array:
         """Return rows of a router, which no recipe quantises."""
         return plain(self.matrix(name, rows, self.architecture.hidden_size, None), self.dtype)
-
-    def _expert_matrices(
-        self, base: str, mixture: Mixture, layout: ExpertLayout
-    ) -> tuple[Matrix, Matrix]:
-        """Return the stacked matrices of all experts, those of gates and the last ones."""
-        count, inner, width = mixture.experts, mixture.width, self.architecture.hidden_size
-        if isinstance(self.source, GGUFTensors):
-            rows = count * inner
-            names = [f"{base}mlp.experts.{part}_proj.weight" for part in ("gate", "up", "down")]
-            gates = [self.matrix(name, rows, width, self.recipe) for name in names[:2]]
-            last = self.matrix(names[2], count * width, inner, self.recipe)
-            return stacked(gates, self.dtype), last
-        both, last_name = (f"{base}{name}" for name in layout.fused)
-        if both in self.source:
-            if layout.turned:
-                given = self.source.get(both, (count, width, 2 * inner), self.dtype)
-                gates_up = given.reshape(count, width, inner, 2).transpose(3, 0, 2, 1)
-                down = self.source.get(last_name, (count, inner, width), self.dtype).swapaxes(1, 2)
-            else:
-                given = self.source.get(both, (count, 2 * inner, width), self.dtype)
-                gates_up = given.reshape(count, 2, inner, width).swapaxes(0, 1)
-                down = self.source.get(last_name, (count, width, inner), self.dtype)
-            return (
-                self._by_recipe(gates_up.reshape(-1, width), both),
-                self._by_recipe(down.reshape(-1, inner), last_name),
-            )
-        numbers = range(count)
-        each = [f"{base}{part.format(i)}.weight" for part in (layout.gate, layout.up) for i in numbers]
-        last = [f"{base}{layout.down.format(i)}.weight" for i in numbers]
-        return (
-            stacked([self.matrix(n, inner, width, self.recipe) for n in each], self.dtype),
-            stacked([self.matrix(n, width, inner, self.recipe) for n in last], self.dtype),
-        )
-
-    def _expert_biases(
-        self, base: str, mixture: Mixture, layout: ExpertLayout
-    ) -> tuple[Array, Array]:
-        """Return what is added to the outputs of the stacked matrices of all experts."""
-        count, inner, width = mixture.experts, mixture.width, self.architecture.hidden_size
-        if isinstance(self.source, GGUFTensors):
-            names = [f"{base}mlp.experts.{part}_proj.bias" for part in ("gate", "up", "down")]
-            gate, up = (self.get(name, count, inner).ravel() for name in names[:2])
-            return np.concatenate((gate, up)), self.get(names[2], count, width).ravel()
-        both, last = (f"{base}{name}_bias" for name in layout.fused)
-        gates_up = self.get(both, count, 2 * inner).reshape(count, inner, 2).transpose(2, 0, 1)
-        return np.ascontiguousarray(gates_up).ravel(), self.get(last, count, width).ravel()
-
-    def _by_recipe(self, matrix: Array, name: str) -> Matrix:
-        """Return a matrix quantised by the recipe, if there is one."""
-        if self.recipe is None:
-            return matrix
-        return by_recipe(self.source, name, matrix, self.recipe)
 
     def table(self, name: str = "model.embed_tokens.weight") -> Matrix:
         """Return the embedding, or the head, [vocabulary, hidden_size]."""

@@ -215,8 +215,14 @@ class Engine:
 
     @property
     def beliefs(self) -> dict[str, Any] | None:
-        """The controller's beliefs, see ``summary``; None without a controller."""
-        return None if self.controller is None else summary(self.controller)
+        """The controller's beliefs, see ``summary``; None without a controller.
+
+        Of a mixture also the experts of a layer that a step reads, by its rows.
+        """
+        if self.controller is None:
+            return None
+        unions = self.verifier.unions
+        return summary(self.controller) | ({} if unions is None else {"experts": unions.summary()})
 
     @property
     def has_work(self) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.types import Draft, HiddenStates, Plan, Row, Scheduled, Verdict
+from ..checkpoints.architecture import Architecture
 from ..errors import RequestError
 from ..models.base import Model, Store
 from ..models.decide import Keep, SampleInput, Samples
@@ -15,6 +16,7 @@ from ..sampling.acceptance import AcceptanceRule
 from ..sampling.logprobs import Asked, Measure, logprobs
 from ..sampling.pipeline import StepLogits
 from ..sampling.shared_noise import SharedNoise
+from .experts import ExpertUnions
 from .scheduler import unexpected
 
 UNUSED = Row("", 0, 0, 0, True, 0)  # stands for a row that is scored, but decides no token
@@ -38,6 +40,11 @@ class Verifier:
         self.model, self.store, self.rule, self.noise = model, store, rule, noise
         self._shown = Keep.RAW if raw else Keep.PROCESSED
         self._measure = measure
+        shape = model.shape
+        self.unions: ExpertUnions | None = None
+        if isinstance(shape, Architecture) and shape.mixture and store.experts is not None:
+            self.unions = ExpertUnions(shape)
+        """What the rows of a step have in common; None without a mixture of experts."""
 
     def verify(
         self, plan: Plan, draft: Draft, layers: Sequence[int] = ()
@@ -64,12 +71,16 @@ class Verifier:
             segments.append(
                 Segment(tokens, start, sequence.pages, logits, length, nodes, parents, sequence.id)
             )
+        before = None if self.unions is None else self.store.experts
         if self.rule.needs_logits:
             samples = self.model.decide(segments, self.store, inputs, None, layers)
             target = StepLogits(samples.logits, _rows(segments, inputs), first)
         else:
             samples = self.model.decide(segments, self.store, inputs, self.noise, layers)
             target = StepLogits(samples.logits, [], first, (samples.tokens, samples.scores))
+        if self.unions is not None and before is not None:
+            rows = sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
+            self.unions.take(rows, (self.store.experts or 0) - before)
         verdict = self.rule(target, draft, self.noise)
         for i, error in samples.errors.items():
             known = isinstance(error, RequestError)

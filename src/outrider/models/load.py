@@ -15,8 +15,8 @@ from ..checkpoints.architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.dtypes import BFLOAT16, FLOAT16, choose_dtype, native_dtype
 from ..checkpoints.formats.gguf_weights import GGUFTensors
+from ..checkpoints.matrices import check_left
 from ..checkpoints.rope import STILL
-from ..checkpoints.weights import check_left
 from ..errors import ConfigError, MemoryBudgetError, ModelError
 from ..native.choice import library, placed
 from .base import Model

@@ -18,7 +18,7 @@ from ..checkpoints.configs import ModelConfig
 from ..checkpoints.dtypes import Array
 from ..checkpoints.quantize import Matrix, Quantized
 from ..checkpoints.rope import STILL, Rope
-from ..checkpoints.weights import Experts, Loader
+from ..checkpoints.weights import Loader
 from ..errors import ModelError
 from ..native.checks import free_with, within
 from ..native.interface import (
@@ -183,7 +183,7 @@ class NativeModel(RowsModel):
         """Pack one layer; what was read is dropped before the next, so that memory stays single."""
         library, model = self.library, self.handle
         weights = loader.layer(index, inputs, normed)
-        mlp = weights.mlp
+        mlp, experts = weights.mlp, weights.experts
         self._set_layer(index)
         if weights.qkv is not None and weights.output is not None:
             self._pack(index, "qkv", weights.qkv, weights.qkv_bias)
@@ -191,14 +191,15 @@ class NativeModel(RowsModel):
         if weights.beside is not None:
             self._pack(index, "beside_qkv", weights.beside.qkv)
             self._pack(index, "beside_output", weights.beside.output)
-        if mlp is not None:
-            self._pack(index, "gate_up", mlp.gate_up, mlp.gate_up_bias)
-            self._pack(index, "down", mlp.down, mlp.down_bias)
-        if isinstance(mlp, Experts):
-            self._pack(index, "router", mlp.router, mlp.router_bias)
-            if mlp.shared is not None:
-                self._pack(index, "shared_gate_up", mlp.shared.gate_up, mlp.shared.gate_up_bias)
-                self._pack(index, "shared_down", mlp.shared.down, mlp.shared.down_bias)
+        for inner in (mlp, experts):
+            if inner is not None:
+                self._pack(index, "gate_up", inner.gate_up, inner.gate_up_bias)
+                self._pack(index, "down", inner.down, inner.down_bias)
+        if experts is not None:
+            self._pack(index, "router", experts.router, experts.router_bias)
+            if (shared := experts.shared) is not None:
+                self._pack(index, "shared_gate_up", shared.gate_up, shared.gate_up_bias)
+                self._pack(index, "shared_down", shared.down, shared.down_bias)
         norms = {
             "input": weights.input_norm,
             "mlp": weights.mlp_norm,
@@ -211,8 +212,8 @@ class NativeModel(RowsModel):
             if norm is not None:  # they stand twice, as torch's kernels want them
                 library.set_vector(model, index, name, norm[: len(norm) // 2])
         vectors = {"taps": weights.taps, "taps_bias": weights.taps_bias, "sinks": weights.sinks}
-        if isinstance(mlp, Experts):
-            vectors["router_bias"] = mlp.choice_bias
+        if experts is not None:
+            vectors["router_bias"] = experts.choice_bias
         if weights.linear is not None:
             self._pack(index, "rates", weights.linear.rates)
             vectors |= {"decay": weights.linear.decay, "dt_bias": weights.linear.dt_bias}

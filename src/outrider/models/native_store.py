@@ -76,7 +76,7 @@ class NativeStore(Store):
 
     @property
     def experts(self) -> int:
-        """Experts that forwards have read so far, see ``Library.experts_read``."""
+        """See ``Store``."""
         return self._library.experts_read(self.handle)
 
     def room(self, rows: int) -> Room:

@@ -12,6 +12,7 @@ import torch
 from ..base.config import Recipe
 from ..checkpoints.architecture import Architecture, Mixture
 from ..checkpoints.dtypes import Array
+from ..checkpoints.matrices import Source, plain
 from ..checkpoints.quantize import Matrix
 from ..checkpoints.weights import (
     SLOW_TO_QUANTISE,
@@ -22,9 +23,7 @@ from ..checkpoints.weights import (
     LinearWeights,
     Loader,
     Mlp,
-    Source,
     layer_numbers,
-    plain,
 )
 from .tensors import as_tensor
 
@@ -33,6 +32,7 @@ PACKED_LINEAR: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None
 
 TorchMlp = Mlp[torch.Tensor, torch.Tensor]
 TorchLinear = LinearWeights[torch.Tensor, torch.Tensor]
+
 
 @dataclass(frozen=True)
 class TorchExperts:
@@ -49,13 +49,13 @@ class TorchExperts:
 class TorchLayer(LayerWeights[torch.Tensor, torch.Tensor]):
     """One decoder layer."""
 
-    experts: TorchExperts | None = None
+    mixed: TorchExperts | None = None
 
     def products(self) -> list[torch.Tensor]:
         """Return the matrices that multiply every row."""
-        mixture = self.experts
-        shared = mixture.shared if mixture else None
-        more = [mixture.router] if mixture else []
+        mixed = self.mixed
+        shared = mixed.shared if mixed else None
+        more = [mixed.router] if mixed else []
         more += [shared.gate_up, shared.down] if shared else []
         return super().products() + more
 
@@ -152,10 +152,9 @@ class _Placed:
         return Beside(self.matrix(beside.qkv), self.matrix(beside.output))
 
     def layer(self, layer: LayerWeights[Matrix, Array], mixture: Mixture | None) -> TorchLayer:
-        mlp, experts = layer.mlp, None
-        if isinstance(mlp, Experts):
-            assert mixture is not None
-            mlp, experts = None, self.experts(mlp, mixture.experts)
+        mixed = None
+        if layer.experts is not None and mixture is not None:
+            mixed = self.experts(layer.experts, mixture.experts)
         return TorchLayer(
             input_norm=self.maybe(layer.input_norm),
             qkv=None if layer.qkv is None else self.matrix(layer.qkv),
@@ -166,8 +165,8 @@ class _Placed:
             output_bias=self.maybe(layer.output_bias),
             attention_norm=self.maybe(layer.attention_norm),
             mlp_norm=self.maybe(layer.mlp_norm),
-            mlp=None if mlp is None else self.mlp(mlp),
-            experts=experts,
+            mlp=None if layer.mlp is None else self.mlp(layer.mlp),
+            mixed=mixed,
             sinks=self.maybe(layer.sinks),
             output_norm=self.maybe(layer.output_norm),
             taps=self.maybe(layer.taps),

@@ -248,10 +248,9 @@ class Transformer(PythonStep):
                 if weights.attention_norm is not None:
                     out = rms_norm(out, weights.attention_norm, s.norm_eps)
                 stream.x.add_(out, alpha=s.residual_scale)
-            mlp, experts = weights.mlp, weights.experts
-            if mlp is not None or experts is not None:
+            if weights.mlp is not None or weights.mixed is not None:
                 x = self._normed(stream, weights.mlp_norm)
-                out = self._mlp(x, mlp) if mlp else self._mixed(x, experts)
+                out = self._behind(x, weights)
                 if weights.output_norm is not None:
                     out = rms_norm(out, weights.output_norm, s.norm_eps)
                 stream.x.add_(scaled(out, s.multipliers.mlp_out), alpha=s.residual_scale)
@@ -312,6 +311,13 @@ class Transformer(PythonStep):
         cos, sin = turn
         swapped = heads.roll(s.head_dim // 2, -1)
         return heads.mul_(cos).addcmul_(swapped, sin), gates
+
+    def _behind(self, x: torch.Tensor, weights: TorchLayer) -> torch.Tensor:
+        """What stands behind a layer's mixer makes of its normed rows."""
+        if weights.mixed is not None:
+            return self._mixed(x, weights.mixed)
+        assert weights.mlp is not None
+        return self._mlp(x, weights.mlp)
 
     def _mlp(self, x: torch.Tensor, weights: TorchMlp) -> torch.Tensor:
         inner = linear(x, weights.gate_up, weights.gate_up_bias)

@@ -18,8 +18,8 @@ from ..checkpoints.dtypes import BFLOAT16, FLOAT32, cast
 from ..checkpoints.export import written_config
 from ..checkpoints.extras import KEY
 from ..checkpoints.files import Files
+from ..checkpoints.matrices import plain
 from ..checkpoints.tokenizers import differences, has_tokenizer, save_tokenizer
-from ..checkpoints.weights import plain
 from ..errors import ConfigError
 from .head_files import write_checkpoint
 

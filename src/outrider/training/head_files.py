@@ -28,8 +28,9 @@ from ..checkpoints.head_export import (
 )
 from ..checkpoints.head_tensors import HeadTensors, check_tensors, drafted_ids, expected_tensors
 from ..checkpoints.heads import EAGLE3, LABELS, PEAGLE, TRAINED, Head, check_target, read_head
+from ..checkpoints.matrices import plain
 from ..checkpoints.rope import rope_parameters
-from ..checkpoints.weights import Loader, plain
+from ..checkpoints.weights import Loader
 from ..errors import ConfigError, ModelError
 from .eagle3 import Eagle3
 

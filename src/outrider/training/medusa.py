@@ -20,7 +20,7 @@ from ..checkpoints.dtypes import cast as to_dtype
 from ..checkpoints.head_export import MEDUSA_DEFAULTS
 from ..checkpoints.head_tensors import HeadTensors
 from ..checkpoints.heads import BORROWS, Head
-from ..checkpoints.weights import plain
+from ..checkpoints.matrices import plain
 from .eagle3 import Rows, Unrolling
 from .head_files import NewHead, target_loader, trained_config, write_checkpoint
 from .optimisers import trained

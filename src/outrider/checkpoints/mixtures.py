@@ -1,0 +1,84 @@
+"""Mixtures of experts: how families name their parts, and what configs say of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..base.fields import Fields
+from ..base.limits import LARGEST_INT
+from .architecture import ExpertLayout, Mixture
+
+MOST_EXPERTS = 1 << 16
+WIDEST = LARGEST_INT // 2
+"""Elements of a row: twice as many, as gate and up have, are still counted by 32 bits."""
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Configs' names for the number of experts."""
+QWEN_MOE = ExpertLayout()
+SHARING = ExpertLayout(shared_gate="mlp.shared_expert_gate", renormalised=True)
+MIXTRAL = ExpertLayout(
+    "block_sparse_moe.gate", "block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3",
+    "block_sparse_moe.experts.{}.w2", renormalised=True,
+)  # fmt: skip
+GRANITE_MOE = ExpertLayout(
+    router="block_sparse_moe.router.layer",
+    fused=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    shared_fused="shared_mlp.input_linear", shared_down="shared_mlp.output_linear",
+    weighed="selected",
+)  # fmt: skip
+GPT_OSS = ExpertLayout(router="mlp.router", weighed="selected", biased=True, turned=True)
+LFM2_MOE = ExpertLayout(
+    "feed_forward.gate", "feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3",
+    "feed_forward.experts.{}.w2",
+    ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
+    bias="feed_forward.expert_bias", weighed="sigmoid",
+)  # fmt: skip
+GLM4_MOE = ExpertLayout(
+    bias="mlp.gate.e_score_correction_bias", shared="mlp.shared_experts.",
+    shared_down="mlp.shared_experts.down_proj", weighed="sigmoid",
+)  # fmt: skip
+
+
+def read_mixture(values: Fields, layout: ExpertLayout | None, layers: int) -> dict[str, Any]:
+    """Return the fields of ``Architecture`` about experts."""
+    dense = {"sparse": (False,) * layers, "mixture": None}
+    names = [name for name in COUNTS if name in values]
+    if layout is None or not names:
+        return dense
+    count = values.whole(names[0], 0, MOST_EXPERTS)
+    if not count:
+        return dense
+    own = "moe_intermediate_size" in values
+    width = values.whole("moe_intermediate_size" if own else "intermediate_size", 1, WIDEST)
+    shared = values.whole("shared_expert_intermediate_size", 0, WIDEST, 0)
+    shared = values.whole("shared_intermediate_size", 0, WIDEST, shared)
+    shared = shared or width * values.whole("n_shared_experts", 0, WIDEST // width, 0)
+    if (2 * width + 1) * count > WIDEST or values.whole("hidden_size", 1) * count > WIDEST:
+        raise values.refuse(names[0], f"experts of at most {WIDEST} outputs in all")
+    return {
+        "sparse": _sparse(values, layers),
+        "mixture": Mixture(
+            experts=count,
+            top=values.whole("num_experts_per_tok", 1, count),
+            width=width,
+            router=layout.weighed,
+            renormalised=(
+                values.flag("norm_topk_prob", False)
+                if layout.renormalised is None
+                else layout.renormalised
+            ),
+            scale=values.number("routed_scaling_factor", 1.0),
+            shared=shared,
+            shared_gated=bool(shared and layout.shared_gate),
+            chosen_by_bias=bool(layout.bias) and values.flag("use_expert_bias", True),
+            biased=layout.biased,
+        ),
+    }
+
+
+def _sparse(values: Fields, layers: int) -> tuple[bool, ...]:
+    """Return which layers are mixtures."""
+    step = values.whole("decoder_sparse_step", 1, default=1)
+    dense = values.listed("mlp_only_layers", int) if "mlp_only_layers" in values else []
+    first = values.whole("num_dense_layers", default=0)
+    first = values.whole("first_k_dense_replace", default=first)
+    return tuple(i >= first and i not in dense and (i + 1) % step == 0 for i in range(layers))

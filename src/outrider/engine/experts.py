@@ -1,0 +1,38 @@
+"""How many experts of a mixture the rows of a step wake."""
+
+from __future__ import annotations
+
+from ..checkpoints.architecture import Architecture
+
+SMOOTHING = 0.02
+"""What a step counts in the mean of its size."""
+
+
+class ExpertUnions:
+    """Running means of the experts that a layer reads in a step, by the step's rows.
+
+    Rows are told apart by powers of two: 1, 2 to 3, 4 to 7 and so on. Rows that are strangers to
+    each other wake nearly as many experts as they are times as many as one does, and each of them
+    is read: so drafted rows cost more the less they share.
+    """
+
+    def __init__(self, shape: Architecture) -> None:
+        self._layers = shape.sparse.count(True)
+        self._means: dict[int, float] = {}
+
+    def take(self, rows: int, read: int) -> None:
+        """Take in a step of ``rows`` rows that read so many experts, of all layers together."""
+        size, each = rows.bit_length(), read / self._layers
+        mean = self._means.get(size, each)
+        self._means[size] = mean + SMOOTHING * (each - mean)
+
+    def summary(self) -> dict[str, float]:
+        """Return the means by rows, as JSON."""
+        return {
+            _span(1 << (size - 1), (1 << size) - 1): round(mean, 2)
+            for size, mean in sorted(self._means.items())
+        }
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
