@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from outrider.base.config import Recipe
 from outrider.checkpoints.checkpoint import open_checkpoint
@@ -193,3 +196,34 @@ def test_codes_are_what_they_stand_for(folder: Path, recipe: str) -> None:
         spread = float(np.abs(expected).max())
         near = 0.06 if recipe.endswith("a8") else 2e-3
         assert np.abs(whole - expected).max() < near * max(1.0, spread)
+
+
+def test_experts_of_mxfp4_are_read(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """As gpt-oss is published: blocks of codes, and an exponent each."""
+    folder = build("gpt_oss", make_checkpoint, tmp_path / "a", file_sizes("gpt_oss"))
+    tensors, random = load_file(folder / "model.safetensors"), np.random.default_rng(0)
+    plain_folder = tmp_path / "plain"
+    shutil.copytree(folder, plain_folder)
+    said = dict(tensors)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, inputs, outputs = tensors.pop(name).shape
+        blocks = random.integers(0, 256, (count, outputs, inputs // 32, 16), np.uint8)
+        scales = random.integers(121, 125, (count, outputs, inputs // 32), np.uint8)
+        tensors[f"{name}_blocks"] = torch.from_numpy(blocks)
+        tensors[f"{name}_scales"] = torch.from_numpy(scales)
+        dequantised = convert_moe_packed_tensors(
+            tensors[f"{name}_blocks"], tensors[f"{name}_scales"], dtype=torch.float32
+        )
+        said[name] = dequantised.reshape(count, inputs, outputs).contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(said, plain_folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+    (folder / "config.json").write_text(json.dumps(config))
+    ids = ids_of(40)
+    expected = plain(torch_model(plain_folder, "float32", "cpu", 256), ids, [40])
+    spread = max(1.0, float(np.abs(expected).max()))
+    for model in models(folder, ["float32"]):
+        whole = plain(model, ids, [40])
+        np.testing.assert_allclose(whole, expected, atol=2e-3 * spread, rtol=0)
+        assert np.array_equal(plain(model, ids, [7, 1, 1]), whole)

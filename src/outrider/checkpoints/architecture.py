@@ -161,8 +161,8 @@ class Architecture(Shape):
     ``sparse`` layers have a ``mixture`` of experts. ``mixers`` are what mixes tokens in each layer:
     attention, or a short convolution over ``conv_taps`` tokens, or linear attention of the sizes
     ``linear``, which has such a convolution, too, or that beside attention; ``mlps`` says which
-    layers have an MLP. Mixers with a convolution have ``mixer_bias`` in their products, and ``conv_bias`` in that
-    itself, whose inputs are multiplied by ``convolved``: x, B and C.
+    layers have an MLP. Mixers with a convolution have ``mixer_bias`` in their products, and
+    ``conv_bias`` in that itself, whose inputs are multiplied by ``convolved``: x, B and C.
     """
 
     hidden_size: int

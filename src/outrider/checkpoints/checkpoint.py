@@ -20,6 +20,7 @@ from .formats.compressed import Compressed, Fp8
 from .formats.gguf_config import gguf_config
 from .formats.gguf_weights import GGUFTensors
 from .formats.grouped import Awq, Gptq
+from .formats.mxfp4 import Mxfp4
 from .formats.shared import REMEDY, Format, Tensors, warn_once
 
 logger = logging.getLogger("outrider")
@@ -30,6 +31,7 @@ FORMATS: dict[str, Callable[[Mapping[str, Any], Path], Format]] = {
     "compressed-tensors": Compressed,
     "fp8": Fp8,
     "fbgemm_fp8": Fp8,
+    "mxfp4": Mxfp4,
 }
 """The formats of quantised checkpoints, by the name in ``quantization_config``."""
 

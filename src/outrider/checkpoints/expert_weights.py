@@ -11,6 +11,7 @@ from ..base.config import Recipe
 from .architecture import ExpertLayout, Mixture
 from .dtypes import FLOAT32, Array
 from .formats.gguf_weights import GGUFTensors
+from .formats.mxfp4 import expert_codes
 from .matrices import Source, by_recipe, quantized, stacked
 from .quantize import Matrix
 
@@ -36,7 +37,12 @@ class ExpertMatrices:
         """Return matrices [2 * experts * width, hidden] and [experts * hidden, width]."""
         if isinstance(self.source, GGUFTensors):
             return self._of_file(base)
-        if f"{base}{self.layout.fused[0]}" in self.source:
+        both, down = (f"{base}{name}" for name in self.layout.fused)
+        if f"{both}_blocks" in self.source:
+            count, inner, width = self.mixture.experts, self.mixture.width, self.hidden
+            coded = expert_codes(self.source, both, (count, 2 * inner, width), pairs=True)
+            return coded, expert_codes(self.source, down, (count, width, inner), pairs=False)
+        if both in self.source:
             return self._fused(base)
         numbers, layout = range(self.mixture.experts), self.layout
         inner, width = self.mixture.width, self.hidden

@@ -171,6 +171,13 @@ class Tensors:
             raise self.wrong(name, "does not hold rows of int32 words")
         return words
 
+    def octets(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Return the tensor ``name`` of bytes."""
+        octets = self.raw(name, shape)
+        if octets.dtype != np.uint8:
+            raise self.wrong(name, "does not hold bytes")
+        return octets
+
     def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
         """Return the tensor ``name``, which is not quantised, in ``dtype``, or as stored."""
         tensor = self.raw(name, shape)
