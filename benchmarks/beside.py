@@ -1,12 +1,14 @@
-"""A hybrid's GGUF file here and in llama.cpp: plain decoding, a prompt, and MTP at an agreement.
+"""A hybrid's or a mixture's GGUF file here and in llama.cpp.
+
+Plain decoding, a prompt, and MTP at an agreement; of a mixture of experts several requests at once.
 
 The file has a published shape, random weights in Q4_0 and a table in Q8_0. Its layers add nothing
 to the residual stream, so that a token follows from the last one alone, but they are computed.
 (Such texts go in circles, which lookups would find: ``auto`` is left out.)
-Qwen3.5's MTP layer says the same as the target for a share of all tokens. Both programs have two
-threads or as many as they may use, one request, temperature 0. Modes run one after the other, so
-that ratios are as steady as the machine; figures are medians over prompts. Run ``python -m
-benchmarks install llama.cpp`` first.
+Qwen3.5's MTP layer says the same as the target for a share of all tokens. A mixture has random
+weights in Q4_0. Both programs have two threads or as many as they may use, temperature 0, and one
+request where no number is named. Modes run one after the other, so that ratios are as steady as the
+machine; figures are medians over prompts. Run ``python -m benchmarks install llama.cpp`` first.
 """
 
 from __future__ import annotations
@@ -17,16 +19,19 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
+import gguf
 import numpy as np
 import torch
 import typer
 from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -35,14 +40,17 @@ from outrider import LLM, SamplingParams
 from outrider.base.threads import allowed_threads
 from outrider.cli.common import Out, write_json
 from outrider.errors import ConfigError
+from tests.support import gguf_mixtures
 from tests.support.ggufs import byte_level, convert, mtp_metadata
 
 from .common import table
 from .hybrids import SHAPES
 from .install import program
+from .mixtures import SHAPES as MIXTURES
 from .start import free_port, running
 
-CONTEXT, PROMPT, BEHIND = 2048, 512, 32
+CONTEXT, PROMPT, BEHIND, SHORT = 2048, 512, 32, 256
+REQUESTS = (8, 32)
 START_SECONDS = 300.0
 ENDS = "o_proj.weight", "out_proj.weight", "down_proj.weight", "w2.weight"
 """The names of the matrices that end a sublayer end so."""
@@ -90,6 +98,42 @@ def write_file(shape: str, agreement: float, folder: Path) -> Path:
     return path
 
 
+def write_mixture(shape: str, layers: int | None, folder: Path) -> Path:
+    """Write the GGUF file of a mixture's shape: random codes, and norms near 1."""
+    options = MIXTURES[shape] | {"max_position_embeddings": 4096}
+    config = AutoConfig.for_model(**options | ({"num_hidden_layers": layers} if layers else {}))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    family, path = config.model_type, folder / "model.gguf"
+    writer = gguf.GGUFWriter(path, gguf_mixtures.ARCHITECTURES[family], use_temp_file=True)
+    gguf_mixtures.metadata(writer, config)
+    byte_level(vocabulary=config.vocab_size)(writer)
+    random = np.random.default_rng(0)
+    for name, weight in model.state_dict().items():
+        parts = {}
+        if ".experts." in name:
+            parts = gguf_mixtures.parts_of(name, weight, family)
+        for key, part in (parts or {gguf_mixtures.file_name(name, family): weight}).items():
+            if part.dim() < 2 or "gate_inp" in key or key.endswith(".bias"):
+                drawn = 0.1 * random.standard_normal(part.shape, np.float32)
+                writer.add_tensor(key, drawn + key.endswith("norm.weight"))
+            else:
+                writer.add_tensor(key, _codes(tuple(part.shape), random), raw_dtype=Kind.Q4_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _codes(shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.uint8]:
+    """Return random blocks of Q4_0, of numbers around 0."""
+    blocks = random.integers(0, 256, (*shape[:-1], shape[-1] // 32, 18), np.uint8)
+    scale = np.array([shape[-1] ** -0.5 / 4], np.float16)
+    blocks[..., :2] = scale.view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
+
+
 def _drawn(name: str, weight: Tensor, draws: torch.Generator) -> Tensor:
     """Return a random tensor of the shape of ``weight``; nothing for what ends a sublayer."""
     if name.endswith(ENDS):
@@ -131,12 +175,16 @@ def mtp_layer(
 
 
 @contextlib.contextmanager
-def theirs(file: Path, threads: int, k: int) -> Iterator[Ask]:
-    """Yield what answers a prompt in llama.cpp, with ``k`` tokens by MTP, 0 for none."""
+def theirs(file: Path, threads: int, k: int, requests: int = 1) -> Iterator[Ask]:
+    """Yield what answers a prompt in llama.cpp, with ``k`` tokens by MTP, 0 for none.
+
+    It has room for so many ``requests`` at once.
+    """
     port = free_port()
+    context = CONTEXT if requests == 1 else requests * SHORT
     words = [
-        str(program("llama-server")), "-m", str(file), "--port", str(port), "-c", str(CONTEXT),
-        "-t", str(threads), "-np", "1",
+        str(program("llama-server")), "-m", str(file), "--port", str(port), "-c", str(context),
+        "-t", str(threads), "-np", str(requests),
     ]  # fmt: skip
     if k:
         words += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(k)]
@@ -189,6 +237,33 @@ def ours(file: Path, drafter: str, k: int | None) -> Iterator[Ask]:
     yield ask
 
 
+def at_once(file: Path, size: int, tokens: int) -> list[dict[str, Any]]:
+    """Return the tokens per second of so many requests at once, prompts included, of both."""
+    rng, threads = np.random.default_rng(1), allowed_threads()
+    texts = [rng.integers(300, 30000, BEHIND).tolist() for _ in range(size)]
+    with theirs(file, threads, 0, size) as ask, ThreadPoolExecutor(size) as pool:
+        ask(texts[0], 4)
+        begin = time.perf_counter()
+        list(pool.map(ask, texts, [tokens] * size))
+        seconds = [time.perf_counter() - begin]
+    llm = LLM(
+        file, drafter="none", max_model_len=SHORT, max_num_seqs=size, enable_prefix_caching=False
+    )
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    llm.generate(texts[:1], SamplingParams(temperature=0, max_tokens=4))
+    begin = time.perf_counter()
+    llm.generate([[*text] for text in texts], params)
+    seconds.append(time.perf_counter() - begin)
+    return [
+        {
+            "mode": f"{whose} plain, {size} requests",
+            "tokens_per_s": round(size * tokens / took, 1), "prompt_tokens_per_s": "",
+            "accepted": "", "same_as_plain": "",
+        }
+        for whose, took in zip(("llama.cpp", "outrider"), seconds, strict=True)
+    ]  # fmt: skip
+
+
 def measure(
     file: Path, with_mtp: bool, ks: Sequence[int], prompts: int, tokens: int
 ) -> list[dict[str, Any]]:
@@ -225,22 +300,33 @@ def measure(
 
 
 def main(
-    shape: Annotated[str, typer.Option(help="A shape of benchmarks hybrids.")] = "qwen3.5-0.8b",
+    shape: Annotated[
+        str, typer.Option(help="A shape of benchmarks hybrids or mixtures.")
+    ] = "qwen3.5-0.8b",
+    layers: Annotated[int | None, typer.Option(min=1, help="Of a mixture; the shape's.")] = None,
     agreement: Annotated[float, typer.Option(min=0.0, max=1.0, help="Of MTP, per place.")] = 0.8,
     lengths: Annotated[str, typer.Option(help="Draft lengths K, with commas.")] = "2,3,4",
     tokens: Annotated[int, typer.Option(min=8, help="Output tokens of each prompt.")] = 96,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of each mode.")] = 4,
     out: Out = None,
 ) -> None:
-    """Measure a hybrid's GGUF file here and in llama.cpp."""
-    if shape not in SHAPES:
-        raise ConfigError(f"shape {shape!r} is not known; give some of {', '.join(SHAPES)}.")
+    """Measure a hybrid's or a mixture's GGUF file here and in llama.cpp."""
+    if shape not in (*SHAPES, *MIXTURES):
+        known = ", ".join((*SHAPES, *MIXTURES))
+        raise ConfigError(f"shape {shape!r} is not known; give one of {known}.")
     if not program("llama-server").exists():
         raise ConfigError("llama.cpp is not installed; run python -m benchmarks install llama.cpp.")
     with tempfile.TemporaryDirectory() as folder:
-        file = write_file(shape, agreement, Path(folder))
-        ks = [int(each) for each in lengths.split(",")]
-        found = measure(file, shape.startswith("qwen"), ks, prompts, tokens)
+        if shape in MIXTURES:
+            file = write_mixture(shape, layers, Path(folder))
+            found = measure(file, False, (), prompts, tokens)
+            for size in REQUESTS:
+                gc.collect()
+                found += at_once(file, size, tokens)
+        else:
+            file = write_file(shape, agreement, Path(folder))
+            ks = [int(each) for each in lengths.split(",")]
+            found = measure(file, shape.startswith("qwen"), ks, prompts, tokens)
     write_json(found, out)
     if out != "-":
         for line in table(found[0], (each.values() for each in found)):

@@ -1,4 +1,4 @@
-"""Heads beside targets whose layers keep states: heads read the last one, and have none."""
+"""Heads beside targets whose layers keep states or have experts: heads have neither."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from outrider.checkpoints.heads import DFLASH
 from outrider.native import choice as native
 from tests.support.blocks import BlockReference
-from tests.support.exactness import FAMILY_OPTIONS, HYBRIDS
+from tests.support.exactness import FAMILY_OPTIONS, HYBRIDS, MIXTURES
 from tests.support.head_checks import changes_no_token
 from tests.support.heads import Eagle, make_head, make_medusa, save_head
 
@@ -19,7 +19,7 @@ MakeCheckpoint = Callable[..., Path]
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 
 
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("family", [*HYBRIDS, *MIXTURES])
 @pytest.mark.parametrize("method", ["eagle3", "medusa", "dflash"])
 def test_their_drafts_change_no_token(
     method: str, family: str, make_checkpoint: MakeCheckpoint, tmp_path: Path

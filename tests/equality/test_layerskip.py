@@ -505,7 +505,7 @@ def test_targets_and_rules_that_it_cannot_draft_for(target: Path, tmp_path: Path
     with pytest.raises(ConfigError, match="coupled"):
         make_engine(target, "layerskip", acceptance_rule="rejection")
     with pytest.raises(ConfigError, match="native step"):
-        make_engine(planted_pair(tmp_path / "moe", "qwen3_moe"), "layerskip")
+        make_engine(planted_pair(tmp_path / "moe", "qwen2_moe"), "layerskip")
 
 
 def test_names(tmp_path: Path) -> None:

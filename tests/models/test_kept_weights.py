@@ -89,7 +89,8 @@ def test_all_that_layers_have_is_kept(
     family: str, make_checkpoint: MakeCheckpoint, tmp_path: Path, home: Path, loads: list[str]
 ) -> None:
     """States' parameters, routers, what chooses experts, sinks."""
-    folder = make_checkpoint(tmp_path / "made", family, **FAMILY_OPTIONS[family])
+    options = {"hidden_size": 64, "head_dim": 16, **FAMILY_OPTIONS[family]}
+    folder = make_checkpoint(tmp_path / "made", family, **options)
     first = opened(folder)
     assert loads
     loads.clear()

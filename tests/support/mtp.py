@@ -19,6 +19,7 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import (
 )
 
 from outrider.base.fields import read_object
+from tests.support.experts import fuse_experts
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {
@@ -114,8 +115,9 @@ class Reference:
         make, self.make_norm = LAYERS[family]
         self.layer = make(self.target.config, LIKE[family])
         begins = own_name(family, "layers.0.x.weight").removesuffix("x.weight")
+        own = {n.removeprefix(begins): t for n, t in self.tensors.items() if n.startswith(begins)}
         self.layer.load_state_dict(
-            {n.removeprefix(begins): t for n, t in self.tensors.items() if n.startswith(begins)},
+            fuse_experts(own),
             strict=family != "mimo",  # whose norms and linear have the same beginning
         )
         self.eps, self.width = config.rms_norm_eps, config.hidden_size

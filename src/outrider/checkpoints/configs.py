@@ -43,7 +43,13 @@ UNTIED = ("qwen3_5", "qwen3_5_moe", "exaone4_5")
 KINDS = ("full_attention", "sliding_attention")
 CONV, LINEAR, BESIDE, MLP = "conv", "linear_attention", "hybrid", "mlp"
 """Kinds of layers: short convolutions, linear attention, the same beside attention, MLPs only."""
-SHARES = {"phi3": 1.0, "qwen3_5_text": 0.25, "qwen3_5_moe_text": 0.25, "glm4_moe": 0.5}
+SHARES = {
+    "phi3": 1.0,
+    "qwen3_5_text": 0.25,
+    "qwen3_5_moe_text": 0.25,
+    "qwen3_next": 0.25,
+    "glm4_moe": 0.5,
+}
 """Families of which a part of each head turns, and that part where the config does not say it."""
 PATTERN = {"M": LINEAR, "*": KINDS[0], "-": MLP, "E": "moe"}
 """Kinds of Nemotron-H's layers, by the letters of its pattern."""
@@ -78,6 +84,7 @@ _DELTA = LinearNames(
 LINEAR_NAMES = {
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": _DELTA,
+    "qwen3_next": _DELTA,
     "granitemoehybrid": _MAMBA,
     "falcon_h1": _MAMBA,
     "nemotron_h": LinearNames(
@@ -242,9 +249,11 @@ def _follow(family: str, config: dict[str, Any], values: Fields) -> None:
     if config.get("layer_types", ()) is None:
         if family == "granitemoehybrid":
             config["layer_types"] = ["linear_attention" for _ in layers]
-        elif family in ("qwen3_5_text", "qwen3_5_moe_text"):
+        elif family in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"):
             period = config["full_attention_interval"]
             config["layer_types"] = [LINEAR if (i + 1) % period else KINDS[0] for i in layers]
+        elif family == "lfm2_moe":
+            config["layer_types"] = [KINDS[0] for _ in layers]
         elif family == "lfm2":
             if config["full_attn_idxs"] is None:
                 config["full_attn_idxs"] = [*layers]

@@ -262,6 +262,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "full_attention_interval": 4, "layer_types": None, "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512, "num_experts_per_tok": 8, "num_experts": 256,
     },
+    "qwen3_next": _ALL | _BIAS | {
+        "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632,
+        "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "head_dim": 256, "max_position_embeddings": 32768, "bos_token_id": None,
+        "eos_token_id": None, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "tiled_value_heads": False, "full_attention_interval": 4, "layer_types": None,
+        "decoder_sparse_step": 1, "mlp_only_layers": None, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10, "num_experts": 512,
+        "norm_topk_prob": True,
+    },
     "lfm2_moe": {name: value for name, value in _SILENT.items() if name != "rms_norm_eps"} | {
         "vocab_size": 65536, "hidden_size": 2048, "intermediate_size": 7168,
         "num_key_value_heads": 8, "max_position_embeddings": 128000, "norm_eps": 1e-5,

@@ -32,6 +32,7 @@ from .mixtures import (
     LFM2_MOE,
     MIXTRAL,
     MOST_EXPERTS,
+    NEXT,
     QWEN_MOE,
     SHARING,
     WIDEST,
@@ -105,6 +106,9 @@ FAMILIES = {
     "qwen3_5_moe_text": Family(
         partial=True, shifted=True, qk_norm=True, gated=True, experts=SHARING
     ),
+    "qwen3_next": Family(
+        partial=True, shifted=True, qk_norm=True, gated=True, grouped=True, experts=NEXT
+    ),
     "glm4_moe": Family(output_bias=False, partial=True, experts=GLM4_MOE),
     "lfm2": Family(qkv_bias=False, output_bias=False, qk_norm=True, names=LFM2),
     "lfm2_moe": Family(
@@ -122,6 +126,7 @@ FAMILIES = {
 CLASSES = {
     "gemma3_text": "Gemma3", "granitemoehybrid": "GraniteMoeHybrid", "falcon_h1": "FalconH1",
     "nemotron_h": "NemotronH", "qwen3_moe": "Qwen3Moe", "smollm3": "SmolLM3",
+    "qwen3_next": "Qwen3Next",
     "granitemoe": "GraniteMoe", "gpt_oss": "GptOss", "lfm2_moe": "Lfm2Moe", "glm4_moe": "Glm4Moe",
 }  # fmt: skip
 """Names of families' classes that are not the family's with a capital."""

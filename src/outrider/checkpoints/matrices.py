@@ -105,6 +105,16 @@ def ranges(matrix: Matrix, parts: Sequence[range]) -> Matrix:
     return matrix[rows] if isinstance(matrix, np.ndarray) else matrix.rows(rows)
 
 
+def by_kind(groups: int, sizes: Sequence[int]) -> list[range]:
+    """Return rows of ``groups`` that have kinds of ``sizes`` each, one kind behind the other."""
+    whole = sum(sizes)
+    return [
+        range(group * whole + sum(sizes[:kind]), group * whole + sum(sizes[: kind + 1]))
+        for kind in range(len(sizes))
+        for group in range(groups)
+    ]
+
+
 def numbers(parts: Sequence[range]) -> NDArray[np.int64]:
     """Return the numbers of ``parts``, one behind the other."""
     return np.concatenate([np.arange(part.start, part.stop) for part in parts])

@@ -15,6 +15,7 @@ COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Configs' names for the number of experts."""
 QWEN_MOE = ExpertLayout()
 SHARING = ExpertLayout(shared_gate="mlp.shared_expert_gate", renormalised=True)
+NEXT = ExpertLayout(shared_gate="mlp.shared_expert_gate")
 MIXTRAL = ExpertLayout(
     "block_sparse_moe.gate", "block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3",
     "block_sparse_moe.experts.{}.w2", renormalised=True,

@@ -35,7 +35,7 @@ logger = logging.getLogger("outrider")
 PREFIX, TARGET = "mtp.", "target."
 NORMS = "pre_fc_norm_embedding", "pre_fc_norm_hidden"
 """The norms of a token's embedding and of a state."""
-STACKED = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+STACKED = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 OF = (*STACKED, "exaone4_5", "exaone4", "mimo")
 """Model types whose layers these are, and those that have several one behind the other."""
 IN_MIMO = {

@@ -14,7 +14,7 @@ from .dtypes import FLOAT32, Array
 from .expert_weights import ExpertMatrices
 from .formats.gguf_weights import EXPERTS, GGUFTensors
 from .formats.shared import warn_once
-from .matrices import Source, numbers, plain, quantized, ranges, stacked
+from .matrices import Source, by_kind, numbers, plain, quantized, ranges, stacked
 from .quantize import Matrix
 from .rope import half_split
 
@@ -281,14 +281,22 @@ class Loader:
         assert linear is not None
         heads, recipe = linear.value_heads, self.recipe
         mixed, gates = linear.conv_width, linear.values
-        parts = [
-            self.matrix(f"{base}in_proj_qkv.weight", mixed, width, recipe),
-            self.matrix(f"{base}in_proj_z.weight", gates, width, recipe),
-        ]
-        rates = [
-            plain(self.matrix(f"{base}in_proj_{n}.weight", heads, width, None), self.dtype)
-            for n in "ba"
-        ]
+        if a.layout.grouped:
+            whole = self.matrix(f"{base}in_proj_qkvz.weight", mixed + gates, width, recipe)
+            each = linear.values // linear.key_heads
+            parts = [ranges(whole, by_kind(linear.key_heads, 2 * [linear.key_dim] + 2 * [each]))]
+            both = self.matrix(f"{base}in_proj_ba.weight", 2 * heads, width, None)
+            kinds = by_kind(linear.key_heads, 2 * [heads // linear.key_heads])
+            rates = [plain(ranges(both, kinds), self.dtype)]
+        else:
+            parts = [
+                self.matrix(f"{base}in_proj_qkv.weight", mixed, width, recipe),
+                self.matrix(f"{base}in_proj_z.weight", gates, width, recipe),
+            ]
+            rates = [
+                plain(self.matrix(f"{base}in_proj_{n}.weight", heads, width, None), self.dtype)
+                for n in "ba"
+            ]
         taps = self.get(f"{base}conv1d.weight", mixed, 1, a.conv_taps)
         logs = self.source.get(f"{base}A_log", (heads,), FLOAT32)
         return {
@@ -300,7 +308,7 @@ class Loader:
             "output_bias": None,
             "taps": np.ascontiguousarray(taps[:, 0].T),
             "linear": LinearWeights(
-                rates=np.concatenate(rates),
+                rates=np.ascontiguousarray(np.concatenate(rates)),
                 decay=-np.exp(logs),
                 dt_bias=self.source.get(f"{base}dt_bias", (heads,), FLOAT32),
                 norm=np.tile(self.get(f"{base}norm.weight", linear.value_dim), heads),
