@@ -90,9 +90,7 @@ FREE = {"head_dim", "num_key_value_heads", "sliding_window_pattern", "full_atten
 }  # fmt: skip
 """What ours fills in where theirs leaves it to the model."""
 UNUSED = (
-    "attention_bias", "mamba_proj_bias", "moe_intermediate_size", "norm_topk_prob",
-    "num_experts_per_tok", "n_routed_experts", "n_group", "topk_group", "routed_scaling_factor",
-    "n_shared_experts",
+    "attention_bias", "mamba_proj_bias",
 )  # fmt: skip
 """What nothing reads of Nemotron-H without experts."""
 WRAPPED: list[tuple[str, dict[str, Any]]] = [

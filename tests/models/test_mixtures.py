@@ -68,6 +68,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 32, "num_experts": 6, "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 20,
     },
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"],
+        "num_hidden_layers": None, "hidden_size": 48, "head_dim": 16, "mamba_num_heads": 4,
+        "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "n_routed_experts": 6,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 20, "routed_scaling_factor": 1.4,
+    },
     "lfm2_moe": {
         **MIXED, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
         "num_experts": 6, "moe_intermediate_size": 32, "num_dense_layers": 1,
@@ -207,6 +214,27 @@ def test_a_gguf_file_says_what_its_checkpoint_says(
     for model in models(path, ["float32"]):
         near = 1e-4 if kind == Kind.F32 or isinstance(model, Transformer) else 2e-3
         np.testing.assert_allclose(plain(model, ids, [40]), expected, atol=near * spread, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_a_step_reads_each_expert_once(
+    rows: int, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """As many as transformers' routers choose for all rows of a layer together."""
+    folder = build("qwen3_moe", make_checkpoint, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids, top = ids_of(rows), FAMILIES["qwen3_moe"]["num_experts_per_tok"]
+    with torch.no_grad():
+        scores = theirs(torch.tensor([ids]), output_router_logits=True).router_logits
+    expected = sum(len(layer.topk(top, -1)[1].unique()) for layer in scores)
+    for isa in HERE:
+        model = native_model(step(isa), folder, "float32", 256)
+        store = model.new_store(12, PAGE)
+        model.run([Segment(ids, 0, range(1, 10), 1, rows)], store)
+        assert store.experts == expected
+        more = Segment([7], rows, range(1, 10), 1, rows)
+        model.run([more], store)
+        assert store.experts == expected + top * len(scores)
 
 
 @pytest.mark.parametrize("recipe", ["int8", "int4-g32", "int4-g32-a8"])

@@ -90,9 +90,11 @@ FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """What a family's config says beyond the sizes that all of them share."""
-MIXTURES = ("qwen3_moe", "gpt_oss", "qwen3_5_moe_text", "lfm2_moe")
-"""Families with mixtures of experts that the native step runs; two of them keep states, too."""
-HYBRIDS = ("lfm2", "qwen3_5_text", "granitemoehybrid", "falcon_h1", "nemotron_h")
+MIXTURES = ("qwen3_moe", "gpt_oss", "lfm2_moe")
+"""Families with mixtures of experts that the native step runs, beside those of ``HYBRIDS``."""
+HYBRIDS = (
+    "lfm2", "qwen3_5_text", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_5_moe_text",
+)  # fmt: skip
 """Families with layers that keep states, which go back behind what was accepted."""
 SCHEMA = {
     "type": "object",

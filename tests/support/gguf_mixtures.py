@@ -19,7 +19,7 @@ from tests.support.ggufs import NAMES, blocks, interleaved, tiled
 ARCHITECTURES = {
     "qwen3_moe": "qwen3moe", "mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe",
     "granitemoehybrid": "granitehybrid", "gpt_oss": "gpt-oss", "qwen3_5_moe_text": "qwen35moe",
-    "lfm2_moe": "lfm2moe", "glm4_moe": "glm4moe",
+    "lfm2_moe": "lfm2moe", "glm4_moe": "glm4moe", "nemotron_h": "nemotron_h_moe",
 }  # fmt: skip
 MODULES = {
     **NAMES, "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
@@ -28,6 +28,12 @@ MODULES = {
     **{f"mlp.shared_expert.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
     **{f"mlp.shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
     "shared_mlp.output_linear": "ffn_down_shexp",
+    "norm": "attn_norm", "mixer.gate": "ffn_gate_inp",
+    **{f"mixer.{p}_proj": NAMES[f"self_attn.{p}_proj"] for p in "qkvo"},
+    **{f"mixer.{p}_proj": f"ffn_{p}" for p in ("up", "down")},
+    **{f"mixer.shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("up", "down")},
+    "mixer.in_proj": "ssm_in", "mixer.conv1d": "ssm_conv1d", "mixer.norm": "ssm_norm",
+    "mixer.out_proj": "ssm_out",
     "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
     "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "self_attn.out_proj": "attn_output",
     "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
@@ -44,11 +50,14 @@ PARAMETERS = {
     "linear_attn.A_log": "ssm_a", "mamba.A_log": "ssm_a", "mamba.D": "ssm_d",
     "self_attn.sinks": "attn_sinks.weight", "feed_forward.expert_bias": "exp_probs_b.bias",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mixer.dt_bias": "ssm_dt.bias", "mixer.A_log": "ssm_a", "mixer.D": "ssm_d",
 }  # fmt: skip
 POST = ("gpt_oss", "qwen3_5_moe_text", "glm4_moe")
 """Families whose norm before MLPs is called post_attention_norm."""
 TOPS = {
     "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+    "model.embeddings.weight": "token_embd.weight", "model.norm_f.weight": "output_norm.weight",
     "model.embedding_norm.weight": "token_embd_norm.weight", "lm_head.weight": "output.weight",
 }  # fmt: skip
 
@@ -64,8 +73,9 @@ def metadata(writer: gguf.GGUFWriter, config: Any) -> None:
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(size)
     writer.add_value_length(size)
-    writer.add_layer_norm_rms_eps(getattr(config, "norm_eps", None) or config.rms_norm_eps)
-    rope = config.rope_parameters
+    eps = ("norm_eps", "layer_norm_epsilon", "rms_norm_eps")
+    writer.add_layer_norm_rms_eps(next(getattr(config, n) for n in eps if hasattr(config, n)))
+    rope = getattr(config, "rope_parameters", None) or {"rope_theta": 1e4}
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
@@ -73,9 +83,9 @@ def metadata(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or inner)
     if family not in ("mixtral", "granitemoe", "granitemoehybrid", "olmoe"):
         writer.add_expert_feed_forward_length(inner)
-    if family in ("lfm2_moe", "granitemoehybrid"):
-        own = "conv" if family == "lfm2_moe" else "linear_attention"
-        writer.add_head_count_kv([heads * (kind != own) for kind in config.layer_types])
+    if family in ("lfm2_moe", "granitemoehybrid", "nemotron_h"):
+        kinds = [kind == "full_attention" for kind in config.layer_types]
+        writer.add_head_count_kv([heads * attends for attends in kinds])
     else:
         writer.add_head_count_kv(heads)
     if "granite" in family:
@@ -91,6 +101,15 @@ def metadata(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_ssm_group_count(config.mamba_n_groups)
         writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
         writer.add_ssm_time_step_rank(config.mamba_n_heads)
+    if family == "nemotron_h":
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_ssm_conv_kernel(config.conv_kernel)
+        writer.add_ssm_state_size(config.ssm_state_size)
+        writer.add_ssm_group_count(config.n_groups)
+        writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
+        writer.add_ssm_time_step_rank(config.mamba_num_heads)
     if family == "gpt_oss":
         writer.add_sliding_window(config.sliding_window)
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
@@ -139,6 +158,8 @@ def parts_of(name: str, tensor: torch.Tensor, family: str) -> dict[str, torch.Te
     blk = f"blk.{layer[0].split('.')[2]}"
     bias = name.endswith("_bias")
     part = "bias" if bias else "weight"
+    if "experts.up_proj" in name:
+        return {f"{blk}.ffn_up_exps.weight": tensor}
     if "down_proj" in name:
         turned = tensor.transpose(1, 2) if family == "gpt_oss" and not bias else tensor
         return {f"{blk}.ffn_down_exps.{part}": turned}
@@ -167,7 +188,8 @@ def convert_mixture(
     writer = gguf.GGUFWriter(path, ARCHITECTURES[family])
     metadata(writer, config)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    pairs = family in ("mixtral", "granitemoe", "granitemoehybrid")
+    pairs = family in ("mixtral", "granitemoe", "granitemoehybrid", "nemotron_h")
+    mamba = family in ("granitemoehybrid", "nemotron_h")
 
     def put(key: str, values: torch.Tensor) -> torch.Tensor:
         """Write a tensor, and return what it says."""
@@ -185,7 +207,7 @@ def convert_mixture(
         for name, tensor in model.state_dict().items():
             if name == "lm_head.weight" and config.tie_word_embeddings:
                 continue
-            if re.search(r"\.experts\.(gate_up|down)_proj|shared_mlp\.input", name):
+            if re.search(r"\.experts\.(gate_up|up|down)_proj|shared_mlp\.input", name):
                 made = parts_of(name, tensor, family)
                 names, values = [*made], [*made.values()]
                 if joined and len(values) == 2 and "exps.weight" in names[0]:
@@ -224,10 +246,11 @@ def convert_mixture(
                 stored = tensor + 1
             if "gate_inp_shexp" in key:
                 stored = tensor[0]
-            if family == "granitemoehybrid" and re.search(r"ssm_(a|d)$", key):
+            if mamba and re.search(r"ssm_(a|d)$", key):
                 stored = stored[:, None]
-            if family == "granitemoehybrid" and "ssm_norm" in key:
-                stored = stored.reshape(config.mamba_n_groups, -1)
+            if mamba and "ssm_norm" in key:
+                groups = getattr(config, "n_groups", None) or config.mamba_n_groups
+                stored = stored.reshape(groups, -1)
             said = put(key, stored) if "ssm_norm" not in key else (
                 writer.add_tensor(key, stored.numpy()), stored)[1]  # fmt: skip
             if stored.dim() == 2 and tensor.dim() == 2 and not key.endswith("ssm_a"):

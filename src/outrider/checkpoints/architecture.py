@@ -20,12 +20,12 @@ sigmoids."""
 class ExpertLayout:
     """What a family calls the parts of a mixture, and how it weighs experts.
 
-    ``{}`` stands for an expert's number. ``fused`` are tensors of all experts, where a checkpoint
-    has them as one: gates and what they gate [experts, 2 * width, hidden], and the last matrices
-    [experts, hidden, width]. ``bias`` is added to scores for the choice alone, ``shared`` is the
-    MLP that all rows share, of which ``shared_fused`` are the gate and what it gates as one.
-    ``renormalised`` None: the config's norm_topk_prob. If they are ``turned``, fused tensors have
-    inputs before outputs, and gates and what they gate take turns.
+    ``{}`` stands for an expert's number; there may be no ``gate``. ``fused`` are tensors of all
+    experts, where a checkpoint has them as one: gates and what they gate [experts, 2 * width,
+    hidden], and the last matrices [experts, hidden, width]; if they are ``turned``, inputs come
+    before outputs, and gates and what they gate take turns. ``bias`` is added to scores for the
+    choice alone, ``shared`` is the MLP that all rows share, of which ``shared_fused`` are the gate
+    and what it gates as one. ``renormalised`` None: the config's norm_topk_prob.
     """
 
     router: str = "mlp.gate"

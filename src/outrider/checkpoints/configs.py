@@ -41,8 +41,9 @@ SAME = {"mimo": "qwen2"}
 UNTIED = ("qwen3_5", "qwen3_5_moe", "exaone4_5")
 """Wrappers that do not tie heads unless they say so."""
 KINDS = ("full_attention", "sliding_attention")
-CONV, LINEAR, BESIDE, MLP = "conv", "linear_attention", "hybrid", "mlp"
-"""Kinds of layers: short convolutions, linear attention, the same beside attention, MLPs only."""
+CONV, LINEAR, BESIDE, MLP, MOE = "conv", "linear_attention", "hybrid", "mlp", "moe"
+"""Kinds of layers: short convolutions, linear attention, the same beside attention, MLPs only,
+mixtures of experts only."""
 SHARES = {
     "phi3": 1.0,
     "qwen3_5_text": 0.25,
@@ -51,7 +52,7 @@ SHARES = {
     "glm4_moe": 0.5,
 }
 """Families of which a part of each head turns, and that part where the config does not say it."""
-PATTERN = {"M": LINEAR, "*": KINDS[0], "-": MLP, "E": "moe"}
+PATTERN = {"M": LINEAR, "*": KINDS[0], "-": MLP, "E": MOE}
 """Kinds of Nemotron-H's layers, by the letters of its pattern."""
 MULTIPLIERS = {"mlp_multipliers": 2, "ssm_multipliers": 5}
 """Falcon-H1's multipliers of gate and MLP, and of z, x, B, C and dt."""

@@ -16,7 +16,7 @@ TYPES = {
             "linear_num_value_heads", "full_attention_interval", "mamba_n_heads", "mamba_n_groups",
             "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_num_heads",
             "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "mamba_d_ssm",
-            "n_routed_experts", "n_group", "topk_group",
+            "n_routed_experts", "n_group", "topk_group", "moe_latent_size",
         ),
         "size",
     ),
@@ -24,7 +24,7 @@ TYPES = {
         (
             "sliding_window", "max_window_layers", "num_experts_per_tok", "num_experts",
             "num_local_experts", "num_dense_layers", "first_k_dense_replace", "n_shared_experts",
-            "shared_expert_intermediate_size",
+            "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
         ),
         "whole",
     ),
@@ -313,7 +313,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "layer_norm_epsilon": 1e-5,
         "ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8,
         "conv_kernel": 4, "use_conv_bias": True, "use_bias": False, "layer_types": None,
-        "hybrid_override_pattern": None,
+        "hybrid_override_pattern": None, "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
+        "moe_latent_size": None, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": True, "n_shared_experts": 1,
     },
 }  # fmt: skip
 """Each family's options and their defaults; None is of those that follow from others."""

@@ -34,7 +34,10 @@ class ExpertMatrices:
     recipe: Recipe | None
 
     def stacked(self, base: str) -> tuple[Matrix, Matrix]:
-        """Return matrices [2 * experts * width, hidden] and [experts * hidden, width]."""
+        """Return matrices [2 * experts * width, hidden] and [experts * hidden, width].
+
+        Without gates the first one has half of these rows.
+        """
         if isinstance(self.source, GGUFTensors):
             return self._of_file(base)
         both, down = (f"{base}{name}" for name in self.layout.fused)
@@ -48,7 +51,7 @@ class ExpertMatrices:
         inner, width = self.mixture.width, self.hidden
         first = [
             self._matrix(f"{base}{part.format(i)}.weight", inner, width)
-            for part in (layout.gate, layout.up)
+            for part in filter(None, (layout.gate, layout.up))
             for i in numbers
         ]
         last = [
@@ -72,12 +75,13 @@ class ExpertMatrices:
 
     def _of_file(self, base: str) -> tuple[Matrix, Matrix]:
         count, inner, width = self.mixture.experts, self.mixture.width, self.hidden
-        shapes = (count * inner, width), (count * inner, width), (count * width, inner)
-        gate, up, down = (
-            self._matrix(f"{base}mlp.experts.{part}_proj.weight", *shape)
-            for part, shape in zip(PARTS, shapes, strict=True)
-        )
-        return stacked([gate, up], self.dtype), down
+        firsts = PARTS[:2] if self.layout.gate else PARTS[1:2]
+        made = [
+            self._matrix(f"{base}mlp.experts.{part}_proj.weight", count * inner, width)
+            for part in firsts
+        ]
+        last = self._matrix(f"{base}mlp.experts.down_proj.weight", count * width, inner)
+        return stacked(made, self.dtype), last
 
     def _fused(self, base: str) -> tuple[Matrix, Matrix]:
         """Return them of tensors that have all experts."""

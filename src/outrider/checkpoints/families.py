@@ -22,7 +22,17 @@ from .architecture import (
     Multipliers,
     Shape,
 )
-from .configs import BESIDE, CONV, LINEAR, LINEAR_NAMES, MLP, LinearNames, ModelConfig, PlainConfig
+from .configs import (
+    BESIDE,
+    CONV,
+    LINEAR,
+    LINEAR_NAMES,
+    MLP,
+    MOE,
+    LinearNames,
+    ModelConfig,
+    PlainConfig,
+)
 from .dtypes import PLAIN
 from .formats.gguf import is_gguf
 from .mixtures import (
@@ -32,6 +42,7 @@ from .mixtures import (
     LFM2_MOE,
     MIXTRAL,
     MOST_EXPERTS,
+    NEMOTRON_MOE,
     NEXT,
     QWEN_MOE,
     SHARING,
@@ -42,7 +53,7 @@ from .rope import ROPE_TYPES, STILL, check_rope, head_dim, rope_parameters, rota
 
 MIXERS: dict[str, Mixer] = {
     "full_attention": "attention", "sliding_attention": "attention", CONV: "conv", LINEAR: "linear",
-    BESIDE: "beside", MLP: "none",
+    BESIDE: "beside", MLP: "none", MOE: "none",
 }  # fmt: skip
 """What mixes tokens in layers of each kind of ``layer_types``."""
 CLAMPED = "clamped"
@@ -120,7 +131,8 @@ FAMILIES = {
     ),
     "falcon_h1": Family(output_bias=False, mamba=True, names=FALCON_H1),
     "nemotron_h": Family(
-        qkv_bias=False, output_bias=False, ungated=True, lone=True, mamba=True, names=NEMOTRON_H
+        qkv_bias=False, output_bias=False, ungated=True, lone=True, mamba=True, names=NEMOTRON_H,
+        experts=NEMOTRON_MOE,
     ),
 }  # fmt: skip
 CLASSES = {
@@ -233,9 +245,9 @@ def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architectu
         residual_scale=values.number("residual_multiplier", 1),
         logits_scale=_logits_scale(values),
         multipliers=_multipliers(values),
-        **read_mixture(values, family.experts, len(kinds)),
+        **read_mixture(values, family, kinds),
         mixers=tuple(MIXERS[kind] for kind in kinds),
-        mlps=tuple(not family.lone or kind == MLP for kind in kinds),
+        mlps=tuple(not family.lone or kind in (MLP, MOE) for kind in kinds),
         **_convolved(values, config, family, kinds),
     )
 
@@ -364,9 +376,11 @@ def _options_fit(config: PlainConfig, family: Family) -> bool:
         return False
     if config.model_type == "falcon_h1" and _biased(config):
         return False
-    if MLP in _kinds(config) and not family.lone:
+    if {MLP, MOE} & {*_kinds(config)} and not family.lone:
         return False
     if getattr(config, "n_group", 1) != 1:  # experts are chosen within groups
+        return False
+    if getattr(config, "moe_latent_size", None) is not None:
         return False
     if getattr(config, "clip_qkv", None) is not None:
         return False

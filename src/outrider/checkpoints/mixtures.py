@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..base.fields import Fields
 from ..base.limits import LARGEST_INT
-from .architecture import ExpertLayout, Mixture
+from .architecture import ExpertLayout, Family, Mixture
+from .configs import MOE
 
 MOST_EXPERTS = 1 << 16
 WIDEST = LARGEST_INT // 2
@@ -37,26 +39,33 @@ GLM4_MOE = ExpertLayout(
     bias="mlp.gate.e_score_correction_bias", shared="mlp.shared_experts.",
     shared_down="mlp.shared_experts.down_proj", weighed="sigmoid",
 )  # fmt: skip
+NEMOTRON_MOE = ExpertLayout(
+    "mixer.gate", "", "mixer.experts.{}.up_proj", "mixer.experts.{}.down_proj",
+    bias="mixer.gate.e_score_correction_bias", shared="mixer.shared_experts.",
+    shared_down="mixer.shared_experts.down_proj", weighed="sigmoid",
+)  # fmt: skip
 
 
-def read_mixture(values: Fields, layout: ExpertLayout | None, layers: int) -> dict[str, Any]:
-    """Return the fields of ``Architecture`` about experts."""
-    dense = {"sparse": (False,) * layers, "mixture": None}
+def read_mixture(values: Fields, family: Family, kinds: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of ``Architecture`` about experts; ``kinds`` are those of layers."""
+    layout, dense = family.experts, {"sparse": (False,) * len(kinds), "mixture": None}
     names = [name for name in COUNTS if name in values]
     if layout is None or not names:
         return dense
     count = values.whole(names[0], 0, MOST_EXPERTS)
-    if not count:
+    sparse = tuple(k == MOE for k in kinds) if family.lone else _sparse(values, len(kinds))
+    if not count or not any(sparse):
         return dense
     own = "moe_intermediate_size" in values
     width = values.whole("moe_intermediate_size" if own else "intermediate_size", 1, WIDEST)
     shared = values.whole("shared_expert_intermediate_size", 0, WIDEST, 0)
     shared = values.whole("shared_intermediate_size", 0, WIDEST, shared)
+    shared = values.whole("moe_shared_expert_intermediate_size", 0, WIDEST, shared)
     shared = shared or width * values.whole("n_shared_experts", 0, WIDEST // width, 0)
     if (2 * width + 1) * count > WIDEST or values.whole("hidden_size", 1) * count > WIDEST:
         raise values.refuse(names[0], f"experts of at most {WIDEST} outputs in all")
     return {
-        "sparse": _sparse(values, layers),
+        "sparse": sparse,
         "mixture": Mixture(
             experts=count,
             top=values.whole("num_experts_per_tok", 1, count),

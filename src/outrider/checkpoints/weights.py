@@ -1,7 +1,7 @@
 """Loads the weights of a checkpoint, fused as the forward needs them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -379,7 +379,8 @@ class Loader:
                 "input_norm": None if lone else norm,
                 "attention_norm": None,
                 "mlp_norm": norm if lone else None,
-                "mlp": self._mlp(base) if lone else None,
+                "mlp": self._mlp(base) if lone and not a.sparse[index] else None,
+                "experts": self._experts(base) if a.sparse[index] else None,
                 "output_norm": None,
             }
         return {
@@ -413,10 +414,10 @@ class Loader:
     def _experts(self, base: str) -> Experts[Matrix, Array]:
         mixture, layout = self.architecture.mixture, self.architecture.layout.experts
         width = self.architecture.hidden_size
-        if isinstance(self.source, GGUFTensors):
-            layout = EXPERTS
         assert mixture is not None
         assert layout is not None
+        if isinstance(self.source, GGUFTensors):
+            layout = EXPERTS if layout.gate else replace(EXPERTS, gate="")
         count = mixture.experts
         scores = [self._scores(f"{base}{layout.router}.weight", count)]
         if mixture.shared_gated:

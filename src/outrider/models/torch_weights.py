@@ -114,9 +114,8 @@ class _Placed:
 
     def experts(self, given: Experts[Matrix, Array], count: int) -> TorchExperts:
         """Return a mixture with a matrix of its own for each of its ``count`` experts."""
-        gate_up = plain(given.gate_up, self.dtype)
-        gates = gate_up.reshape(-1, count, len(gate_up) // (2 * count), gate_up.shape[1])
-        down = plain(given.down, self.dtype)
+        gate_up, down = plain(given.gate_up, self.dtype), plain(given.down, self.dtype)
+        gates = gate_up.reshape(-1, count, down.shape[1], gate_up.shape[1])
         last = down.reshape(count, len(down) // count, -1)
         by_gate, by_last = (
             None if bias is None else bias.reshape(-1, count, len(bias) // (parts * count))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...base.fields import Fields
 from ...base.limits import LARGEST_INT
 from ...errors import ModelError, shown
-from ..configs import CONV, KINDS, LINEAR, LINEAR_NAMES, MLP, PlainConfig, plain_config
+from ..configs import CONV, KINDS, LINEAR, LINEAR_NAMES, MLP, MOE, PlainConfig, plain_config
 from .gguf import GGUF
 from .gguf_ends import end_token_ids
 from .gguf_header import AGAIN
@@ -48,6 +48,7 @@ FORMS = {
     "qwen35": Form("qwen3_5_text"),
     "granitehybrid": Form("granitemoehybrid", interleaved=True),
     "nemotron_h": Form("nemotron_h", interleaved=True),
+    "nemotron_h_moe": Form("nemotron_h", interleaved=True),
     "falcon-h1": Form("falcon_h1"),
     "qwen3moe": Form("qwen3_moe"),
     "olmoe": Form("olmoe"),
@@ -62,17 +63,19 @@ PARTIAL = ("phi3", "qwen35", "qwen35moe", "glm4moe")
 """Architectures of which a part of each head turns."""
 EXAONE_32B, EXAONE_WINDOW = ("exaone4", 64), 4096
 """The model, by its layers, whose first files say nothing of its windows."""
-PREDICTING = ("qwen35", "exaone4", "qwen35moe", "glm4moe")
+NEMOTRON = ("nemotron_h", "nemotron_h_moe")
+"""Architectures whose layers are one sublayer."""
+PREDICTING = ("qwen35", "exaone4", "qwen35moe", "glm4moe", "nemotron_h_moe")
 """Architectures whose files may have MTP layers behind the others."""
-BY_LAYER = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h")
+BY_LAYER = ("lfm2", "lfm2moe", "granitehybrid", *NEMOTRON)
 """Architectures whose files say how many key heads each layer has: 0 of those without attention."""
-MAMBA = ("granitehybrid", "nemotron_h", "falcon-h1")
+MAMBA = ("granitehybrid", *NEMOTRON, "falcon-h1")
 """Architectures with Mamba-2."""
 SOFTMAX, SIGMOID, SELECTED = 1, 2, 3
 MIXTURES = {
     "llama": SOFTMAX, "qwen3moe": SOFTMAX, "olmoe": SOFTMAX, "granitemoe": SOFTMAX,
     "granitehybrid": SOFTMAX, "qwen35moe": SOFTMAX, "gpt-oss": SELECTED, "lfm2moe": SIGMOID,
-    "glm4moe": SIGMOID,
+    "glm4moe": SIGMOID, "nemotron_h_moe": SIGMOID,
 }  # fmt: skip
 """Architectures whose mixtures of experts are read, and llama.cpp's numbers of how they weigh."""
 STILL_PERIOD = 4
@@ -156,7 +159,7 @@ def _options(file: GGUF, name: str) -> dict[str, Any]:
         "hidden_size": width,
         "intermediate_size": (
             _inner(file)
-            if name == "nemotron_h"
+            if name in NEMOTRON
             else size("feed_forward_length", size("expert_feed_forward_length", 1))
             if experts
             else size("feed_forward_length")
@@ -215,6 +218,13 @@ def _mixture(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> 
     normed = fields.flag(f"{name}.expert_weights_norm", name != "olmoe")
     scale = fields.number(f"{name}.expert_weights_scale", 0.0) or 1.0
     more |= {"moe_intermediate_size": width, "norm_topk_prob": normed}
+    if name == "nemotron_h_moe":
+        if fields.whole(f"{name}.moe_latent_size", default=0):
+            raise _unread(file.path, "experts of a width between are not read")
+        return more | {
+            "n_routed_experts": count, "routed_scaling_factor": scale,
+            "moe_shared_expert_intermediate_size": size("shared_feed_forward_length", 0),
+        }  # fmt: skip
     if name in ("qwen3moe", "olmoe"):
         if scale != 1 or (name == "olmoe" and (dense or width != options["intermediate_size"])):
             raise _unread(file.path, "experts of this kind are not read")
@@ -327,7 +337,7 @@ def _qwen35(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> d
 def _eps(fields: Fields, name: str) -> str:
     """Return the end of the key of the norms' epsilon; Nemotron-H may have the other one alone."""
     usual, other = "layer_norm_rms_epsilon", "layer_norm_epsilon"
-    lacks = name == "nemotron_h" and f"{name}.attention.{usual}" not in fields
+    lacks = name in NEMOTRON and f"{name}.attention.{usual}" not in fields
     return other if lacks else usual
 
 
@@ -337,10 +347,10 @@ def _check_kinds(file: GGUF, name: str, kinds: list[str]) -> None:
     given = file.metadata.get(key)
     if isinstance(given, list) and [count > 0 for count in given] != [k == KINDS[0] for k in kinds]:
         raise file.fields.refuse(key, "for each layer 0, or its key heads if it has attention")
-    lone = name == "nemotron_h"
-    one = "one of attention, Mamba-2 and an MLP" if lone else "attention or Mamba-2"
+    lone = name in NEMOTRON
+    one = "one of attention, Mamba-2, an MLP and experts" if lone else "attention or Mamba-2"
     for layer in range(len(kinds)):
-        names = ("ssm_in", "attn_q", *(("ffn_up",) if lone else ()))
+        names = ("ssm_in", "attn_q", *(("ffn_up", "ffn_gate_inp") if lone else ()))
         parts = [part for part in names if f"blk.{layer}.{part}.weight" in file.tensors]
         if len(parts) != 1:
             what = " and ".join(parts) or "neither"
@@ -354,7 +364,9 @@ def _mamba(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> di
         return fields.whole(f"{name}.ssm.{key}", 1)
 
     layers = options["num_hidden_layers"]
-    kinds = _kinds(file, layers, {"ssm_in": LINEAR, "attn_q": KINDS[0]}, MLP)
+    marks = {"ssm_in": LINEAR, "attn_q": KINDS[0]}
+    marks |= {"ffn_gate_inp": MOE} if name in NEMOTRON else {}
+    kinds = _kinds(file, layers, marks, MLP)
     if name != "falcon-h1":
         _check_kinds(file, name, kinds)
     heads, inner = size("time_step_rank"), size("inner_size")
@@ -374,7 +386,7 @@ def _mamba(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> di
         normed = any(key.endswith("ssm_norm.weight") for key in file.tensors)
         own = {"mamba_rms_norm": normed, "mamba_norm_before_gate": False, "mamba_d_ssm": inner}
         return more | own
-    if name == "nemotron_h":
+    if name in NEMOTRON:
         return more | {"layer_norm_epsilon": options["rms_norm_eps"]}
     shared = f"{name}.expert_shared_feed_forward_length"
     return more | {

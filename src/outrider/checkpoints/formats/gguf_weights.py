@@ -78,6 +78,7 @@ _MAMBA = {
 OTHERWISE = {
     "granitehybrid": {**_MAMBA, "shared_mlp.output_linear": "ffn_down"},
     "nemotron_h": _MAMBA,
+    "nemotron_h_moe": _MAMBA,
     "falcon-h1": _MAMBA,
     "lfm2": _LFM2,
     "lfm2moe": _LFM2,
