@@ -269,8 +269,8 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Return the figures of both programs, a line for each mode."""
     rng, threads = np.random.default_rng(0), allowed_threads()
-    texts = [rng.integers(300, 60000, BEHIND).tolist() for _ in range(prompts)]
-    longer = [rng.integers(300, 60000, PROMPT).tolist() for _ in range(prompts)]
+    texts = [rng.integers(300, 30000, BEHIND).tolist() for _ in range(prompts)]
+    longer = [rng.integers(300, 30000, PROMPT).tolist() for _ in range(prompts)]
     modes: list[tuple[str, Any]] = [
         ("llama.cpp plain", lambda: theirs(file, threads, 0)),
         ("outrider plain", lambda: ours(file, "none", None)),

@@ -101,7 +101,7 @@ class RandomTensors:
             return rows.astype(dtype or BFLOAT16)
         bits, group = (8, shape[1]) if "embed" in name else (4, GROUP)
         codes = self._rng.integers(1, 1 << bits, shape, np.uint8)  # around 0
-        scales = np.full((shape[0], shape[1] // group), spread / (1 << bits - 2), np.float32)
+        scales = np.full((shape[0], -(-shape[1] // group)), spread / (1 << bits - 2), np.float32)
         return Quantized(codes, scales, None, bits, group)
 
     def kept(self, name: str) -> str | None:

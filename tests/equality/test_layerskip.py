@@ -102,7 +102,7 @@ def test_drafting_for_itself_changes_nothing(target: Path, case: Any) -> None:
     holds(target, *case)
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "smollm3", "olmo2", "phi3"])
+@pytest.mark.parametrize("family", ["gemma3_text", "smollm3", "olmo2", "phi3", "qwen3_moe"])
 def test_other_families_draft_for_themselves(family: str, tmp_path: Path) -> None:
     """Windows and full layers, layers without a rope, norms behind, ropes by length."""
     target = planted_target(tmp_path / "target", SEED, family)

@@ -112,6 +112,7 @@ def metadata(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_ssm_time_step_rank(config.mamba_num_heads)
     if family == "gpt_oss":
         writer.add_sliding_window(config.sliding_window)
+    if rope.get("rope_type") == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])

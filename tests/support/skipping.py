@@ -37,9 +37,10 @@ def planted_target(folder: Path, seed: int, family: str = "llama") -> Path:
     target = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for number, layer in enumerate(target.model.layers):
-            for part, matrix in enumerate((layer.self_attn.o_proj, layer.mlp.down_proj)):
+            inner = getattr(layer.mlp, "experts", layer.mlp)
+            for part, matrix in enumerate((layer.self_attn.o_proj, inner.down_proj)):
                 if 2 * number + part in useless(seed):
-                    matrix.weight.mul_(0.02)
+                    getattr(matrix, "weight", matrix).mul_(0.02)
         target.lm_head.weight.mul_(2.0)
     target.save_pretrained(folder)
     return folder

@@ -463,13 +463,15 @@ class StepSeconds:
     """The seconds of a step; its clock runs from when it is made until ``stop``.
 
     ``draft`` and ``verify`` are those of its parts, ``drafters`` those that each drafter took.
+    ``experts`` of a layer were read meanwhile, in the mean of layers; None without mixtures.
     """
 
-    __slots__ = ("_begin", "draft", "drafters", "step", "verify")
+    __slots__ = ("_begin", "draft", "drafters", "experts", "step", "verify")
 
     def __init__(self) -> None:
         self.step = self.draft = self.verify = 0.0
         self.drafters: dict[str, float] = {}
+        self.experts: float | None = None
         self._begin = time.perf_counter()
 
     def stop(self) -> None:

@@ -57,13 +57,19 @@ SPREAD = 0.02
 
 @dataclass(frozen=True)
 class ReplaySize:
-    """A Llama's shape, heads of 64: what a forward costs."""
+    """A Llama's shape, heads of 64: what a forward costs.
+
+    With ``experts``, each of ``inner`` elements, it is a Qwen3-MoE's; a row goes to ``top`` of
+    them.
+    """
 
     layers: int
     width: int
     inner: int
     heads: int
     kv_heads: int
+    experts: int = 0
+    top: int = 0
 
     def parameters(self, vocab_size: int) -> int:
         return sum(map(math.prod, self.tensors(vocab_size).values()))
@@ -76,12 +82,18 @@ class ReplaySize:
             "self_attn.k_proj": (keys, self.width),
             "self_attn.v_proj": (keys, self.width),
             "self_attn.o_proj": (self.width, queries),
-            "mlp.gate_proj": (self.inner, self.width),
-            "mlp.up_proj": (self.inner, self.width),
-            "mlp.down_proj": (self.width, self.inner),
             "input_layernorm": (self.width,),
             "post_attention_layernorm": (self.width,),
         }
+        mlps = [f"mlp.experts.{i}" for i in range(self.experts)] or ["mlp"]
+        for mlp in mlps:
+            shapes |= dict.fromkeys(
+                (f"{mlp}.gate_proj", f"{mlp}.up_proj"), (self.inner, self.width)
+            )
+            shapes[f"{mlp}.down_proj"] = (self.width, self.inner)
+        if self.experts:
+            shapes["mlp.gate"] = (self.experts, self.width)
+            shapes |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (HEAD_DIM,))
         layers = {
             f"model.layers.{layer}.{name}.weight": shape
             for layer in range(self.layers)
@@ -98,6 +110,7 @@ SIZES = {
     "20m": ReplaySize(12, 384, 1024, 6, 2),
     "100m": ReplaySize(15, 768, 2048, 12, 4),
     "300m": ReplaySize(26, 1024, 2816, 16, 4),
+    "480m-a85m": ReplaySize(16, 768, 384, 12, 4, experts=32, top=4),  # a mixture of experts
 }
 
 
@@ -111,10 +124,11 @@ def find_size(name: str) -> ReplaySize:
 def write_random(
     size: ReplaySize, folder: Path, vocab_size: int, context: int, eos: Collection[int], seed: int
 ) -> None:
-    """Save a Llama of random weights, the same every time, in bf16."""
+    """Save a model of random weights, the same every time, in bf16."""
     folder.mkdir(exist_ok=True)
+    family, name = ("qwen3_moe", "Qwen3Moe") if size.experts else ("llama", "Llama")
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
+        "architectures": [f"{name}ForCausalLM"], "model_type": family, "dtype": "bfloat16",
         "vocab_size": vocab_size, "hidden_size": size.width, "intermediate_size": size.inner,
         "num_hidden_layers": size.layers, "num_attention_heads": size.heads,
         "num_key_value_heads": size.kv_heads, "head_dim": HEAD_DIM, "hidden_act": "silu",
@@ -122,6 +136,11 @@ def write_random(
         "max_position_embeddings": context, "tie_word_embeddings": True,
         "eos_token_id": sorted(eos) or None,
     }  # fmt: skip
+    if size.experts:
+        config |= {
+            "num_experts": size.experts, "num_experts_per_tok": size.top,
+            "moe_intermediate_size": size.inner, "norm_topk_prob": True,
+        }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     rng = np.random.default_rng(seed)
     weights = {

@@ -74,6 +74,10 @@ def show(console: Console, title: str, beliefs: Beliefs) -> None:
     console.print(f"  pauses: {pauses(beliefs)}")
     console.print(f"  tried: {beliefs['explored']:.1%} of the time went into unused methods")
     console.print(f"  ms per verify, by rows: {verify}")
+    if "experts" in beliefs:
+        read = ", ".join(f"{rows}: {mean:g}" for rows, mean in beliefs["experts"].items())
+        said = f"rows share {1 - beliefs['strange']:.0%} of what they could"
+        console.print(f"  experts of a layer that are read, by rows: {read}; {said}")
     console.print(methods(beliefs, console.width))
 
 

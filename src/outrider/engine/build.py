@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..base.config import PRESETS, EngineConfig
 from ..base.methods import TOGETHER
+from ..checkpoints.architecture import Architecture
 from ..checkpoints.checkpoint import Checkpoint
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec, memory_of
 from ..drafters.mtp import MtpSpec
@@ -30,6 +31,7 @@ from .control.survival import Survival
 from .control.tuning import USUAL
 from .drafting import overrides
 from .engine import Engine
+from .experts import expert_costs
 from .measure import Steps, find_costs
 from .memory import plan_budget
 from .setup import EngineSetup
@@ -211,7 +213,10 @@ def _controller(
         if name not in drafters
     }
     shadowed = frozenset(n for n, each in drafting.items() if overrides(each, "peek"))
-    return Controller(CostModel(costs), Survival(priors, wider), methods, shadowed), later
+    shape = model.shape
+    mixture = expert_costs(shape) if isinstance(shape, Architecture) else None
+    believed = CostModel(costs, mixture=mixture)
+    return Controller(believed, Survival(priors, wider), methods, shadowed), later
 
 
 def _row_cost(costs: Costs, depth: int) -> float:

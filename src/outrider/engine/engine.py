@@ -217,12 +217,16 @@ class Engine:
     def beliefs(self) -> dict[str, Any] | None:
         """The controller's beliefs, see ``summary``; None without a controller.
 
-        Of a mixture also the experts of a layer that a step reads, by its rows.
+        Of a mixture also the experts of a layer that a step reads, by its rows, and how strange
+        rows are to each other: 0 if they share all of them.
         """
         if self.controller is None:
             return None
-        unions = self.verifier.unions
-        return summary(self.controller) | ({} if unions is None else {"experts": unions.summary()})
+        known, unions = summary(self.controller), self.verifier.unions
+        if unions is None:
+            return known
+        strange = self.controller.costs.strange
+        return known | {"experts": unions.summary(), "strange": strange}
 
     @property
     def has_work(self) -> bool:

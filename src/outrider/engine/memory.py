@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from ..base.config import DEFAULT_SHARE, USUAL_LENGTH, EngineConfig, free_memory, parse_memory
 from ..base.limits import LARGEST_INT
+from ..checkpoints.architecture import Architecture, Shape
 from ..drafters.base import Needs
 from ..errors import MemoryBudgetError
 from ..models.base import Model
@@ -82,8 +83,9 @@ def working_bytes(
     hidden_size: int,
     needs: Collection[Needs],
     together: int = 1,
+    per_row: int = 0,
 ) -> int:
-    """Return the bytes that a step's logits and hidden states take at most.
+    """Return the bytes that a step's logits and hidden states take at most, and ``per_row`` more.
 
     Decoding sequences have a row of logits for their last token and for each draft node, twice
     where raw ones are kept for log probabilities; a prompt whose log probabilities are asked has
@@ -93,19 +95,30 @@ def working_bytes(
     decoding = config.max_num_seqs * (1 + most_nodes(config, needs, together))
     rows = decoding + config.max_num_batched_tokens
     numbers = (rows + decoding) * vocab_size
-    return 4 * (numbers + (rows + HIDDEN_ROWS) * len(layers) * hidden_size)
+    return 4 * (numbers + (rows + HIDDEN_ROWS) * len(layers) * hidden_size) + rows * per_row
+
+
+def seat_bytes(shape: Shape) -> int:
+    """Return the bytes that a row takes in the groups of its experts; 0 without a mixture.
+
+    It enters and leaves an expert in fp32 and once more as digits, and so does what is between.
+    """
+    mixture = shape.mixture if isinstance(shape, Architecture) else None
+    if mixture is None:
+        return 0
+    return mixture.top * 4 * (3 * shape.hidden_size + 2 * mixture.width)
 
 
 def _smaller_choice(
     config: EngineConfig, model: Model, needs: Collection[Needs], together: int, room: int
 ) -> str:
     """Return which smaller choice has a step that works with ``room`` bytes."""
-    sizes = model.shape.vocab_size, model.hidden_size
+    sizes, seats = (model.shape.vocab_size, model.hidden_size), seat_bytes(model.shape)
     sequences, rows = config.max_num_seqs, config.max_num_batched_tokens
     while sequences > 1 or rows > 1:
         sequences, rows = max(1, sequences // 2), rows if sequences > 1 else rows // 2
         smaller = replace(config, max_num_seqs=sequences, max_num_batched_tokens=rows)
-        if working_bytes(smaller, *sizes, needs, together) <= room:
+        if working_bytes(smaller, *sizes, needs, together, seats) <= room:
             fewer = "" if rows == config.max_num_batched_tokens else f" and {BATCHED}={rows}"
             return f"max_num_seqs={sequences}{fewer} would fit."
     return "free memory, or take a model with a smaller vocabulary."
@@ -152,7 +165,8 @@ def plan_budget(
     nodes = most_nodes(config, needs, together)
     sequences, states, snapshots = _plan_states(config, model, needs, nodes, available)
     once += states + snapshots
-    working = working_bytes(config, model.shape.vocab_size, model.hidden_size, needs, together)
+    sizes = model.shape.vocab_size, model.hidden_size
+    working = working_bytes(config, *sizes, needs, together, seat_bytes(model.shape))
     fixed = working + once
     free = max(0, available - fixed)
     given = parse_memory(config.memory)

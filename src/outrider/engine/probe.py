@@ -23,7 +23,7 @@ from ..checkpoints.tokenizers import has_tokenizer, read_codec
 from ..errors import OutriderError
 from ..models.native import is_native
 from ..native.choice import available, library
-from .memory import usual_pages, working_bytes
+from .memory import seat_bytes, usual_pages, working_bytes
 
 LANES = 16
 """The native step's cache pads slots of a block and elements of a head to a multiple of this."""
@@ -57,7 +57,8 @@ def footprint(checkpoint: Checkpoint, native: bool, drafts: bool) -> dict[str, i
         page = 2 * len(architecture.attending) * heads * slots * width * size
         states = 4 * architecture.state_size(config.max_draft_length)
         usual = usual_pages(config, config.model_length(shape.context), ())
-    working = working_bytes(config, shape.vocab_size, hidden, ())
+    seats = seat_bytes(shape) if step is not None else 0
+    working = working_bytes(config, shape.vocab_size, hidden, (), per_row=seats)
     return {
         "weights": weights, "working": working, "page": page, "usual": usual, "states": states,
     }  # fmt: skip

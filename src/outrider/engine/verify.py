@@ -80,7 +80,7 @@ class Verifier:
             target = StepLogits(samples.logits, [], first, (samples.tokens, samples.scores))
         if self.unions is not None and before is not None:
             rows = sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
-            self.unions.take(rows, (self.store.experts or 0) - before)
+            plan.seconds.experts = self.unions.take(rows, (self.store.experts or 0) - before)
         verdict = self.rule(target, draft, self.noise)
         for i, error in samples.errors.items():
             known = isinstance(error, RequestError)

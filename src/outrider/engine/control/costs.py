@@ -79,6 +79,23 @@ class DraftCosts:
 
 
 @dataclass(frozen=True)
+class ExpertCosts:
+    """A mixture, of whose ``experts`` a row goes to the ``top`` best.
+
+    Reading one of them, in all layers, takes ``share`` of a forward of one row, about.
+    """
+
+    experts: int
+    top: int
+    share: float
+
+    def strangers(self, rows: float) -> float:
+        """Return how many experts of a layer rows wake that have nothing in common, expected."""
+        asleep: float = (1 - self.top / self.experts) ** rows
+        return self.experts * (1 - asleep)
+
+
+@dataclass(frozen=True)
 class Costs:
     """The seconds of a target and its drafters, as measured or guessed.
 
@@ -213,12 +230,34 @@ def _nearest_power(size: int) -> int:
 
 
 class CorrectedCosts:
-    """The target's expected seconds by rows and context, times the ratios that were measured."""
+    """The target's expected seconds by rows and context, times the ratios that were measured.
 
-    def __init__(self, prior: Costs, tuning: Tuning) -> None:
+    The rows of the prior are strangers to each other. Where those of a ``mixture`` of experts share
+    some, as measured, fewer are read.
+    """
+
+    def __init__(self, prior: Costs, tuning: Tuning, mixture: ExpertCosts | None = None) -> None:
         self._curve, self._per_context, self._tuning = prior.target, prior.per_context, tuning
         self._ratio = _Correction(tuning, 1.0)
         self._rows: dict[int, tuple[float, float]] = {}
+        self._mixture = mixture
+        self._strange = Mean(tuning=tuning, value=1.0)
+
+    @property
+    def strange(self) -> float | None:
+        """How strange rows are to each other: 0 if they share all experts; None without any."""
+        return None if self._mixture is None else self._strange.value
+
+    def _expected(self, rows: int, read: float | None = None) -> float:
+        """Return the seconds of rows by the prior, of which so many experts are ``read``."""
+        seconds, mixture = self._curve.at(rows), self._mixture
+        if mixture is None:
+            return seconds
+        most = mixture.strangers(rows)
+        if read is None:
+            read = mixture.top + (most - mixture.top) * self._strange.value
+        one = self._curve.at(1)
+        return max(seconds - max(0.0, most - read) * mixture.share * one, min(one, seconds))
 
     @property
     def machine(self) -> float:
@@ -232,20 +271,26 @@ class CorrectedCosts:
     def at(self, rows: int, context: int) -> float:
         known = self._rows.get(rows)
         if known is None:
-            curve, ratio = self._curve, self._ratio
+            ratio = self._ratio
             # No rows cost more than more rows do, whatever was measured beside other work.
             larger = [2**power for power in ratio.sizes if 2**power > rows]
-            most = min([curve.at(size) * ratio.at(size) for size in larger], default=inf)
-            seconds = curve.at(rows)
+            most = min([self._expected(size) * ratio.at(size) for size in larger], default=inf)
+            seconds = self._expected(rows)
             known = self._rows[rows] = seconds, min(ratio.at(rows), most / seconds)
         return (known[0] + self._per_context * context) * known[1]
 
     def measured(self, rows: int) -> bool:
         return self._ratio.seen(rows) >= self._tuning.trusted
 
-    def observe(self, rows: int, context: int, seconds: float, turn: int) -> None:
-        prior = self._curve.at(rows) + self._per_context * context
+    def observe(
+        self, rows: int, context: int, seconds: float, turn: int, read: float | None = None
+    ) -> None:
+        prior = self._expected(rows, read) + self._per_context * context
         self._ratio.observe(rows, seconds / prior, turn)
+        mixture = self._mixture
+        if mixture is not None and read is not None and rows > 1:
+            most = mixture.strangers(rows) - mixture.top
+            self._strange.take(min(1.0, max(0.0, (read - mixture.top) / most)) if most > 0 else 0.0)
 
 
 class MeasuredCosts:
@@ -279,7 +324,9 @@ class MeasuredCosts:
         power, trusted = rows.bit_length(), self._tuning.trusted
         return any(n.bit_length() == power and m.seen >= trusted for n, m in self._sizes.items())
 
-    def observe(self, rows: int, context: int, seconds: float, turn: int) -> None:
+    def observe(
+        self, rows: int, context: int, seconds: float, turn: int, read: float | None = None
+    ) -> None:
         self._sizes.setdefault(rows, Mean(self._spike, self._tuning)).take(seconds)
 
 
@@ -288,14 +335,19 @@ class CostModel:
 
     What the target takes more or less than expected counts for the machine's speed of late, so that
     a drafter that was last used while the machine was busy does not stay expensive. ``target`` has
-    the seconds of forwards; None corrects the prior's.
+    the seconds of forwards; None corrects the prior's. ``mixture`` are its experts, if it has any.
     """
 
     def __init__(
-        self, prior: Costs = UNKNOWN, tuning: Tuning = USUAL, target: MeasuredCosts | None = None
+        self,
+        prior: Costs = UNKNOWN,
+        tuning: Tuning = USUAL,
+        target: MeasuredCosts | None = None,
+        mixture: ExpertCosts | None = None,
     ) -> None:
         self.prior, self.tuning = prior, tuning
-        self.target: MeasuredCosts | CorrectedCosts = target or CorrectedCosts(prior, tuning)
+        own = target or CorrectedCosts(prior, tuning, mixture)
+        self.target: MeasuredCosts | CorrectedCosts = own
         self.verify = self.target.at
         """Returns the seconds of a forward of some rows over as many tokens of context in all."""
         self.measured = self.target.measured
@@ -314,6 +366,12 @@ class CostModel:
         """Of a prompt's rows beside streams; None until some were measured."""
         self._decode_seconds: float | None = None
         self._plain_seconds: dict[int, float] = {}
+
+    @property
+    def strange(self) -> float | None:
+        """See ``CorrectedCosts``."""
+        target = self.target
+        return target.strange if isinstance(target, CorrectedCosts) else None
 
     def count(self) -> None:
         """Let what was observed since the last time count."""
@@ -402,10 +460,12 @@ class CostModel:
         """Take in what a step took, over the sum of what was expected of its parts."""
         self._steps[method].observe(ratio, self._turn)
 
-    def observe_verify(self, rows: int, context: int, seconds: float) -> None:
-        """Take in what a forward took."""
+    def observe_verify(
+        self, rows: int, context: int, seconds: float, read: float | None = None
+    ) -> None:
+        """Take in what a forward took, and how many experts of a layer it read, if it has any."""
         self._turn += 1
-        self.target.observe(rows, context, seconds, self._turn)
+        self.target.observe(rows, context, seconds, self._turn, read)
 
     def observe_host(self, sequences: int, seconds: float) -> None:
         """Take in what a step took beside its forward and its drafting."""

@@ -228,7 +228,7 @@ class Learner:
             names = {name for name, *_ in drafting} or {PLAIN.method}
             if len(names) == 1 and len(drafting) in (0, streams):
                 costs.observe_step(names.pop(), step / expected)
-        costs.observe_verify(committed, context, seconds.verify)
+        costs.observe_verify(committed, context, seconds.verify, seconds.experts)
         costs.observe_host(streams, step - seconds.verify - sum(seconds.drafters.values()))
         for name, by_depth in own.items():
             if name in seconds.drafters and not cold and not self._catches_up(name):
