@@ -172,8 +172,8 @@ class BenchFlags:
     replay: str | None = setting(
         None,
         "Measure a replay target instead: random weights of that size (1m, 3m, 20m, 100m, 300m, or "
-        "480m-a85m, a mixture of experts) that cost what a real model costs and say the prompts' recorded answers. MODEL then "
-        "lends its tokenizer, vocabulary and context only.",
+        "480m-a85m, a mixture of experts) that cost what a real model costs and say the prompts' "
+        "recorded answers. MODEL then lends its tokenizer, vocabulary and context only.",
         metavar="SIZE",
     )
 
