@@ -103,9 +103,9 @@ def seat_bytes(shape: Shape) -> int:
 
     It enters and leaves an expert in fp32 and once more as digits, and so does what is between.
     """
-    mixture = shape.mixture if isinstance(shape, Architecture) else None
-    if mixture is None:
+    if not isinstance(shape, Architecture) or shape.mixture is None:
         return 0
+    mixture = shape.mixture
     return mixture.top * 4 * (3 * shape.hidden_size + 2 * mixture.width)
 
 

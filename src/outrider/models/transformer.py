@@ -356,7 +356,7 @@ class Transformer(PythonStep):
         chosen = ranked.sort(dim=-1, descending=True, stable=True)[1][:, : mixture.top]
         best = chances.gather(-1, chosen)
         if mixture.renormalised or mixture.router == "selected":
-            best = best / best.sum(-1, keepdim=True)
+            best = best / (best.sum(-1, keepdim=True) + 1e-20)  # as transformers, for sigmoids
         best = (best * mixture.scale).to(x.dtype)
         each = x.new_zeros(len(x), mixture.top, x.shape[1])
         for expert in chosen.unique().tolist():

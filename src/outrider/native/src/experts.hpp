@@ -47,7 +47,8 @@ inline void choose(const Config& c, const float* scores, const float* bias, int*
         weights[at] = value;
         chosen[at] = e;
     }
-    float most = scores[chosen[0]], all = 0;
+    // Sigmoids may all be 0; transformers adds as much, too.
+    float most = scores[chosen[0]], all = sigmoids ? 1e-20f : 0;
     for (int i = 0; i < top; ++i)
         weights[i] = sigmoids ? chance(chosen[i]) : std::exp(scores[chosen[i]] - most);
     const bool selected = c.router == ROUTER_SELECTED || c.renormalised;

@@ -125,7 +125,7 @@ struct Forward : Work, Experts<T> {
     int phases() const {
         const int kept = int(hidden.size());
         // Of a sublayer; products have three parts at most.
-        const int most = c.besides ? 27 : c.kernel_taps ? 26 : c.experts ? 30 : 15;
+        const int most = (c.besides ? 27 : c.kernel_taps ? 26 : 15) + (c.experts ? 15 : 0);
         return 12 + kept + int(sublayers.size()) * (most + kept);
     }
 
