@@ -26,11 +26,22 @@ from outrider.bench.distributions import (
     target_track,
 )
 from outrider.bench.offline import BenchOptions, drafter_names, recorded_answers
-from outrider.bench.replay import SIZES, Replay, ReplayModel, parse_planted, parts_of
+from outrider.bench.replay import (
+    SIZES,
+    Replay,
+    ReplayModel,
+    ReplaySize,
+    parse_planted,
+    parts_of,
+    write_random,
+)
 from outrider.bench.workload import BUNDLED, load_workload
+from outrider.checkpoints.architecture import Mixture
+from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.cli import app
 from outrider.errors import ConfigError
+from outrider.models.native import is_native
 from outrider.models.python_step import PythonStep
 from outrider.models.rows import Track
 from outrider.params import StructuredOutputsParams
@@ -47,7 +58,21 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 def test_sizes_are_what_their_names_say() -> None:
     for name, size in SIZES.items():
-        assert size.parameters(VOCABULARY) == pytest.approx(float(name[:-1]) * 1e6, rel=0.2)
+        whole, _, active = name.partition("-a")
+        parameters = size.parameters(VOCABULARY)
+        assert parameters == pytest.approx(float(whole[:-1]) * 1e6, rel=0.2)
+        idle = size.layers * (size.experts - size.top) * 3 * size.inner * size.width
+        assert not active or parameters - idle == pytest.approx(float(active[:-1]) * 1e6, rel=0.2)
+
+
+def test_a_mixture_is_a_model(tmp_path: Path) -> None:
+    size = ReplaySize(2, 64, 32, 2, 1, experts=4, top=2)
+    write_random(size, tmp_path, VOCABULARY, 64, [0], 0)
+    checkpoint = open_checkpoint(tmp_path)
+    assert is_native(checkpoint)
+    assert checkpoint.architecture is not None
+    assert checkpoint.architecture.mixture == Mixture(4, 2, 32, renormalised=True)
+    assert checkpoint.tensors.shapes() == size.tensors(VOCABULARY)
 
 
 def test_a_law_is_what_its_specification_says() -> None:
