@@ -281,3 +281,31 @@ def test_experts_of_mxfp4_are_read(make_checkpoint: MakeCheckpoint, tmp_path: Pa
         whole = plain(model, ids, [40])
         np.testing.assert_allclose(whole, expected, atol=2e-3 * spread, rtol=0)
         assert np.array_equal(plain(model, ids, [7, 1, 1]), whole)
+
+
+def test_experts_of_fp8_get_codes_of_their_size(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Other matrices in FP8 are dequantised."""
+    folder = build("qwen3_moe", make_checkpoint, tmp_path)
+    before = native_model(step(HERE[-1]), folder, "bfloat16", 256)
+    tensors, stored = load_file(folder / "model.safetensors"), dict[str, torch.Tensor]()
+    for name, tensor in tensors.items():
+        stored[name] = tensor
+        if name.endswith("proj.weight"):
+            scale = tensor.abs().max() / 448
+            stored[name] = (tensor / scale).to(torch.float8_e4m3fn)
+            stored[f"{name}_scale_inv"] = scale.reshape(1, 1)
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps(config))
+    ids = ids_of(40)
+    expected = plain(torch_model(folder, "float32", "cpu", 256), ids, [40])
+    spread = max(1.0, float(np.abs(expected).max()))
+    for isa in HERE:
+        model = native_model(step(isa), folder, "float32", 256)
+        assert np.abs(plain(model, ids, [40]) - expected).max() < 0.05 * spread
+        assert np.array_equal(plain(model, ids, [3, 1]), plain(model, ids, [40]))
+    after = native_model(step(HERE[-1]), folder, "bfloat16", 256)
+    assert after.added_bytes(None) < 0.9 * before.added_bytes(None)

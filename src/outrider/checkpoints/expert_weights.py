@@ -12,17 +12,20 @@ from .architecture import ExpertLayout, Mixture
 from .dtypes import FLOAT32, Array
 from .formats.gguf_weights import GGUFTensors
 from .formats.mxfp4 import expert_codes
-from .matrices import Source, by_recipe, quantized, stacked
+from .matrices import Source, by_recipe, plain, quantized, stacked
 from .quantize import Matrix
 
 PARTS = ("gate", "up", "down")
+OF_FLOAT8 = Recipe(8, 128, False, False)
+"""What experts in FP8 become: dequantised, a large mixture would need twice the memory."""
 
 
 @dataclass(frozen=True)
 class ExpertMatrices:
     """Reads the matrices of mixtures of ``hidden`` elements, quantised by a ``recipe`` if given.
 
-    ``stacked`` and ``biases`` have the gates of all experts, and behind them what they gate; and
+    Where matrices may ``keep`` codes, those in FP8 get codes of 8 bits. ``stacked`` and ``biases``
+    have the gates of all experts, and behind them what they gate; and
     the last matrices, one expert behind the other.
     """
 
@@ -32,6 +35,7 @@ class ExpertMatrices:
     hidden: int
     dtype: np.dtype[Any]
     recipe: Recipe | None
+    keeps: bool
 
     def stacked(self, base: str) -> tuple[Matrix, Matrix]:
         """Return matrices [2 * experts * width, hidden] and [experts * hidden, width].
@@ -107,4 +111,8 @@ class ExpertMatrices:
     def _matrix(self, name: str, outputs: int, inputs: int) -> Matrix:
         if self.recipe is not None:
             return quantized(self.source, name, (outputs, inputs), self.recipe)
+        source = self.source
+        if self.keeps and not isinstance(source, GGUFTensors) and source.is_float8(name):
+            wide = plain(source.matrix(name, (outputs, inputs), FLOAT32), FLOAT32)
+            return by_recipe(source, name, wide, OF_FLOAT8)
         return self.source.matrix(name, (outputs, inputs), self.dtype)

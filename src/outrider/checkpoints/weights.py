@@ -429,7 +429,9 @@ class Loader:
             fused = layout.shared_fused and f"{base}{layout.shared_fused}"
             down = f"{base}{layout.shared_down}"
             shared = self._gated(f"{base}{layout.shared}", fused, down, mixture.shared)
-        own = ExpertMatrices(self.source, layout, mixture, width, self.dtype, self.recipe)
+        own = ExpertMatrices(
+            self.source, layout, mixture, width, self.dtype, self.recipe, self.keeps
+        )
         gate_up, down_matrix = own.stacked(base)
         biases = own.biases(base) if mixture.biased else (None, None)
         return Experts(

@@ -156,7 +156,8 @@ class Fp8:
 
     def __init__(self, options: Mapping[str, Any], where: Path) -> None:
         self.note: str | None = (
-            f"{where}: FP8 weights are dequantised at load, and activations are not quantised."
+            f"{where}: FP8 weights are dequantised at load, those of experts to codes of 8 bits, "
+            "and activations are not quantised."
         )
         self._block = block_size(Fields(options, str(where)), "weight_block_size") or BLOCK
 

@@ -178,6 +178,11 @@ class Tensors:
             raise self.wrong(name, "does not hold bytes")
         return octets
 
+    def is_float8(self, name: str) -> bool:
+        """Return True if the tensor ``name`` holds FP8."""
+        entry = self.entry(name)
+        return entry is not None and TYPES.get(entry.type) in FLOAT8
+
     def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
         """Return the tensor ``name``, which is not quantised, in ``dtype``, or as stored."""
         tensor = self.raw(name, shape)
