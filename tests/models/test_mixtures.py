@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from outrider.base.config import Recipe
 from outrider.checkpoints.checkpoint import open_checkpoint
+from outrider.checkpoints.export import export
+from outrider.checkpoints.formats.gguf_weights import GGUFTensors
+from outrider.errors import ModelError
 from outrider.models.base import Model
 from outrider.models.native import is_native
 from outrider.models.rows import Segment
@@ -309,3 +313,70 @@ def test_experts_of_fp8_get_codes_of_their_size(
         assert np.array_equal(plain(model, ids, [3, 1]), plain(model, ids, [40]))
     after = native_model(step(HERE[-1]), folder, "bfloat16", 256)
     assert after.added_bytes(None) < 0.9 * before.added_bytes(None)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text"])
+def test_a_quantised_copy_is_what_quantising_at_load_gives(
+    name: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    folder, recipe, ids = (
+        build(name, make_checkpoint, tmp_path),
+        Recipe.parse("int8-g32"),
+        ids_of(9),
+    )
+    bits = export(folder, tmp_path / "copy", recipe)
+    assert bits < 14  # routers, embeddings and scales among them
+    for isa in HERE[-1:]:
+        first = native_model(step(isa), folder, "float32", 256, recipe=recipe)
+        second = native_model(step(isa), tmp_path / "copy", "float32", 256)
+        assert np.array_equal(plain(first, ids, [9]), plain(second, ids, [9]))
+
+
+def test_copies_that_cannot_be_written_are_refused(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    fused = build("gpt_oss", make_checkpoint, tmp_path / "a")
+    file, _ = convert_mixture(
+        build("qwen3_moe", make_checkpoint, tmp_path / "b", file_sizes("qwen3_moe")),
+        tmp_path / "b.gguf", Kind.F32,
+    )  # fmt: skip
+    for folder, why in ((fused, "one tensor"), (file, "a GGUF file of a mixture")):
+        with pytest.raises(ModelError, match=f"{why}.*--quantization"):
+            export(folder, tmp_path / "copy", Recipe.parse("int8"))
+        assert not (tmp_path / "copy").exists()
+
+
+def test_joined_experts_keep_their_codes(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    source = build(
+        "qwen3_5_moe_text", make_checkpoint, tmp_path / "a", file_sizes("qwen3_5_moe_text")
+    )
+    path, _ = convert_mixture(source, tmp_path / "a.gguf", Kind.Q8_0, joined=True)
+    tensors = open_checkpoint(path).tensors
+    assert tensors.kept("model.layers.0.mlp.experts.gate_proj.weight") == "Q8_0"
+    assert "model.layers.0.mlp.experts.gate_up_proj.weight" in tensors.shapes()
+
+
+def test_experts_of_another_number_are_refused(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Also where they have as many numbers in all."""
+    sizes = file_sizes("qwen3_moe") | {"num_experts": 6}
+    source = build("qwen3_moe", make_checkpoint, tmp_path / "a", sizes)
+    path, _ = convert_mixture(source, tmp_path / "a.gguf", Kind.F32)
+    tensors = open_checkpoint(path).tensors
+    assert isinstance(tensors, GGUFTensors)
+    key = "blk.0.ffn_up_exps.weight"
+    stored = tensors._file.tensors[key]
+    tensors._file.tensors[key] = replace(stored, shape=(3, 64, 64))
+    with pytest.raises(ModelError, match=r"\[3, 64, 64\], but its metadata says \[192, 64\]"):
+        tensors.matrix("model.layers.0.mlp.experts.up_proj.weight", (192, 64), None)
+
+
+def test_one_expert_is_a_mixture(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    sizes = file_sizes("mixtral") | {"num_local_experts": 1, "num_experts_per_tok": 1}
+    source = build("mixtral", make_checkpoint, tmp_path / "a", sizes)
+    path, plain_folder = convert_mixture(source, tmp_path / "a.gguf", Kind.F32)
+    ids = ids_of(20)
+    expected = plain(torch_model(plain_folder, "float32", "cpu", 256), ids, [20])
+    for model in models(path, ["float32"]):
+        np.testing.assert_allclose(plain(model, ids, [20]), expected, atol=1e-3, rtol=0)

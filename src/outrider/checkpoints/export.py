@@ -32,7 +32,7 @@ from .files import INDEX, Files, new_folder, save_file
 from .formats.compressed import METHOD
 from .formats.gguf_weights import GGUFTensors
 from .formats.shared import Tensors, usual_name
-from .matrices import Source, check_left, plain, quantized, stays
+from .matrices import Source, check_left, is_experts, plain, quantized, stays
 from .quantize import Codes, Quantized, quantize
 from .tokenizers import has_tokenizer, save_tokenizer
 
@@ -43,9 +43,11 @@ MAX_SHARD = 5 * 10**9
 KEPT = {"Q8_0": Recipe(8, 32), "Q4_0": Recipe(4, 32)}
 """Recipes that describe kept codes, by their type in a GGUF file."""
 MATRIX = re.compile(
-    r"model\.layers\.\d+\.(self_attn|mlp|shared_mlp|conv|linear_attn)\.(.+\.)?"
-    r"\w+_(proj|linear|proj_qkv|proj_z)\.weight"
+    r"model\.layers\.\d+\.(self_attn|mlp|shared_mlp|conv|linear_attn|block_sparse_moe|feed_forward|"
+    r"mixer)\.(.+\.)?(\w+_(proj|linear|proj_qkv|proj_qkvz|proj_z)|w[123])\.weight"
 )
+NOT_QUANTISED = r".*\.(gate|router|router\.layer|shared_expert_gate|linear_attn\.in_proj_(a|b|ba))$"
+"""What modules of linear layers stay as they are."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SCALES = ("_scale", "_scale_inv")
 """Endings of names of tensors that belong to a dequantised matrix."""
@@ -75,8 +77,9 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
 
     Other files are copied; a GGUF file's config and tokenizer become files. Matrices that keep
     their codes (``weights.stays``) are written as they are. Codes for which compressed-tensors has
-    no form become the recipe's; but for these, loading ``out`` gives the same bits as loading
-    ``folder`` with that quantization. Returns the mean bits of a weight.
+    no form become the recipe's, and Mamba-2's projections stay; but for these, loading ``out``
+    gives the same bits as loading ``folder`` with that quantization. Returns the mean bits of a
+    weight.
     """
     check_storable(recipe)
     files = Files(folder)
@@ -92,6 +95,7 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
             f"{folder}: a GGUF file of a {config.model_type!r} model cannot be written as "
             "safetensors; give the checkpoint that it was made from."
         )
+    _check_experts(folder, architecture, source)
     check_left(source, recipe)
     with new_folder(out) as new:
         bits = _write_weights(source, new, recipe, architecture)
@@ -104,6 +108,20 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
             return bits
         copy_others(folder, new)
     return bits
+
+
+def _check_experts(folder: Path, architecture: Architecture, source: Source) -> None:
+    """Refuse experts that are no matrices of their own: the copy's layout has no form for them."""
+    if architecture.mixture is None:
+        return
+    of_file = isinstance(source, GGUFTensors)
+    fused = any("_blocks" in name or is_experts(name, s) for name, s in source.shapes().items())
+    if of_file or fused:
+        what = "a GGUF file of a mixture of experts" if of_file else "experts that are one tensor"
+        raise ModelError(
+            f"{folder}: {what} cannot be written as a quantised checkpoint; quantise it at load "
+            "with --quantization, which servers keep for later starts."
+        )
 
 
 def copy_others(folder: Path, out: Path) -> None:
@@ -196,6 +214,7 @@ def bits_per_weight(folder: Path, recipe: Recipe | None) -> float:
         if tied and name == HEAD:
             continue
         own = None if stays(source, name) else recipe_of(name, recipe, tied)
+        own = recipe if is_experts(name, shape) and not stays(source, name) else own
         size = math.prod(shape)
         bits += 8 * source.nbytes(name) if own is None else size * own.bits_per_weight(shape[-1])
         if name.endswith("_shape") and isinstance(source, Tensors):
@@ -251,7 +270,7 @@ def quantization_config(recipe: Recipe, source: Source, tied: bool) -> dict[str,
             kept.setdefault(KEPT[kind], []).append(name.removesuffix(".weight"))
     groups = [scheme(recipe, ["Linear"]), scheme(recipe.head, [head])]
     groups += [scheme(own, names) for own, names in kept.items()]
-    return config_of(groups, ["re:.*mlp\\.gate$", "re:.*linear_attn\\.in_proj_[ab]$"])
+    return config_of(groups, [f"re:{NOT_QUANTISED}"])
 
 
 def config_of(groups: list[dict[str, Any]], ignored: list[str]) -> dict[str, Any]:

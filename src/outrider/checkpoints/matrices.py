@@ -41,10 +41,21 @@ def stays(source: Source, name: str) -> str | None:
     return source.kept(name)
 
 
+ROUTER = re.compile(r".*\.(gate|router|router\.layer|shared_expert_gate)\.weight")
+"""Names of matrices that score experts, which no recipe quantises."""
+
+
+def is_experts(name: str, shape: Sequence[int]) -> bool:
+    """Return True if a tensor has the matrices of all experts of a layer."""
+    return len(shape) == 3 and re.search(r"experts|block_sparse_moe", name) is not None
+
+
 def check_left(source: Source, recipe: Recipe) -> None:
     """Refuse a recipe that would change no matrix; log the matrices that keep their codes."""
     warn_once(source.note)
-    names = [name for name, shape in source.shapes().items() if len(shape) == 2]
+    shapes = source.shapes().items()
+    names = [n for n, shape in shapes if len(shape) == 2 or is_experts(n, shape)]
+    names = [name for name in names if not ROUTER.fullmatch(name)]
     counts = Counter(filter(None, (stays(source, name) for name in names)))
     what = ", ".join(f"{count} ({kind})" for kind, count in sorted(counts.items()))
     if counts.total() == len(names):

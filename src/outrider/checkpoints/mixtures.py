@@ -60,7 +60,9 @@ def read_mixture(values: Fields, family: Family, kinds: Sequence[str]) -> dict[s
     width = values.whole("moe_intermediate_size" if own else "intermediate_size", 1, WIDEST)
     shared = values.whole("shared_expert_intermediate_size", 0, WIDEST, 0)
     shared = values.whole("shared_intermediate_size", 0, WIDEST, shared)
-    shared = values.whole("moe_shared_expert_intermediate_size", 0, WIDEST, shared)
+    if "moe_shared_expert_intermediate_size" in values:  # 0 stands for the width of others
+        shared = values.whole("moe_shared_expert_intermediate_size", 0, WIDEST)
+        shared = shared or values.whole("intermediate_size", 1, WIDEST)
     shared = shared or width * values.whole("n_shared_experts", 0, WIDEST // width, 0)
     if (2 * width + 1) * count > WIDEST or values.whole("hidden_size", 1) * count > WIDEST:
         raise values.refuse(names[0], f"experts of at most {WIDEST} outputs in all")

@@ -206,17 +206,19 @@ def _mixture(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> 
     dense = [i for i in layers if f"blk.{i}.ffn_gate_inp.weight" not in file.tensors]
     leading = dense == [*range(len(dense))]
     more: dict[str, Any] = {"num_experts_per_tok": top}
+    normed = fields.flag(f"{name}.expert_weights_norm", name != "olmoe")
+    scale = fields.number(f"{name}.expert_weights_scale", 0.0) or 1.0
     if name in ("llama", "granitemoe", "granitehybrid", "gpt-oss"):
         if dense:
             raise _unread(file.path, "mixtures of experts in some layers only are not read")
+        if scale != 1:
+            raise _unread(file.path, "experts whose weights have a scale are not read")
         own = {"llama": "mixtral"}.get(name, FORMS[name].family)
         shared = size("shared_feed_forward_length", 0)
         if name == "granitemoe" and shared:
             raise _unread(file.path, "experts beside an MLP that all tokens share are not read")
         more |= {"model_type": own, "num_local_experts": count, "intermediate_size": width}
         return more | ({"shared_intermediate_size": shared} if name == "granitehybrid" else {})
-    normed = fields.flag(f"{name}.expert_weights_norm", name != "olmoe")
-    scale = fields.number(f"{name}.expert_weights_scale", 0.0) or 1.0
     more |= {"moe_intermediate_size": width, "norm_topk_prob": normed}
     if name == "nemotron_h_moe":
         if fields.whole(f"{name}.moe_latent_size", default=0):

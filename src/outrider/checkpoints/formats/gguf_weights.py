@@ -53,7 +53,7 @@ IN_LAYER = {
     "mlp.gate": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.choice": "exp_probs_b",
-    **{f"mlp.experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
+    **{f"mlp.experts.{p}_proj": f"ffn_{p}_exps" for p in ("gate", "up", "down", "gate_up")},
     **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
 EXPERTS = ExpertLayout(shared_gate="mlp.shared_expert_gate", bias="mlp.choice.bias")
@@ -222,14 +222,15 @@ class GGUFTensors:
         Some files have gates and what they gate as one tensor, expert by expert.
         """
         key = self._key(name)
-        joined = re.sub("ffn_(gate|up)_exps", "ffn_gate_up_exps", key)
-        stored = self._file.tensors.get(key) or self._file.tensors.get(joined)
+        stored = self._stored_experts(key)
         if stored is None:
             raise ModelError(f"{self.folder} has no tensor {key!r}; its metadata requires one.")
         halves = 2 if key not in self._file.tensors else 1
         count = stored.shape[0]
         rows = shape[0] // count
-        if stored.shape != (count, halves * rows, shape[1]) or count * rows != shape[0]:
+        told = self._file.metadata.get(f"{self._architecture}.expert_count")
+        fits = stored.shape == (count, halves * rows, shape[1]) and count * rows == shape[0]
+        if count != told or not fits:
             raise ModelError(
                 f"{self.folder}: tensor {key!r} is {list(stored.shape)}, but its metadata says "
                 f"{list(shape)} for all experts."
@@ -251,6 +252,11 @@ class GGUFTensors:
             return Coded((whole,), shape[1])
         begins = range(first, all_rows, halves * rows)
         return Coded(tuple(whole.within(range(at, at + rows)) for at in begins), shape[1])
+
+    def _stored_experts(self, key: str) -> StoredTensor | None:
+        """Return the tensor of experts that a file calls ``key``, or what it is joined to."""
+        tensors = self._file.tensors
+        return tensors.get(key) or tensors.get(re.sub("_(gate|up)_exps", "_gate_up_exps", key))
 
     def grid(self, name: str, shape: tuple[int, int]) -> Quantized | None:
         """Return a matrix of Q8_0 (int8) or Q4_0 (nibbles), whose codes are a plain grid's."""
@@ -275,7 +281,7 @@ class GGUFTensors:
         if STACKED in name:
             kinds = {self.kept(half) for half, _ in self._halves(name, (0, 0))}
             return kinds.pop() if len(kinds) == 1 else None
-        stored = self._file.tensors.get(self._key(name))
+        stored = self._stored_experts(self._key(name))
         return stored.kind.name if stored is not None and stored.kind in CODED else None
 
     def nbytes(self, name: str) -> int:
@@ -353,7 +359,7 @@ class GGUFTensors:
 
     def _other_shapes(self, name: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return other shapes that files give a vector: a row, a column, or a row a group."""
-        if name.endswith("shared_expert_gate.weight"):
+        if name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):  # of one expert
             return [(1, shape[-1]), shape[-1:]]
         if name.endswith(("mamba.A_log", "mamba.D")):
             return [(shape[0], 1), (1, shape[0])]
