@@ -22,8 +22,10 @@ from transformers import AutoTokenizer
 
 from outrider import LLM, SamplingParams
 from outrider.audit.reference import transformers_model
+from outrider.base.config import Recipe
 from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.dtypes import BFLOAT16, FLOAT32
+from outrider.checkpoints.export import export
 from outrider.checkpoints.files import Files
 from outrider.checkpoints.formats.gguf import open_gguf
 from outrider.checkpoints.formats.gguf_ends import end_token_ids
@@ -260,6 +262,20 @@ def test_biases_of_hybrids_are_read(
     source = make_checkpoint(tmp_path / "source", family, **{**SIZES, **options, bias: True})
     path, plain = convert(source, tmp_path / "model.gguf", Kind.F32)
     np.testing.assert_allclose(logits(path), logits(plain), atol=3e-5, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["lfm2", "granite4", "falcon_h1", "nemotron_h"])
+def test_a_copy_of_a_hybrids_file_is_its_checkpoints(
+    case: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    family, options, _ = CASES[case]
+    source = make_checkpoint(tmp_path / "source", family, **{**SIZES, **options})
+    path, plain = convert(source, tmp_path / "model.gguf", Kind.F32)
+    for of, copy in ((path, "one"), (plain, "other")):
+        export(of, tmp_path / copy, Recipe.parse("int4-g32"))
+    # Files hold decays as their exponentials.
+    expected = logits(tmp_path / "other")
+    np.testing.assert_allclose(logits(tmp_path / "one"), expected, atol=3e-3, rtol=0)
 
 
 def test_only_vectors_of_mamba_have_other_shapes(tmp_path: Path) -> None:

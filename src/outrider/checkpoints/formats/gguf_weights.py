@@ -103,6 +103,7 @@ PARAMETERS = {
     "self_attn.sinks": "attn_sinks.weight",
 }  # fmt: skip
 """Parameters of layers that belong to no module."""
+OF_HEADS, NORM = ("mamba.A_log", "mamba.D"), "mamba.norm.weight"
 STACKED = "shared_mlp.input_linear"
 """What Granite 4's checkpoints have for a gate and what it gates, and files do not."""
 
@@ -125,6 +126,13 @@ def row_order(name: str, rows: int, head_dim: int) -> NDArray[np.int64] | None:
     if not re.search(r"\.[qk]_proj\.", name):
         return None
     return np.arange(rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel()
+
+
+def _usual_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that a checkpoint gives the tensor ``name``: a file gives it ``shape``."""
+    if name.endswith(("conv.conv.weight", "conv1d.weight")) and len(shape) == 2:
+        return shape[0], 1, shape[1]
+    return (prod(shape),) if name.endswith((*OF_HEADS, NORM)) else shape
 
 
 def rows_of(file: GGUF, stored: StoredTensor, first: int, count: int) -> Array:
@@ -308,12 +316,16 @@ class GGUFTensors:
         return sum(file.stat().st_size for file in self._file.files)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each of the model's tensors by name, layer by layer."""
+        """Return the shape of each of the model's tensors by name, layer by layer.
+
+        They are a checkpoint's: convolutions [width, 1, taps], and Mamba-2's vectors have one axis.
+        """
         shapes: dict[str, tuple[int, ...]] = {}
         for key, tensor in self._file.tensors.items():
-            name, shape = self._name(key), tensor.shape
+            name = self._name(key)
             if name is None or (STACKED in name and name in shapes):
                 continue
+            shape = _usual_shape(name, tensor.shape)
             shapes[name] = (2 * shape[0], *shape[1:]) if STACKED in name else shape
         return shapes
 
@@ -361,10 +373,10 @@ class GGUFTensors:
         """Return other shapes that files give a vector: a row, a column, or a row a group."""
         if name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):  # of one expert
             return [(1, shape[-1]), shape[-1:]]
-        if name.endswith(("mamba.A_log", "mamba.D")):
+        if name.endswith(OF_HEADS):
             return [(shape[0], 1), (1, shape[0])]
         groups = self._file.metadata.get(f"{self._architecture}.ssm.group_count")
-        if not name.endswith("mamba.norm.weight") or type(groups) is not int or groups < 1:
+        if not name.endswith(NORM) or type(groups) is not int or groups < 1:
             return []
         return [(groups, shape[0] // groups)]
 
