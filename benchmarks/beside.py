@@ -287,6 +287,7 @@ def measure(
             ask(texts[0], 4)
             answers = [ask(text, tokens) for text in texts]
             read = [ask(text, 2) for text in longer] if name.endswith("plain") else []
+        del ask  # and the model with it
         whose = name.partition(" ")[0]
         said.setdefault(whose, [each["ids"] for each in answers])
         drafted = sum(each["drafted"] for each in answers)

@@ -224,6 +224,27 @@ def test_only_what_the_step_computes_is_native(
     assert isinstance(read_shape(config, tmp_path), Architecture) == native
 
 
+@pytest.mark.parametrize(
+    ("groups", "chosen", "top", "said"),
+    [
+        (5, 1, 2, "n_group is 5; a divisor of 12 up to 6"),
+        (12, 6, 2, "n_group is 12; a divisor of 12 up to 6"),
+        (13, 1, 2, "n_group is 13; a whole number from 1 to 12"),
+        (4, 5, 2, "topk_group is 5; a whole number from 1 to 4"),
+        (4, 1, 4, "topk_group is 1; groups of 4 experts, num_experts_per_tok, or more"),
+    ],
+)
+def test_groups_that_experts_do_not_fill_are_refused(
+    groups: int, chosen: int, top: int, said: str, tmp_path: Path
+) -> None:
+    options = {"n_group": groups, "topk_group": chosen, "num_experts_per_tok": top}
+    options |= {"n_routed_experts": 12, "num_key_value_heads": 4}
+    config = plain_config({"model_type": "glm4_moe"} | TINY | options, FILE)
+    assert config is not None
+    with pytest.raises(ModelError, match=said):
+        read_shape(config, tmp_path)
+
+
 def test_wrong_types_in_parts_name_the_part() -> None:
     options = {"model_type": "gemma3", "text_config": {"layer_types": "full"}}
     with pytest.raises(ModelError, match=r"text_config: layer_types is 'full'; a list of texts"):

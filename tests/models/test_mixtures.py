@@ -31,6 +31,7 @@ from tests.support.experts import fuse_experts
 from tests.support.gguf_mixtures import convert_mixture
 from tests.support.loading import native_model, torch_model
 from tests.support.native_steps import HERE, step
+from tests.support.quantised import CASES, quantised, write
 
 MakeCheckpoint = Callable[..., Path]
 PAGE, LENGTH = 16, 90
@@ -85,7 +86,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.3,
     },
     "glm4_moe": {
-        **MIXED, "head_dim": 16, "num_experts_per_tok": 2, "n_routed_experts": 6,
+        **MIXED, "head_dim": 16, "num_experts_per_tok": 3, "n_routed_experts": 12,
+        "n_group": 4, "topk_group": 2,
         "moe_intermediate_size": 32, "n_shared_experts": 2, "first_k_dense_replace": 1,
         "routed_scaling_factor": 1.7, "use_qk_norm": True, "attention_bias": True,
     },
@@ -313,6 +315,28 @@ def test_experts_of_fp8_get_codes_of_their_size(
         assert np.array_equal(plain(model, ids, [3, 1]), plain(model, ids, [40]))
     after = native_model(step(HERE[-1]), folder, "bfloat16", 256)
     assert after.added_bytes(None) < 0.9 * before.added_bytes(None)
+
+
+@pytest.mark.parametrize("case", ["gptq-4-zeros", "awq", "packed-4-zeros"])
+def test_experts_in_published_formats_keep_their_codes(
+    case: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    options, writer, bits, group, zeros = CASES[case]
+    folder, dequantised, matrices = write(
+        build("glm4_moe", make_checkpoint, tmp_path / "a"),
+        tmp_path,
+        options,
+        writer,
+        lambda out, width, seed: quantised(out, width, bits, group, zeros, seed),
+    )
+    assert sum(".experts." in name for name in matrices) > 24
+    ids = ids_of(40)
+    expected = plain(torch_model(dequantised, "float32", "cpu", 256), ids, [40])
+    for isa in HERE:
+        model = native_model(step(isa), folder, "float32", 256)
+        found = plain(model, ids, [40])
+        assert np.abs(found - expected).max() < 3e-3 * expected.std()  # digits of 16 bits
+        assert np.array_equal(plain(model, ids, [3, 1]), found)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text"])

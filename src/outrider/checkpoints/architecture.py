@@ -25,7 +25,8 @@ class ExpertLayout:
     hidden], and the last matrices [experts, hidden, width]; if they are ``turned``, inputs come
     before outputs, and gates and what they gate take turns. ``bias`` is added to scores for the
     choice alone, ``shared`` is the MLP that all rows share, of which ``shared_fused`` are the gate
-    and what it gates as one. ``renormalised`` None: the config's norm_topk_prob.
+    and what it gates as one. ``renormalised`` None: the config's norm_topk_prob. ``grouped``: the
+    config's n_group and topk_group count.
     """
 
     router: str = "mlp.gate"
@@ -42,6 +43,7 @@ class ExpertLayout:
     renormalised: bool | None = None
     biased: bool = False
     turned: bool = False
+    grouped: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Mixture:
     multiplied by the sigmoid of a score of its own if it is ``shared_gated``. Weights are divided
     by their sum if they are ``renormalised``, and multiplied by ``scale``. ``chosen_by_bias``:
     something is added to scores for the choice alone. ``biased``: router and experts have biases.
+    Experts are in ``groups``, and those of a row in the ``top_groups`` whose two best are highest.
     """
 
     experts: int
@@ -64,6 +67,8 @@ class Mixture:
     shared_gated: bool = False
     chosen_by_bias: bool = False
     biased: bool = False
+    groups: int = 1
+    top_groups: int = 1
 
 
 @dataclass(frozen=True)

@@ -378,8 +378,6 @@ def _options_fit(config: PlainConfig, family: Family) -> bool:
         return False
     if {MLP, MOE} & {*_kinds(config)} and not family.lone:
         return False
-    if getattr(config, "n_group", 1) != 1:  # experts are chosen within groups
-        return False
     if getattr(config, "moe_latent_size", None) is not None:
         return False
     if getattr(config, "clip_qkv", None) is not None:

@@ -37,12 +37,12 @@ LFM2_MOE = ExpertLayout(
 )  # fmt: skip
 GLM4_MOE = ExpertLayout(
     bias="mlp.gate.e_score_correction_bias", shared="mlp.shared_experts.",
-    shared_down="mlp.shared_experts.down_proj", weighed="sigmoid",
+    shared_down="mlp.shared_experts.down_proj", weighed="sigmoid", grouped=True,
 )  # fmt: skip
 NEMOTRON_MOE = ExpertLayout(
     "mixer.gate", "", "mixer.experts.{}.up_proj", "mixer.experts.{}.down_proj",
     bias="mixer.gate.e_score_correction_bias", shared="mixer.shared_experts.",
-    shared_down="mixer.shared_experts.down_proj", weighed="sigmoid",
+    shared_down="mixer.shared_experts.down_proj", weighed="sigmoid", grouped=True,
 )  # fmt: skip
 
 
@@ -66,11 +66,15 @@ def read_mixture(values: Fields, family: Family, kinds: Sequence[str]) -> dict[s
     shared = shared or width * values.whole("n_shared_experts", 0, WIDEST // width, 0)
     if (2 * width + 1) * count > WIDEST or values.whole("hidden_size", 1) * count > WIDEST:
         raise values.refuse(names[0], f"experts of at most {WIDEST} outputs in all")
+    top = values.whole("num_experts_per_tok", 1, count)
+    groups, top_groups = _groups(values, count, top) if layout.grouped else (1, 1)
     return {
         "sparse": sparse,
         "mixture": Mixture(
             experts=count,
-            top=values.whole("num_experts_per_tok", 1, count),
+            top=top,
+            groups=groups,
+            top_groups=top_groups,
             width=width,
             router=layout.weighed,
             renormalised=(
@@ -85,6 +89,20 @@ def read_mixture(values: Fields, family: Family, kinds: Sequence[str]) -> dict[s
             biased=layout.biased,
         ),
     }
+
+
+def _groups(values: Fields, experts: int, top: int) -> tuple[int, int]:
+    """Return in how many groups experts are, and to how many of these a row goes."""
+    groups = values.whole("n_group", 1, experts, 1)
+    if groups == 1:
+        return 1, 1
+    size, rest = divmod(experts, groups)
+    if rest or size < 2:
+        raise values.refuse("n_group", f"a divisor of {experts} up to {experts // 2}")
+    chosen = values.whole("topk_group", 1, groups)
+    if chosen * size < top:
+        raise values.refuse("topk_group", f"groups of {top} experts, num_experts_per_tok, or more")
+    return groups, chosen
 
 
 def _sparse(values: Fields, layers: int) -> tuple[bool, ...]:

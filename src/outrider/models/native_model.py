@@ -89,6 +89,8 @@ def _of_mixture(mixture: Mixture) -> dict[str, Any]:
         "router": ROUTERS[mixture.router],
         "renormalised": mixture.renormalised,
         "routed_scale": mixture.scale,
+        "expert_groups": mixture.groups,
+        "top_groups": mixture.top_groups,
     }
 
 

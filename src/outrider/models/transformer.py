@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ..base.config import Recipe
 from ..cache.store import Store
-from ..checkpoints.architecture import Architecture
+from ..checkpoints.architecture import Architecture, Mixture
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.families import CLAMPED
 from ..checkpoints.rope import STILL
@@ -353,6 +353,8 @@ class Transformer(PythonStep):
         ranked = chances if mixture.router == "sigmoid" else scores
         if weights.choice_bias is not None:
             ranked = ranked + weights.choice_bias
+        if mixture.groups > 1:
+            ranked = _of_open_groups(ranked, mixture)
         chosen = ranked.sort(dim=-1, descending=True, stable=True)[1][:, : mixture.top]
         best = chances.gather(-1, chosen)
         if mixture.renormalised or mixture.router == "selected":
@@ -373,3 +375,15 @@ class Transformer(PythonStep):
                 shared = shared * alike(torch.sigmoid, own).to(x.dtype)
             out += shared
         return out
+
+
+def _of_open_groups(ranked: torch.Tensor, mixture: Mixture) -> torch.Tensor:
+    """Return ``ranked`` [rows, experts], with -inf outside the groups that each row may go to.
+
+    They are those whose two best add up to most (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    """
+    sums = ranked.unflatten(-1, (mixture.groups, -1)).topk(2)[0].sum(-1)
+    best = sums.sort(dim=-1, descending=True, stable=True)[1][:, : mixture.top_groups]
+    is_open = torch.zeros_like(sums, dtype=torch.bool).scatter_(-1, best, True)
+    inside = is_open.repeat_interleave(mixture.experts // mixture.groups, -1)
+    return ranked.masked_fill(~inside, float("-inf"))

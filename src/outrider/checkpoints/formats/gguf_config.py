@@ -198,7 +198,9 @@ def _mixture(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> 
     weighed = MIXTURES[name]
     if size("gating_func", weighed) not in (0, weighed):
         raise _unread(file.path, "experts that are weighed in another way are not read")
-    if size("group_count", 0) > 1:
+    group_count, groups_used = (size(f"group_{what}", 0) or 1 for what in ("count", "used_count"))
+    groups = {"n_group": group_count, "topk_group": groups_used}
+    if group_count > 1 and name not in ("glm4moe", "nemotron_h_moe"):
         raise _unread(file.path, "experts that are chosen within groups are not read")
     count, top = size("count"), size("used_count")
     width = size("feed_forward_length", options["intermediate_size"])
@@ -223,7 +225,7 @@ def _mixture(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> 
     if name == "nemotron_h_moe":
         if fields.whole(f"{name}.moe_latent_size", default=0):
             raise _unread(file.path, "experts of a width between are not read")
-        return more | {
+        return more | groups | {
             "n_routed_experts": count, "routed_scaling_factor": scale,
             "moe_shared_expert_intermediate_size": size("shared_feed_forward_length", 0),
         }  # fmt: skip
@@ -241,7 +243,7 @@ def _mixture(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> 
     more |= {"routed_scaling_factor": scale}
     if name == "lfm2moe":
         return more | {"num_experts": count, "num_dense_layers": len(dense)}
-    return more | {
+    return more | groups | {
         "n_routed_experts": count, "first_k_dense_replace": len(dense),
         "n_shared_experts": size("shared_count", 0),
         "use_qk_norm": any(key.endswith("attn_q_norm.weight") for key in file.tensors),

@@ -26,6 +26,32 @@ struct Routing {
     int count(int group) const { return first[group + 1] - first[group]; }
 };
 
+// Returns which groups of experts a row may go to, by what `value` gives for an expert: those whose
+// two best values add up to most, of equals the first (DeepSeek-V3, arXiv 2412.19437,
+// section 2.1.2).
+template <class Value>
+std::vector<char> open_groups(const Config& c, Value value) {
+    const int size = c.experts / c.expert_groups;
+    std::vector<float> sums(c.expert_groups);
+    for (int g = 0; g < c.expert_groups; ++g) {
+        float best = value(g * size), second = -INFINITY;
+        for (int e = g * size + 1; e < (g + 1) * size; ++e) {
+            const float other = value(e);
+            second = std::max(second, std::min(best, other));
+            best = std::max(best, other);
+        }
+        sums[g] = best + second;
+    }
+    std::vector<char> open(c.expert_groups);
+    for (int g = 0; g < c.expert_groups; ++g) {
+        int before = 0;
+        for (int h = 0; h < c.expert_groups; ++h)
+            before += sums[h] > sums[g] || (sums[h] == sums[g] && h < g);
+        open[g] = before < c.top_groups;
+    }
+    return open;
+}
+
 // Writes the experts of a row, the best first and of equals the first, and their weights, by its
 // scores [experts] and, for the choice alone, `bias` [experts] or null.
 inline void choose(const Config& c, const float* scores, const float* bias, int* chosen,
@@ -33,9 +59,15 @@ inline void choose(const Config& c, const float* scores, const float* bias, int*
     const int count = c.experts, top = c.top_experts;
     const bool sigmoids = c.router == ROUTER_SIGMOID;
     auto chance = [&](int e) { return 1 / (1 + std::exp(-scores[e])); };
+    auto value_of = [&](int e) {
+        return (sigmoids ? chance(e) : scores[e]) + (bias ? bias[e] : 0);
+    };
+    const bool grouped = c.expert_groups > 1;
+    const std::vector<char> open = grouped ? open_groups(c, value_of) : std::vector<char>();
     int found = 0;
     for (int e = 0; e < count; ++e) {
-        const float value = (sigmoids ? chance(e) : scores[e]) + (bias ? bias[e] : 0);
+        if (grouped && !open[e / (count / c.expert_groups)]) continue;
+        const float value = value_of(e);
         int at = found;
         while (at > 0 && value > weights[at - 1]) --at;
         if (at == top) continue;

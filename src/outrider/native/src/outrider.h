@@ -184,8 +184,10 @@ typedef struct Config {
     int32_t activation;
     // Of mixtures: experts, those that a row goes to, their width, that of the expert that all rows
     // share (0: there is none), whether its output is multiplied by the sigmoid of a score, how
-    // experts are weighed, and whether weights are divided by their sum.
+    // experts are weighed, whether weights are divided by their sum, in how many groups experts
+    // are, and to how many of these a row goes.
     int32_t experts, top_experts, expert_inner, shared_inner, shared_gated, router, renormalised;
+    int32_t expert_groups, top_groups;
     // Rows of a prompt that is longer, and rows at later positions, turn by the table behind their
     // layer's; 0: none do.
     int32_t far;

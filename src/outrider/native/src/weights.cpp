@@ -41,7 +41,11 @@ bool mixes(const Config& c) {
         c.top_experts > c.experts || c.expert_inner < 1 || c.expert_inner % LANES ||
         c.hidden % LANES || c.shared_inner < 0 || c.shared_inner > MOST / 2 ||
         c.shared_gated != (c.shared_gated && c.shared_inner) || c.router < ROUTER_SOFTMAX ||
-        c.router > ROUTER_SIGMOID || c.input == INPUT_HEADS)
+        c.router > ROUTER_SIGMOID || c.input == INPUT_HEADS || c.expert_groups < 1 ||
+        c.experts % c.expert_groups || c.top_groups < 1 || c.top_groups > c.expert_groups)
+        return false;
+    const int size = c.experts / c.expert_groups;
+    if (c.expert_groups > 1 && (size < 2 || std::int64_t(c.top_groups) * size < c.top_experts))
         return false;
     const std::int64_t widest = std::max(2 * std::int64_t(c.expert_inner), std::int64_t(c.hidden));
     return widest <= MOST / c.experts;
