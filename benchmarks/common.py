@@ -1,7 +1,7 @@
 """Shared by the benchmarks: arguments, rounds, tables."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Annotated, Any, TypeVar
@@ -12,6 +12,7 @@ from tqdm import tqdm
 from outrider import pocket
 from outrider.bench.intervals import median_interval
 from outrider.bench.offline import turned
+from outrider.cli.common import write_json
 from outrider.errors import ConfigError
 
 K = TypeVar("K")
@@ -63,6 +64,24 @@ def table(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
     names = list(names)
     for cells in (names, ["---"] * len(names), *rows):
         yield f"| {' | '.join(map(str, cells))} |"
+
+
+def named(text: str, known: Collection[str]) -> list[str]:
+    """Return the shapes that ``text`` names, with commas between; one that is not known raises."""
+    names = text.split(",")
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"shape {name!r} is not known; give some of {', '.join(known)}.")
+    return names
+
+
+def report(found: Sequence[dict[str, Any]], out: str | None) -> None:
+    """Write measurements as JSON, and print a table of them unless that goes to stdout."""
+    write_json(found, out)
+    if out != "-":
+        names = list(dict.fromkeys(key for each in found for key in each))
+        for line in table(names, ([each.get(key, "") for key in names] for each in found)):
+            print(line)
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:

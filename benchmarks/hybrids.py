@@ -29,14 +29,14 @@ from outrider.checkpoints.families import read_shape
 from outrider.checkpoints.files import Files, save_file
 from outrider.checkpoints.mtp import PREFIX, shapes_of
 from outrider.checkpoints.quantize import Quantized
-from outrider.cli.common import Out, write_json
+from outrider.cli.common import Out
 from outrider.errors import ConfigError
 from outrider.models.native import NativeTransformer
 from outrider.models.native_mtp import NativeMtp
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 
-from .common import Rounds, in_turns, table
+from .common import Rounds, in_turns, named, report
 
 PAGE, READ_BYTES, GROUP = 16, 256 << 20, 128
 AGREEMENT = 0.8
@@ -83,6 +83,10 @@ class RandomTensors:
 
     def __contains__(self, name: str) -> bool:
         """Return whether experts are one tensor: each is asked for."""
+        return False
+
+    def is_float8(self, name: str) -> bool:
+        """Return whether a tensor is stored as 8-bit floats: none is."""
         return False
 
     def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
@@ -271,16 +275,9 @@ def main(
     out: Out = None,
 ) -> None:
     """Measure the costs of layers with states."""
-    for name in shapes.split(","):
-        if name not in SHAPES:
-            raise ConfigError(f"shape {name!r} is not known; give some of {', '.join(SHAPES)}.")
     found = [
         measure(name, dtype, rounds, prompt)
-        for name in shapes.split(",")
+        for name in named(shapes, SHAPES)
         for dtype in dtypes.split(",")
     ]
-    write_json(found, out)
-    if out != "-":
-        names = list(dict.fromkeys(key for each in found for key in each))
-        for line in table(names, ([each.get(key, "") for key in names] for each in found)):
-            print(line)
+    report(found, out)

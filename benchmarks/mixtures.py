@@ -15,13 +15,12 @@ import numpy as np
 import typer
 
 from outrider.checkpoints.architecture import Mixture
-from outrider.cli.common import Out, write_json
-from outrider.errors import ConfigError
+from outrider.cli.common import Out
 from outrider.models.native import NativeTransformer
 from outrider.models.native_store import NativeStore
 from outrider.models.rows import Segment
 
-from .common import Rounds, in_turns, table
+from .common import Rounds, in_turns, named, report
 from .hybrids import BEHIND, PAGE, READ_BYTES, build
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -155,12 +154,5 @@ def main(
     out: Out = None,
 ) -> None:
     """Measure the costs of mixtures of experts."""
-    for name in shapes.split(","):
-        if name not in SHAPES:
-            raise ConfigError(f"shape {name!r} is not known; give some of {', '.join(SHAPES)}.")
-    found = [measure(name, dtype, layers, rounds, prompt) for name in shapes.split(",")]
-    write_json(found, out)
-    if out != "-":
-        names = list(dict.fromkeys(key for each in found for key in each))
-        for line in table(names, ([each.get(key, "") for key in names] for each in found)):
-            print(line)
+    found = [measure(name, dtype, layers, rounds, prompt) for name in named(shapes, SHAPES)]
+    report(found, out)

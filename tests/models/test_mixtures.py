@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -23,10 +22,10 @@ from outrider.checkpoints.checkpoint import open_checkpoint
 from outrider.checkpoints.export import export
 from outrider.checkpoints.formats.gguf_weights import GGUFTensors
 from outrider.errors import ModelError
-from outrider.models.base import Model
 from outrider.models.native import is_native
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer
+from tests.support.chunked import PAGE, ids_of, models, plain, vary
 from tests.support.experts import fuse_experts
 from tests.support.gguf_mixtures import convert_mixture
 from tests.support.loading import native_model, torch_model
@@ -34,7 +33,7 @@ from tests.support.native_steps import HERE, step
 from tests.support.quantised import CASES, quantised, write
 
 MakeCheckpoint = Callable[..., Path]
-PAGE, LENGTH = 16, 90
+LENGTH = 90
 MIXED = {"num_experts_per_tok": 3, "hidden_size": 48}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**MIXED, "head_dim": 16, "num_experts": 7, "moe_intermediate_size": 32},
@@ -102,20 +101,7 @@ def build(
 ) -> Path:
     """A checkpoint whose vectors are no constants."""
     family, *_ = name.split()
-    made = make_checkpoint(into, family, **(options or FAMILIES[name]))
-    tensors = load_file(made / "model.safetensors")
-    random = torch.Generator().manual_seed(1)
-    for key, tensor in tensors.items():
-        if key.endswith("A_log"):
-            tensor.copy_(torch.rand(tensor.shape, generator=random) * 3 - 1)
-        elif key.endswith("dt_bias"):
-            tensor.copy_(torch.rand(tensor.shape, generator=random) * 5 - 4)
-        elif key.endswith((".sinks", "router.bias", "_proj_bias")):
-            tensor.copy_(torch.randn(tensor.shape, generator=random))
-        elif key.endswith(("expert_bias", "e_score_correction_bias")):
-            tensor.copy_(torch.rand(tensor.shape, generator=random) - 0.5)
-    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
-    return made
+    return vary(make_checkpoint(into, family, **(options or FAMILIES[name])))
 
 
 @pytest.fixture(scope="module", params=ONE_EACH)
@@ -125,32 +111,6 @@ def folder(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     return build(request.param, make_checkpoint, tmp_path_factory.mktemp("mixtures"))
-
-
-def models(folder: Path, dtypes: Sequence[str], **options: Any) -> Iterator[Model]:
-    """The models of torch and of every instruction set."""
-    for dtype in dtypes:
-        yield torch_model(folder, dtype, "cpu", 256, **options)
-        for isa in HERE:
-            yield native_model(step(isa), folder, dtype, 256, **options)
-
-
-def ids_of(length: int) -> list[int]:
-    return np.random.default_rng(0).integers(0, 128, length).tolist()
-
-
-def plain(model: Model, ids: list[int], sizes: Sequence[int]) -> NDArray[np.float32]:
-    """The logits of a sequence that is read in chunks of ``sizes``, and then one by one."""
-    store, parts, start = model.new_store(12, PAGE), [], 0
-    while start < len(ids):
-        size = sizes[len(parts)] if len(parts) < len(sizes) else 1
-        chunk = ids[start : start + size]
-        segment = Segment(chunk, start, range(1, 10), len(chunk), len(ids), key="a")
-        logits = model.run([segment], store).logits
-        assert logits is not None
-        parts.append(logits)
-        start += len(chunk)
-    return np.concatenate(parts)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from outrider.errors import ModelError
-from outrider.models.base import Model, Store
+from outrider.models.base import Model
 from outrider.models.rows import Segment
 from outrider.native import choice as native
-from tests.support.loading import native_model, torch_model
+from tests.support.chunked import PAGE, ids_of, logits_of, models, plain, vary
+from tests.support.loading import native_model
 from tests.support.native_steps import HERE, step
 
 MakeCheckpoint = Callable[..., Path]
-PAGE, LENGTH = 16, 130
+LENGTH = 130
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": {
@@ -85,18 +85,7 @@ ONE_EACH = [name for name in FAMILIES if " " not in name]
 
 def build(name: str, make_checkpoint: MakeCheckpoint, into: Path) -> Path:
     family, *_ = name.split()
-    made = make_checkpoint(into, family, **FAMILIES[name])
-    tensors = load_file(made / "model.safetensors")
-    generator = torch.Generator().manual_seed(1)
-    for name, tensor in tensors.items():  # what a random checkpoint leaves near one value
-        if name.endswith("A_log"):
-            tensor.copy_(torch.rand(tensor.shape, generator=generator) * 3 - 1)
-        elif name.endswith("dt_bias"):
-            tensor.copy_(torch.rand(tensor.shape, generator=generator) * 5 - 4)
-        elif name.endswith((".D", "mamba.norm.weight", "mixer.norm.weight")):
-            tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
-    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
-    return made
+    return vary(make_checkpoint(into, family, **FAMILIES[name]))
 
 
 @pytest.fixture(scope="module", params=ONE_EACH)
@@ -106,36 +95,6 @@ def folder(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     return build(request.param, make_checkpoint, tmp_path_factory.mktemp("states"))
-
-
-def steps(folder: Path, dtypes: Sequence[str] = ("float32",)) -> Iterator[Model]:
-    """The models of torch and of every instruction set."""
-    for dtype in dtypes:
-        yield torch_model(folder, dtype, "cpu", 256)
-        for isa in HERE:
-            yield native_model(step(isa), folder, dtype, 256)
-
-
-def ids_of(length: int) -> list[int]:
-    return np.random.default_rng(0).integers(0, 128, length).tolist()
-
-
-def logits_of(model: Model, store: Store, segments: list[Segment]) -> NDArray[np.float32]:
-    logits = model.run(segments, store).logits
-    assert logits is not None
-    return logits
-
-
-def plain(model: Model, ids: list[int], sizes: Sequence[int]) -> NDArray[np.float32]:
-    """The logits of a sequence that is read in chunks of ``sizes``, and then one by one."""
-    store, parts, start = model.new_store(12, PAGE), [], 0
-    while start < len(ids):
-        size = sizes[len(parts)] if len(parts) < len(sizes) else 1
-        chunk = ids[start : start + size]
-        segment = Segment(chunk, start, range(1, 10), len(chunk), len(ids), key="a")
-        parts.append(logits_of(model, store, [segment]))
-        start += len(chunk)
-    return np.concatenate(parts)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -150,13 +109,13 @@ def test_it_is_transformers_model(
         with torch.no_grad():
             expected = theirs(torch.tensor([ids])).logits[0].numpy()
         atol = max(1e-4, 3e-5 * float(np.abs(expected).max()))
-        for model in steps(folder):
+        for model in models(folder):
             np.testing.assert_allclose(plain(model, ids, [length]), expected, atol=atol, rtol=0)
 
 
 def test_a_rows_bits_do_not_depend_on_how_it_came(folder: Path) -> None:
     ids = ids_of(50)
-    for model in steps(folder, ["float32", "bfloat16"]):
+    for model in models(folder, ["float32", "bfloat16"]):
         expected = plain(model, ids, [50])
         for sizes in ([1], [7, 16, 1, 1, 20], [49]):
             assert np.array_equal(plain(model, ids, sizes), expected)
@@ -197,7 +156,7 @@ def drafted(model: Model, ids: list[int], seed: int, wrong: int | None = None) -
 
 
 def test_refused_drafts_leave_nothing(folder: Path) -> None:
-    for model in steps(folder, ["float32", "bfloat16"]):
+    for model in models(folder, ["float32", "bfloat16"]):
         for seed in range(2):
             drafted(model, ids_of(80), seed)
 
@@ -216,13 +175,13 @@ def test_refused_drafts_that_are_no_numbers_leave_nothing(folder: Path, tmp_path
     untied = config.replace('"tie_word_embeddings": true', '"tie_word_embeddings": false')
     (poisoned / "config.json").write_text(untied)
     ids = [id % 127 for id in ids_of(60)]
-    for model in steps(poisoned):
+    for model in models(poisoned):
         drafted(model, ids, 0, wrong=127)
 
 
 def test_a_sequence_goes_on_behind_its_states_only(folder: Path) -> None:
     ids = ids_of(40)
-    for model in steps(folder):
+    for model in models(folder):
         store = model.new_store(12, PAGE)
         first = Segment(ids[:10], 0, range(1, 10), 1, 10, [5, 6], [-1, 0], "a")
         logits_of(model, store, [first])
@@ -242,7 +201,7 @@ def test_a_sequence_goes_on_behind_its_states_only(folder: Path) -> None:
 def test_a_slot_begins_anew(folder: Path) -> None:
     """A sequence that takes another's place, or is read again, finds nothing of it."""
     ids = ids_of(30)
-    for model in steps(folder):
+    for model in models(folder):
         store, expected = model.new_store(12, PAGE), plain(model, ids, [30])
         prompt = Segment(ids, 0, range(1, 10), 30, 30, key="a")
         for key, released in (("a", False), ("a", True), ("b", True)):

@@ -14,7 +14,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from tests.support.ggufs import NAMES, blocks, interleaved, tiled
+from tests.support.ggufs import NAMES, blocks, interleaved, mamba_sizes, tiled
 
 ARCHITECTURES = {
     "qwen3_moe": "qwen3moe", "mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe",
@@ -96,20 +96,12 @@ def metadata(writer: gguf.GGUFWriter, config: Any) -> None:
     if family == "granitemoehybrid":
         writer.add_rope_scaling_finetuned(False)
         writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
-        writer.add_ssm_conv_kernel(config.mamba_d_conv)
-        writer.add_ssm_state_size(config.mamba_d_state)
-        writer.add_ssm_group_count(config.mamba_n_groups)
-        writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
-        writer.add_ssm_time_step_rank(config.mamba_n_heads)
+        mamba_sizes(writer, config)
     if family == "nemotron_h":
         writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
-        writer.add_ssm_conv_kernel(config.conv_kernel)
-        writer.add_ssm_state_size(config.ssm_state_size)
-        writer.add_ssm_group_count(config.n_groups)
-        writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
-        writer.add_ssm_time_step_rank(config.mamba_num_heads)
+        mamba_sizes(writer, config)
     if family == "gpt_oss":
         writer.add_sliding_window(config.sliding_window)
     if rope.get("rope_type") == "yarn":

@@ -255,17 +255,24 @@ def mamba(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
         writer.add_head_count_kv([heads * (k == "full_attention") for k in config.layer_types])
         writer.add_rope_scaling_finetuned(False)
     if config.model_type == "nemotron_h":
-        values, size = config.mamba_num_heads, config.mamba_head_dim
-        taps, states, groups = config.conv_kernel, config.ssm_state_size, config.n_groups
         writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        if config.model_type == "granitemoehybrid":
+            writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    mamba_sizes(writer, config)
+
+
+def mamba_sizes(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
+    """What the converter writes of the sizes of Mamba-2, with experts or without."""
+    if config.model_type == "nemotron_h":
+        values, size = config.mamba_num_heads, config.mamba_head_dim
+        taps, states, groups = config.conv_kernel, config.ssm_state_size, config.n_groups
     else:
         values, size = config.mamba_n_heads, config.mamba_d_head
         taps, states = config.mamba_d_conv, config.mamba_d_state
         groups = config.mamba_n_groups
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        if config.model_type == "granitemoehybrid":
-            writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
     writer.add_ssm_conv_kernel(taps)
     writer.add_ssm_state_size(states)
     writer.add_ssm_group_count(groups)

@@ -11,7 +11,7 @@ class Store:
 
     @property
     def experts(self) -> int | None:
-        """How many experts forwards have read so far, of all layers; None if nobody counts."""
+        """The number of experts that forwards have read, of all layers; None if not counted."""
         return None
 
     def move(self, sources: list[int], targets: list[int]) -> None:

@@ -18,7 +18,7 @@ sigmoids."""
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """What a family calls the parts of a mixture, and how it weighs experts.
+    """A family's names for the parts of a mixture, and its way to weigh experts.
 
     ``{}`` stands for an expert's number; there may be no ``gate``. ``fused`` are tensors of all
     experts, where a checkpoint has them as one: gates and what they gate [experts, 2 * width,

@@ -1,4 +1,4 @@
-"""How many experts of a mixture the rows of a step wake."""
+"""The experts of a mixture that the rows of a step wake: how many, and what they cost."""
 
 from __future__ import annotations
 

@@ -313,7 +313,7 @@ class Transformer(PythonStep):
         return heads.mul_(cos).addcmul_(swapped, sin), gates
 
     def _behind(self, x: torch.Tensor, weights: TorchLayer) -> torch.Tensor:
-        """What stands behind a layer's mixer makes of its normed rows."""
+        """Return what a layer's MLP or mixture makes of the normed rows behind its mixer."""
         if weights.mixed is not None:
             return self._mixed(x, weights.mixed)
         assert weights.mlp is not None
@@ -337,7 +337,7 @@ class Transformer(PythonStep):
         return out
 
     def _mixed(self, x: torch.Tensor, weights: TorchExperts) -> torch.Tensor:
-        """Each row's best experts, weighed by the router, and the shared one.
+        """Return what each row's best experts, weighed by the router, and the shared one give.
 
         Rows of an expert go in tiles of ``TILE``.
         """

@@ -245,7 +245,7 @@ class CorrectedCosts:
 
     @property
     def strange(self) -> float | None:
-        """How strange rows are to each other: 0 if they share all experts; None without any."""
+        """Return how strange rows are to each other: 0 if they share experts; None without any."""
         return None if self._mixture is None else self._strange.value
 
     def _expected(self, rows: int, read: float | None = None) -> float:
