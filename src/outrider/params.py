@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .base import limits
-from .base.limits import LARGEST_SEED, LONGEST_WORD, MOST_WORDS, Number, refuse
+from .base.limits import LARGEST_INT, LARGEST_SEED, LONGEST_WORD, MOST_WORDS, Number, refuse
 from .base.options import option
 from .errors import ConfigError, no_option
 
@@ -60,7 +60,9 @@ class StructuredOutputsParams(_Named):
         disable_additional_properties: whether objects of a JSON schema have only the keys in
             ``properties``, unless it says otherwise; False allows others, as JSON Schema does.
         after: the text of one token, such as "</think>", behind which the form begins; the output
-            is free until that comes, and does not end before.
+            is free until that comes, and does not end before. It needs no form with a ``budget``.
+        opening: the text of one token; an output that does not begin with it has the form at once.
+        budget: tokens before ``after`` at most; then that comes.
 
     Raises ConfigError: there is none or there are several, or the one is malformed.
     """
@@ -71,14 +73,21 @@ class StructuredOutputsParams(_Named):
     grammar: str | None = None
     disable_additional_properties: bool = True
     after: str | None = None
+    opening: str | None = None
+    budget: int | None = None
 
     def __post_init__(self) -> None:
         closes: Any = self.disable_additional_properties
         if not isinstance(closes, bool):
             refuse(self, "disable_additional_properties", closes, "give True or False")
-        if self.after is not None and not (isinstance(self.after, str) and self.after):
-            refuse(self, "after", self.after, "give the text of a token")
+        for mark in ("after", "opening"):
+            text = getattr(self, mark)
+            if text is not None and not (isinstance(text, str) and text):
+                refuse(self, mark, text, "give the text of a token")
+        self._check_before()
         forms = [name for name in FORMS if getattr(self, name) is not None]
+        if not forms and self.budget is not None:
+            return
         if len(forms) != 1:
             raise ConfigError(
                 f"StructuredOutputsParams has {', '.join(forms) or 'nothing'}; "
@@ -103,11 +112,7 @@ class StructuredOutputsParams(_Named):
                 refuse(self, name, self.choice, "give one text or more, none of them empty")
         elif not (isinstance(value, str) and value):
             refuse(self, name, value, "give a text that is not empty")
-        for what, text in ((name, "".join(value)), ("after", self.after or "")):
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                refuse(self, what, text, "give a text without lone surrogates")
+        self._check_text(name, "".join(value))
         size = len(str(value))
         if size > LARGEST_GRAMMAR:
             raise ConfigError(
@@ -115,6 +120,25 @@ class StructuredOutputsParams(_Named):
                 f"give at most {LARGEST_GRAMMAR}."
             )
         object.__setattr__(self, name, value)
+
+    def _check_before(self) -> None:
+        """Refuse what is said of the tokens before ``after`` where that is wrong."""
+        budget: Any = self.budget
+        for mark in ("after", "opening"):
+            self._check_text(mark, getattr(self, mark) or "")
+        if self.after is None and (self.opening is not None or budget is not None):
+            raise ConfigError(
+                "StructuredOutputsParams has opening or budget without after; give that, too."
+            )
+        whole = isinstance(budget, int) and not isinstance(budget, bool)
+        if budget is not None and not (whole and 0 <= budget <= LARGEST_INT):
+            refuse(self, "budget", budget, f"give 0 to {LARGEST_INT}")
+
+    def _check_text(self, name: str, text: str) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            refuse(self, name, text, "give a text without lone surrogates")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +172,7 @@ class SamplingParams(_Named):
     top_k: int = option(
         0,
         "Keep the k most likely tokens; 0, -1 or more than the vocabulary keeps all.",
-        Number(-1, limits.LARGEST_INT, "give 1 to {most}, or 0 to keep every token"),
+        Number(-1, LARGEST_INT, "give 1 to {most}, or 0 to keep every token"),
     )
     top_p: float = option(
         1.0,
@@ -191,12 +215,12 @@ class SamplingParams(_Named):
     max_tokens: int | None = option(
         DEFAULT_MAX_TOKENS,
         "Tokens to generate at most, or what the context holds.",
-        Number(1, limits.LARGEST_INT, "give 1 to {most}, or None", optional=True),
+        Number(1, LARGEST_INT, "give 1 to {most}, or None", optional=True),
     )
     min_tokens: int = option(
         0,
         "Tokens before EOS, stop tokens or stop strings may end the output.",
-        Number(0, limits.LARGEST_INT, "give 0 to {most}"),
+        Number(0, LARGEST_INT, "give 0 to {most}"),
     )
     stop: str | list[str] | tuple[str, ...] | None = None
     stop_token_ids: list[int] | tuple[int, ...] | None = None

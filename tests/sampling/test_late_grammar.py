@@ -103,6 +103,65 @@ def test_only_the_first_token_counts() -> None:
     assert allowed(grammar.masks([[]])[0]) == ENDS
 
 
+HASH, *_ = ids_of("#")
+
+
+@pytest.mark.parametrize("committed", [0, 1, 2])
+def test_an_output_without_the_opening_has_the_form_at_once(committed: int) -> None:
+    """A model may think first, and need not: what its first token says decides."""
+    yes, thought = ids_of("yes"), [HASH, 7, 0]
+    grammar = late(choice=["yes", "no"], opening="#")
+    (first,) = grammar.masks([[]])
+    assert HASH in allowed(first)
+    assert 2 < len(allowed(first)) < 20
+    direct, opened = grammar.copy(), grammar
+    direct.advance(yes[:committed])
+    rest = yes[committed:]
+    assert direct.accepts(rest) == len(rest)
+    assert allowed(direct.masks([rest])[0]) == ENDS
+    opened.advance(thought[: min(committed, 2)])
+    rest = thought[min(committed, 2) :]
+    assert opened.accepts(rest) == len(rest) - 1  # no end within thoughts
+    assert len(allowed(opened.masks([thought[committed:2]])[0])) == SIZE - len(ENDS)
+    opened.advance([HASH, 7, OPENS])
+    assert opened.accepts(yes) == len(yes)
+
+
+@pytest.mark.parametrize("committed", [0, 1, 3])
+@pytest.mark.parametrize("form", [{}, {"choice": ["yes"]}])
+def test_behind_the_budget_the_token_must_come(committed: int, form: Any) -> None:
+    grammar = late(budget=3, **form)
+    grammar.advance([7] * committed)
+    left = [7] * (3 - committed)
+    assert allowed(grammar.masks([left])[0]) == {OPENS}
+    assert grammar.forced(left) == [OPENS]
+    assert grammar.accepts([*left, 7]) == len(left)
+    behind = [*left, OPENS]
+    assert grammar.accepts(behind) == len(behind)
+    follows = allowed(grammar.masks([behind])[0])
+    assert len(follows) < 20 if form else follows == set(range(SIZE))
+    if left:
+        assert len(allowed(grammar.masks([left[:-1]])[0])) == SIZE - len(ENDS)
+
+
+def test_a_budget_without_thoughts_asks_for_nothing() -> None:
+    grammar = late(budget=1, opening="#")
+    assert allowed(grammar.masks([[]])[0]) == set(range(SIZE))
+    assert grammar.accepts([7, 7, 0]) == 3
+    assert grammar.accepts([HASH, 7]) == 1
+    assert grammar.forced([]) == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"budget": -1}, {"budget": True}, {"budget": 2**31}, {"after": None, "budget": 1},
+              {"after": None, "opening": "#", "choice": ["a"]}, {"opening": "", "choice": ["a"]},
+              {"opening": "\ud800", "choice": ["a"]}, {"opening": "two words", "choice": ["a"]}],
+)  # fmt: skip
+def test_wrong_options_before_the_form_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises((ConfigError, RequestError), match=r"(budget|opening).*; give"):
+        late(**wrong)
+
+
 def test_the_option_at_fault_is_named() -> None:
     with pytest.raises(ConfigError, match=r"after is .*lone surrogates"):
         late(choice=["yes"], after="\ud800")

@@ -22,14 +22,15 @@ from starlette.testclient import TestClient
 from outrider.base.types import Event
 from outrider.errors import ConfigError
 from outrider.frontend.outputs import RequestState
-from outrider.server import chat, completions, record
+from outrider.server import completions, dialogue, record
 from outrider.server.app import create_app
 from outrider.server.build import build, read_function, read_recording
 from outrider.server.errors import Refusal
 from outrider.server.options import resolve
+from outrider.server.reader import Reader, Said
 from outrider.server.record import FILE, Record, Recorder, Recording
 from outrider.server.settings import Settings
-from outrider.server.tools import ToolCall
+from outrider.text.called import ToolCall
 from outrider.training.prompts import read_prompts
 from tests.support.echo import Echo
 from tests.support.forked import Served
@@ -167,14 +168,15 @@ def test_answers(tiny_llama: Path, tmp_path: Path) -> None:
 def test_an_answer_that_calls_tools_is_none(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat, "read", lambda *_: ("beside", [ToolCall("f", "{}", True)]))
+    called = Said("", "beside", [ToolCall("f", "{}", True)])
+    monkeypatch.setattr(Reader, "read", lambda *_: called)
     with front(tiny_llama, tmp_path, answers=True) as client:
         assert client.post(CHATS, json={"messages": [USER]}).is_success
     assert recorded(tmp_path) == [{"messages": [USER]}]
 
 
 def test_nothing_is_done_unless_asked(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((completions, "of_text"), (chat, "of_messages")):
+    for module, name in ((completions, "of_text"), (dialogue, "of_messages")):
         monkeypatch.delattr(module, name)
     before = {thread.name for thread in threading.enumerate()}
     app = create_app(Echo(tiny_llama, None), Settings(names=("tiny",)))

@@ -12,8 +12,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from outrider import SamplingParams
 from outrider.pocket import PATH
 from outrider.sampling.grammar import Grammars
+from outrider.server.errors import Refusal
 from outrider.server.protocol import ChatRequest
-from outrider.server.tools import choice_of, constraint, read, reason_of
+from outrider.server.reader import Reader
+from outrider.server.tools import choice_of, constraint, reason_of
+from outrider.text.called import ToolCall
 from outrider.text.calls import Form, form_of
 
 CITY = {
@@ -34,6 +37,11 @@ ALL: list[tuple[Form, str, str]] = [
 ]  # fmt: skip
 
 
+def read(text: str, how: str, form: Form, whole: bool) -> tuple[str, list[ToolCall]]:
+    said = Reader(None, form, how, {}).read(text, whole)
+    return said.content, said.calls
+
+
 def body(choice: Any, **more: Any) -> ChatRequest:
     messages = [{"role": "user", "content": "x"}]
     return ChatRequest(messages=messages, tools=TOOLS, tool_choice=choice, **more)
@@ -42,7 +50,8 @@ def body(choice: Any, **more: Any) -> ChatRequest:
 @pytest.mark.parametrize(("form", "choice", "text"), ALL)
 def test_calls_are_read_the_same_streamed_or_whole(form: Form, choice: str, text: str) -> None:
     content, calls = read(text, choice, form, True)
-    assert content == ("Look:" if form == "hermes" and choice == "auto" else "")
+    silent = form in ("llama3", "pythonic") or choice != "auto"
+    assert content == ("" if silent else "Look:")
     assert [(c.name, json.loads(c.arguments)["city"]) for c in calls] == [
         ("weather", "Rome"), ("weather", 'Oslo {"}'),
     ]  # fmt: skip
@@ -90,9 +99,9 @@ def test_text_that_is_no_call_stays_text(text: str, form: Form) -> None:
 
 def test_a_named_tool_is_all_arguments() -> None:
     choice = choice_of(body({"type": "function", "function": {"name": "weather"}}))
-    (call,) = read('{"city": "Ro', choice, "hermes", False)[1]
+    (call,) = read('{"city": "Ro', choice.how, "hermes", False)[1]
     assert (call.name, call.arguments) == ("weather", '{"city": "Ro')
-    found = constraint(body("auto"), choice, "hermes", ())
+    found = constraint(choice, "hermes", ())
     assert found is not None
     assert found["json"]["properties"] == CITY["properties"]
 
@@ -104,7 +113,7 @@ def asked(parameters: Any, choice: str = "required", **more: Any) -> str:
     found = ChatRequest.model_validate(
         {"messages": messages, "tools": [tool], "tool_choice": choice}
     )
-    made = constraint(found, choice_of(found), "hermes", ())
+    made = constraint(choice_of(found), "hermes", ())
     assert made is not None
     return str(made["grammar"])
 
@@ -169,7 +178,7 @@ def test_free_text_has_every_token_of_the_model(form: Form, special: bool) -> No
     tokenizer = marked(special)
     added = {t.content: i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
     others = [id for token, id in added.items() if id and "tool_call" not in token]
-    found = constraint(body("auto"), "auto", form, added, others)
+    found = constraint(choice_of(body("auto")), form, added, others)
     size = tokenizer.get_vocab_size()
     grammar = Grammars(lambda: tokenizer, size, frozenset([0])).compile(
         SamplingParams(structured_outputs=found)
@@ -199,9 +208,9 @@ def test_free_text_has_every_token_of_the_model(form: Form, special: bool) -> No
     assert missing <= {"</tool_call>", "<tool_call>" if form == "llama3" else ""}
 
 
-def matcher(form: Form, choice: str, **more: Any) -> tuple[LLMatcher, Tokenizer]:
+def matcher(form: Form, how: str, several: bool = True) -> tuple[LLMatcher, Tokenizer]:
     tokenizer = Tokenizer.from_file(str(Path(PATH) / "tokenizer.json"))
-    found = constraint(body(choice, **more), choice, form, ())
+    found = constraint(choice_of(body(how)), form, (), several=several)
     assert found is not None
     known = LLTokenizer(tokenizer.to_str(), n_vocab=tokenizer.get_vocab_size(), eos_token=[0])
     made = LLMatcher(known, grammar_from("grammar", found["grammar"]), log_level=0)
@@ -245,7 +254,7 @@ def test_nothing_else_may(form: Form, choice: str, text: str) -> None:
 
 @pytest.mark.parametrize(("form", "choice", "text"), ALL)
 def test_one_call_where_no_more_are_wanted(form: Form, choice: str, text: str) -> None:
-    made, tokenizer = matcher(form, choice, parallel_tool_calls=False)
+    made, tokenizer = matcher(form, choice, several=False)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert made.try_consume_tokens(ids) < len(ids)
 
@@ -253,6 +262,67 @@ def test_one_call_where_no_more_are_wanted(form: Form, choice: str, text: str) -
 def test_the_form_follows_the_template() -> None:
     assert form_of("... <|python_tag|> ...") == "llama3"
     assert form_of("... <tool_call> ...") == form_of(None) == "hermes"
+    assert form_of("<tool_call>\n<function=name>") == "qwen3_coder"
+    assert form_of("[TOOL_CALLS]") == "mistral"
+    assert form_of("<|tool_call|>") == "granite"
+    assert form_of("<|tool_call_start|>[") == "lfm2"
+    assert form_of("<|start|>assistant<|channel|>final") == "openai"
+
+
+def test_some_tools_may_be_allowed() -> None:
+    named = [{"type": "function", "function": {"name": "time"}}]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": named}}
+    choice = choice_of(body(allowed))
+    assert choice.how == "required"
+    assert [tool.function.name for tool in choice.allowed] == ["time"]
+    found = constraint(choice, "hermes", ())
+    assert found is not None
+    assert "weather" not in found["grammar"]
+    allowed["allowed_tools"]["tools"] = [{"type": "function", "function": {"name": "rain"}}]  # type: ignore[index]
+    with pytest.raises(Refusal, match="names 'rain', which is not among tools"):
+        choice_of(body(allowed))
+
+
+OTHERS: list[tuple[Form, str]] = [
+    ("mistral", f"Look: [TOOL_CALLS] [{ROME}, {OSLO}]"),
+    ("mistral", 'Look: [TOOL_CALLS]weather[ARGS]{"city": "Rome"}[TOOL_CALLS]weather[CALL_ID]a1B'
+     '[ARGS]{"city": "Oslo {\\"}"}'),
+    ("mistral", 'Look: [TOOL_CALLS]weather{"city": "Rome"}'
+     '[TOOL_CALLS]weather{"city": "Oslo {\\"}"}'),
+    ("granite", f"Look: <|tool_call|>[{ROME}, {OSLO}]"),
+    ("qwen3_coder", "Look: <tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n"
+     "</function>\n</tool_call>\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo {\"}\n"
+     "</parameter>\n</function>\n</tool_call>"),
+    ("qwen3_coder", HERMES),
+    ("lfm2", 'Look: <|tool_call_start|>[weather(city="Rome"), weather(city="Oslo {\\"}")]'
+     "<|tool_call_end|>"),
+    ("pythonic", '[weather(city="Rome"), weather(city="Oslo {\\"}")]'),
+    ("pythonic", '<|python_start|>[weather(city="Rome"), weather(city="Oslo {\\"}")]'
+     "<|python_end|>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "text"), OTHERS)
+def test_other_forms_are_read_the_same_streamed_or_whole(form: Form, text: str) -> None:
+    test_calls_are_read_the_same_streamed_or_whole(form, "auto", text)
+
+
+def test_values_have_the_types_of_their_schemas() -> None:
+    types = {"f": {"n": {"type": "integer"}, "s": {"type": "string"}, "l": {}}}
+    parts = "".join(
+        f"<parameter={name}>\n{value}\n</parameter>\n"
+        for name, value in (("n", "7"), ("s", "7"), ("l", "[1]"), ("x", "a b"))
+    )
+    reader = Reader(None, "qwen3_coder", "auto", types)
+    (call,) = reader.read(f"<tool_call>\n<function=f>\n{parts}</function>\n", False).calls
+    assert json.loads(call.arguments) == {"n": 7, "s": "7", "l": [1], "x": "a b"}
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", "[f(1)]", "[f(**x)]", "[f(a=g())]", "[f(a=1", "[" * 5000, "[f(a=1)]; x"]
+)
+def test_other_python_is_no_call(text: str) -> None:
+    assert read(text, "auto", "pythonic", True) == (text, [])
 
 
 def test_a_template_sees_all_that_a_tool_says() -> None:

@@ -359,7 +359,8 @@ def test_the_schema_tells_numbers_from_truth_values() -> None:
     """typing keeps one of two equal annotations, and 1 equals True."""
     fields = ChatRequest.model_json_schema()["properties"]
     wanted = {
-        "length_penalty": 1, "include_reasoning": True, "routed_experts_prompt_start": 0,
+        "length_penalty": 1, "spaces_between_special_tokens": True,
+        "routed_experts_prompt_start": 0,
         "echo": False,
     }  # fmt: skip
     for name, value in wanted.items():

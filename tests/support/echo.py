@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, cast
 
 from outrider.async_llm import AsyncLLM
@@ -30,14 +30,32 @@ class Echo(AsyncLLM):
     def shutdown(self) -> None:
         pass
 
+    def answer(self, state: RequestState) -> Sequence[int]:
+        """The tokens of each sample, of which the last one is not shown."""
+        return ANSWER
+
     async def run(
         self, state: RequestState, body: str | None = None
     ) -> AsyncGenerator[list[Event], None]:
         request = state.request
         for sample in range(request.params.n):
-            for token in ANSWER:
-                end = "stop" if token == ANSWER[-1] else None
+            answer = self.answer(state)
+            for place, token in enumerate(answer, 1):
+                end = "stop" if place == len(answer) else None
                 asked = request.params.logprobs is not None
                 logprobs = {token: Logprob(0.0, 1)} if asked else None
                 event = Event(request.id, sample, token, "", Origin.PLAIN, end, logprobs=logprobs)
                 yield [state.take(event)]
+
+
+class Scripted(Echo):
+    """One that says ``script``, up to the call's ``max_tokens``, and keeps the requests."""
+
+    script = ""
+
+    def answer(self, state: RequestState) -> Sequence[int]:
+        self.asked = state.request
+        assert self.inputs.codec is not None
+        ids = self.inputs.codec.encode(self.script, False, rendered=True)
+        end = min(self.inputs.eos_token_ids)
+        return [*ids, end]

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from outrider.checkpoints.tokenizers import read_codec
 from outrider.errors import RequestError
-from outrider.server.tools import read
+from outrider.text.called import read_auto
 from outrider.text.codec import TextCodec
 from outrider.text.template import LONGEST_TEXT, STEPS, render
 from tests.support.tiny import save_tokenizer
@@ -307,7 +307,7 @@ def test_tools_reach_a_model_whose_template_reads_none(codec: TextCodec) -> None
         example = start[start.index("<tool_call>") :]
         for written in (example, rest):
             ((name, arguments),) = [
-                (c.name, json.loads(c.arguments)) for c in read(written, "auto", "hermes", True)[1]
+                (c.name, json.loads(c.arguments)) for c in read_auto(written, "hermes", True)[1]
             ]
             assert (name, arguments) in (("NAME", {"PARAMETER": "VALUE"}), ("add", {"a": 1}))
 
@@ -345,7 +345,7 @@ def test_calls_take_the_form_that_the_server_reads(codec: TextCodec) -> None:
     written = '{"name": "add", "parameters": {"a": 1}}'
     assert f"<|assistant|>{written}<|end|>" in text
     assert "<tool_call>" not in text
-    assert [c.name for c in read(written, "auto", "llama3", True)[1]] == ["add"]
+    assert [c.name for c in read_auto(written, "llama3", True)[1]] == ["add"]
 
 
 @pytest.mark.parametrize("arguments", ["", " \n", None, "null", " null ", {}, "{}", "missing"])

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from ..base.outside.text import printable
 from ..errors import ModelError, RequestError, shown
-from ..params import SamplingParams, StructuredOutputsParams
+from ..params import FORMS, SamplingParams, StructuredOutputsParams
 from ..text.intersection import pieces_of
 from ..text.panics import no_panic
 from .schemas import held, opened
@@ -122,7 +122,22 @@ class Grammars:
         compiled = self._compiled.get(form)
         if compiled is not None:
             return compiled.copy()
-        vocabulary = self._vocabulary(self._tokenizes)
+        grammar: Grammar | LateGrammar | None = None
+        inner = None
+        if any(getattr(form, name) is not None for name in FORMS):
+            inner = grammar = self._grammar(form, self._vocabulary(self._tokenizes))
+        if form.after is not None:
+            tokenizer = self._tokenizes()
+            begins = self._token("after", form.after, tokenizer)
+            opening = form.opening and self._token("opening", form.opening, tokenizer)
+            more = self._eos, self._vocab_size, opening or None, form.budget
+            grammar = LateGrammar(inner, begins, *more)
+        assert grammar is not None
+        self._compiled[form] = grammar
+        return grammar
+
+    def _grammar(self, form: StructuredOutputsParams, vocabulary: LLTokenizer) -> Grammar:
+        """Return the grammar of a form, or raise RequestError."""
         name, text = _source(form)
 
         def parser(items: int) -> LLMatcher:
@@ -133,7 +148,6 @@ class Grammars:
         if matcher.is_error():
             reason = printable(matcher.get_error())
             raise RequestError(f"structured_outputs.{name} cannot be used: {reason}; correct it.")
-        grammar: Grammar | LateGrammar
         grammar = Grammar(matcher, partial(parser, FEW_ITEMS), self._eos)
         (mask,) = grammar.masks([[]])
         if isinstance(mask, np.ndarray) and not mask.any():
@@ -141,19 +155,15 @@ class Grammars:
                 f"structured_outputs.{name} lets no token of this model begin the output; "
                 "correct it."
             )
-        if form.after is not None:
-            begins = self._token(form.after, self._tokenizes())
-            grammar = LateGrammar(grammar, begins, self._eos, self._vocab_size)
-        self._compiled[form] = grammar
         return grammar
 
-    def _token(self, text: str, tokenizer: Tokenizer) -> int:
-        """Return the id of the token behind which a form begins."""
+    def _token(self, name: str, text: str, tokenizer: Tokenizer) -> int:
+        """Return the id of the token that an option names by its text."""
         with no_panic():
             ids = tokenizer.encode(text, add_special_tokens=False).ids
         if len(ids) != 1 or not 0 <= ids[0] < self._vocab_size or ids[0] in self._eos:
             raise RequestError(
-                f"structured_outputs.after is {shown(text)}; give the text of one token that ends "
+                f"structured_outputs.{name} is {shown(text)}; give the text of one token that ends "
                 "no output."
             )
         return ids[0]
@@ -328,54 +338,103 @@ class LateGrammar:
     """A grammar that begins behind a token, such as the end of a model's reasoning.
 
     Until ``begins`` comes, every token may but those of ``ends``; it may be committed or drafted.
+    With ``opening`` that holds only for an output whose first token it is: of another the grammar
+    begins at once. Behind ``budget`` tokens ``begins`` must come. Without ``inner`` nothing is
+    asked of what follows.
     """
 
-    def __init__(self, inner: Grammar, begins: int, ends: list[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        inner: Grammar | None,
+        begins: int,
+        ends: list[int],
+        vocab_size: int,
+        opening: int | None = None,
+        budget: int | None = None,
+    ) -> None:
         self._inner, self._begins, self._ends = inner, begins, ends
-        self._vocab_size = vocab_size
+        self._vocab_size, self._opening, self._budget = vocab_size, opening, budget
         self._first: int | None = None
-        """Where what follows the token begins in the output."""
+        """Where what the grammar sees begins in the output; None where it has not begun."""
         self._read = 0  # tokens of the output
-        self._free = np.full(-(-vocab_size // 8), 255, np.uint8)
+        self._all = np.full(-(-vocab_size // 8), 255, np.uint8)
+        self._free = self._all.copy()
         for id in ends:
             self._free[id // 8] &= ~np.uint8(1 << id % 8)
+        self._closing = np.zeros_like(self._all)
+        self._closing[begins // 8] = 1 << begins % 8
 
     def copy(self) -> LateGrammar:
         """See ``Grammar.copy``."""
-        return LateGrammar(self._inner.copy(), self._begins, self._ends, self._vocab_size)
+        inner, more = self._inner and self._inner.copy(), (self._opening, self._budget)
+        return LateGrammar(inner, self._begins, self._ends, self._vocab_size, *more)
 
     def advance(self, output: Sequence[int]) -> None:
         """See ``Grammar.advance``."""
         if self._first is None:
-            rest = output[self._read :]
-            if self._begins in rest:
-                self._first = self._read + list(rest).index(self._begins) + 1
+            begin = self._begin(output[self._read :])
+            self._first = None if begin is None else self._read + begin
             self._read = len(output)
-        if self._first is not None:
+        if self._first is not None and self._inner is not None:
             self._inner.advance(output[self._first :])
+
+    def _begin(self, rest: Sequence[int]) -> int | None:
+        """Return where the grammar begins in what follows the output; None for nowhere."""
+        if self._opening is not None and not self._read and rest and rest[0] != self._opening:
+            return 0
+        return list(rest).index(self._begins) + 1 if self._begins in rest else None
 
     def _behind(self, path: Sequence[int]) -> Sequence[int] | None:
         """Return the part of a path that the grammar sees; None where it has not begun there."""
         if self._first is not None:
             return path
-        return path[path.index(self._begins) + 1 :] if self._begins in path else None
+        begin = self._begin(path)
+        return None if begin is None else path[begin:]
 
     def masks(self, paths: Sequence[Sequence[int]]) -> list[Mask | str | None]:
         """See ``Grammar.masks``."""
         seen = [self._behind(path) for path in paths]
-        held = iter(self._inner.masks([path for path in seen if path is not None]))
-        return [self._free if path is None else next(held) for path in seen]
+        undecided = self._opening is not None and not self._read
+        asked = [
+            () if part is None and undecided and not path else part
+            for part, path in zip(seen, paths, strict=True)
+        ]
+        held = iter(self._inner_masks([part for part in asked if part is not None]))
+        return [
+            self._before(path) if ask is None else self._or_opening(next(held), part is None)
+            for path, part, ask in zip(paths, seen, asked, strict=True)
+        ]
+
+    def _inner_masks(self, paths: Sequence[Sequence[int]]) -> list[Mask | str | None]:
+        return [self._all] * len(paths) if self._inner is None else self._inner.masks(paths)
+
+    def _before(self, path: Sequence[int]) -> Mask:
+        """Return the tokens that may follow a path in which the grammar has not begun."""
+        over = self._budget is not None and self._read + len(path) >= self._budget
+        return self._closing if over else self._free
+
+    def _or_opening(self, mask: Mask | str | None, opens: bool) -> Mask | str | None:
+        """Return a mask of the grammar, with the opening token where the output may begin so."""
+        if not opens or self._opening is None or not isinstance(mask, np.ndarray):
+            return mask
+        more = mask.copy()
+        more[self._opening // 8] |= 1 << self._opening % 8
+        return more
 
     def accepts(self, path: Sequence[int]) -> int:
         """See ``Grammar.accepts``."""
         seen = self._behind(path)
         free = path if seen is None else path[: len(path) - len(seen)]
         for count, id in enumerate(free):
-            if id in self._ends:
+            over = self._budget is not None and self._read + count >= self._budget
+            if id in self._ends or (over and id != self._begins):
                 return count
-        return len(free) + (0 if seen is None else self._inner.accepts(seen))
+        inner = len(seen or ()) if self._inner is None else self._inner.accepts(seen or ())
+        return len(free) + (0 if seen is None else inner)
 
     def forced(self, path: Sequence[int]) -> list[int]:
         """See ``Grammar.forced``."""
         seen = self._behind(path)
-        return [] if seen is None else self._inner.forced(seen)
+        if seen is None:
+            return [self._begins] if self._before(path) is self._closing else []
+        return [] if self._inner is None else self._inner.forced(seen)

@@ -16,7 +16,14 @@ NULLS = {
     "completion choice": ("token_ids", "prompt_token_ids", "prompt_logprobs", "routed_experts"),
     "chat": ("prompt_token_ids", "prompt_logprobs", "prompt_text"),
     "chat choice": ("token_ids", "routed_experts"),
-    "message": ("refusal", "annotations", "audio", "function_call", "reasoning"),
+    "message": (
+        "refusal",
+        "annotations",
+        "audio",
+        "function_call",
+        "reasoning",
+        "reasoning_content",
+    ),
 }
 """For each part of an answer that is not streamed, the fields that vLLM sends as null."""
 

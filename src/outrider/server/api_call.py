@@ -3,7 +3,8 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
@@ -13,13 +14,13 @@ from fastapi import Request as HttpRequest
 from ..base.limits import BIAS, wrong_biases
 from ..base.types import DEFAULT_SPECULATION, Counts, Event, SamplingParams, Speculation
 from ..engine.worker.suspects import fingerprint
-from ..errors import shown
+from ..errors import OutriderError, shown
 from ..frontend.outputs import RequestState, SampleState
 from ..sampling.acceptance import NOT_FINITE
 from .admission import Lease
 from .answer import LARGEST_NUMBER, speculative_decoding
 from .bodies import LONG_BODY
-from .errors import Refusal
+from .errors import Refusal, error_body
 from .protocol import Generation, SpeculationOptions, StreamOptions
 from .record import Record
 from .service import Service
@@ -39,11 +40,8 @@ Body = TypeVar("Body", bound=Generation)
 T = TypeVar("T")
 
 
-class ApiCall(Generic[Body]):
+class ApiCall(ABC, Generic[Body]):
     """One call: its body, and the state of a request for each prompt.
-
-    Each kind of call adds ``prepare``, which makes the states, ``chunks``, which runs the call and
-    yields what its stream shows, and ``build``, which returns the whole answer in the end.
 
     Attributes:
         prefix, chunk_kind: the beginning of its id, and the "object" of its chunks.
@@ -57,6 +55,8 @@ class ApiCall(Generic[Body]):
 
     prefix: str
     chunk_kind: str
+    named_events = False
+    """True if the events of its stream have names, and none says that they are done."""
 
     def __init__(self, service: Service, body: Body, http: HttpRequest) -> None:
         if body.stream and body.prompt_logprobs is not None:
@@ -85,6 +85,18 @@ class ApiCall(Generic[Body]):
         stays_out = recorder is None or recorder.stopped or body.store is False
         self.recorder = None if stays_out else recorder
         self.asked: list[Record | None] = []
+
+    @abstractmethod
+    async def prepare(self) -> None:
+        """Make the states of the call's requests."""
+
+    @abstractmethod
+    def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """Run the call, and yield what its stream shows."""
+
+    @abstractmethod
+    def build(self) -> dict[str, Any]:
+        """Return the whole answer in the end."""
 
     @property
     def samples(self) -> list[SampleState]:
@@ -302,6 +314,10 @@ class ApiCall(Generic[Body]):
         return {
             **self.head(self.chunk_kind), "choices": [], **self.figures(), "usage": self.usage(),
         }  # fmt: skip
+
+    def failed(self, error: OutriderError) -> Iterator[dict[str, Any]]:
+        """Yield the last events of a stream that fails on the way."""
+        yield error_body(error)
 
     def record(self) -> None:
         """Have the prompts of the call, which has been answered, recorded."""

@@ -1,11 +1,9 @@
 """The paths of the server."""
 
-import asyncio
 import contextlib
-import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,36 +13,35 @@ from fastapi.responses import (
     JSONResponse,
     PlainTextResponse,
     Response,
-    StreamingResponse,
 )  # fmt: skip
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic_core import to_json
 
 from .. import __version__
 from ..async_llm import AsyncLLM
-from ..errors import ConfigError, OutriderError
 from . import protocol
 from .access import Access
-from .api_call import merged
+from .answering import answered, unless_gone
 from .bodies import LONG_BODY, BodyRoute
 from .chat import Chat
 from .completions import Completion
-from .errors import GONE, RESPONSES, Refusal, error_body, install, response
+from .errors import RESPONSES, Refusal, install, response
 from .hosts import from_this_machine
+from .messages.body import MessagesRequest, Prompt
+from .messages.call import Messages
+from .responses.body import ResponsesRequest
+from .responses.call import Responses, cancelled
 from .security import Gate
 from .service import Service
 from .settings import Settings
 from .speculation import change, load, state
-from .tools import check_tools
+from .tools import check_tools, choice_of
 from .traces import Tracer
 
 T = TypeVar("T")
 logger = logging.getLogger("outrider")
 PLAYGROUND = Path(__file__).parent / "playground"
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
-"""Characters that some clients take for the end of a line, as JSON escapes them."""
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -79,6 +76,7 @@ def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
     app.add_middleware(Gate, settings=settings)
     app.add_middleware(Access, failed=service.metrics.failed, tracer=tracer)
     _models(app, service)
+    _others(app, service)
     _texts(app, service)
     _health(app, service)
     _speculation(app, service)
@@ -119,90 +117,47 @@ def _models(app: FastAPI, service: Service) -> None:
         return await answered(Chat(service, body, http), http)
 
 
-async def answered(call: Chat | Completion, http: Request) -> Response:
-    """Return the answer to a call, whole or as a stream; an early failure is no stream."""
-    http.state.call = call
-    if call.body.stream_options is not None and not call.body.stream:
-        raise Refusal("stream_options needs stream: true.", "stream_options")
-    try:
-        await unless_gone(http, call.prepare())
-        http.state.held.close()  # the body; generating may take long
-        if not call.body.stream:
-            return await unless_gone(http, whole(call))
-        chunks = call.chunks()
-        first = await unless_gone(http, anext(chunks))
-    except BaseException as error:
-        call.lease.close()
-        if isinstance(error, ConfigError):
-            raise protocol.to_refusal(error) from None
-        raise
-    return StreamingResponse(
-        events(call, first, chunks), media_type="text/event-stream",
-        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-    )  # fmt: skip
+def _others(app: FastAPI, service: Service) -> None:
+    """Answer calls of other APIs as chats."""
 
+    @app.post("/v1/responses", responses=STREAMED)
+    async def respond(body: ResponsesRequest, http: Request) -> Response:
+        """Answer input items, as OpenAI's Responses API does."""
+        return await answered(Responses(service, body, http), http)
 
-async def unless_gone(http: Request, work: Awaitable[T]) -> T:
-    """Return the result of ``work``, which is cancelled as soon as the client is gone."""
-    task = asyncio.ensure_future(work)
+    @app.get("/v1/responses/{id}")
+    async def kept(id: str, http: Request) -> Response:
+        """Return a response that is kept."""
+        return JSONResponse(service.responses.get(id, http.state.key).answer)
 
-    async def watch() -> None:
-        while (await http.receive())["type"] != "http.disconnect":
-            pass
+    @app.delete("/v1/responses/{id}")
+    async def forget(id: str, http: Request) -> dict[str, Any]:
+        """Forget a response that is kept."""
+        service.responses.get(id, http.state.key)
+        service.responses.drop(id)
+        return {"id": id, "object": "response", "deleted": True}
 
-    watcher = asyncio.ensure_future(watch())
-    try:
-        done, _ = await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if task in done:
-            return task.result()
-        raise Refusal("the client went away.", status=GONE)
-    finally:
-        watcher.cancel()
-        if not task.done():
-            task.cancel()
-            with contextlib.suppress(BaseException):
-                await task
+    @app.post("/v1/responses/{id}/cancel")
+    async def cancel(id: str, http: Request) -> Response:
+        """Cancel a response that runs."""
+        return JSONResponse(cancelled(service, id, http.state.key))
 
+    @app.post("/v1/messages", responses=STREAMED)
+    async def message(body: MessagesRequest, http: Request) -> Response:
+        """Answer messages, as Anthropic's Messages API does."""
+        return await answered(Messages(service, body, http), http)
 
-async def whole(call: Chat | Completion) -> Response:
-    """Run a call, and return the whole answer, made in a thread where that takes long."""
-    async for _ in merged(call.runs()):
-        pass
-    if call.lists_much:
-        text = await call.service.texts.slow(lambda: to_json(call.build()))
-        answer = Response(text, media_type="application/json")
-    else:
-        answer = JSONResponse(call.build())
-    call.record()
-    return answer
-
-
-async def events(
-    call: Chat | Completion, first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]
-) -> AsyncIterator[bytes]:
-    """Yield server-sent events; an error on the way is one more, and ends them."""
-    yield event(first)
-    try:
-        async for chunk in rest:
-            yield event(chunk)
-        if call.stream_options.include_usage:
-            yield event(call.last_chunk())
-        call.record()
-    except OutriderError as error:
-        content = error_body(error)
-        call.error = str(content["error"]["code"])
-        yield event(content)
-    except Exception as error:
-        call.error = type(error).__name__
-        logger.exception("a stream failed")
-        yield event(error_body(OutriderError("the server failed; its log says why.")))
-    yield b"data: [DONE]\n\n"
-
-
-def event(content: dict[str, Any]) -> bytes:
-    """Return one server-sent event."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return b"data: " + text.translate(LINE_ENDS).encode("utf-8", "replace") + b"\n\n"
+    @app.post("/v1/messages/count_tokens")
+    async def count(body: Prompt, http: Request) -> dict[str, int]:
+        """Return how many tokens the prompt of messages has."""
+        chat = body.chat()
+        service.check_model(chat.model)
+        tools = chat.tools or [] if choice_of(chat).how != "none" else []
+        long = http.state.body_bytes >= LONG_BODY
+        with contextlib.closing(service.queue.enter(1)):
+            encoding = service.texts.chat_ids(chat.messages, tools, chat, long)
+            ids, _ = await unless_gone(http, encoding)
+        return {"input_tokens": len(ids)}
 
 
 def _texts(app: FastAPI, service: Service) -> None:
@@ -215,12 +170,12 @@ def _texts(app: FastAPI, service: Service) -> None:
         check_tools(body.tools or [])
         long = http.state.body_bytes >= LONG_BODY
         with contextlib.closing(service.queue.enter(1)):
-            encoding = (
-                service.texts.chat_ids(body.messages or [], body.tools or [], body, long)
-                if body.prompt is None
-                else service.texts.ids(body.prompt, body.add_special_tokens)
-            )
-            ids = await unless_gone(http, encoding)
+            if body.prompt is None:
+                chat = service.texts.chat_ids(body.messages or [], body.tools or [], body, long)
+                ids, _ = await unless_gone(http, chat)
+            else:
+                text = service.texts.ids(body.prompt, body.add_special_tokens)
+                ids = await unless_gone(http, text)
         inputs, words = service.llm.inputs, None
         if body.return_token_strs:
             words = await service.texts.slow(lambda: [*map(inputs.outputs.piece, ids)])

@@ -16,14 +16,19 @@ from ..base.fields import Fields, read_object
 from ..checkpoints.formats.gguf import part_files
 from ..errors import ConfigError, ModelError, shown
 from ..params import DISTRIBUTION, SAMPLING, SamplingParams
-from ..text.calls import Form
+from ..text.calls import MARKS, Form
+from ..text.reasoning import FORMS, form_of
 from .hosts import bare
 from .options import Setting
 from .record import Record, Recording
 from .settings import Settings
 from .shown import short
 
-PARSERS: dict[str, Form] = {"hermes": "hermes", "llama3": "llama3", "llama3_json": "llama3"}
+PARSERS: dict[str, Form] = {
+    **{form: form for form in MARKS}, "llama3_json": "llama3", "llama4_pythonic": "pythonic",
+    "qwen3_xml": "qwen3_coder",
+}  # fmt: skip
+"""Forms of calls by vLLM's names."""
 SECONDS = {"ms": 0.001, "s": 1.0}
 
 
@@ -38,6 +43,7 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Setting]) -> tuple[
     if template is not None:
         template = read_text(Path(template), "chat_template")
     form = PARSERS.get(choice(values, "tool_call_parser", ("auto", *PARSERS)))
+    thinks = choice(values, "reasoning_parser", ("auto", "none", *FORMS))
     details = ("none", "summary", "detailed")
     own: dict[str, Any] = {each.name: values.get(each.name) for each in fields(Settings)}
     own |= {
@@ -60,6 +66,9 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Setting]) -> tuple[
             codec.chat_template = codec.chat_template if template is None else template
             codec.set_form = form
             own["tool_form"] = codec.call_form
+            own["reasoning"] = FORMS.get(thinks)
+            if thinks == "auto":
+                own["reasoning"] = form_of("".join(codec.templates.values()))
         own |= {
             "longest": llm.config.max_draft_length, "fingerprint": fingerprint(llm),
             "defaults": read_defaults(values["generation_config"], llm.inputs.folder),

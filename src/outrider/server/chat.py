@@ -8,53 +8,33 @@ from fastapi import Request as HttpRequest
 from ..base.types import SAMPLE, Event, grouped_by
 from ..frontend.outputs import RequestState, SampleState
 from .answer import chat_logprobs, nulls, prompt_logprobs, step_of
-from .api_call import ApiCall
-from .errors import Refusal
+from .dialogue import CallNews, Dialogue, Seen
 from .protocol import ChatRequest
-from .record import of_messages
 from .service import Service
-from .tools import MARKS, ToolCall, choice_of, constraint, read, reason_of
+from .tools import reason_of
 
 
-class Chat(ApiCall[ChatRequest]):
-    """A chat call: its messages, and the form of the answer."""
+class Chat(Dialogue):
+    """A chat call, whose answer has a choice for each sample."""
 
     prefix = "chatcmpl"
     chunk_kind = "chat.completion.chunk"
 
     def __init__(self, service: Service, body: ChatRequest, http: HttpRequest) -> None:
         super().__init__(service, body, http)
-        self.choice = choice_of(body)
-        self.sent = [0] * body.n  # characters of each sample that were shown
-        self.shown_calls: list[list[ToolCall]] = [[] for _ in range(body.n)]
-
-    async def prepare(self) -> None:
-        body = self.body
-        if body.top_logprobs and not body.logprobs:
-            raise Refusal("top_logprobs needs logprobs: true.", "top_logprobs")
-        listed = (body.top_logprobs or 0) if body.logprobs else None
-        form = self._constraint()
-        self.lease = self.service.admit(body.n)
-        await self.read_options(1, logprobs=listed, **form)
-        tools = (body.tools or []) if self.choice != "none" else []
-        whole = await self.service.texts.chat_ids(body.messages, tools, body, self.long)
-        ids = self.truncated(whole)
-        if self.recorder is not None:
-            self.asked = [of_messages(body.messages) if ids is whole else None]
-        body.messages = []  # they may be long, and are not needed any more
-        self.states = [self.start(ids)]
-        self.lease.add_tokens(len(ids))
+        self.seen = [Seen() for _ in range(body.n)]
 
     def build(self) -> dict[str, Any]:
         (state,) = self.states
         choices = []
         for i, sample in enumerate(state.samples):
-            content, calls = self._read(sample, True)
-            shown = content or None if calls else content
+            said = self.read(sample)
+            shown = said.content or None if said.calls else said.content
             message: dict[str, Any] = {"role": "assistant", "content": shown, **nulls("message")}
-            if calls:
-                message["tool_calls"] = [call.as_json() for call in calls]
-            reason = reason_of(sample.finish_reason, calls, self.choice)
+            message |= self._thoughts(said.thoughts)
+            if said.calls:
+                message["tool_calls"] = [call.as_json() for call in said.calls]
+            reason = reason_of(sample.finish_reason, said.calls, self.choice.how)
             begun = {"index": i, "message": message, **nulls("chat choice")}
             choices.append(self._choice(begun, sample, 0, reason))
         answer: dict[str, Any] = {
@@ -100,13 +80,13 @@ class Chat(ApiCall[ChatRequest]):
         """Return what one step adds to sample ``i``; None if nothing can be shown yet."""
         sample, reason = state.samples[i], events[-1].finish_reason
         start = len(sample.token_ids) - sum(e.token_id is not None for e in events)
-        content, calls = self._read(sample, reason is not None)
-        new = content[self.sent[i] :]
-        self.sent[i] += len(new)
-        delta: dict[str, Any] = {"content": new} if new else {}
-        news = self._news(self.shown_calls[i], calls)
-        if news:
-            delta["tool_calls"] = news
+        said = self.read(sample, reason is not None)
+        news = self.seen[i].news(said)
+        delta = self._thoughts(news.thoughts)
+        if news.content:
+            delta["content"] = news.content
+        if news.calls:
+            delta["tool_calls"] = [_call_delta(each) for each in news.calls]
         body = self.body
         if not (
             delta or reason or body.logprobs or body.return_token_ids or body.return_speculation
@@ -115,54 +95,13 @@ class Chat(ApiCall[ChatRequest]):
         choice: dict[str, Any] = {"index": i, "delta": delta}
         if body.return_speculation:
             choice["speculation"] = step_of(events, self.service.llm.inputs.outputs.decode)
-        return self._choice(choice, sample, start, reason_of(reason, calls, self.choice))
+        return self._choice(choice, sample, start, reason_of(reason, said.calls, self.choice.how))
 
-    def _constraint(self) -> dict[str, Any]:
-        """Return the form that calls of tools must have, where nothing else gives one.
-
-        Raises Refusal: a call must be made, and something else gives the output a form.
-        """
-        body, inputs = self.body, self.service.llm.inputs
-        special = inputs.outputs.special_tokens
-        marks = MARKS[self.service.settings.tool_form]
-        ends = inputs.eos_token_ids
-        others = sorted(
-            id
-            for token, id in special.items()
-            if token not in marks and id not in ends and id < inputs.vocab_size
-        )
-        form = constraint(body, self.choice, self.service.settings.tool_form, special, others)
-        if form is None:
+    def _thoughts(self, text: str) -> dict[str, Any]:
+        """Return the fields of thoughts, by the names of vLLM and of DeepSeek's clients."""
+        if not text or not self.body.include_reasoning:
             return {}
-        has_another = body.form() is not None
-        if self.choice == "auto" and (has_another or body.ignore_eos):
-            return {}
-        if has_another:
-            raise Refusal("tool_choice and a form of the output exclude each other.", "tool_choice")
-        # If the marks of calls are special tokens, they must be shown.
-        shown = {"skip_special_tokens": False} if marks & special.keys() else {}
-        return {"structured_outputs": form, **shown}
-
-    def said(self, sample: SampleState) -> str:
-        content, calls = self._read(sample, True)
-        return "" if calls else content
-
-    def _read(self, sample: SampleState, whole: bool) -> tuple[str, list[ToolCall]]:
-        return read(sample.text, self.choice, self.service.settings.tool_form, whole)
-
-    @staticmethod
-    def _news(shown: list[ToolCall], calls: list[ToolCall]) -> list[dict[str, Any]]:
-        """Return the deltas for the client: whole calls, or more of a call's arguments."""
-        news = []
-        for n, call in enumerate(calls):
-            if n == len(shown):
-                shown.append(call)
-                news.append({"index": n, **call.as_json()})
-            elif len(call.arguments) > len(shown[n].arguments):
-                more = call.arguments[len(shown[n].arguments) :]
-                shown[n] = call
-                news.append({"index": n, "function": {"arguments": more}})
-        return news
+        return {"reasoning": text, "reasoning_content": text}
 
     def _choice(
         self, choice: dict[str, Any], sample: SampleState, start: int, reason: str | None
@@ -177,3 +116,10 @@ class Chat(ApiCall[ChatRequest]):
         if self.body.return_token_ids:
             choice["token_ids"] = ids
         return choice
+
+
+def _call_delta(news: CallNews) -> dict[str, Any]:
+    """Return the delta of a call: all of it, or more of its arguments."""
+    if news.first:
+        return {"index": news.number, **news.call.as_json()}
+    return {"index": news.number, "function": {"arguments": news.arguments}}

@@ -19,6 +19,12 @@ TYPES = {
     422: "invalid_request_error", 429: "rate_limit_error", 431: "invalid_request_error",
     500: "server_error", 503: "service_unavailable_error",
 }  # fmt: skip
+ANTHROPIC = {
+    name: name
+    for name in ("invalid_request_error", "authentication_error", "permission_error",
+                 "not_found_error", "rate_limit_error", "timeout_error")
+} | {"service_unavailable_error": "overloaded_error"}  # fmt: skip
+"""Anthropic's names of kinds of errors, by ours; others are "api_error"."""
 STATUSES: tuple[tuple[tuple[type[OutriderError], ...], int], ...] = (
     ((errors.WorkerError,), 503),
     ((errors.GenerationError,), 500),
@@ -27,7 +33,7 @@ STATUSES: tuple[tuple[tuple[type[OutriderError], ...], int], ...] = (
 """The first entry whose classes hold an error gives its status; other errors have 500."""
 GONE = 499
 """The status of a call whose client went away, as in nginx."""
-METHODS = ("GET", "HEAD", "POST")
+METHODS = ("GET", "HEAD", "POST", "DELETE")
 EARLY_HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     405: {"Allow": ", ".join(METHODS)},
@@ -98,13 +104,33 @@ def error_body(error: OutriderError) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def of_messages(body: dict[str, Any], id: str | None = None) -> dict[str, Any]:
+    """Return an error as Anthropic's API tells it, of the one that OpenAI's tells."""
+    error = body["error"]
+    told = {"type": ANTHROPIC.get(error["type"], "api_error"), "message": error["message"]}
+    return {"type": "error", "error": told, "request_id": id}
+
+
 def response(
-    error: OutriderError, headers: Mapping[str, str] | None = None, status: int | None = None
+    error: OutriderError,
+    headers: Mapping[str, str] | None = None,
+    status: int | None = None,
+    path: str = "",
 ) -> JSONResponse:
-    """Return an error response, with Retry-After (seconds) where trying again helps."""
+    """Return an error response, with Retry-After (seconds) where trying again helps.
+
+    Its form is that of the API that ``path`` belongs to.
+    """
     status = status or status_of(error)
     retry = {"Retry-After": "1"} if status in (429, 503) else {}
-    return JSONResponse(error_body(error), status, {**retry, **(headers or {})})
+    body = error_body(error)
+    body = of_messages(body) if is_of_messages(path) else body
+    return JSONResponse(body, status, {**retry, **(headers or {})})
+
+
+def is_of_messages(path: str) -> bool:
+    """Return whether a path belongs to Anthropic's API."""
+    return path.removeprefix("/v1").split("/")[:2] == ["", "messages"]
 
 
 VALID = "Input should be a valid "
@@ -151,12 +177,12 @@ def install(app: FastAPI) -> None:
     """Give every error of ``app`` the same form."""
 
     @app.exception_handler(OutriderError)
-    async def of_outrider(_: Request, error: OutriderError) -> JSONResponse:
-        return response(error)
+    async def of_outrider(request: Request, error: OutriderError) -> JSONResponse:
+        return response(error, path=request.url.path)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return response(Refusal(*sentence(error.errors())))
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return response(Refusal(*sentence(error.errors())), path=request.url.path)
 
     @app.exception_handler(HTTPException)
     async def of_starlette(request: Request, error: HTTPException) -> JSONResponse:
@@ -165,4 +191,5 @@ def install(app: FastAPI) -> None:
             405: f"{request.method} is not for {request.url.path}; see /openapi.json.",
         }
         message = messages.get(error.status_code, str(error.detail))
-        return response(Refusal(message, status=error.status_code), error.headers)
+        refusal = Refusal(message, status=error.status_code)
+        return response(refusal, error.headers, path=request.url.path)

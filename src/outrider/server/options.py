@@ -34,7 +34,12 @@ SERVER_OPTIONS = (
     Option("served_model_name", str, None, "Names of the model for clients, with commas."),
     Option("chat_template", str, None, "A file with a chat template, instead of the model's."),
     Option("generation_config", str, "auto", "Sampling defaults: auto, vllm, or a folder."),
-    Option("tool_call_parser", str, "auto", "hermes, llama3_json, or auto: by the template."),
+    Option("tool_call_parser", str, "auto",
+           "hermes, llama3_json, pythonic, mistral, granite, qwen3_coder, lfm2, openai, or auto: "
+           "by the template."),
+    Option("reasoning_parser", str, "auto",
+           "deepseek_r1, qwen3, mistral, seed_oss, cohere, granite, openai_gptoss, none, or auto: "
+           "by the template."),
     Option("per_request_spec_decode_metrics", str, "summary", "none, summary or detailed."),
     Option("slo", str, None, "Latencies of a good request, as in ttft=200ms,tpot=50ms."),
     Option("max_connections", int, 1024, "Connections that may be open; beyond it 503.", 1),
@@ -56,6 +61,8 @@ SERVER_OPTIONS = (
            "MODULE:FUNCTION that changes a record before it is written, or leaves it out."),
     Option("load_drafters", str, None,
            "A folder; POST /v1/speculation may load drafters below it while the server runs."),
+    Option("store_responses", int, 0,
+           "Responses that are kept in memory, so that calls can go on behind them.", 0, 1 << 20),
     Option("log_interval", float, 10.0, "Seconds between two lines on speed; 0 for none.",
            0.05, DAY, zero=True),
     Option("log_format", str, "text", "text, or json for an object a line."),

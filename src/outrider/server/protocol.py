@@ -6,7 +6,8 @@ from dataclasses import fields
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import from_json
 
 from ..base.limits import LARGEST_INT, LONGEST_NUMBER, REQUEST
@@ -99,8 +100,15 @@ class StructuredOutputs(Wire):
     disable_any_whitespace: Annotated[Any, Unless((False,), BLANKS)] = None
     disable_additional_properties: bool | None = None
     after: str | None = None
+    opening: str | None = None
+    budget: Whole | None = ranged(0, LARGEST_INT)
     whitespace_pattern: Annotated[Any, Unless((), BLANKS)] = None
     structural_tag: Annotated[Any, Unless()] = None
+
+    def before(self) -> dict[str, Any]:
+        """Return what is said of the output before the form begins."""
+        own = {"after": self.after, "opening": self.opening, "budget": self.budget}
+        return {name: value for name, value in own.items() if value is not None}
 
 
 class JsonSchema(Wire):
@@ -227,15 +235,16 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
             raise Refusal(
                 f"{' and '.join(forms)} ask for forms that differ; give one of them.", [*forms][-1]
             )
+        before = {} if guided is None else guided.before()
         if not forms:
-            if guided is not None and guided.after is not None:
+            if before and "budget" not in before:
                 raise Refusal("after needs a form that begins there; give one beside it.", FORM)
-            return None
+            return before or None
         form = next(iter(forms.values()))
         strict = shape.json_schema.strict if shape and shape.json_schema else None
         if False in (strict, guided and guided.disable_additional_properties):
             form = {**form, "disable_additional_properties": False}
-        return form if guided is None or guided.after is None else {**form, "after": guided.after}
+        return {**form, **before}
 
     def sampling(
         self, context_left: int, defaults: Mapping[str, Any], **more: Any
@@ -337,6 +346,22 @@ class NamedTool(Wire):
     function: NamedFunction
 
 
+class AllowedList(Wire):
+    """Tools that may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[NamedTool], Field(fail_fast=True, min_length=1, max_length=shapes.MOST_TOOLS)
+    ]
+
+
+class AllowedTools(Wire):
+    """A tool choice that allows some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedList
+
+
 class ChatRequest(Generation, Templated, NotInChats):  # type: ignore[misc]
     """The body of ``POST /v1/chat/completions``."""
 
@@ -344,8 +369,41 @@ class ChatRequest(Generation, Templated, NotInChats):  # type: ignore[misc]
     logprobs: bool = False
     top_logprobs: Whole | None = sampled("logprobs")
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    thinking_token_budget: Whole | None = ranged(-1, LARGEST_INT)
+
+
+PASSED = (
+    "seed", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "min_tokens", "logit_bias", "stop", "stop_token_ids", "bad_words", "allowed_token_ids",
+    "ignore_eos", "include_stop_str_in_output", "structured_outputs", "speculation", "prediction",
+    "priority", "cache_salt", "request_id", "timeout", "chat_template_kwargs", "documents",
+    "thinking_token_budget", "include_reasoning",
+)  # fmt: skip
+"""Fields of chats that responses and messages take as they are, though their own APIs lack them."""
+
+
+class Other(Wire):
+    """Base of bodies of other APIs, which are answered as chats."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    @property
+    def passed(self) -> dict[str, Any]:
+        """The fields that a chat takes as they are."""
+        extra = self.model_extra or {}
+        return {name: extra[name] for name in PASSED if name in extra}
+
+
+def chat_request(fields: dict[str, Any]) -> ChatRequest:
+    """Return the body of a chat. Raises RequestValidationError: a field is wrong."""
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+    raise RequestValidationError(problems)
 
 
 class TokenizeRequest(Templated):

@@ -17,12 +17,16 @@ from .shown import short
 OPEN = frozenset({"/health", "/ready", "/metrics", "/", "/favicon.ico"})
 
 
-def key_of(keys: Sequence[str], header: str | None) -> int | None:
-    """Return the number of the key in an Authorization header, None for none, in constant time."""
-    scheme, _, token = (header or "").partition(" ")
+def key_of(keys: Sequence[str], headers: Headers) -> int | None:
+    """Return the number of the key in a call's headers, None for none, in constant time.
+
+    OpenAI's clients send it as ``Authorization: Bearer KEY``, Anthropic's as ``x-api-key: KEY``.
+    """
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    token = token if scheme.lower() == "bearer" else headers.get("x-api-key", "")
     sent = token.strip().encode("latin-1")  # headers are bytes, which reach this as latin-1
     matches = [hmac.compare_digest(sent, key.encode()) for key in keys]
-    return matches.index(True) if scheme.lower() == "bearer" and any(matches) else None
+    return matches.index(True) if any(matches) else None
 
 
 def is_open(path: str) -> bool:
@@ -56,7 +60,8 @@ class Gate:
                     if scope["state"]["body"] is None:
                         return
             except Refusal as error:
-                await response(error, EARLY_HEADERS.get(error.status))(scope, receive, send)
+                early = EARLY_HEADERS.get(error.status)
+                await response(error, early, path=scope["path"])(scope, receive, send)
             else:
                 await self.app(scope, receive, send)
 
@@ -64,11 +69,12 @@ class Gate:
         """Check key, origin, method and port. Raises Refusal: 401, 403, 404 or 405."""
         settings, path, method = self.settings, scope["path"], scope["method"]
         state = scope.setdefault("state", {})
-        key = state["key"] = key_of(settings.api_keys, headers.get("authorization"))
+        key = state["key"] = key_of(settings.api_keys, headers)
         state["trusted"] = key is not None or not settings.api_keys
         if not state["trusted"] and not is_open(path):
             raise Refusal(
-                "no valid API key: send it as 'Authorization: Bearer KEY'.", status=401,
+                "no valid API key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+                status=401,
                 code="invalid_api_key",
             )  # fmt: skip
         if key is None:

@@ -9,6 +9,7 @@ from .errors import Refusal
 from .metrics import Metrics, Stats
 from .record import Recorder
 from .recorded import recorded
+from .responses.store import Store
 from .settings import Settings
 from .texts import Texts
 
@@ -28,6 +29,7 @@ class Service:
         self.draining = False
         self.queue = Queue(settings.max_queued_requests, settings.max_queued_tokens)
         self.texts = Texts(llm.inputs)
+        self.responses = Store(settings.store_responses)
         self.recorder = Recorder(settings.recording) if settings.recording else None
         if self.recorder is not None:
             self.metrics.others.append(partial(recorded, self.recorder))

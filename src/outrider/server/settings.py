@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..text.calls import Form
+from ..text.reasoning import ReasoningForm
 from .answer import Detail
 from .record import Recording
 
@@ -24,6 +25,7 @@ class Settings:
     longest: int = 0
     detail: Detail = "summary"
     tool_form: Form = "hermes"
+    reasoning: ReasoningForm | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     api_keys: tuple[str, ...] = ()
@@ -45,3 +47,4 @@ class Settings:
     shutdown_timeout: float = 30.0
     recording: Recording | None = None
     load_drafters: Path | None = None
+    store_responses: int = 0

@@ -63,16 +63,16 @@ class Texts:
 
     async def chat_ids(
         self, messages: list[dict[str, Any]], tools: list[Tool], body: Templated, long: bool
-    ) -> list[int]:
-        """Return a conversation's token ids, made in a thread where it is ``long``."""
+    ) -> tuple[list[int], str]:
+        """Return a conversation's token ids and text, made in a thread where it is ``long``."""
         codec = self._inputs.codec
         templates = "".join(codec.templates.values()) if codec else ""
         options = template_options(body, templates)
         listed = [tool.model_dump(exclude_none=True) for tool in tools]
 
-        def work() -> list[int]:
+        def work() -> tuple[list[int], str]:
             text = self._inputs.render(messages, tools=listed, **options)
-            return self._encode(text, False, rendered=True)
+            return self._encode(text, False, rendered=True), text
 
         return await self.slow(work) if long else work()
 

@@ -1,51 +1,29 @@
-"""Tools: their check, the grammar of calls, and the calls that the model wrote.
+"""Tools: their check, and the grammar of calls.
 
 A grammar holds calls to their form (see ``text/calls.py``) and arguments to their schemas, so that
 they can be read while they come.
 """
 
 import json
-import re
-import uuid
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import shown
 from ..params import LARGEST_GRAMMAR
 from ..sampling.schemas import BLANKS, opened
+from ..text.called import ToolCall
 from ..text.calls import CLOSING, OPENING, PYTHON_TAG, Form
-from ..text.stop import longest_start
 from .errors import Refusal
-from .protocol import ChatRequest, NamedTool, Tool
+from .protocol import AllowedTools, ChatRequest, NamedTool, Tool
 from .shapes import check_schema
 
-MARKS: dict[Form, set[str]] = {"hermes": {OPENING, CLOSING}, "llama3": {PYTHON_TAG}}
-"""Texts that mark calls; often they are special tokens."""
-HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
-"""The text before the arguments of a call."""
-PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]')
-"""Strings, which may hold brackets, and brackets."""
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "additionalProperties": False}
 SAY_NOTHING = ("type", "$schema", "$defs", "definitions", "title", "description")
 """Keywords of a schema that name no argument."""
 
 
-@dataclass(frozen=True)
-class ToolCall:
-    """A call that the model writes; ``arguments`` is the JSON so far, until it is ``whole``."""
-
-    name: str
-    arguments: str
-    whole: bool = field(default=True, compare=False)
-    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}", compare=False)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the call as clients see it."""
-        return {
-            "id": self.id, "type": "function",
-            "function": {"name": self.name, "arguments": self.arguments},
-        }  # fmt: skip
+FORMS_HELD: frozenset[Form] = frozenset(("hermes", "llama3"))
+"""Forms of calls beside free text that a grammar holds to; calls of others are read as they are."""
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
@@ -58,40 +36,58 @@ def check_tools(tools: Sequence[Tool]) -> None:
         )
 
 
-def choice_of(body: ChatRequest) -> str:
-    """Return none, auto, required, or the name of the one tool behind a "="."""
+class Choice(NamedTuple):
+    """What is called: none, auto, required, or the one tool "=name"; and which tools may be."""
+
+    how: str
+    allowed: Sequence[Tool]
+
+
+def choice_of(body: ChatRequest) -> Choice:
+    """Return what a body says of calls, checked against its tools. Raises Refusal: it is wrong."""
     tools, choice = body.tools or [], body.tool_choice
     check_tools(tools)
     if isinstance(choice, NamedTool):
-        if choice.function.name not in {t.function.name for t in tools}:
-            raise Refusal(
-                f"tool_choice names {shown(choice.function.name)}, which is not among tools.",
-                "tool_choice",
-            )
-        return f"={choice.function.name}"
+        _named(choice.function.name, tools)
+        return Choice(f"={choice.function.name}", tools)
+    if isinstance(choice, AllowedTools):
+        names = [each.function.name for each in choice.allowed_tools.tools]
+        allowed = [_named(name, tools) for name in dict.fromkeys(names)]
+        return Choice(choice.allowed_tools.mode, allowed)
     if choice in ("auto", "required") and not tools:
         raise Refusal(f"tool_choice is {choice!r}, but there are no tools.", "tool_choice")
-    return choice or ("auto" if tools else "none")
+    return Choice(choice or ("auto" if tools else "none"), tools)
+
+
+def _named(name: str, tools: Sequence[Tool]) -> Tool:
+    """Return the tool that a choice names."""
+    for tool in tools:
+        if tool.function.name == name:
+            return tool
+    raise Refusal(f"tool_choice names {shown(name)}, which is not among tools.", "tool_choice")
 
 
 def constraint(
-    body: ChatRequest, choice: str, form: Form, special: Container[str], others: Sequence[int] = ()
+    choice: Choice,
+    form: Form,
+    special: Container[str],
+    others: Sequence[int] = (),
+    several: bool = True,
 ) -> dict[str, Any] | None:
     """Return the form of the output for ``StructuredOutputsParams``, None for any.
 
     With a named tool the output is its arguments, with "required" a list of calls, and with "auto"
     calls in the model's form and free text that may contain every token. ``special`` has the texts
-    of special tokens, ``others`` the ids of those that neither mark calls nor end a text.
+    of special tokens, ``others`` the ids of those that neither mark calls nor end a text. Unless
+    ``several`` there is one call at most.
     """
-    tools = body.tools or []
-    if choice.startswith("="):
-        named = next(tool for tool in tools if tool.function.name == choice[1:])
-        return {"json": _parameters(named)}
-    if choice == "none":
+    how, tools = choice
+    if how.startswith("="):
+        return {"json": _parameters(_named(how[1:], tools))}
+    if how == "none" or (how == "auto" and form not in FORMS_HELD):
         return None
-    several = body.parallel_tool_calls
     mark = f"<[{','.join(map(str, others))}]>" if others else ""
-    if choice == "required":
+    if how == "required":
         more = '(W "," W call)*' if several else ""
         rules = [f'start: "[" W call {more} W "]"']
     elif form == "llama3":
@@ -139,50 +135,7 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     return opened(schema) if tool.function.strict is False else schema
 
 
-def read(text: str, choice: str, form: Form, whole: bool) -> tuple[str, list[ToolCall]]:
-    """Return the content and the calls of an output; only the certain part unless ``whole``."""
-    if choice == "none":
-        return text, []
-    if choice.startswith("="):
-        return "", [ToolCall(choice[1:], text)]
-    if choice == "required":
-        return "", _calls(text)
-    if form == "hermes":
-        content, opening, rest = text.partition(OPENING)
-        if opening:
-            return content.rstrip(), _calls(rest)
-        certain = len(text) - longest_start(text, [OPENING])
-        return (text if whole else text[:certain].rstrip()), []
-    start = text.lstrip().removeprefix(PYTHON_TAG).lstrip()
-    if start.startswith("{"):
-        return "", _calls(start)
-    held = not whole and (not start or PYTHON_TAG.startswith(start))
-    return ("" if held else text), []
-
-
-def reason_of(reason: str | None, calls: Sequence[ToolCall], choice: str) -> str | None:
+def reason_of(reason: str | None, calls: Sequence[ToolCall], how: str) -> str | None:
     """Return the finish reason for clients: ``tool_calls`` if there are calls and none was cut."""
     whole = bool(calls) and all(call.whole for call in calls)
-    return "tool_calls" if whole and reason == "stop" and not choice.startswith("=") else reason
-
-
-def _calls(text: str) -> list[ToolCall]:
-    """Return every call in a text, the last one as far as it has come."""
-    calls, at = [], 0
-    while head := HEAD.search(text, at):
-        end = _end(text, head.end())
-        at = len(text) if end is None else end
-        calls.append(ToolCall(head[1], text[head.end() : at], end is not None))
-    return calls
-
-
-def _end(text: str, start: int) -> int | None:
-    """Return the end of the JSON object that begins at ``start``; None if it is incomplete."""
-    depth = 0
-    for part in PARTS.finditer(text, start):
-        depth += part[0] in "{["
-        if part[0] in "}]":
-            depth -= 1
-            if depth == 0:
-                return part.end()
-    return None
+    return "tool_calls" if whole and reason == "stop" and not how.startswith("=") else reason

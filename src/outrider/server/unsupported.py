@@ -55,13 +55,12 @@ def _model(name: str, *rows: tuple[str, Unless]) -> Any:
 Unsupported = _model(
     "Unsupported",
     ("use_beam_search early_stopping watermarking return_prompt_text", Unless((False,))),
-    ("include_reasoning spaces_between_special_tokens", Unless((True,))),
+    ("spaces_between_special_tokens", Unless((True,))),
     ("repetition_detection audio web_search_options structural_tag", Unless()),
     ("mm_processor_kwargs kv_transfer_params ec_transfer_params vllm_xargs", Unless(({},))),
     ("prompt_embeds logprob_token_ids", Unless(([],))),
     ("length_penalty", Unless((1,))),
     ("suffix", Unless(("",))),
-    ("thinking_token_budget", Unless((-1,))),
     ("routed_experts_prompt_start", Unless((0,))),
     ("verbosity", Unless(("medium",))),
     ("modalities", Unless((["text"],))),
@@ -92,6 +91,8 @@ NotInCompletions = _model(
     ("top_logprobs", Unless((0,), "give logprobs")),
     ("continue_final_message", Unless((False,), CHATS)),
     ("reasoning_effort", Unless(("none",), CHATS)),
+    ("include_reasoning", Unless((True, False), CHATS)),
+    ("thinking_token_budget", Unless((-1,), CHATS)),
     ("chat_template_kwargs", Unless(({},), CHATS)),
 )
 """Fields that only chats honour."""

@@ -1,31 +1,54 @@
-"""Writes tools and calls as text, for models whose chat template does not print them.
+"""Forms of calls, and how tools and calls are written for templates that do not print them.
 
-There are two forms: Hermes' (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, Qwen's
-as well) and Llama 3's (``{"name": ..., "parameters": {...}}``, several parted by semicolons).
+Written are two forms: Hermes' (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, Qwen's
+as well) and Llama 3's (``{"name": ..., "parameters": {...}}``, several parted by semicolons). A
+template that knows another form prints it.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any, Literal
 
-Form = Literal["hermes", "llama3"]
+Form = Literal[
+    "hermes", "llama3", "pythonic", "mistral", "granite", "qwen3_coder", "lfm2", "openai"
+]  # fmt: skip
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
-HOW: dict[Form, str] = {
-    "hermes": (
-        "To call a function, answer with a JSON object of its name and its arguments between "
-        f'{OPENING} tags:\n{OPENING}\n{{"name": "NAME", "arguments": {{"PARAMETER": "VALUE"}}}}\n'
-        f"{CLOSING}"
-    ),
-    "llama3": (
-        "To call a function, answer with a JSON object of its name and its parameters, and with "
-        'nothing else:\n{"name": "NAME", "parameters": {"PARAMETER": "VALUE"}}'
-    ),
+MARKS: Mapping[Form, tuple[str, ...]] = {
+    "hermes": (OPENING, CLOSING),
+    "llama3": (PYTHON_TAG,),
+    "pythonic": ("<|python_start|>", "<|python_end|>"),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    "granite": ("<|tool_call|>",),
+    "qwen3_coder": (OPENING, CLOSING),
+    "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    "openai": (),
 }
+"""Texts that mark calls, the one that opens them first; often they are special tokens."""
+IN_TEMPLATES: Mapping[str, Form] = {
+    PYTHON_TAG: "llama3",
+    "<|python_start|>": "pythonic",
+    "[TOOL_CALLS]": "mistral",
+    "<|tool_call|>": "granite",
+    "<|tool_call_start|>": "lfm2",
+    "<function=": "qwen3_coder",
+    "<|channel|>": "openai",
+}
+"""Texts in templates by which a form is known; of others it is Hermes'."""
+_HERMES = (
+    "To call a function, answer with a JSON object of its name and its arguments between "
+    f'{OPENING} tags:\n{OPENING}\n{{"name": "NAME", "arguments": {{"PARAMETER": "VALUE"}}}}\n'
+    f"{CLOSING}"
+)
+_LLAMA = (
+    "To call a function, answer with a JSON object of its name and its parameters, and with "
+    'nothing else:\n{"name": "NAME", "parameters": {"PARAMETER": "VALUE"}}'
+)
 
 
 def form_of(template: str | None) -> Form:
     """Return the form in which a model with this chat template writes calls."""
-    return "llama3" if template and PYTHON_TAG in template else "hermes"
+    return next((form for mark, form in IN_TEMPLATES.items() if mark in (template or "")), "hermes")
 
 
 def tool_prompt(tools: list[Any], form: Form) -> str:
@@ -33,7 +56,7 @@ def tool_prompt(tools: list[Any], form: Form) -> str:
     listed = "\n".join(_json(tool) for tool in tools)
     return (
         "You can call functions to help the user. Here they are, between <tools> tags:\n<tools>\n"
-        f"{listed}\n</tools>\n\n{HOW[form]}"
+        f"{listed}\n</tools>\n\n{_LLAMA if form == 'llama3' else _HERMES}"
     )
 
 

@@ -97,7 +97,7 @@ def chats(folder: Path) -> Made:
         body = refused(data, ChatRequest)
         choice = tools.choice_of(body)
         for form in ("hermes", "llama3"):
-            tools.constraint(body, choice, form, frozenset())  # type: ignore[arg-type]
+            tools.constraint(choice, form, frozenset())  # type: ignore[arg-type]
         texts.template_options(body, "{{ reasoning_effort }} {{ documents }}")
         readable(body.messages)
         sampled(body)
@@ -163,18 +163,29 @@ def adapted_from(folder: Path) -> Made:
 
 @reader("server: calls that a model writes")
 def written_calls(folder: Path) -> Made:
-    from outrider.server.tools import read
+    from outrider.server.reader import Reader
+    from outrider.text.calls import MARKS
+    from outrider.text.reasoning import FORMS
 
     hermes = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "}"]}}\n</tool_call> x'
     llama = '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}'
+    python = "<think>\nso\n</think>\n\n<|tool_call_start|>[f(a=1, b={'c': [2]})]<|tool_call_end|>"
+    xml = "<tool_call>\n<function=f>\n<parameter=a>\n[1]\n</parameter>\n</function>\n</tool_call>"
+    mistral = '[THINK]so[/THINK]x[TOOL_CALLS]f[CALL_ID]a[ARGS]{"a": 1}[TOOL_CALLS] [{"name": "f", '
+    channels = (
+        "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>commentary to="
+        'functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+    )
 
     def call(text: str) -> None:
-        for form in ("hermes", "llama3"):
-            for choice in ("auto", "required", "=f"):
-                for whole in (False, True):
-                    read(text, choice, form, whole)  # type: ignore[arg-type]
+        for form in MARKS:
+            for how in ("auto", "required", "=f"):
+                for reasoning in (None, *FORMS.values()):
+                    reader = Reader(reasoning, form, how, {"f": {"a": {"type": ["string"]}}})
+                    certain, said = reader.read(text, False), reader.read(text, True)
+                    assert said.thoughts.startswith(certain.thoughts)
 
-    return texts(damaged(hermes, llama)), call
+    return texts(damaged(hermes, llama, python, xml, mistral, channels)), call
 
 
 @reader("server: content types, hosts, keys")

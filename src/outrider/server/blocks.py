@@ -1,0 +1,115 @@
+"""An answer as a sequence of blocks: thoughts, text, and calls, one behind the other."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from fastapi import Request as HttpRequest
+
+from ..frontend.outputs import SampleState
+from ..text.called import ToolCall
+from .dialogue import Dialogue, News, Seen
+from .protocol import ChatRequest
+from .service import Service
+
+Kind = Literal["thoughts", "text", "call"]
+
+
+@dataclass
+class Block:
+    """One block so far: its number in the answer, its text or arguments, and the call if any."""
+
+    kind: Kind
+    number: int
+    text: str = ""
+    call: ToolCall | None = None
+
+
+class Change(NamedTuple):
+    """What happens to a block: it begins, it gets more text, or it ends."""
+
+    what: Literal["begins", "more", "ends"]
+    block: Block
+    text: str = ""
+
+
+@dataclass
+class Blocks:
+    """The blocks of an answer, of which the last one may go on."""
+
+    all: list[Block] = field(default_factory=list)
+    _open: bool = False
+
+    def take(self, news: News) -> Iterator[Change]:
+        """Yield the changes that a step brings."""
+        if news.thoughts:
+            yield from self._more("thoughts", news.thoughts)
+        if news.content:
+            yield from self._more("text", news.content)
+        for each in news.calls:
+            if each.first:
+                yield from self._begin("call", each.call)
+            if each.arguments:
+                yield from self._more("call", each.arguments)
+
+    def end(self) -> Iterator[Change]:
+        """Yield the changes at the end; an answer that has neither text nor calls gets a text."""
+        if all(block.kind == "thoughts" for block in self.all):
+            yield from self._begin("text")
+        yield from self._close()
+
+    def _more(self, kind: Kind, text: str) -> Iterator[Change]:
+        if not self._open or self.all[-1].kind != kind:
+            yield from self._begin(kind)
+        self.all[-1].text += text
+        yield Change("more", self.all[-1], text)
+
+    def _begin(self, kind: Kind, call: ToolCall | None = None) -> Iterator[Change]:
+        yield from self._close()
+        self.all.append(Block(kind, len(self.all), call=call))
+        self._open = True
+        yield Change("begins", self.all[-1])
+
+    def _close(self) -> Iterator[Change]:
+        if self._open:
+            self._open = False
+            yield Change("ends", self.all[-1])
+
+
+class BlockCall(Dialogue):
+    """A call whose answer is one sample, told in blocks."""
+
+    named_events = True
+
+    def __init__(self, service: Service, body: ChatRequest, http: HttpRequest) -> None:
+        super().__init__(service, body, http)
+        self.blocks = Blocks()
+        self.cancelled = False
+
+    @property
+    def sample(self) -> SampleState:
+        """The sample of the call."""
+        return self.states[0].samples[0]
+
+    @property
+    def shown(self) -> list[Block]:
+        """The blocks that clients see."""
+        return [b for b in self.blocks.all if b.kind != "thoughts" or self.body.include_reasoning]
+
+    def finish(self) -> None:
+        """Read the whole answer at once."""
+        for _ in (*self.blocks.take(Seen().news(self.read(self.sample))), *self.blocks.end()):
+            pass
+
+    async def changes(self) -> AsyncIterator[list[Change]]:
+        """Yield the changes of each step until the call is cancelled, and those at the end."""
+        (run,) = self.runs()
+        seen = Seen()
+        async for events in run:
+            whole = events[-1].finish_reason is not None
+            changes = self.blocks.take(seen.news(self.read(self.sample, whole)))
+            yield [each for each in changes if each.block in self.shown]
+            if self.cancelled:
+                await run.aclose()
+                break
+        yield [each for each in self.blocks.end() if each.block in self.shown]

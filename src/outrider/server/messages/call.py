@@ -1,0 +1,120 @@
+"""``/v1/messages``: a chat as Anthropic's Messages API has it."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from pydantic_core import from_json
+
+from ...errors import OutriderError
+from ..blocks import Block, BlockCall, Change
+from ..errors import error_body, of_messages
+from ..service import Service
+from .body import MessagesRequest
+
+DELTAS = {
+    "thoughts": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "call": ("input_json_delta", "partial_json"),
+}
+"""The type of a block's deltas and their field, by its kind."""
+
+
+class Messages(BlockCall):
+    """A call of the Messages API; its answer is a list of blocks."""
+
+    prefix = "msg"
+    chunk_kind = "message"
+
+    def __init__(self, service: Service, asked: MessagesRequest, http: HttpRequest) -> None:
+        super().__init__(service, asked.chat(), http)
+        self.id = f"msg_{self.body.request_id or http.state.request_id}"
+
+    def build(self) -> dict[str, Any]:
+        self.finish()
+        blocks = [self._block(block) for block in self.shown]
+        return self._message() | {"content": blocks, **self._stop(), **self.figures()}
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield the events of a stream."""
+        begun = False
+        async for changes in self.changes():
+            if not begun:
+                begun = True
+                yield {"type": "message_start", "message": self._message()}
+            for change in changes:
+                yield self._event(change)
+        last = {"delta": self._stop(), "usage": self._used(), **self.figures()}
+        yield {"type": "message_delta", **last}
+        yield {"type": "message_stop"}
+
+    def failed(self, error: OutriderError) -> Iterator[dict[str, Any]]:
+        """Yield the events of a stream that fails on the way."""
+        yield of_messages(error_body(error), self.id)
+
+    def _message(self) -> dict[str, Any]:
+        """Return the message at its beginning."""
+        return {
+            "id": self.id, "type": "message", "role": "assistant",
+            "model": self.body.model or self.service.name, "content": [], "stop_reason": None,
+            "stop_sequence": None, "usage": self._used(),
+        }  # fmt: skip
+
+    def _used(self) -> dict[str, Any]:
+        """Return the usage: tokens of the prompt that were cached count apart."""
+        used = self.usage()
+        cached = used["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": used["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": used["completion_tokens"],
+        }
+
+    def _stop(self) -> dict[str, Any]:
+        """Return why the message ended."""
+        sample = self.sample
+        if (
+            any(block.kind == "call" for block in self.blocks.all)
+            and sample.finish_reason == "stop"
+        ):
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        if sample.finish_reason == "length":
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if isinstance(sample.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": sample.stop_reason}
+        return {"stop_reason": "end_turn", "stop_sequence": None}
+
+    def _block(self, block: Block, empty: bool = False) -> dict[str, Any]:
+        """Return a block of the answer; ``empty`` as it begins."""
+        text = "" if empty else block.text
+        if block.kind == "thoughts":
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        if block.call is None:
+            return {"type": "text", "text": text, "citations": None}
+        return {
+            "type": "tool_use", "id": block.call.id, "name": block.call.name,
+            "input": _object(text),
+        }  # fmt: skip
+
+    def _event(self, change: Change) -> dict[str, Any]:
+        """Return the event of a change of a block."""
+        block = change.block
+        place = next(number for number, each in enumerate(self.shown) if each is block)
+        if change.what == "begins":
+            begun = self._block(block, empty=True)
+            return {"type": "content_block_start", "index": place, "content_block": begun}
+        if change.what == "ends":
+            return {"type": "content_block_stop", "index": place}
+        kind, field = DELTAS[block.kind]
+        delta = {"type": kind, field: change.text}
+        return {"type": "content_block_delta", "index": place, "delta": delta}
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Return the object of a call's arguments; {} where they are cut off."""
+    value: Any = {}
+    with suppress(ValueError):
+        value = from_json(text or "{}")
+    return value if isinstance(value, dict) else {}
