@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import anthropic
 import openai
@@ -14,9 +15,12 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from outrider.server.app import create_app
+from outrider.server.responses.body import ResponsesRequest
+from outrider.server.responses.call import Responses, cancelled
 from outrider.server.settings import Settings
 from outrider.text.reasoning import FORMS
 from tests.support.echo import Scripted
@@ -202,3 +206,223 @@ def test_chats(name: str, engine: Scripted) -> None:
     details = whole.usage.completion_tokens_details
     assert details is not None
     assert bool(details.reasoning_tokens) is bool(thoughts)
+
+
+def asked_text(engine: Scripted) -> str:
+    """The prompt of the last call."""
+    return engine.inputs.outputs.decode(engine.asked.prompt_token_ids)
+
+
+ALL_ROLES = (
+    "{% for m in messages %}[{{ m.role }}{% if m.reasoning_content %} {{ m.reasoning_content }}"
+    "{% endif %}]{{ m.content }}{% for c in m.tool_calls or [] %}({{ c.function.name }} "
+    "{{ c.function.arguments | tojson }}){% endfor %}{% endfor %}"
+    "{% for t in tools or [] %};{{ t.function.name }}{% endfor %}"
+    "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}[assistant]"
+)
+
+
+@pytest.fixture
+def templated(engine: Scripted) -> Iterator[Scripted]:
+    """The engine with a template that prints all that there is."""
+    codec = engine.inputs.codec
+    assert codec is not None
+    before, codec.chat_template = codec.chat_template, ALL_ROLES
+    yield engine
+    codec.chat_template = before
+
+
+HISTORY = (
+    '[system]Be brief.[user]a\nb[assistant so]I add.(add {"a": 1})(add {"a": 2})'
+    "[tool]3[tool]4[user]and?[assistant]"
+)
+
+
+def test_a_conversation_is_the_same_by_every_api(templated: Scripted) -> None:
+    """The same history reaches the template, in whatever items or blocks it comes."""
+    calls = [{"a": 1}, {"a": 2}]
+    items: Any = [
+        {"role": "user", "content": [{"type": "input_text", "text": t} for t in "ab"]},
+        {"type": "reasoning", "id": "r", "summary": [],
+         "content": [{"type": "reasoning_text", "text": "so"}]},
+        {"type": "message", "role": "assistant", "id": "m", "status": "completed",
+         "content": [{"type": "output_text", "text": "I add.", "annotations": []}]},
+        *({"type": "function_call", "call_id": f"c{n}", "name": "add",
+           "arguments": json.dumps(call)} for n, call in enumerate(calls)),
+        {"type": "function_call_output", "call_id": "c0", "output": "3"},
+        {"type": "function_call_output", "call_id": "c1",
+         "output": [{"type": "input_text", "text": "4"}]},
+        {"role": "user", "content": "and?"},
+    ]  # fmt: skip
+    blocks: Any = [
+        {"role": "user", "content": [{"type": "text", "text": text} for text in "ab"]},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "so", "signature": ""},
+            {"type": "text", "text": "I add."},
+            *({"type": "tool_use", "id": f"c{n}", "name": "add", "input": call}
+              for n, call in enumerate(calls)),
+        ]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "c0", "content": "3"},
+            {"type": "tool_result", "tool_use_id": "c1",
+             "content": [{"type": "text", "text": "4"}]},
+            {"type": "text", "text": "and?"},
+        ]},
+    ]  # fmt: skip
+    with front(templated, "yes") as client:
+        of_openai(client).responses.create(model="tiny", input=items, instructions="Be brief.")
+        assert asked_text(templated) == HISTORY
+        ask: Any = {"model": "tiny", "messages": blocks, "system": "Be brief."}
+        of_anthropic(client).messages.create(**ask, max_tokens=9)
+        assert asked_text(templated) == HISTORY
+        counted = of_anthropic(client).messages.count_tokens(**ask)
+    assert counted.input_tokens == len(templated.asked.prompt_token_ids)
+
+
+def test_options_reach_the_engine(templated: Scripted) -> None:
+    own = {"seed": 7, "top_k": 3, "min_p": 0.1, "temperature": 0.5, "top_p": 0.9}
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "name": "x", "schema": schema}
+    with front(templated, "{}") as client:
+        for path, more in (
+            ("/v1/responses", {"input": "x", "max_output_tokens": 9, "text": {"format": form}}),
+            ("/v1/messages", {"messages": HI, "max_tokens": 9, "stop_sequences": ["q"],
+                              "output_config": {"format": form},
+                              "thinking": {"type": "disabled"}}),
+        ):  # fmt: skip
+            client.post(path, json={**own, **more}).raise_for_status()
+            params = templated.asked.params
+            assert (params.seed, params.top_k, params.min_p) == (7, 3, 0.1)
+            assert (params.temperature, params.top_p, params.max_tokens) == (0.5, 0.9, 9)
+            assert params.structured_outputs is not None
+            assert json.loads(params.structured_outputs.json) == schema  # type: ignore[union-attr, arg-type]
+        assert params.stop == ("q",)
+        assert asked_text(templated).endswith("False[assistant]")
+
+
+def test_responses_are_kept_for_who_made_them(templated: Scripted) -> None:
+    keys = {"Authorization": "Bearer one"}, {"x-api-key": "two"}
+    with front(templated, "yes", store_responses=2, api_keys=("one", "two")) as client:
+
+        def ask(**body: Any) -> Any:
+            return client.post("/v1/responses", json={"input": "x", **body}, headers=keys[0])
+
+        first = ask(input="one?", instructions="Be brief.").json()
+        assert first["store"] is True
+        second = ask(input="two?", previous_response_id=first["id"]).json()
+        assert asked_text(templated) == "[user]one?[assistant]yes[user]two?[assistant]"
+        path = f"/v1/responses/{first['id']}"
+        assert client.get(path, headers=keys[0]).json() == first
+        assert client.get(path, headers=keys[1]).status_code == 404
+        other = client.post(
+            "/v1/responses", json={"input": "x", "previous_response_id": first["id"]},
+            headers=keys[1],
+        )  # fmt: skip
+        assert other.status_code == 404
+        assert other.json()["error"]["param"] == "previous_response_id"
+        ended = client.post(f"{path}/cancel", headers=keys[0])
+        assert ended.status_code == 400
+        assert "completed" in ended.json()["error"]["message"]
+        hidden = ask(store=False).json()
+        assert hidden["store"] is False
+        assert client.get(f"/v1/responses/{hidden['id']}", headers=keys[0]).status_code == 404
+        ask()  # has the place of the second, which was used least recently
+        gone = client.get(f"/v1/responses/{second['id']}", headers=keys[0])
+        assert gone.status_code == 404
+        assert client.delete(path, headers=keys[0]).json()["deleted"] is True
+        assert client.get(path, headers=keys[0]).status_code == 404
+    with front(templated, "yes") as client:
+        made = client.post("/v1/responses", json={"input": "x"}).json()
+        assert made["store"] is False
+        said = client.get(f"/v1/responses/{made['id']}").json()["error"]["message"]
+        assert "--store-responses" in said
+
+
+def test_a_response_that_runs_is_cancelled(templated: Scripted) -> None:
+    with front(templated, "the quick fox", store_responses=2) as client:
+        call = Responses(
+            client.app.state.service,  # type: ignore[attr-defined]
+            ResponsesRequest.model_validate({"input": "x", "stream": True}),
+            Request({"type": "http", "state": {"key": None, "request_id": "r", "body_bytes": 1}}),
+        )
+
+        async def run() -> list[dict[str, Any]]:
+            await call.prepare()
+            events = []
+            async for event in call.chunks():
+                events.append(event)
+                if len(events) == 3:
+                    answer = client.app.state.service.responses.get(call.id, None)  # type: ignore[attr-defined]
+                    assert answer.answer["status"] == "in_progress"
+                    assert cancelled(client.app.state.service, call.id, None)["status"] == (  # type: ignore[attr-defined]
+                        "cancelled"
+                    )
+            return events
+
+        events = asyncio.run(run())
+    assert events[-1]["response"]["status"] == "cancelled"
+    assert len(events[-1]["response"]["output"][0]["content"][0]["text"]) < len("the quick fox")
+
+
+ERRORS: list[tuple[str, dict[str, Any], str]] = [
+    ("responses", {"input": []}, "input is empty"),
+    ("responses", {"input": 5}, "input: "),
+    ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, "only functions are served"),
+    ("responses", {"input": "x", "background": True}, "background: this server does not"),
+    ("responses", {"input": "x", "conversation": "c"}, "give previous_response_id"),
+    ("responses", {"input": [{"type": "computer_call"}]}, "input[0] is of type 'computer_call'"),
+    ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+     "input[0].content has a part of type 'input_image'; only text is served."),
+    ("responses", {"input": [{"type": "function_call", "name": "f"}]}, "lacks name, call_id"),
+    ("responses", {"input": "x", "tool_choice": {"type": "mcp"}}, "tool_choice is of type 'mcp'"),
+    ("responses", {"input": "x", "previous_response_id": "r"}, "no response 'r'"),
+    ("responses", {"input": "x", "temperature": 1e999}, "temperature is inf; give 0"),
+    ("responses", {"input": "x", "max_output_tokens": 0}, "max_output_tokens is 0"),
+    ("responses", {"input": "x", "seed": 2**70}, "seed"),
+    ("messages", {"messages": HI}, "max_tokens: field required"),
+    ("messages", {"messages": [], "max_tokens": 5}, "messages: "),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 5},
+     "messages[0].content[0] has a block of type 'image'; only text is served."),
+    ("messages", {"messages": [{"role": "tool", "content": "x"}], "max_tokens": 5}, "lacks a role"),
+    ("messages", {"messages": HI, "max_tokens": 5, "tools": [{"type": "bash_20250124"}]},
+     "tools[0] is of type 'bash_20250124'"),
+    ("messages", {"messages": HI, "max_tokens": 2**31}, "max_tokens is 2147483648"),
+    ("messages", {"messages": HI, "max_tokens": 5, "thinking": {"type": "enabled",
+                                                                "budget_tokens": 9}},
+     "thinking.budget_tokens: this model's thoughts cannot be bounded"),
+    ("messages", {"messages": HI, "max_tokens": 5, "model": "nope"}, "no model 'nope'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("api", "body", "said"), ERRORS)
+def test_errors_have_the_form_of_their_api(
+    api: str, body: dict[str, Any], said: str, engine: Scripted
+) -> None:
+    with front(engine, "yes") as client:
+        text = json.dumps(body).replace("Infinity", "1e999")
+        answer = client.post(
+            f"/v1/{api}", content=text, headers={"content-type": "application/json"}
+        )
+    assert answer.status_code in (400, 404)
+    error = answer.json()["error"]
+    assert said in error["message"]
+    assert error["message"].endswith(".")
+    if api == "messages":
+        assert answer.json()["type"] == "error"
+        assert error["type"] in ("invalid_request_error", "not_found_error")
+    else:
+        assert {"message", "type", "param", "code"} == set(error)
+
+
+def test_a_key_is_asked_for_in_the_form_of_the_api(engine: Scripted) -> None:
+    with front(engine, "yes", api_keys=("k",)) as client:
+        refused = client.post("/v1/messages", json={"messages": HI, "max_tokens": 5})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (
+            401,
+            "authentication_error",
+        )
+        assert of_anthropic(client).messages.create(
+            model="tiny", messages=HI, max_tokens=5
+        ).stop_reason == "end_turn"  # fmt: skip
+        (model,) = of_anthropic(client).models.list().data
+        assert (model.id, model.type, model.display_name) == ("tiny", "model", "tiny")

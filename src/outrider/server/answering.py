@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic_core import to_json
 
-from ..errors import ConfigError, OutriderError
+from ..errors import ConfigError, OutriderError, RequestError
 from .api_call import ApiCall, merged
 from .errors import GONE, Refusal, error_body
 from .protocol import to_refusal
@@ -36,8 +36,9 @@ async def answered(call: ApiCall[Any], http: Request) -> Response:
         first = await unless_gone(http, anext(chunks))
     except BaseException as error:
         call.lease.close()
-        if isinstance(error, ConfigError):
-            raise to_refusal(error) from None
+        told = to_refusal(error) if isinstance(error, ConfigError) else error
+        if isinstance(told, RequestError):
+            raise call.told(told) from None
         raise
     return StreamingResponse(
         events(call, first, chunks), media_type="text/event-stream",

@@ -14,7 +14,7 @@ from fastapi import Request as HttpRequest
 from ..base.limits import BIAS, wrong_biases
 from ..base.types import DEFAULT_SPECULATION, Counts, Event, SamplingParams, Speculation
 from ..engine.worker.suspects import fingerprint
-from ..errors import OutriderError, shown
+from ..errors import OutriderError, RequestError, shown
 from ..frontend.outputs import RequestState, SampleState
 from ..sampling.acceptance import NOT_FINITE
 from .admission import Lease
@@ -314,6 +314,10 @@ class ApiCall(ABC, Generic[Body]):
         return {
             **self.head(self.chunk_kind), "choices": [], **self.figures(), "usage": self.usage(),
         }  # fmt: skip
+
+    def told(self, error: RequestError) -> RequestError:
+        """Return an error of the call by the names that its client knows."""
+        return error
 
     def failed(self, error: OutriderError) -> Iterator[dict[str, Any]]:
         """Yield the last events of a stream that fails on the way."""

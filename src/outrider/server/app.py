@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,6 +87,7 @@ def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
 
 def _models(app: FastAPI, service: Service) -> None:
     created = int(time.time())
+    since = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -95,10 +97,13 @@ def _models(app: FastAPI, service: Service) -> None:
             {
                 "id": name, "object": "model", "created": created, "owned_by": "outrider",
                 "root": str(inputs.folder), "parent": None, "max_model_len": inputs.max_model_len,
+                # What Anthropic's clients read.
+                "type": "model", "display_name": name, "created_at": since, "lifecycle": "active",
             }
             for name in service.settings.names
         ]  # fmt: skip
-        return {"object": "list", "data": cards}
+        ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
+        return {"object": "list", "data": cards, **ends}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:

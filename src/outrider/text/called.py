@@ -13,6 +13,9 @@ from .stop import longest_start
 
 HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
 """The text before the arguments of a call in JSON."""
+KEYS = ("arguments", "parameters")
+BARE = '{"name":"'
+"""The beginning of a call in JSON, without space."""
 MISTRAL_HEAD = re.compile(r"\[TOOL_CALLS\]\s*([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?=\{)")
 PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]')
 """Strings, which may hold brackets, and brackets."""
@@ -54,6 +57,10 @@ def read_auto(
     content, mark, rest = text.partition(opening)
     if mark:
         return content.rstrip(), READERS[form](mark + rest, types or {})
+    if form == "hermes" and types and text.lstrip().startswith("{"):
+        bare = _of_bare_json(text, whole, types)
+        if bare is not None:
+            return bare
     certain = len(text) - longest_start(text, [opening])
     return (text if whole else text[:certain].rstrip()), []
 
@@ -78,6 +85,25 @@ def json_end(text: str, start: int = 0) -> int | None:
             if depth == 0:
                 return part.end()
     return None
+
+
+def _of_bare_json(text: str, whole: bool, types: Types) -> tuple[str, list[ToolCall]] | None:
+    """Return the calls of an output that is calls of known tools without their marks.
+
+    Small models forget the marks. None where the output is something else.
+    """
+    calls = read_json(text)
+    if calls:
+        return ("", calls) if all(call.name in types for call in calls) else None
+    compact = re.sub(r"\s+", "", text)
+    name, closed, rest = compact.removeprefix(BARE).partition('"')
+    if not compact.startswith(BARE):
+        may = BARE.startswith(compact)
+    elif not closed:
+        may = any(known.startswith(name) for known in types)
+    else:
+        may = name in types and any(f',"{key}":'.startswith(rest) for key in KEYS)
+    return ("", []) if may and not whole else None
 
 
 def _of_llama(text: str, whole: bool) -> tuple[str, list[ToolCall]]:
@@ -175,8 +201,5 @@ READERS: Mapping[Form, Callable[[str, Types], list[ToolCall]]] = {
 
 def types_of(tools: Sequence[Mapping[str, Any]]) -> Types:
     """Return the schemas of arguments of functions with ``name`` and ``parameters``."""
-    return {
-        tool["name"]: properties
-        for tool in tools
-        if isinstance(properties := (tool.get("parameters") or {}).get("properties"), dict)
-    }
+    found = {tool["name"]: (tool.get("parameters") or {}).get("properties") for tool in tools}
+    return {name: each if isinstance(each, dict) else {} for name, each in found.items()}

@@ -1,7 +1,8 @@
 """``/v1/messages``: a chat as Anthropic's Messages API has it."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import Request as HttpRequest
@@ -26,6 +27,11 @@ class Messages(BlockCall):
 
     prefix = "msg"
     chunk_kind = "message"
+    names: Mapping[str, str] = MappingProxyType({
+        "max_completion_tokens": "max_tokens", "stop": "stop_sequences",
+        "thinking_token_budget": "thinking.budget_tokens",
+        "response_format": "output_config.format",
+    })  # fmt: skip
 
     def __init__(self, service: Service, asked: MessagesRequest, http: HttpRequest) -> None:
         super().__init__(service, asked.chat(), http)

@@ -2,7 +2,8 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import Request as HttpRequest
@@ -24,6 +25,10 @@ class Responses(BlockCall):
 
     prefix = "resp"
     chunk_kind = "response"
+    names: Mapping[str, str] = MappingProxyType({
+        "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format", "reasoning_effort": "reasoning.effort",
+    })  # fmt: skip
 
     def __init__(self, service: Service, asked: ResponsesRequest, http: HttpRequest) -> None:
         store = service.responses
