@@ -153,8 +153,8 @@ class AsyncLLM:
         under it. GenerationError: the request failed on the way; the error holds its output.
         """
         state = self.inputs.request(
-            prompt, sampling_params or SamplingParams(), request_id, speculation=speculation,
-            priority=priority,
+            prompt, sampling_params or self.inputs.default_params, request_id,
+            speculation=speculation, priority=priority,
         )  # fmt: skip
         async with aclosing(self.run(state)) as steps:
             async for _ in steps:
@@ -176,8 +176,8 @@ class AsyncLLM:
         ``error`` of an event says why the request failed.
         """
         state = self.inputs.request(
-            prompt, sampling_params or SamplingParams(), request_id, speculation=speculation,
-            priority=priority,
+            prompt, sampling_params or self.inputs.default_params, request_id,
+            speculation=speculation, priority=priority,
         )  # fmt: skip
         async with aclosing(self.run(state)) as steps:
             async for events in steps:

@@ -73,6 +73,13 @@ class LLM:
         """The default drafter and draft length."""
         return self.engine.menu.state
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the sampling options that requests without any have.
+
+        They come from the checkpoint's ``generation_config.json``, or a GGUF file's metadata.
+        """
+        return self.inputs.default_params
+
     def set_speculation(self, state: SpeculationState) -> None:
         """Set the default drafter and draft length (None: the engine's) from the next step on.
 
@@ -91,7 +98,8 @@ class LLM:
 
         Args:
             prompts: a text, token ids, ``{"prompt_token_ids": ids}``, or a list of these.
-            sampling_params, speculation: one for all, or one each; None takes the defaults.
+            sampling_params, speculation: one for all, or one each; None takes the defaults, of
+                sampling those that come with the checkpoint.
 
         Raises RequestError: a prompt cannot be served; nothing has been started then.
         GenerationError: a request failed on the way; the error holds all outputs.
@@ -157,6 +165,8 @@ class LLM:
         Nobody reads the output of ``offline`` requests before all are done.
         """
         listed = as_list(prompts)
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
         params = _one_each(sampling_params, SamplingParams, len(listed), "sampling_params")
         speculations = _one_each(speculation, Speculation, len(listed), "speculation")
         states: list[RequestState] = []

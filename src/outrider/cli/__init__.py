@@ -17,6 +17,10 @@ HOMES = {
         "generate", "generate",
         "Continue a prompt; accepted tokens are green, the target's own after a draft cyan.",
     ),
+    "chat": Home(
+        "chat", "chat",
+        "Chat with a model; accepted tokens are green, the target's own after a draft cyan.",
+    ),
     "serve": Home("serve", "serve", "Serve a model to clients of OpenAI and vLLM."),
     "config": Home(
         "serve", "config",

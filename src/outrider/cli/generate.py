@@ -17,6 +17,8 @@ from ..base.config import ENGINE_OPTIONS, POCKET
 from ..base.options import options_of
 from ..base.types import Event, Origin, SamplingParams
 from ..errors import NumericalError
+from ..frontend.instruct import is_instruct
+from ..frontend.presets import TYPED_AT
 from .common import (
     SIGNS,
     AsJson,
@@ -33,13 +35,14 @@ from .flags import COMMON, argument, parameter, sampling, setting, with_paramete
 from .spelling import hint
 
 if TYPE_CHECKING:
+    from ..frontend.inputs import Prompt
     from ..frontend.outputs import RequestOutput, RequestState
     from ..llm import LLM
 
 COLOURS = {Origin.ACCEPTED: "\x1b[32m", Origin.BONUS: "\x1b[36m", Origin.PLAIN: ""}
 RESET = "\x1b[0m"
 LONGEST_NAME = 4096
-USUAL: dict[str, Any] = {"temperature": 0.7, "max_tokens": 128}
+USUAL: dict[str, Any] = {**TYPED_AT, "max_tokens": 128}
 """Defaults of this command that are not those of ``SamplingParams``."""
 SAMPLED = {
     o.name: replace(o, default=USUAL.get(o.name, o.default)) for o in options_of(SamplingParams)
@@ -128,7 +131,7 @@ class Screen:
 
     def take(self, event: Event) -> None:
         """Show an event, or keep it until the samples before it are done."""
-        self.waiting.setdefault(event.sample_index, []).append(self._dress(event))
+        self.waiting.setdefault(event.sample_index, []).append(self.dress(event))
         if event.finish_reason is not None:
             self.finished.add(event.sample_index)
         write("".join(self.waiting.pop(self.current, [])))
@@ -136,7 +139,8 @@ class Screen:
             self.current += 1
             write("\n" + "".join(self.waiting.pop(self.current, [])))
 
-    def _dress(self, event: Event) -> str:
+    def dress(self, event: Event) -> str:
+        """Return the text of an event as it is shown."""
         if not self.terminal:
             return event.text
         text, colour = event.text.translate(SIGNS), COLOURS[event.origin] if self.colour else ""
@@ -184,7 +188,19 @@ def as_json(output: RequestOutput) -> dict[str, Any]:
     }
 
 
-def stream(llm: LLM, prompt: str, params: SamplingParams) -> RequestState:
+def asked_of(llm: LLM, text: str, raw: bool) -> Prompt:
+    """Return what a prompt asks of a model: one that chats gets it as a user's message."""
+    inputs = llm.inputs
+    if raw or not is_instruct(inputs.folder, inputs.codec):
+        return text
+    if sys.stderr.isatty():
+        hint("the chat template is applied; --raw continues the text as it is.")
+    return inputs.encode(
+        inputs.render([{"role": "user", "content": text}]), special=False, rendered=True
+    )
+
+
+def stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestState:
     """Print the output as it is generated; return the request's state at its end."""
     screen = Screen.of_stdout()
     (state,) = llm.start(prompt, params)
@@ -217,6 +233,11 @@ def generate(
     grammar: str | None = sampling("Make the output follow it: Lark or GBNF.", metavar="TEXT|FILE"),
     choice: list[str] | None = sampling("Make the output one of these; give it again."),
     stop: list[str] | None = setting(None, "End at this string; may be given again."),
+    raw: bool = setting(
+        False,
+        "Continue the text as it is, without the chat template of a model that chats.",
+        "--raw",
+    ),
     stats: bool = setting(False, "Show the figures on stderr.", "--stats"),
     json_: AsJson = False,
     **options: Any,
@@ -235,11 +256,14 @@ def generate(
         raise typer.BadParameter("give one prompt.")
     text = read_prompt(text if prompt is None else prompt, file)
     llm = open_llm(model_folder(model), **options)
-    if "max_tokens" not in given:
-        params = replace(params, max_tokens=min(USUAL["max_tokens"], llm.engine.max_model_len))
+    usual = {**USUAL, **llm.inputs.defaults}
+    usual["max_tokens"] = min(usual["max_tokens"], llm.engine.max_model_len)
+    params = replace(params, **{n: value for n, value in usual.items() if n not in given})
+    asked = asked_of(llm, text, raw)
     if json_:
-        write(json.dumps(as_json(llm.generate(text, params)[0])) + "\n")
+        output = replace(llm.generate(asked, params)[0], prompt=text)
+        write(json.dumps(as_json(output)) + "\n")
         return
-    state = stream(llm, text, params)
+    state = stream(llm, asked, params)
     if stats:
         show_stats(state, llm.engine.budget)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from ..base.types import DEFAULT_SPECULATION, Request, SamplingParams, Speculation, check_vocabulary
@@ -12,6 +13,7 @@ from ..params import DEFAULT_MAX_TOKENS
 from ..sampling.seeds import fresh_seed, request_seed
 from ..text.codec import Message, has_lone_surrogates
 from .outputs import OutputProcessor, RequestState
+from .presets import sampling_defaults
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -27,6 +29,16 @@ class InputProcessor:
         self.eos_token_ids = facts.eos_token_ids
         self.outputs = OutputProcessor(self.codec)
         self._numbers = itertools.count()
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The checkpoint's sampling defaults, see ``presets.sampling_defaults``."""
+        return sampling_defaults(self.folder)
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """The sampling options of a request that says nothing of them."""
+        return SamplingParams(**self.defaults)
 
     def request(
         self,

@@ -16,7 +16,7 @@ from .protocol import REQUEST_ID
 from .traces import Tracer
 
 HEADER = "x-request-id"
-PROBES = frozenset({"/health", "/ready"})
+PROBES = frozenset({"/health", "/ready", "/ping"})
 """Probes: not counted as calls or errors, nor logged."""
 
 

@@ -86,17 +86,19 @@ class CompletionLogprobs:
 
     A token is listed when its position in the text is certain: a stop string may still cut off
     text that is held back. ``echoed`` is the prompt, if the choice's text begins with it, and
-    ``prompt`` has the log probabilities of its tokens.
+    ``prompt`` has the log probabilities of its tokens. Tokens are named as ``namer`` has it.
     """
 
     def __init__(
         self,
         outputs: OutputProcessor,
         request: Request,
+        by_id: bool = False,
         echoed: str | None = None,
         prompt: Sequence[Logprobs | None] | None = None,
     ) -> None:
         self._outputs = outputs
+        self._named = namer(outputs, by_id)
         self._waiting: deque[tuple[int, int, Logprobs | None]] = deque()
         if echoed is not None:
             ids = request.prompt_token_ids
@@ -115,7 +117,7 @@ class CompletionLogprobs:
         while self._waiting and (whole or self._waiting[0][0] <= end):
             shown.append(self._waiting.popleft())
         return {
-            "tokens": [self._outputs.word(id) for _, id, _ in shown],
+            "tokens": [self._named(id) for _, id, _ in shown],
             "token_logprobs": [finite(one[id].logprob) if one else None for _, id, one in shown],
             "top_logprobs": [self._by_word(one) if one else None for _, _, one in shown],
             "text_offset": [min(place, end) for place, _, _ in shown],
@@ -125,7 +127,7 @@ class CompletionLogprobs:
         """Return log probabilities by token text; of equal texts, later ones by their bytes."""
         by_word: dict[str, float] = {}
         for id, entry in logprobs.items():
-            word = self._outputs.word(id)
+            word = self._named(id)
             if word in by_word:
                 escaped = "".join(f"\\x{byte:02x}" for byte in self._outputs.bytes_of(id))
                 word = f"bytes:{escaped}"
@@ -133,14 +135,27 @@ class CompletionLogprobs:
         return by_word
 
 
+def namer(outputs: OutputProcessor, by_id: bool) -> Callable[[int], str]:
+    """Return what names a token in lists: by its text or, as ``token_id:7``, by its id."""
+    return (lambda id: f"token_id:{id}") if by_id else outputs.word
+
+
 def chat_logprobs(
-    logprobs: Sequence[Logprobs], ids: Sequence[int], top: int, outputs: OutputProcessor
+    logprobs: Sequence[Logprobs],
+    ids: Sequence[int],
+    top: int,
+    outputs: OutputProcessor,
+    by_id: bool = False,
 ) -> dict[str, Any]:
-    """Return log probabilities for ``/v1/chat/completions``, the ``top`` likeliest listed."""
+    """Return log probabilities for ``/v1/chat/completions``, the ``top`` likeliest listed.
+
+    Tokens are named as ``namer`` has it.
+    """
+    named = namer(outputs, by_id)
 
     def shown(id: int, entry: Logprob) -> dict[str, Any]:
         own = list(outputs.bytes_of(id))
-        return {"token": outputs.word(id), "logprob": finite(entry.logprob), "bytes": own}
+        return {"token": named(id), "logprob": finite(entry.logprob), "bytes": own}
 
     content = []
     for one, id in zip(logprobs, ids, strict=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import (
     FileResponse,
     JSONResponse,
@@ -22,6 +23,7 @@ from .. import __version__
 from ..async_llm import AsyncLLM
 from . import protocol
 from .access import Access
+from .aliases import Aliases
 from .answering import answered, unless_gone
 from .bodies import LONG_BODY, BodyRoute
 from .chat import Chat
@@ -76,6 +78,12 @@ def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
     install(app)
     app.add_middleware(Gate, settings=settings)
     app.add_middleware(Access, failed=service.metrics.failed, tracer=tracer)
+    app.add_middleware(Aliases, root=settings.root_path)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"],
+            allow_headers=["*"], expose_headers=["x-request-id", "retry-after"],
+        )  # fmt: skip
     _models(app, service)
     _others(app, service)
     _texts(app, service)
@@ -110,6 +118,11 @@ def _models(app: FastAPI, service: Service) -> None:
         """Return the model of one name."""
         service.check_model(name)
         return next(card for card in (await models())["data"] if card["id"] == name)
+
+    @app.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> None:
+        """Say that there are none, to a call with a body of any kind."""
+        raise Refusal("this server generates text; it has no embeddings.", status=404)
 
     @app.post("/v1/completions", responses=STREAMED)
     async def completions(body: protocol.CompletionRequest, http: Request) -> Response:
@@ -223,6 +236,17 @@ def _health(app: FastAPI, service: Service) -> None:
         if service.llm.ready is None:
             raise Refusal("the engine is starting.", status=503)
         return JSONResponse({"ready": True})
+
+    @app.get("/ping", include_in_schema=False)
+    @app.post("/ping", include_in_schema=False)
+    async def ping() -> Response:
+        """Answer as /health does, to what asks by SageMaker's path."""
+        return await health()
+
+    @app.get("/load")
+    async def load_now() -> dict[str, int]:
+        """Return how many requests are under way."""
+        return {"server_load": service.metrics.under_way}
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:

@@ -12,10 +12,9 @@ from typing import Any
 
 from ..async_llm import AsyncLLM
 from ..base.config import ENGINE_OPTIONS
-from ..base.fields import Fields, read_object
 from ..checkpoints.formats.gguf import part_files
 from ..errors import ConfigError, ModelError, shown
-from ..params import DISTRIBUTION, SAMPLING, SamplingParams
+from ..frontend.presets import FILE, of_file, sampling_defaults
 from ..text.calls import MARKS, Form
 from ..text.reasoning import FORMS, form_of
 from .hosts import bare
@@ -51,6 +50,8 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Setting]) -> tuple[
         "detail": choice(values, "per_request_spec_decode_metrics", details),
         "api_keys": read_keys(values["api_key"], values["api_key_file"]),
         "allowed_hosts": read_hosts(values["allowed_hosts"]),
+        "allowed_origins": read_origins(values["allowed_origins"]),
+        "root_path": read_root(values["root_path"]),
         "max_body": values["max_body_bytes"],
         "otlp_traces_endpoint": read_endpoint(values["otlp_traces_endpoint"]),
         "slo": read_slo(values["slo"]),
@@ -122,6 +123,33 @@ def read_hosts(listed: str | None) -> tuple[str, ...]:
     return tuple(hosts)
 
 
+def read_origins(listed: str | None) -> tuple[str, ...]:
+    """Return the origins whose pages may call the server. Raises ConfigError: one is no origin."""
+    text = (listed or "").strip()
+    if text.startswith("["):  # as vLLM has it
+        try:
+            text = ",".join(map(str, json.loads(text)))
+        except (ValueError, TypeError, RecursionError):
+            raise ConfigError(f"allowed_origins is {shown(listed)}; give a list.") from None
+    origins = tuple(filter(None, (part.strip().rstrip("/") for part in text.split(","))))
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/,?#]+", origin):
+            raise ConfigError(
+                f"allowed_origins has {shown(origin)}; give origins as in https://app.example.com, "
+                "or * for all."
+            )
+    return origins
+
+
+def read_root(path: str | None) -> str:
+    """Return the path below which a proxy serves. Raises ConfigError: it is no path."""
+    if not path:
+        return ""
+    if not re.fullmatch(r"(/[\w.~-]+)+/?", path):
+        raise ConfigError(f"root_path is {shown(path)}; give a path as in /llm.")
+    return path.rstrip("/")
+
+
 def read_endpoint(url: str | None) -> str | None:
     """Return the address that spans are sent to. Raises ConfigError: it is no HTTP address."""
     if url is None or re.fullmatch(r"https?://(\[[\da-fA-F:.]+\]|[^\s/:]+)(:\d{1,5})?(/\S*)?", url):
@@ -131,27 +159,19 @@ def read_endpoint(url: str | None) -> str | None:
     )
 
 
-def read_defaults(source: str, folder: Path) -> dict[str, Any]:
-    """Return the sampling defaults of a generation_config.json, by the names of ``SamplingParams``.
+def read_defaults(source: str, model: Path) -> dict[str, Any]:
+    """Return the sampling defaults by the names of ``SamplingParams``.
 
-    ``source`` is auto for the one of the model's ``folder``, vllm for none, or a folder with one.
-    Raises ConfigError: the file is missing or damaged, or a value out of range.
+    ``source`` is auto for the ``model``'s own, vllm for none, or a folder with a
+    generation_config.json. Raises ConfigError: the file is missing or damaged, or a value out of
+    range.
     """
-    file = (folder if source == "auto" else Path(source)) / "generation_config.json"
-    if source == "vllm" or (source == "auto" and not file.is_file()):
+    if source == "vllm":
         return {}
     try:
-        config = read_object(file)
-        defaults = {n: config[n] for n in DISTRIBUTION if config.get(n) is not None}
-        if config.get("max_new_tokens") is not None:
-            defaults["max_tokens"] = config["max_new_tokens"]
-        fields = Fields(defaults, str(file))
-        for name in defaults:
-            fields.whole(name, -1) if SAMPLING[name].whole else fields.number(name)
-        SamplingParams(**defaults)
+        return sampling_defaults(model) if source == "auto" else of_file(Path(source) / FILE)
     except (ConfigError, ModelError) as error:
         raise ConfigError(f"generation_config: {error} Or give vllm for none.") from None
-    return defaults
 
 
 def read_slo(text: str | None) -> dict[str, float]:

@@ -109,9 +109,12 @@ class Chat(Dialogue):
         """Return a choice with the figures of the sample's tokens from ``start`` on."""
         logprobs, ids = sample.logprobs[start:], sample.token_ids[start:]
         top, outputs = self.body.top_logprobs or 0, self.service.llm.inputs.outputs
+        listed = None
+        if self.body.logprobs:
+            by_id = self.body.return_tokens_as_token_ids
+            listed = chat_logprobs(logprobs, ids, top, outputs, by_id)
         choice |= {
-            "logprobs": chat_logprobs(logprobs, ids, top, outputs) if self.body.logprobs else None,
-            "finish_reason": reason, "stop_reason": sample.stop_reason,
+            "logprobs": listed, "finish_reason": reason, "stop_reason": sample.stop_reason,
         }  # fmt: skip
         if self.body.return_token_ids:
             choice["token_ids"] = ids

@@ -87,8 +87,8 @@ class _Choice:
         self.logprobs: CompletionLogprobs | None = None
         if self.body.logprobs is not None:
             echo = (state.prompt or "", state.prompt_logprobs) if self.body.echo else ()
-            outputs = call.service.llm.inputs.outputs
-            self.logprobs = CompletionLogprobs(outputs, state.request, *echo)
+            outputs, by_id = call.service.llm.inputs.outputs, self.body.return_tokens_as_token_ids
+            self.logprobs = CompletionLogprobs(outputs, state.request, by_id, *echo)
 
     def part(self, part: SampleState) -> dict[str, Any]:
         """Return a complete choice, or the part of a step."""

@@ -61,6 +61,8 @@ HISTOGRAMS = {
     "inference": ("vllm:request_inference_time_seconds", "Running.", LONG),
     "prompts": ("vllm:request_prompt_tokens", "Prompt tokens.", COUNTS),
     "outputs": ("vllm:request_generation_tokens", "Output tokens.", COUNTS),
+    "max_tokens": ("vllm:request_params_max_tokens", "Their max_tokens.", COUNTS),
+    "n": ("vllm:request_params_n", "Their n.", (1, 2, 5, 10, 20)),
     "iteration": ("vllm:iteration_tokens_total", "Rows of a step.", COUNTS),
 }
 """By key: name, help and buckets of a histogram."""
@@ -210,9 +212,17 @@ class Metrics(Collector):
         """Begin to time a request."""
         wishes = request.speculation
         wants_drafts = wishes.length(1) > 0 and wishes.drafter != NONE
+        self._times["n"].observe(request.params.n)
+        if request.params.max_tokens is not None:
+            self._times["max_tokens"].observe(request.params.max_tokens)
         self._lives[request.id] = _Life(
             time.perf_counter(), len(request.prompt_token_ids), request.params.n, wants_drafts
         )
+
+    @property
+    def under_way(self) -> int:
+        """Requests that have begun and not ended."""
+        return len(self._lives)
 
     def end(self, request_id: str) -> None:
         """Forget a request, however it ended."""
@@ -343,6 +353,11 @@ class Metrics(Collector):
         return (
             (gauge, "vllm:num_requests_running", "Sequences that run.", (), {(): gauges.running}),
             (gauge, "vllm:num_requests_waiting", "Sequences that wait.", (), {(): gauges.waiting}),
+            (gauge, "vllm:num_requests_waiting_by_reason", "Sequences that wait, by reason.",
+             ("reason",), {("capacity",): gauges.waiting, ("deferred",): 0}),
+            (gauge, "vllm:cache_config_info", "The cache: its pages and what they hold.",
+             ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"),
+             {self._cache: 1.0} if self.llm.ready is not None else {}),
             (gauge, "vllm:kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", (),
              {(): gauges.pages_used / max(1, gauges.pages)}),
             (gauge, "outrider_draft_length", "Longest draft in use, 0 for none.", (),
@@ -375,6 +390,13 @@ class Metrics(Collector):
             *self._believed(),
             *(family for told in self.others for family in told()),
         )  # fmt: skip
+
+    @property
+    def _cache(self) -> tuple[str, str, str, str]:
+        """Tokens of a page, pages, dtype of the cache, and whether prefixes are shared."""
+        config = self.llm.config
+        shares, pages = str(config.enable_prefix_caching), str(self.llm.gauges.pages)
+        return str(config.page_size), pages, config.kv_cache_dtype, shares
 
     def _believed(self) -> tuple[Family, ...]:
         """Return the families on what the engine's controller believes; none without one."""

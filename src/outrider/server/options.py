@@ -22,13 +22,23 @@ SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no"
 """Texts of a switch in the environment."""
 DAY = 86400.0
 """Seconds."""
-RELAXED = ("memory", "api_key", "served_model_name", "allowed_hosts", "speculative_config")
+RELAXED = (
+    "memory",
+    "api_key",
+    "served_model_name",
+    "allowed_hosts",
+    "allowed_origins",
+    "speculative_config",
+)
 """Texts that a file may give as a number, a list or a table."""
 
 SERVER_OPTIONS = (
     Option("host", str, "127.0.0.1", "Address to listen on."),
     Option("port", int, 8000, "Port to listen on; 0 takes a free one.", 0, 65535),
     Option("allowed_hosts", str, None, "More names that clients may call it by; * for all."),
+    Option("allowed_origins", str, None,
+           "Origins whose pages may call it, with commas; * for all."),
+    Option("root_path", str, None, "The path below which a proxy serves it, as in /llm."),
     Option("api_key", str, None, "Keys that open the server, with commas; none leaves it open."),
     Option("api_key_file", str, None, "A file with one key a line."),
     Option("served_model_name", str, None, "Names of the model for clients, with commas."),

@@ -180,6 +180,7 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
     bad_words: Words | None = None
     allowed_token_ids: shapes.OptionIds | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     return_speculation: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -380,7 +381,7 @@ PASSED = (
     "min_tokens", "logit_bias", "stop", "stop_token_ids", "bad_words", "allowed_token_ids",
     "ignore_eos", "include_stop_str_in_output", "structured_outputs", "speculation", "prediction",
     "priority", "cache_salt", "request_id", "timeout", "chat_template_kwargs", "documents",
-    "thinking_token_budget", "include_reasoning",
+    "thinking_token_budget", "include_reasoning", "continue_final_message",
 )  # fmt: skip
 """Fields of chats that responses and messages take as they are, though their own APIs lack them."""
 

@@ -14,7 +14,7 @@ from .hosts import host_is_ours, origin_is_ours
 from .settings import Settings
 from .shown import short
 
-OPEN = frozenset({"/health", "/ready", "/metrics", "/", "/favicon.ico"})
+OPEN = frozenset({"/health", "/ready", "/ping", "/metrics", "/", "/favicon.ico"})
 
 
 def key_of(keys: Sequence[str], headers: Headers) -> int | None:
@@ -100,7 +100,8 @@ class Gate:
             return
         raise Refusal(
             f"the Origin {short(origin)!r} is not allowed here; start the server with "
-            "--allowed-hosts NAME, or send an API key.", status=403, code="origin_not_allowed",
+            "--allowed-origins ORIGIN, or send an API key.", status=403,
+            code="origin_not_allowed",
         )  # fmt: skip
 
     def has_body(self, scope: Scope, headers: Headers) -> bool:

@@ -38,6 +38,8 @@ class Settings:
     max_connections: int = 1024
     host: str = "127.0.0.1"
     allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    root_path: str = ""
     slo: Mapping[str, float] = field(default_factory=dict)
     request_timeout: float | None = None
     log_interval: float = 0.0

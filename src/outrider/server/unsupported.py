@@ -68,7 +68,6 @@ Unsupported = _model(
     ("functions", Unless(([],), TOOLS)),
     ("function_call", Unless(("none",), TOOLS)),
     ("logits_processors", Unless(([],), "pass them to LLM.generate in Python")),
-    ("return_tokens_as_token_ids", Unless((False,), "give return_token_ids")),
     ("detokenize", Unless((True,), "give return_token_ids")),
     ("guided_whitespace_pattern", Unless((), BLANKS)),
     ("chat_template", Unless((), "the operator chooses the template")),

@@ -67,14 +67,17 @@ class Prompt(Other):
         return chat_request(self._fields())
 
     def _fields(self) -> dict[str, Any]:
-        messages = []
+        messages: list[dict[str, Any]] = []
+        more: dict[str, Any] = {}
         if self.system:
             messages.append({"role": "system", "content": _text(self.system, "system")})
         for number, message in enumerate(self.messages):
             messages += messages_of(message, f"messages[{number}]")
+        last = messages[-1]
+        if last["role"] == "assistant" and "tool_calls" not in last:
+            more = {"continue_final_message": True}  # as Anthropic's API has it
         config = self.output_config or OutputConfig()
         form = config.format or self.output_format
-        more: dict[str, Any] = {}
         if form is not None:
             schema = {"name": "output", "schema": form.schema_}
             more["response_format"] = {"type": "json_schema", "json_schema": schema}

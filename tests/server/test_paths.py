@@ -1,0 +1,116 @@
+"""Paths and headers that other servers have: aliases, probes, pages of other origins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from outrider.errors import ConfigError
+from outrider.server.app import create_app
+from outrider.server.build import read_origins, read_root
+from outrider.server.settings import Settings
+from tests.support.echo import Echo
+
+PAGE = "https://app.example.com"
+HI: Any = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def front(folder: Path, **settings: Any) -> TestClient:
+    app = create_app(Echo(folder, None), Settings(names=("tiny",), **settings))
+    return TestClient(app, "http://localhost")
+
+
+@pytest.fixture(scope="module")
+def client(tiny_llama: Path) -> TestClient:
+    return front(tiny_llama).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/chat/completions", HI), ("/completions", {"prompt": "x"}), ("/models", None),
+        ("/models/tiny", None), ("/responses", {"input": "x"}), ("/speculation", None),
+        ("/messages", {**HI, "max_tokens": 3}), ("/messages/count_tokens", HI),
+    ],
+)  # fmt: skip
+def test_paths_need_no_v1(path: str, body: Any, client: TestClient) -> None:
+    answers = [
+        client.get(place) if body is None else client.post(place, json={**body, "seed": 1})
+        for place in (path, f"/v1{path}")
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].json().keys() == answers[1].json().keys()
+    assert client.get(f"/v1/v1{path}").status_code == 404
+
+
+def test_probes_of_others(client: TestClient) -> None:
+    assert client.get("/ping").status_code == client.post("/ping").status_code == 200
+    assert client.get("/load").json() == {"server_load": 0}
+    for place in ("/v1/embeddings", "/embeddings"):
+        answer = client.post(place, json={"input": "x"})
+        assert answer.status_code == 404
+        assert "no embeddings" in answer.json()["error"]["message"]
+
+
+def test_dashboards_of_vllm_find_their_metrics(client: TestClient) -> None:
+    client.post("/v1/completions", json={"prompt": "x", "max_tokens": 7, "n": 2}).raise_for_status()
+    text = client.get("/metrics").text
+    for line in (
+        'vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 0.0',
+        'vllm:request_params_n_sum{engine="0",model_name="tiny"}',
+        'vllm:request_params_max_tokens_sum{engine="0",model_name="tiny"}',
+        'block_size="16"',
+    ):
+        assert line in text
+
+
+def test_pages_of_other_origins(tiny_llama: Path, client: TestClient) -> None:
+    asks = {"Origin": PAGE, "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "content-type,authorization"}  # fmt: skip
+    assert "access-control-allow-origin" not in client.get("/health", headers=asks).headers
+    assert client.post("/v1/completions", json={"prompt": "x"}, headers=asks).status_code == 403
+    for allowed, theirs in (((PAGE,), True), (("*",), True), (("https://b.example",), False)):
+        with front(tiny_llama, allowed_origins=allowed) as page:
+            before = page.options("/v1/completions", headers=asks)
+            answer = page.post("/v1/completions", json={"prompt": "x"}, headers=asks)
+        assert (before.status_code == 200) is theirs
+        assert (answer.status_code == 200) is theirs
+        told = answer.headers.get("access-control-allow-origin")
+        assert told == ((PAGE if allowed != ("*",) else "*") if theirs else None)
+        assert answer.headers.get("access-control-allow-credentials") is None
+    with front(tiny_llama, allowed_origins=(PAGE,), api_keys=("k",)) as page:
+        assert page.options("/v1/completions", headers=asks).status_code == 200
+        assert page.post("/v1/completions", json={"prompt": "x"}, headers=asks).status_code == 401
+
+
+def test_below_a_path_of_a_proxy(tiny_llama: Path) -> None:
+    with front(tiny_llama, root_path="/llm") as page:
+        assert page.get("/openapi.json").json()["servers"] == [{"url": "/llm"}]
+        assert page.get("/v1/models").status_code == page.get("/llm/v1/models").status_code == 200
+        assert page.get("/models").status_code == page.get("/llm/models").status_code == 200
+
+
+def test_origins_and_roots_are_checked() -> None:
+    assert read_origins(None) == ()
+    assert read_origins("https://a.b, http://c:80/") == ("https://a.b", "http://c:80")
+    assert read_origins('["*"]') == ("*",)
+    assert (read_root(None), read_root("/a/b/")) == ("", "/a/b")
+    for wrong in ("a.b", "https://a.b/c", "[1", "https://a b", "null"):
+        with pytest.raises(ConfigError, match="allowed_origins"):
+            read_origins(wrong)
+    for wrong in ("llm", "/", "/a b", "//x", "/a?b"):
+        with pytest.raises(ConfigError, match="root_path"):
+            read_root(wrong)
+
+
+def test_tokens_by_their_ids(client: TestClient) -> None:
+    more = {"return_tokens_as_token_ids": True}
+    ask = {"prompt": "x", "logprobs": 1, "echo": True, **more}
+    listed = client.post("/v1/completions", json=ask).json()["choices"][0]["logprobs"]
+    assert listed["tokens"][-1] == "token_id:42"
+    assert list(listed["top_logprobs"][-1]) == ["token_id:42"]
+    chat = client.post("/v1/chat/completions", json={**HI, **more, "logprobs": True}).json()
+    assert chat["choices"][0]["logprobs"]["content"][0]["token"] == "token_id:40"
