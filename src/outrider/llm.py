@@ -136,17 +136,45 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation ([{"role": ..., "content": ...}, ...]), or a list of them.
 
+        Args:
+            tools: functions that may be called, in OpenAI's form.
+            chat_template_kwargs: further variables of the chat template.
+
         Raises RequestError: the checkpoint has no template, or the template refuses the messages.
         """
+        prompts = self._prompts(messages, tools, chat_template_kwargs)
+        return self.generate(prompts, sampling_params)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Iterator[Event]:
+        """Answer conversations as ``chat`` does, and yield events as ``stream`` does."""
+        prompts = self._prompts(messages, tools, chat_template_kwargs)
+        yield from self.stream(prompts, sampling_params)
+
+    def _prompts(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> list[Prompt]:
+        """Return the token ids of a conversation, or of each of several."""
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: list[Any] = [messages] if one else list(messages)
-        texts = (self.inputs.render(list(each)) for each in conversations)
-        return self.generate(
-            [self.inputs.encode(t, special=False, rendered=True) for t in texts], sampling_params
-        )
+        more: dict[str, Any] = {**(variables or {}), "tools": [dict(tool) for tool in tools or ()]}
+        texts = (self.inputs.render(list(each), **more) for each in conversations)
+        return [self.inputs.encode(text, special=False, rendered=True) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included; empty for a model without text."""

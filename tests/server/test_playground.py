@@ -174,7 +174,7 @@ def test_the_panel_says_who_drafts(page, choices, paused: bool, said: str) -> No
     }  # fmt: skip
     page.execute_script(
         "const [known, real] = [arguments[0], window.fetch];"
-        "window.fetch = async (path, ...rest) => path === '/v1/speculation'"
+        "window.fetch = async (path, ...rest) => path === 'v1/speculation'"
         " ? new Response(JSON.stringify({ controller: known })) : real(path, ...rest);",
         known,
     )
@@ -330,3 +330,184 @@ def test_it_fits_a_phone_and_needs_nothing_from_elsewhere(page, server) -> None:
         )
         ground = page.execute_script("return getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, ground[4:-1].split(","))) < 300) == dark
+
+
+TEMPLATE = """\
+{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system prompt here') }}\
+{% endif %}{{ m.role }}: {{ m.content }};{% endfor %}"""
+
+
+@pytest.fixture(scope="module")
+def talks(
+    tiny_llama: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """A server whose template takes the roles of users and models, and no system prompt."""
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE)
+    drafts = "--drafter", tiny_drafter, "--num-speculative-tokens", "4"
+    with Served(tiny_llama, "--chat-template", template, *drafts) as found:
+        yield found
+
+
+@pytest.fixture
+def talk(browser, talks):
+    """The chat, empty, with a history of its own."""
+    browser.set_window_size(1200, 900)
+    browser.get(talks.url)
+    until(browser, lambda: "context 256" in at(browser, "#model").text)
+    at(browser, "#to-chat").click()
+    assert at(browser, "#max_tokens").get_attribute("value") == "256"  # the whole context
+    at(browser, "#options summary").click()
+    fill(browser, "#max_tokens", "24")
+    at(browser, "#ask").click()
+    yield browser
+    browser.execute_script("localStorage.clear()")
+    browser.get("about:blank")
+
+
+def said(page, text: str) -> None:
+    """Send a message and wait for the end of its answer."""
+    turns = len(all_at(page, ".turn.assistant"))
+    at(page, "#ask").send_keys(text + "\n")
+    until(page, lambda: len(all_at(page, ".turn.assistant")) == turns + 1)
+    until(page, lambda: at(page, "#send").is_displayed())
+
+
+def test_a_chat_and_what_is_kept_of_it(talk) -> None:
+    said(talk, "for word")
+    said(talk, "again")
+    figures = [each.text for each in all_at(talk, ".assistant .figures")]
+    assert len(figures) == 2
+    for each in figures:
+        assert "tokens/s" in each
+        assert "of drafts accepted" in each
+        assert "first token" in each
+    assert not at(talk, ".assistant .do-again").is_displayed()  # the last answer alone
+    texts = [each.text for each in all_at(talk, ".turn .content")]
+    (row,) = all_at(talk, "#chats .open")
+    assert row.text == "for word"
+    at(talk, "#new").click()
+    assert not all_at(talk, ".turn")
+    said(talk, "another")
+    assert [each.text for each in all_at(talk, "#chats .open")] == ["another", "for word"]
+    talk.refresh()
+    until(talk, lambda: len(all_at(talk, "#chats .open")) == 2)
+    all_at(talk, "#chats .open")[1].click()
+    assert [each.text for each in all_at(talk, ".turn .content")] == texts
+    assert not at(talk, ".assistant .do-race").is_enabled()  # its call is not kept
+    all_at(talk, "#chats .drop")[1].click()
+    assert not all_at(talk, ".turn")
+    assert [each.text for each in all_at(talk, "#chats .open")] == ["another"]
+
+
+def test_the_history_and_the_system_prompt_are_sent(talk) -> None:
+    talk.execute_script(
+        "const real = window.fetch; window.bodies = [];"
+        "window.fetch = (path, options) => { if (options?.method === 'POST')"
+        " window.bodies.push(JSON.parse(options.body)); return real(path, options); };"
+    )
+    at(talk, "aside details:last-child summary").click()
+    fill(talk, "#system", "Be brief.")
+    at(talk, "#ask").send_keys("one\ue008\n\ue000two\n")  # Shift and Enter between
+    until(talk, lambda: at(talk, "#send").is_displayed() and at(talk, "#message").text)
+    assert "no system prompt here" in at(talk, "#message").text
+    fill(talk, "#system", " ")
+    said(talk, "three")
+    first, second = talk.execute_script("return window.bodies")
+    assert [m["role"] for m in first["messages"]] == ["system", "user"]
+    assert first["messages"][1]["content"] == "one\ntwo"
+    assert [m["content"] for m in second["messages"]] == ["three"]  # in the failed one's place
+    assert second["max_tokens"] == 24
+    assert "seed" not in second
+    assert len(all_at(talk, ".turn.user")) == 1
+
+
+def test_tokens_and_the_race_of_an_answer(talk) -> None:
+    said(talk, "for word")
+    answer = at(talk, ".turn.assistant")
+    text = answer.find_element("css selector", ".content").text
+    answer.find_element("css selector", ".do-tokens").click()
+    tokens = answer.find_elements("css selector", ".tokens .token")
+    assert len(tokens) == 24
+    assert {"accepted", "bonus"} & {one.get_attribute("title") for one in tokens}
+    answer.find_element("css selector", ".do-tokens").click()
+    assert answer.find_element("css selector", ".content").text == text
+    answer.find_element("css selector", ".do-race").click()
+    verdict = answer.find_element("css selector", ".verdict")
+    until(talk, lambda: verdict.get_attribute("data-equal") == "true")
+    assert "Both texts are equal" in verdict.text
+    answer.find_element("css selector", ".do-again").click()
+    until(talk, lambda: at(talk, "#send").is_displayed())
+    assert len(all_at(talk, ".turn.assistant")) == 1
+
+
+def test_an_answer_is_stopped_and_stays(talk) -> None:
+    fill(talk, "#max_tokens", "240")
+    at(talk, "#ask").send_keys("for word\n")
+    until(talk, lambda: at(talk, "#halt").is_displayed())
+    at(talk, "#ask").send_keys("\ue00c")  # Escape
+    until(talk, lambda: at(talk, "#message").text == "stopped")
+    assert at(talk, "#send").is_displayed()
+
+
+MARKDOWN = """\
+# Head <script>window.broken = 1</script>
+
+A *b* **c** `d <i>` [safe](https://example.com/a?b=1) [bad](javascript:window.broken=1)
+![x](https://example.com/x.png) <img src=x onerror="window.broken = 1">
+
+- one
+  - two
+1. three
+
+> quoted
+
+| a | b |
+|---|---|
+| 1 | `2` |
+
+```html
+<b>code</b>
+```
+"""
+
+
+def test_markdown_is_no_html(page) -> None:
+    page.execute_async_script(
+        "const done = arguments[1]; import('/playground/markdown.js').then(({ rendered }) => {"
+        " const box = document.createElement('div'); box.id = 'box';"
+        " box.append(...rendered(arguments[0])); document.body.append(box); done(); });",
+        MARKDOWN,
+    )
+    for css, text in (
+        ("h3", "Head <script>window.broken = 1</script>"), ("em", "b"), ("strong", "c"),
+        ("p code", "d <i>"), ("ul > li > ul > li", "two"), ("ol > li", "three"),
+        ("blockquote", "quoted"), ("td code", "2"), ("pre code", "<b>code</b>"),
+        (".code-bar span", "html"),
+    ):  # fmt: skip
+        assert at(page, f"#box {css}").text == text, css
+    (link,) = all_at(page, "#box a:not([href*='x.png'])")
+    assert link.get_attribute("href") == "https://example.com/a?b=1"
+    assert "noopener" in link.get_attribute("rel")
+    assert not all_at(page, "#box img, #box script, #box i, #box b")
+    assert page.execute_script("return window.broken") is None
+    assert "[bad](javascript:window.broken=1)" in at(page, "#box").text
+
+
+def test_a_model_that_chats_opens_in_the_chat(tiny_llama: Path, tmp_path: Path, browser) -> None:
+    folder = tmp_path / "tiny-instruct"
+    shutil.copytree(tiny_llama, folder)
+    (folder / "generation_config.json").write_text('{"temperature": 0.25, "top_p": 0.5}')
+    with Served(folder) as server:
+        browser.get(server.url)
+        until(browser, lambda: at(browser, "#chat").is_displayed())
+        assert browser.execute_script("return document.activeElement.id") == "ask"
+        for name, value in (("temperature", "0.25"), ("top_p", "0.5"), ("max_tokens", "256")):
+            assert at(browser, f"#{name}").get_attribute("value") == value
+        browser.set_window_size(360, 740)
+        at(browser, "#ask").send_keys("x" * 99 + "\n")
+        until(browser, lambda: all_at(browser, ".turn.assistant"))
+        wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert browser.execute_script(wide) <= 0
+        browser.execute_script("localStorage.clear()")
+        browser.get("about:blank")

@@ -21,6 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from .. import __version__
 from ..async_llm import AsyncLLM
+from ..frontend.instruct import is_instruct
 from . import protocol
 from .access import Access
 from .aliases import Aliases
@@ -95,6 +96,7 @@ def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
 
 def _models(app: FastAPI, service: Service) -> None:
     created = int(time.time())
+    chats = is_instruct(service.llm.inputs.folder, service.llm.inputs.codec)
     since = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
 
     @app.get("/v1/models")
@@ -105,7 +107,8 @@ def _models(app: FastAPI, service: Service) -> None:
             {
                 "id": name, "object": "model", "created": created, "owned_by": "outrider",
                 "root": str(inputs.folder), "parent": None, "max_model_len": inputs.max_model_len,
-                # What Anthropic's clients read.
+                # What the playground starts with, and what Anthropic's clients read.
+                "chats": chats, "sampling": dict(service.settings.defaults),
                 "type": "model", "display_name": name, "created_at": since, "lifecycle": "active",
             }
             for name in service.settings.names
