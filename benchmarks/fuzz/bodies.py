@@ -9,8 +9,13 @@ from typing import Any
 from . import values
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES_PATH = "/v1/responses", "/v1/messages"
+NEEDED = {COMPLETIONS: "prompt", CHAT: "messages", RESPONSES: "input", MESSAGES_PATH: "messages"}
+"""The paths that generate, and the field that each needs."""
+LIMITS = {RESPONSES: "max_output_tokens"}
+"""Their names of ``max_tokens``."""
 OTHER_SHARE = 0.03
-"""Share of bodies for other paths than the two."""
+"""Share of bodies for other paths than these."""
 NOT_FUZZED = frozenset({"/v1/speculation"})
 """Paths that change the server for everybody."""
 KNOWN: tuple[str, ...] = (
@@ -42,6 +47,23 @@ MESSAGES: tuple[Any, ...] = (
     [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
      {"role": "user", "content": "c"}],
 )  # fmt: skip
+INPUTS: tuple[Any, ...] = (
+    "Say a.", *MESSAGES,
+    [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+     {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text",
+                                                                   "text": "so"}]},
+     {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+     {"type": "function_call_output", "call_id": "c", "output": "3"}],
+)  # fmt: skip
+BLOCKS: tuple[Any, ...] = (
+    *MESSAGES[:1],
+    [{"role": "user", "content": "Hi"},
+     {"role": "assistant", "content": [{"type": "thinking", "thinking": "so", "signature": ""},
+                                       {"type": "tool_use", "id": "c", "name": "look",
+                                        "input": {}}]},
+     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c",
+                                   "content": [{"type": "text", "text": "3"}]}]}],
+)  # fmt: skip
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}]
 VALID: dict[str, tuple[Any, ...]] = {
@@ -65,6 +87,24 @@ VALID: dict[str, tuple[Any, ...]] = {
     "request_id": ("abc",), "cache_salt": ("s",), "prompt": PROMPTS, "messages": MESSAGES,
     "tokens": ([5, 6],), "max_completion_tokens": (1, 2), "chat_template_kwargs": ({},),
 }  # fmt: skip
+OWN_VALID: dict[str, dict[str, tuple[Any, ...]]] = {
+    RESPONSES: {
+        "input": INPUTS, "tools": ([{"type": "function", "name": "look",
+                                     "parameters": PARAMETERS}],),
+        "instructions": ("Be short.",), "text": ({"format": {"type": "json_object"}},),
+        "previous_response_id": ("resp_x",), "include": (["message.output_text.logprobs"],),
+        "truncation": ("auto", "disabled"), "metadata": ({"a": "b"},), "reasoning": ({},),
+        "tool_choice": ("none", "auto", {"type": "function", "name": "look"}),
+    },
+    MESSAGES_PATH: {
+        "messages": BLOCKS, "tools": ([{"name": "look", "input_schema": PARAMETERS}],),
+        "system": ("Be short.", [{"type": "text", "text": "Be short."}]),
+        "stop_sequences": (["a"],), "thinking": ({"type": "disabled"},),
+        "tool_choice": ({"type": "auto"}, {"type": "none"}), "metadata": ({"user_id": "u"},),
+        "output_config": ({"format": {"type": "json_schema", "schema": {"type": "integer"}}},),
+    },
+}  # fmt: skip
+"""Values of fields that a path has in a form of its own."""
 HOSTILE: dict[str, Callable[[random.Random], Any]] = {
     "guided_regex": lambda draw: draw.choice(values.REGEXES),
     "guided_grammar": lambda draw: draw.choice(values.GRAMMARS),
@@ -122,7 +162,8 @@ class Bodies:
             if (content := methods.get("post", {}).get("requestBody", {}).get("content"))
             and path not in NOT_FUZZED
         }
-        self.others = [path for path in self.paths if path not in (COMPLETIONS, CHAT)]
+        self.main = [path for path in NEEDED if path in self.paths]
+        self.others = [path for path in self.paths if path not in NEEDED]
         self.kinds: dict[str, tuple[int, Callable[[random.Random, str], bytes]]] = {
             "valid": (22, lambda draw, path: self.spoilt(draw, path, 0)),
             "one field": (38, lambda draw, path: self.spoilt(draw, path, 1)),
@@ -142,12 +183,12 @@ class Bodies:
     def fields(self, path: str) -> list[str]:
         """The names of a body's fields: the schema's, and all that are known besides."""
         published = self.paths[path].get("properties", {})
-        return sorted({*published, *(KNOWN if path in (COMPLETIONS, CHAT) else ())})
+        return sorted({*published, *(KNOWN if path in NEEDED else ())})
 
     def case(self, index: int) -> Case:
         """The body of that index, the same for the same schema and seed."""
         draw = random.Random(f"{self.seed}/{index}")
-        paths = self.others if self.others and draw.random() < OTHER_SHARE else [COMPLETIONS, CHAT]
+        paths = self.others if self.others and draw.random() < OTHER_SHARE else self.main
         path = draw.choice(paths)
         (kind,) = draw.choices(list(self.kinds), [weight for weight, _ in self.kinds.values()])
         raw = self.kinds[kind][1](draw, path)
@@ -157,13 +198,14 @@ class Bodies:
 
     def valid(self, draw: random.Random, path: str) -> dict[str, Any]:
         """A small body that is right, or nearly: options may contradict each other."""
-        if path not in (COMPLETIONS, CHAT):
+        if path not in NEEDED:
             required = self.paths[path].get("required", ["prompt"])
             return {name: self.right(draw, path, name) for name in required}
-        needed = "messages" if path == CHAT else "prompt"
-        body = {needed: draw.choice(VALID[needed]), "max_tokens": draw.randint(1, 3)}
+        needed, limit = NEEDED[path], LIMITS.get(path, "max_tokens")
+        body = {needed: self.right(draw, path, needed), limit: draw.randint(1, 3)}
         for name in draw.sample(self.fields(path), draw.randint(0, 4)):
-            if name not in ("prompt", "messages", "max_tokens") and name in VALID:
+            known = name in VALID or name in OWN_VALID.get(path, {})
+            if name not in ("prompt", "messages", "input", limit) and known:
                 body[name] = self.right(draw, path, name)
         if draw.random() < STREAMED:
             body["stream"] = True
@@ -173,6 +215,8 @@ class Bodies:
         """A value that the field may have."""
         if name == "logprobs" and path == CHAT:
             return True
+        if name in OWN_VALID.get(path, {}):
+            return draw.choice(OWN_VALID[path][name])
         if name in VALID:
             return draw.choice(VALID[name])
         return self.shaped(draw, self.paths[path].get("properties", {}).get(name, {}))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from .bodies import CHAT, COMPLETIONS, Case
+from .bodies import CHAT, COMPLETIONS, MESSAGES_PATH, RESPONSES, Case
 from .wire import Answer
 
 LONGEST_MESSAGE = 400
@@ -24,8 +24,9 @@ def faults(case: Case, answer: Answer, seconds: float, timeout: float | None) ->
     if answer.status >= 500:
         return [f"{answer.status}: {shown(answer)}"]
     if answer.status == 200:
-        return list(_stream(answer) if answer.streamed else _whole(case, answer))
-    wrong = list(_error(parsed(bytes(answer.body))))
+        read = (_events if case.path in ENDS else _stream) if answer.streamed else _whole
+        return list(read(case, answer))
+    wrong = list(_error(parsed(bytes(answer.body)), case.path))
     limit = shortest(case.raw, timeout)
     if answer.status == 408 and limit is not None and seconds < EARLY * limit:
         wrong.append(f"408 after {seconds:.3f} s of {limit:g} s")
@@ -55,12 +56,17 @@ def shortest(raw: bytes, timeout: float | None) -> float | None:
     return min(limits, default=None)
 
 
-def _error(value: Any) -> Iterator[str]:
-    """Yield what is wrong with the JSON of an error."""
+def _error(value: Any, path: str) -> Iterator[str]:
+    """Yield what is wrong with the JSON of an error, which has the form of its API."""
     error = value.get("error") if isinstance(value, dict) else None
-    if not isinstance(error, dict) or not error.keys() >= ERROR_FIELDS:
-        yield f"no error of OpenAI's form: {str(value)[:300]}"
+    anthropic = path.startswith(MESSAGES_PATH)
+    needed = {"message", "type"} if anthropic else ERROR_FIELDS
+    if not isinstance(error, dict) or not error.keys() >= needed:
+        yield f"no error of the API's form: {str(value)[:300]}"
         return
+    if anthropic and value.get("type") != "error":
+        yield f"the error is not called so: {str(value)[:300]}"
+    error = {"param": None, "code": "", **error}
     message, param = error["message"], error["param"]
     if not isinstance(message, str) or not message:
         yield f"the error has no message: {error}"
@@ -85,10 +91,36 @@ def _whole(case: Case, answer: Answer) -> Iterator[str]:
             yield f"the answer has no choices: {shown(answer)}"
         elif any(not choice.get("finish_reason") for choice in choices):
             yield f"a choice has no finish_reason: {shown(answer)}"
+    elif case.path == RESPONSES and value.get("status") not in ("completed", "incomplete"):
+        yield f"the response has not ended: {shown(answer)}"
+    elif case.path == MESSAGES_PATH and not value.get("stop_reason"):
+        yield f"the message has no stop_reason: {shown(answer)}"
 
 
-def _stream(answer: Answer) -> Iterator[str]:
-    """Yield what is wrong with a stream."""
+ENDS = {RESPONSES: ("response.completed", "response.incomplete", "response.failed"),
+        MESSAGES_PATH: ("message_stop", "error")}  # fmt: skip
+"""By path: the last event of a stream of named events."""
+
+
+def _events(case: Case, answer: Answer) -> Iterator[str]:
+    """Yield what is wrong with a stream of named events."""
+    *events, rest = bytes(answer.body).split(b"\n\n")
+    names = []
+    for event in events:
+        name, _, data = event.partition(b"\ndata: ")
+        chunk = parsed(data) if name.startswith(b"event: ") else None
+        if not isinstance(chunk, dict) or chunk.get("type") != name[len("event: ") :].decode():
+            yield f"an event is not what it says: {event[:300]!r}"
+            continue
+        names.append(chunk["type"])
+        if "server_error" in str(chunk.get("error")) or chunk.get("code") == "500":
+            yield f"the stream ended with {chunk}"
+    if rest or names[-1:] == [] or names[-1] not in ENDS[case.path]:
+        yield f"the stream does not end as it should: ...{bytes(answer.body[-200:])!r}"
+
+
+def _stream(case: Case, answer: Answer) -> Iterator[str]:
+    """Yield what is wrong with a stream of chunks."""
     events = bytes(answer.body).split(b"\n\n")
     if events[-1] != b"" or events[-2:-1] != [b"data: [DONE]"]:
         yield f"the stream does not end in [DONE]: ...{bytes(answer.body[-200:])!r}"
@@ -97,6 +129,6 @@ def _stream(answer: Answer) -> Iterator[str]:
         if not isinstance(chunk, dict):
             yield f"an event is no JSON: {event[:300]!r}"
         elif "error" in chunk:
-            yield from _error(chunk)
+            yield from _error(chunk, case.path)
             if any(kind in str(chunk["error"]) for kind in SERVER_ERRORS):
                 yield f"the stream ended with {chunk['error']}"

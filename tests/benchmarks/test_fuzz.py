@@ -110,7 +110,7 @@ STREAM = "text/event-stream; charset=utf-8"
         (answered(500, error()), "500"),
         (answered(503, error()), "503"),
         (answered(302, error()), "the status is 302"),
-        (answered(400, {"detail": "no"}), "no error of OpenAI's form"),
+        (answered(400, {"detail": "no"}), "no error of the API's form"),
         (answered(400, error("a" * 401)), "the message has 401 characters"),
         (answered(400, error("")), "no message"),
         (answered(400, error("ValueError: x")), "shows an exception"),

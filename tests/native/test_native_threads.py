@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.base import threads
 from outrider.base.groups import GROUPS, cpu_quota
 from outrider.base.threads import allowed_threads
 from outrider.native import choice as native
@@ -143,3 +144,15 @@ def test_two_engines_share_the_pool(make_checkpoint: Callable[..., Path], tmp_pa
     for thread in threads:
         thread.join()
     assert [found[0], found[1]] == wanted
+
+
+def test_an_option_chooses_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_chosen", None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = allowed_threads()
+    threads.choose_threads(None)
+    assert allowed_threads() == before == 1
+    threads.choose_threads(4096)
+    assert allowed_threads() <= len(os.sched_getaffinity(0))
+    threads.choose_threads(1)
+    assert allowed_threads() == 1

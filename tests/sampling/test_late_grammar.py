@@ -178,9 +178,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return planted_pair(tmp_path_factory.mktemp(request.param), request.param)
 
 
-def queued() -> list[Request]:
+def queued(**before: Any) -> list[Request]:
     prompts = [[11, 12, 13, 14, 15] * 5, [40, 50], [(7 * i) % 190 + 5 for i in range(19)]]
-    return requests(prompts, SamplingParams(max_tokens=40, **SAMPLING["late"]))
+    options = {**SAMPLING["late"]}
+    options["structured_outputs"] = {**options["structured_outputs"], **before}
+    return requests(prompts, SamplingParams(max_tokens=40, **options))
 
 
 def behind(outputs: dict[str, Any]) -> list[str]:
@@ -207,3 +209,23 @@ def test_drafts_across_the_boundary_change_nothing(drafter: str, length: int, pa
     assert all(re.fullmatch("[a-d]{0,9}", text) for text in said)
     if drafter == "right":
         assert engine.counts.accepted == engine.counts.drafted > 0
+
+
+@pytest.mark.parametrize("before", [{"budget": 5}, {"budget": 0}, {"opening": "e"}])
+@pytest.mark.parametrize("length", [1, 3, 6])
+def test_drafts_change_nothing_of_a_budget(before: dict[str, Any], length: int, pair: Path) -> None:
+    """The budget may end within a draft, and an output may begin with the form or with thoughts."""
+    expected = alone(pair, queued(**before))
+    drafter = adversary("right", queued(**before), expected, length)
+    engine = make_engine(pair, drafter, num_speculative_tokens=length)
+    assert in_batches(engine, queued(**before), 3) == expected
+    assert engine.counts.accepted == engine.counts.drafted > 0
+    tokenizer = tiny_tokenizer()
+    begins = tokenizer.token_to_id("t")
+    for name, ids in expected.items():
+        if not name.endswith("/0"):
+            continue
+        if "budget" in before:
+            assert begins in ids[: before["budget"] + 1]
+        elif tokenizer.decode([ids[0]]) != "e":
+            assert re.fullmatch("[a-d]{0,9}", tokenizer.decode([*ids]))

@@ -334,3 +334,41 @@ def test_a_template_sees_all_that_a_tool_says() -> None:
     messages = [{"role": "user", "content": "x"}]
     asked = ChatRequest.model_validate({"messages": messages, "tools": [tool]})
     assert [given.model_dump(exclude_none=True) for given in asked.tools or []] == [tool]
+
+
+BARE = '{"name": "weather", "arguments": {"city": "Rome"}}'
+
+
+@pytest.mark.parametrize("before", ["", "\n ", "```json\n", "Here it is:\n\n```json\n", "```\n"])
+@pytest.mark.parametrize("behind", ["", "\n```"])
+def test_calls_without_their_marks(before: str, behind: str) -> None:
+    """Small models forget the marks; a call of a known tool is one all the same."""
+    reader, text = Reader(None, "hermes", "auto", {"weather": {}}), before + BARE + behind
+    content, shown = before.partition("```")[0].rstrip(), ""
+    for end in range(len(text) + 1):
+        said = reader.read(text[:end], False)
+        assert said.content.startswith(shown)
+        shown = said.content
+    whole = reader.read(text, True)
+    assert whole.content == shown == content
+    (call,) = whole.calls
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Rome"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "rain", "arguments": {}}', '{"name": "weather"}', '{"city": "Rome"}', "{", "{}",
+        '```json\n{"name": "weather", "age": 3}\n```', "```python\nprint({})\n```", "x ```", "``",
+        'x {"name": "weather", "arguments": {}}', '{"name": "weather", "arguments"',
+        '```json\n{"a": 1}\n```\nand\n```json\n[1]\n```', "<tool_cal",
+    ],
+)  # fmt: skip
+def test_other_json_stays_text(text: str) -> None:
+    reader, shown = Reader(None, "hermes", "auto", {"weather": {}}), ""
+    for end in range(len(text) + 1):
+        said = reader.read(text[:end], False)
+        assert said.content.startswith(shown)
+        assert not said.calls
+        shown = said.content
+    assert reader.read(text, True)[1:] == (text, [])

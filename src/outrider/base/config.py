@@ -215,6 +215,13 @@ class EngineConfig:
         "for ngram and suffix. Output stays the same.",
         Number(1, LARGEST_CONTEXT, "give 1 to {most} tokens, or None", optional=True),
     )
+    threads: int | None = option(
+        None,
+        "Threads that the engine keeps busy, of the whole process; OMP_NUM_THREADS, or as many as "
+        "there are cores, unless given. The first engine of a process decides. Output stays the "
+        "same.",
+        Number(1, 4096, "give 1 to {most}, or None", optional=True),
+    )
     drafter_cpus: str | None = option(
         None,
         "CPUs that run the passes of a drafter's checkpoint and nothing else, as in 8-15; the "
@@ -412,6 +419,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_dtype: str
     drafter_quantization: str
     drafter_window: int | None
+    threads: int | None
     drafter_cpus: str | None
     draft_ahead: int | None
     suffix_store: int

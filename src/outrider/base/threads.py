@@ -17,14 +17,26 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
+_chosen: int | None = None
+
+
+def choose_threads(count: int | None) -> None:
+    """Have ``allowed_threads`` return at most ``count`` in this process; None changes nothing."""
+    global _chosen
+    _chosen = count or _chosen
+
+
 def allowed_threads(groups: Path = GROUPS, own: Path = OWN) -> int:
-    """Return the threads for the native step: ``OMP_NUM_THREADS``, or as many as there are cores.
+    """Return the threads for the native step: those chosen, or as many as there are cores.
+
+    ``choose_threads`` chooses, else ``OMP_NUM_THREADS``.
 
     At most the CPUs that affinity and the quota of the control group leave, at least 1.
     """
     cpus = os.sched_getaffinity(0)
     asked = re.match(r"\s*(\d+)", os.environ.get(VARIABLE, ""))  # a list's first number
-    counts = [len(cpus), int(asked[1]) if asked and int(asked[1]) else _cores(cpus)]
+    wanted = _chosen or (int(asked[1]) if asked else 0)
+    counts = [len(cpus), wanted or _cores(cpus)]
     quota = cpu_quota(groups, own)
     if quota is not None:
         counts.append(int(quota))

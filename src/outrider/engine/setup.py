@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from ..base.config import EngineConfig
 from ..base.methods import AUTO
+from ..base.threads import choose_threads
 from ..base.types import Folder
 from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoints.files import Files
@@ -81,6 +82,7 @@ def set_up(
         if head.proposed is not None and wanted.drafter == AUTO:
             wanted.engine.setdefault("num_speculative_tokens", head.proposed)
     config = EngineConfig(**wanted.engine)
+    choose_threads(config.threads)
     checkpoint = open_checkpoint(files)
     spec = find_drafter(wanted.drafter, files)
     if head is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .calls import MARKS, PYTHON_TAG, Form
+from .calls import MARKS, OPENING, PYTHON_TAG, Form
 from .stop import longest_start
 
 HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
@@ -16,6 +16,9 @@ HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"(?:arguments|parameters)"
 KEYS = ("arguments", "parameters")
 BARE = '{"name":"'
 """The beginning of a call in JSON, without space."""
+FENCES = ("```json\n", "```\n")
+BARE_STARTS = re.compile(r"\A\s*(?=\{)|```(?:json)?\s*\n\s*(?=\{|\Z)")
+"""Where JSON begins that may be a call without marks."""
 MISTRAL_HEAD = re.compile(r"\[TOOL_CALLS\]\s*([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?=\{)")
 PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]')
 """Strings, which may hold brackets, and brackets."""
@@ -57,10 +60,8 @@ def read_auto(
     content, mark, rest = text.partition(opening)
     if mark:
         return content.rstrip(), READERS[form](mark + rest, types or {})
-    if form == "hermes" and types and text.lstrip().startswith("{"):
-        bare = _of_bare_json(text, whole, types)
-        if bare is not None:
-            return bare
+    if form == "hermes" and types:
+        return _of_hermes_unmarked(text, whole, types)
     certain = len(text) - longest_start(text, [opening])
     return (text if whole else text[:certain].rstrip()), []
 
@@ -87,14 +88,26 @@ def json_end(text: str, start: int = 0) -> int | None:
     return None
 
 
-def _of_bare_json(text: str, whole: bool, types: Types) -> tuple[str, list[ToolCall]] | None:
-    """Return the calls of an output that is calls of known tools without their marks.
+def _of_hermes_unmarked(text: str, whole: bool, types: Types) -> tuple[str, list[ToolCall]]:
+    """Return content and calls of an output without Hermes' marks, which small models forget.
 
-    Small models forget the marks. None where the output is something else.
+    JSON is a call if it has the form of one and names a known tool, where the output begins with it
+    or a block of code does.
     """
+    for start in BARE_STARTS.finditer(text):
+        calls = _bare(text[start.end() :], whole, types)
+        if calls is not None:
+            return text[: start.start()].rstrip(), calls
+    held = [] if whole else [OPENING, *FENCES]
+    certain = len(text) - (longest_start(text, held) if held else 0)
+    return (text if whole else text[:certain].rstrip()), []
+
+
+def _bare(text: str, whole: bool, types: Types) -> list[ToolCall] | None:
+    """Return the calls that JSON begins with, [] while it may become one; None where it is none."""
     calls = read_json(text)
     if calls:
-        return ("", calls) if all(call.name in types for call in calls) else None
+        return calls if all(call.name in types for call in calls) else None
     compact = re.sub(r"\s+", "", text)
     name, closed, rest = compact.removeprefix(BARE).partition('"')
     if not compact.startswith(BARE):
@@ -103,7 +116,7 @@ def _of_bare_json(text: str, whole: bool, types: Types) -> tuple[str, list[ToolC
         may = any(known.startswith(name) for known in types)
     else:
         may = name in types and any(f',"{key}":'.startswith(rest) for key in KEYS)
-    return ("", []) if may and not whole else None
+    return [] if may and not whole else None
 
 
 def _of_llama(text: str, whole: bool) -> tuple[str, list[ToolCall]]:

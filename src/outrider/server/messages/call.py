@@ -98,7 +98,7 @@ class Messages(BlockCall):
         if block.kind == "thoughts":
             return {"type": "thinking", "thinking": text, "signature": ""}
         if block.call is None:
-            return {"type": "text", "text": text, "citations": None}
+            return {"type": "text", "text": text}
         return {
             "type": "tool_use", "id": block.call.id, "name": block.call.name,
             "input": _object(text),
