@@ -13,7 +13,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from benchmarks.served import Served
 
-ASKED = "Write a Python function that checks whether a number is prime. Keep it short."
+ASKED = "How do I reverse a string in Python? One line, please."
 SECONDS = 120
 SEED = "3"
 
