@@ -229,11 +229,12 @@ class SamplingParams(_Named):
     skip_special_tokens: bool = True
     logprobs: int | None = option(
         None,
-        "Log probabilities of so many most likely tokens besides the sampled one, 0 to 20.",
-        Number(0, 20, "give 0 to {most}, or None for none", optional=True),
+        "Log probabilities of so many most likely tokens besides the sampled one, 0 to 20; -1 for "
+        "all.",
+        Number(-1, 20, "give 0 to {most}, -1 for all, or None for none", optional=True),
     )
     prompt_logprobs: int | None = option(
-        None, "", Number(0, 20, "give 0 to {most}, or None for none", optional=True)
+        None, "", Number(-1, 20, "give 0 to {most}, -1 for all, or None for none", optional=True)
     )
     """The same for the tokens of the prompt."""
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None

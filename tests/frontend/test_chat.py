@@ -47,3 +47,16 @@ def test_a_stream_gives_the_same_tokens(llm: LLM) -> None:
 def test_what_is_left_out_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="empty"):
         llm.chat([[]], SHORT)
+
+
+def test_log_probabilities_of_all_tokens(llm: LLM) -> None:
+    all_of_them = SamplingParams(temperature=0, max_tokens=3, logprobs=-1, prompt_logprobs=-1)
+    (output,) = llm.generate("for word", all_of_them)
+    size = llm.inputs.vocab_size
+    assert output.prompt_logprobs is not None
+    for each in (*(output.outputs[0].logprobs or ()), *output.prompt_logprobs[1:]):
+        assert each is not None
+        assert len(each) == size
+        assert sorted(p.rank for p in each.values()) == [*range(1, size + 1)]
+        assert abs(sum(2.718281828459045**p.logprob for p in each.values()) - 1) < 1e-3
+    assert len(output.outputs[0].logprobs or ()) == 3

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
@@ -13,6 +15,7 @@ from outrider.server.app import create_app
 from outrider.server.build import read_origins, read_root
 from outrider.server.settings import Settings
 from tests.support.echo import Echo
+from tests.support.forked import Served
 
 PAGE = "https://app.example.com"
 HI: Any = {"messages": [{"role": "user", "content": "hi"}]}
@@ -114,3 +117,61 @@ def test_tokens_by_their_ids(client: TestClient) -> None:
     assert list(listed["top_logprobs"][-1]) == ["token_id:42"]
     chat = client.post("/v1/chat/completions", json={**HI, **more, "logprobs": True}).json()
     assert chat["choices"][0]["logprobs"]["content"][0]["token"] == "token_id:40"
+
+
+def test_log_probabilities_of_the_whole_vocabulary(server: Served) -> None:
+    size = 320
+    ask = {"prompt": "for word", "max_tokens": 2, "temperature": 0, "logprobs": -1}
+    choice = httpx.post(f"{server.url}/v1/completions", json=ask).json()["choices"][0]
+    assert [len(each) for each in choice["logprobs"]["top_logprobs"]] == [size] * 2
+    chat = {"messages": [{"role": "user", "content": "for word"}], "max_tokens": 2,
+            "logprobs": True, "top_logprobs": -1}  # fmt: skip
+    listed = httpx.post(f"{server.url}/v1/chat/completions", json=chat).json()["choices"][0]
+    assert [len(each["top_logprobs"]) for each in listed["logprobs"]["content"]] == [size] * 2
+    many = httpx.post(f"{server.url}/v1/completions", json={**ask, "max_tokens": 250, "n": 8})
+    assert many.status_code == 400
+    assert "at most 262144 are listed" in many.json()["error"]["message"]
+
+
+TALK: Any = {"messages": [{"role": "user", "content": "for word"}], "max_tokens": 24}
+CALLS: dict[str, Any] = {
+    "chat/completions": TALK, "messages": TALK,
+    "responses": {"input": "for word", "max_output_tokens": 24},
+}  # fmt: skip
+
+
+def text_of(path: str, answer: httpx.Response, stream: bool) -> str:
+    """The text of an answer, whole or streamed, of any API."""
+    if not stream:
+        found = answer.json()
+        if path == "messages":
+            return "".join(block["text"] for block in found["content"])
+        if path == "responses":
+            return "".join(part["text"] for item in found["output"] for part in item["content"])
+        return str(found["choices"][0]["message"]["content"])
+    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    text = ""
+    for event in map(json.loads, events):
+        if path == "messages":
+            text += event.get("delta", {}).get("text", "")
+        elif path == "responses":
+            text += event["delta"] if event["type"] == "response.output_text.delta" else ""
+        else:
+            text += event["choices"][0]["delta"].get("content", "") if event["choices"] else ""
+    return text
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.8, "top_k": 40}])
+def test_one_seed_gives_one_text_by_every_api(options: dict[str, Any], server: Served) -> None:
+    """Streamed or not, drafted or not."""
+    texts = {}
+    for path, own in CALLS.items():
+        for stream in (False, True):
+            for enabled in (False, True):
+                ask = {**own, **options, "seed": 11, "ignore_eos": True,
+                       "stream": stream, "speculation": {"enabled": enabled}}  # fmt: skip
+                answer = httpx.post(f"{server.url}/v1/{path}", json=ask)
+                answer.raise_for_status()
+                texts[path, stream, enabled] = text_of(path, answer, stream)
+    assert len({*texts.values()}) == 1, texts
+    assert next(iter(texts.values()))

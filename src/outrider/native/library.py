@@ -19,7 +19,7 @@ from ..base.limits import LARGEST_INT
 from ..checkpoints.coded import Coded
 from ..checkpoints.dtypes import Array
 from ..errors import ModelError, shown
-from ..sampling.logprobs import Asked, Measured
+from ..sampling.logprobs import ALL, Asked, Measured
 from ._interface import ABI, PARAMETERS, ffi
 from .checks import LayerRoom, Room, as_float32, expect, floats, same_length, within
 from .cores import Cores
@@ -627,7 +627,8 @@ class Library:
             first = ffi.cast("float *", expect(z, (len(z), width), np.float32))
             rows += [first + width * within("a row", row, 0, len(z) - 1) for row in numbers]
             tokens += ids
-            likeliest += [within("count", min(count, width), 0, width)] * len(ids)
+            most = width if count == ALL else min(count, width)
+            likeliest += [within("count", most, 0, width)] * len(ids)
         sizes = len(rows), len(rows), sum(likeliest), sum(likeliest)
         kinds = _FLOATS, _INTS, _INTS, _FLOATS
         out = [ffi.new(kind, size) for kind, size in zip(kinds, sizes, strict=True)]

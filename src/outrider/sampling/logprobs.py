@@ -9,9 +9,13 @@ from numpy.typing import NDArray
 from ..base.types import Logprob, Logprobs
 from .arrays import highest, log_sum_exp
 
+ALL = -1
+
 
 class Asked(NamedTuple):
     """Log probabilities that are wanted: of a token of each row, and of so many ``likeliest``.
+
+    ``ALL`` stands for the whole vocabulary.
 
     ``tokens`` are those of ``rows`` of z, fp32 [any, vocabulary], raw or processed logits.
     """
@@ -40,7 +44,7 @@ def _measured(
     whole = log_sum_exp(z)
     chosen = np.take_along_axis(z, np.array(tokens, np.int64)[:, None], 1)
     ranks = (z > chosen).sum(-1) + 1
-    ids = highest(z, min(count, z.shape[1]))
+    ids = highest(z, z.shape[1] if count == ALL else min(count, z.shape[1]))
     values = np.take_along_axis(z, ids, 1) - whole
     own = (chosen - whole)[:, 0]
     return list(zip(*(part.tolist() for part in (own, ranks, ids, values)), strict=True))

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from ..base.types import Event, Logprob, Logprobs, Request
 from ..frontend.outputs import OutputProcessor, SampleState
+from ..sampling.logprobs import ALL
 from ..text.places import places_in
 
 LARGEST_NUMBER = 2**53
@@ -159,7 +160,8 @@ def chat_logprobs(
 
     content = []
     for one, id in zip(logprobs, ids, strict=True):
-        likeliest = sorted(one.items(), key=lambda pair: pair[1].rank)[:top]
+        likeliest = sorted(one.items(), key=lambda pair: pair[1].rank)
+        likeliest = likeliest if top == ALL else likeliest[:top]
         content.append({**shown(id, one[id]), "top_logprobs": [shown(*each) for each in likeliest]})
     return {"content": content, "refusal": None}
 

@@ -17,6 +17,7 @@ from ..engine.worker.suspects import fingerprint
 from ..errors import OutriderError, RequestError, shown
 from ..frontend.outputs import RequestState, SampleState
 from ..sampling.acceptance import NOT_FINITE
+from ..sampling.logprobs import ALL
 from .admission import Lease
 from .answer import LARGEST_NUMBER, speculative_decoding
 from .bodies import LONG_BODY
@@ -216,8 +217,9 @@ class ApiCall(ABC, Generic[Body]):
             self.params[room] = body.sampling(room, self.service.settings.defaults, **self.more)
         params = self.params[room]
         echoed = body.return_token_ids or bool(getattr(body, "echo", False))
-        listed = prompt * (echoed + _entries(params.prompt_logprobs))
-        each = _entries(params.logprobs)
+        size = self.service.llm.inputs.vocab_size
+        listed = prompt * (echoed + _entries(params.prompt_logprobs, size))
+        each = _entries(params.logprobs, size)
         left = MOST_LISTED - self.listed - params.n * listed
         most = params.max_tokens or room
         if body.limit is None and each and left > 0:
@@ -358,9 +360,9 @@ class ApiCall(ABC, Generic[Body]):
         }  # fmt: skip
 
 
-def _entries(logprobs: int | None) -> int:
+def _entries(logprobs: int | None, vocab_size: int) -> int:
     """Return how many tokens are listed for each position."""
-    return 0 if logprobs is None else logprobs + 1
+    return 0 if logprobs is None else vocab_size if logprobs == ALL else logprobs + 1
 
 
 async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
