@@ -102,7 +102,7 @@ peers: $(STAMP)
 
 # CLIENTS="vllm guidellm schemathesis speculators triton" names some of them.
 clients: $(STAMP)
-	@$(BIN)/python -m benchmarks install $(or $(CLIENTS),vllm guidellm schemathesis speculators triton)
+	@$(BIN)/python -m benchmarks install $(or $(CLIENTS),vllm agents guidellm schemathesis speculators triton)
 
 # A .venv that already holds a working pip and a right Python is kept: what pip finds in it it need not fetch.
 $(STAMP): pyproject.toml constraints.txt

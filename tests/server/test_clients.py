@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.install import GUIDELLM, SCHEMATHESIS, VLLM, Environment
+from benchmarks.install import AGENTS, GUIDELLM, SCHEMATHESIS, VLLM, Environment, home
 from benchmarks.peers.known import FOLDER
 from benchmarks.served import Served
 from outrider import pocket
 from outrider.checkpoints.checkpoint import open_checkpoint
+from tests.support import REPOSITORY
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +95,42 @@ def test_guidellm(server: Served, tmp_path: Path) -> None:
     (benchmark,) = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
     assert totals == {"successful": 100, "errored": 0, "incomplete": 0, "total": 100}
+
+
+@pytest.fixture
+def greedy(tmp_path: Path) -> Iterator[Served]:
+    """A server that always says the same."""
+    folder = tmp_path / "greedy"
+    folder.mkdir()
+    (folder / "generation_config.json").write_text('{"temperature": 0}')
+    with Served("--generation-config", folder) as found:
+        yield found
+
+
+@pytest.mark.parametrize("language", ["python", "node"])
+def test_clients_by_their_defaults(language: str, greedy: Served, tmp_path: Path) -> None:
+    """Agents and SDKs over responses, messages and chats: texts, forms, tools, streams."""
+    if not AGENTS.ready:
+        pytest.skip("agents is not installed; run: make clients")
+    scripts, folder = REPOSITORY / "tests/support/clients", home() / AGENTS.name
+    command = [AGENTS.python, scripts / "python_clients.py"]
+    if language == "node":
+        command = [Path("node"), scripts / "node_clients.mjs", folder]
+    inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [*map(str, command), greedy.url, "pocket"], cwd=tmp_path, env=inherited, check=False,
+        capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    got = json.loads(done.stdout.splitlines()[-1])
+    assert len(got) == 5
+    wrong = {name: told for name, told in got.items() if not _all(told)}
+    assert not wrong
+
+
+def _all(told: Any) -> bool:
+    """Whether a client got all that it asked for."""
+    return all(map(_all, told)) if isinstance(told, list) else told is True or told == "double"
 
 
 def schemathesis(folder: Path, *arguments: object) -> int:

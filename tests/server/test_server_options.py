@@ -17,7 +17,7 @@ from outrider.cli import app
 from outrider.drafters.ngram import NgramSpec
 from outrider.engine.setup import set_up
 from outrider.errors import ConfigError, OutriderError
-from outrider.server.build import build, read_defaults, read_hosts, read_keys, read_slo
+from outrider.server.build import build, names_of, read_defaults, read_hosts, read_keys, read_slo
 from outrider.server.options import OPTIONS, RELAXED, resolve
 from tests.support import REPOSITORY
 from tests.support.options_section import reference
@@ -171,6 +171,21 @@ def test_keys_and_slos(tmp_path: Path) -> None:
     assert read_slo(None) == {}
     with pytest.raises(ConfigError, match="as in ttft=200ms"):
         read_slo("ttft=fast")
+
+
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [
+        ("pocket", ("pocket",)), ("Qwen3-4B", ("Qwen3-4B",)),
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", ("SmolLM2-135M-Instruct.Q4_1",
+         "smollm2-135m-instruct:q4_1", "SmolLM2-135M-Instruct.Q4_1.gguf")),
+        ("a-iq4_nl-00001-of-00003.gguf", ("a-iq4_nl", "a:iq4_nl", "a-iq4_nl-00001-of-00003.gguf")),
+        ("b.bf16.gguf", ("b.bf16", "b:bf16", "b.bf16.gguf")),
+        ("model.gguf", ("model", "model.gguf")),
+    ],
+)  # fmt: skip
+def test_gguf_files_have_short_names(file: str, names: tuple[str, ...]) -> None:
+    assert names_of(file) == names
 
 
 def test_what_a_checkpoint_says_of_sampling(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..async_llm import AsyncLLM
 from ..base.config import ENGINE_OPTIONS
-from ..checkpoints.formats.gguf import part_files
+from ..checkpoints.formats.gguf import SUFFIX, part_files
 from ..errors import ConfigError, ModelError, shown
 from ..frontend.presets import FILE, of_file, sampling_defaults
 from ..text.calls import MARKS, Form
@@ -46,7 +46,8 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Setting]) -> tuple[
     details = ("none", "summary", "detailed")
     own: dict[str, Any] = {each.name: values.get(each.name) for each in fields(Settings)}
     own |= {
-        "names": tuple(filter(None, (values["served_model_name"] or name).split(","))) or (name,),
+        "names": tuple(filter(None, (values["served_model_name"] or "").split(",")))
+        or names_of(name),
         "detail": choice(values, "per_request_spec_decode_metrics", details),
         "api_keys": read_keys(values["api_key"], values["api_key_file"]),
         "allowed_hosts": read_hosts(values["allowed_hosts"]),
@@ -78,6 +79,19 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Setting]) -> tuple[
     except BaseException:
         llm.shutdown()
         raise
+
+
+def names_of(model: str) -> tuple[str, ...]:
+    """Return the names of a model that is called so on disk; a GGUF file has short ones, too.
+
+    They are its name without the ending and, as Ollama has it, with a colon before its codes.
+    """
+    if not model.endswith(SUFFIX):
+        return (model,)
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", model.removesuffix(SUFFIX))
+    coded = re.fullmatch(r"(.+?)[-.]((?:I?Q\d|TQ\d|B?F16|F32|MXFP4)\w*)", stem, re.IGNORECASE)
+    short = [f"{coded[1]}:{coded[2]}".lower()] if coded else []
+    return tuple(dict.fromkeys([stem, *short, model]))
 
 
 def choice(values: Mapping[str, Any], name: str, words: Sequence[str]) -> Any:
