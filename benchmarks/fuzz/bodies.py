@@ -6,6 +6,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.server.protocol import PASSED
+
 from . import values
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -183,7 +185,8 @@ class Bodies:
     def fields(self, path: str) -> list[str]:
         """The names of a body's fields: the schema's, and all that are known besides."""
         published = self.paths[path].get("properties", {})
-        return sorted({*published, *(KNOWN if path in NEEDED else ())})
+        known = KNOWN if path in (COMPLETIONS, CHAT) else PASSED if path in NEEDED else ()
+        return sorted({*published, *known})
 
     def case(self, index: int) -> Case:
         """The body of that index, the same for the same schema and seed."""

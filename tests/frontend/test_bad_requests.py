@@ -194,7 +194,7 @@ def test_a_processor_that_only_dislikes_wrong_drafts_is_no_error(
         ({"bad_words": [""]}, "strings of 1 to 1000 characters"),
         ({"allowed_token_ids": []}, "give one id or more, or None"),
         ({"logprobs": 21}, "give 0 to 20"),
-        ({"prompt_logprobs": -1}, "give 0 to 20"),
+        ({"prompt_logprobs": -2}, "give 0 to 20"),
         ({"logits_processors": ["x"]}, "give functions of"),
         ({"structured_outputs": "json"}, "give StructuredOutputsParams or a dict"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "drop it"),

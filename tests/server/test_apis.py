@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from outrider.server.app import create_app
+from outrider.server.errors import Refusal
 from outrider.server.responses.body import ResponsesRequest
-from outrider.server.responses.call import Responses, cancelled
+from outrider.server.responses.call import Responses, cancelled, ended_messages, forgotten
+from outrider.server.service import Service
 from outrider.server.settings import Settings
 from outrider.text.reasoning import FORMS
 from tests.support.echo import Scripted
@@ -143,6 +145,8 @@ def check_order(events: list[dict[str, Any]]) -> None:
             assert opened is None
             opened, grown = event["output_index"], ""
             assert event["item"]["status"] == "in_progress"
+            assert not event["item"].get("content")
+            assert not event["item"].get("arguments")
         assert event["output_index"] == opened
         if kind.endswith(".delta"):
             grown += event["delta"]
@@ -338,30 +342,170 @@ def test_responses_are_kept_for_who_made_them(templated: Scripted) -> None:
         assert "--store-responses" in said
 
 
+def test_the_kept_history_has_the_calls_that_were_told(templated: Scripted) -> None:
+    with front(templated, f"I look.{CALL}", store_responses=2) as client:
+        first = client.post("/v1/responses", json={"input": "x", "tools": TOOLS}).json()
+        text, call = first["output"]
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
+        kept = client.app.state.service.responses.get(first["id"], None)  # type: ignore[attr-defined]
+        assert kept.messages[-1]["tool_calls"][0]["id"] == call["call_id"]
+        ask = {"input": [output], "tools": TOOLS}
+        client.post("/v1/responses", json={**ask, "previous_response_id": first["id"]})
+        behind = asked_text(templated)
+        items = [{"role": "user", "content": "x"}, text, call, output]
+        client.post("/v1/responses", json={"input": items, "tools": TOOLS})
+        assert asked_text(templated) == behind
+
+
+def run_until(
+    client: TestClient, count: int, then: Callable[[Service, Responses], object]
+) -> tuple[Responses, list[dict[str, Any]]]:
+    """Stream a response; behind ``count`` events ``then`` is done, and the client stays if asked.
+
+    It leaves where ``then`` returns True.
+    """
+    service: Service = client.app.state.service  # type: ignore[attr-defined]
+    call = Responses(
+        service, ResponsesRequest.model_validate({"input": "x", "stream": True}),
+        Request({"type": "http", "state": {"key": None, "request_id": "r", "body_bytes": 1}}),
+    )  # fmt: skip
+
+    async def run() -> list[dict[str, Any]]:
+        await call.prepare()
+        events, chunks = [], call.chunks()
+        async for event in chunks:
+            events.append(event)
+            if len(events) == count and then(service, call):
+                await chunks.aclose()  # type: ignore[attr-defined]
+                break
+        return events
+
+    return call, asyncio.run(run())
+
+
 def test_a_response_that_runs_is_cancelled(templated: Scripted) -> None:
+    def then(service: Service, call: Responses) -> None:
+        assert service.responses.get(call.id, None).answer["status"] == "in_progress"
+        with pytest.raises(Refusal, match="in progress; go on behind one that ended"):
+            ended_messages(service.responses, call.id, None)
+        assert cancelled(service, call.id, None)["status"] == "cancelled"
+
     with front(templated, "the quick fox", store_responses=2) as client:
-        call = Responses(
-            client.app.state.service,  # type: ignore[attr-defined]
-            ResponsesRequest.model_validate({"input": "x", "stream": True}),
-            Request({"type": "http", "state": {"key": None, "request_id": "r", "body_bytes": 1}}),
-        )
+        call, events = run_until(client, 5, then)
+        kept = client.get(f"/v1/responses/{call.id}").json()
+    (item,) = events[-1]["response"]["output"]
+    assert events[-1]["type"] == "response.incomplete"
+    assert events[-1]["response"] == kept
+    assert (kept["status"], item["status"]) == ("cancelled", "incomplete")
+    assert events[-2]["item"] == item
+    assert 0 < len(item["content"][0]["text"]) < len("the quick fox")
 
-        async def run() -> list[dict[str, Any]]:
-            await call.prepare()
-            events = []
-            async for event in call.chunks():
-                events.append(event)
-                if len(events) == 3:
-                    answer = client.app.state.service.responses.get(call.id, None)  # type: ignore[attr-defined]
-                    assert answer.answer["status"] == "in_progress"
-                    assert cancelled(client.app.state.service, call.id, None)["status"] == (  # type: ignore[attr-defined]
-                        "cancelled"
-                    )
-            return events
 
-        events = asyncio.run(run())
-    assert events[-1]["response"]["status"] == "cancelled"
-    assert len(events[-1]["response"]["output"][0]["content"][0]["text"]) < len("the quick fox")
+def test_a_client_that_leaves_cancels_its_response(templated: Scripted) -> None:
+    with front(templated, "the quick fox", store_responses=2) as client:
+        call, _ = run_until(client, 5, lambda *_: True)
+        path = f"/v1/responses/{call.id}"
+        assert client.get(path).json()["status"] == "cancelled"
+        assert client.post(f"{path}/cancel").status_code == 400
+        more = {"input": "x", "previous_response_id": call.id}
+        assert "go on behind one" in client.post("/v1/responses", json=more).text
+
+
+def test_a_response_that_is_deleted_while_it_runs_stays_so(templated: Scripted) -> None:
+    def then(service: Service, call: Responses) -> None:
+        forgotten(service, call.id, None)
+
+    with front(templated, "the quick fox", store_responses=2) as client:
+        call, _ = run_until(client, 5, then)
+        assert client.get(f"/v1/responses/{call.id}").status_code == 404
+
+
+def test_each_key_has_room_of_its_own(templated: Scripted) -> None:
+    with front(templated, "yes", store_responses=2, api_keys=("one", "two")) as client:
+
+        def ask(key: str) -> str:
+            headers = {"Authorization": f"Bearer {key}", "X-Request-Id": "shared"}
+            made = client.post("/v1/responses", json={"input": "x"}, headers=headers)
+            return str(made.json()["id"])
+
+        mine = ask("one")
+        assert len({mine, *(ask("two") for _ in range(5))}) == 6
+        headers = {"Authorization": "Bearer one"}
+        assert client.get(f"/v1/responses/{mine}", headers=headers).status_code == 200
+
+
+def test_what_is_cut_is_incomplete(templated: Scripted) -> None:
+    cut = '<tool_call>\n{"name": "add", "arguments": {"a": '
+    with front(templated, cut, store_responses=1) as client:
+        made = client.post("/v1/responses", json={"input": "x", "tools": TOOLS}).json()
+        (item,) = made["output"]
+        assert (made["status"], item["status"]) == ("incomplete", "incomplete")
+        ask = {"messages": HI, "tools": ALSO, "max_tokens": 99}
+        assert client.post("/v1/messages", json=ask).json()["stop_reason"] == "end_turn"
+
+
+def test_log_probabilities_are_those_of_the_text(templated: Scripted) -> None:
+    more = {"input": "x", "include": ["message.output_text.logprobs"], "tools": TOOLS}
+    with front(templated, SCRIPTS["all"]) as client:
+        whole = client.post("/v1/responses", json=more).json()
+        raw = client.post("/v1/responses", json={**more, "stream": True}).text
+    text = next(item for item in whole["output"] if item["type"] == "message")["content"][0]
+    assert "".join(each["token"] for each in text["logprobs"]) == "I look."
+    events = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: ")]
+    told = [each["token"] for event in events if event["type"] == "response.output_text.delta"
+            for each in event["logprobs"]]  # fmt: skip
+    assert "".join(told) == "I look."
+
+
+REFUSED = [
+    ("responses", {"n": 3}), ("responses", {"logprobs": True}), ("responses", {"max_tokens": 2}),
+    ("responses", {"response_format": {"type": "json_object"}}), ("responses", {"include": ["x"]}),
+    ("responses", {"guided_regex": "a"}), ("responses", {"use_beam_search": True}),
+    ("messages", {"n": 2}), ("messages", {"logprobs": True}),
+    ("messages", {"context_management": {}}),
+    ("messages", {"chat_template_kwargs": "x", "thinking": {"type": "enabled"}}),
+    ("messages", {"thinking_token_budget": -2}), ("messages", {"thinking_token_budget": 2**31}),
+    ("messages", {"structured_outputs": {"opening": "<think>"}}),
+    ("messages", {"messages": [{"role": "assistant", "content": [{"type": "thinking",
+                                                                  "thinking": {"a": 1}}]}]}),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "redacted_thinking"}]}]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("api", "more"), REFUSED)
+def test_nothing_that_asks_for_something_is_dropped(
+    api: str, more: dict[str, Any], templated: Scripted
+) -> None:
+    own: Any = {"input": "x"} if api == "responses" else {"messages": HI, "max_tokens": 5}
+    neutral = {"n": 1, "logprobs": False, "use_beam_search": False}
+    with front(templated, "yes") as client:
+        answer = client.post(f"/v1/{api}", json={**own, **more})
+        assert client.post(f"/v1/{api}", json={**own, **neutral}).status_code == 200
+        counted = client.post("/v1/messages/count_tokens", json={"messages": HI, "n": 3})
+        assert counted.status_code == 200
+    assert answer.status_code == 400
+    name = next(iter(more))
+    assert (name if name in ("n", "logprobs") else "; ") in answer.json()["error"]["message"]
+
+
+def test_a_prefill_may_end_within_thoughts(templated: Scripted) -> None:
+    with front(templated, "so</think>yes") as client:
+        for content in ("<think>abc", [{"type": "text", "text": "<think>abc"}]):
+            ask = {"messages": [*HI, {"role": "assistant", "content": content}], "max_tokens": 9}
+            said = client.post("/v1/messages", json=ask).json()["content"]
+            assert [block["type"] for block in said] == ["thinking", "text"]
+
+
+def test_thoughts_before_and_behind_reach_the_template(templated: Scripted) -> None:
+    thoughts = [
+        {"type": "reasoning", "id": text, "summary": [], "content": [{"type": "reasoning_text",
+                                                                      "text": text}]}
+        for text in ("one", "two")
+    ]  # fmt: skip
+    items = [{"role": "user", "content": "a"}, *thoughts, {"role": "user", "content": "b"}]
+    with front(templated, "yes") as client:
+        client.post("/v1/responses", json={"input": items}).raise_for_status()
+        assert asked_text(templated) == "[user]a[assistant one\ntwo][user]b[assistant]"
 
 
 ERRORS: list[tuple[str, dict[str, Any], str]] = [

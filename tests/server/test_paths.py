@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,32 @@ def test_below_a_path_of_a_proxy(tiny_llama: Path) -> None:
         assert page.get("/openapi.json").json()["servers"] == [{"url": "/llm"}]
         assert page.get("/v1/models").status_code == page.get("/llm/v1/models").status_code == 200
         assert page.get("/models").status_code == page.get("/llm/models").status_code == 200
+        for name in ("app.js", "style.css"):
+            files = [page.get(f"{root}/playground/{name}") for root in ("", "/llm")]
+            assert [file.status_code for file in files] == [200, 200]
+        moved = page.get("/llm", follow_redirects=False)
+        assert (moved.status_code, moved.headers["location"]) == (307, "/llm/")
+        assert page.get("/llm/").status_code == 200
+    with front(tiny_llama, root_path="/v1") as page:
+        for path in ("/v1/models", "/models", "/v1/v1/models", "/v1/playground/app.js"):
+            assert page.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "OPTIONS", "POST"])
+def test_a_path_that_is_none_is_no_server_error(method: str, tiny_llama: Path) -> None:
+    app, sent = front(tiny_llama).app, list[Any]()
+
+    async def heard() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def told(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": "*", "raw_path": b"*", "headers": [],
+             "query_string": b"", "server": ("localhost", 80), "client": ("127.0.0.1", 1),
+             "scheme": "http", "http_version": "1.1"}  # fmt: skip
+    asyncio.run(app(scope, heard, told))  # type: ignore[arg-type, call-arg, func-returns-value]
+    assert sent[0]["status"] in (404, 405)
 
 
 def test_origins_and_roots_are_checked() -> None:
@@ -104,7 +131,8 @@ def test_origins_and_roots_are_checked() -> None:
     for wrong in ("a.b", "https://a.b/c", "[1", "https://a b", "null"):
         with pytest.raises(ConfigError, match="allowed_origins"):
             read_origins(wrong)
-    for wrong in ("llm", "/", "/a b", "//x", "/a?b"):
+    assert read_origins("https://App.Example.com") == ("https://app.example.com",)
+    for wrong in ("llm", "/", "/a b", "//x", "/a?b", "/chat", "/models/x"):
         with pytest.raises(ConfigError, match="root_path"):
             read_root(wrong)
 

@@ -1,6 +1,7 @@
 """Tools: what may be written, and what is read of it, at every point of a stream."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -319,7 +320,7 @@ def test_values_have_the_types_of_their_schemas() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[1, 2]", "[f(1)]", "[f(**x)]", "[f(a=g())]", "[f(a=1", "[" * 5000, "[f(a=1)]; x"]
+    "text", ["[1, 2]", "[f(1)]", "[f(**x)]", "[f(a=g())]", "[f(a=1", "[" * 5000, "x [f(a=1)]"]
 )
 def test_other_python_is_no_call(text: str) -> None:
     assert read(text, "auto", "pythonic", True) == (text, [])
@@ -339,20 +340,23 @@ def test_a_template_sees_all_that_a_tool_says() -> None:
 BARE = '{"name": "weather", "arguments": {"city": "Rome"}}'
 
 
-@pytest.mark.parametrize("before", ["", "\n ", "```json\n", "Here it is:\n\n```json\n", "```\n"])
-@pytest.mark.parametrize("behind", ["", "\n```"])
+@pytest.mark.parametrize("before", ["", "\n ", "```json\n", "```json \n\n", "```\n"])
+@pytest.mark.parametrize("behind", ["", "\n```", f"\n{BARE}", ' and {"so": "on"}'])
 def test_calls_without_their_marks(before: str, behind: str) -> None:
     """Small models forget the marks; a call of a known tool is one all the same."""
     reader, text = Reader(None, "hermes", "auto", {"weather": {}}), before + BARE + behind
-    content, shown = before.partition("```")[0].rstrip(), ""
+    count = 0
     for end in range(len(text) + 1):
         said = reader.read(text[:end], False)
-        assert said.content.startswith(shown)
-        shown = said.content
+        assert not said.content
+        assert len(said.calls) >= count
+        count = len(said.calls)
     whole = reader.read(text, True)
-    assert whole.content == shown == content
-    (call,) = whole.calls
-    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Rome"})
+    assert whole.content == ""
+    assert [(c.name, json.loads(c.arguments)) for c in whole.calls] == [
+        ("weather", {"city": "Rome"})
+    ] * (1 + (BARE in behind))
+    assert len(whole.calls) == count
 
 
 @pytest.mark.parametrize(
@@ -361,6 +365,7 @@ def test_calls_without_their_marks(before: str, behind: str) -> None:
         '{"name": "rain", "arguments": {}}', '{"name": "weather"}', '{"city": "Rome"}', "{", "{}",
         '```json\n{"name": "weather", "age": 3}\n```', "```python\nprint({})\n```", "x ```", "``",
         'x {"name": "weather", "arguments": {}}', '{"name": "weather", "arguments"',
+        f"Use it so:\n```json\n{BARE}\n```\nand then done.", '{"name": "weather", "arguments": 3}',
         '```json\n{"a": 1}\n```\nand\n```json\n[1]\n```', "<tool_cal",
     ],
 )  # fmt: skip
@@ -372,3 +377,63 @@ def test_other_json_stays_text(text: str) -> None:
         assert not said.calls
         shown = said.content
     assert reader.read(text, True)[1:] == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", "The <tool_call> tag opens a call."), ("hermes", "<tool_call>no</tool_call> x"),
+        ("hermes", '<tool_call>{"city": 1}</tool_call> x'), ("hermes", "<tool_call>"),
+        ("hermes", '<tool_call>{"name":"f","arguments":3}</tool_call> x'),
+        ("granite", "<|tool_call|>[]"), ("granite", "<|tool_call|>[1]"),
+        ("mistral", "[TOOL_CALLS] oops"), ("mistral", "[TOOL_CALLS]"),
+        ("qwen3_coder", "<tool_call>\n<funny>"), ("lfm2", "<|tool_call_start|>no<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(1)]<|tool_call_end|>"), ("llama3", '{"city": "Rome"}'),
+        ("llama3", "{}"), ("pythonic", "[1] and so on"), ("pythonic", "[f(a=1e999)]"),
+    ],
+)  # fmt: skip
+def test_what_is_no_call_stays_text(form: Form, text: str) -> None:
+    shown = ""
+    for end in range(len(text) + 1):
+        content, calls = read(text[:end], "auto", form, False)
+        assert content.startswith(shown)
+        assert not calls
+        shown = content
+    assert read(text, "auto", form, True) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "arguments"),
+    [
+        ("hermes", '<tool_call>{"name":"f","arguments":null}</tool_call>', {}),
+        ("hermes", '<tool_call>{"name":"f","arguments":"{\\"a\\": 1}"}</tool_call>', {"a": 1}),
+        ("hermes", '<tool_call>{"arguments":{"a": 1},"name":"f"}</tool_call>', {"a": 1}),
+        ("hermes", '<tool_call>{"name":"f"}</tool_call>', {}),
+        ("mistral", '[TOOL_CALLS] [{"arguments":{"a": 1},"name":"f"}]', {"a": 1}),
+        ("lfm2", '<|tool_call_start|>{"name":"f","arguments":{"a": 1}}<|tool_call_end|>', {"a": 1}),
+        ("lfm2", '<|tool_call_start|>[f(a="<|tool_call_end|>")]<|tool_call_end|>',
+         {"a": "<|tool_call_end|>"}),
+        ("pythonic", '[f(a="\\ud800")] and more', {"a": "\ud800"}),
+        ("pythonic", "[f(a=']', b=[(1, 2)])]", {"a": "]", "b": [[1, 2]]}),
+        ("qwen3_coder", "<tool_call><function=f>\n<parameter=a>NaN</parameter></function>",
+         {"a": "NaN"}),
+    ],
+)  # fmt: skip
+def test_other_ways_to_write_arguments(form: Form, text: str, arguments: Any) -> None:
+    for end in range(len(text) + 1):
+        content, calls = read(text[:end], "auto", form, False)
+        assert not content
+        assert len(calls) <= 1
+    (call,) = read(text, "auto", form, True)[1]
+    assert call.name == "f"
+    assert call.arguments.isascii()
+    assert json.loads(call.arguments) == arguments
+
+
+def test_long_outputs_are_read_in_little_time() -> None:
+    """As often as there are steps: what is no call may hold many beginnings of calls."""
+    blocks = '```\n{"name":"zz","arguments":{}}\n' * 4000
+    for text in (f"x{blocks}", "```\n" + "\n" * 100_000, "<tool_call>" * 5_000, "{" * 100_000):
+        begin = time.process_time()
+        Reader(None, "hermes", "auto", {"zz": {}}).read(text, False)
+        assert time.process_time() - begin < 1

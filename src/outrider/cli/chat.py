@@ -129,6 +129,7 @@ class Session:
         before = [m for m in self.messages[:1] if m["role"] == "system"]
         own = before if system is None else [{"role": "system", "content": system}]
         self.messages = [m for m in own if m["content"]]
+        self.asked = []
         self.note("a new conversation")
 
     def set(self, rest: str) -> None:
@@ -188,8 +189,9 @@ class Session:
         """Answer the conversation, and keep what was said."""
         inputs = self.llm.inputs
         text = inputs.render(self.messages)
-        self.asked = inputs.encode(text, special=False, rendered=True)
-        said, figures = self.stream(self.speculation)
+        asked = inputs.encode(text, special=False, rendered=True)
+        said, figures = self.stream(asked, self.speculation)
+        self.asked = asked
         begun = self.reasoning is not None and self.reasoning.begun(text)
         parts = None if self.reasoning is None else self.reasoning.parts(said, begun, True)
         message = {"role": "assistant", "content": said if parts is None else parts.answer}
@@ -198,12 +200,14 @@ class Session:
         self.messages.append(message)
         self.note(figures)
 
-    def stream(self, how: Speculation, seed: int | None = None) -> tuple[str, str]:
-        """Show an answer as it comes; return its text and a line of figures.
+    def stream(
+        self, asked: list[int], how: Speculation, seed: int | None = None
+    ) -> tuple[str, str]:
+        """Show an answer to a prompt as it comes; return its text and a line of figures.
 
         Ctrl+C ends it with what there is.
         """
-        left = self.llm.inputs.room_after(self.asked)
+        left = self.llm.inputs.room_after(asked)
         most = self.params.max_tokens
         params = replace(self.params, max_tokens=left if most is None else min(most, left))
         if seed is not None:
@@ -212,7 +216,7 @@ class Session:
             *self.llm.inputs.outputs.special_tokens
         }:
             params = replace(params, skip_special_tokens=False)
-        (state,) = self.llm.start({"prompt_token_ids": self.asked}, params, speculation=how)
+        (state,) = self.llm.start({"prompt_token_ids": asked}, params, speculation=how)
         self.seed = state.request.seed
         stopped = False
         try:
@@ -247,7 +251,7 @@ class Session:
             ("with drafts", replace(self.speculation, enabled=True)),
         ):
             self.note(f"{name}:")
-            text, figures = self.stream(how, seed)
+            text, figures = self.stream(self.asked, how, seed)
             self.note(figures)
             texts.append(text)
             speeds.append(self.speed)

@@ -1,5 +1,6 @@
 """Other ways to write a path: below a proxy's, or without /v1, as other servers have it."""
 
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 ALIASED = frozenset(
@@ -17,10 +18,12 @@ class Aliases:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
+            if self.root and path == self.root:  # the page's own paths begin at the slash
+                await RedirectResponse(f"{self.root}/")(scope, receive, send)
+                return
             if self.root and path.startswith(f"{self.root}/"):
                 path = path.removeprefix(self.root)
-            if path.split("/", 2)[1] in ALIASED:
+            if path.removeprefix("/").partition("/")[0] in ALIASED:
                 path = f"/v1{path}"
-            raw = path.encode("utf-8", "surrogateescape")
-            scope = {**scope, "path": path, "raw_path": raw, "root_path": self.root}
+            scope = {**scope, "path": path, "raw_path": path.encode("utf-8", "surrogateescape")}
         await self.app(scope, receive, send)

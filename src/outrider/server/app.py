@@ -34,7 +34,7 @@ from .hosts import from_this_machine
 from .messages.body import MessagesRequest, Prompt
 from .messages.call import Messages
 from .responses.body import ResponsesRequest
-from .responses.call import Responses, cancelled
+from .responses.call import Responses, cancelled, forgotten
 from .security import Gate
 from .service import Service
 from .settings import Settings
@@ -72,6 +72,7 @@ def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
     app = FastAPI(
         title="Outrider", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         responses=RESPONSES,
+        servers=[{"url": settings.root_path}] if settings.root_path else None,
     )  # fmt: skip
     service = Service(llm, settings)
     app.state.service = service
@@ -154,8 +155,7 @@ def _others(app: FastAPI, service: Service) -> None:
     @app.delete("/v1/responses/{id}")
     async def forget(id: str, http: Request) -> dict[str, Any]:
         """Forget a response that is kept."""
-        service.responses.get(id, http.state.key)
-        service.responses.drop(id)
+        forgotten(service, id, http.state.key)
         return {"id": id, "object": "response", "deleted": True}
 
     @app.post("/v1/responses/{id}/cancel")

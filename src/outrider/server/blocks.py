@@ -9,7 +9,7 @@ from fastapi import Request as HttpRequest
 
 from ..errors import RequestError
 from ..frontend.outputs import SampleState
-from ..text.called import ToolCall
+from ..text.called import json_end
 from .dialogue import Dialogue, News, Seen
 from .protocol import ChatRequest
 from .service import Service
@@ -19,12 +19,16 @@ Kind = Literal["thoughts", "text", "call"]
 
 @dataclass
 class Block:
-    """One block so far: its number in the answer, its text or arguments, and the call if any."""
+    """One block so far: its number in the answer, and its text or a call's arguments.
+
+    A call has a ``name`` and an ``id``.
+    """
 
     kind: Kind
     number: int
     text: str = ""
-    call: ToolCall | None = None
+    name: str = ""
+    id: str = ""
 
 
 class Change(NamedTuple):
@@ -50,13 +54,16 @@ class Blocks:
             yield from self._more("text", news.content)
         for each in news.calls:
             if each.first:
-                yield from self._begin("call", each.call)
+                yield from self._begin("call", each.call.name, each.id)
             if each.arguments:
                 yield from self._more("call", each.arguments)
 
-    def end(self) -> Iterator[Change]:
-        """Yield the changes at the end; an answer that has neither text nor calls gets a text."""
-        if all(block.kind == "thoughts" for block in self.all):
+    def end(self, cut: bool) -> Iterator[Change]:
+        """Yield the changes at the end; an answer without text and calls gets an empty text.
+
+        One that was ``cut`` off within its thoughts has these alone.
+        """
+        if all(block.kind == "thoughts" for block in self.all) and not (cut and self.all):
             yield from self._begin("text")
         yield from self._close()
 
@@ -66,9 +73,9 @@ class Blocks:
         self.all[-1].text += text
         yield Change("more", self.all[-1], text)
 
-    def _begin(self, kind: Kind, call: ToolCall | None = None) -> Iterator[Change]:
+    def _begin(self, kind: Kind, name: str = "", id: str = "") -> Iterator[Change]:
         yield from self._close()
-        self.all.append(Block(kind, len(self.all), call=call))
+        self.all.append(Block(kind, len(self.all), "", name, id))
         self._open = True
         yield Change("begins", self.all[-1])
 
@@ -106,13 +113,24 @@ class BlockCall(Dialogue):
         return self.states[0].samples[0]
 
     @property
+    def cut(self) -> bool:
+        """True where the answer did not end by itself."""
+        return self.sample.finish_reason != "stop" or self.sample.stop_reason is not None
+
+    @staticmethod
+    def is_whole(block: Block) -> bool:
+        """Return whether the arguments of a call are complete."""
+        return json_end(block.text) == len(block.text.rstrip())
+
+    @property
     def shown(self) -> list[Block]:
         """The blocks that clients see."""
         return [b for b in self.blocks.all if b.kind != "thoughts" or self.body.include_reasoning]
 
     def finish(self) -> None:
         """Read the whole answer at once."""
-        for _ in (*self.blocks.take(Seen().news(self.read(self.sample))), *self.blocks.end()):
+        news = Seen().news(self.read(self.sample))
+        for _ in (*self.blocks.take(news), *self.blocks.end(self.cut)):
             pass
 
     async def changes(self) -> AsyncIterator[list[Change]]:
@@ -126,4 +144,4 @@ class BlockCall(Dialogue):
             if self.cancelled:
                 await run.aclose()
                 break
-        yield [each for each in self.blocks.end() if each.block in self.shown]
+        yield [each for each in self.blocks.end(self.cut) if each.block in self.shown]

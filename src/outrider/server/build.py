@@ -17,6 +17,7 @@ from ..errors import ConfigError, ModelError, shown
 from ..frontend.presets import FILE, of_file, sampling_defaults
 from ..text.calls import MARKS, Form
 from ..text.reasoning import FORMS, form_of
+from .aliases import ALIASED
 from .hosts import bare
 from .options import Setting
 from .record import Record, Recording
@@ -145,7 +146,8 @@ def read_origins(listed: str | None) -> tuple[str, ...]:
             text = ",".join(map(str, json.loads(text)))
         except (ValueError, TypeError, RecursionError):
             raise ConfigError(f"allowed_origins is {shown(listed)}; give a list.") from None
-    origins = tuple(filter(None, (part.strip().rstrip("/") for part in text.split(","))))
+    parts = (part.strip().rstrip("/").lower() for part in text.split(","))
+    origins = tuple(filter(None, parts))  # in small letters, as browsers send them
     for origin in origins:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/,?#]+", origin):
             raise ConfigError(
@@ -161,6 +163,8 @@ def read_root(path: str | None) -> str:
         return ""
     if not re.fullmatch(r"(/[\w.~-]+)+/?", path):
         raise ConfigError(f"root_path is {shown(path)}; give a path as in /llm.")
+    if path.split("/")[1] in ALIASED:
+        raise ConfigError(f"root_path is {shown(path)}, as paths of the API begin; give another.")
     return path.rstrip("/")
 
 

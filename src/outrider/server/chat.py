@@ -7,6 +7,7 @@ from fastapi import Request as HttpRequest
 
 from ..base.types import SAMPLE, Event, grouped_by
 from ..frontend.outputs import RequestState, SampleState
+from ..text.called import new_id
 from .answer import chat_logprobs, nulls, prompt_logprobs, step_of
 from .dialogue import CallNews, Dialogue, Seen
 from .protocol import ChatRequest
@@ -33,7 +34,7 @@ class Chat(Dialogue):
             message: dict[str, Any] = {"role": "assistant", "content": shown, **nulls("message")}
             message |= self._thoughts(said.thoughts)
             if said.calls:
-                message["tool_calls"] = [call.as_json() for call in said.calls]
+                message["tool_calls"] = [call.as_json(new_id()) for call in said.calls]
             reason = reason_of(sample.finish_reason, said.calls, self.choice.how)
             begun = {"index": i, "message": message, **nulls("chat choice")}
             choices.append(self._choice(begun, sample, 0, reason))
@@ -124,5 +125,5 @@ class Chat(Dialogue):
 def _call_delta(news: CallNews) -> dict[str, Any]:
     """Return the delta of a call: all of it, or more of its arguments."""
     if news.first:
-        return {"index": news.number, **news.call.as_json()}
+        return {"index": news.number, **news.call.as_json(news.id)}
     return {"index": news.number, "function": {"arguments": news.arguments}}

@@ -5,9 +5,12 @@ from typing import Any, NamedTuple
 
 from fastapi import Request as HttpRequest
 
+from ..base.limits import LARGEST_INT
+from ..errors import shown
 from ..frontend.outputs import SampleState
-from ..text.called import ToolCall, types_of
+from ..text.called import ToolCall, new_id, types_of
 from ..text.calls import MARKS
+from ..text.messages import readable
 from .api_call import ApiCall
 from .errors import Refusal
 from .protocol import ChatRequest
@@ -20,10 +23,14 @@ NOT_BOUNDED = "this model's thoughts cannot be bounded; leave it out."
 
 
 class CallNews(NamedTuple):
-    """What is new of call ``number``: all of it with its first part, then more arguments."""
+    """What is new of call ``number``: all of it with its first part, then more arguments.
+
+    ``id`` is the call's for clients.
+    """
 
     number: int
     call: ToolCall
+    id: str
     arguments: str
     first: bool
 
@@ -43,6 +50,7 @@ class Seen:
     thoughts: int = 0
     content: int = 0
     calls: list[ToolCall] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
 
     def news(self, said: Said) -> News:
         """Return what is new in what was said so far; it counts as seen from now on."""
@@ -56,11 +64,12 @@ class Seen:
         for n, call in enumerate(calls):
             if n == len(self.calls):
                 self.calls.append(call)
-                news.append(CallNews(n, call, call.arguments, True))
+                self.ids.append(new_id())
+                news.append(CallNews(n, call, self.ids[n], call.arguments, True))
             elif len(call.arguments) > len(self.calls[n].arguments):
                 more = call.arguments[len(self.calls[n].arguments) :]
                 self.calls[n] = call
-                news.append(CallNews(n, self.calls[n], more, False))
+                news.append(CallNews(n, call, self.ids[n], more, False))
         return news
 
 
@@ -119,6 +128,8 @@ class Dialogue(ApiCall[ChatRequest]):
         several = body.parallel_tool_calls
         calls = constraint(self.choice, settings.tool_form, special, others, several)
         if calls is None or (self.choice.how == "auto" and (own is not None or body.ignore_eos)):
+            if own is not None:
+                self.reader.how = "none"  # the form leaves no room for calls
             return own, own is None
         if own is not None:
             raise Refusal("tool_choice and a form of the output exclude each other.", "tool_choice")
@@ -139,12 +150,18 @@ class Dialogue(ApiCall[ChatRequest]):
         """
         body, reasoning = self.body, self.reader.reasoning
         budget = body.thinking_token_budget
-        budget = None if budget in (None, -1) else budget
+        if budget is not None and not -1 <= budget <= LARGEST_INT:
+            raise Refusal(
+                f"thinking_token_budget is {shown(budget)}; give 0 to {LARGEST_INT}, or -1 for "
+                "none.", "thinking_token_budget",
+            )  # fmt: skip
+        budget = None if budget == -1 else budget
         ended = reasoning is None or reasoning.ended(prompt)
         if reasoning is not None:
             self.reader.begun = reasoning.begun(prompt)
             if body.continue_final_message:
-                self.reader.begun = reasoning.unclosed(str(body.messages[-1].get("content")))
+                (last,) = readable(body.messages[-1:])
+                self.reader.begun = reasoning.unclosed(last["content"])
                 ended = not self.reader.begun
         before = None if ended else self._before_form(budget)
         if before is None:

@@ -116,15 +116,16 @@ def response(
     headers: Mapping[str, str] | None = None,
     status: int | None = None,
     path: str = "",
+    id: str | None = None,
 ) -> JSONResponse:
     """Return an error response, with Retry-After (seconds) where trying again helps.
 
-    Its form is that of the API that ``path`` belongs to.
+    Its form is that of the API that ``path`` belongs to, with the call's ``id`` if it has one.
     """
     status = status or status_of(error)
     retry = {"Retry-After": "1"} if status in (429, 503) else {}
     body = error_body(error)
-    body = of_messages(body) if is_of_messages(path) else body
+    body = of_messages(body, id) if is_of_messages(path) else body
     return JSONResponse(body, status, {**retry, **(headers or {})})
 
 
@@ -173,16 +174,22 @@ def sentence(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
     return told, place[0] if place else None
 
 
+def _of(request: Request) -> dict[str, Any]:
+    """Return what an error says of its call."""
+    id = getattr(request.state, "request_id", None)
+    return {"path": request.scope["path"], "id": id}
+
+
 def install(app: FastAPI) -> None:
     """Give every error of ``app`` the same form."""
 
     @app.exception_handler(OutriderError)
     async def of_outrider(request: Request, error: OutriderError) -> JSONResponse:
-        return response(error, path=request.url.path)
+        return response(error, **_of(request))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return response(Refusal(*sentence(error.errors())), path=request.url.path)
+        return response(Refusal(*sentence(error.errors())), **_of(request))
 
     @app.exception_handler(HTTPException)
     async def of_starlette(request: Request, error: HTTPException) -> JSONResponse:
@@ -192,4 +199,4 @@ def install(app: FastAPI) -> None:
         }
         message = messages.get(error.status_code, str(error.detail))
         refusal = Refusal(message, status=error.status_code)
-        return response(refusal, error.headers, path=request.url.path)
+        return response(refusal, error.headers, **_of(request))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
@@ -211,7 +211,7 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
             schema = {"type": "object"} if guided.json_object else guided.json_
             parts = zip(FORMS, (schema, guided.regex, guided.choice, guided.grammar), strict=True)
             own = {name: value for name, value in parts if value is not None}
-            if own or guided.after is None:  # else it is of a form that another field has
+            if own or not guided.before():  # else it is of a form that another field has
                 forms[FORM] = own
         named = {name: getattr(self, f"guided_{name}") for name in FORMS}
         forms |= {f"guided_{n}": {n: value} for n, value in named.items() if value is not None}
@@ -238,8 +238,9 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
             )
         before = {} if guided is None else guided.before()
         if not forms:
-            if before and "budget" not in before:
-                raise Refusal("after needs a form that begins there; give one beside it.", FORM)
+            if before and not {"after", "budget"} <= before.keys():
+                lacks = "a form that begins there" if "after" in before else "after"
+                raise Refusal(f"{' and '.join(before)} needs {lacks}; give that beside it.", FORM)
             return before or None
         form = next(iter(forms.values()))
         strict = shape.json_schema.strict if shape and shape.json_schema else None
@@ -390,12 +391,25 @@ class Other(Wire):
     """Base of bodies of other APIs, which are answered as chats."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
+    generates: ClassVar[bool] = True
 
     @property
     def passed(self) -> dict[str, Any]:
-        """The fields that a chat takes as they are."""
+        """The fields that a chat takes as they are.
+
+        Raises Refusal: another field of chats asks for something.
+        """
         extra = self.model_extra or {}
-        return {name: extra[name] for name in PASSED if name in extra}
+        taken = {*PASSED, *Unsupported.model_fields} if self.generates else {*PASSED}
+        others = ChatRequest.model_fields.keys() - taken if self.generates else set[str]()
+        for name in extra.keys() & others:
+            value, usual = extra[name], ChatRequest.model_fields[name].default
+            if value is not None and value != usual:
+                raise Refusal(
+                    f"{name}: this path does not have it; send the call to /v1/chat/completions, "
+                    "or leave it out.", name,
+                )  # fmt: skip
+        return {name: extra[name] for name in extra.keys() & taken}
 
 
 def chat_request(fields: dict[str, Any]) -> ChatRequest:

@@ -63,6 +63,11 @@ class Reader:
     def num_thought_tokens(self, sample: SampleState, outputs: OutputProcessor) -> int:
         """Return how many tokens of an output are thoughts, their marks included."""
         end = len(sample.text[: self._parts(sample.text, True).end].encode(errors="replace"))
+        return self.num_tokens_before(sample, end, outputs)
+
+    @staticmethod
+    def num_tokens_before(sample: SampleState, end: int, outputs: OutputProcessor) -> int:
+        """Return how many tokens of an output begin before a byte of its text."""
         count = place = 0
         for id in sample.token_ids:
             if place >= end:

@@ -61,7 +61,9 @@ class Gate:
                         return
             except Refusal as error:
                 early = EARLY_HEADERS.get(error.status)
-                await response(error, early, path=scope["path"])(scope, receive, send)
+                id = scope["state"].get("request_id")
+                answer = response(error, early, path=scope["path"], id=id)
+                await answer(scope, receive, send)
             else:
                 await self.app(scope, receive, send)
 

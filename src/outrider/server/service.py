@@ -29,7 +29,7 @@ class Service:
         self.draining = False
         self.queue = Queue(settings.max_queued_requests, settings.max_queued_tokens)
         self.texts = Texts(llm.inputs)
-        self.responses = Store(settings.store_responses)
+        self.responses = Store(settings.store_responses, len(settings.api_keys))
         self.recorder = Recorder(settings.recording) if settings.recording else None
         if self.recorder is not None:
             self.metrics.others.append(partial(recorded, self.recorder))

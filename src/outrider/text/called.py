@@ -1,4 +1,8 @@
-"""Reads the calls of tools that a model wrote, in each of the forms of ``calls.Form``."""
+"""Reads the calls of tools that a model wrote, in each of the forms of ``calls.Form``.
+
+What begins like a call and is none stays text. Text behind a call is left out. What is read of a
+text's beginning only grows while the text comes, so that streams and whole answers agree.
+"""
 
 import ast
 import json
@@ -6,24 +10,29 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
-from .calls import MARKS, OPENING, PYTHON_TAG, Form
+from .calls import MARKS, PYTHON_TAG, Form
 from .stop import longest_start
 
-HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
+HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 """The text before the arguments of a call in JSON."""
 KEYS = ("arguments", "parameters")
-BARE = '{"name":"'
-"""The beginning of a call in JSON, without space."""
-FENCES = ("```json\n", "```\n")
-BARE_STARTS = re.compile(r"\A\s*(?=\{)|```(?:json)?\s*\n\s*(?=\{|\Z)")
-"""Where JSON begins that may be a call without marks."""
+BETWEEN = re.compile(r"(?:[\s,;\]]|</?tool_call>|<\|tool_call\|>)*\[?\s*")
+"""The text between two calls in JSON."""
+CLOSING_BRACE = re.compile(r"\s*\}")
 MISTRAL_HEAD = re.compile(r"\[TOOL_CALLS\]\s*([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?=\{)")
-PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]')
-"""Strings, which may hold brackets, and brackets."""
-FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(</function>|\Z)", re.DOTALL)
+MISTRAL_START = re.compile(r"\[TOOL_CALLS\]\s*[\w.-]+(?:\[CALL_ID\][\w-]*)?(?:\[[ARGS\]]*)?\s*\Z")
+PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]', re.DOTALL)
+"""Strings of JSON, which may hold brackets, and brackets."""
+PYTHON_PARTS = re.compile(r""""(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[{}\[\]()]""", re.DOTALL)
+FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
+XML_HEAD = "<function="
 PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+FENCES = ("```json", "```")
+"""Lines that may stand before a call whose marks were forgotten."""
+LONGEST_PYTHON = 1 << 16
+"""Characters of a list of calls that Python's parser gets."""
 
 Types = Mapping[str, Mapping[str, Any]]
 """The schemas of each tool's arguments, by its name and theirs."""
@@ -36,160 +45,245 @@ class ToolCall:
     name: str
     arguments: str
     whole: bool = field(default=True, compare=False)
-    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}", compare=False)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, id: str) -> dict[str, Any]:
         """Return the call as clients of chat completions see it."""
         return {
-            "id": self.id, "type": "function",
+            "id": id, "type": "function",
             "function": {"name": self.name, "arguments": self.arguments},
         }  # fmt: skip
+
+
+def new_id() -> str:
+    """Return an id for a call."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+Calls = list[ToolCall] | None
+"""Calls; none where they may come yet, None where there are none."""
 
 
 def read_auto(
     text: str, form: Form, whole: bool, types: Types | None = None
 ) -> tuple[str, list[ToolCall]]:
     """Return the content and the calls of an output; only the certain part unless ``whole``."""
-    if form == "llama3":
-        return _of_llama(text, whole)
-    if form == "pythonic":
-        return _of_python(text, whole)
     if form == "openai":
         return text, []  # its calls are on channels, see ``reasoning.Channels``
-    opening = MARKS[form][0]
-    content, mark, rest = text.partition(opening)
-    if mark:
-        return content.rstrip(), READERS[form](mark + rest, types or {})
+    if form in ("llama3", "pythonic"):
+        read = _of_llama if form == "llama3" else _of_python
+        calls = read(text)
+        return ("", calls) if calls or (calls is not None and not whole) else (text, [])
     if form == "hermes" and types:
-        return _of_hermes_unmarked(text, whole, types)
+        calls = _without_marks(text, types)
+        if calls or (calls is not None and not whole):
+            return "", calls
+    opening, at = MARKS[form][0], 0
+    while (place := text.find(opening, at)) >= 0:
+        calls = READERS[form](text[place:], types or {})
+        if calls or (calls is not None and not whole):
+            return text[:place].rstrip(), calls
+        at = place + len(opening)  # it is no call: the mark is text
     certain = len(text) - longest_start(text, [opening])
     return (text if whole else text[:certain].rstrip()), []
 
 
-def read_json(text: str, head: re.Pattern[str] = HEAD) -> list[ToolCall]:
-    """Return every call in a text, the last one as far as it has come."""
-    calls, at = [], 0
-    while found := head.search(text, at):
-        end = json_end(text, found.end())
-        at = len(text) if end is None else end
-        calls.append(ToolCall(found[1], text[found.end() : at], end is not None))
+def read_json(text: str) -> list[ToolCall]:
+    """Return the calls in JSON that begin a text, one behind the other, the last as it has come."""
+    calls: list[ToolCall] = []
+    at = _skipped(BETWEEN, text, 0)
+    while head := HEAD.match(text, at):
+        end = json_end(text, head.end())
+        calls.append(ToolCall(head[1], text[head.end() : end], end is not None))
+        if end is None:
+            break
+        at = _skipped(BETWEEN, text, _skipped(CLOSING_BRACE, text, end))
     return calls
 
 
+def _skipped(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Return the place behind what a pattern matches, the same one where it does not match."""
+    found = pattern.match(text, at)
+    return at if found is None else found.end()
+
+
 def json_end(text: str, start: int = 0) -> int | None:
-    """Return the end of the JSON object that begins at ``start``; None if it is incomplete."""
+    """Return the end of the JSON object or list that begins there; None if it is incomplete."""
+    return _end(text, start, PARTS)
+
+
+def _end(text: str, start: int, parts: re.Pattern[str]) -> int | None:
     depth = 0
-    for part in PARTS.finditer(text, start):
-        depth += part[0] in "{["
-        if part[0] in "}]":
+    for part in parts.finditer(text, start):
+        depth += part[0] in "{[("
+        if part[0] in "}])":
             depth -= 1
             if depth == 0:
                 return part.end()
     return None
 
 
-def _of_hermes_unmarked(text: str, whole: bool, types: Types) -> tuple[str, list[ToolCall]]:
-    """Return content and calls of an output without Hermes' marks, which small models forget.
-
-    JSON is a call if it has the form of one and names a known tool, where the output begins with it
-    or a block of code does.
-    """
-    for start in BARE_STARTS.finditer(text):
-        calls = _bare(text[start.end() :], whole, types)
-        if calls is not None:
-            return text[: start.start()].rstrip(), calls
-    held = [] if whole else [OPENING, *FENCES]
-    certain = len(text) - (longest_start(text, held) if held else 0)
-    return (text if whole else text[:certain].rstrip()), []
+def _may_begin(text: str, names: Sequence[str] | None = None) -> bool:
+    """Return whether a text may become a call in JSON, of one of ``names`` if they are known."""
+    compact = re.sub(r"\s+", "", text[:LONGEST_PYTHON])
+    begin = '{"name":"'
+    if not compact.startswith(begin):
+        return begin.startswith(compact)
+    name, closed, rest = compact.removeprefix(begin).partition('"')
+    if not closed:
+        return names is None or any(known.startswith(name) for known in names)
+    known = names is None or name in names
+    return known and any(f',"{key}":'.startswith(rest) for key in KEYS)
 
 
-def _bare(text: str, whole: bool, types: Types) -> list[ToolCall] | None:
-    """Return the calls that JSON begins with, [] while it may become one; None where it is none."""
+def _object_calls(text: str) -> Calls:
+    """Return the calls of JSON that begins a text, in whatever order its keys are."""
     calls = read_json(text)
     if calls:
-        return calls if all(call.name in types for call in calls) else None
-    compact = re.sub(r"\s+", "", text)
-    name, closed, rest = compact.removeprefix(BARE).partition('"')
-    if not compact.startswith(BARE):
-        may = BARE.startswith(compact)
-    elif not closed:
-        may = any(known.startswith(name) for known in types)
-    else:
-        may = name in types and any(f',"{key}":'.startswith(rest) for key in KEYS)
-    return [] if may and not whole else None
-
-
-def _of_llama(text: str, whole: bool) -> tuple[str, list[ToolCall]]:
-    start = text.lstrip().removeprefix(PYTHON_TAG).lstrip()
-    if start.startswith("{"):
-        return "", read_json(start)
-    held = not whole and (not start or PYTHON_TAG.startswith(start))
-    return ("" if held else text), []
-
-
-def _of_mistral(text: str, types: Types) -> list[ToolCall]:
-    """A list of objects with name and arguments, or a mark, a name and an object for each call."""
-    return read_json(text, MISTRAL_HEAD) or read_json(text)
-
-
-def _of_python(text: str, whole: bool) -> tuple[str, list[ToolCall]]:
-    """The whole output is a Python list of calls, or none of it."""
-    start = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>")
-    calls = python_calls(start)
-    if calls:
-        return "", calls
-    held = not whole and (
-        not start or start.startswith("[") or "<|python_start|>".startswith(start)
-    )
-    return ("" if held else text), []
-
-
-def python_calls(text: str) -> list[ToolCall]:
-    """Return the calls of a Python list such as ``[f(a=1)]``; none of another text."""
+        return calls
+    start = text.lstrip()
+    if not start or start[0] not in "{[":
+        return None if start else []
+    end = json_end(start)
+    if end is None:
+        return []
     try:
-        (line,) = ast.parse(text.strip(), mode="exec").body
+        value = json.loads(start[:end], parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return [call for each in (value if isinstance(value, list) else [value])
+            if (call := _of_object(each)) is not None] or None  # fmt: skip
+
+
+def _of_object(value: Any) -> ToolCall | None:
+    """Return the call that an object describes, None where it is none."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    given: Any = next((value[key] for key in KEYS if value.get(key) is not None), {})
+    if isinstance(given, str):
+        try:
+            given = json.loads(given, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            return None
+    return ToolCall(value["name"], json.dumps(given)) if isinstance(given, dict) else None
+
+
+def _without_marks(text: str, types: Types) -> Calls:
+    """Return the calls of an output that begins with them, though without Hermes' marks.
+
+    Small models forget the marks. JSON is a call if it has the form of one and names a known tool,
+    at the very beginning or in a block of code there.
+    """
+    start = text.lstrip()
+    if start.startswith("`"):
+        line, ended, start = start.partition("\n")
+        if not ended:
+            return [] if any(fence.startswith(line.rstrip()) for fence in FENCES) else None
+        if line.rstrip() not in FENCES:
+            return None
+        start = start.lstrip()
+    if start and not start.startswith("{"):
+        return None
+    known = []
+    for call in read_json(start):
+        if call.name not in types:
+            break
+        known.append(call)
+    return known or ([] if _may_begin(start, [*types]) else None)
+
+
+def _of_llama(text: str) -> Calls:
+    start = text.lstrip()
+    if PYTHON_TAG.startswith(start):
+        return []
+    start = start.removeprefix(PYTHON_TAG).lstrip()
+    return read_json(start) or ([] if _may_begin(start) else None)
+
+
+def _of_hermes(text: str, types: Types) -> Calls:
+    return _object_calls(text.removeprefix(MARKS["hermes"][0]))
+
+
+def _of_granite(text: str, types: Types) -> Calls:
+    return _object_calls(text.removeprefix(MARKS["granite"][0]))
+
+
+def _of_mistral(text: str, types: Types) -> Calls:
+    """A list of objects with name and arguments, or a mark, a name and an object for each call."""
+    calls, at = list[ToolCall](), 0
+    while found := MISTRAL_HEAD.match(text, at):
+        end = json_end(text, found.end())
+        calls.append(ToolCall(found[1], text[found.end() : end], end is not None))
+        at = len(text) if end is None else end
+    if calls:
+        return calls
+    if MISTRAL_START.match(text):
+        return []
+    return _object_calls(text.removeprefix(MARKS["mistral"][0]))
+
+
+def _of_python(text: str) -> Calls:
+    """The output begins with a Python list of calls."""
+    opening, _ = MARKS["pythonic"]
+    start = text.lstrip()
+    if opening.startswith(start):
+        return []
+    return python_calls(start.removeprefix(opening).lstrip())
+
+
+def python_calls(text: str) -> Calls:
+    """Return the calls of a Python list such as ``[f(a=1)]`` that begins a text."""
+    if not text.startswith("["):
+        return None if text else []
+    end = _end(text, 0, PYTHON_PARTS)
+    if end is None:
+        return [] if len(text) < LONGEST_PYTHON else None
+    try:
+        (line,) = ast.parse(text[:end]).body
         listed = line.value if isinstance(line, ast.Expr) else None
         calls = listed.elts if isinstance(listed, ast.List) else []
-        return [_python_call(call) for call in calls]
+        return [_python_call(call) for call in calls] or None
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        return []
+        return None
 
 
 def _python_call(node: ast.expr) -> ToolCall:
     """Return a call with literal arguments by name. Raises ValueError: it is no such call."""
-    if not isinstance(node, ast.Call) or node.args:
+    if (
+        not isinstance(node, ast.Call)
+        or node.args
+        or any(each.arg is None for each in node.keywords)
+    ):
         raise ValueError
     values = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
-    if any(each.arg is None for each in node.keywords):
-        raise ValueError
-    return ToolCall(ast.unparse(node.func), json.dumps(values, ensure_ascii=False))
+    return ToolCall(ast.unparse(node.func), json.dumps(values, allow_nan=False))
 
 
-def _of_lfm2(text: str, types: Types) -> list[ToolCall]:
+def _of_lfm2(text: str, types: Types) -> Calls:
+    """Lists between marks; some models write JSON there."""
     opening, closing = MARKS["lfm2"]
-    return [
-        call
-        for part in text.split(opening)[1:]
-        for call in python_calls(part.partition(closing)[0])
-    ]
+    inside = text.removeprefix(opening).lstrip()
+    if inside.startswith("{"):
+        return _object_calls(inside)
+    calls = python_calls(inside)
+    if calls:
+        end = _end(inside, 0, PYTHON_PARTS)
+        rest = inside[end:].lstrip().removeprefix(closing).lstrip()
+        more = _of_lfm2(rest, types) if rest.startswith(opening) else None
+        return [*calls, *(more or [])]
+    return calls
 
 
-def _of_xml(text: str, types: Types) -> list[ToolCall]:
+def _of_xml(text: str, types: Types) -> Calls:
     """``<function=NAME><parameter=KEY>VALUE</parameter></function>``; schemas tell the types."""
-    found = FUNCTION.findall(text)
-    return (
-        [
-            ToolCall(name.strip(), json.dumps(_arguments(body, types.get(name.strip(), {}))))
-            for name, body, end in found
-            if end
-        ]
-        if found
-        else read_json(text)
-    )
-
-
-def _arguments(body: str, types: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _value(text, types.get(key)) for key, text in PARAMETER.findall(body)}
+    inside = text.removeprefix(MARKS["qwen3_coder"][0]).lstrip()
+    if inside and not (inside.startswith(XML_HEAD) or XML_HEAD.startswith(inside)):
+        return _object_calls(inside)
+    calls = []
+    for name, body in FUNCTION.findall(text):
+        named = {key: _value(value, types.get(name.strip(), {}).get(key))
+                 for key, value in PARAMETER.findall(body)}  # fmt: skip
+        calls.append(ToolCall(name.strip(), json.dumps(named)))
+    return calls
 
 
 def _value(text: str, schema: Any) -> Any:
@@ -198,14 +292,18 @@ def _value(text: str, schema: Any) -> Any:
     if "string" in (kinds if isinstance(kinds, list) else [kinds]):
         return text
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return text
 
 
-READERS: Mapping[Form, Callable[[str, Types], list[ToolCall]]] = {
-    "hermes": lambda text, _: read_json(text),
-    "granite": lambda text, _: read_json(text),
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+READERS: Mapping[Form, Callable[[str, Types], Calls]] = {
+    "hermes": _of_hermes,
+    "granite": _of_granite,
     "mistral": _of_mistral,
     "qwen3_coder": _of_xml,
     "lfm2": _of_lfm2,

@@ -1,7 +1,7 @@
 """The body of ``/v1/messages``, and the chat that it asks for."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic_core import to_json
@@ -47,6 +47,7 @@ class OutputConfig(Wire):
 class Prompt(Other):
     """The part of a body that the prompt is made of; all of ``/v1/messages/count_tokens``."""
 
+    generates: ClassVar[bool] = False
     model: str | None = None
     messages: Annotated[
         list[dict[str, Any]], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
@@ -59,6 +60,7 @@ class Prompt(Other):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
+    context_management: Annotated[Any, Unless()] = None
     mcp_servers: Annotated[Any, Unless(([],), "give tools")] = None
     container: Annotated[Any, Unless()] = None
 
@@ -81,6 +83,8 @@ class Prompt(Other):
         if form is not None:
             schema = {"name": "output", "schema": form.schema_}
             more["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if config.effort is not None:
+            more["reasoning_effort"] = config.effort
         if self.thinking is not None:
             more |= self._of_thinking(self.thinking)
         return self.passed | more | {
@@ -90,8 +94,9 @@ class Prompt(Other):
 
     def _of_thinking(self, thinking: Thinking) -> dict[str, Any]:
         """Return what a chat template and the engine are told of thoughts."""
-        options = self.passed.get("chat_template_kwargs")
-        options = options if isinstance(options, dict) else {}
+        options = self.passed.get("chat_template_kwargs") or {}
+        if not isinstance(options, dict):
+            raise Refusal("chat_template_kwargs is no object; give one.", "chat_template_kwargs")
         wanted = thinking.type != "disabled"
         found: dict[str, Any] = {
             "chat_template_kwargs": {"enable_thinking": wanted, "thinking": wanted, **options}
@@ -113,6 +118,7 @@ class Prompt(Other):
 class MessagesRequest(Prompt):
     """The body of ``POST /v1/messages``."""
 
+    generates: ClassVar[bool] = True
     max_tokens: Whole = Field(json_schema_extra={"minimum": 1, "maximum": LARGEST_INT})
     temperature: Real | None = None
     top_p: Real | None = None
@@ -163,8 +169,11 @@ def messages_of(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         elif kind == "tool_use" and role == "assistant":
             said.setdefault("tool_calls", []).append(_call(block, place))
         elif kind == "thinking" and role == "assistant":
-            said["reasoning"] = said.get("reasoning", "") + str(block.get("thinking") or "")
-        elif kind != "redacted_thinking":
+            thoughts = block.get("thinking")
+            if not isinstance(thoughts, str):
+                raise Refusal(f"{place}.thinking is {shown(thoughts)}; give a text.", "messages")
+            said["reasoning"] = said.get("reasoning", "") + thoughts
+        elif kind != "redacted_thinking" or role != "assistant":
             said["content"].append({"type": "text", "text": _text([block], place)})
     if said["content"] or "tool_calls" in said or not found:
         found.append(said)

@@ -1,5 +1,6 @@
 """``/v1/messages``: a chat as Anthropic's Messages API has it."""
 
+import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from types import MappingProxyType
@@ -30,12 +31,13 @@ class Messages(BlockCall):
     names: Mapping[str, str] = MappingProxyType({
         "max_completion_tokens": "max_tokens", "stop": "stop_sequences",
         "thinking_token_budget": "thinking.budget_tokens",
-        "response_format": "output_config.format",
+        "response_format": "output_config.format", "structured_outputs": "output_config.format",
+        "reasoning_effort": "output_config.effort", "prompt": "messages",
     })  # fmt: skip
 
     def __init__(self, service: Service, asked: MessagesRequest, http: HttpRequest) -> None:
         super().__init__(service, asked.chat(), http)
-        self.id = f"msg_{self.body.request_id or http.state.request_id}"
+        self.id = f"msg_{uuid.uuid4().hex}"
 
     def build(self) -> dict[str, Any]:
         self.finish()
@@ -81,10 +83,8 @@ class Messages(BlockCall):
     def _stop(self) -> dict[str, Any]:
         """Return why the message ended."""
         sample = self.sample
-        if (
-            any(block.kind == "call" for block in self.blocks.all)
-            and sample.finish_reason == "stop"
-        ):
+        calls = [block for block in self.blocks.all if block.kind == "call"]
+        if calls and sample.finish_reason == "stop" and all(map(self.is_whole, calls)):
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if sample.finish_reason == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
@@ -97,12 +97,9 @@ class Messages(BlockCall):
         text = "" if empty else block.text
         if block.kind == "thoughts":
             return {"type": "thinking", "thinking": text, "signature": ""}
-        if block.call is None:
+        if block.kind == "text":
             return {"type": "text", "text": text}
-        return {
-            "type": "tool_use", "id": block.call.id, "name": block.call.name,
-            "input": _object(text),
-        }  # fmt: skip
+        return {"type": "tool_use", "id": block.id, "name": block.name, "input": _object(text)}
 
     def _event(self, change: Change) -> dict[str, Any]:
         """Return the event of a change of a block."""

@@ -13,8 +13,8 @@ let running = null; // aborts the answer that comes
 
 const log = () => byId("log");
 
-function keep() {
-  chats = [chat, ...chats.filter((each) => each.id !== chat.id)];
+function keep(mine = chat) {
+  chats = [mine, ...chats.filter((each) => each.id !== mine.id)];
   save(chats);
   list();
 }
@@ -107,7 +107,13 @@ class Turn {
     const { role, content, thoughts, told } = this.message;
     const body = this.part("content");
     if (role === "user") body.textContent = content;
-    else body.replaceChildren(...rendered(content));
+    else {
+      try {
+        body.replaceChildren(...rendered(content));
+      } catch {
+        body.textContent = content; // it nests without end
+      }
+    }
     const thinking = this.part("thoughts");
     thinking.hidden = !thoughts;
     if (thoughts) thinking.querySelector("div").textContent = thoughts;
@@ -203,7 +209,7 @@ function answer() {
       turn.draw();
       if (turn.message.content || turn.message.thoughts) mine.messages.push(turn.message);
       else turn.element.remove();
-      if (mine === chat) keep();
+      keep(mine);
       follow();
     }
   });

@@ -1,6 +1,7 @@
 // Markdown as elements: a small subset, of which nothing is ever read as HTML.
 
-const FENCE = /^\s*(```|~~~)(.*)$/;
+const DEEPEST = 16; // quotes and lists within each other, beyond which a text stays as it is
+const FENCE = /^\s*(`{3,}|~{3,})([^`]*)$/;
 const HEADING = /^(#{1,6})\s+(.*)$/;
 const RULE = /^\s*([-*_])(\s*\1){2,}\s*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
@@ -85,7 +86,7 @@ function table(head, rows) {
 }
 
 // The items of a list that begins at a line: deeper ones are lists of their own.
-function list(lines, start) {
+function list(lines, start, depth) {
   const [, indent, mark] = ITEM.exec(lines[start]);
   const ordered = /\d/.test(mark);
   const made = element(ordered ? "ol" : "ul");
@@ -93,8 +94,8 @@ function list(lines, start) {
   let at = start;
   while (at < lines.length) {
     const found = ITEM.exec(lines[at]);
-    if (found && found[1].length > indent.length && made.lastChild) {
-      const [inner, next] = list(lines, at);
+    if (found && found[1].length > indent.length && made.lastChild && depth < DEEPEST) {
+      const [inner, next] = list(lines, at, depth + 1);
       made.lastChild.append(inner);
       at = next;
     } else if (found && found[1].length >= indent.length && /\d/.test(found[2]) === ordered) {
@@ -109,7 +110,8 @@ function list(lines, start) {
 }
 
 // The elements of a text in Markdown.
-export function rendered(text) {
+export function rendered(text, depth = 0) {
+  if (depth > DEEPEST) return [text];
   const lines = text.split("\n");
   const blocks = [];
   let at = 0;
@@ -130,14 +132,14 @@ export function rendered(text) {
       blocks.push(element("hr"));
       at += 1;
     } else if (ITEM.test(line)) {
-      const [made, next] = list(lines, at);
+      const [made, next] = list(lines, at, depth);
       blocks.push(made);
       at = next;
     } else if (QUOTE.test(line)) {
       let end = at;
       while (end < lines.length && QUOTE.test(lines[end])) end += 1;
       const inner = lines.slice(at, end).map((each) => QUOTE.exec(each)[1]).join("\n");
-      blocks.push(element("blockquote", ...rendered(inner)));
+      blocks.push(element("blockquote", ...rendered(inner, depth + 1)));
       at = end;
     } else if (line.includes("|") && DIVIDER.test(lines[at + 1] ?? "") && lines[at + 1].includes("|")) {
       let end = at + 2;

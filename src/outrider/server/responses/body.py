@@ -15,6 +15,8 @@ from ..unsupported import Unless
 
 LOGPROBS = "message.output_text.logprobs"
 """The entry of ``include`` that asks for log probabilities."""
+INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
+"""Entries of ``include``; thoughts are not encrypted, so the second one adds nothing."""
 Items = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MOST_MESSAGES)]
 
 
@@ -84,6 +86,11 @@ class ResponsesRequest(Other):
         said = messages_of(self.input)
         if not (said or before):
             raise Refusal("input is empty; give a text, or a list of items.", "input")
+        for entry in self.include or ():
+            if entry not in INCLUDES:
+                raise Refusal(
+                    f"include has {shown(entry)}; give {' or '.join(INCLUDES)}.", "include"
+                )
         named = {
             "model": self.model,
             "temperature": self.temperature,
@@ -171,8 +178,7 @@ def messages_of(given: str | Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "and reasoning.", "input",
             )  # fmt: skip
         read(messages, item, where)
-    # Thoughts that nothing follows say nothing.
-    return [message for message in messages if len(message) > 1 + ("reasoning" in message)]
+    return [{"content": "", **message} for message in messages]
 
 
 def _message(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) -> None:
@@ -194,7 +200,11 @@ def _reasoning(messages: list[dict[str, Any]], item: Mapping[str, Any], where: s
     if not isinstance(parts, list):
         raise Refusal(f"{where}.content is no list; give one of texts.", "input")
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
-    _begin(messages)["reasoning"] = "\n".join(text for text in texts if isinstance(text, str))
+    last = messages[-1] if messages else {}
+    if last.keys() != {"role", "reasoning"}:  # else it goes on with thoughts before
+        last = _begin(messages)
+    texts.insert(0, last.get("reasoning"))
+    last["reasoning"] = "\n".join(text for text in texts if isinstance(text, str) and text)
 
 
 def _call(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) -> None:

@@ -9,15 +9,13 @@ from typing import Any
 from fastapi import Request as HttpRequest
 
 from ...errors import OutriderError
+from ...text.called import ToolCall
 from ..answer import chat_logprobs
 from ..blocks import Block, BlockCall, Change
 from ..errors import Refusal, error_body
 from ..service import Service
 from .body import ResponsesRequest
-from .store import Kept
-
-INCOMPLETE = {"length": "max_output_tokens"}
-"""Why a response is incomplete, by the sample's finish reason."""
+from .store import Kept, Store
 
 
 class Responses(BlockCall):
@@ -27,26 +25,27 @@ class Responses(BlockCall):
     chunk_kind = "response"
     names: Mapping[str, str] = MappingProxyType({
         "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens",
-        "response_format": "text.format", "reasoning_effort": "reasoning.effort",
+        "response_format": "text.format", "structured_outputs": "text.format",
+        "reasoning_effort": "reasoning.effort", "logprobs": "top_logprobs", "messages": "input",
+        "prompt": "input",
     })  # fmt: skip
 
     def __init__(self, service: Service, asked: ResponsesRequest, http: HttpRequest) -> None:
-        store = service.responses
+        store, self.owner = service.responses, http.state.key
         before: list[dict[str, Any]] = []
         if asked.previous_response_id is not None:
-            id = asked.previous_response_id
-            before = store.get(id, http.state.key, "previous_response_id").messages
+            before = ended_messages(store, asked.previous_response_id, self.owner)
         body = asked.chat(before)
         super().__init__(service, body, http)
-        self.id = f"resp_{body.request_id or http.state.request_id}"
+        self.id = f"resp_{uuid.uuid4().hex}"  # not the client's: others may know that one
         self.asked_for = asked
         self.keeps = bool(store.most) and asked.store is not False
-        self.owner = http.state.key
         own = body.messages[1:] if asked.instructions else body.messages
         self.messages = own if self.keeps else []
         self._number = 0
         self._ids: dict[int, str] = {}
-        self._shown_logprobs = 0
+        self._listed = 0
+        """Tokens whose log probabilities a stream has listed, or never will."""
 
     def build(self) -> dict[str, Any]:
         self.finish()
@@ -54,18 +53,24 @@ class Responses(BlockCall):
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the events of a stream."""
+        answer: dict[str, Any] | None = None
         begun = False
-        async for changes in self.changes():
-            if not begun:
-                begun = True
-                response = self._object("in_progress", begins=True)
-                self._keep(response)
-                yield self._event("response.created", response=response)
-                yield self._event("response.in_progress", response=response)
-            for change in changes:
-                for event in self._told(change):
-                    yield event
-        answer = self._ended()
+        try:
+            async for changes in self.changes():
+                if not begun:
+                    begun = True
+                    response = self._object("in_progress")
+                    self._keep(response, [])
+                    yield self._event("response.created", response=response)
+                    yield self._event("response.in_progress", response=response)
+                for change in changes:
+                    for event in self._told(change):
+                        yield event
+            answer = self._ended()
+        finally:
+            if begun and answer is None:  # it failed, or its client is gone
+                self.cancelled = True
+                self._keep(self._object("cancelled"), [])
         kind = "completed" if answer["status"] == "completed" else "incomplete"
         yield self._event(f"response.{kind}", response=answer)
 
@@ -73,11 +78,10 @@ class Responses(BlockCall):
         """Yield the events of a stream that fails on the way."""
         told = error_body(error)["error"]
         code = "invalid_prompt" if str(told["code"]).startswith("4") else "server_error"
-        answer = self._object("failed") | {"error": {"code": code, "message": told["message"]}}
-        self._keep(answer)
-        yield self._event(
-            "error", code=str(told["code"]), message=told["message"], param=told["param"]
-        )
+        message, param = told["message"], told["param"]
+        answer = self._object("failed") | {"error": {"code": code, "message": message}}
+        self._keep(answer, [])
+        yield self._event("error", code=str(told["code"]), message=message, param=param)
         yield self._event("response.failed", response=answer)
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
@@ -87,53 +91,57 @@ class Responses(BlockCall):
 
     def _ended(self) -> dict[str, Any]:
         """Return the response at its end, which is kept if it may be."""
-        reason = self.sample.finish_reason
-        status = "incomplete" if reason in INCOMPLETE else "completed"
-        answer = self._object("cancelled" if self.cancelled else status)
-        self._keep(answer)
+        calls = [block for block in self.blocks.all if block.kind == "call"]
+        whole = self.sample.finish_reason == "stop" and all(map(self.is_whole, calls))
+        status = "cancelled" if self.cancelled else "completed" if whole else "incomplete"
+        answer = self._object(status)
+        self._keep(answer, [self._answered()])
         return answer
 
-    def _keep(self, answer: dict[str, Any]) -> None:
-        """Keep the response as it is now, where the server keeps any."""
-        if not self.keeps:
-            return
-        runs = answer["status"] == "in_progress"
-        messages = self.messages if runs else [*self.messages, *self._answered()]
-        kept = Kept(self.owner, messages, answer, self.cancel if runs else None)
-        self.service.responses.put(self.id, kept)
+    def _keep(self, answer: dict[str, Any], answered: list[dict[str, Any]]) -> None:
+        """Keep the response as it is now, where the server keeps any and nobody forgot it."""
+        if self.keeps:
+            runs = self.cancel if answer["status"] == "in_progress" else None
+            kept = Kept([*self.messages, *answered], answer, runs)
+            self.service.responses.put(self.id, self.owner, kept)
 
-    def _answered(self) -> list[dict[str, Any]]:
+    def _answered(self) -> dict[str, Any]:
         """Return the assistant's message, as the next call of the conversation has it."""
-        said = self.read(self.sample)
-        message: dict[str, Any] = {"role": "assistant", "content": said.content}
-        if said.thoughts:
-            message["reasoning"] = said.thoughts
-        if said.calls:
-            message["tool_calls"] = [call.as_json() for call in said.calls]
-        return [message]
+        texts = dict.fromkeys(("thoughts", "text"), "")
+        for block in self.blocks.all:
+            if block.kind != "call":
+                texts[block.kind] += block.text
+        message: dict[str, Any] = {"role": "assistant", "content": texts["text"]}
+        if texts["thoughts"]:
+            message["reasoning"] = texts["thoughts"]
+        calls = [
+            ToolCall(block.name, block.text).as_json(block.id)
+            for block in self.blocks.all
+            if block.kind == "call"
+        ]
+        return message | ({"tool_calls": calls} if calls else {})
 
-    def cancel(self) -> None:
-        """End the response at its next step."""
-        self.cancelled = True
+    def cancel(self, forget: bool = False) -> None:
+        """End the response at its next step; nothing is kept of one to ``forget``."""
+        self.cancelled, self.keeps = True, self.keeps and not forget
 
-    def _object(self, status: str, begins: bool = False) -> dict[str, Any]:
-        """Return the response as far as it has come; as it ``begins`` it has no items."""
+    def _object(self, status: str) -> dict[str, Any]:
+        """Return the response as far as it has come; as it begins it has no items."""
         asked, body, settings = self.asked_for, self.body, self.service.settings
-        reason = self.sample.finish_reason if status == "incomplete" else None
-        usage = None if status == "in_progress" else self._usage()
+        runs = status == "in_progress"
+        cut = status == "incomplete" and self.sample.finish_reason == "length"
         params = self.states[0].request.params
         form = asked.text.format if asked.text else None
         shape = (
             {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
         )
-        ended = None if status == "in_progress" else time.time()
+        items = [] if runs else [self._item(block, status == "completed") for block in self.shown]
         return {
             "id": self.id, "object": "response", "created_at": float(self.created),
-            "completed_at": ended, "status": status, "background": False, "error": None,
-            "incomplete_details": None if reason is None else {"reason": INCOMPLETE[reason]},
+            "completed_at": None if runs else time.time(), "status": status, "background": False,
+            "error": None, "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "instructions": asked.instructions, "max_output_tokens": asked.max_output_tokens,
-            "max_tool_calls": None, "model": body.model or self.service.name,
-            "output": [] if begins else [self._item(block, status) for block in self.shown],
+            "max_tool_calls": None, "model": body.model or self.service.name, "output": items,
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": asked.previous_response_id,
             "prompt_cache_key": asked.prompt_cache_key,
@@ -143,8 +151,8 @@ class Responses(BlockCall):
             "text": {"format": shape, "verbosity": "medium"},
             "tool_choice": asked.tool_choice or ("auto" if asked.tools else "none"),
             "tools": asked.tools or [], "top_logprobs": asked.top_logprobs or 0,
-            "top_p": params.top_p,
-            "truncation": asked.truncation, "usage": usage, "user": asked.user,
+            "top_p": params.top_p, "truncation": asked.truncation,
+            "usage": None if runs else self._usage(), "user": asked.user,
             "metadata": asked.metadata or {}, "system_fingerprint": settings.fingerprint,
             **self.figures(),
         }  # fmt: skip
@@ -167,42 +175,49 @@ class Responses(BlockCall):
         prefix = {"thoughts": "rs", "text": "msg", "call": "fc"}[block.kind]
         return self._ids.setdefault(block.number, f"{prefix}_{uuid.uuid4().hex}")
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
-        """Return a block as an item; only the last one can be incomplete."""
-        last = block is self.blocks.all[-1]
-        status = "completed" if status == "completed" or not last else status
-        own = {"id": self._id(block), "status": "incomplete" if status == "cancelled" else status}
-        if block.kind == "thoughts":
-            content = [{"type": "reasoning_text", "text": block.text}] if block.text else []
+    def _item(self, block: Block, ended: bool, begins: bool = False) -> dict[str, Any]:
+        """Return a block as an item, which is empty where it ``begins``.
+
+        Unless the answer ``ended`` by itself its last item is incomplete.
+        """
+        whole = ended or block is not self.blocks.all[-1]
+        if block.kind == "call":
+            whole = whole and self.is_whole(block)
+        status = "in_progress" if begins else "completed" if whole else "incomplete"
+        own = {"id": self._id(block), "status": status}
+        if block.kind == "call":
             return {
-                **own,
-                "type": "reasoning",
-                "summary": [],
-                "content": content,
-                "encrypted_content": None,
-            }
-        if block.call is not None:
-            return {
-                **own, "type": "function_call", "call_id": block.call.id, "name": block.call.name,
-                "arguments": block.text,
+                **own, "type": "function_call", "call_id": block.id, "name": block.name,
+                "arguments": "" if begins else block.text,
             }  # fmt: skip
-        content = [] if status == "in_progress" and not block.text else [self._part(block)]
+        content = [] if begins else [self._part(block)]
+        if block.kind == "thoughts":
+            more = {"summary": [], "content": content, "encrypted_content": None}
+            return {**own, "type": "reasoning", **more}
         return {**own, "type": "message", "role": "assistant", "content": content}
 
-    def _part(self, block: Block, empty: bool = False) -> dict[str, Any]:
+    def _part(self, block: Block, begins: bool = False) -> dict[str, Any]:
         """Return the part of an item that has its text."""
-        text = "" if empty else block.text
+        text = "" if begins else block.text
         if block.kind == "thoughts":
             return {"type": "reasoning_text", "text": text}
-        logprobs = [] if empty else self._logprobs(0)
+        logprobs = [] if begins else self._logprobs(block)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
-    def _logprobs(self, start: int) -> list[dict[str, Any]]:
-        """Return the log probabilities of tokens from ``start`` on; none unless asked for."""
+    def _logprobs(self, block: Block, start: int = 0, stop: int | None = None) -> list[Any]:
+        """Return the log probabilities of a text's tokens; none unless asked for.
+
+        Of all tokens only those from ``start`` to ``stop`` are listed.
+        """
         if not self.body.logprobs:
             return []
         sample, outputs = self.sample, self.service.llm.inputs.outputs
-        listed = sample.logprobs[start:], sample.token_ids[start:]
+        begin = sample.text.find(block.text)
+        places = [len(sample.text[:end].encode(errors="replace"))
+                  for end in (begin, begin + len(block.text))]  # fmt: skip
+        first, last = (self.reader.num_tokens_before(sample, place, outputs) for place in places)
+        first, last = max(first, start), last if stop is None else min(last, stop)
+        listed = sample.logprobs[first:last], sample.token_ids[first:last]
         found = chat_logprobs(*listed, self.body.top_logprobs or 0, outputs)["content"]
         return list(found)
 
@@ -212,45 +227,59 @@ class Responses(BlockCall):
         item = {"item_id": self._id(block), "output_index": self._place(block)}
         where, at = {**item, "content_index": 0}, {"output_index": item["output_index"]}
         if change.what == "begins":
-            yield self._event(
-                "response.output_item.added", **at, item=self._item(block, "in_progress")
-            )
-            if block.call is None:
-                part = self._part(block, empty=True)
+            begun = self._item(block, False, begins=True)
+            yield self._event("response.output_item.added", **at, item=begun)
+            if block.kind != "call":
+                part = self._part(block, begins=True)
                 yield self._event("response.content_part.added", **where, part=part)
         elif change.what == "more":
             yield self._more(block, change.text, item, where)
         else:
             yield from self._done(block, item, where)
-            status = "completed" if self.sample.finish_reason in (None, "stop") else "incomplete"
-            yield self._event("response.output_item.done", **at, item=self._item(block, status))
+            ended = not self.cancelled and self.sample.finish_reason in (None, "stop")
+            done = self._item(block, ended)
+            yield self._event("response.output_item.done", **at, item=done)
 
     def _more(
         self, block: Block, text: str, item: dict[str, Any], where: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the event of more text of a block."""
-        if block.call is not None:
+        if block.kind == "call":
             return self._event("response.function_call_arguments.delta", **item, delta=text)
         if block.kind == "thoughts":
             return self._event("response.reasoning_text.delta", **where, delta=text)
-        start, self._shown_logprobs = self._shown_logprobs, len(self.sample.logprobs)
-        logprobs = self._logprobs(start)
+        start, self._listed = self._listed, len(self.sample.logprobs)
+        logprobs = self._logprobs(block, start)
         return self._event("response.output_text.delta", **where, delta=text, logprobs=logprobs)
 
     def _done(
         self, block: Block, item: dict[str, Any], where: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
         """Yield the events that repeat a block's text when it ends."""
-        if block.call is not None:
-            told = {"arguments": block.text, "name": block.call.name}
+        if block.kind == "call":
+            told = {"arguments": block.text, "name": block.name}
             yield self._event("response.function_call_arguments.done", **item, **told)
             return
         if block.kind == "thoughts":
             yield self._event("response.reasoning_text.done", **where, text=block.text)
         else:
-            more = {"text": block.text, "logprobs": self._logprobs(0)}
+            more = {"text": block.text, "logprobs": self._logprobs(block)}
             yield self._event("response.output_text.done", **where, **more)
         yield self._event("response.content_part.done", **where, part=self._part(block))
+
+
+def ended_messages(store: Store, id: str, owner: int | None) -> list[dict[str, Any]]:
+    """Return the messages of a response that a call goes on behind. Raises Refusal: there is none.
+
+    One that runs, failed or was cancelled has no answer to go on behind.
+    """
+    kept = store.get(id, owner, "previous_response_id")
+    if kept.answer["status"] not in ("completed", "incomplete"):
+        raise Refusal(
+            f"the response is {kept.answer['status'].replace('_', ' ')}; go on behind one that "
+            "ended.", "previous_response_id",
+        )  # fmt: skip
+    return kept.messages
 
 
 def cancelled(service: Service, id: str, owner: int | None) -> dict[str, Any]:
@@ -259,5 +288,12 @@ def cancelled(service: Service, id: str, owner: int | None) -> dict[str, Any]:
     if kept.cancel is None:
         raise Refusal(f"the response is {kept.answer['status']}; only one that runs is cancelled.")
     kept.cancel()
-    kept.answer = {**kept.answer, "status": "cancelled"}
-    return kept.answer
+    return {**kept.answer, "status": "cancelled"}
+
+
+def forgotten(service: Service, id: str, owner: int | None) -> None:
+    """Forget a response; one that runs is cancelled. Raises Refusal: it is not kept."""
+    kept = service.responses.get(id, owner)
+    if kept.cancel is not None:
+        kept.cancel(True)
+    service.responses.drop(id, owner)
