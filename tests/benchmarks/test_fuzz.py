@@ -23,8 +23,15 @@ BODIES, CONNECTIONS, SEED = 600, 8, 5
 
 
 @pytest.fixture(scope="module")
-def fuzzed(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
-    with Served(tiny_llama, "--drafter", tiny_drafter, *OPTIONS) as server:
+def fuzzed(
+    tiny_llama: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """A server whose template knows every role, so that conversations are answered."""
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}")
+    with Served(
+        tiny_llama, "--drafter", tiny_drafter, "--chat-template", template, *OPTIONS
+    ) as server:
         yield server
 
 
