@@ -170,7 +170,10 @@ class Dialogue(ApiCall[ChatRequest]):
             if not (leaves or ended or "after" in (form or {})):
                 self.reader.reasoning = None  # the form begins at once, so there are no thoughts
         elif form is not None or budget is not None:
-            form = {**before, **(form or {})}
+            own = form or {}
+            if "after" in own:  # the client says itself where its form begins
+                before = {name: before[name] for name in before.keys() & {"budget"}}
+            form = {**before, **own}
         options: dict[str, Any] = {} if form is None else {"structured_outputs": form}
         marks = self._marks | (set() if self.choice.how == "none" else {*MARKS[self.reader.form]})
         # If marks are special tokens, they must be shown.
