@@ -227,7 +227,7 @@ def test_what_a_law_cannot_read_is_refused() -> None:
     for asked, said in (
         ([Asked(z, [2], [1], 1)], "a row is 2"),
         ([Asked(z, [0, 1], [1], 1)], "belong together"),
-        ([Asked(z, [0], [1], -1)], "count is -1"),
+        ([Asked(z, [0], [1], -2)], "count is -2"),
         ([Asked(z, [0], [1], 1), Asked(z[:, :-1].copy(), [0], [1], 1)], "cannot read"),
     ):
         with pytest.raises(ModelError, match=said):
