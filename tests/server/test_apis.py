@@ -117,7 +117,12 @@ def test_responses(name: str, engine: Scripted) -> None:
         thoughts = SCRIPTS[name].startswith("<think>")
         assert (whole.usage.output_tokens_details.reasoning_tokens > 0) is thoughts
         with of_openai(client).responses.stream(**ask) as stream:  # type: ignore[call-overload]
-            count = sum(1 for _ in stream)
+            count, grown = 0, ""
+            for event in stream:
+                count += 1
+                if event.type == "response.output_text.delta":
+                    grown += event.delta
+                    assert event.snapshot == grown
             final = stream.get_final_response()
         raw = client.post("/v1/responses", json={**ask, "stream": True}).text
     assert items_of(final) == expected

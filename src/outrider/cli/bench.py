@@ -182,7 +182,7 @@ class BenchFlags:
     BenchFlags,
     engine_options(
         *("dtype", "quantization", "drafter_quantization", "drafter_window"),
-        *("drafter_cpus", "draft_ahead", "preset"),
+        *("drafter_cpus", "draft_ahead", "preset", "threads"),
     ),
 )
 def bench(flags: BenchFlags, model: Model = None, **engine: Any) -> None:

@@ -16,6 +16,7 @@ from ..base.types import Origin, SamplingParams
 from ..errors import OutriderError
 from .beliefs import choice
 from .common import SIGNS, Model, bars, model_folder, open_llm, program, screen, shares, status
+from .flags import engine_options, with_parameters
 
 if TYPE_CHECKING:
     from ..audit.ties import Difference
@@ -153,7 +154,8 @@ def summary(console: Console, pairs: list[Pair], believed: Mapping[str, Any] | N
         console.print(Text.assemble("  ", (command, "bold"), "  ", (what, "dim")))
 
 
-def demo(model: Model = None) -> None:
+@with_parameters(engine_options("threads"))
+def demo(model: Model = None, **options: Any) -> None:
     """Decode held-out code plainly and speculatively, side by side."""
     from .. import pocket
 
@@ -161,7 +163,7 @@ def demo(model: Model = None) -> None:
     folder, pairs = model_folder(model), []
     prompts = pocket.prompts()[:PROMPTS]
     engines = [
-        open_llm(folder, drafter=d, max_num_seqs=1, enable_prefix_caching=False)
+        open_llm(folder, drafter=d, max_num_seqs=1, enable_prefix_caching=False, **options)
         for d in ("none", "auto")
     ]
     console.print(TEACHING)

@@ -140,7 +140,7 @@ def show(console: Console, explanation: Explanation) -> None:
     console.print(GLOSSARY, style="dim")
 
 
-@with_parameters(engine_options("drafter", "num_speculative_tokens"))
+@with_parameters(engine_options("drafter", "num_speculative_tokens", "threads"))
 def explain(
     model: Model = None,
     prompt: str | None = setting(

@@ -150,7 +150,8 @@ class TuneFlags:
 
 
 @with_flags(
-    TuneFlags, engine_options("dtype", "quantization", "drafter_quantization", "drafter_window")
+    TuneFlags,
+    engine_options("dtype", "quantization", "drafter_quantization", "drafter_window", "threads"),
 )
 def tune(flags: TuneFlags, model: Model = None, **engine: Any) -> None:
     """Find the drafter, the draft length and the batch size that are fastest here."""

@@ -202,7 +202,9 @@ class VerifyFlags:
 
 @with_flags(
     VerifyFlags,
-    engine_options("drafter", "quantization", "drafter_quantization", "drafter_window", "preset"),
+    engine_options(
+        "drafter", "quantization", "drafter_quantization", "drafter_window", "preset", "threads"
+    ),
 )
 def verify(
     flags: VerifyFlags,
