@@ -227,7 +227,8 @@ ALL_ROLES = (
     "{% endif %}]{{ m.content }}{% for c in m.tool_calls or [] %}({{ c.function.name }} "
     "{{ c.function.arguments | tojson }}){% endfor %}{% endfor %}"
     "{% for t in tools or [] %};{{ t.function.name }}{% endfor %}"
-    "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}[assistant]"
+    "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
 
@@ -575,3 +576,16 @@ def test_a_key_is_asked_for_in_the_form_of_the_api(engine: Scripted) -> None:
         ).stop_reason == "end_turn"  # fmt: skip
         (model,) = of_anthropic(client).models.list().data
         assert (model.id, model.type, model.display_name) == ("tiny", "model", "tiny")
+
+
+def test_an_answer_is_gone_on_with_by_every_api(templated: Scripted) -> None:
+    talk = [*HI, {"role": "assistant", "content": "so far"}]
+    more = {"continue_final_message": True}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("chat/completions", {"messages": talk, **more}), ("responses", {"input": talk, **more}),
+        ("messages", {"messages": talk, "max_tokens": 9}),
+    ]  # fmt: skip
+    with front(templated, "yes") as client:
+        for path, ask in calls:
+            client.post(f"/v1/{path}", json=ask).raise_for_status()
+            assert asked_text(templated) == "[user]hi[assistant]so far", path
