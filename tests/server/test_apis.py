@@ -494,6 +494,24 @@ def test_nothing_that_asks_for_something_is_dropped(
     assert (name if name in ("n", "logprobs") else "; ") in answer.json()["error"]["message"]
 
 
+def test_an_effort_is_a_hint(templated: Scripted) -> None:
+    efforts = {"responses": {"input": "hi", "reasoning": {"effort": "none"}},
+               "messages": {"messages": HI, "max_tokens": 5,
+                            "output_config": {"effort": "none"}}}  # fmt: skip
+    with front(templated, "yes") as client:
+        for path, ask in efforts.items():
+            client.post(f"/v1/{path}", json=ask).raise_for_status()
+            assert asked_text(templated) == "[user]hiFalse[assistant]"
+        bad = client.post("/v1/responses", json={"input": "x", "reasoning": {"effort": "much"}})
+        assert bad.status_code == 400
+        count = client.post("/v1/responses/input_tokens", json=efforts["responses"]).json()
+        assert count["input_tokens"] == len(templated.asked.prompt_token_ids)
+        empty = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": None}
+        items = [{"role": "user", "content": "a"}, empty, {"role": "user", "content": "b"}]
+        client.post("/v1/responses", json={"input": items}).raise_for_status()
+        assert asked_text(templated) == "[user]a[user]b[assistant]"
+
+
 def test_a_prefill_may_end_within_thoughts(templated: Scripted) -> None:
     with front(templated, "so</think>yes") as client:
         for content in ("<think>abc", [{"type": "text", "text": "<think>abc"}]):
@@ -525,7 +543,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
      "input[0].content has a part of type 'input_image'; only text is served."),
     ("responses", {"input": [{"type": "function_call", "name": "f"}]}, "lacks name, call_id"),
     ("responses", {"input": "x", "tool_choice": {"type": "mcp"}}, "tool_choice is of type 'mcp'"),
-    ("responses", {"input": "x", "previous_response_id": "r"}, "no response 'r'"),
+    ("responses", {"input": "x", "previous_response_id": "r"}, "Response with id 'r' not found"),
     ("responses", {"input": "x", "temperature": 1e999}, "temperature is inf; give 0"),
     ("responses", {"input": "x", "max_output_tokens": 0}, "max_output_tokens is 0"),
     ("responses", {"input": "x", "seed": 2**70}, "seed"),

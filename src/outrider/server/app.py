@@ -34,7 +34,7 @@ from .hosts import from_this_machine
 from .messages.body import MessagesRequest, Prompt
 from .messages.call import Messages
 from .responses.body import ResponsesRequest
-from .responses.call import Responses, cancelled, forgotten
+from .responses.call import Responses, cancelled, ended_messages, forgotten
 from .security import Gate
 from .service import Service
 from .settings import Settings
@@ -147,6 +147,16 @@ def _others(app: FastAPI, service: Service) -> None:
         """Answer input items, as OpenAI's Responses API does."""
         return await answered(Responses(service, body, http), http)
 
+    @app.post("/v1/responses/input_tokens")
+    async def tokens_of_input(body: ResponsesRequest, http: Request) -> dict[str, Any]:
+        """Return how many tokens the prompt of a response has."""
+        before: list[dict[str, Any]] = []
+        if body.previous_response_id is not None:
+            key = http.state.key
+            before = ended_messages(service.responses, body.previous_response_id, key)
+        count = await num_prompt_tokens(body.chat(before), http)
+        return {"object": "response.input_tokens", "input_tokens": count}
+
     @app.get("/v1/responses/{id}")
     async def kept(id: str, http: Request) -> Response:
         """Return a response that is kept."""
@@ -171,14 +181,17 @@ def _others(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages/count_tokens")
     async def count(body: Prompt, http: Request) -> dict[str, int]:
         """Return how many tokens the prompt of messages has."""
-        chat = body.chat()
+        return {"input_tokens": await num_prompt_tokens(body.chat(), http)}
+
+    async def num_prompt_tokens(chat: protocol.ChatRequest, http: Request) -> int:
+        """Return how many tokens the prompt of a chat has."""
         service.check_model(chat.model)
         tools = chat.tools or [] if choice_of(chat).how != "none" else []
         long = http.state.body_bytes >= LONG_BODY
         with contextlib.closing(service.queue.enter(1)):
             encoding = service.texts.chat_ids(chat.messages, tools, chat, long)
             ids, _ = await unless_gone(http, encoding)
-        return {"input_tokens": len(ids)}
+        return len(ids)
 
 
 def _texts(app: FastAPI, service: Service) -> None:

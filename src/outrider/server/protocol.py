@@ -143,15 +143,16 @@ class Prediction(Wire):
         return "".join(text for text in texts if isinstance(text, str))
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class Templated(Wire):
     """Options of the chat template, besides messages and tools."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     documents: Parts | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        None
-    )
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -410,6 +411,20 @@ class Other(Wire):
                     "or leave it out.", name,
                 )  # fmt: skip
         return {name: extra[name] for name in extra.keys() & taken}
+
+
+def with_effort(passed: Mapping[str, Any], effort: str | None) -> dict[str, Any]:
+    """Return the fields of a chat whose template is told how much to think, if it reads that.
+
+    In APIs beside chats an effort is a hint, which many models do not know.
+    """
+    if effort is None:
+        return {**passed}
+    options = passed.get("chat_template_kwargs") or {}
+    if not isinstance(options, dict):
+        raise Refusal("chat_template_kwargs is no object; give one.", "chat_template_kwargs")
+    hints = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    return {**passed, "chat_template_kwargs": {**hints, **options}}
 
 
 def chat_request(fields: dict[str, Any]) -> ChatRequest:

@@ -10,7 +10,7 @@ from ...base.limits import LARGEST_INT
 from ...errors import shown
 from .. import shapes
 from ..errors import Refusal
-from ..protocol import ChatRequest, Other, Wire, chat_request, ranged
+from ..protocol import ChatRequest, Effort, Other, Wire, chat_request, ranged, with_effort
 from ..shapes import MOST_MESSAGES, MOST_TOOLS, Parts, Real, Whole
 from ..unsupported import Unless
 
@@ -41,7 +41,7 @@ class OutputConfig(Wire):
     """Options of the output."""
 
     format: OutputFormat | None = None
-    effort: str | None = None
+    effort: Effort | None = None
 
 
 class Prompt(Other):
@@ -83,18 +83,17 @@ class Prompt(Other):
         if form is not None:
             schema = {"name": "output", "schema": form.schema_}
             more["response_format"] = {"type": "json_schema", "json_schema": schema}
-        if config.effort is not None:
-            more["reasoning_effort"] = config.effort
+        passed = with_effort(self.passed, config.effort)
         if self.thinking is not None:
-            more |= self._of_thinking(self.thinking)
-        return self.passed | more | {
+            more |= self._of_thinking(self.thinking, passed)
+        return passed | more | {
             "model": self.model, "messages": messages, "tools": tools_of(self.tools or []) or None,
             **self._of_choice(),
         }  # fmt: skip
 
-    def _of_thinking(self, thinking: Thinking) -> dict[str, Any]:
+    def _of_thinking(self, thinking: Thinking, passed: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a chat template and the engine are told of thoughts."""
-        options = self.passed.get("chat_template_kwargs") or {}
+        options = passed.get("chat_template_kwargs") or {}
         if not isinstance(options, dict):
             raise Refusal("chat_template_kwargs is no object; give one.", "chat_template_kwargs")
         wanted = thinking.type != "disabled"

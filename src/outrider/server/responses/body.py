@@ -9,7 +9,7 @@ from ...base.limits import LARGEST_INT
 from ...errors import shown
 from .. import shapes
 from ..errors import Refusal
-from ..protocol import ChatRequest, Other, Wire, chat_request, ranged
+from ..protocol import ChatRequest, Effort, Other, Wire, chat_request, ranged, with_effort
 from ..shapes import MOST_MESSAGES, MOST_TOOLS, Real, Whole
 from ..unsupported import Unless
 
@@ -39,7 +39,7 @@ class Text(Wire):
 class Reasoning(Wire):
     """Options of thoughts. No summary of them is made."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     summary: str | None = None
 
 
@@ -96,7 +96,6 @@ class ResponsesRequest(Other):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "max_completion_tokens": self.max_output_tokens,
-            "reasoning_effort": self.reasoning.effort if self.reasoning else None,
             "tools": tools_of(self.tools or []) or None,
             "tool_choice": choice_of(self.tool_choice),
             "response_format": self._format(),
@@ -108,7 +107,7 @@ class ResponsesRequest(Other):
         if LOGPROBS in (self.include or ()) or self.top_logprobs:
             fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         return chat_request(
-            self.passed
+            with_effort(self.passed, self.reasoning.effort if self.reasoning else None)
             | fields
             | {
                 "messages": [*system, *before, *said],
@@ -199,7 +198,9 @@ def _reasoning(messages: list[dict[str, Any]], item: Mapping[str, Any], where: s
     parts = item.get("content") or item.get("summary") or []
     if not isinstance(parts, list):
         raise Refusal(f"{where}.content is no list; give one of texts.", "input")
-    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    texts: list[Any] = [part.get("text") for part in parts if isinstance(part, dict)]
+    if not any(texts):
+        return  # they were left out
     last = messages[-1] if messages else {}
     if last.keys() != {"role", "reasoning"}:  # else it goes on with thoughts before
         last = _begin(messages)

@@ -145,7 +145,7 @@ class Responses(BlockCall):
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": asked.previous_response_id,
             "prompt_cache_key": asked.prompt_cache_key,
-            "reasoning": {"effort": body.reasoning_effort, "summary": None},
+            "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
             "safety_identifier": asked.safety_identifier, "service_tier": "default",
             "store": self.keeps, "temperature": params.temperature,
             "text": {"format": shape, "verbosity": "medium"},
@@ -286,7 +286,8 @@ def cancelled(service: Service, id: str, owner: int | None) -> dict[str, Any]:
     """Cancel a response that runs; return it. Raises Refusal: it is not kept, or has ended."""
     kept = service.responses.get(id, owner)
     if kept.cancel is None:
-        raise Refusal(f"the response is {kept.answer['status']}; only one that runs is cancelled.")
+        status = kept.answer["status"]
+        raise Refusal(f"Cannot cancel a synchronous response: it is {status}, and runs no more.")
     kept.cancel()
     return {**kept.answer, "status": "cancelled"}
 

@@ -58,6 +58,6 @@ class Store:
         kept = own.get(id)
         if kept is None:
             why = "" if self.most else "; start the server with --store-responses to keep them"
-            raise Refusal(f"there is no response {shown(id)} here{why}.", param, status=404)
+            raise Refusal(f"Response with id {shown(id)} not found{why}.", param, status=404)
         own.move_to_end(id)
         return kept
