@@ -22,6 +22,7 @@ from outrider.server.app import create_app
 from outrider.server.errors import Refusal
 from outrider.server.responses.body import ResponsesRequest
 from outrider.server.responses.call import Responses, cancelled, ended_messages, forgotten
+from outrider.server.responses.store import Kept
 from outrider.server.service import Service
 from outrider.server.settings import Settings
 from outrider.text.reasoning import FORMS
@@ -405,6 +406,22 @@ def test_a_response_that_runs_is_cancelled(templated: Scripted) -> None:
     assert (kept["status"], item["status"]) == ("cancelled", "incomplete")
     assert events[-2]["item"] == item
     assert 0 < len(item["content"][0]["text"]) < len("the quick fox")
+
+
+def test_one_that_runs_is_kept_however_many_end_meanwhile(templated: Scripted) -> None:
+    with front(templated, "the quick fox", store_responses=2) as client:
+
+        def then(service: Service, call: Responses) -> None:
+            for number in range(4):
+                service.responses.put(f"resp_{number}", None, Kept([], {"status": "completed"}))
+            assert service.responses.get(call.id, None).answer["status"] == "in_progress"
+            assert len(service.responses._kept[None]) == 2
+            cancelled(service, call.id, None)
+
+        call, _ = run_until(client, 5, then)
+        path = f"/v1/responses/{call.id}"
+        assert client.get(path).json()["status"] == "cancelled"
+        assert "not streamed again" in client.get(path, params={"stream": "true"}).text
 
 
 def test_a_client_that_leaves_cancels_its_response(templated: Scripted) -> None:

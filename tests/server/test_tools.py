@@ -290,7 +290,10 @@ OTHERS: list[tuple[Form, str]] = [
      '[ARGS]{"city": "Oslo {\\"}"}'),
     ("mistral", 'Look: [TOOL_CALLS]weather{"city": "Rome"}'
      '[TOOL_CALLS]weather{"city": "Oslo {\\"}"}'),
+    ("mistral", 'Look: [TOOL_CALLS]weather[CALL_ID]a1B[ARGS]{"city": "Rome"}'
+     '[TOOL_CALLS]weather[ARGS]{"city": "Oslo {\\"}"}'),
     ("granite", f"Look: <|tool_call|>[{ROME}, {OSLO}]"),
+    ("llama3", f"[{ROME}, {OSLO}]"),
     ("qwen3_coder", "Look: <tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n"
      "</function>\n</tool_call>\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo {\"}\n"
      "</parameter>\n</function>\n</tool_call>"),
@@ -389,6 +392,8 @@ def test_other_json_stays_text(text: str) -> None:
         ("mistral", "[TOOL_CALLS] oops"), ("mistral", "[TOOL_CALLS]"),
         ("qwen3_coder", "<tool_call>\n<funny>"), ("lfm2", "<|tool_call_start|>no<|tool_call_end|>"),
         ("lfm2", "<|tool_call_start|>[f(1)]<|tool_call_end|>"), ("llama3", '{"city": "Rome"}'),
+        ("llama3", f"; {ROME}"), ("mistral", f"[TOOL_CALLS],{ROME}"),
+        ("qwen3_coder", "<tool_call>,{}"), ("hermes", f"{'<tool_call>' * 99}{ROME}"),
         ("llama3", "{}"), ("pythonic", "[1] and so on"), ("pythonic", "[f(a=1e999)]"),
     ],
 )  # fmt: skip
@@ -428,6 +433,35 @@ def test_other_ways_to_write_arguments(form: Form, text: str, arguments: Any) ->
     assert call.name == "f"
     assert call.arguments.isascii()
     assert json.loads(call.arguments) == arguments
+
+
+@pytest.mark.parametrize("before", ["<tool_call>", "<tool_call>\n</tool_call>"])
+def test_a_mark_without_a_call_before_a_call(before: str) -> None:
+    text, shown = f"{before}\n<tool_call>{ROME}</tool_call>", ""
+    for end in range(len(text) + 1):
+        content, _ = read(text[:end], "auto", "hermes", False)
+        assert content.startswith(shown)
+        shown = content
+    content, calls = read(text, "auto", "hermes", True)
+    assert (content, len(calls)) == (shown, 1) == (before, 1)
+
+
+@pytest.mark.parametrize(
+    ("form", "part"),
+    [
+        ("qwen3_coder", "<tool_call><function=f>"), ("qwen3_coder", "<tool_call><function="),
+        ("qwen3_coder", "<function=f><parameter=a>"), ("hermes", "<tool_call>{"),
+        ("mistral", "[TOOL_CALLS]{"), ("mistral", "[TOOL_CALLS]f"), ("granite", "<|tool_call|>["),
+        ("lfm2", "<|tool_call_start|>[f("),
+        ("lfm2", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>"),
+    ],
+)  # fmt: skip
+def test_a_part_without_end_is_read_in_little_time(form: Form, part: str) -> None:
+    text = "<tool_call>" * (form == "qwen3_coder") + part * 3000
+    for whole in (False, True):
+        begin = time.process_time()
+        Reader(None, form, "auto", {"f": {}}).read(text, whole)
+        assert time.process_time() - begin < 2
 
 
 def test_long_outputs_are_read_in_little_time() -> None:

@@ -58,6 +58,12 @@ def test_channels() -> None:
     assert before.calls == (ChannelCall("g.h", "{}", False),)
     told = "<|channel|>commentary<|message|>I shall look.<|end|><|start|>assistant" + CALL
     assert streamed(CHANNELS, told).answer == "I shall look."
+    apart = (
+        "<|channel|>analysis<|message|>T<|end|>\n<|start|>assistant<|channel|>final<|message|>Hi"
+    )
+    assert streamed(CHANNELS, apart)[:2] == ("T", "Hi")
+    behind = "Sure.<|channel|>final<|message|>Hi"
+    assert streamed(CHANNELS, behind) == Parts("", behind)
     assert streamed(CHANNELS, '{"plain": "json"}') == Parts("", '{"plain": "json"}')
     twice = f"<|channel|>analysis<|message|>a<|end|><|start|>assistant{text}"
     assert streamed(CHANNELS, twice).thoughts == "a\nso <x>\n"

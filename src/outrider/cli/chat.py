@@ -83,6 +83,8 @@ class Session:
         if not line.strip():
             return True
         try:
+            if any("\ud800" <= each <= "\udfff" for each in line):  # bytes that are no text
+                raise RequestError("what was typed is no UTF-8.")
             if line.startswith("/"):
                 return self.command(line)
             self.messages.append({"role": "user", "content": line})

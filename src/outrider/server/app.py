@@ -160,6 +160,9 @@ def _others(app: FastAPI, service: Service) -> None:
     @app.get("/v1/responses/{id}")
     async def kept(id: str, http: Request) -> Response:
         """Return a response that is kept."""
+        if http.query_params.get("stream", "false") != "false":
+            raise Refusal("a response that is kept is not streamed again; leave stream out.",
+                          "stream")  # fmt: skip
         return JSONResponse(service.responses.get(id, http.state.key).answer)
 
     @app.delete("/v1/responses/{id}")

@@ -52,10 +52,12 @@ class Reader:
         if how == "none":
             return text, []
         if parts.calls:
-            return text, [ToolCall(each.name, each.arguments) for each in parts.calls]
+            return text, [
+                ToolCall(each.name, each.arguments, each.ended or whole) for each in parts.calls
+            ]
         if how.startswith("="):
-            begun = bool(text) or whole or not parts.end
-            return "", [ToolCall(how[1:], text)] if begun else []
+            begun = bool(text) or whole or self.reasoning is None
+            return "", [ToolCall(how[1:], text, whole)] if begun else []
         if how == "required":
             return "", read_json(text)
         return read_auto(text, self.form, whole, self.types)

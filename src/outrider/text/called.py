@@ -8,7 +8,7 @@ import ast
 import json
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -18,21 +18,26 @@ from .stop import longest_start
 HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 """The text before the arguments of a call in JSON."""
 KEYS = ("arguments", "parameters")
+BEGIN = re.compile(r"\s*\[?\s*")
+"""The text before the first call in JSON."""
 BETWEEN = re.compile(r"(?:[\s,;\]]|</?tool_call>|<\|tool_call\|>)*\[?\s*")
 """The text between two calls in JSON."""
 CLOSING_BRACE = re.compile(r"\s*\}")
 MISTRAL_HEAD = re.compile(r"\[TOOL_CALLS\]\s*([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?=\{)")
-MISTRAL_START = re.compile(r"\[TOOL_CALLS\]\s*[\w.-]+(?:\[CALL_ID\][\w-]*)?(?:\[[ARGS\]]*)?\s*\Z")
+MISTRAL_START = re.compile(r"\[TOOL_CALLS\]\s*[\w.-]+(?:\[CALL_ID\][\w-]*)?(?:\[[A-Z_\]]*)?\s*\Z")
 PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]', re.DOTALL)
 """Strings of JSON, which may hold brackets, and brackets."""
 PYTHON_PARTS = re.compile(r""""(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[{}\[\]()]""", re.DOTALL)
-FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
 XML_HEAD = "<function="
-PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 FENCES = ("```json", "```")
 """Lines that may stand before a call whose marks were forgotten."""
 LONGEST_PYTHON = 1 << 16
 """Characters of a list of calls that Python's parser gets."""
+MOST_MARKS = 16
+"""Marks without a call that an output may have; behind them all is text.
+
+Each costs a pass over the rest, and a model that repeats itself writes thousands.
+"""
 
 Types = Mapping[str, Mapping[str, Any]]
 """The schemas of each tool's arguments, by its name and theirs."""
@@ -78,7 +83,10 @@ def read_auto(
         if calls or (calls is not None and not whole):
             return "", calls
     opening, at = MARKS[form][0], 0
-    while (place := text.find(opening, at)) >= 0:
+    for _ in range(MOST_MARKS):
+        place = text.find(opening, at)
+        if place < 0:
+            break
         calls = READERS[form](text[place:], types or {})
         if calls or (calls is not None and not whole):
             return text[:place].rstrip(), calls
@@ -90,7 +98,7 @@ def read_auto(
 def read_json(text: str) -> list[ToolCall]:
     """Return the calls in JSON that begin a text, one behind the other, the last as it has come."""
     calls: list[ToolCall] = []
-    at = _skipped(BETWEEN, text, 0)
+    at = _skipped(BEGIN, text, 0)
     while head := HEAD.match(text, at):
         end = json_end(text, head.end())
         calls.append(ToolCall(head[1], text[head.end() : end], end is not None))
@@ -124,7 +132,7 @@ def _end(text: str, start: int, parts: re.Pattern[str]) -> int | None:
 
 def _may_begin(text: str, names: Sequence[str] | None = None) -> bool:
     """Return whether a text may become a call in JSON, of one of ``names`` if they are known."""
-    compact = re.sub(r"\s+", "", text[:LONGEST_PYTHON])
+    compact = re.sub(r"\s+", "", text[:LONGEST_PYTHON]).removeprefix("[")
     begin = '{"name":"'
     if not compact.startswith(begin):
         return begin.startswith(compact)
@@ -264,13 +272,14 @@ def _of_lfm2(text: str, types: Types) -> Calls:
     inside = text.removeprefix(opening).lstrip()
     if inside.startswith("{"):
         return _object_calls(inside)
-    calls = python_calls(inside)
-    if calls:
-        end = _end(inside, 0, PYTHON_PARTS)
-        rest = inside[end:].lstrip().removeprefix(closing).lstrip()
-        more = _of_lfm2(rest, types) if rest.startswith(opening) else None
-        return [*calls, *(more or [])]
-    return calls
+    first = python_calls(inside)
+    calls, more = [*(first or [])], first
+    while more:
+        rest = inside[_end(inside, 0, PYTHON_PARTS) :].lstrip().removeprefix(closing).lstrip()
+        inside = rest.removeprefix(opening).lstrip()
+        more = python_calls(inside) if rest.startswith(opening) else None
+        calls += more or []
+    return calls or first
 
 
 def _of_xml(text: str, types: Types) -> Calls:
@@ -279,11 +288,19 @@ def _of_xml(text: str, types: Types) -> Calls:
     if inside and not (inside.startswith(XML_HEAD) or XML_HEAD.startswith(inside)):
         return _object_calls(inside)
     calls = []
-    for name, body in FUNCTION.findall(text):
+    for name, body in _elements(text, "function"):
         named = {key: _value(value, types.get(name.strip(), {}).get(key))
-                 for key, value in PARAMETER.findall(body)}  # fmt: skip
+                 for key, value in _elements(body, "parameter")}  # fmt: skip
         calls.append(ToolCall(name.strip(), json.dumps(named)))
     return calls
+
+
+def _elements(text: str, tag: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and bodies of ``<TAG=NAME>BODY</TAG>``, in time linear in the text."""
+    head, closing, at = re.compile(rf"<{tag}=([^<>\n]+)>"), f"</{tag}>", 0
+    while (found := head.search(text, at)) and (end := text.find(closing, found.end())) >= 0:
+        yield found[1], text[found.end() : end].removeprefix("\n").removesuffix("\n")
+        at = end + len(closing)
 
 
 def _value(text: str, schema: Any) -> Any:

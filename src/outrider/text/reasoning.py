@@ -21,7 +21,7 @@ HEADER = re.compile(
 )
 """The head of a message; whom it is for stands before the channel or behind it."""
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
-END = re.compile(r"<\|(?:end|return|call)\|>(?:<\|start\|>assistant)?")
+END = re.compile(r"<\|(?:end|return|call)\|>(?:\s*<\|start\|>assistant)?")
 FUNCTION = re.compile(r"to=functions\.([\w.-]+)")
 
 
@@ -122,7 +122,7 @@ class Marked:
 
 @dataclass(frozen=True)
 class Channels:
-    """Messages on channels, as of gpt-oss; text outside of any is the answer."""
+    """Messages on channels, as of gpt-oss; an output that begins with none is the answer."""
 
     name: str = CHANNELS
     opening = closing = None
@@ -146,6 +146,8 @@ class Channels:
 
     def parts(self, text: str, begun: bool, whole: bool) -> Parts:
         """See ``ReasoningForm``."""
+        if not _may_begin(text):
+            return Parts("", text)
         said: dict[bool, list[str]] = {True: [], False: []}  # thoughts, and else
         calls, at, thought_end = [], 0, 0
         while head := HEADER.match(text, at):
@@ -164,7 +166,7 @@ class Channels:
                 thought_end = at
             if end is None:
                 break
-        if at == 0 and (whole or not _may_begin(text)):
+        if at == 0 and whole:
             return Parts("", text)
         # A header that is not whole says nothing yet.
         thoughts, answer = ("\n".join(filter(None, said[kind])) for kind in (True, False))

@@ -136,6 +136,11 @@ def tools_of(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 f"tools[{number}] is of type {shown(tool.get('type'))}; only functions are served, "
                 "which the caller runs.", "tools",
             )  # fmt: skip
+        if "name" not in tool:
+            raise Refusal(
+                f"tools[{number}] has no name; here a function's fields stand in the tool itself.",
+                "tools",
+            )
         found.append(
             {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
         )

@@ -29,7 +29,8 @@ class Kept:
 class Store:
     """Up to ``most`` responses of each key, those used least recently go first; 0 keeps none.
 
-    Of ``MOST_BYTES`` each of ``owners`` has an equal share.
+    Of ``MOST_BYTES`` each of ``owners`` has an equal share. Those that run stay whatever their
+    number is, so that they can be cancelled: the server bounds how many run.
     """
 
     def __init__(self, most: int, owners: int) -> None:
@@ -45,7 +46,10 @@ class Store:
         own[id] = kept
         self._bytes[owner] += kept.size
         while own and (len(own) > self.most or self._bytes[owner] > self._share):
-            self.drop(next(iter(own)), owner)
+            oldest = next((id for id, each in own.items() if each.cancel is None), None)
+            if oldest is None:
+                break
+            self.drop(oldest, owner)
 
     def drop(self, id: str, owner: int | None) -> None:
         """Forget a response."""
