@@ -139,6 +139,8 @@ BROKEN: tuple[bytes, ...] = (
 MARKS = (b"{", b"}", b"[", b"]", b'"', b",", b":", b"\\", b"-", b"9" * 20)
 STREAMED, LEAVING, GONE_AT_ONCE = 0.3, 0.06, 0.02
 """Shares of bodies that ask for a stream, whose client leaves in the answer, and before it."""
+LONGEST = 8 << 20
+"""Bytes of a body, twice what a server takes: one that is refused early cannot take it all."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ class Bodies:
         paths = self.others if self.others and draw.random() < OTHER_SHARE else self.main
         path = draw.choice(paths)
         (kind,) = draw.choices(list(self.kinds), [weight for weight, _ in self.kinds.values()])
-        raw = self.kinds[kind][1](draw, path)
+        raw = self.kinds[kind][1](draw, path)[:LONGEST]
         fates = [None, draw.randint(1, 2000), 0]
         (leaves,) = draw.choices(fates, (1 - LEAVING - GONE_AT_ONCE, LEAVING, GONE_AT_ONCE))
         return Case(index, kind, path, raw, leaves)
