@@ -32,7 +32,7 @@ from .files import INDEX, Files, new_folder, save_file
 from .formats.compressed import METHOD
 from .formats.gguf_weights import GGUFTensors
 from .formats.shared import Tensors, usual_name
-from .matrices import Source, check_left, is_experts, plain, quantized, stays
+from .matrices import ROUTERS, Source, check_left, is_experts, plain, quantized, stays
 from .quantize import Codes, Quantized, quantize
 from .tokenizers import has_tokenizer, save_tokenizer
 
@@ -46,7 +46,7 @@ MATRIX = re.compile(
     r"model\.layers\.\d+\.(self_attn|mlp|shared_mlp|conv|linear_attn|block_sparse_moe|feed_forward|"
     r"mixer)\.(.+\.)?(\w+_(proj|linear|proj_qkv|proj_qkvz|proj_z)|w[123])\.weight"
 )
-NOT_QUANTISED = r".*\.(gate|router|router\.layer|shared_expert_gate|linear_attn\.in_proj_(a|b|ba))$"
+NOT_QUANTISED = rf".*\.({ROUTERS}|linear_attn\.in_proj_(a|b|ba))$"
 """What modules of linear layers stay as they are."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SCALES = ("_scale", "_scale_inv")

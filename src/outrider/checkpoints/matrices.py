@@ -41,8 +41,8 @@ def stays(source: Source, name: str) -> str | None:
     return source.kept(name)
 
 
-ROUTER = re.compile(r".*\.(gate|router|router\.layer|shared_expert_gate)\.weight")
-"""Names of matrices that score experts, which no recipe quantises."""
+ROUTERS = r"gate|router|router\.layer|shared_expert_gate"
+"""Names of modules that score experts, which no recipe quantises."""
 
 
 def is_experts(name: str, shape: Sequence[int]) -> bool:
@@ -55,7 +55,7 @@ def check_left(source: Source, recipe: Recipe) -> None:
     warn_once(source.note)
     shapes = source.shapes().items()
     names = [n for n, shape in shapes if len(shape) == 2 or is_experts(n, shape)]
-    names = [name for name in names if not ROUTER.fullmatch(name)]
+    names = [name for name in names if not re.fullmatch(rf".*\.({ROUTERS})\.weight", name)]
     counts = Counter(filter(None, (stays(source, name) for name in names)))
     what = ", ".join(f"{count} ({kind})" for kind, count in sorted(counts.items()))
     if counts.total() == len(names):

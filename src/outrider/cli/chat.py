@@ -15,6 +15,7 @@ from ..base.options import options_of
 from ..base.types import Event, SamplingParams, Speculation
 from ..errors import ConfigError, OutriderError, RequestError, no_option
 from ..frontend.presets import TYPED_AT
+from ..text.codec import has_lone_surrogates
 from ..text.reasoning import ReasoningForm, form_of
 from .common import SIGNS, Model, model_folder, open_llm, write
 from .flags import engine_options, setting, with_parameters
@@ -83,7 +84,7 @@ class Session:
         if not line.strip():
             return True
         try:
-            if any("\ud800" <= each <= "\udfff" for each in line):  # bytes that are no text
+            if has_lone_surrogates(line):
                 raise RequestError("what was typed is no UTF-8.")
             if line.startswith("/"):
                 return self.command(line)

@@ -190,14 +190,12 @@ def as_json(output: RequestOutput) -> dict[str, Any]:
 
 def asked_of(llm: LLM, text: str, raw: bool) -> Prompt:
     """Return what a prompt asks of a model: one that chats gets it as a user's message."""
-    inputs = llm.inputs
-    if raw or not is_instruct(inputs.folder, inputs.codec):
+    codec = llm.inputs.codec
+    if raw or codec is None or not is_instruct(llm.inputs.folder, codec):
         return text
     if sys.stderr.isatty():
         hint("the chat template is applied; --raw continues the text as it is.")
-    return inputs.encode(
-        inputs.render([{"role": "user", "content": text}]), special=False, rendered=True
-    )
+    return codec.chat([{"role": "user", "content": text}])
 
 
 def stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestState:

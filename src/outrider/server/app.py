@@ -34,7 +34,7 @@ from .hosts import from_this_machine
 from .messages.body import MessagesRequest, Prompt
 from .messages.call import Messages
 from .responses.body import ResponsesRequest
-from .responses.call import Responses, cancelled, ended_messages, forgotten
+from .responses.call import Responses, cancelled, chat_of, forgotten
 from .security import Gate
 from .service import Service
 from .settings import Settings
@@ -150,11 +150,8 @@ def _others(app: FastAPI, service: Service) -> None:
     @app.post("/v1/responses/input_tokens")
     async def tokens_of_input(body: ResponsesRequest, http: Request) -> dict[str, Any]:
         """Return how many tokens the prompt of a response has."""
-        before: list[dict[str, Any]] = []
-        if body.previous_response_id is not None:
-            key = http.state.key
-            before = ended_messages(service.responses, body.previous_response_id, key)
-        count = await num_prompt_tokens(body.chat(before), http)
+        chat = chat_of(body, service.responses, http.state.key)
+        count = await num_prompt_tokens(chat, http)
         return {"object": "response.input_tokens", "input_tokens": count}
 
     @app.get("/v1/responses/{id}")

@@ -32,7 +32,7 @@ class Block:
 
 
 class Change(NamedTuple):
-    """What happens to a block: it begins, it gets more text, or it ends."""
+    """A change of a block: it begins, it gets more text, or it ends."""
 
     what: Literal["begins", "more", "ends"]
     block: Block
@@ -123,9 +123,23 @@ class BlockCall(Dialogue):
         return json_end(block.text) == len(block.text.rstrip())
 
     @property
+    def calls(self) -> list[Block]:
+        """The blocks that call tools."""
+        return [block for block in self.blocks.all if block.kind == "call"]
+
+    @property
+    def calls_whole(self) -> bool:
+        """True where the arguments of every call are complete."""
+        return all(map(self.is_whole, self.calls))
+
+    @property
     def shown(self) -> list[Block]:
         """The blocks that clients see."""
         return [b for b in self.blocks.all if b.kind != "thoughts" or self.body.include_reasoning]
+
+    def place(self, block: Block) -> int:
+        """Return the number of a block among those that clients see."""
+        return next(number for number, each in enumerate(self.shown) if each is block)
 
     def finish(self) -> None:
         """Read the whole answer at once."""

@@ -23,7 +23,7 @@ NOT_BOUNDED = "this model's thoughts cannot be bounded; leave it out."
 
 
 class CallNews(NamedTuple):
-    """What is new of call ``number``: all of it with its first part, then more arguments.
+    """The new part of call ``number``: all of it at first, then more arguments.
 
     ``id`` is the call's for clients.
     """
@@ -36,7 +36,7 @@ class CallNews(NamedTuple):
 
 
 class News(NamedTuple):
-    """What a step adds to what a client has seen of a sample."""
+    """The part of a sample that a step adds for a client."""
 
     thoughts: str
     content: str
@@ -45,7 +45,7 @@ class News(NamedTuple):
 
 @dataclass
 class Seen:
-    """What a client has seen of a sample: characters of thoughts and content, and calls."""
+    """The part of a sample that a client has seen: characters of its texts, and calls."""
 
     thoughts: int = 0
     content: int = 0

@@ -420,10 +420,14 @@ def with_effort(passed: Mapping[str, Any], effort: str | None) -> dict[str, Any]
     """
     if effort is None:
         return {**passed}
+    return with_hints(passed, {"reasoning_effort": effort, "enable_thinking": effort != "none"})
+
+
+def with_hints(passed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a chat whose template gets ``hints``, unless its own say otherwise."""
     options = passed.get("chat_template_kwargs") or {}
     if not isinstance(options, dict):
         raise Refusal("chat_template_kwargs is no object; give one.", "chat_template_kwargs")
-    hints = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     return {**passed, "chat_template_kwargs": {**hints, **options}}
 
 

@@ -10,7 +10,7 @@ from ..text.reasoning import Parts, ReasoningForm
 
 
 class Said(NamedTuple):
-    """What a sample has said, as clients see it."""
+    """The parts of a sample's output, as clients see them."""
 
     thoughts: str
     content: str

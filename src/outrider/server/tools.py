@@ -20,8 +20,6 @@ from .shapes import check_schema
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "additionalProperties": False}
 SAY_NOTHING = ("type", "$schema", "$defs", "definitions", "title", "description")
 """Keywords of a schema that name no argument."""
-
-
 FORMS_HELD: frozenset[Form] = frozenset(("hermes", "llama3"))
 """Forms of calls beside free text that a grammar holds to; calls of others are read as they are."""
 
@@ -37,7 +35,10 @@ def check_tools(tools: Sequence[Tool]) -> None:
 
 
 class Choice(NamedTuple):
-    """What is called: none, auto, required, or the one tool "=name"; and which tools may be."""
+    """A choice of tools: ``how`` is none, auto, required, or the one tool "=name".
+
+    ``allowed`` has the tools that may be called.
+    """
 
     how: str
     allowed: Sequence[Tool]

@@ -23,8 +23,8 @@ BEGIN = re.compile(r"\s*\[?\s*")
 BETWEEN = re.compile(r"(?:[\s,;\]]|</?tool_call>|<\|tool_call\|>)*\[?\s*")
 """The text between two calls in JSON."""
 CLOSING_BRACE = re.compile(r"\s*\}")
-MISTRAL_HEAD = re.compile(r"\[TOOL_CALLS\]\s*([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?=\{)")
-MISTRAL_START = re.compile(r"\[TOOL_CALLS\]\s*[\w.-]+(?:\[CALL_ID\][\w-]*)?(?:\[[A-Z_\]]*)?\s*\Z")
+MISTRAL_HEAD = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?=\{)")
+MISTRAL_START = re.compile(r"\s*[\w.-]+(?:\[CALL_ID\][\w-]*)?(?:\[[A-Z_\]]*)?\s*\Z")
 PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]', re.DOTALL)
 """Strings of JSON, which may hold brackets, and brackets."""
 PYTHON_PARTS = re.compile(r""""(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[{}\[\]()]""", re.DOTALL)
@@ -87,10 +87,11 @@ def read_auto(
         place = text.find(opening, at)
         if place < 0:
             break
-        calls = READERS[form](text[place:], types or {})
+        at = place + len(opening)
+        calls = READERS[form](text[at:], types or {})
         if calls or (calls is not None and not whole):
             return text[:place].rstrip(), calls
-        at = place + len(opening)  # it is no call: the mark is text
+        # It is no call: the mark is text.
     certain = len(text) - longest_start(text, [opening])
     return (text if whole else text[:certain].rstrip()), []
 
@@ -207,26 +208,22 @@ def _of_llama(text: str) -> Calls:
     return read_json(start) or ([] if _may_begin(start) else None)
 
 
-def _of_hermes(text: str, types: Types) -> Calls:
-    return _object_calls(text.removeprefix(MARKS["hermes"][0]))
-
-
-def _of_granite(text: str, types: Types) -> Calls:
-    return _object_calls(text.removeprefix(MARKS["granite"][0]))
+def _of_json(text: str, types: Types) -> Calls:
+    return _object_calls(text)
 
 
 def _of_mistral(text: str, types: Types) -> Calls:
     """A list of objects with name and arguments, or a mark, a name and an object for each call."""
-    calls, at = list[ToolCall](), 0
+    opening, calls, at = MARKS["mistral"][0], list[ToolCall](), 0
     while found := MISTRAL_HEAD.match(text, at):
         end = json_end(text, found.end())
         calls.append(ToolCall(found[1], text[found.end() : end], end is not None))
-        at = len(text) if end is None else end
+        if end is None or not text.startswith(opening, end):
+            break
+        at = end + len(opening)
     if calls:
         return calls
-    if MISTRAL_START.match(text):
-        return []
-    return _object_calls(text.removeprefix(MARKS["mistral"][0]))
+    return [] if MISTRAL_START.match(text) else _object_calls(text)
 
 
 def _of_python(text: str) -> Calls:
@@ -269,7 +266,7 @@ def _python_call(node: ast.expr) -> ToolCall:
 def _of_lfm2(text: str, types: Types) -> Calls:
     """Lists between marks; some models write JSON there."""
     opening, closing = MARKS["lfm2"]
-    inside = text.removeprefix(opening).lstrip()
+    inside = text.lstrip()
     if inside.startswith("{"):
         return _object_calls(inside)
     first = python_calls(inside)
@@ -284,7 +281,7 @@ def _of_lfm2(text: str, types: Types) -> Calls:
 
 def _of_xml(text: str, types: Types) -> Calls:
     """``<function=NAME><parameter=KEY>VALUE</parameter></function>``; schemas tell the types."""
-    inside = text.removeprefix(MARKS["qwen3_coder"][0]).lstrip()
+    inside = text.lstrip()
     if inside and not (inside.startswith(XML_HEAD) or XML_HEAD.startswith(inside)):
         return _object_calls(inside)
     calls = []
@@ -319,12 +316,13 @@ def _refuse(name: str) -> NoReturn:
 
 
 READERS: Mapping[Form, Callable[[str, Types], Calls]] = {
-    "hermes": _of_hermes,
-    "granite": _of_granite,
+    "hermes": _of_json,
+    "granite": _of_json,
     "mistral": _of_mistral,
     "qwen3_coder": _of_xml,
     "lfm2": _of_lfm2,
 }
+"""Readers of the text behind a mark that opens calls."""
 
 
 def types_of(tools: Sequence[Mapping[str, Any]]) -> Types:

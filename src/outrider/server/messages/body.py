@@ -10,7 +10,16 @@ from ...base.limits import LARGEST_INT
 from ...errors import shown
 from .. import shapes
 from ..errors import Refusal
-from ..protocol import ChatRequest, Effort, Other, Wire, chat_request, ranged, with_effort
+from ..protocol import (
+    ChatRequest,
+    Effort,
+    Other,
+    Wire,
+    chat_request,
+    ranged,
+    with_effort,
+    with_hints,
+)
 from ..shapes import MOST_MESSAGES, MOST_TOOLS, Parts, Real, Whole
 from ..unsupported import Unless
 
@@ -85,24 +94,14 @@ class Prompt(Other):
             more["response_format"] = {"type": "json_schema", "json_schema": schema}
         passed = with_effort(self.passed, config.effort)
         if self.thinking is not None:
-            more |= self._of_thinking(self.thinking, passed)
+            wanted = self.thinking.type != "disabled"
+            passed = with_hints(passed, {"enable_thinking": wanted, "thinking": wanted})
+            if self.thinking.type == "enabled" and self.thinking.budget_tokens is not None:
+                more["thinking_token_budget"] = self.thinking.budget_tokens
         return passed | more | {
             "model": self.model, "messages": messages, "tools": tools_of(self.tools or []) or None,
             **self._of_choice(),
         }  # fmt: skip
-
-    def _of_thinking(self, thinking: Thinking, passed: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a chat template and the engine are told of thoughts."""
-        options = passed.get("chat_template_kwargs") or {}
-        if not isinstance(options, dict):
-            raise Refusal("chat_template_kwargs is no object; give one.", "chat_template_kwargs")
-        wanted = thinking.type != "disabled"
-        found: dict[str, Any] = {
-            "chat_template_kwargs": {"enable_thinking": wanted, "thinking": wanted, **options}
-        }
-        if thinking.type == "enabled" and thinking.budget_tokens is not None:
-            found["thinking_token_budget"] = thinking.budget_tokens
-        return found
 
     def _of_choice(self) -> dict[str, Any]:
         choice = self.tool_choice

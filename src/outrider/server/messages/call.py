@@ -83,8 +83,7 @@ class Messages(BlockCall):
     def _stop(self) -> dict[str, Any]:
         """Return why the message ended."""
         sample = self.sample
-        calls = [block for block in self.blocks.all if block.kind == "call"]
-        if calls and sample.finish_reason == "stop" and all(map(self.is_whole, calls)):
+        if self.calls and sample.finish_reason == "stop" and self.calls_whole:
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if sample.finish_reason == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
@@ -104,7 +103,7 @@ class Messages(BlockCall):
     def _event(self, change: Change) -> dict[str, Any]:
         """Return the event of a change of a block."""
         block = change.block
-        place = next(number for number, each in enumerate(self.shown) if each is block)
+        place = self.place(block)
         if change.what == "begins":
             begun = self._block(block, empty=True)
             return {"type": "content_block_start", "index": place, "content_block": begun}

@@ -13,6 +13,7 @@ from ...text.called import ToolCall
 from ..answer import chat_logprobs
 from ..blocks import Block, BlockCall, Change
 from ..errors import Refusal, error_body
+from ..protocol import ChatRequest
 from ..service import Service
 from .body import ResponsesRequest
 from .store import Kept, Store
@@ -32,10 +33,7 @@ class Responses(BlockCall):
 
     def __init__(self, service: Service, asked: ResponsesRequest, http: HttpRequest) -> None:
         store, self.owner = service.responses, http.state.key
-        before: list[dict[str, Any]] = []
-        if asked.previous_response_id is not None:
-            before = ended_messages(store, asked.previous_response_id, self.owner)
-        body = asked.chat(before)
+        body = chat_of(asked, store, self.owner)
         super().__init__(service, body, http)
         self.id = f"resp_{uuid.uuid4().hex}"  # not the client's: others may know that one
         self.asked_for = asked
@@ -91,8 +89,7 @@ class Responses(BlockCall):
 
     def _ended(self) -> dict[str, Any]:
         """Return the response at its end, which is kept if it may be."""
-        calls = [block for block in self.blocks.all if block.kind == "call"]
-        whole = self.sample.finish_reason == "stop" and all(map(self.is_whole, calls))
+        whole = self.sample.finish_reason == "stop" and self.calls_whole
         status = "cancelled" if self.cancelled else "completed" if whole else "incomplete"
         answer = self._object(status)
         self._keep(answer, [self._answered()])
@@ -114,11 +111,7 @@ class Responses(BlockCall):
         message: dict[str, Any] = {"role": "assistant", "content": texts["text"]}
         if texts["thoughts"]:
             message["reasoning"] = texts["thoughts"]
-        calls = [
-            ToolCall(block.name, block.text).as_json(block.id)
-            for block in self.blocks.all
-            if block.kind == "call"
-        ]
+        calls = [ToolCall(each.name, each.text).as_json(each.id) for each in self.calls]
         return message | ({"tool_calls": calls} if calls else {})
 
     def cancel(self, forget: bool = False) -> None:
@@ -166,9 +159,6 @@ class Responses(BlockCall):
             "output_tokens_details": {"reasoning_tokens": self.num_thought_tokens},
             "total_tokens": used["total_tokens"],
         }
-
-    def _place(self, block: Block) -> int:
-        return next(n for n, each in enumerate(self.shown) if each is block)
 
     def _id(self, block: Block) -> str:
         """Return the id of a block's item."""
@@ -224,7 +214,7 @@ class Responses(BlockCall):
     def _told(self, change: Change) -> Iterator[dict[str, Any]]:
         """Yield the events of a change of a block."""
         block = change.block
-        item = {"item_id": self._id(block), "output_index": self._place(block)}
+        item = {"item_id": self._id(block), "output_index": self.place(block)}
         where, at = {**item, "content_index": 0}, {"output_index": item["output_index"]}
         if change.what == "begins":
             begun = self._item(block, False, begins=True)
@@ -266,6 +256,12 @@ class Responses(BlockCall):
             more = {"text": block.text, "logprobs": self._logprobs(block)}
             yield self._event("response.output_text.done", **where, **more)
         yield self._event("response.content_part.done", **where, part=self._part(block))
+
+
+def chat_of(asked: ResponsesRequest, store: Store, owner: int | None) -> ChatRequest:
+    """Return the chat that a body asks for, behind the response it names. Raises Refusal."""
+    id = asked.previous_response_id
+    return asked.chat([] if id is None else ended_messages(store, id, owner))
 
 
 def ended_messages(store: Store, id: str, owner: int | None) -> list[dict[str, Any]]:
