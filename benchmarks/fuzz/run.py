@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import sys
 import threading
@@ -22,10 +23,12 @@ from typing import Annotated, Any
 from urllib.request import urlopen
 
 import typer
+from prometheus_client.parser import text_string_to_metric_families
 from tqdm import tqdm
 
 from outrider.cli.common import Out, write_json
 from outrider.engine.worker.freed_memory import TRIM_SECONDS
+from outrider.errors import ConfigError
 
 from ..common import POCKET, Model, Seed, percentiles
 from ..served import Served, metrics, unrest
@@ -39,7 +42,7 @@ HANG_SECONDS, QUIET_SECONDS, HEALTH_SECONDS = 60.0, 30.0, 0.05
 TRIMMED_SECONDS = 2 * TRIM_SECONDS
 """After which an idle server has given back what it freed."""
 SETTLED = 0.1
-"""Share of the bodies after which memory counts as settled."""
+"""Share of the bodies after which memory counts as settled; the cache is filled before them."""
 GROWTH, GROWTH_BODIES = 1.02, 100_000
 """Memory at the end over that when settled; it is read where so many bodies are sent."""
 KEPT, LONGEST_SHOWN = 200, 4000
@@ -50,6 +53,7 @@ OPTIONS = (
     "--log-interval", "0",
 )  # fmt: skip
 """Of the started server; its queue is never full, so that 429 is a fault."""
+CACHE, FILLING_TOKENS = "vllm:cache_config_info", 512
 RESTARTS = "outrider_engine_restarts_total"
 REFERENCE = json.dumps(
     {"prompt": "def add(a, b):", "max_tokens": 32, "temperature": 0.8, "seed": 1}
@@ -110,6 +114,8 @@ class Fuzzer:
         reference, restarts = await self.reference(), metrics(self.url)[RESTARTS]
         settled = int(count * SETTLED)
         memory = []
+        if self.server is not None and count >= GROWTH_BODIES:
+            await self.fill_cache()
         # In a thread, so that the fuzzer's own work does not count.
         health = asyncio.create_task(asyncio.to_thread(ask_health, self.url, end))
         try:
@@ -141,6 +147,21 @@ class Fuzzer:
             "classes": {k: {"count": len(v), "indices": v} for k, v in seen.classes.items()},
             "faults": seen.kept,
         }  # fmt: skip
+
+    async def fill_cache(self) -> None:
+        """Use every page of the server's cache: those that were used once stay resident."""
+        with urlopen(f"{self.url}/metrics") as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        (cache,) = next(each for each in families if each.name == CACHE).samples
+        tokens = int(cache.labels["block_size"]) * int(cache.labels["num_gpu_blocks"])
+        rng = random.Random(self.bodies.seed)
+        async with Connection(self.url) as connection:
+            for _ in range(2 * tokens // FILLING_TOKENS):
+                ids = [rng.randrange(1, 256) for _ in range(FILLING_TOKENS)]
+                body = {"prompt": ids, "max_tokens": 32, "ignore_eos": True, "temperature": 0}
+                answer = await connection.post("/v1/completions", json.dumps(body).encode())
+                if answer.status != 200:
+                    raise ConfigError(f"the cache cannot be filled: {shown(answer)}")
 
     async def all(self, indices: Iterator[int], connections: int, bar: tqdm[Any]) -> None:
         """Send every index over so many connections."""

@@ -6,6 +6,7 @@ import json
 import random
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,21 @@ def test_a_bomb_ends_its_request_only(text: str) -> None:
         assert caught.value.outputs[1].outputs[0].text == expected.outputs[0].text
     check_engine(llm.engine)
     assert llm.generate("def f(", plain)[0].outputs[0].text == expected.outputs[0].text
+
+
+@pytest.mark.parametrize("form", [{"grammar": BOMB}, {"regex": "a{2147483648}"}, {"regex": "ab"}])
+def test_grammars_go_with_their_request(form: dict[str, str]) -> None:
+    """A parser that failed may take 100 MB: nothing holds it, even before garbage is collected."""
+    llm = LLM(PATH, drafter="ngram")
+    params = SamplingParams(max_tokens=60, temperature=1.3, seed=1, structured_outputs=form)
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(GenerationError):
+            llm.generate(["def f("], params)
+        assert not llm.engine.grammars._compiled
+    finally:
+        gc.enable()
 
 
 def test_what_the_parser_says_of_drafts_reaches_no_output() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,15 @@ def test_dashboards_of_vllm_find_their_metrics(client: TestClient) -> None:
         'vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 0.0',
         'vllm:request_params_n_sum{engine="0",model_name="tiny"}',
         'vllm:request_params_max_tokens_sum{engine="0",model_name="tiny"}',
-        'block_size="16"',
     ):
         assert line in text
+
+
+def test_the_size_of_the_cache_needs_no_request(tiny_llama: Path) -> None:
+    with front(tiny_llama) as fresh:
+        (line,) = re.findall("^vllm:cache_config_info.*$", fresh.get("/metrics").text, re.M)
+    assert 'block_size="16"' in line
+    assert int(line.partition('num_gpu_blocks="')[2].partition('"')[0]) > 0
 
 
 def test_pages_of_other_origins(tiny_llama: Path, client: TestClient) -> None:

@@ -247,7 +247,7 @@ class SequenceState:
     request: Request
     sample_index: int
     text: Detokenizing
-    pipeline: LogitsPipeline
+    pipeline: LogitsPipeline = field(repr=False)  # gone when the sequence has ended
     tokens: list[int]
     num_computed: int = 0
     pages: array[int] = field(default_factory=lambda: array("i"))

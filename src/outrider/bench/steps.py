@@ -78,9 +78,9 @@ def timed(
                 running[state.request.id] = state
             if not running:
                 break
-            events = engine.step()
+            events, record = engine.step(), engine.record
             engine.settle()
-            steps += timed_steps(engine.record, size)
+            steps += timed_steps(record, size)
             for event in events:
                 state = running[event.request_id]
                 state.take(event)

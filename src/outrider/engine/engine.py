@@ -106,9 +106,8 @@ class Engine:
         self._tokenizes = tokenizes
         self.grammars = Grammars(tokenizes, shape.vocab_size, shape.eos_token_ids)
         self._live: dict[str, dict[int, SequenceState]] = {}
-        self.record: StepRecord | None = None  # the last step
+        self.record: StepRecord | None = None  # the last step, until it is settled
         self.later: Iterator[None] | None = None  # work for spare time, see ``find_costs``
-        self._settled = True
         self._bad_words = lru_cache(KNOWN_WORD_LISTS)(self._bad_word_ids)  # once for all prompts
 
     def add(self, request: Request) -> None:
@@ -258,15 +257,14 @@ class Engine:
                     self._keep_states(item.sequence)
         for sequence in record.ended:
             self._close(sequence)
-        self.record, self._settled = record, False
+        self.record = record
         return record.events
 
     def settle(self) -> None:
         """Tell drafters and chooser of the last step, once; no event waits for that."""
-        record = self.record
-        if self._settled or record is None:
+        record, self.record = self.record, None
+        if record is None:
             return
-        self._settled = True
         self.drafting.observe(record)
         self.chooser.learn(record)
         for sequence in record.ended:
@@ -310,6 +308,8 @@ class Engine:
         self.drafting.release(sequence.id, ended)
         self.verifier.store.release(sequence.id)
         self.noise.release(sequence.id)
+        if ended:
+            del sequence.pipeline  # who still knows the sequence would hold its grammar
 
     @contextmanager
     def watched(self, wrap: Callable[[Drafter], D]) -> Iterator[D]:

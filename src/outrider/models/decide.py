@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..base.types import DraftBudget, Row, SequenceState
 from ..base.types import DraftNodes as DraftNodes
+from ..errors import RequestError
 from ..native.masks import AllowedAfter
 from ..sampling.arrays import widened
 from ..sampling.grammar import Mask
@@ -127,7 +128,9 @@ def sample_in_python(
             kept[i] = z.copy()
         try:
             sequence.pipeline.apply(z, sequence.tokens, paths)
-        except Exception as error:  # of its options: the others go on
+        except RequestError as error:  # of its options: the others go on
+            errors[i] = error.with_traceback(None)  # which would hold its frames, and they grammars
+        except Exception as error:
             errors[i] = error
         if sequence.pipeline.error:
             reasons[i] = sequence.pipeline.error

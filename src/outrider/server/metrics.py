@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from ..async_llm import AsyncLLM
 from ..base.methods import AUTO, NONE
 from ..base.types import SAMPLE, Counts, Event, Request, grouped_by
-from ..engine.worker.messages import Gauges, Stepped
+from ..engine.worker.messages import Gauges, Ready, Stepped
 from ..frontend.outputs import RequestState
 from . import beliefs
 
@@ -357,7 +357,7 @@ class Metrics(Collector):
              ("reason",), {("capacity",): gauges.waiting, ("deferred",): 0}),
             (gauge, "vllm:cache_config_info", "The cache: its pages and what they hold.",
              ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"),
-             {self._cache: 1.0} if self.llm.ready is not None else {}),
+             {} if self.llm.ready is None else {self._cache(self.llm.ready): 1.0}),
             (gauge, "vllm:kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", (),
              {(): gauges.pages_used / max(1, gauges.pages)}),
             (gauge, "outrider_draft_length", "Longest draft in use, 0 for none.", (),
@@ -391,12 +391,11 @@ class Metrics(Collector):
             *(family for told in self.others for family in told()),
         )  # fmt: skip
 
-    @property
-    def _cache(self) -> tuple[str, str, str, str]:
-        """Tokens of a page, pages, dtype of the cache, and whether prefixes are shared."""
+    def _cache(self, ready: Ready) -> tuple[str, str, str, str]:
+        """Return tokens of a page, pages, dtype of the cache, and whether prefixes are shared."""
         config = self.llm.config
-        shares, pages = str(config.enable_prefix_caching), str(self.llm.gauges.pages)
-        return str(config.page_size), pages, config.kv_cache_dtype, shares
+        pages, shares = ready.num_tokens // config.page_size, str(config.enable_prefix_caching)
+        return str(config.page_size), str(pages), config.kv_cache_dtype, shares
 
     def _believed(self) -> tuple[Family, ...]:
         """Return the families on what the engine's controller believes; none without one."""
