@@ -95,10 +95,16 @@ def test_what_needs_the_extra_names_it() -> None:
         "            use()\n"
         "    except ConfigError as error:\n"
         "        print(error)\n"
+        "try:\n"
+        "    with torch_for('that', extra='train'):\n"
+        "        import transformers.models\n"
+        "except ConfigError as error:\n"
+        "    print(error)\n"
     )
     assert run(code).splitlines() == [
-        f"this needs {package}, which is not installed: pip install 'outrider[torch]'."
-        for package in ("torch", "transformers")
+        "this needs torch, which is not installed: pip install 'outrider[torch]'.",
+        "this needs transformers, which is not installed: pip install 'outrider[torch]'.",
+        "that needs transformers, which is not installed: pip install 'outrider[train]'.",
     ]
 
 

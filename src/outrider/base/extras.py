@@ -10,15 +10,15 @@ from ..errors import ConfigError
 
 OF_TORCH = ("torch", "transformers")
 """Packages of the extra "torch"."""
-INSTALL = "pip install 'outrider[torch]'"
+INSTALL = "pip install 'outrider[{extra}]'"
 
 
 @contextmanager
-def torch_for(what: str, program: bool = False) -> Iterator[None]:
+def torch_for(what: str, program: bool = False, extra: str = "torch") -> Iterator[None]:
     """Raise ConfigError naming the extra where an import inside lacks one of its packages.
 
     ``what`` begins the message: what cannot be had without them. A ``program`` ends with the
-    message instead.
+    message instead. The extra "train" has the packages of "torch", too.
     """
     try:
         yield
@@ -26,7 +26,7 @@ def torch_for(what: str, program: bool = False) -> Iterator[None]:
         package = str(error.name).partition(".")[0]
         if package not in (*OF_TORCH, "accelerate"):  # which only training needs
             raise
-        said = f"{what} needs {package}, which is not installed: {INSTALL}."
+        said = f"{what} needs {package}, which is not installed: {INSTALL.format(extra=extra)}."
         if program:
             raise SystemExit(said) from None
         raise ConfigError(said) from None

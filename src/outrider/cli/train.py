@@ -76,7 +76,7 @@ def data(
     json_: AsJson = False,
 ) -> None:
     """Make training data: the target answers prompts."""
-    with torch_for("outrider train"):
+    with torch_for("outrider train", extra="train"):
         from ..training.data import DataOptions, make_data
 
     options = DataOptions(
@@ -211,7 +211,7 @@ def medusa(flags: HeadFlags, model: str = argument("MODEL", MODEL)) -> None:
 
 def _train(kind: str, model: str, flags: HeadFlags, layout: str = "speculators") -> None:
     """Train a head, and print what it gives."""
-    with torch_for("outrider train"):
+    with torch_for("outrider train", extra="train"):
         from ..checkpoints.folders import find_folder
         from ..training.run_heads import RATE, HeadOptions, train_head
         from ..training.samples import DataFolder
@@ -229,7 +229,7 @@ def _train(kind: str, model: str, flags: HeadFlags, layout: str = "speculators")
 @with_flags(DistillFlags)
 def distill(flags: DistillFlags, model: str = argument("MODEL", MODEL)) -> None:
     """Train a small model with the target's tokenizer to draft for it."""
-    with torch_for("outrider train"):
+    with torch_for("outrider train", extra="train"):
         from ..checkpoints.folders import find_folder
         from ..training.run_distill import DistillOptions, train_drafter, usual_rate
         from ..training.samples import DataFolder
@@ -282,7 +282,7 @@ def adapt(
     json_: AsJson = False,
 ) -> None:
     """Adapt a drafter to a domain, and say whether to deploy the result."""
-    with torch_for("outrider train"):
+    with torch_for("outrider train", extra="train"):
         from ..training.adapt import AdaptOptions
         from ..training.adapt import adapt as adapted
         from ..training.adapt_page import page
@@ -360,7 +360,7 @@ def layerskip(
     json_: AsJson = False,
 ) -> None:
     """Search for sublayers that the target can skip when it drafts for itself."""
-    with torch_for("outrider train"):
+    with torch_for("outrider train", extra="train"):
         from ..checkpoints.folders import find_folder
         from ..training.layerskip import search_skips
         from ..training.samples import DataFolder
@@ -422,7 +422,7 @@ def measure(
     json_: AsJson = False,
 ) -> None:
     """Measure a drafter as served; write acceptance and the best draft lengths into it."""
-    with torch_for("outrider train"):
+    with torch_for("outrider train", extra="train"):
         from ..checkpoints.folders import find_folder
         from ..training.card import table
         from ..training.measure import measure as measured

@@ -26,8 +26,7 @@ struct Path {
 // Makes of z [count] what the mask keeps, in place.
 void keep(float* z, int count, Mask mask);
 
-class Pipeline : public Counted {
-public:
+struct Pipeline : public Counted {
     // `banned` [vocabulary] or null is its owner's and must outlive the pipeline.
     Pipeline(const Options& options, const std::uint8_t* banned) : o(options), banned_(banned) {}
 

@@ -121,7 +121,8 @@ def versions() -> Iterator[Finding]:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             if name in OF_TORCH:
-                yield Finding(name, f"not installed: what has no native step needs it ({INSTALL})")
+                how = INSTALL.format(extra="torch")
+                yield Finding(name, f"not installed: what has no native step needs it ({how})")
             else:
                 yield _finding(name, "missing", "missing", FAIL)
             continue
