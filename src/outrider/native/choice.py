@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import platform
 from pathlib import Path
 
 from ..base.threads import allowed_threads
@@ -13,8 +14,11 @@ from .library import Library
 
 logger = logging.getLogger("outrider")
 
-ISAS = ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx")
-"""Instruction sets, the fastest last."""
+_X86 = ("avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx")
+_ARM = ("neon", "dotprod", "bf16")
+_SETS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
+ISAS = ("portable", *_SETS.get(platform.machine(), ()))
+"""Instruction sets of this machine's architecture, the fastest last."""
 VARIABLE = "OUTRIDER_NATIVE_ISA"
 
 
