@@ -14,11 +14,13 @@ from .library import Library
 
 logger = logging.getLogger("outrider")
 
-_X86 = ("avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx")
-_ARM = ("neon", "dotprod", "bf16")
-_SETS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
-ISAS = ("portable", *_SETS.get(platform.machine(), ()))
-"""Instruction sets of this machine's architecture, the fastest last."""
+SETS = {
+    "x86_64": ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx"),
+    "aarch64": ("portable", "neon", "dotprod", "bf16"),
+}
+"""Instruction sets of each architecture, the fastest last."""
+ISAS = SETS.get(platform.machine(), ("portable",))
+"""Those of this machine's."""
 VARIABLE = "OUTRIDER_NATIVE_ISA"
 
 
