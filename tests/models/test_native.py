@@ -293,9 +293,10 @@ def test_the_environment_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(native.VARIABLE, "sse9")
     with pytest.raises(ModelError, match="OUTRIDER_NATIVE_ISA is 'sse9'; give one of portable"):
         native.library()
-    monkeypatch.setenv(native.VARIABLE, "avx2")
+    monkeypatch.setattr(native, "ISAS", ("portable", "better"))
+    monkeypatch.setenv(native.VARIABLE, "better")
     monkeypatch.setattr(native, "supported", lambda: ("portable",))
-    with pytest.raises(ModelError, match="is 'avx2', but this CPU runs portable"):
+    with pytest.raises(ModelError, match="is 'better', but this CPU runs portable"):
         native.library()
 
 
@@ -323,18 +324,27 @@ def choosing_anew() -> Iterator[None]:
 
 @pytest.mark.usefixtures("choosing_anew")
 @pytest.mark.parametrize(
-    ("sets", "unbuilt", "chosen"),
+    ("machine", "sets", "unbuilt", "chosen"),
     [
-        (0b0000111, (), "avxvnni"),
-        (0b0000111, ("avxvnni",), "avx2"),
-        (0b0111011, (), "avx512bf16"),
-        (0b0111011, ("avx512bf16", "avx512vnni", "avx512"), "avx2"),  # which lacks AVX-VNNI
-        (0b0000001, (), "portable"),
+        ("x86_64", 0b0000111, (), "avxvnni"),
+        ("x86_64", 0b0000111, ("avxvnni",), "avx2"),
+        ("x86_64", 0b0111011, (), "avx512bf16"),
+        # Which lacks AVX-VNNI.
+        ("x86_64", 0b0111011, ("avx512bf16", "avx512vnni", "avx512"), "avx2"),
+        ("x86_64", 0b0000001, (), "portable"),
+        ("aarch64", 0b1111, (), "bf16"),
+        ("aarch64", 0b0111, ("dotprod",), "neon"),
+        ("aarch64", 0b0011, (), "neon"),
     ],
 )
 def test_the_best_set_that_the_cpu_runs_is_chosen(
-    sets: int, unbuilt: tuple[str, ...], chosen: str, monkeypatch: pytest.MonkeyPatch
+    machine: str,
+    sets: int,
+    unbuilt: tuple[str, ...],
+    chosen: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(native, "ISAS", native.SETS[machine])
     monkeypatch.delenv(native.VARIABLE, raising=False)
     monkeypatch.setattr(native, "_file", lambda isa: None if isa in unbuilt else Path(isa))
     monkeypatch.setattr(native, "Library", lambda isa, _: FakeLibrary(isa, sets))

@@ -20,7 +20,7 @@ from outrider.checkpoints.formats.gguf_weights import CODED
 from outrider.errors import ModelError
 from outrider.native import choice as native
 from tests.support.native_products import Products, noise, normed
-from tests.support.native_steps import HERE, step
+from tests.support.native_steps import FUSED, HERE, step
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 
@@ -84,14 +84,14 @@ def test_weights_are_ggmls_and_products_are_of_them(isa: str, kind: Kind, tmp_pa
             assert np.array_equal(product(rows[:count]), found[:count]), count
 
 
-@pytest.mark.parametrize("isa", [isa for isa in HERE if isa not in ("portable", "avx2")])
+@pytest.mark.parametrize("isa", [isa for isa in HERE if isa in FUSED[1:]])
 @pytest.mark.parametrize("kind", CODED, ids=lambda kind: kind.name)
 def test_every_set_gives_the_same_bits(isa: str, kind: Kind, tmp_path: Path) -> None:
     head, table = coded(tmp_path, kind, 70, 512), noise(70, 512, seed=1)
     for coarse in (False, True):
         for count in (1, 4, 33):
             rows = list(range(count))
-            expected = Products(step("avx2"), head, table, 1, coarse)(rows)
+            expected = Products(step(FUSED[0]), head, table, 1, coarse)(rows)
             assert np.array_equal(Products(step(isa), head, table, 1, coarse)(rows), expected)
 
 

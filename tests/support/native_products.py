@@ -5,12 +5,10 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from outrider.checkpoints.coded import Coded
 from outrider.checkpoints.quantize import Codes, Floats, Matrix, Quantized
-from outrider.models.tensors import as_array
 from outrider.native.checks import free_with
 from outrider.native.interface import Config
 from outrider.native.library import Library
@@ -80,7 +78,7 @@ class Products:
 
 
 def noise(*shape: int, seed: int = 0) -> Floats:
-    return as_array(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
 def normed(table: Floats) -> NDArray[np.float64]:

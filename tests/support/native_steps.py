@@ -19,6 +19,8 @@ from outrider.text.detokenize import Detokenizer
 
 HERE = native.available()
 """The instruction sets that were built and that this CPU runs, the best one last."""
+FUSED = native.ISAS[1:]
+"""Those of this architecture that fuse products and sums: all but "portable"."""
 
 
 def native_noise(

@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import platform
 from pathlib import Path
 
 from ..base.threads import allowed_threads
@@ -13,8 +14,13 @@ from .library import Library
 
 logger = logging.getLogger("outrider")
 
-ISAS = ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx")
-"""Instruction sets, the fastest last."""
+SETS = {
+    "x86_64": ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx"),
+    "aarch64": ("portable", "neon", "dotprod", "bf16"),
+}
+"""Instruction sets of each architecture, the fastest last."""
+ISAS = SETS.get(platform.machine(), ("portable",))
+"""Those of this machine's."""
 VARIABLE = "OUTRIDER_NATIVE_ISA"
 
 

@@ -174,6 +174,8 @@ using HalfProducts = FloatProducts;
 inline void hide(Register& x) {
 #if defined(__x86_64__)
     asm volatile("" : "+x"(x));
+#elif defined(__aarch64__)
+    asm volatile("" : "+w"(x));
 #else
     asm volatile("" : "+m"(x));
 #endif

@@ -3,6 +3,7 @@
 #include <cpuid.h>
 #endif
 #if defined(__linux__)
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -41,23 +42,35 @@ bool has_tiles() {
 #endif
 }
 
+#elif defined(__aarch64__)
+
+// By number, since the headers of old kernels lack the names of some.
+bool has_dotprod() {
+#if defined(__linux__)
+    return getauxval(AT_HWCAP) >> 20 & 1;  // HWCAP_ASIMDDP
+#else
+    return false;
+#endif
+}
+
+bool has_i8mm_and_bf16() {
+#if defined(__linux__)
+    const unsigned long all = getauxval(AT_HWCAP2);
+    return (all >> 13 & 1) && (all >> 14 & 1);  // HWCAP2_I8MM, HWCAP2_BF16
+#else
+    return false;
+#endif
+}
+
 #endif
 
 }  // namespace
 
 // The sets that this CPU runs, a bit each: ISAS of native/choice.py, the first in the lowest bit.
 int cpu_sets() {
-    enum {
-        portable = 1,
-        avx2 = 2,
-        avxvnni = 4,
-        avx512 = 8,
-        avx512vnni = 16,
-        avx512bf16 = 32,
-        amx = 64
-    };
-    int sets = portable;
+    int sets = 1;  // portable
 #if defined(__x86_64__)
+    enum { avx2 = 2, avxvnni = 4, avx512 = 8, avx512vnni = 16, avx512bf16 = 32, amx = 64 };
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_half())
         return sets;
@@ -70,6 +83,12 @@ int cpu_sets() {
     if (!__builtin_cpu_supports("avx512bf16")) return sets;
     sets |= avx512bf16;
     if (has_tiles()) sets |= amx;
+#elif defined(__aarch64__)
+    enum { neon = 2, dotprod = 4, bf16 = 8 };
+    sets |= neon;
+    if (!has_dotprod()) return sets;
+    sets |= dotprod;
+    if (has_i8mm_and_bf16()) sets |= bf16;
 #endif
     return sets;
 }

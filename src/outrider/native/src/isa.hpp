@@ -10,6 +10,8 @@
 #include "avx512.hpp"
 #elif defined(__AVX2__)
 #include "avx2.hpp"
+#elif defined(OUTRIDER_NEON)
+#include "neon.hpp"
 #else
 #include "any.hpp"
 #endif

@@ -17,6 +17,8 @@ namespace outrider {
 inline void pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");  // `yield` takes no time
 #endif
 }
 

@@ -39,7 +39,9 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const Epil
                 for (int c = 0; c < side; ++c) {
                     const std::size_t at =
                         (std::size_t(unit + first + c) * m.groups + g + turn) * LANES;
-                    const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
+                    Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
+                    if constexpr (requires { Sum::FourCodes::template CENTRE<BITS>; })
+                        zeros = zeros + ints(-Sum::FourCodes::template CENTRE<BITS>);
                     for (int i = 0; i < each; ++i)
                         for (int r = 0; r < R; ++r)
                             all[i][c][r] =

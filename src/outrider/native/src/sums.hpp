@@ -1,9 +1,9 @@
 // Exact sums of products of codes (bytes) and digits (int16) on every instruction set.
 //
-// A row's digits take 2 * half bytes. With AVX-512 VNNI these are [2][half] bytes, digit = 256 *
-// the first + the second (-128 to 127); elsewhere int16, of every four inputs the first, the third,
-// the second and the fourth, which is how pairs of codes fall out of their words. Digits of 8 bits
-// are bytes where `in_bytes` says so of the codes' bits.
+// A row's digits take 2 * half bytes. With AVX-512 VNNI and Arm's dot products these are [2][half]
+// bytes, digit = 256 * the first + the second (-128 to 127); elsewhere int16, on x86 of every four
+// inputs the first, the third, the second and the fourth, which is how pairs of codes fall out of
+// their words. Digits of 8 bits are bytes where `in_bytes` says so of the codes' bits.
 //
 // Sums take the codes and digits of four inputs at a time, unpacked once for all rows: a step of a
 // cell, see packed.hpp. What is kept in less than 32 bits meanwhile is taken up by `settle`, after
@@ -20,6 +20,10 @@
 #elif defined(__AVX2__)
 #define IN_HALVES  // sums are of eight outputs rather than of sixteen
 #include "sums_avx2.hpp"
+#elif defined(OUTRIDER_NEON) && defined(__ARM_FEATURE_DOTPROD)
+#include "sums_dotprod.hpp"
+#elif defined(OUTRIDER_NEON)
+#include "sums_neon.hpp"
 #else
 #include "sums_any.hpp"
 #endif

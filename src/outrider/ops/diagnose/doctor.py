@@ -164,7 +164,7 @@ def _native(probe: dict[str, Any]) -> Iterator[Finding]:
         yield _finding("instruction set", "none: torch runs the models, slowly", "no_isa")
     else:
         yield Finding("instruction set", f"{probe['isa']}, of {', '.join(probe['isas'])}")
-        wide = probe["isa"] in ("avx512bf16", "amx")
+        wide = probe["isa"] in ("avx512bf16", "amx", "bf16")
         yield Finding("bf16", "in hardware" if wide else "converted to fp32 as it is read")
         yield Finding("threads", str(probe["threads"]))
 
