@@ -13,8 +13,10 @@ no file is larger than ``MOST_BYTES``.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import os
+import platform
 import re
 import shutil
 import stat
@@ -30,9 +32,14 @@ TOOLS = REPOSITORY / "deploy" / "wheels.txt"
 GLIBC = "2.28"
 SETS = {
     "x86_64": ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx"),
-    "aarch64": ("portable",),
+    "aarch64": ("portable", "neon", "dotprod", "bf16"),
 }
-"""The instruction sets of each architecture."""
+"""The instruction sets of each architecture, as native/choice.py has them."""
+DETECTED = {
+    "x86_64": ((1, "avx2"), (3, "avx512bw"), (4, "avx512_vnni"), (5, "avx512_bf16")),
+    "aarch64": ((1, "asimd"), (2, "asimddp")),
+}
+"""The number of a set, and the kernel's name for what it needs."""
 MOST_BYTES = 48_000_000
 
 
@@ -74,6 +81,7 @@ def date_of_source() -> str:
 
 def build_sdist(python: Path, out: Path, date: str) -> Path:
     """Build the source distribution and return it."""
+    print("building the source distribution", file=sys.stderr)
     call(python, "-m", "build", "--no-isolation", "--sdist", "--outdir", out, REPOSITORY,
          SOURCE_DATE_EPOCH=date)  # fmt: skip
     return max(out.glob("outrider-*.tar.gz"), key=lambda file: file.stat().st_mtime_ns)
@@ -81,6 +89,7 @@ def build_sdist(python: Path, out: Path, date: str) -> Path:
 
 def build_wheel(python: Path, source: Path, arch: str, out: Path, date: str) -> Path:
     """Build the wheel for an architecture from a source tree, tag it, check it and return it."""
+    print(f"building the wheel for {arch}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as work:
         compiler = Path(work, "c++")
         target = f"-target {arch}-linux-gnu.{GLIBC}" + (" -mcpu=x86_64" * (arch == "x86_64"))
@@ -111,6 +120,8 @@ def check(python: Path, wheel: Path, arch: str, tag: str) -> None:
     found = {m[1] for name in names if (m := re.search(r"/native/outrider_(\w+)\.so$", name))}
     if found != set(SETS[arch]):
         raise Failed(f"{wheel.name} has the sets {sorted(found)}, not {sorted(SETS[arch])}.")
+    if arch == platform.machine():
+        check_detection(wheel)
     size = wheel.stat().st_size
     if size > MOST_BYTES:
         raise Failed(f"{wheel.name} has {size} bytes, more than {MOST_BYTES}.")
@@ -118,6 +129,17 @@ def check(python: Path, wheel: Path, arch: str, tag: str) -> None:
     if tag not in said.replace('"', ""):
         raise Failed(f"auditwheel does not find {wheel.name} fit for {tag}:\n{said}")
     print(f"{wheel.name}: {size / 1e6:.1f} MB, {len(found)} instruction sets")
+
+
+def check_detection(wheel: Path) -> None:
+    """Raise Failed where a wheel's libraries do not see what this CPU has."""
+    with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
+        file = archive.extract("outrider/native/outrider_portable.so", folder)
+        sets = ctypes.CDLL(file).outrider_cpu()
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    for number, flag in DETECTED[platform.machine()]:
+        if bool(sets >> number & 1) != (flag in flags):
+            raise Failed(f"{wheel.name} is wrong about this CPU's {flag}: it sees sets {sets:b}.")
 
 
 def build(archs: list[str], out: Path) -> list[Path]:

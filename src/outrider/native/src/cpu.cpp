@@ -1,6 +1,8 @@
 // Which objects this CPU can run; itself compiled for any CPU.
 #if defined(__x86_64__)
 #include <cpuid.h>
+
+#include <initializer_list>
 #endif
 #if defined(__linux__)
 #include <sys/auxv.h>
@@ -13,29 +15,50 @@ namespace {
 
 #if defined(__x86_64__)
 
-bool has_half() {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+// By cpuid itself: not every compiler's library answers __builtin_cpu_supports.
+struct Features {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+
+    Features(unsigned leaf, unsigned subleaf) {
+        __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx);
+    }
+};
+
+bool all(unsigned word, std::initializer_list<int> bits) {
+    for (int bit : bits)
+        if (!(word >> bit & 1)) return false;
+    return true;
+}
+
+// Whether the system saves the registers of AVX (bits 1 and 2) or AVX-512 (and 5 to 7) too.
+bool saves(unsigned registers) {
+    if (!all(Features(1, 0).ecx, {27})) return false;  // OSXSAVE: xgetbv may be used
+    unsigned low = 0, high = 0;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (low & registers) == registers;
+}
+
+bool has_avx2() {
+    return saves(0x06) && all(Features(1, 0).ecx, {12, 28, 29}) &&  // FMA, AVX, F16C
+           all(Features(7, 0).ebx, {5});
 }
 
 // VNNI in registers of 256 bits, which CPUs without AVX-512 have.
-bool has_avx_vnni() {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
-}
+bool has_avx_vnni() { return all(Features(7, 1).eax, {4}); }
 
 bool has_avx512() {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return saves(0xe6) && all(Features(7, 0).ebx, {16, 17, 30, 31});  // F, DQ, BW, VL
 }
+
+bool has_avx512_vnni() { return all(Features(7, 0).ecx, {11}); }
+
+bool has_avx512_bf16() { return all(Features(7, 1).eax, {5}); }
 
 // AMX's tiles are given to a process that asks the kernel for them; it asks here.
 bool has_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
     constexpr int ask = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    const bool listed = (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1);  // BF16, TILE, INT8
+    const bool listed = all(Features(7, 0).edx, {22, 24, 25});  // BF16, TILE, INT8
     return listed && syscall(SYS_arch_prctl, ask, tile_data) == 0;
 #else
     return false;
@@ -71,16 +94,14 @@ int cpu_sets() {
     int sets = 1;  // portable
 #if defined(__x86_64__)
     enum { avx2 = 2, avxvnni = 4, avx512 = 8, avx512vnni = 16, avx512bf16 = 32, amx = 64 };
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_half())
-        return sets;
+    if (!has_avx2()) return sets;
     sets |= avx2;
     if (has_avx_vnni()) sets |= avxvnni;
     if (!has_avx512()) return sets;
     sets |= avx512;
-    if (!__builtin_cpu_supports("avx512vnni")) return sets;
+    if (!has_avx512_vnni()) return sets;
     sets |= avx512vnni;
-    if (!__builtin_cpu_supports("avx512bf16")) return sets;
+    if (!has_avx512_bf16()) return sets;
     sets |= avx512bf16;
     if (has_tiles()) sets |= amx;
 #elif defined(__aarch64__)
