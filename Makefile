@@ -28,7 +28,7 @@ ENGINES := $(addprefix engine-,$(filter-out $(SUITE_ISA),portable avx2 off))
 
 # What else "make test" runs fills the time that tests of servers leave idle, and does not hold them up.
 NICE =
-.PHONY: help demo test suite engine $(ENGINES) isas equality slow fuzz drill lint interface setup peers clients clean
+.PHONY: help demo test suite engine $(ENGINES) isas equality slow fuzz drill lint interface setup peers clients site clean
 
 help:
 	@echo "make demo      see plain and speculative decoding side by side"
@@ -43,6 +43,7 @@ help:
 	@echo "make interface the binding of the C interface, after a change of outrider.h"
 	@echo "make peers     install other engines to compare with, outside of .venv (python -m benchmarks peers)"
 	@echo "make clients   install clients of others, and a maker of heads (tests/*/test_{clients,speculators}.py)"
+	@echo "make site      the documentation as a website in build/site, with every link checked"
 	@echo "make clean     remove caches and packages (.venv and build stay)"
 
 demo: $(STAMP)
@@ -103,6 +104,16 @@ peers: $(STAMP)
 # CLIENTS="vllm guidellm schemathesis speculators triton" names some of them.
 clients: $(STAMP)
 	@$(BIN)/python -m benchmarks install $(or $(CLIENTS),vllm agents guidellm schemathesis speculators triton)
+
+# The builder of the site has a place of its own, since nothing else needs it.
+SITE_TOOLS := build/site-tools/bin/zensical
+site: $(STAMP) $(SITE_TOOLS)
+	@$(BIN)/python -m dev.website
+
+$(SITE_TOOLS): dev/site.txt
+	@$(PYTHON) -m venv --clear build/site-tools
+	@build/site-tools/bin/python -m pip install --disable-pip-version-check --quiet --requirement dev/site.txt
+	@touch $@
 
 # A .venv that already holds a working pip and a right Python is kept: what pip finds in it it need not fetch.
 $(STAMP): pyproject.toml constraints.txt
