@@ -38,6 +38,8 @@ GENERATE = (
 )  # fmt: skip
 BENCH = "bench", "--drafter", "ngram,auto", "--temperature", "0"
 ASKED = "How do I reverse a string in Python? One line, please."
+WIDE = 116
+"""Columns of a report of bench."""
 SECONDS = 120
 SEED = "3"
 PORT = 9471
@@ -67,7 +69,7 @@ def explain(_: str) -> None:
 
 def bench(_: str) -> None:
     """Draw a report of plain decoding beside drafters."""
-    (IMAGES / "bench.svg").write_text(picture(said(*BENCH)), encoding="utf-8")
+    (IMAGES / "bench.svg").write_text(picture(said(*BENCH, columns=WIDE), WIDE), encoding="utf-8")
 
 
 def playground(model: str) -> None:

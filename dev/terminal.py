@@ -44,10 +44,10 @@ Said = list[tuple[float, str]]
 """What a command wrote, and at which second since its start."""
 
 
-def said(*words: str) -> Said:
+def said(*words: str, columns: int = COLUMNS) -> Said:
     """Return what ``outrider`` shows in a terminal of its own, with its escape sequences."""
     ours, theirs = pty.openpty()
-    size = {"COLUMNS": str(COLUMNS), "LINES": "60", "TERM": "xterm-256color", "NO_COLOR": ""}
+    size = {"COLUMNS": str(columns), "LINES": "60", "TERM": "xterm-256color", "NO_COLOR": ""}
     environment = {k: v for k, v in (os.environ | size).items() if v}
     found = [(0.0, f"$ {shlex.join(('outrider', *words))}\n\n")]
     start = None
@@ -73,10 +73,10 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def picture(found: Said, moves: bool = False) -> str:
+def picture(found: Said, columns: int = COLUMNS, moves: bool = False) -> str:
     """Return an SVG picture of a terminal; one that ``moves`` scrolls as the command wrote."""
     console = Console(
-        record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True,
+        record=True, width=columns, file=io.StringIO(), force_terminal=True,
         color_system="truecolor", no_color=False,
     )  # fmt: skip
     console.print(Text.from_ansi("".join(text for _, text in found).rstrip("\n")))
