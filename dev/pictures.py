@@ -37,7 +37,7 @@ GENERATE = (
     "--prompt", "class Token:\n    def __init__(self, name, value):\n        self",
 )  # fmt: skip
 BENCH = "bench", "--drafter", "ngram,auto", "--temperature", "0"
-ASKED = "How do I reverse a string in Python? One line, please."
+ASKED = "Write Python code that prints the squares of 1, 2, 3, 4 and 5, one print for each."
 WIDE = 116
 """Columns of a report of bench."""
 SECONDS = 120

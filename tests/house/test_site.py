@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,6 +28,13 @@ PAGES = sorted(
     for file in DOCS.rglob("*.md")
     if (path := str(file.relative_to(DOCS))) not in GENERATED
 )  # fmt: skip
+INTERVAL = re.compile(r"\d \[-?\d[\d.]* \d")
+"""A measured figure with its interval, as in 1.47 [1.44 1.50]."""
+ORIGIN = {
+    "command": re.compile(r"(outrider|python -m|make) [\w-]+|script[s]? that (was|were) not kept"),
+    "machine": re.compile(r"Xeon|EPYC|Zen \d|same machine"),
+    "date": re.compile(r"2026-\d\d-\d\d|\d+ November 2026"),
+}
 HOME = "index.md"
 """It is the only page that may lead to generated ones: they are not there on GitHub."""
 
@@ -81,7 +89,7 @@ def wrong(page: str, target: str) -> str | None:
     return None
 
 
-def listed(part: object) -> Iterator[str]:
+def listed(part: Any) -> Iterator[str]:
     """Yield the pages of the navigation."""
     if isinstance(part, str):
         yield part
@@ -90,7 +98,7 @@ def listed(part: object) -> Iterator[str]:
             yield from listed(inner)
 
 
-def navigation() -> list[object]:
+def navigation() -> list[Any]:
     text = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")
     return yaml.safe_load(re.sub(r"!!python.*", "", text))["nav"]
 
@@ -131,6 +139,15 @@ def test_the_first_line_says_who_a_page_is_for(page: str) -> None:
     assert title.startswith("# ")
     assert re.fullmatch(r"For people who (?:[^.]|\.\w)*\.", readers), readers
     assert blank == after == ""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_measured_figures_have_their_command_machine_and_date(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    for section in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
+        if INTERVAL.search(section):
+            missing = [name for name, origin in ORIGIN.items() if not origin.search(section)]
+            assert missing == [], f"{page}: {section.splitlines()[0]} lacks its {missing}"
 
 
 def test_the_reference_has_the_help_of_every_command() -> None:
