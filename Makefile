@@ -139,5 +139,5 @@ $(IMPORTED): $(STAMP)
 
 # build/ stays: the checkpoints of hours of training lie there.
 clean:
-	rm -rf dist .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf dist .cache .mypy_cache .pytest_cache .ruff_cache docs/reference src/*.egg-info
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 COLUMNS = 100
-ROWS = 26
+ROWS = 22
 """Rows of a picture that moves; one that stands is as tall as its text."""
 LINE_HEIGHT = 24.4
 """Of rich's letters, in the units of its pictures."""
@@ -91,10 +91,10 @@ def picture(found: Said, columns: int = COLUMNS, moves: bool = False) -> str:
 def _motion(found: Said, rows: int) -> str:
     """Return the style that brings each row to the lower edge when it was written."""
     seconds = found[-1][0] + END_SECONDS
-    shown, first = 0, {}
+    shown, first = 0, {ROWS: 0.0}  # it begins with a full screen
     for when, text in found:
         shown += text.count("\n")
-        first.setdefault(min(rows, shown), when)
+        first.setdefault(max(ROWS, min(rows, shown)), when)
     first.setdefault(rows, found[-1][0])
     steps = "".join(
         f"{100 * when / seconds:.2f}% {{ {_at(row)} }}\n" for row, when in first.items()
