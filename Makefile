@@ -28,7 +28,7 @@ ENGINES := $(addprefix engine-,$(filter-out $(SUITE_ISA),portable avx2 off))
 
 # What else "make test" runs fills the time that tests of servers leave idle, and does not hold them up.
 NICE =
-.PHONY: help demo test suite engine $(ENGINES) isas equality slow fuzz drill lint interface setup peers clients clean
+.PHONY: help demo test suite engine $(ENGINES) isas equality slow fuzz drill lint interface setup peers clients site clean
 
 help:
 	@echo "make demo      see plain and speculative decoding side by side"
@@ -43,6 +43,7 @@ help:
 	@echo "make interface the binding of the C interface, after a change of outrider.h"
 	@echo "make peers     install other engines to compare with, outside of .venv (python -m benchmarks peers)"
 	@echo "make clients   install clients of others, and a maker of heads (tests/*/test_{clients,speculators}.py)"
+	@echo "make site      the documentation as a website in build/site, with every link checked"
 	@echo "make clean     remove caches and packages (.venv and build stay)"
 
 demo: $(STAMP)
@@ -104,6 +105,16 @@ peers: $(STAMP)
 clients: $(STAMP)
 	@$(BIN)/python -m benchmarks install $(or $(CLIENTS),vllm agents guidellm schemathesis speculators triton)
 
+# The builder of the site has a place of its own, since nothing else needs it.
+SITE_TOOLS := build/site-tools/bin/zensical
+site: $(STAMP) $(SITE_TOOLS)
+	@$(BIN)/python -m dev.website
+
+$(SITE_TOOLS): dev/site.txt
+	@$(PYTHON) -m venv --clear build/site-tools
+	@build/site-tools/bin/python -m pip install --disable-pip-version-check --quiet --requirement dev/site.txt
+	@touch $@
+
 # A .venv that already holds a working pip and a right Python is kept: what pip finds in it it need not fetch.
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { \
@@ -128,5 +139,5 @@ $(IMPORTED): $(STAMP)
 
 # build/ stays: the checkpoints of hours of training lie there.
 clean:
-	rm -rf dist .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf dist .cache .mypy_cache .pytest_cache .ruff_cache docs/reference src/*.egg-info
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

@@ -33,11 +33,12 @@ def empty(prometheus: str, begin: float, window: float) -> list[str]:
     return [
         f"{title}: {expression}"
         for title, expression in lines()
-        if not _points(prometheus, _filled(expression, window), begin)
+        if not _points(prometheus, filled(expression, window), begin)
     ]
 
 
-def _filled(expression: str, window: float) -> str:
+def filled(expression: str, window: float) -> str:
+    """Return an expression with values in place of the dashboard's variables."""
     for name, value in {**VARIABLES, "$__rate_interval": f"{window:.0f}s"}.items():
         expression = expression.replace(name, value)
     return expression

@@ -72,7 +72,7 @@ def no_option(
     name: str,
     options: Sequence[str],
     aliases: Sequence[str] = (),
-    where: str = "docs/server.md lists the known ones.",
+    where: str = "outrider generate --help lists the known ones.",
 ) -> ConfigError:
     """Return the error for an option that ``owner`` lacks; ``where`` is the hint if many exist."""
     near = difflib.get_close_matches(name, [*options, *aliases], 1)

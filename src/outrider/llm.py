@@ -37,8 +37,8 @@ class LLM:
         drafter: "auto" (chooses at each step among all that are at hand), "ngram", "suffix", None
             or "none", a checkpoint's folder or .gguf file, several joined by "+"; or a
             ``DrafterSpec``.
-        options: see ``EngineOptions``; docs/server.md explains each. With ``seed`` the i-th
-            request since the start gets a seed that depends on both.
+        options: see ``EngineOptions``; ``outrider generate --help`` explains each. With ``seed``
+            the i-th request since the start gets a seed that depends on both.
 
     Raises ConfigError: an option is wrong. ModelError: a checkpoint or tokenizer cannot be used.
     MemoryBudgetError: the memory is too small.

@@ -145,8 +145,7 @@ class StructuredOutputsParams(_Named):
 class SamplingParams(_Named):
     """The sampling options of a request; names, defaults, order and scopes follow vLLM.
 
-    The help of a number, which docs/server.md and ``outrider generate --help`` show, says what it
-    means.
+    The help of a number, which ``outrider generate --help`` and the site show, says what it means.
 
     Args:
         logit_bias: added to the logits of these ids, each -100 to 100.

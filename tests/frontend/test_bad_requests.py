@@ -178,7 +178,7 @@ def test_a_processor_that_only_dislikes_wrong_drafts_is_no_error(
     ("options", "sentence"),
     [
         ({"temprature": 1}, "no option 'temprature'; did you mean 'temperature'"),
-        ({"best_of": 2}, "SamplingParams has no option 'best_of'; docs/server.md lists"),
+        ({"best_of": 2}, "SamplingParams has no option 'best_of'; outrider generate --help lists"),
         ({"temperature": 1e300}, "at most 1000000"),
         ({"repetition_penalty": 0}, "give a number from 0.01 to 100"),
         ({"presence_penalty": 2.1}, "give a number from -2 to 2"),

@@ -272,7 +272,7 @@ def test_old_spellings_work_and_name_todays(tiny_llama: Path) -> None:
         ),
         ({"num_speculative_tokens": 256}, "does not fit into the context of 256 tokens"),
         ({"num_speculative_token": 4}, "did you mean 'num_speculative_tokens'"),
-        ({"bananas": 4}, "no option 'bananas'; docs/server.md lists"),
+        ({"bananas": 4}, "no option 'bananas'; outrider generate --help lists"),
         ({"dtype": "float8"}, "dtype is 'float8'; give one of auto"),
         ({"max_model_len": 300}, "max_model_len is 300.*context is 256"),
         ({"memory": -1}, "memory is -1; give bytes"),

@@ -19,8 +19,6 @@ from outrider.engine.setup import set_up
 from outrider.errors import ConfigError, OutriderError
 from outrider.server.build import build, names_of, read_defaults, read_hosts, read_keys, read_slo
 from outrider.server.options import OPTIONS, RELAXED, resolve
-from tests.support import REPOSITORY
-from tests.support.options_section import reference
 
 ENVIRONMENT = {"OUTRIDER_PORT": "2", "OUTRIDER_HOST": "b", "OUTRIDER_NATIVE_ISA": "x", "PATH": "/"}
 
@@ -336,12 +334,6 @@ def test_what_kubernetes_adds_is_no_option() -> None:
 def test_a_key_may_look_like_a_number(tmp_path: Path, tiny_llama: Path) -> None:
     found = resolve({}, {}, written(tmp_path, "api_key = 12345"))
     assert build(tiny_llama, "tiny", found)[1].api_keys == ("12345",)
-
-
-def test_the_docs_have_the_table_of_options() -> None:
-    text = (REPOSITORY / "docs" / "server.md").read_text(encoding="utf-8")
-    tables = text.partition("<!-- options -->")[2].partition("<!-- /options -->")[0]
-    assert tables.strip() == reference(), "run: python -m tests.support.options_section"
 
 
 def test_every_engine_option_is_an_argument_a_flag_and_a_variable() -> None:

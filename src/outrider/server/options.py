@@ -17,6 +17,7 @@ OTHERS = frozenset({"OUTRIDER_NATIVE_ISA", "OUTRIDER_PEERS", "OUTRIDER_CONFIG"})
 """Variables that are no options of a server."""
 SECRET = frozenset({"api_key"})
 """Options whose value is not shown."""
+LISTED = "outrider serve --help lists the known ones."
 
 SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 """Texts of a switch in the environment."""
@@ -108,7 +109,7 @@ def resolve(
         if not variable.startswith(PREFIX) or variable in OTHERS or _of_kubernetes(variable, text):
             continue
         if variable not in names:
-            raise no_option("the environment", variable, list(names))
+            raise no_option("the environment", variable, list(names), where=LISTED)
         option = names[variable]
         options[option.name] = Setting(_parsed(option, text, variable), "environment")
     for name, value in flags.items():
@@ -139,7 +140,7 @@ def read_file(file: Path) -> dict[str, Any]:
     )
     for name in options:
         if name not in BY_NAME and name != "model":
-            raise no_option(str(file), name, [*BY_NAME, "model"])
+            raise no_option(str(file), name, [*BY_NAME, "model"], where=LISTED)
     return options
 
 
