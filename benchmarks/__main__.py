@@ -31,6 +31,7 @@ BENCHMARKS = {
     "fuzz": ("fuzz.run", "random bodies against a real server"),
     "peers": ("peers.command", "this engine against other engines on this machine's CPU"),
     "parity": ("parity", "greedy ids of the native step beside transformers' fp32 forward"),
+    "gpu": ("gpu.command", "what is promised of a GPU, checked on one in under four minutes"),
     "plugged": ("plugged", "vLLM with Outrider's plugin beside vLLM without it"),
     "audits": ("audits", "outrider verify --endpoint against servers of other engines"),
     "cases": ("cases", "the recorded cases of outrider ops diagnose, from real servers"),
