@@ -129,7 +129,8 @@ def test_drafters_leave_outputs_as_they_are(tmp_path: Path, dtype: str) -> None:
     part = decoding._equal("a pair", pair, dtype, "cpu")
     assert part.wrong is None
     assert part.figures["outputs"] == 24
-    assert part.figures["model_accepted"] > 24
+    accepted, _, made = part.figures["model"].split()
+    assert 24 < int(accepted) < int(made)
 
 
 def drafted(accepted: int) -> Counts:
@@ -149,8 +150,6 @@ def test_ties_are_counted_and_other_differences_wrong() -> None:
 def test_equality_without_drafts_shows_nothing() -> None:
     assert decoding.judged("a", 8, [], {"ngram": drafted(0), "model": drafted(2)}).wrong is None
     assert decoding.judged("a", 8, [], {"ngram": drafted(0)}).wrong == "no draft was accepted"
-    some = {"ngram": Counts(), "model": drafted(2)}
-    assert decoding.judged("a", 8, [], some).wrong == "ngram drafted nothing"
 
 
 @pytest.mark.usefixtures("by_torch")
