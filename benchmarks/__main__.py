@@ -29,6 +29,7 @@ BENCHMARKS = {
     "soak": ("soak", "a server under load, a killed engine and hostile clients"),
     "drill": ("drill.command", "the guard on a real fleet with faults, through HAProxy"),
     "fuzz": ("fuzz.run", "random bodies against a real server"),
+    "release": ("release", "the table of a release: auto under load, and exactness in every cell"),
     "peers": ("peers.command", "this engine against other engines on this machine's CPU"),
     "parity": ("parity", "greedy ids of the native step beside transformers' fp32 forward"),
     "gpu": ("gpu.command", "what is promised of a GPU, checked on one in under four minutes"),
