@@ -8,24 +8,28 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.audit.ties import Difference, compare
+from outrider.base.config import EngineConfig
 from outrider.base.types import Counts, SamplingParams
 from outrider.bench.record import run_all
-from outrider.bench.replay import ReplaySize, write_random
-from outrider.checkpoints.dtypes import choose_dtype
+from outrider.checkpoints.checkpoint import Checkpoint
+from outrider.checkpoints.dtypes import BFLOAT16, DTYPES
+from outrider.drafters.base import NoSpec
 from outrider.engine.build import build_engine
-from outrider.engine.setup import set_up
+from outrider.engine.setup import EngineSetup, set_up
 from outrider.llm import LLM
 from outrider.models.transformer import Transformer
 from tests.support.exactness import planted_pair
 
+from ..hybrids import RandomTensors, architecture_of
 from .checks import Part
 from .draws import microseconds
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-DTYPES = ("float32", "bfloat16", "float16")
 DRAFTERS = ("ngram", "suffix", "model")
 TEMPERATURES = (0.0, 0.8)
 SIZES: dict[str, dict[str, int]] = {
@@ -38,14 +42,29 @@ SIZES: dict[str, dict[str, int]] = {
 TOKENS = {"cuda": 64, "cpu": 16}
 LENGTH = 4
 COPIED_BYTES = {"cuda": 2 << 30, "cpu": 16 << 20}
-DECODED: dict[str, dict[str, tuple[ReplaySize, int]]] = {
+_LLAMA = {
+    "model_type": "llama", "head_dim": 64, "tie_word_embeddings": True, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 1024, "rope_parameters": {"rope_theta": 1e4},
+}  # fmt: skip
+DECODED: dict[str, dict[str, dict[str, Any]]] = {
     "cuda": {
-        "300m": (ReplaySize(26, 1024, 2816, 16, 4), 32_000),
-        "1.2b (Llama 3.2)": (ReplaySize(16, 2048, 8192, 32, 8), 128_256),
+        "300m": _LLAMA | {
+            "vocab_size": 32_000, "hidden_size": 1024, "intermediate_size": 2816,
+            "num_hidden_layers": 26, "num_attention_heads": 16, "num_key_value_heads": 4,
+        },
+        "1.2b (Llama 3.2)": _LLAMA | {
+            "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 8192,
+            "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+        },
     },
-    "cpu": {"1m": (ReplaySize(2, 128, 256, 2, 1), 512)},
-}
-"""Shapes and vocabularies that are decoded."""
+    "cpu": {
+        "1m": _LLAMA | {
+            "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+        },
+    },
+}  # fmt: skip
+"""Configs of the random models that are decoded."""
 
 
 def opened(
@@ -57,13 +76,36 @@ def opened(
         "max_num_seqs": 4,
     }  # fmt: skip
     setup = set_up(folder, drafter, options)
-    checkpoint = setup.checkpoint
-    if model is None:
-        assert checkpoint.architecture is not None
-        length = setup.config.model_length(checkpoint.shape.context)
-        chosen = choose_dtype(dtype, checkpoint.architecture.dtype)
-        model = Transformer(checkpoint, chosen, device, length)
+    model = model or in_torch(setup, device)
     return LLM.from_engine(setup, build_engine(setup, model=model))
+
+
+def in_torch(setup: EngineSetup, device: str) -> Transformer:
+    """Return the target of a setup, run by torch on the device."""
+    length = setup.config.model_length(setup.checkpoint.shape.context)
+    return Transformer(setup.checkpoint, DTYPES[setup.config.dtype], device, length)
+
+
+class Repeated(RandomTensors):
+    """Random weights, of which a million are drawn: drawing all would take half of the time."""
+
+    def __init__(self) -> None:
+        super().__init__(codes=False)
+        self._drawn = np.random.default_rng(0).standard_normal(1_048_573, np.float32)
+
+    def matrix(
+        self, name: str, shape: tuple[int, int], dtype: np.dtype[Any] | None
+    ) -> NDArray[Any]:
+        scaled = (self._drawn * shape[1] ** -0.5).astype(dtype or BFLOAT16)
+        return np.resize(scaled, shape)
+
+
+def random_model(config: dict[str, Any], device: str) -> LLM:
+    """Return an engine of a model with random weights in bfloat16, which are read from no disk."""
+    checkpoint = Checkpoint(Path("random"), *architecture_of(config), Repeated())  # type: ignore[arg-type]
+    options = EngineConfig(dtype="bfloat16", max_num_seqs=1, enable_prefix_caching=False)
+    setup = EngineSetup(checkpoint, NoSpec(), options, None)
+    return LLM.from_engine(setup, build_engine(setup, model=in_torch(setup, device)))
 
 
 def prompts(vocabulary: int) -> list[list[int]]:
@@ -166,13 +208,11 @@ def decode(device: str) -> Iterator[Part]:
     """Yield plain decoding's share of the bandwidth that a copy has in the same run."""
     copied = bandwidth(device)
     yield Part("a copy", {"gb_per_s": round(copied / 1e9, 1)})
-    for name, (size, vocabulary) in DECODED[device].items():
-        with tempfile.TemporaryDirectory() as folder:
-            write_random(size, Path(folder), vocabulary, 1024, (), 0)
-            llm = opened(Path(folder), None, "bfloat16", device)
+    for name, config in DECODED[device].items():
+        llm = random_model(config, device)
         model = llm.engine.model
         assert isinstance(model, Transformer)
-        read, asked = read_bytes(model), prompts(vocabulary)[:1]
+        read, asked = read_bytes(model), prompts(config["vocab_size"])[:1]
         run_all(llm, asked, _params(1, 0.0, 4))  # kernels are chosen, and memory is taken
         speed = run_all(llm, asked, _params(1, 0.0, TOKENS[device])).speed
         figures = {
