@@ -35,6 +35,8 @@ SPEED_BENCH = [
     {"question_id": "2c3d", "category": "rag", "sub_category": None, "turns": ["Who?", "Why?"],
      "source": "a/c", "src_id": "x_8", "difficulty": "", "multiturn": True},
 ]  # fmt: skip
+NAME = "a[/red]\n\x1b[31m"
+"""A category that would be markup of a table, and a control sequence."""
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -210,11 +212,11 @@ def run(model: Path, file: str, *words: str) -> tuple[str, dict[str, Any]]:
 
 
 def test_results_are_told_by_category(chats: Path, base: Path, tmp_path: Path) -> None:
-    control = {"category": "a\x1b[31m", "turns": ["the quick brown fox"]}
+    control = {"category": NAME, "turns": ["the quick brown fox"]}
     file = lines(tmp_path / "question.jsonl", [*MT_BENCH, control])
     said, report = run(chats, file, "--batch-size", "5")
     plain, drafted = report["runs"]
-    assert list(plain["categories"]) == ["a\x1b[31m", "math", "writing"]
+    assert list(plain["categories"]) == [NAME, "math", "writing"]
     for each in (*plain["categories"].values(), *drafted["categories"].values()):
         assert each["outputs_identical"]
         assert each["tokens_per_second"] > 0
@@ -224,6 +226,7 @@ def test_results_are_told_by_category(chats: Path, base: Path, tmp_path: Path) -
     assert drafted["turns"] == "all"
     assert "by category" in said
     assert "turn by turn behind" in " ".join(said.split())
+    assert "a[/red] \u241b[31m" in said
     assert "\x1b[31m" not in said
     said, report = run(base, lines(tmp_path / "first.jsonl", MT_BENCH))
     assert report["runs"][0]["turns"] == "first"

@@ -115,7 +115,8 @@ def category_table(report: dict[str, Any]) -> Table | None:
             found = run["categories"][category]
             drafted = found["acceptance_length"] is not None
             grid.add_row(
-                category.translate(SIGNS), f"{run['temperature']:g}", str(run["batch_size"]),
+                Text(" ".join(category.split()).translate(SIGNS)),  # it may look like markup
+                f"{run['temperature']:g}", str(run["batch_size"]),
                 run["drafter"], str(run["num_speculative_tokens"]), str(found["num_samples"]),
                 f"{found['tokens_per_second']:.1f}", f"{found['speedup']:.2f}x",
                 f"{found['acceptance_rate']:.2f}" if drafted else "",
