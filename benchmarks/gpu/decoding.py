@@ -87,7 +87,7 @@ def in_torch(setup: EngineSetup, device: str) -> Transformer:
 
 
 class Repeated(RandomTensors):
-    """Random weights, of which a million are drawn: drawing all would take half of the time."""
+    """Random weights, of which a million are drawn, over and over: drawing all takes long."""
 
     def __init__(self) -> None:
         super().__init__(codes=False)
