@@ -5,12 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from outrider.base.types import Event, SamplingParams, grouped_by
+from outrider.base.types import Event, Origin, SamplingParams, grouped_by
 from outrider.errors import NumericalError
 from outrider.llm import LLM
 
 Asked = tuple[list[int], SamplingParams]
+
+
+class Decoded(NamedTuple):
+    """Decoded tokens a second, the outputs, the drafts of all steps, and what was accepted."""
+
+    speed: float
+    outputs: list[list[int]]
+    drafts: int
+    accepted: int
 
 
 @dataclass
@@ -22,6 +32,8 @@ class _Slot:
     first: int = 0
     counted: int = 0
     took: float | None = None
+    drafts: int = 0
+    accepted: int = 0
 
     def take(self, events: Sequence[Event], wanted: int, before: float, now: float) -> None:
         """Take in a step that lasted from ``before`` to ``now``, seconds on the slot's clock."""
@@ -30,6 +42,8 @@ class _Slot:
             if event.error is not None or event.token_id is None:
                 raise NumericalError(f"a prompt failed: {event.error}")
             self.tokens.append(event.token_id)
+            self.drafts += event.drafted is not None
+            self.accepted += event.origin is Origin.ACCEPTED
         if self.took is not None:
             return
         goal, fresh = self.first + wanted, len(self.tokens) - known
@@ -39,10 +53,8 @@ class _Slot:
             self.counted, self.took = len(self.tokens) - self.first, now
 
 
-def speed(
-    llm: LLM, asked: Sequence[Asked], concurrency: int, wanted: int
-) -> tuple[float, list[list[int]]]:
-    """Return decoded tokens a second, and the outputs.
+def speed(llm: LLM, asked: Sequence[Asked], concurrency: int, wanted: int) -> Decoded:
+    """Return how fast sequences decode, and what.
 
     Clocks start when all sequences that run together have a first token. Each one's ends with its
     own ``wanted`` more, or with its end. One that is done goes on, uncounted, until all are, so
@@ -55,7 +67,10 @@ def speed(
         slots += _together(llm, asked[first : first + concurrency], wanted)
     seconds = sum(slot.took or 0.0 for slot in slots)
     outputs = [slot.tokens[: slot.first + slot.counted] for slot in slots]
-    return concurrency * sum(slot.counted for slot in slots) / seconds, outputs
+    return Decoded(
+        concurrency * sum(slot.counted for slot in slots) / seconds, outputs,
+        sum(slot.drafts for slot in slots), sum(slot.accepted for slot in slots),
+    )  # fmt: skip
 
 
 def _together(llm: LLM, asked: Sequence[Asked], wanted: int) -> list[_Slot]:

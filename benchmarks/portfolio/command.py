@@ -104,14 +104,15 @@ def measure(
             asked, speeds, outputs = source.asked(cell, number), {}, {}
             for name in turned(list(engines), number):
                 gc.collect()
-                speeds[name], outputs[name] = speed(engines[name], asked, cell.concurrency, tokens)
-            differing = sum(_differ(mine, outputs[PLAIN]) for mine in outputs.values())
+                done = speed(engines[name], asked, cell.concurrency, tokens)
+                speeds[name], outputs[name] = done.speed, done.outputs
+            differing = sum(differ(mine, outputs[PLAIN]) for mine in outputs.values())
             results.add(cell, speeds, differing)
     finally:
         gc.unfreeze()
 
 
-def _differ(mine: list[list[int]], others: list[list[int]]) -> int:
+def differ(mine: list[list[int]], others: list[list[int]]) -> int:
     """Return how many outputs differ as far as both go."""
     pairs = zip(mine, others, strict=True)
     return sum(any(a != b for a, b in zip(x, y, strict=False)) for x, y in pairs)

@@ -55,6 +55,7 @@ KEYS = {
     "numerical_ties": int,
     "workload": str,
     "structured_outputs": bool,
+    "categories": dict,
     "tokens_per_second_interval": list,
     "latency_per_token_ms_interval": list,
     "speedup_interval": list,

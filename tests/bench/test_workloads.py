@@ -56,9 +56,9 @@ def test_lines_and_lists_say_the_same(tmp_path: Path) -> None:
         ("x.jsonl", "\n", "is empty; give it one prompt"),
         ("x.json", '{"prompt": "a"}', "line 1: no list"),
         ("x.json", '["a",\n "b"', "not JSON (Expecting ',' delimiter: line 2"),
-        ("x.json", '["a", {"promt": "b"}]', "item 2: give either prompt or messages"),
-        ("x.json", '[{"answer": "b"}]', "item 1: give either prompt or messages"),
-        ("x.json", '[{"prompt": "a", "messages": []}]', "give either prompt or messages"),
+        ("x.json", '["a", {"promt": "b"}]', "item 2: give either prompt, messages or turns"),
+        ("x.json", '[{"answer": "b"}]', "item 1: give either prompt, messages or turns"),
+        ("x.json", '[{"prompt": "a", "messages": []}]', "give either prompt, messages or turns"),
         ("x.json", '[""]', "prompt is '';"),
         ("x.json", '[{"prompt": "a", "answer": 3}]', "answer is 3;"),
         ("x.json", '[{"prompt": "a", "schema": "object"}]', "schema is 'object';"),
@@ -170,7 +170,7 @@ def report(replay: dict[str, str] | None = None) -> dict[str, Any]:
     runs = [
         {
             "target": "a", "workload": "code", "replay": replay, "structured_outputs": False,
-            "drafter": drafter,
+            "turns": None, "drafter": drafter,
             "num_speculative_tokens": k, "temperature": t, "batch_size": b, "speedup": 1.5,
             "speedup_interval": [1.2, 1.9] if k < 4 else None,
             "acceptance_by_position": [0.5] * k if drafter != "none" else None,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from benchmarks.__main__ import application
 from benchmarks.portfolio import cells
 from benchmarks.portfolio.cells import AUTO, CELLS, CHOICES, PLAIN, chosen_cells
-from benchmarks.portfolio.clock import _Slot
+from benchmarks.portfolio.clock import _Slot, speed
 from benchmarks.portfolio.figures import (
     against,
     against_best,
@@ -21,6 +21,7 @@ from benchmarks.portfolio.figures import (
     geometric_mean,
     mixture,
 )
+from outrider import LLM, SamplingParams
 from outrider.base.types import Event, Origin
 from outrider.bench.intervals import student
 from outrider.errors import ConfigError
@@ -126,3 +127,17 @@ def test_a_clock_ends_within_a_step_that_emits_several_tokens() -> None:
     assert (slot.counted, slot.took) == (5, 2.5)
     slot.take(events, 5, 4.0, 6.0)
     assert (slot.counted, slot.took, len(slot.tokens)) == (5, 2.5, 13)
+
+
+def test_the_clock_counts_drafts_and_what_is_accepted() -> None:
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    asked = [([5 + i, 9, 30], params) for i in range(2)]
+    done = {
+        drafter: speed(LLM(drafter=drafter, num_speculative_tokens=3, max_num_seqs=2), asked, 2, 12)
+        for drafter in ("none", "model")
+    }
+    assert (done["none"].drafts, done["none"].accepted) == (0, 0)
+    assert 0 < done["model"].accepted <= 3 * done["model"].drafts
+    for mine, plain in zip(done["model"].outputs, done["none"].outputs, strict=True):
+        assert len(plain) == 13
+        assert all(a == b for a, b in zip(mine, plain, strict=False))

@@ -35,7 +35,8 @@ USERS_FILES = {
     "config.json", "generation_config.json", "tokenizer.json", "signatures.json", "audit.jsonl",
     "model.gguf", "CHANGELOG.md", "path/to/model", "application/json", "ENGINE.toml", "enum.py",
     "fuzz.json", "prompts.jsonl", "data.json", "curves.csv", "report.html", "report.json",
-    "drafters/adapted", "recorded.jsonl", "skips.json",
+    "drafters/adapted", "recorded.jsonl", "skips.json", "question.jsonl",
+    "data/spec_bench/question.jsonl", "prepare_data.py",
 }  # fmt: skip
 """Files of users and of other projects."""
 OTHERS = {

@@ -188,7 +188,8 @@ def test_a_folder_of_lines_is_read_in_the_order_of_names(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("line", "why"),
-    [("{", "not JSON"), ("[1]", "neither a text nor an object"), ('{"x": 1}', "prompt or messages"),
+    [("{", "not JSON"), ("[1]", "neither a text nor an object"),
+     ('{"x": 1}', "prompt, messages or turns"),
      ('{"prompt": ""}', "not empty"), ('{"messages": []}', "messages must be"),
      ('{"messages": [{"role": 1, "content": "x"}]}', "messages must be"),
      ('"\\ud800"', "lone surrogates"), ("[" * 100_000, "not JSON")],

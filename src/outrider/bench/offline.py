@@ -27,7 +27,7 @@ from ..native.choice import library
 from ..text.codec import TextCodec
 from .record import Pass, frozen, params_of, run_all
 from .replay import Replay, parts_of
-from .workload import BUNDLED, Workload
+from .workload import BUNDLED, Item, Workload
 
 PLAIN = "none"
 T = TypeVar("T")
@@ -130,6 +130,24 @@ def recorded_answers(workload: Workload, codec: TextCodec) -> list[list[int]]:
     return answers
 
 
+def answered(llm: LLM, workload: Workload, codec: TextCodec, most: int) -> Workload:
+    """Return the workload with an item for each turn, behind the model's own earlier answers.
+
+    Answers are plain and greedy, and have ``most`` tokens at most. So every drafter, temperature
+    and round is asked the same.
+    """
+    behind = [[item] for item in workload.items]
+    for depth in range(1, max(len(item.messages) for item in workload.items)):
+        open_ = [i for i, item in enumerate(workload.items) if item.turns and depth < item.count]
+        asked = [behind[i][-1].encode(codec) for i in open_]
+        outputs = llm.generate(asked, SamplingParams(temperature=0, max_tokens=most))
+        for i, output in zip(open_, outputs, strict=True):
+            item, said = workload.items[i], {"role": "assistant", "content": output.outputs[0].text}
+            messages = (*behind[i][-1].opening, said, item.messages[depth])
+            behind[i].append(Item(messages=messages, category=item.category))
+    return Workload(workload.name, tuple(chain.from_iterable(behind)))
+
+
 def turned(items: Sequence[T], by: int) -> list[T]:
     """Return the items turned on by so many places."""
     start = by % max(len(items), 1)
@@ -144,17 +162,20 @@ class Bench:
 
     def __init__(self, options: BenchOptions, workload: Workload) -> None:
         self.options, self.workload = options, workload
-        names, count = [PLAIN, *dict.fromkeys(drafter_names(options))], len(workload.items)
+        names = [PLAIN, *dict.fromkeys(drafter_names(options))]
+        folder = find_folder(options.model)
+        files = Files(folder)
+        open_checkpoint(files)  # says best what is wrong with a folder that holds no model
+        codec = read_codec(files)
+        # A replay target says what was recorded, and a base model knows no turns.
+        self.turns = bool(codec.templates) and options.replay is None
+        count = workload.turns if self.turns else len(workload.items)
         for size in options.batch_sizes:
             if count % size:
                 raise ConfigError(
                     f"batch_size {size} does not divide the {count} prompts into full batches; "
                     "give another one or another --num-prompts."
                 )
-        folder = find_folder(options.model)
-        files = Files(folder)
-        open_checkpoint(files)  # says best what is wrong with a folder that holds no model
-        codec = read_codec(files)
         self.prompts = [item.encode(codec) for item in workload.items]
         self.limits = [options.max_tokens] * count
         self.replay: Replay | None = None
@@ -167,6 +188,9 @@ class Bench:
         self._placed = [name for name, spec in specs.items() if takes_cpus(spec)]
         self.engines = {name: self._open(name) for name in names}
         self.plain = self.engines[PLAIN]
+        if self.turns and count > len(workload.items):
+            self.workload = workload = answered(self.plain, workload, codec, options.max_tokens)
+            self.prompts = [item.encode(codec) for item in workload.items]
         self.beliefs: dict[BenchCell, dict[str, Any] | None] = {}
         """What the engine believed at the end of each cell's last run."""
         variants = [(n, k) for n in names for k in (options.lengths if n != PLAIN else (0,))]

@@ -116,6 +116,12 @@ class Pass:
         waits = [state.ended - state.started - (state.ttft or 0.0) for state in self.states]
         return sum(waits) / self.decode_tokens
 
+    def speed_of(self, chosen: Sequence[int]) -> float:
+        """Return the tokens a second that some sequences, by their places, get behind the first."""
+        states = [self.states[i] for i in chosen]
+        waits = sum(state.ended - state.started - (state.ttft or 0.0) for state in states)
+        return sum(len(state.samples[0].token_ids) - 1 for state in states) / waits
+
     @property
     def counts(self) -> Counts:
         return total(state.counts for state in self.states)

@@ -18,6 +18,13 @@ from .offline import PLAIN, Bench, BenchCell
 from .record import Pass, total
 from .repeats import fresh_acceptance_length, repeats
 
+TURNS = {
+    None: "",
+    "all": ", conversations turn by turn behind the model's own greedy answers",
+    "first": ", first turns of conversations alone",
+}
+"""What a heading says of conversations."""
+
 
 def setting(bench: Bench) -> dict[str, Any]:
     """Return where it ran, and with what."""
@@ -57,6 +64,8 @@ def figures(bench: Bench, cell: BenchCell, runs: list[Pass], plain: list[Pass]) 
     ``replay`` says what a replay target is, null for a real one. ``controller`` is what the engine
     believed at the end of the last round, null where it was told how to draft. Of
     ``acceptance_length_without_repeats`` and ``repeated_share`` (of tokens): ``bench/repeats.py``.
+    ``turns`` is "first" where later ones of conversations were left out, "all" where the model's
+    own answers stand between them, null without conversations. ``categories``: ``by_category``.
     """
     drafts = cell.drafter != PLAIN
     samples, counts = runs[0].samples, total(run.counts for run in runs)
@@ -88,6 +97,8 @@ def figures(bench: Bench, cell: BenchCell, runs: list[Pass], plain: list[Pass]) 
         "end_to_end_tokens_per_second": median(run.end_to_end for run in runs),
         "end_to_end_speedup": median(m.end_to_end / p.end_to_end for m, p in paired),
         "workload": bench.workload.name,
+        "turns": turns_of(bench),
+        "categories": by_category(bench, cell, runs, plain, parted),
         "structured_outputs": any(item.schema is not None for item in bench.workload.items),
         "replay": bench.replay and bench.replay.about,
         "tokens_per_second_interval": median_interval(speeds),
@@ -103,6 +114,46 @@ def figures(bench: Bench, cell: BenchCell, runs: list[Pass], plain: list[Pass]) 
             for i, d in parted
         ],
     }
+
+
+def turns_of(bench: Bench) -> str | None:
+    """Return which turns of conversations were asked; None without conversations."""
+    if any(item.turns for item in bench.workload.items):
+        return "all" if bench.turns else "first"
+    return None
+
+
+def by_category(
+    bench: Bench,
+    cell: BenchCell,
+    runs: list[Pass],
+    plain: list[Pass],
+    parted: list[tuple[int, Difference]],
+) -> dict[str, Any]:
+    """Return figures of the prompts of each category; none where prompts have no category.
+
+    ``tokens_per_second`` is what a sequence gets behind its first token, ``speedup`` the ratio of
+    that to plain decoding in the same round.
+    """
+    members: dict[str, list[int]] = {}
+    for i, item in enumerate(bench.workload.items):
+        if item.category is not None:
+            members.setdefault(item.category, []).append(i)
+    drafts, found = cell.drafter != PLAIN, dict[str, Any]()
+    for category, chosen in sorted(members.items()):
+        mine, theirs = ([run.speed_of(chosen) for run in each] for each in (runs, plain))
+        counts = total(run.states[i].counts for run in runs for i in chosen)
+        apart = [d for i, d in parted if i in chosen]
+        found[category] = {
+            "num_samples": len(chosen),
+            "tokens_per_second": median(mine),
+            "speedup": median(m / t for m, t in zip(mine, theirs, strict=True)) if drafts else 1.0,
+            "acceptance_rate": counts.acceptance_rate if drafts else None,
+            "acceptance_length": counts.acceptance_length if drafts else None,
+            "outputs_identical": all(d.is_tie for d in apart),
+            "numerical_ties": len({i for i, d in parted if i in chosen and d.is_tie}),
+        }
+    return found
 
 
 def report(bench: Bench, timings: dict[BenchCell, list[Pass]]) -> dict[str, Any]:
@@ -129,6 +180,7 @@ def heading(report: dict[str, Any]) -> list[str]:
         ("drafter's window ", "drafter_window"), ("preset ", "preset"),
     ):  # fmt: skip
         weights += f", {what}{machine[name]}" if machine[name] not in (None, "auto") else ""
+    workload += TURNS[run["turns"]]
     where = f"{weights} · {machine['cpu']}, {machine['cores']} cores"
     line = f"{run['target']} · workload {workload} · {where}"
     return [line, f"replay: {run['replay']['what']}"] if run["replay"] else [line]

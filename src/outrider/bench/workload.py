@@ -1,15 +1,17 @@
 """Workloads: what a benchmark asks, and where it is recorded, what the answer was.
 
 A workload file is .jsonl, one item a line, or .json, one list of items: a prompt, or an object with
-"prompt" or "messages", which go through the target's chat template. It may have an "answer", which
-replay targets need, and a "schema", a JSON schema that the output is held to. Other keys are passed
-over, so that data sets can be used as they are. ``workloads/README.md`` says where what is bundled
-comes from.
+"prompt", "messages", which go through the target's chat template, or "turns", what a user says in a
+conversation. It may have an "answer", which replay targets need, a "schema", a JSON schema that the
+output is held to, and a "category". Other keys are passed over, so that data sets can be used as
+they are: MT-Bench's and Spec-Bench's question.jsonl, and SPEED-Bench's .parquet files, whose rows
+are such objects. ``workloads/README.md`` says where what is bundled comes from.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,20 +26,44 @@ FOLDER = Path(__file__).parent / "workloads"
 CODE = "code"  # continues held-out code: its prompts belong to the pocket pair, a floor above
 BUNDLED = ("edit", "prose", "json", "chat")
 NAMES = (CODE, *BUNDLED)
+LINES, LIST, ROWS = ".jsonl", ".json", ".parquet"
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+"""How a turn of SPEED-Bench begins whose text must be fetched from another data set."""
+LONGEST_CATEGORY = 100
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to ask: a text, or ``messages``; ``answer`` and ``schema`` are of the output."""
+    """One thing to ask: a text, or ``messages``; ``answer`` and ``schema`` are of the output.
+
+    With ``turns`` the messages are a user's alone, and the model's own answers belong between them;
+    the first one is the prompt.
+    """
 
     prompt: str = ""
     messages: tuple[Message, ...] = ()
     answer: str | None = None
     schema: dict[str, Any] | None = None
+    turns: bool = False
+    category: str | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of answers that the model gives."""
+        return len(self.messages) if self.turns else 1
+
+    @property
+    def opening(self) -> list[Message]:
+        """The messages before the model's first answer."""
+        return list(self.messages[:1] if self.turns else self.messages)
 
     def encode(self, codec: TextCodec) -> list[int]:
-        """Return the prompt's ids. Raises RequestError: no chat template, or it refuses."""
-        return codec.chat(list(self.messages)) if self.messages else codec.encode(self.prompt)
+        """Return the prompt's ids, of a model without a chat template those of a first turn alone.
+
+        Raises RequestError: ``messages`` without a chat template, or it refuses them.
+        """
+        chats = bool(self.messages) and not (self.turns and not codec.templates)
+        return codec.chat(self.opening) if chats else codec.encode(self.prompt)
 
 
 @dataclass(frozen=True)
@@ -52,15 +78,29 @@ class Workload:
         """Return prompts without answers as a workload."""
         return Workload(name, tuple(Item(prompt) for prompt in prompts))
 
+    @property
+    def turns(self) -> int:
+        """The number of answers that the model gives, those within conversations included."""
+        return sum(item.count for item in self.items)
+
     def first(self, count: int | None) -> Workload:
-        """Return the first ``count`` items, 8 or all unless given. Raises ConfigError: too few."""
+        """Return the first ``count`` items, 8 or all unless given. Raises ConfigError: too few.
+
+        Of categories there are as many each as can be.
+        """
         most = len(self.items)
         wanted = min(8, most) if count is None else count
         if not 1 <= wanted <= most:
             raise ConfigError(
                 f"num_prompts is {wanted}, but workload {self.name!r} has {most}; give 1 to {most}."
             )
-        return Workload(self.name, self.items[:wanted])
+        seen = Counter[str | None]()
+        ranks = []
+        for place, item in enumerate(self.items):
+            ranks.append((seen[item.category] if item.category else 0, place))
+            seen[item.category] += 1
+        chosen = sorted(ranks)[:wanted]
+        return Workload(self.name, tuple(self.items[place] for _, place in chosen))
 
 
 def load_workload(which: str) -> Workload:
@@ -68,13 +108,16 @@ def load_workload(which: str) -> Workload:
     path = Path(which)
     if which in BUNDLED:
         path = FOLDER / f"{which}.jsonl"
-    elif path.suffix not in (".json", ".jsonl"):
+    elif path.suffix not in (LINES, LIST, ROWS):
         raise ConfigError(
-            f"workload {which!r} is not known; give one of {', '.join(NAMES)}, or a .jsonl or "
-            ".json file."
+            f"workload {which!r} is not known; give one of {', '.join(NAMES)}, or a .jsonl, .json "
+            "or .parquet file."
         )
     where = f"workload {which}"
-    if path.suffix == ".json":
+    if path.suffix == ROWS:
+        rows = rows_of(path, where)
+        entries = [(f"{where}, row {i}", row) for i, row in enumerate(rows, 1)]
+    elif path.suffix == LIST:
         members = parsed(read_content(path, where), where)
         if not isinstance(members, list):
             raise ConfigError(f"{where}, line 1: no list; put the items between [ and ].")
@@ -104,6 +147,25 @@ def lines_of(file: Path, name: str) -> Iterator[tuple[str, bytes]]:
             yield f"{name}, line {number}", line
 
 
+def rows_of(file: Path, name: str) -> list[Any]:
+    """Return the rows of a .parquet file as objects. Raises ConfigError: it cannot be read."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"{name}: reading .parquet files needs pyarrow; run pip install pyarrow, or give a "
+            ".jsonl file."
+        ) from None
+    content = read_content(file, name)
+    try:
+        rows: list[Any] = parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        why = str(error).partition("\n")[0][:200]
+        raise ConfigError(f"{name}: not a .parquet file ({why}); fetch it again.") from None
+    return rows
+
+
 def parsed(text: bytes, where: str) -> Any:
     """Return the value of JSON. Raises ConfigError: it is none."""
     try:
@@ -122,8 +184,8 @@ def item_of(entry: Any, where: str) -> Item:
         entry = {"prompt": entry}
     if not isinstance(entry, dict):
         raise ConfigError(f'{where}: neither a text nor an object; write {{"prompt": "..."}}.')
-    if ("prompt" in entry) == ("messages" in entry):
-        raise ConfigError(f"{where}: give either prompt or messages.")
+    if sum(key in entry for key in ("prompt", "messages", "turns")) != 1:
+        raise ConfigError(f"{where}: give either prompt, messages or turns.")
     for key in ("prompt", "answer"):
         if key in entry and not (isinstance(entry[key], str) and entry[key]):
             raise ConfigError(
@@ -138,10 +200,37 @@ def item_of(entry: Any, where: str) -> Item:
         raise ConfigError(
             f"{where}: schema is {shown(entry['schema'])}; give a JSON schema, an object."
         )
+    category = entry.get("category")
+    if not isinstance(category, str) or not 0 < len(category) <= LONGEST_CATEGORY:
+        if "turns" in entry and category is not None:
+            raise ConfigError(
+                f"{where}: category is {shown(category)}; give a text of up to {LONGEST_CATEGORY} "
+                "characters, or leave it out."
+            )
+        category = None  # a data set's own, which means something else
+    prompt, messages = entry.get("prompt", ""), tuple(entry.get("messages", ()))
+    if "turns" in entry:
+        said = turns_of(entry["turns"], where)
+        prompt, messages = said[0], tuple({"role": "user", "content": text} for text in said)
     return Item(
-        entry.get("prompt", ""), tuple(entry.get("messages", ())), entry.get("answer"),
-        entry.get("schema"),
-    )  # fmt: skip
+        prompt, messages, entry.get("answer"), entry.get("schema"), "turns" in entry, category
+    )
+
+
+def turns_of(value: Any, where: str) -> list[str]:
+    """Return what a user says in a conversation. Raises ConfigError: it is no list of texts."""
+    whole = isinstance(value, list) and bool(value)
+    if not whole or not all(isinstance(text, str) and text for text in value):
+        raise ConfigError(
+            f"{where}: turns is {shown(value)}; give a list of texts, at least one and none empty."
+        )
+    texts: list[str] = value
+    if any(text.startswith(PLACEHOLDER) for text in texts):
+        raise ConfigError(
+            f"{where}: the text is still to be fetched; fill SPEED-Bench's files by "
+            "prepare_data.py of NVIDIA's Model-Optimizer, and give test.parquet of its output."
+        )
+    return texts
 
 
 def _are_messages(value: Any) -> bool:

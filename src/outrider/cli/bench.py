@@ -17,6 +17,7 @@ from ..errors import OutriderError
 from . import beliefs
 from .common import (
     LEAST_ROUNDS,
+    SIGNS,
     WIDE,
     AsJson,
     Model,
@@ -99,6 +100,32 @@ def table(report: dict[str, Any], width: int) -> Table:
     return grid
 
 
+def category_table(report: dict[str, Any]) -> Table | None:
+    """Return the runs by category of prompts as a table; None where prompts have none."""
+    runs = [run for run in report["runs"] if run["categories"]]
+    if not runs:
+        return None
+    grid = new_table(
+        "category", "T", "batch", "drafter", "K", title="by category",
+        right=("prompts", "tokens/s", "speedup", "rate", "length"),
+    )  # fmt: skip
+    grid.add_column("identical")
+    for category in runs[0]["categories"]:
+        for run in runs:
+            found = run["categories"][category]
+            drafted = found["acceptance_length"] is not None
+            grid.add_row(
+                Text(" ".join(category.split()).translate(SIGNS)),  # it may look like markup
+                f"{run['temperature']:g}", str(run["batch_size"]),
+                run["drafter"], str(run["num_speculative_tokens"]), str(found["num_samples"]),
+                f"{found['tokens_per_second']:.1f}", f"{found['speedup']:.2f}x",
+                f"{found['acceptance_rate']:.2f}" if drafted else "",
+                f"{found['acceptance_length']:.2f}" if drafted else "", identical(found),
+                end_section=run is runs[-1],
+            )  # fmt: skip
+    return grid
+
+
 def greedy_line(runs: Sequence[dict[str, Any]]) -> str | None:
     """Return a line on greedy acceptance with and without loops; None without greedy runs."""
     greedy = [r for r in runs if r["temperature"] == 0 and r["acceptance_length"] is not None]
@@ -122,6 +149,8 @@ def show(report: dict[str, Any], on_stderr: bool, explain: bool) -> None:
     """Print the table and what engines believe, on stderr where the JSON has stdout."""
     console = report_console(on_stderr)
     console.print(table(report, console.width))
+    if (grid := category_table(report)) is not None:
+        console.print(grid)
     if line := greedy_line(report["runs"]):
         console.print(line)
     if explain:
@@ -146,8 +175,9 @@ class BenchFlags:
     prompts: str | None = setting(
         None,
         "code (held out from the pocket pair's training; the default), edit, prose, json, chat, "
-        "or a .jsonl or .json file of prompts. With --replay, which needs recorded answers, all "
-        "but code; the default is edit then.",
+        "or a .jsonl or .json file of prompts; the files of MT-Bench, Spec-Bench and SPEED-Bench "
+        "(.parquet) are read as they are. With --replay, which needs recorded answers, all but "
+        "code; the default is edit then.",
         metavar="NAME|FILE",
     )
     num_prompts: int | None = setting(None, "How many of the prompts, the first 8 unless given.")

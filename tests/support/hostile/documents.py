@@ -328,7 +328,8 @@ def catalogue_config(folder: Path) -> Made:
 
 
 LINES = [{"prompt": "a", "answer": "b"}, {"messages": [{"role": "user", "content": "hi"}]},
-         {"prompt": "c", "schema": {"type": "object"}}]  # fmt: skip
+         {"prompt": "c", "schema": {"type": "object"}},
+         {"question_id": 81, "category": "qa", "turns": ["d", "e"]}]  # fmt: skip
 
 
 @reader("data set")

@@ -74,7 +74,7 @@ def body_of(item: Item, chat: bool, base: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a request for one item."""
     asked: dict[str, Any] = {"prompt": item.prompt}
     if chat:
-        asked = {"messages": list(item.messages) or [{"role": "user", "content": item.prompt}]}
+        asked = {"messages": item.opening or [{"role": "user", "content": item.prompt}]}
     if item.schema is not None:
         form = {"name": "output", "schema": item.schema}
         asked["response_format"] = {"type": "json_schema", "json_schema": form}

@@ -1,0 +1,1 @@
+"""What is promised of a GPU, checked on one: noise, kernel, torch path, bandwidth, the rule."""
