@@ -84,8 +84,8 @@ inline int8x16_t lowest_bytes(Ints x) {
     return vcombine_s8(vmovn_s16(first), vmovn_s16(second));
 }
 inline void put_digits(std::int8_t* row, int half, int at, Ints digits, bool) {
-    const Ints upper = each_int(
-        [&](int i) { return vshrq_n_s32(vaddq_s32(digits.v[i], vdupq_n_s32(128)), 8); });
+    const Ints upper =
+        each_int([&](int i) { return vshrq_n_s32(vaddq_s32(digits.v[i], vdupq_n_s32(128)), 8); });
     vst1q_s8(row + at, lowest_bytes(upper));
     vst1q_s8(row + half + at, lowest_bytes(digits));
 }
