@@ -35,7 +35,7 @@ help:
 	@echo "make test      tests, lint and types"
 	@echo "make engine    the engine's tests on portable, AVX2 and no native code (part of make test)"
 	@echo "make isas      the whole suite on every instruction set, and without native code"
-	@echo "make arm       build the C++ step for Arm and run its tests in an emulator: hours on two cores"
+	@echo "make arm       build the C++ step for Arm and run its tests in an emulator, slowly"
 	@echo "make equality  plain and speculative decoding say the same, every option and drafter"
 	@echo "make slow      the long proofs, those of equality among them"
 	@echo "make fuzz      random and hostile requests against a real server: half an hour"
