@@ -28,13 +28,14 @@ ENGINES := $(addprefix engine-,$(filter-out $(SUITE_ISA),portable avx2 off))
 
 # What else "make test" runs fills the time that tests of servers leave idle, and does not hold them up.
 NICE =
-.PHONY: help demo test suite engine $(ENGINES) isas equality slow fuzz drill lint interface setup peers clients site clean
+.PHONY: help demo test suite engine $(ENGINES) isas arm equality slow fuzz drill lint interface setup peers clients site clean
 
 help:
 	@echo "make demo      see plain and speculative decoding side by side"
 	@echo "make test      tests, lint and types"
 	@echo "make engine    the engine's tests on portable, AVX2 and no native code (part of make test)"
 	@echo "make isas      the whole suite on every instruction set, and without native code"
+	@echo "make arm       build the C++ step for Arm and run its tests in an emulator, slowly"
 	@echo "make equality  plain and speculative decoding say the same, every option and drafter"
 	@echo "make slow      the long proofs, those of equality among them"
 	@echo "make fuzz      random and hostile requests against a real server: half an hour"
@@ -68,6 +69,10 @@ isas: $(STAMP)
 	for isa in $$($(BIN)/python -c "from outrider.native.choice import available; print(*available())") off; do \
 	  echo "OUTRIDER_NATIVE_ISA=$$isa"; \
 	  OUTRIDER_NATIVE_ISA=$$isa $(BIN)/python -m pytest -q || exit 1; done
+
+# On x86-64: apt-get install cmake g++-aarch64-linux-gnu qemu-user-static mmdebstrap
+arm: $(STAMP)
+	deploy/aarch64/run
 
 equality: $(STAMP)
 	$(BIN)/python -m pytest -m equality

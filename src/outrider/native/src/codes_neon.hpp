@@ -10,7 +10,10 @@ namespace outrider {
 template <int FROM, int TO>
 inline uint8x16_t moved(uint8x16_t x, int mask) {
     if constexpr (TO > FROM) x = vshlq_n_u8(x, TO - FROM);
-    if constexpr (TO < FROM) x = vshrq_n_u8(x, FROM - TO);
+    if constexpr (TO < FROM) {
+        x = vshrq_n_u8(x, FROM - TO);
+        if (mask == 255 >> (FROM - TO)) return x;
+    }
     return vandq_u8(x, vdupq_n_u8(std::uint8_t(mask)));
 }
 // Step P of a cell, see packed.hpp: of four outputs of it, whose bytes begin at `cell`.
@@ -30,6 +33,13 @@ inline uint8x16_t codes_of(const std::uint8_t* cell, const std::uint8_t* map) {
         if constexpr (BITS == MAPPED) return vqtbl1q_u8(vld1q_u8(map), four);
         return four;
     }
+}
+
+// Finishes a sum before the next row's begins: gcc would keep the digits of all instead, for which
+// there are too few registers.
+inline int32x4_t pinned(int32x4_t sum) {
+    asm("" : "+w"(sum));
+    return sum;
 }
 
 // What sums begin with: -(sum of the digits) times the zeros of their outputs.

@@ -65,24 +65,14 @@ bool has_tiles() {
 #endif
 }
 
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && defined(__linux__)
 
 // By number, since the headers of old kernels lack the names of some.
-bool has_dotprod() {
-#if defined(__linux__)
-    return getauxval(AT_HWCAP) >> 20 & 1;  // HWCAP_ASIMDDP
-#else
-    return false;
-#endif
-}
+bool has_dotprod() { return getauxval(AT_HWCAP) >> 20 & 1; }  // HWCAP_ASIMDDP
 
 bool has_i8mm_and_bf16() {
-#if defined(__linux__)
     const unsigned long all = getauxval(AT_HWCAP2);
     return (all >> 13 & 1) && (all >> 14 & 1);  // HWCAP2_I8MM, HWCAP2_BF16
-#else
-    return false;
-#endif
 }
 
 #endif
@@ -104,7 +94,7 @@ int cpu_sets() {
     if (!has_avx512_bf16()) return sets;
     sets |= avx512bf16;
     if (has_tiles()) sets |= amx;
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && defined(__linux__)
     enum { neon = 2, dotprod = 4, bf16 = 8 };
     sets |= neon;
     if (!has_dotprod()) return sets;

@@ -70,9 +70,7 @@ inline F32x16 scale2(F32x16 a, F32x16 shifted) {
     });
 }
 inline F32x16 load(const bf16* p) {
-    return each([&](int i) {
-        return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16));
-    });
+    return each([&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)); });
 }
 inline Pairs load_pairs(const bf16* p) {
     return each_pair([&](int i) { return vreinterpretq_u32_u16(vld1q_u16(p + 8 * i)); });
@@ -92,10 +90,11 @@ inline F32x16 high(Pairs a) {
 
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 inline void store(bf16* p, F32x16 a) {
-    for (int i = 0; i < 4; ++i)
-        vst1_u16(p + 4 * i, vreinterpret_u16_bf16(vcvt_bf16_f32(a.v[i])));
+    for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, vreinterpret_u16_bf16(vcvt_bf16_f32(a.v[i])));
 }
-// Of a lane's two products the CPU rounds each, their sum, and that with the lane: always alike.
+// The CPU rounds the sum of a lane's two products, and then that with the lane, both to odd: the
+// bits of a lane depend on nothing beside it. (FEAT_EBF16 has another mode, which a program would
+// have to turn on.)
 inline F32x16 dot(F32x16 sum, Pairs a, Pairs b) {
     return each([&](int i) {
         return vbfdotq_f32(sum.v[i], vreinterpretq_bf16_u32(a.v[i]),
@@ -124,8 +123,7 @@ constexpr bool WIDENS_BF16 = true;
 #endif
 
 inline float total(F32x16 a) {
-    const float32x4_t s =
-        vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
+    const float32x4_t s = vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
     return vpadds_f32(vadd_f32(vget_low_f32(s), vget_high_f32(s)));
 }
 
@@ -200,9 +198,8 @@ struct FloatProducts {
 struct HalfProducts {
     static constexpr int PRODUCTS = 8;
     static Register add(Register sum, Register a, Register b) {
-        return vreinterpretq_s32_f32(vbfdotq_f32(vreinterpretq_f32_s32(sum),
-                                                 vreinterpretq_bf16_s32(a),
-                                                 vreinterpretq_bf16_s32(b)));
+        return vreinterpretq_s32_f32(vbfdotq_f32(
+            vreinterpretq_f32_s32(sum), vreinterpretq_bf16_s32(a), vreinterpretq_bf16_s32(b)));
     }
 };
 #else

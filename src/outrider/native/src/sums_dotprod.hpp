@@ -10,13 +10,13 @@ constexpr int MOST_SUMS = 16;   // registers that hold a block's sums
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr bool SIGNED_CODES = false;
-inline int32x4_t with_products(int32x4_t sum, uint8x16_t codes, int8x16_t digits) {
-    return vusdotq_s32(sum, codes, digits);
+inline int32x4_t with_products(int32x4_t sum, uint8x16_t codes, int8x8_t digits) {
+    return vusdotq_lane_s32(sum, codes, digits, 0);
 }
 #else
 constexpr bool SIGNED_CODES = true;  // as both factors are
-inline int32x4_t with_products(int32x4_t sum, uint8x16_t codes, int8x16_t digits) {
-    return vdotq_s32(sum, vreinterpretq_s8_u8(codes), digits);
+inline int32x4_t with_products(int32x4_t sum, uint8x16_t codes, int8x8_t digits) {
+    return vdotq_lane_s32(sum, vreinterpretq_s8_u8(codes), digits, 0);
 }
 #endif
 
@@ -40,8 +40,8 @@ struct ByteCodes {
 inline void add_products(Ints& sum, const ByteCodes& codes, const std::int8_t* digits) {
     std::int32_t four;
     std::memcpy(&four, digits, 4);
-    const int8x16_t all = vreinterpretq_s8_s32(vdupq_n_s32(four));
-    for (int i = 0; i < 4; ++i) sum.v[i] = with_products(sum.v[i], codes.v[i], all);
+    const int8x8_t lane = vreinterpret_s8_s32(int32x2_t{four, 0});
+    for (int i = 0; i < 4; ++i) sum.v[i] = pinned(with_products(sum.v[i], codes.v[i], lane));
 }
 
 // Sums over a block: 256 * high + low.
@@ -84,8 +84,8 @@ inline int8x16_t lowest_bytes(Ints x) {
     return vcombine_s8(vmovn_s16(first), vmovn_s16(second));
 }
 inline void put_digits(std::int8_t* row, int half, int at, Ints digits, bool) {
-    const Ints upper = each_int(
-        [&](int i) { return vshrq_n_s32(vaddq_s32(digits.v[i], vdupq_n_s32(128)), 8); });
+    const Ints upper =
+        each_int([&](int i) { return vshrq_n_s32(vaddq_s32(digits.v[i], vdupq_n_s32(128)), 8); });
     vst1q_s8(row + at, lowest_bytes(upper));
     vst1q_s8(row + half + at, lowest_bytes(digits));
 }
@@ -93,7 +93,7 @@ inline void put_digits(std::int8_t* row, int half, int at, Ints digits, bool) {
 struct ByteProducts {
     static constexpr int PRODUCTS = 16;
     static Register add(Register sum, Register a, Register b) {
-        return with_products(sum, vreinterpretq_u8_s32(a), vreinterpretq_s8_s32(b));
+        return with_products(sum, vreinterpretq_u8_s32(a), vreinterpret_s8_s32(vget_low_s32(b)));
     }
 };
 struct WordProducts : ByteProducts {

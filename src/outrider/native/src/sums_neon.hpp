@@ -34,7 +34,7 @@ struct Sums {
     Ints sum;
     Sums() : sum(ints(0)) {}
     Sums(Ints zeros, const void* less) : sum(begun(zeros, less)) {}
-    void add(const FourCodes& codes, const std::int8_t* row, int, int at) {
+    [[gnu::always_inline]] void add(const FourCodes& codes, const std::int8_t* row, int, int at) {
         std::int16_t digits[4];
         std::memcpy(digits, row + 2 * at, 8);
         const int16x4_t four = vld1_s16(digits);
@@ -47,11 +47,11 @@ struct Sums {
     Ints all() const { return sum; }
 
 private:
-    void add_input(const int16x8_t (&codes)[2], int16x4_t digit) {
+    [[gnu::always_inline]] void add_input(const int16x8_t (&codes)[2], int16x4_t digit) {
         for (int half = 0; half < 2; ++half) {
             int32x4_t* to = sum.v + 2 * half;
-            to[0] = vmlal_s16(to[0], vget_low_s16(codes[half]), digit);
-            to[1] = vmlal_s16(to[1], vget_high_s16(codes[half]), digit);
+            to[0] = pinned(vmlal_s16(to[0], vget_low_s16(codes[half]), digit));
+            to[1] = pinned(vmlal_s16(to[1], vget_high_s16(codes[half]), digit));
         }
     }
 };
