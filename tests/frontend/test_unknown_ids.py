@@ -45,7 +45,7 @@ def test_what_the_model_cannot_say_changes_nothing(llm: LLM, options: dict[str, 
 @pytest.mark.parametrize(
     ("prompt", "options", "sentence"),
     [
-        (f"fox {PAD}", {}, "the prompt has token id 320, but the vocabulary ends at 319"),
+        (f"fox {PAD}", {}, "the prompt has token id 320, which is out of vocabulary"),
         ([5, 2**64], {}, f"the prompt has token id {2**64}, but"),
         ([5, -1], {}, "the prompt has token id -1, but"),
         ([5, 10**5000], {}, "the prompt has token id a value too long to be shown, but"),

@@ -192,6 +192,17 @@ def test_messages(name: str, engine: Scripted) -> None:
     ]
     opened = [event["index"] for event in sent if event["type"] == "content_block_start"]
     assert opened == list(range(len(expected)))
+    assert sent[0]["message"]["usage"]["output_tokens"] == 0
+    signed = [i for i, event in enumerate(sent) if "signature" in event.get("delta", {})]
+    assert len(signed) == bool(PARTS[name][0])
+    for place in signed:
+        block = sent[place]["index"]
+        assert sent[place + 1] == {"type": "content_block_stop", "index": block}
+    with front(engine, SCRIPTS[name]) as client:
+        omitted = {**ask, "thinking": {"type": "adaptive", "display": "omitted"}}
+        seen = client.post("/v1/messages", json=omitted).raise_for_status().json()
+    kinds = {block["type"] for block in seen["content"]}
+    assert kinds == {block.type for block in whole.content} - {"thinking"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -216,6 +227,70 @@ def test_chats(name: str, engine: Scripted) -> None:
     details = whole.usage.completion_tokens_details
     assert details is not None
     assert bool(details.reasoning_tokens) is bool(thoughts)
+    assert whole.usage.reasoning_tokens == details.reasoning_tokens  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["text", "thoughts", "only thoughts", "all"])
+def test_thoughts_stay_in_the_content_or_come_at_once(name: str, engine: Scripted) -> None:
+    thoughts, text, _ = PARTS[name]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": ADD}}]
+    ask: Any = {"messages": HI, "tools": tools}
+    with front(engine, SCRIPTS[name]) as client:
+        chat = "/v1/chat/completions"
+        mixed = client.post(chat, json={**ask, "separate_reasoning": False}).json()
+        parts = client.post(chat, json={**ask, "separate_reasoning": False, "stream": True}).text
+        held = client.post(chat, json={**ask, "stream_reasoning": False, "stream": True}).text
+    message = mixed["choices"][0]["message"]
+    assert message["reasoning"] is None
+    begins = SCRIPTS[name].removesuffix(CALL).removesuffix(f"{CALL}\n").strip()
+    assert message["content"].strip() == begins
+
+    def deltas(raw: str) -> list[dict[str, Any]]:
+        sent = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
+        return [each["choices"][0]["delta"] for each in sent]
+
+    assert "".join(each.get("content", "") for each in deltas(parts)) == message["content"]
+    assert [each["reasoning"] for each in deltas(held) if "reasoning" in each] == (
+        [thoughts] if thoughts else []
+    )
+    assert "".join(each.get("content", "") for each in deltas(held)) == text
+
+
+def test_a_response_tells_its_prompt_and_output_as_they_are(templated: Scripted) -> None:
+    with front(templated, "<think>so</think>yes") as client:
+        ask = {"input": "hello", "enable_response_messages": True}
+        answer = client.post("/v1/responses", json=ask).json()
+        assert "input_messages" not in client.post("/v1/responses", json={"input": "x"}).json()
+    (given,), (said,) = answer["input_messages"], answer["output_messages"]
+    assert given["type"] == said["type"] == "raw_message_tokens"
+    assert (given["message"], said["message"]) == ("[user]hello", "<think>so</think>yes")
+    assert len(given["tokens"]) == answer["usage"]["input_tokens"]
+    assert len(said["tokens"]) == answer["usage"]["output_tokens"]
+
+
+def test_a_chat_echoes_the_beginning_of_its_answer(templated: Scripted) -> None:
+    begun: Any = [*HI, {"role": "assistant", "content": "I say "}]
+    more = {"continue_final_message": True, "echo": True}
+    with front(templated, "hello") as client:
+
+        def ask(messages: Any, **more: Any) -> Any:
+            return client.post("/v1/chat/completions", json={"messages": messages, **more})
+
+        assert ask(begun, **more).json()["choices"][0]["message"]["content"] == "I say hello"
+        assert ask(HI, echo=True).json()["choices"][0]["message"]["content"] == "hello"
+        raw = ask(begun, **more, stream=True).text
+    sent = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
+    texts = [each["choices"][0]["delta"].get("content", "") for each in sent]
+    assert texts[0] == "I say "
+    assert "".join(texts) == "I say hello"
+
+
+def test_hidden_tokens_of_thoughts_count(templated: Scripted) -> None:
+    (end, *_) = templated.inputs.outputs.special_tokens
+    with front(templated, f"<think>{end * 9}so</think>yes") as client:
+        used = client.post("/v1/chat/completions", json={"messages": HI}).json()["usage"]
+    plain = len(templated.inputs.codec.encode("yes", False, rendered=True))  # type: ignore[union-attr]
+    assert used["reasoning_tokens"] == used["completion_tokens"] - plain - 1
 
 
 def asked_text(engine: Scripted) -> str:

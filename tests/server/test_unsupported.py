@@ -361,7 +361,7 @@ def test_the_schema_tells_numbers_from_truth_values() -> None:
     wanted = {
         "length_penalty": 1, "spaces_between_special_tokens": True,
         "routed_experts_prompt_start": 0,
-        "echo": False,
+        "early_stopping": False,
     }  # fmt: skip
     for name, value in wanted.items():
         assert json.dumps(fields[name]["enum"]) == json.dumps([None, value]), name

@@ -79,7 +79,10 @@ class Dialogue(ApiCall[ChatRequest]):
     Attributes:
         choice: which tools may be called, see ``tools.choice_of``.
         reader: what reads the outputs.
+        repeated: how many such calls one body asks for.
     """
+
+    repeated = 1
 
     def __init__(self, service: Service, body: ChatRequest, http: HttpRequest) -> None:
         super().__init__(service, body, http)
@@ -98,7 +101,7 @@ class Dialogue(ApiCall[ChatRequest]):
         listed = (body.top_logprobs or 0) if body.logprobs else None
         form, leaves = self._form()
         self.lease = self.service.admit(body.n)
-        await self.read_options(1, logprobs=listed)
+        await self.read_options(self.repeated, logprobs=listed)
         tools = (body.tools or []) if self.choice.how != "none" else []
         whole, prompt = await self.service.texts.chat_ids(body.messages, tools, body, self.long)
         self.more |= self._behind_thoughts(form, leaves, prompt)
@@ -208,8 +211,12 @@ class Dialogue(ApiCall[ChatRequest]):
         """Tokens of all samples that are thoughts."""
         if self.reader.reasoning is None:
             return 0
-        outputs = self.service.llm.inputs.outputs
-        return sum(self.reader.num_thought_tokens(sample, outputs) for sample in self.samples)
+        outputs, count = self.service.llm.inputs.outputs, self.reader.num_thought_tokens
+        return sum(
+            count(sample, outputs.shown(state.request))
+            for state in self.states
+            for sample in state.samples
+        )
 
     def usage(self, output: int | None = None) -> dict[str, Any]:
         """Return OpenAI's ``usage``, with the tokens of thoughts."""

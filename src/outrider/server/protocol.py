@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
@@ -20,6 +20,7 @@ from .unsupported import BLANKS, NotInChats, NotInCompletions, Unless, Unsupport
 
 MOST_SAMPLES = 256
 FORM = "structured_outputs"
+Body = TypeVar("Body", bound=BaseModel)
 
 REQUEST_ID = r"^[\x21-\x7e]{1,128}$"
 """Ids that a client may give a request: no character that could break a line of the log."""
@@ -374,7 +375,10 @@ class ChatRequest(Generation, Templated, NotInChats):  # type: ignore[misc]
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool = True
+    echo: bool = False
     include_reasoning: bool = True
+    separate_reasoning: bool = True
+    stream_reasoning: bool = True
     thinking_token_budget: Whole | None = ranged(-1, LARGEST_INT)
 
 
@@ -431,13 +435,24 @@ def with_hints(passed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str,
     return {**passed, "chat_template_kwargs": {**hints, **options}}
 
 
-def chat_request(fields: dict[str, Any]) -> ChatRequest:
-    """Return the body of a chat. Raises RequestValidationError: a field is wrong."""
+def checked(model: type[Body], fields: dict[str, Any]) -> Body:
+    """Return a body of these fields. Raises RequestValidationError: one is wrong."""
     try:
-        return ChatRequest.model_validate(fields)
+        return model.model_validate(fields)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
     raise RequestValidationError(problems)
+
+
+class Invocation(Wire):
+    """The body of ``POST /invocations``, SageMaker's path: that of a chat or a completion."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    def asked(self) -> ChatRequest | CompletionRequest:
+        """Return the body of which kind it is. Raises RequestValidationError: a field is wrong."""
+        given = self.model_extra or {}
+        return checked(ChatRequest if "messages" in given else CompletionRequest, given)
 
 
 class TokenizeRequest(Templated):

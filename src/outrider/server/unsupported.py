@@ -76,7 +76,6 @@ Unsupported = _model(
 NotInChats = _model(
     "NotInChats",
     ("prompt", Unless((), COMPLETIONS)),
-    ("echo", Unless((False,), COMPLETIONS)),
     ("best_of", Unless((1,), "give n")),
     ("add_special_tokens", Unless((False,), "the chat template adds them")),
 )

@@ -15,7 +15,7 @@ from ..protocol import (
     Effort,
     Other,
     Wire,
-    chat_request,
+    checked,
     ranged,
     with_effort,
     with_hints,
@@ -29,6 +29,7 @@ class Thinking(Wire):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Whole | None = ranged(0, LARGEST_INT)
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class ToolChoice(Wire):
@@ -75,7 +76,7 @@ class Prompt(Other):
 
     def chat(self) -> ChatRequest:
         """Return the chat that the body asks for. Raises Refusal: a part is not served."""
-        return chat_request(self._fields())
+        return checked(ChatRequest, self._fields())
 
     def _fields(self) -> dict[str, Any]:
         messages: list[dict[str, Any]] = []
@@ -98,6 +99,8 @@ class Prompt(Other):
             passed = with_hints(passed, {"enable_thinking": wanted, "thinking": wanted})
             if self.thinking.type == "enabled" and self.thinking.budget_tokens is not None:
                 more["thinking_token_budget"] = self.thinking.budget_tokens
+            if self.thinking.display == "omitted":
+                more["include_reasoning"] = False
         return passed | more | {
             "model": self.model, "messages": messages, "tools": tools_of(self.tools or []) or None,
             **self._of_choice(),

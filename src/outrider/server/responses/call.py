@@ -147,8 +147,19 @@ class Responses(BlockCall):
             "top_p": params.top_p, "truncation": asked.truncation,
             "usage": None if runs else self._usage(), "user": asked.user,
             "metadata": asked.metadata or {}, "system_fingerprint": settings.fingerprint,
-            **self.figures(),
+            **self.figures(), **({} if runs else self._raw()),
         }  # fmt: skip
+
+    def _raw(self) -> dict[str, Any]:
+        """Return prompt and output as text and token ids where vLLM's field asks for them."""
+        if not self.asked_for.enable_response_messages:
+            return {}
+        prompt = list(self.states[0].request.prompt_token_ids)
+        texts = self.service.llm.inputs.outputs.decode(prompt), self.sample.text
+        pairs = zip(texts, (prompt, self.sample.token_ids), strict=True)
+        kind = "raw_message_tokens"
+        both = [[{"type": kind, "message": text, "tokens": ids}] for text, ids in pairs]
+        return dict(zip(("input_messages", "output_messages"), both, strict=True))
 
     def _usage(self) -> dict[str, Any]:
         used = self.usage()
@@ -205,7 +216,8 @@ class Responses(BlockCall):
         begin = sample.text.find(block.text)
         places = [len(sample.text[:end].encode(errors="replace"))
                   for end in (begin, begin + len(block.text))]  # fmt: skip
-        first, last = (self.reader.num_tokens_before(sample, place, outputs) for place in places)
+        shown = outputs.shown(self.states[0].request)
+        first, last = (self.reader.num_tokens_before(sample, place, shown) for place in places)
         first, last = max(first, start), last if stop is None else min(last, stop)
         listed = sample.logprobs[first:last], sample.token_ids[first:last]
         found = chat_logprobs(*listed, self.body.top_logprobs or 0, outputs)["content"]
