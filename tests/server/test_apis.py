@@ -263,7 +263,7 @@ def test_a_response_tells_its_prompt_and_output_as_they_are(templated: Scripted)
         assert "input_messages" not in client.post("/v1/responses", json={"input": "x"}).json()
     (given,), (said,) = answer["input_messages"], answer["output_messages"]
     assert given["type"] == said["type"] == "raw_message_tokens"
-    assert (given["message"], said["message"]) == ("[user]hello", "<think>so</think>yes")
+    assert (given["message"], said["message"]) == ("[user]hello[assistant]", "<think>so</think>yes")
     assert len(given["tokens"]) == answer["usage"]["input_tokens"]
     assert len(said["tokens"]) == answer["usage"]["output_tokens"]
 
