@@ -553,6 +553,12 @@ def test_log_probabilities_are_those_of_the_text(templated: Scripted) -> None:
     told = [each["token"] for event in events if event["type"] == "response.output_text.delta"
             for each in event["logprobs"]]  # fmt: skip
     assert "".join(told) == "I look."
+    with front(templated, "<think>the fox</think>the fox") as client:
+        raw = client.post("/v1/responses", json={**more, "stream": True}).text
+    events = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: ")]
+    for event in events:
+        if event["type"] == "response.output_text.delta":
+            assert "".join(each["token"] for each in event["logprobs"]) == event["delta"]
 
 
 REFUSED = [
@@ -560,7 +566,7 @@ REFUSED = [
     ("responses", {"response_format": {"type": "json_object"}}), ("responses", {"include": ["x"]}),
     ("responses", {"guided_regex": "a"}), ("responses", {"use_beam_search": True}),
     ("messages", {"n": 2}), ("messages", {"logprobs": True}),
-    ("messages", {"context_management": {}}),
+    ("messages", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
     ("messages", {"chat_template_kwargs": "x", "thinking": {"type": "enabled"}}),
     ("messages", {"thinking_token_budget": -2}), ("messages", {"thinking_token_budget": 2**31}),
     ("messages", {"structured_outputs": {"opening": "<think>"}}),
@@ -584,6 +590,36 @@ def test_nothing_that_asks_for_something_is_dropped(
     assert answer.status_code == 400
     name = next(iter(more))
     assert (name if name in ("n", "logprobs") else "; ") in answer.json()["error"]["message"]
+
+
+ACCEPTED = [
+    ("responses", {"tool_choice": "auto"}), ("responses", {"tool_choice": "auto", "tools": []}),
+    ("messages", {"context_management": {"edits": []}}),
+    ("messages", {"context_management": {
+        "edits": [{"type": "clear_thinking_20251015", "keep": "all"}]
+    }}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("api", "more"), ACCEPTED)
+def test_what_asks_for_nothing_is_accepted(
+    api: str, more: dict[str, Any], templated: Scripted
+) -> None:
+    own: Any = {"input": "x"} if api == "responses" else {"messages": HI, "max_tokens": 5}
+    with front(templated, "yes") as client:
+        client.post(f"/v1/{api}", json={**own, **more}).raise_for_status()
+
+
+def test_a_model_without_thoughts_keeps_within_every_budget(templated: Scripted) -> None:
+    asks: dict[str, Any] = {
+        "messages": {"max_tokens": 5, "thinking": {"type": "enabled", "budget_tokens": 1024}},
+        "chat/completions": {"thinking_token_budget": 0},
+    }
+    templated.script = "yes"
+    app = create_app(templated, Settings(names=("tiny",)))
+    with TestClient(app, "http://localhost") as client:
+        for path, ask in asks.items():
+            client.post(f"/v1/{path}", json={"messages": HI, **ask}).raise_for_status()
 
 
 def test_an_effort_is_a_hint(templated: Scripted) -> None:
@@ -651,6 +687,16 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
                                                                 "budget_tokens": 9}},
      "thinking.budget_tokens: this model's thoughts cannot be bounded"),
     ("messages", {"messages": HI, "max_tokens": 5, "model": "nope"}, "no model 'nope'"),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "text"}]}], "max_tokens": 5},
+     "has a block of type 'text' without its text; give that."),
+    ("messages", {"messages": [{"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "", "content": "x"}]}], "max_tokens": 5},
+     "has no tool_use_id; give one."),
+    ("messages", {"messages": [{"role": "assistant", "content": [
+        {"type": "tool_use", "id": "", "name": "f", "input": {}}]}], "max_tokens": 5},
+     "lacks id, name or input; give all."),
+    ("responses", {"input": "x", "top_logprobs": 99}, "top_logprobs is 99"),
+    ("responses", {"input": "x", "tool_choice": "required"}, "tool_choice is 'required'"),
 ]  # fmt: skip
 
 

@@ -1,12 +1,14 @@
 """The common part of calls that answer a conversation: chats, responses and messages."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fastapi import Request as HttpRequest
 
 from ..base.limits import LARGEST_INT
-from ..errors import shown
+from ..errors import RequestError, shown
 from ..frontend.outputs import SampleState
 from ..text.called import ToolCall, new_id, types_of
 from ..text.calls import MARKS
@@ -77,12 +79,14 @@ class Dialogue(ApiCall[ChatRequest]):
     """A call that answers a conversation: its messages, and the form of the answer.
 
     Attributes:
+        names: names of fields that the client knows, by those of ``SamplingParams``.
         choice: which tools may be called, see ``tools.choice_of``.
         reader: what reads the outputs.
         repeated: how many such calls one body asks for.
     """
 
     repeated = 1
+    names: Mapping[str, str] = MappingProxyType({"logprobs": "top_logprobs"})
 
     def __init__(self, service: Service, body: ChatRequest, http: HttpRequest) -> None:
         super().__init__(service, body, http)
@@ -92,6 +96,14 @@ class Dialogue(ApiCall[ChatRequest]):
         self.reader = Reader(
             settings.reasoning, settings.tool_form, self.choice.how, types_of(functions)
         )
+
+    def told(self, error: RequestError) -> RequestError:
+        """See ``ApiCall.told``."""
+        name = self.names.get(error.param or "")
+        if name is not None:
+            error.args = (str(error).replace(str(error.param), name, 1),)
+            error.param = name
+        return error
 
     async def prepare(self) -> None:
         """Make the state of the call's request."""
@@ -168,7 +180,7 @@ class Dialogue(ApiCall[ChatRequest]):
                 ended = not self.reader.begun
         before = None if ended else self._before_form(budget)
         if before is None:
-            if budget is not None and (reasoning is None or not ended):
+            if budget is not None and not ended:
                 raise Refusal(f"thinking_token_budget: {NOT_BOUNDED}", "thinking_token_budget")
             if not (leaves or ended or "after" in (form or {})):
                 self.reader.reasoning = None  # the form begins at once, so there are no thoughts

@@ -23,6 +23,11 @@ from ..protocol import (
 from ..shapes import MOST_MESSAGES, MOST_TOOLS, Parts, Real, Whole
 from ..unsupported import Unless
 
+NO_EDITS: tuple[Any, ...] = (
+    {}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+)  # fmt: skip
+"""Edits of the context that leave it as it is."""
+
 
 class Thinking(Wire):
     """Whether thoughts are wanted, and how many tokens of them."""
@@ -70,7 +75,7 @@ class Prompt(Other):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    context_management: Annotated[Any, Unless()] = None
+    context_management: Annotated[Any, Unless(NO_EDITS)] = None
     mcp_servers: Annotated[Any, Unless(([],), "give tools")] = None
     container: Annotated[Any, Unless()] = None
 
@@ -143,8 +148,9 @@ def _text(content: Any, where: str) -> str:
         kind = block.get("type") if isinstance(block, dict) else None
         text = block.get("text") if kind == "text" else None
         if not isinstance(text, str):
+            what = " without its text; give that" if kind == "text" else "; only text is served"
             raise Refusal(
-                f"{where} has a block of type {shown(kind)}; only text is served.",
+                f"{where} has a block of type {shown(kind)}{what}.",
                 where.partition("[")[0],
             )
         texts.append(text)
@@ -183,7 +189,7 @@ def messages_of(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 def _result(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     id, content = block.get("tool_use_id"), block.get("content") or ""
-    if not isinstance(id, str):
+    if not (isinstance(id, str) and id):
         raise Refusal(f"{where} has no tool_use_id; give one.", "messages")
     text = _text(content, where)
     if block.get("is_error") is True:
@@ -193,7 +199,8 @@ def _result(block: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     id, name, given = block.get("id"), block.get("name"), block.get("input", {})
-    if not (isinstance(id, str) and isinstance(name, str) and isinstance(given, dict)):
+    named = all(isinstance(each, str) and each for each in (id, name))
+    if not (named and isinstance(given, dict)):
         raise Refusal(f"{where} lacks id, name or input; give all.", "messages")
     function = {"name": name, "arguments": to_json(given).decode()}
     return {"id": id, "type": "function", "function": function}

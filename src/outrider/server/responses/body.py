@@ -98,7 +98,7 @@ class ResponsesRequest(Other):
             "top_p": self.top_p,
             "max_completion_tokens": self.max_output_tokens,
             "tools": tools_of(self.tools or []) or None,
-            "tool_choice": choice_of(self.tool_choice),
+            "tool_choice": None if self._calls_nothing else choice_of(self.tool_choice),
             "response_format": self._format(),
             "store": self.store,
         }
@@ -117,6 +117,11 @@ class ResponsesRequest(Other):
                 "parallel_tool_calls": self.parallel_tool_calls,
             },
         )
+
+    @property
+    def _calls_nothing(self) -> bool:
+        """True for the usual choice without tools, which many clients write."""
+        return self.tool_choice == "auto" and not self.tools
 
     def _format(self) -> dict[str, Any] | None:
         """Return OpenAI's ``response_format`` of chats."""

@@ -213,7 +213,8 @@ class Responses(BlockCall):
         if not self.body.logprobs:
             return []
         sample, outputs = self.sample, self.service.llm.inputs.outputs
-        begin = sample.text.find(block.text)
+        # Thoughts may have said the same.
+        begin = sample.text.find(block.text, self.read(sample).answer_begins)
         places = [len(sample.text[:end].encode(errors="replace"))
                   for end in (begin, begin + len(block.text))]  # fmt: skip
         shown = outputs.shown(self.states[0].request)
