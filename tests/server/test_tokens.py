@@ -13,7 +13,8 @@ from starlette.testclient import TestClient
 
 from outrider.server.app import create_app
 from outrider.server.settings import Settings
-from tests.support.echo import Echo
+from outrider.text.reasoning import FORMS
+from tests.support.echo import Echo, Scripted
 from tests.support.forked import Served
 
 GENERATE = "/inference/v1/generate"
@@ -171,3 +172,63 @@ def test_an_answer_tells_what_ended_it(client: TestClient, server: Served) -> No
         letter = (choice.get("text") or choice["message"]["content"]).strip()[2]
         (choice,) = post(server, f"/v1/{path}", **more, stop=letter)["choices"]
         assert (choice["stop_reason"], choice["matched_stop"]) == (letter, letter)
+
+
+def test_sglang_generates(server: Served) -> None:
+    options = {"temperature": 0.8, "top_k": 40, "sampling_seed": 5, "max_new_tokens": 12}
+    text = post(server, "/generate", text="for word", sampling_params=options)
+    known = post(server, "/v1/completions", prompt="for word", **SAMPLED, return_token_ids=True)
+    (choice,) = known["choices"]
+    assert (text["text"], text["output_ids"]) == (choice["text"], choice["token_ids"])
+    meta = text["meta_info"]
+    assert meta["finish_reason"] == {"type": "length", "length": 12}
+    assert (meta["prompt_tokens"], meta["completion_tokens"], meta["reasoning_tokens"]) == (
+        known["usage"]["prompt_tokens"], 12, 0,
+    )  # fmt: skip
+    ids = post(server, "/generate", input_ids=choice["prompt_token_ids"], sampling_params=options)
+    assert ids["output_ids"] == text["output_ids"]
+    ask = {"text": ["for word", "the fox"], "sampling_params": {**options, "n": 2}}
+    assert len(post(server, "/generate", **ask)) == 4
+    logged = post(server, "/generate", text="a", return_logprob=True, top_logprobs_num=2,
+                  sampling_params={"max_new_tokens": 3})["meta_info"]  # fmt: skip
+    assert [len(row) for row in logged["output_token_logprobs"]] == [3, 3, 3]
+    stream = httpx.post(f"{server.url}/generate", json={**ask, "stream": True})
+    chunks = told(stream.text)
+    last = {chunk["index"]: chunk for chunk in chunks}
+    assert last[0]["output_ids"] == text["output_ids"]
+    assert all(chunk["meta_info"]["finish_reason"] for chunk in last.values())
+    assert sorted(last) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({}, "give either text or input_ids"),
+        ({"text": "a", "input_ids": [1]}, "give either text or input_ids"),
+        ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob"),
+        ({"text": "a", "sampling_params": {"stop_regex": "a"}}, "sampling_params.stop_regex"),
+        ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature is -1"),
+        ({"text": "a", "sampling_params": 7}, "sampling_params"),
+        ({"input_ids": [999]}, "out of vocabulary"),
+        ({"text": "a", "rid": "a b"}, "rid"),
+        ({"text": ["a"] * 64, "stream": True, "sampling_params": {"max_new_tokens": 250}},
+         "the stream may have 16000 tokens"),
+    ],
+)  # fmt: skip
+def test_sglang_is_refused(body: Any, reason: str, client: TestClient) -> None:
+    answer = client.post("/generate", json=body)
+    assert answer.status_code == 400
+    assert reason in answer.json()["error"]["message"]
+    queue = client.app.state.service.queue  # type: ignore[attr-defined]
+    assert (queue.sequences, queue.tokens) == (0, 0)
+
+
+def test_thoughts_of_sglang_are_counted(tiny_llama: Path) -> None:
+    engine = Scripted(tiny_llama, None)
+    engine.script = "<think>the fox</think>so"
+    app = create_app(engine, Settings(names=("tiny",), reasoning=FORMS["qwen3"]))
+    with TestClient(app, "http://localhost") as front:
+        meta = front.post("/generate", json={"text": "x"}).json()["meta_info"]
+        info = front.get("/get_model_info").json()
+    assert meta["reasoning_tokens"] == meta["completion_tokens"] - 3  # two letters, and the end
+    assert info["model_path"] == front.get("/model_info").json()["model_path"]

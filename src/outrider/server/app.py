@@ -32,6 +32,7 @@ from .bodies import LONG_BODY, BodyRoute
 from .chat import Chat
 from .completions import Completion
 from .errors import RESPONSES, Refusal, install, response
+from .generate import Generate, GenerateRequest
 from .hosts import from_this_machine
 from .messages.body import MessagesRequest, Prompt
 from .messages.call import Messages
@@ -91,6 +92,7 @@ def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
         )  # fmt: skip
     _models(app, service)
     _tokens(app, service)
+    _of_sglang(app, service)
     _others(app, service)
     _texts(app, service)
     _health(app, service)
@@ -172,6 +174,24 @@ def _tokens(app: FastAPI, service: Service) -> None:
     async def generate(body: TokensRequest, http: Request) -> Response:
         """Go on behind token ids, with token ids."""
         return await answered(Tokens(service, body, http), http)
+
+
+def _of_sglang(app: FastAPI, service: Service) -> None:
+    @app.post("/generate", responses=STREAMED)
+    async def generate(body: GenerateRequest, http: Request) -> Response:
+        """Go on behind texts or token ids, as SGLang does."""
+        return await answered(Generate(service, body, http), http)
+
+    @app.get("/get_model_info", include_in_schema=False)
+    @app.get("/model_info")
+    async def model_info() -> dict[str, Any]:
+        """Return what SGLang's clients ask about the model."""
+        inputs = service.llm.inputs
+        path = str(inputs.folder)
+        return {
+            "model_path": path, "tokenizer_path": path, "is_generation": True,
+            "served_model_name": service.name, "max_model_len": inputs.max_model_len,
+        }  # fmt: skip
 
 
 def _others(app: FastAPI, service: Service) -> None:

@@ -16,6 +16,9 @@ from .reader import Said
 from .service import Service
 from .tools import reason_of
 
+THOUGHTLESS = {"reasoning_content": None}
+"""The field of thoughts that SGLang's clients look for in every delta."""
+
 
 class Chat(Dialogue):
     """A chat call, whose answer has a choice for each sample."""
@@ -83,7 +86,7 @@ class Chat(Dialogue):
         more = {"prompt_token_ids": list(ids)} if self.body.return_token_ids else {}
         for i in range(self.body.n):
             first = {
-                "index": i, "delta": {"role": "assistant", "content": self.echoed},
+                "index": i, "delta": {"role": "assistant", "content": self.echoed, **THOUGHTLESS},
                 "logprobs": None, "finish_reason": None, **stop_of(SampleState()),
             }  # fmt: skip
             yield self.chunk(first, 0) | more
@@ -105,7 +108,7 @@ class Chat(Dialogue):
             delta or reason or body.logprobs or body.return_token_ids or body.return_speculation
         ):
             return None
-        choice: dict[str, Any] = {"index": i, "delta": delta}
+        choice: dict[str, Any] = {"index": i, "delta": {**THOUGHTLESS, **delta}}
         if body.return_speculation:
             choice["speculation"] = step_of(events, self.service.llm.inputs.outputs.decode)
         return self._choice(choice, sample, start, reason_of(reason, said.calls, self.choice.how))
