@@ -192,6 +192,8 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
     guided_grammar: str | None = None
     grammar: str | None = None
     json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     speculation: SpeculationOptions | None = None
     prediction: Prediction | None = None
     priority: Whole = Field(0, ge=REQUEST["priority"].least, le=REQUEST["priority"].most)
@@ -217,8 +219,10 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
                 forms[FORM] = own
         named = {name: getattr(self, f"guided_{name}") for name in FORMS}
         forms |= {f"guided_{n}": {n: value} for n, value in named.items() if value is not None}
-        if self.grammar:  # llama.cpp's fields; an empty grammar asks for nothing
-            forms["grammar"] = {"grammar": self.grammar}
+        # Fields of llama.cpp and SGLang; an empty text asks for nothing.
+        kinds = {"grammar": "grammar", "ebnf": "grammar", "regex": "regex"}
+        texts = {name: getattr(self, name) for name in kinds}
+        forms |= {name: {kinds[name]: text} for name, text in texts.items() if text}
         if self.json_schema is not None:
             forms["json_schema"] = {"json": self.json_schema or {"type": "object"}}
         shape = self.response_format

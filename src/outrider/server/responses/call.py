@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request as HttpRequest
 
-from ...errors import OutriderError
+from ...errors import OutriderError, shown
 from ...text.called import ToolCall
 from ..answer import chat_logprobs
 from ..blocks import Block, BlockCall, Change
@@ -282,6 +282,11 @@ def ended_messages(store: Store, id: str, owner: int | None) -> list[dict[str, A
 
     One that runs, failed or was cancelled has no answer to go on behind.
     """
+    if not id.startswith("resp_"):
+        raise Refusal(
+            f"previous_response_id is {shown(id)}; ids of responses begin with resp_.",
+            "previous_response_id",
+        )
     kept = store.get(id, owner, "previous_response_id")
     if kept.answer["status"] not in ("completed", "incomplete"):
         raise Refusal(
