@@ -188,7 +188,8 @@ def messages_of(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _result(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    id, content = block.get("tool_use_id"), block.get("content") or ""
+    # Clients of SGLang write id.
+    id, content = block.get("tool_use_id", block.get("id")), block.get("content") or ""
     if not (isinstance(id, str) and id):
         raise Refusal(f"{where} has no tool_use_id; give one.", "messages")
     text = _text(content, where)
