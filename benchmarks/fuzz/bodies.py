@@ -87,9 +87,12 @@ VALID: dict[str, tuple[Any, ...]] = {
     "stream_options": ({"include_usage": True},),
     "tools": (TOOLS,), "tool_choice": ("none", "auto"), "priority": (0,), "timeout": (1, 5),
     "request_id": ("abc",), "cache_salt": ("s",), "prompt": PROMPTS, "messages": MESSAGES,
-    "tokens": ([5, 6],), "max_completion_tokens": (1, 2), "chat_template_kwargs": ({},),
+    "tokens": ([5, 6],), "token_ids": ([5, 6],), "input_ids": ([5, 6], [[5], [6, 7]]),
+    "text": ("Say a.", ["a", "b"]), "sampling_params": ({"max_tokens": 2}, {"max_new_tokens": 2}),
+    "max_completion_tokens": (1, 2), "chat_template_kwargs": ({},),
 }  # fmt: skip
 OWN_VALID: dict[str, dict[str, tuple[Any, ...]]] = {
+    "/v1/chat/completions/batch": {"messages": ([*MESSAGES[:2]], [MESSAGES[3]] * 3)},
     RESPONSES: {
         "input": INPUTS, "tools": ([{"type": "function", "name": "look",
                                      "parameters": PARAMETERS}],),
@@ -187,7 +190,8 @@ class Bodies:
     def fields(self, path: str) -> list[str]:
         """The names of a body's fields: the schema's, and all that are known besides."""
         published = self.paths[path].get("properties", {})
-        known = KNOWN if path in (COMPLETIONS, CHAT) else PASSED if path in NEEDED else ()
+        any_of_both = (COMPLETIONS, CHAT, "/invocations")
+        known = KNOWN if path in any_of_both else PASSED if path in NEEDED else ()
         return sorted({*published, *known})
 
     def case(self, index: int) -> Case:

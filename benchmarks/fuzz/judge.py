@@ -80,11 +80,18 @@ def _error(value: Any, path: str) -> Iterator[str]:
         yield f"type is {error['type']!r} and code {error['code']!r}"
 
 
+LISTS = ("/v1/completions/render", "/generate")
+"""Paths whose answers may be lists."""
+
+
 def _whole(case: Case, answer: Answer) -> Iterator[str]:
     """Yield what is wrong with an answer that is no stream."""
     value = parsed(bytes(answer.body))
-    if not isinstance(value, dict):
+    if not isinstance(value, dict | list):
         yield f"the answer is no JSON: {shown(answer)}"
+    elif isinstance(value, list):
+        if case.path not in LISTS:
+            yield f"the answer is a list: {shown(answer)}"
     elif case.path in (COMPLETIONS, CHAT):
         choices = value.get("choices")
         if not isinstance(choices, list) or not choices:

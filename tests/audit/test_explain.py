@@ -270,7 +270,7 @@ def test_errors_leave_the_engine_as_it_was(llm: LLM, monkeypatch: pytest.MonkeyP
     drafter = llm.engine.drafter
     with pytest.raises(RequestError, match="step is 0; give 1 or more"):
         explain(llm, PROMPT, 0.8, seed=0, step=0)
-    with pytest.raises(RequestError, match="leaves no room in a context of 256"):
+    with pytest.raises(RequestError, match="longer than the model's context length of 256"):
         explain(llm, PROMPT * 100, 0.8, seed=0)
     tree = Draft([DraftNodes([5, 6], [-1, -1])])
     nothing = Draft.chains([[]])
@@ -395,7 +395,7 @@ def test_bad_usage_is_one_sentence(options: tuple[object, ...], tmp_path: Path) 
         ((*options, "--step", 0), "error: step is 0; give 1 or more.\n"),
         ((*options, "--step", 500), "but the output ended in step"),
         ((*options, "--prompt", ""), "error: the prompt has no tokens; give at least one.\n"),
-        ((*options, "--prompt", PROMPT * 100), "leaves no room in a context of 256"),
+        ((*options, "--prompt", PROMPT * 100), "longer than the model's context length of 256"),
         ((*options, "--temperature", -1), "temperature is -1.0"),
         ((*options, "--drafter", "magic"), "drafter 'magic' is neither a drafter"),
     ):

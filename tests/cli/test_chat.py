@@ -73,7 +73,7 @@ def test_mistakes_are_told_and_nothing_is_lost(line: str, said: str) -> None:
 
 def test_a_message_that_is_too_long_is_taken_back() -> None:
     shown = talk("x " * 9000, "def add(a, b):")
-    assert "leaves no room" in shown[0]
+    assert "longer than the model's context" in shown[0]
     assert "8 tokens" in shown[-1]
 
 

@@ -174,7 +174,7 @@ def test_stats_go_to_stderr(tiny_llama: Path) -> None:
         (("generate", "--prompt", "x", "--memory", "much"), "memory is 'much'"),
         (("generate", "--prompt", "x", "--dtype", "int3"), "dtype is 'int3'"),
         (("generate", "--prompt", "x", "--max-tokens", "many"), "--max-tokens"),
-        (("generate", "x" * 300), "leaves no room"),
+        (("generate", "x" * 300), "longer than the model's context"),
         (("generate", ""), "no tokens"),
         (("generate", "--file", "/no/such/file"), "does not exist"),
         (("generate", "--prompt", "x", "--file", __file__), "not both"),

@@ -201,7 +201,7 @@ def test_a_wrong_request_harms_nobody(shared: Callable[[Work], None]) -> None:
         form = {"regex": "(unclosed"}
         for prompt, params, text in (
             ([5, 999], SamplingParams(), "vocabulary ends"),
-            ("x" * 999, SamplingParams(), "leaves no room"),
+            ("x" * 999, SamplingParams(), "longer than the model's context length"),
             ("ab", SamplingParams(structured_outputs=form), "structured_outputs.regex"),
         ):
             with pytest.raises(RequestError, match=text):

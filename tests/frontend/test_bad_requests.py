@@ -127,7 +127,7 @@ def test_a_form_completed_before_min_tokens_ends(llm: LLM, form: dict[str, Any])
     ("options", "sentence"),
     [
         ({"logit_bias": {320: 1.0}}, "prompt 1: logit_bias has token id 320, .* ends at 319"),
-        ({"logit_bias": {320: 1.0, 5: 1.0, 999: 1.0}}, "logit_bias has token id 320, 999, but"),
+        ({"logit_bias": {320: 1.0, 5: 1.0, 999: 1.0}}, "logit_bias has token id 320, 999, which"),
         ({"allowed_token_ids": [1, 999]}, "prompt 1: allowed_token_ids has token id 999"),
         (
             {"structured_outputs": {"regex": "("}, "ignore_eos": False},

@@ -368,8 +368,8 @@ def test_what_can_never_fit_is_refused_before_anything_starts(tiny_llama: Path) 
     [
         ([], "the prompt has no tokens"),
         ("", "the prompt has no tokens"),
-        ([5] * 256, "has 256 tokens, which leaves no room in a context of 256"),
-        ([5, 320], "token id 320, but the vocabulary ends at 319"),
+        ([5] * 256, "has 256 tokens and is longer than the model's context length of 256"),
+        ([5, 320], "token id 320, which is out of vocabulary"),
         ([5, -1], "token id -1"),
         ([5, 6.5], "a text or a list of token ids"),
     ],

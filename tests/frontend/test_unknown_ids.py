@@ -45,12 +45,12 @@ def test_what_the_model_cannot_say_changes_nothing(llm: LLM, options: dict[str, 
 @pytest.mark.parametrize(
     ("prompt", "options", "sentence"),
     [
-        (f"fox {PAD}", {}, "the prompt has token id 320, but the vocabulary ends at 319"),
-        ([5, 2**64], {}, f"the prompt has token id {2**64}, but"),
-        ([5, -1], {}, "the prompt has token id -1, but"),
-        ([5, 10**5000], {}, "the prompt has token id a value too long to be shown, but"),
+        (f"fox {PAD}", {}, "the prompt has token id 320, which is out of vocabulary"),
+        ([5, 2**64], {}, f"the prompt has token id {2**64}, which"),
+        ([5, -1], {}, "the prompt has token id -1, which"),
+        ([5, 10**5000], {}, "the prompt has token id a value too long to be shown, which"),
         ([5, True], {}, "a prompt is a text or a list of token ids"),
-        ("fox", {"logit_bias": {VOCABULARY: 1}}, "logit_bias has token id 320, but"),
+        ("fox", {"logit_bias": {VOCABULARY: 1}}, "logit_bias has token id 320, which"),
         ("fox", {"allowed_token_ids": [2, VOCABULARY]}, "allowed_token_ids has token id 320"),
     ],
 )
@@ -64,7 +64,7 @@ def test_what_asks_for_an_unknown_id_is_refused(
 
 @pytest.mark.parametrize("id", [VOCABULARY, 2**31 - 1])
 def test_a_prediction_of_unknown_ids_is_refused(llm: LLM, id: int) -> None:
-    with pytest.raises(RequestError, match=f"prediction has token id {id}, but the vocabulary"):
+    with pytest.raises(RequestError, match=f"prediction has token id {id}, which is out of vocabulary"):
         llm.generate([5, 6], BASE, speculation=Speculation(prediction=(5, id)))
 
 

@@ -227,7 +227,7 @@ def test_a_processor_fails_only_where_it_is_reached() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"logit_bias": {WIDTH: 1.0}}, "logit_bias has token id 50, but the vocabulary ends at 49"),
+        ({"logit_bias": {WIDTH: 1.0}}, "logit_bias has token id 50, which is out of vocabulary"),
         ({"allowed_token_ids": [1, 99]}, "allowed_token_ids has token id 99"),
         ({"allowed_token_ids": [7]}, "together leave no token to sample"),
         ({"allowed_token_ids": [END], "min_tokens": 2}, "together leave no token to sample"),

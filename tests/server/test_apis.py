@@ -192,6 +192,17 @@ def test_messages(name: str, engine: Scripted) -> None:
     ]
     opened = [event["index"] for event in sent if event["type"] == "content_block_start"]
     assert opened == list(range(len(expected)))
+    assert sent[0]["message"]["usage"]["output_tokens"] == 0
+    signed = [i for i, event in enumerate(sent) if "signature" in event.get("delta", {})]
+    assert len(signed) == bool(PARTS[name][0])
+    for place in signed:
+        block = sent[place]["index"]
+        assert sent[place + 1] == {"type": "content_block_stop", "index": block}
+    with front(engine, SCRIPTS[name]) as client:
+        omitted = {**ask, "thinking": {"type": "adaptive", "display": "omitted"}}
+        seen = client.post("/v1/messages", json=omitted).raise_for_status().json()
+    kinds = {block["type"] for block in seen["content"]}
+    assert kinds == {block.type for block in whole.content} - {"thinking"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -207,7 +218,7 @@ def test_chats(name: str, engine: Scripted) -> None:
     message, deltas = whole.choices[0].message, [c.choices[0].delta for c in streamed if c.choices]
     for field in ("reasoning", "reasoning_content"):
         assert (getattr(message, field) or "") == thoughts
-        assert "".join(getattr(delta, field, "") for delta in deltas) == thoughts
+        assert "".join(getattr(delta, field, None) or "" for delta in deltas) == thoughts
         assert getattr(hidden.choices[0].message, field) is None
     assert (message.content or "") == text == "".join(d.content or "" for d in deltas)
     assert hidden.choices[0].message.content == message.content
@@ -216,6 +227,69 @@ def test_chats(name: str, engine: Scripted) -> None:
     details = whole.usage.completion_tokens_details
     assert details is not None
     assert bool(details.reasoning_tokens) is bool(thoughts)
+    assert whole.usage.reasoning_tokens == details.reasoning_tokens  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["text", "thoughts", "only thoughts", "all"])
+def test_thoughts_stay_in_the_content_or_come_at_once(name: str, engine: Scripted) -> None:
+    thoughts, text, _ = PARTS[name]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": ADD}}]
+    ask: Any = {"messages": HI, "tools": tools}
+    with front(engine, SCRIPTS[name]) as client:
+        chat = "/v1/chat/completions"
+        mixed = client.post(chat, json={**ask, "separate_reasoning": False}).json()
+        parts = client.post(chat, json={**ask, "separate_reasoning": False, "stream": True}).text
+        held = client.post(chat, json={**ask, "stream_reasoning": False, "stream": True}).text
+    message = mixed["choices"][0]["message"]
+    assert message["reasoning"] is None
+    begins = SCRIPTS[name].removesuffix(CALL).removesuffix(f"{CALL}\n").strip()
+    assert message["content"].strip() == begins
+
+    def deltas(raw: str) -> list[dict[str, Any]]:
+        sent = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
+        return [each["choices"][0]["delta"] for each in sent]
+
+    assert "".join(each.get("content", "") for each in deltas(parts)) == message["content"]
+    told = [each["reasoning_content"] for each in deltas(held)]
+    assert [*filter(None, told)] == ([thoughts] if thoughts else [])
+    assert "".join(each.get("content", "") for each in deltas(held)) == text
+
+
+def test_a_response_tells_its_prompt_and_output_as_they_are(templated: Scripted) -> None:
+    with front(templated, "<think>so</think>yes") as client:
+        ask = {"input": "hello", "enable_response_messages": True}
+        answer = client.post("/v1/responses", json=ask).json()
+        assert "input_messages" not in client.post("/v1/responses", json={"input": "x"}).json()
+    (given,), (said,) = answer["input_messages"], answer["output_messages"]
+    assert given["type"] == said["type"] == "raw_message_tokens"
+    assert (given["message"], said["message"]) == ("[user]hello[assistant]", "<think>so</think>yes")
+    assert len(given["tokens"]) == answer["usage"]["input_tokens"]
+    assert len(said["tokens"]) == answer["usage"]["output_tokens"]
+
+
+def test_a_chat_echoes_the_beginning_of_its_answer(templated: Scripted) -> None:
+    begun: Any = [*HI, {"role": "assistant", "content": "I say "}]
+    more = {"continue_final_message": True, "echo": True}
+    with front(templated, "hello") as client:
+
+        def ask(messages: Any, **more: Any) -> Any:
+            return client.post("/v1/chat/completions", json={"messages": messages, **more})
+
+        assert ask(begun, **more).json()["choices"][0]["message"]["content"] == "I say hello"
+        assert ask(HI, echo=True).json()["choices"][0]["message"]["content"] == "hello"
+        raw = ask(begun, **more, stream=True).text
+    sent = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
+    texts = [each["choices"][0]["delta"].get("content", "") for each in sent]
+    assert texts[0] == "I say "
+    assert "".join(texts) == "I say hello"
+
+
+def test_hidden_tokens_of_thoughts_count(templated: Scripted) -> None:
+    (end, *_) = templated.inputs.outputs.special_tokens
+    with front(templated, f"<think>{end * 9}so</think>yes") as client:
+        used = client.post("/v1/chat/completions", json={"messages": HI}).json()["usage"]
+    plain = len(templated.inputs.codec.encode("yes", False, rendered=True))  # type: ignore[union-attr]
+    assert used["reasoning_tokens"] == used["completion_tokens"] - plain - 1
 
 
 def asked_text(engine: Scripted) -> str:
@@ -478,6 +552,12 @@ def test_log_probabilities_are_those_of_the_text(templated: Scripted) -> None:
     told = [each["token"] for event in events if event["type"] == "response.output_text.delta"
             for each in event["logprobs"]]  # fmt: skip
     assert "".join(told) == "I look."
+    with front(templated, "<think>the fox</think>the fox") as client:
+        raw = client.post("/v1/responses", json={**more, "stream": True}).text
+    events = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: ")]
+    for event in events:
+        if event["type"] == "response.output_text.delta":
+            assert "".join(each["token"] for each in event["logprobs"]) == event["delta"]
 
 
 REFUSED = [
@@ -485,7 +565,7 @@ REFUSED = [
     ("responses", {"response_format": {"type": "json_object"}}), ("responses", {"include": ["x"]}),
     ("responses", {"guided_regex": "a"}), ("responses", {"use_beam_search": True}),
     ("messages", {"n": 2}), ("messages", {"logprobs": True}),
-    ("messages", {"context_management": {}}),
+    ("messages", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
     ("messages", {"chat_template_kwargs": "x", "thinking": {"type": "enabled"}}),
     ("messages", {"thinking_token_budget": -2}), ("messages", {"thinking_token_budget": 2**31}),
     ("messages", {"structured_outputs": {"opening": "<think>"}}),
@@ -509,6 +589,40 @@ def test_nothing_that_asks_for_something_is_dropped(
     assert answer.status_code == 400
     name = next(iter(more))
     assert (name if name in ("n", "logprobs") else "; ") in answer.json()["error"]["message"]
+
+
+ACCEPTED = [
+    ("messages", {"messages": [
+        *HI, {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "add"}]},
+        {"role": "user", "content": [{"type": "tool_result", "id": "c", "content": "2"}]},
+    ]}),
+    ("responses", {"tool_choice": "auto"}), ("responses", {"tool_choice": "auto", "tools": []}),
+    ("messages", {"context_management": {"edits": []}}),
+    ("messages", {"context_management": {
+        "edits": [{"type": "clear_thinking_20251015", "keep": "all"}]
+    }}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("api", "more"), ACCEPTED)
+def test_what_asks_for_nothing_is_accepted(
+    api: str, more: dict[str, Any], templated: Scripted
+) -> None:
+    own: Any = {"input": "x"} if api == "responses" else {"messages": HI, "max_tokens": 5}
+    with front(templated, "yes") as client:
+        client.post(f"/v1/{api}", json={**own, **more}).raise_for_status()
+
+
+def test_a_model_without_thoughts_keeps_within_every_budget(templated: Scripted) -> None:
+    asks: dict[str, Any] = {
+        "messages": {"max_tokens": 5, "thinking": {"type": "enabled", "budget_tokens": 1024}},
+        "chat/completions": {"thinking_token_budget": 0},
+    }
+    templated.script = "yes"
+    app = create_app(templated, Settings(names=("tiny",)))
+    with TestClient(app, "http://localhost") as client:
+        for path, ask in asks.items():
+            client.post(f"/v1/{path}", json={"messages": HI, **ask}).raise_for_status()
 
 
 def test_an_effort_is_a_hint(templated: Scripted) -> None:
@@ -560,7 +674,9 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
      "input[0].content has a part of type 'input_image'; only text is served."),
     ("responses", {"input": [{"type": "function_call", "name": "f"}]}, "lacks name, call_id"),
     ("responses", {"input": "x", "tool_choice": {"type": "mcp"}}, "tool_choice is of type 'mcp'"),
-    ("responses", {"input": "x", "previous_response_id": "r"}, "Response with id 'r' not found"),
+    ("responses", {"input": "x", "previous_response_id": "resp_r"},
+     "Response with id 'resp_r' not found"),
+    ("responses", {"input": "x", "previous_response_id": "r"}, "begin with resp_."),
     ("responses", {"input": "x", "temperature": 1e999}, "temperature is inf; give 0"),
     ("responses", {"input": "x", "max_output_tokens": 0}, "max_output_tokens is 0"),
     ("responses", {"input": "x", "seed": 2**70}, "seed"),
@@ -576,6 +692,16 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
                                                                 "budget_tokens": 9}},
      "thinking.budget_tokens: this model's thoughts cannot be bounded"),
     ("messages", {"messages": HI, "max_tokens": 5, "model": "nope"}, "no model 'nope'"),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "text"}]}], "max_tokens": 5},
+     "has a block of type 'text' without its text; give that."),
+    ("messages", {"messages": [{"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "", "content": "x"}]}], "max_tokens": 5},
+     "has no tool_use_id; give one."),
+    ("messages", {"messages": [{"role": "assistant", "content": [
+        {"type": "tool_use", "id": "", "name": "f", "input": {}}]}], "max_tokens": 5},
+     "lacks id, name or input; give all."),
+    ("responses", {"input": "x", "top_logprobs": 99}, "top_logprobs is 99"),
+    ("responses", {"input": "x", "tool_choice": "required"}, "tool_choice is 'required'"),
 ]  # fmt: skip
 
 

@@ -189,7 +189,8 @@ def test_a_stream_without_usage_has_one_choice_a_chunk(server: Served, stream: b
         assert counts[0] < counts[-1]
         lines.pop()
     assert all(len(chunk["choices"]) == 1 for chunk in lines)
-    assert lines[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    begins = {"role": "assistant", "content": "", "reasoning_content": None}
+    assert lines[0]["choices"][0]["delta"] == begins
     assert lines[-1]["metrics"]["time_to_first_token_ms"] > 0
 
 

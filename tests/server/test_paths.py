@@ -60,6 +60,15 @@ def test_probes_of_others(client: TestClient) -> None:
         assert "no embeddings" in answer.json()["error"]["message"]
 
 
+def test_probes_may_end_in_a_slash(tiny_llama: Path) -> None:
+    with front(tiny_llama, api_keys=("k",)) as closed:
+        for path in ("/health", "/ping", "/metrics"):
+            assert closed.get(f"{path}/").status_code == 200
+        assert closed.get("/v1/models/").status_code == 401
+        key = {"Authorization": "Bearer k"}
+        assert closed.get("/v1/models/", headers=key).status_code == 200
+
+
 def test_dashboards_of_vllm_find_their_metrics(client: TestClient) -> None:
     client.post("/v1/completions", json={"prompt": "x", "max_tokens": 7, "n": 2}).raise_for_status()
     text = client.get("/metrics").text

@@ -313,10 +313,10 @@ SAME: list[list[dict[str, Any]]] = [
      {"json_schema": SCHEMA}, {"response_format": {"type": "json_object", "schema": SCHEMA}},
      {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
      {"response_format": {"type": "json_schema", "schema": SCHEMA}}],
-    [{"guided_regex": "a+"}, {"structured_outputs": {"regex": "a+"}}],
+    [{"guided_regex": "a+"}, {"regex": "a+"}, {"structured_outputs": {"regex": "a+"}}],
     [{"guided_choice": ["a", "b"]}, {"structured_outputs": {"choice": ["a", "b"]}}],
     [{"guided_grammar": 'start: "a"'}, {"structured_outputs": {"grammar": 'start: "a"'}},
-     {"grammar": 'start: "a"'}],
+     {"ebnf": 'start: "a"'}, {"grammar": 'start: "a"'}],
     [{"json_schema": {}}, {"response_format": {"type": "json_object"}},
      {"structured_outputs": {"json_object": True}}, {"guided_json": {"type": "object"}}],
 ]  # fmt: skip
@@ -340,7 +340,10 @@ def test_equal_forms_may_stand_side_by_side(model: Any) -> None:
             if one.keys() != other.keys():
                 with pytest.raises(Refusal, match="ask for forms that differ; give one of them"):
                     model.model_validate(body | one | other).form()
-    for nothing in ({"grammar": ""}, {"grammar": None, "json_schema": None}):
+    for nothing in (
+        {"grammar": "", "ebnf": "", "regex": ""},
+        {"grammar": None, "json_schema": None},
+    ):
         assert model.model_validate(body | nothing).form() is None
 
 
@@ -361,7 +364,7 @@ def test_the_schema_tells_numbers_from_truth_values() -> None:
     wanted = {
         "length_penalty": 1, "spaces_between_special_tokens": True,
         "routed_experts_prompt_start": 0,
-        "echo": False,
+        "early_stopping": False,
     }  # fmt: skip
     for name, value in wanted.items():
         assert json.dumps(fields[name]["enum"]) == json.dumps([None, value]), name

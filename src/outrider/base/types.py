@@ -159,8 +159,8 @@ def check_vocabulary(
     """Refuse ids outside a vocabulary of that size; ``param`` is the option that has them."""
     if wrong := wrong_ids(ids, vocabulary):
         raise RequestError(
-            f"{name} has token id {', '.join(map(shown, wrong))}, but the vocabulary ends at "
-            f"{vocabulary - 1} (it has {vocabulary}).", param,
+            f"{name} has token id {', '.join(map(shown, wrong))}, which is out of vocabulary: "
+            f"the vocabulary ends at {vocabulary - 1} (it has {vocabulary}).", param,
         )  # fmt: skip
 
 

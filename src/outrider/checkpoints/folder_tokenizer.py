@@ -44,17 +44,21 @@ def folder_tokenizer(folder: Path) -> Words | None:
 def save_words(words: Words, folder: Path) -> None:
     """Write a tokenizer's files to ``folder``."""
     words.backend.save(str(folder / FILE))
-    template: Any = words.template
-    if isinstance(template, dict):
-        template = [{"name": name, "template": text} for name, text in template.items()]
-    options = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        **words.specials,
-        **({"chat_template": template} if template else {}),
-    }
+    options = config_of(words.specials, words.template)
     text = json.dumps(options, indent=2, ensure_ascii=False)
     (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+
+
+def config_of(specials: Mapping[str, str], template: Any) -> dict[str, Any]:
+    """Return what tokenizer_config.json says; ``template`` is the only one, or all by name."""
+    if isinstance(template, dict):
+        template = [{"name": name, "template": text} for name, text in template.items()]
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **specials,
+        **({"chat_template": template} if template else {}),
+    }
 
 
 def _options(folder: Path) -> dict[str, Any]:

@@ -98,8 +98,10 @@ class InputProcessor:
         room = self.max_model_len - len(ids)
         if room < 1:
             raise RequestError(
-                f"the prompt has {len(ids)} tokens, which leaves no room in a context of "
-                f"{self.max_model_len}; shorten it to {self.max_model_len - 1} or less.", "prompt",
+                # Clients know a prompt that is too long by these words of SGLang's.
+                f"the prompt has {len(ids)} tokens and is longer than the model's context length "
+                f"of {self.max_model_len} allows; shorten it to {self.max_model_len - 1} or less.",
+                "prompt",
             )  # fmt: skip
         return room
 

@@ -156,14 +156,18 @@ class OutputProcessor:
 
         The output begins at ``start``.
         """
+        places, shown = Places(self.writer(request), start), self.shown(request)
+        return lambda id: places.add(id, shown(id))
+
+    def shown(self, request: Request) -> Callable[[int], bytes]:
+        """Return a function from a token to its bytes in a request's text, which may hide it."""
         skip = request.params.skip_special_tokens
-        places = Places(self.writer(request), start)
 
-        def place(id: int) -> int:
+        def shown(id: int) -> bytes:
             hidden = skip and id in self._added and self._added[id].special
-            return places.add(id, b"" if hidden else self.bytes_of(id))
+            return b"" if hidden else self.bytes_of(id)
 
-        return place
+        return shown
 
     def writer(self, request: Request) -> Detokenizer:
         """Return what writes the text of a sample of a request, stop strings included."""

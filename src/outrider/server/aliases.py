@@ -1,4 +1,4 @@
-"""Other ways to write a path: below a proxy's, or without /v1, as other servers have it."""
+"""Other ways to write a path: below a proxy's, without /v1, or with a slash at its end."""
 
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -10,7 +10,7 @@ ALIASED = frozenset(
 
 
 class Aliases:
-    """Takes ``root`` off paths, the path below which a proxy serves, and gives others their /v1."""
+    """Takes ``root``, the path below which a proxy serves, and last slashes off paths; adds /v1."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         self.app, self.root = app, root
@@ -23,6 +23,7 @@ class Aliases:
                 return
             if self.root and path.startswith(f"{self.root}/"):
                 path = path.removeprefix(self.root)
+            path = path.rstrip("/") or "/"
             if path.removeprefix("/").partition("/")[0] in ALIASED:
                 path = f"/v1{path}"
             scope = {**scope, "path": path, "raw_path": path.encode("utf-8", "surrogateescape")}

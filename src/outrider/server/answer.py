@@ -65,6 +65,13 @@ def speculative_decoding(sample: SampleState, longest: int, detail: Detail) -> d
     }
 
 
+def stop_of(sample: SampleState) -> dict[str, Any]:
+    """Return what ended a sample: in vLLM's field, null at EOS, and in SGLang's, with its id."""
+    reason, ended = sample.stop_reason, sample.finish_reason == "stop" and sample.token_ids
+    matched = sample.token_ids[-1] if reason is None and ended else reason
+    return {"stop_reason": reason, "matched_stop": matched}
+
+
 def step_of(events: Sequence[Event], decode: Callable[[list[int]], str]) -> dict[str, Any]:
     """Return one step of one sample: its tokens with their origin, and the rejected drafts."""
     drafted = next((e.drafted for e in events if e.drafted is not None), None)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -27,23 +27,30 @@ async def answered(call: ApiCall[Any], http: Request) -> Response:
     http.state.call = call
     if call.body.stream_options is not None and not call.body.stream:
         raise Refusal("stream_options needs stream: true.", "stream_options")
-    try:
+    with leaving(call):
         await unless_gone(http, call.prepare())
         http.state.held.close()  # the body; generating may take long
         if not call.body.stream:
             return await unless_gone(http, whole(call))
         chunks = call.chunks()
         first = await unless_gone(http, anext(chunks))
+    return StreamingResponse(
+        events(call, first, chunks), media_type="text/event-stream",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def leaving(call: ApiCall[Any]) -> Iterator[None]:
+    """Take a call that fails out of the queue, and name its error as its client does."""
+    try:
+        yield
     except BaseException as error:
         call.lease.close()
         told = to_refusal(error) if isinstance(error, ConfigError) else error
         if isinstance(told, RequestError):
             raise call.told(told) from None
         raise
-    return StreamingResponse(
-        events(call, first, chunks), media_type="text/event-stream",
-        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-    )  # fmt: skip
 
 
 async def unless_gone(http: Request, work: Awaitable[T]) -> T:

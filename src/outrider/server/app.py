@@ -21,15 +21,18 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from .. import __version__
 from ..async_llm import AsyncLLM
+from ..checkpoints.folder_tokenizer import config_of
 from ..frontend.instruct import is_instruct
 from . import protocol
 from .access import Access
 from .aliases import Aliases
 from .answering import answered, unless_gone
+from .batch import Batch, BatchRequest
 from .bodies import LONG_BODY, BodyRoute
 from .chat import Chat
 from .completions import Completion
 from .errors import RESPONSES, Refusal, install, response
+from .generate import Generate, GenerateRequest
 from .hosts import from_this_machine
 from .messages.body import MessagesRequest, Prompt
 from .messages.call import Messages
@@ -39,6 +42,7 @@ from .security import Gate
 from .service import Service
 from .settings import Settings
 from .speculation import change, load, state
+from .tokens import Tokens, TokensRequest, rendered
 from .tools import check_tools, choice_of
 from .traces import Tracer
 
@@ -87,6 +91,8 @@ def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
             allow_headers=["*"], expose_headers=["x-request-id", "retry-after"],
         )  # fmt: skip
     _models(app, service)
+    _tokens(app, service)
+    _of_sglang(app, service)
     _others(app, service)
     _texts(app, service)
     _health(app, service)
@@ -137,6 +143,55 @@ def _models(app: FastAPI, service: Service) -> None:
     async def chat(body: protocol.ChatRequest, http: Request) -> Response:
         """Answer a conversation."""
         return await answered(Chat(service, body, http), http)
+
+    @app.post("/v1/chat/completions/batch")
+    async def batch(body: BatchRequest, http: Request) -> Response:
+        """Answer several conversations."""
+        return await Batch(service, body, http).answered()
+
+    @app.post("/invocations", responses=STREAMED)
+    async def invoke(body: protocol.Invocation, http: Request) -> Response:
+        """Answer a conversation, or continue prompts, by SageMaker's path."""
+        asked = body.asked()
+        is_chat = isinstance(asked, protocol.ChatRequest)
+        return await (chat if is_chat else completions)(asked, http)
+
+
+def _tokens(app: FastAPI, service: Service) -> None:
+    """Render prompts, and go on behind token ids, by vLLM's paths."""
+
+    @app.post("/v1/completions/render")
+    async def render(body: protocol.CompletionRequest, http: Request) -> list[dict[str, Any]]:
+        """Return the token ids of prompts, and the options."""
+        return await rendered(Completion(service, body, http), http)
+
+    @app.post("/v1/chat/completions/render")
+    async def render_chat(body: protocol.ChatRequest, http: Request) -> dict[str, Any]:
+        """Return the token ids of a conversation, and the options."""
+        return (await rendered(Chat(service, body, http), http))[0]
+
+    @app.post("/inference/v1/generate", responses=STREAMED)
+    async def generate(body: TokensRequest, http: Request) -> Response:
+        """Go on behind token ids, with token ids."""
+        return await answered(Tokens(service, body, http), http)
+
+
+def _of_sglang(app: FastAPI, service: Service) -> None:
+    @app.post("/generate", responses=STREAMED)
+    async def generate(body: GenerateRequest, http: Request) -> Response:
+        """Go on behind texts or token ids, as SGLang does."""
+        return await answered(Generate(service, body, http), http)
+
+    @app.get("/get_model_info", include_in_schema=False)
+    @app.get("/model_info")
+    async def model_info() -> dict[str, Any]:
+        """Return what SGLang's clients ask about the model."""
+        inputs = service.llm.inputs
+        path = str(inputs.folder)
+        return {
+            "model_path": path, "tokenizer_path": path, "is_generation": True,
+            "served_model_name": service.name, "max_model_len": inputs.max_model_len,
+        }  # fmt: skip
 
 
 def _others(app: FastAPI, service: Service) -> None:
@@ -195,6 +250,16 @@ def _others(app: FastAPI, service: Service) -> None:
 
 
 def _texts(app: FastAPI, service: Service) -> None:
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """Return what transformers' configuration of the tokenizer would say."""
+        inputs = service.llm.inputs
+        codec = inputs.codec
+        if codec is None:
+            raise Refusal("this model has no tokenizer.", status=404)
+        most = inputs.max_model_len
+        return config_of(codec.special_tokens, codec.chat_template) | {"model_max_length": most}
+
     @app.post("/tokenize")
     async def tokenize(body: protocol.TokenizeRequest, http: Request) -> Response:
         """Return the token ids of a text or a conversation."""

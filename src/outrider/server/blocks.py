@@ -1,13 +1,11 @@
 """An answer as a sequence of blocks: thoughts, text, and calls, one behind the other."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from fastapi import Request as HttpRequest
 
-from ..errors import RequestError
 from ..frontend.outputs import SampleState
 from ..text.called import json_end
 from .dialogue import Dialogue, News, Seen
@@ -86,26 +84,14 @@ class Blocks:
 
 
 class BlockCall(Dialogue):
-    """A call whose answer is one sample, told in blocks.
-
-    ``names`` has the names of fields whose names in chats differ, by those.
-    """
+    """A call whose answer is one sample, told in blocks."""
 
     named_events = True
-    names: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, service: Service, body: ChatRequest, http: HttpRequest) -> None:
         super().__init__(service, body, http)
         self.blocks = Blocks()
         self.cancelled = False
-
-    def told(self, error: RequestError) -> RequestError:
-        """See ``ApiCall.told``."""
-        name = self.names.get(error.param or "")
-        if name is not None:
-            error.args = (str(error).replace(str(error.param), name, 1),)
-            error.param = name
-        return error
 
     @property
     def sample(self) -> SampleState:

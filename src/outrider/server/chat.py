@@ -8,11 +8,16 @@ from fastapi import Request as HttpRequest
 from ..base.types import SAMPLE, Event, grouped_by
 from ..frontend.outputs import RequestState, SampleState
 from ..text.called import new_id
-from .answer import chat_logprobs, nulls, prompt_logprobs, step_of
+from ..text.messages import readable
+from .answer import chat_logprobs, nulls, prompt_logprobs, step_of, stop_of
 from .dialogue import CallNews, Dialogue, Seen
 from .protocol import ChatRequest
+from .reader import Said
 from .service import Service
 from .tools import reason_of
+
+THOUGHTLESS = {"reasoning_content": None}
+"""The field of thoughts that SGLang's clients look for in every delta."""
 
 
 class Chat(Dialogue):
@@ -24,14 +29,24 @@ class Chat(Dialogue):
     def __init__(self, service: Service, body: ChatRequest, http: HttpRequest) -> None:
         super().__init__(service, body, http)
         self.seen = [Seen() for _ in range(body.n)]
+        self.echoed = ""  # the beginning of the content that the client has given
+
+    async def prepare(self) -> None:
+        last = self.body.messages[-1]
+        await super().prepare()
+        if self.body.echo and last["role"] == "assistant":
+            self.echoed = readable([last])[0]["content"]
 
     def build(self) -> dict[str, Any]:
         (state,) = self.states
         choices = []
         for i, sample in enumerate(state.samples):
             said = self.read(sample)
-            shown = said.content or None if said.calls else said.content
-            message: dict[str, Any] = {"role": "assistant", "content": shown, **nulls("message")}
+            shown: str | None = self.echoed + said.content
+            if said.calls and not self.choice.how.startswith("="):
+                shown = shown or None  # with a named tool vLLM has an empty text
+            message: dict[str, Any] = {"role": "assistant", "content": shown}
+            message |= nulls("message")
             message |= self._thoughts(said.thoughts)
             if said.calls:
                 message["tool_calls"] = [call.as_json(new_id()) for call in said.calls]
@@ -71,8 +86,8 @@ class Chat(Dialogue):
         more = {"prompt_token_ids": list(ids)} if self.body.return_token_ids else {}
         for i in range(self.body.n):
             first = {
-                "index": i, "delta": {"role": "assistant", "content": ""},
-                "logprobs": None, "finish_reason": None, "stop_reason": None,
+                "index": i, "delta": {"role": "assistant", "content": self.echoed, **THOUGHTLESS},
+                "logprobs": None, "finish_reason": None, **stop_of(SampleState()),
             }  # fmt: skip
             yield self.chunk(first, 0) | more
             more = {}
@@ -93,10 +108,25 @@ class Chat(Dialogue):
             delta or reason or body.logprobs or body.return_token_ids or body.return_speculation
         ):
             return None
-        choice: dict[str, Any] = {"index": i, "delta": delta}
+        choice: dict[str, Any] = {"index": i, "delta": {**THOUGHTLESS, **delta}}
         if body.return_speculation:
             choice["speculation"] = step_of(events, self.service.llm.inputs.outputs.decode)
         return self._choice(choice, sample, start, reason_of(reason, said.calls, self.choice.how))
+
+    def read(self, sample: SampleState, whole: bool = True) -> Said:
+        said, body = super().read(sample, whole), self.body
+        if not body.separate_reasoning:
+            begins = said.answer_begins
+            answer = sample.text[begins:]
+            space = answer[: len(answer) - len(answer.lstrip())] if begins else ""
+            content = sample.text[:begins] + space + said.content
+            return said._replace(thoughts="", content=content)
+        begun = whole or said.content or said.calls
+        return said if body.stream_reasoning or begun else said._replace(thoughts="")
+
+    def usage(self, output: int | None = None) -> dict[str, Any]:
+        """See ``ApiCall.usage``; SGLang's clients find the tokens of thoughts at the top."""
+        return super().usage(output) | {"reasoning_tokens": self.num_thought_tokens}
 
     def _thoughts(self, text: str) -> dict[str, Any]:
         """Return the fields of thoughts, by the names of vLLM and of DeepSeek's clients."""
@@ -115,7 +145,7 @@ class Chat(Dialogue):
             by_id = self.body.return_tokens_as_token_ids
             listed = chat_logprobs(logprobs, ids, top, outputs, by_id)
         choice |= {
-            "logprobs": listed, "finish_reason": reason, "stop_reason": sample.stop_reason,
+            "logprobs": listed, "finish_reason": reason, **stop_of(sample),
         }  # fmt: skip
         if self.body.return_token_ids:
             choice["token_ids"] = ids

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..base.types import SAMPLE, grouped_by
 from ..frontend.outputs import RequestState, SampleState
-from .answer import CompletionLogprobs, nulls, prompt_logprobs, step_of
+from .answer import CompletionLogprobs, nulls, prompt_logprobs, step_of, stop_of
 from .api_call import ApiCall, merged
 from .errors import Refusal
 from .protocol import CompletionRequest
@@ -100,7 +100,7 @@ class _Choice:
         listed = None if self.logprobs is None else self.logprobs.listed(part, self.end)
         choice: dict[str, Any] = {
             "index": self.number, "text": text, "logprobs": listed,
-            "finish_reason": part.finish_reason, "stop_reason": part.stop_reason,
+            "finish_reason": part.finish_reason, **stop_of(part),
         }  # fmt: skip
         if body.prompt_logprobs is not None and not self.begun:
             choice["prompt_logprobs"] = prompt_logprobs(state.prompt_logprobs)

@@ -1,12 +1,14 @@
 """The common part of calls that answer a conversation: chats, responses and messages."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fastapi import Request as HttpRequest
 
 from ..base.limits import LARGEST_INT
-from ..errors import shown
+from ..errors import RequestError, shown
 from ..frontend.outputs import SampleState
 from ..text.called import ToolCall, new_id, types_of
 from ..text.calls import MARKS
@@ -77,9 +79,14 @@ class Dialogue(ApiCall[ChatRequest]):
     """A call that answers a conversation: its messages, and the form of the answer.
 
     Attributes:
+        names: names of fields that the client knows, by those of ``SamplingParams``.
         choice: which tools may be called, see ``tools.choice_of``.
         reader: what reads the outputs.
+        repeated: how many such calls one body asks for.
     """
+
+    repeated = 1
+    names: Mapping[str, str] = MappingProxyType({"logprobs": "top_logprobs"})
 
     def __init__(self, service: Service, body: ChatRequest, http: HttpRequest) -> None:
         super().__init__(service, body, http)
@@ -90,6 +97,14 @@ class Dialogue(ApiCall[ChatRequest]):
             settings.reasoning, settings.tool_form, self.choice.how, types_of(functions)
         )
 
+    def told(self, error: RequestError) -> RequestError:
+        """See ``ApiCall.told``."""
+        name = self.names.get(error.param or "")
+        if name is not None:
+            error.args = (str(error).replace(str(error.param), name, 1),)
+            error.param = name
+        return error
+
     async def prepare(self) -> None:
         """Make the state of the call's request."""
         body = self.body
@@ -98,7 +113,7 @@ class Dialogue(ApiCall[ChatRequest]):
         listed = (body.top_logprobs or 0) if body.logprobs else None
         form, leaves = self._form()
         self.lease = self.service.admit(body.n)
-        await self.read_options(1, logprobs=listed)
+        await self.read_options(self.repeated, logprobs=listed)
         tools = (body.tools or []) if self.choice.how != "none" else []
         whole, prompt = await self.service.texts.chat_ids(body.messages, tools, body, self.long)
         self.more |= self._behind_thoughts(form, leaves, prompt)
@@ -165,7 +180,7 @@ class Dialogue(ApiCall[ChatRequest]):
                 ended = not self.reader.begun
         before = None if ended else self._before_form(budget)
         if before is None:
-            if budget is not None and (reasoning is None or not ended):
+            if budget is not None and not ended:
                 raise Refusal(f"thinking_token_budget: {NOT_BOUNDED}", "thinking_token_budget")
             if not (leaves or ended or "after" in (form or {})):
                 self.reader.reasoning = None  # the form begins at once, so there are no thoughts
@@ -208,8 +223,12 @@ class Dialogue(ApiCall[ChatRequest]):
         """Tokens of all samples that are thoughts."""
         if self.reader.reasoning is None:
             return 0
-        outputs = self.service.llm.inputs.outputs
-        return sum(self.reader.num_thought_tokens(sample, outputs) for sample in self.samples)
+        outputs, count = self.service.llm.inputs.outputs, self.reader.num_thought_tokens
+        return sum(
+            count(sample, outputs.shown(state.request))
+            for state in self.states
+            for sample in state.samples
+        )
 
     def usage(self, output: int | None = None) -> dict[str, Any]:
         """Return OpenAI's ``usage``, with the tokens of thoughts."""

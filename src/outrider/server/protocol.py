@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
@@ -20,6 +20,7 @@ from .unsupported import BLANKS, NotInChats, NotInCompletions, Unless, Unsupport
 
 MOST_SAMPLES = 256
 FORM = "structured_outputs"
+Body = TypeVar("Body", bound=BaseModel)
 
 REQUEST_ID = r"^[\x21-\x7e]{1,128}$"
 """Ids that a client may give a request: no character that could break a line of the log."""
@@ -191,6 +192,8 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
     guided_grammar: str | None = None
     grammar: str | None = None
     json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     speculation: SpeculationOptions | None = None
     prediction: Prediction | None = None
     priority: Whole = Field(0, ge=REQUEST["priority"].least, le=REQUEST["priority"].most)
@@ -216,8 +219,10 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
                 forms[FORM] = own
         named = {name: getattr(self, f"guided_{name}") for name in FORMS}
         forms |= {f"guided_{n}": {n: value} for n, value in named.items() if value is not None}
-        if self.grammar:  # llama.cpp's fields; an empty grammar asks for nothing
-            forms["grammar"] = {"grammar": self.grammar}
+        # Fields of llama.cpp and SGLang; an empty text asks for nothing.
+        kinds = {"grammar": "grammar", "ebnf": "grammar", "regex": "regex"}
+        texts = {name: getattr(self, name) for name in kinds}
+        forms |= {name: {kinds[name]: text} for name, text in texts.items() if text}
         if self.json_schema is not None:
             forms["json_schema"] = {"json": self.json_schema or {"type": "object"}}
         shape = self.response_format
@@ -374,7 +379,10 @@ class ChatRequest(Generation, Templated, NotInChats):  # type: ignore[misc]
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool = True
+    echo: bool = False
     include_reasoning: bool = True
+    separate_reasoning: bool = True
+    stream_reasoning: bool = True
     thinking_token_budget: Whole | None = ranged(-1, LARGEST_INT)
 
 
@@ -431,13 +439,24 @@ def with_hints(passed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str,
     return {**passed, "chat_template_kwargs": {**hints, **options}}
 
 
-def chat_request(fields: dict[str, Any]) -> ChatRequest:
-    """Return the body of a chat. Raises RequestValidationError: a field is wrong."""
+def checked(model: type[Body], fields: dict[str, Any]) -> Body:
+    """Return a body of these fields. Raises RequestValidationError: one is wrong."""
     try:
-        return ChatRequest.model_validate(fields)
+        return model.model_validate(fields)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
     raise RequestValidationError(problems)
+
+
+class Invocation(Wire):
+    """The body of ``POST /invocations``, SageMaker's path: that of a chat or a completion."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    def asked(self) -> ChatRequest | CompletionRequest:
+        """Return the body of which kind it is. Raises RequestValidationError: a field is wrong."""
+        given = self.model_extra or {}
+        return checked(ChatRequest if "messages" in given else CompletionRequest, given)
 
 
 class TokenizeRequest(Templated):

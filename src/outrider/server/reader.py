@@ -1,20 +1,28 @@
 """Reads outputs of chats: thoughts, content, and calls of tools."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..frontend.outputs import OutputProcessor, SampleState
+from ..frontend.outputs import SampleState
 from ..text.called import ToolCall, Types, read_auto, read_json
 from ..text.calls import Form
 from ..text.reasoning import Parts, ReasoningForm
 
+Shown = Callable[[int], bytes]
+"""Returns the bytes of a token in the text."""
+
 
 class Said(NamedTuple):
-    """The parts of a sample's output, as clients see them."""
+    """The parts of a sample's output, as clients see them.
+
+    ``answer_begins`` is where thoughts end in the output, with their marks.
+    """
 
     thoughts: str
     content: str
     calls: list[ToolCall]
+    answer_begins: int = 0
 
 
 @dataclass
@@ -39,7 +47,7 @@ class Reader:
         """Return the parts of an output; only what is certain unless it is ``whole``."""
         parts = self._parts(text, whole)
         content, calls = self._calls(parts, whole)
-        return Said(parts.thoughts, content, calls)
+        return Said(parts.thoughts, content, calls, parts.end)
 
     def _parts(self, text: str, whole: bool) -> Parts:
         if self.reasoning is None:
@@ -62,18 +70,18 @@ class Reader:
             return "", read_json(text)
         return read_auto(text, self.form, whole, self.types)
 
-    def num_thought_tokens(self, sample: SampleState, outputs: OutputProcessor) -> int:
+    def num_thought_tokens(self, sample: SampleState, shown: Shown) -> int:
         """Return how many tokens of an output are thoughts, their marks included."""
         end = len(sample.text[: self._parts(sample.text, True).end].encode(errors="replace"))
-        return self.num_tokens_before(sample, end, outputs)
+        return self.num_tokens_before(sample, end, shown)
 
     @staticmethod
-    def num_tokens_before(sample: SampleState, end: int, outputs: OutputProcessor) -> int:
-        """Return how many tokens of an output begin before a byte of its text."""
+    def num_tokens_before(sample: SampleState, end: int, shown: Shown) -> int:
+        """Return how many tokens of an output begin before a byte of its text, where ``shown``."""
         count = place = 0
         for id in sample.token_ids:
             if place >= end:
                 break
-            place += len(outputs.bytes_of(id))
+            place += len(shown(id))
             count += 1
         return count

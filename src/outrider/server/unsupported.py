@@ -1,4 +1,4 @@
-"""Fields of OpenAI's and vLLM's requests that this server does not honour.
+"""Fields of OpenAI's, vLLM's and SGLang's requests that this server does not honour.
 
 A field that would change the prompt or the output is refused, unless its value changes nothing.
 Fields that change neither are ignored, and so is every field that neither API knows.
@@ -56,6 +56,8 @@ Unsupported = _model(
     "Unsupported",
     ("use_beam_search early_stopping watermarking return_prompt_text", Unless((False,))),
     ("spaces_between_special_tokens", Unless((True,))),
+    ("stop_regex custom_logit_processor lora_path", Unless()),
+    ("return_hidden_states", Unless((False,))),
     ("repetition_detection audio web_search_options structural_tag", Unless()),
     ("mm_processor_kwargs kv_transfer_params ec_transfer_params vllm_xargs", Unless(({},))),
     ("prompt_embeds logprob_token_ids", Unless(([],))),
@@ -76,7 +78,6 @@ Unsupported = _model(
 NotInChats = _model(
     "NotInChats",
     ("prompt", Unless((), COMPLETIONS)),
-    ("echo", Unless((False,), COMPLETIONS)),
     ("best_of", Unless((1,), "give n")),
     ("add_special_tokens", Unless((False,), "the chat template adds them")),
 )

@@ -15,7 +15,7 @@ from ..protocol import (
     Effort,
     Other,
     Wire,
-    chat_request,
+    checked,
     ranged,
     with_effort,
     with_hints,
@@ -23,12 +23,18 @@ from ..protocol import (
 from ..shapes import MOST_MESSAGES, MOST_TOOLS, Parts, Real, Whole
 from ..unsupported import Unless
 
+NO_EDITS: tuple[Any, ...] = (
+    {}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+)  # fmt: skip
+"""Edits of the context that leave it as it is."""
+
 
 class Thinking(Wire):
     """Whether thoughts are wanted, and how many tokens of them."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Whole | None = ranged(0, LARGEST_INT)
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class ToolChoice(Wire):
@@ -69,13 +75,13 @@ class Prompt(Other):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    context_management: Annotated[Any, Unless()] = None
+    context_management: Annotated[Any, Unless(NO_EDITS)] = None
     mcp_servers: Annotated[Any, Unless(([],), "give tools")] = None
     container: Annotated[Any, Unless()] = None
 
     def chat(self) -> ChatRequest:
         """Return the chat that the body asks for. Raises Refusal: a part is not served."""
-        return chat_request(self._fields())
+        return checked(ChatRequest, self._fields())
 
     def _fields(self) -> dict[str, Any]:
         messages: list[dict[str, Any]] = []
@@ -98,6 +104,8 @@ class Prompt(Other):
             passed = with_hints(passed, {"enable_thinking": wanted, "thinking": wanted})
             if self.thinking.type == "enabled" and self.thinking.budget_tokens is not None:
                 more["thinking_token_budget"] = self.thinking.budget_tokens
+            if self.thinking.display == "omitted":
+                more["include_reasoning"] = False
         return passed | more | {
             "model": self.model, "messages": messages, "tools": tools_of(self.tools or []) or None,
             **self._of_choice(),
@@ -140,8 +148,9 @@ def _text(content: Any, where: str) -> str:
         kind = block.get("type") if isinstance(block, dict) else None
         text = block.get("text") if kind == "text" else None
         if not isinstance(text, str):
+            what = " without its text; give that" if kind == "text" else "; only text is served"
             raise Refusal(
-                f"{where} has a block of type {shown(kind)}; only text is served.",
+                f"{where} has a block of type {shown(kind)}{what}.",
                 where.partition("[")[0],
             )
         texts.append(text)
@@ -179,8 +188,9 @@ def messages_of(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _result(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    id, content = block.get("tool_use_id"), block.get("content") or ""
-    if not isinstance(id, str):
+    # Clients of SGLang write id.
+    id, content = block.get("tool_use_id", block.get("id")), block.get("content") or ""
+    if not (isinstance(id, str) and id):
         raise Refusal(f"{where} has no tool_use_id; give one.", "messages")
     text = _text(content, where)
     if block.get("is_error") is True:
@@ -190,7 +200,8 @@ def _result(block: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     id, name, given = block.get("id"), block.get("name"), block.get("input", {})
-    if not (isinstance(id, str) and isinstance(name, str) and isinstance(given, dict)):
+    named = all(isinstance(each, str) and each for each in (id, name))
+    if not (named and isinstance(given, dict)):
         raise Refusal(f"{where} lacks id, name or input; give all.", "messages")
     function = {"name": name, "arguments": to_json(given).decode()}
     return {"id": id, "type": "function", "function": function}

@@ -50,8 +50,12 @@ class Messages(BlockCall):
         async for changes in self.changes():
             if not begun:
                 begun = True
-                yield {"type": "message_start", "message": self._message()}
+                begins = self._message()
+                begins["usage"]["output_tokens"] = 0  # they are counted in the end
+                yield {"type": "message_start", "message": begins}
             for change in changes:
+                if change.what == "ends" and change.block.kind == "thoughts":
+                    yield self._delta(change.block, "signature_delta", signature=self.id)
                 yield self._event(change)
         last = {"delta": self._stop(), "usage": self._used(), **self.figures()}
         yield {"type": "message_delta", **last}
@@ -95,7 +99,7 @@ class Messages(BlockCall):
         """Return a block of the answer; ``empty`` as it begins."""
         text = "" if empty else block.text
         if block.kind == "thoughts":
-            return {"type": "thinking", "thinking": text, "signature": ""}
+            return {"type": "thinking", "thinking": text, "signature": "" if empty else self.id}
         if block.kind == "text":
             return {"type": "text", "text": text}
         return {"type": "tool_use", "id": block.id, "name": block.name, "input": _object(text)}
@@ -110,8 +114,12 @@ class Messages(BlockCall):
         if change.what == "ends":
             return {"type": "content_block_stop", "index": place}
         kind, field = DELTAS[block.kind]
-        delta = {"type": kind, field: change.text}
-        return {"type": "content_block_delta", "index": place, "delta": delta}
+        return self._delta(block, kind, **{field: change.text})
+
+    def _delta(self, block: Block, kind: str, **fields: str) -> dict[str, Any]:
+        """Return the event of more of a block."""
+        delta = {"type": kind, **fields}
+        return {"type": "content_block_delta", "index": self.place(block), "delta": delta}
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from ...base.limits import LARGEST_INT
 from ...errors import shown
 from .. import shapes
 from ..errors import Refusal
-from ..protocol import ChatRequest, Effort, Other, Wire, chat_request, ranged, with_effort
+from ..protocol import ChatRequest, Effort, Other, Wire, checked, ranged, with_effort
 from ..shapes import MOST_MESSAGES, MOST_TOOLS, Real, Whole
 from ..unsupported import Unless
 
@@ -76,6 +76,7 @@ class ResponsesRequest(Other):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    enable_response_messages: bool = False
     background: Annotated[Any, Unless((False,), "ask for a stream instead")] = None
     conversation: Annotated[Any, Unless((), "give previous_response_id")] = None
     prompt: Annotated[Any, Unless((), "give input and instructions")] = None
@@ -97,7 +98,7 @@ class ResponsesRequest(Other):
             "top_p": self.top_p,
             "max_completion_tokens": self.max_output_tokens,
             "tools": tools_of(self.tools or []) or None,
-            "tool_choice": choice_of(self.tool_choice),
+            "tool_choice": None if self._calls_nothing else choice_of(self.tool_choice),
             "response_format": self._format(),
             "store": self.store,
         }
@@ -106,15 +107,21 @@ class ResponsesRequest(Other):
             fields["truncate_prompt_tokens"] = -1
         if LOGPROBS in (self.include or ()) or self.top_logprobs:
             fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
-        return chat_request(
+        return checked(
+            ChatRequest,
             with_effort(self.passed, self.reasoning.effort if self.reasoning else None)
             | fields
             | {
                 "messages": [*system, *before, *said],
                 "stream": self.stream,
                 "parallel_tool_calls": self.parallel_tool_calls,
-            }
+            },
         )
+
+    @property
+    def _calls_nothing(self) -> bool:
+        """True for the usual choice without tools, which many clients write."""
+        return self.tool_choice == "auto" and not self.tools
 
     def _format(self) -> dict[str, Any] | None:
         """Return OpenAI's ``response_format`` of chats."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request as HttpRequest
 
-from ...errors import OutriderError
+from ...errors import OutriderError, shown
 from ...text.called import ToolCall
 from ..answer import chat_logprobs
 from ..blocks import Block, BlockCall, Change
@@ -147,8 +147,19 @@ class Responses(BlockCall):
             "top_p": params.top_p, "truncation": asked.truncation,
             "usage": None if runs else self._usage(), "user": asked.user,
             "metadata": asked.metadata or {}, "system_fingerprint": settings.fingerprint,
-            **self.figures(),
+            **self.figures(), **({} if runs else self._raw()),
         }  # fmt: skip
+
+    def _raw(self) -> dict[str, Any]:
+        """Return prompt and output as text and token ids where vLLM's field asks for them."""
+        if not self.asked_for.enable_response_messages:
+            return {}
+        prompt = list(self.states[0].request.prompt_token_ids)
+        texts = self.service.llm.inputs.outputs.decode(prompt), self.sample.text
+        pairs = zip(texts, (prompt, self.sample.token_ids), strict=True)
+        kind = "raw_message_tokens"
+        both = [[{"type": kind, "message": text, "tokens": ids}] for text, ids in pairs]
+        return dict(zip(("input_messages", "output_messages"), both, strict=True))
 
     def _usage(self) -> dict[str, Any]:
         used = self.usage()
@@ -202,10 +213,12 @@ class Responses(BlockCall):
         if not self.body.logprobs:
             return []
         sample, outputs = self.sample, self.service.llm.inputs.outputs
-        begin = sample.text.find(block.text)
+        # Thoughts may have said the same.
+        begin = sample.text.find(block.text, self.read(sample).answer_begins)
         places = [len(sample.text[:end].encode(errors="replace"))
                   for end in (begin, begin + len(block.text))]  # fmt: skip
-        first, last = (self.reader.num_tokens_before(sample, place, outputs) for place in places)
+        shown = outputs.shown(self.states[0].request)
+        first, last = (self.reader.num_tokens_before(sample, place, shown) for place in places)
         first, last = max(first, start), last if stop is None else min(last, stop)
         listed = sample.logprobs[first:last], sample.token_ids[first:last]
         found = chat_logprobs(*listed, self.body.top_logprobs or 0, outputs)["content"]
@@ -269,6 +282,11 @@ def ended_messages(store: Store, id: str, owner: int | None) -> list[dict[str, A
 
     One that runs, failed or was cancelled has no answer to go on behind.
     """
+    if not id.startswith("resp_"):
+        raise Refusal(
+            f"previous_response_id is {shown(id)}; ids of responses begin with resp_.",
+            "previous_response_id",
+        )
     kept = store.get(id, owner, "previous_response_id")
     if kept.answer["status"] not in ("completed", "incomplete"):
         raise Refusal(
