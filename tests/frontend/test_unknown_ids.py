@@ -64,8 +64,7 @@ def test_what_asks_for_an_unknown_id_is_refused(
 
 @pytest.mark.parametrize("id", [VOCABULARY, 2**31 - 1])
 def test_a_prediction_of_unknown_ids_is_refused(llm: LLM, id: int) -> None:
-    said = f"prediction has token id {id}, which is out of vocabulary"
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=f"prediction has token id {id}, which is out"):
         llm.generate([5, 6], BASE, speculation=Speculation(prediction=(5, id)))
 
 
