@@ -40,6 +40,7 @@ SEED = 0
 RESULTS = Path(__file__).parent / "results" / "lossless"
 COLUMNS = ("T = 0", "T > 0", "per seed", "structured")
 FAULT = "fault-"
+REPOSITORY, REVISION = "outrider/pocket", "0" * 40
 Running = Callable[[], AbstractContextManager[str]]
 
 
@@ -60,8 +61,11 @@ def openvino(mode: str) -> Iterator[str]:
 def transformers(**drafts: int) -> Iterator[str]:
     """Run ``transformers serve`` on the pocket target, whose generation config asks for drafts."""
     with TemporaryDirectory() as name:
-        folder = Path(name) / "pocket"
-        folder.mkdir()
+        cache = Path(name) / f"models--{REPOSITORY.replace('/', '--')}"  # it lists what is cached
+        folder = cache / "snapshots" / REVISION
+        folder.mkdir(parents=True)
+        (cache / "refs").mkdir()
+        (cache / "refs" / "main").write_text(REVISION, encoding="utf-8")
         for file in pocket.PATH.iterdir():
             if file.is_file() and file.name != "generation_config.json":
                 (folder / file.name).symlink_to(file)
@@ -70,10 +74,10 @@ def transformers(**drafts: int) -> Iterator[str]:
         config = json.dumps({**ends, **asked})
         (folder / "generation_config.json").write_text(config, encoding="utf-8")
         command = [
-            sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder),
+            sys.executable, "-m", "transformers.cli.transformers", "serve", REPOSITORY,
             "--dtype", DTYPE, "--device", "cpu", "--host", "127.0.0.1", "--port",
         ]  # fmt: skip
-        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": name}
         with started(command, Path(name) / "log", environment) as url:
             yield url
 

@@ -3,7 +3,8 @@
 Answers are compared in pairs, one of each server. While both follow one law, either order of a pair
 is equally likely, whatever the law is. A bet on the order, by the counts of the pairs before, is
 therefore a martingale with mean 1: it exceeds 1 / alpha with probability alpha at most (Ville
-1939), however many pairs there are.
+1939), however many pairs there are. Texts are often all different, so that their beginnings are
+compared, too: there is a martingale for each length, and their mean is one as well.
 """
 
 import math
@@ -15,25 +16,34 @@ import numpy as np
 from .outcome import MISSED_PROBABILITY
 
 Pair = tuple[int, str, str]  # the number of a prompt, the one's answer to it, the other's
-UNSEEN = 0.5  # what a text counts before it was seen
+LENGTHS = (4, 8, 12, 16, 10_000)  # characters of a text that are compared
+UNSEEN = 2.0  # what a text counts before it was seen
 SIMULATIONS = 20  # simulations of a size of errors, to find the one that is visible
 HALVINGS = 6  # halvings of the range in which that size is looked for
 
 
 def evidence(pairs: Sequence[Pair]) -> float:
     """Return the largest logarithm that the martingale reached."""
+    exponents = np.array([_exponents(pairs, length) for length in LENGTHS])
+    top = exponents.max(0)
+    means = top + np.log(np.exp(exponents - top).mean(0))
+    return float(means.max())
+
+
+def _exponents(pairs: Sequence[Pair], length: int) -> list[float]:
+    """Return the logarithm of one martingale before each pair and at the end."""
     ones: defaultdict[int, Counter[str]] = defaultdict(Counter)
     others: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    total = most = 0.0
-    for prompt, x, y in pairs:
+    found = [0.0]
+    for prompt, whole_x, whole_y in pairs:
+        x, y = whole_x[:length], whole_y[:length]
         one, other = ones[prompt], others[prompt]
         as_seen = (one[x] + UNSEEN) * (other[y] + UNSEEN)
         swapped = (one[y] + UNSEEN) * (other[x] + UNSEEN)
-        total += math.log(2 * as_seen / (as_seen + swapped))
-        most = max(most, total)
+        found.append(found[-1] + math.log(2 * as_seen / (as_seen + swapped)))
         one[x] += 1
         other[y] += 1
-    return most
+    return found
 
 
 def visible(pairs: Sequence[Pair], alpha: float) -> float:

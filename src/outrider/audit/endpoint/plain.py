@@ -230,11 +230,13 @@ async def law(
         return (await source.complete(prompt.text, LAW_TOKENS, **fields)).text
 
     tried = [await together(ask(plain, p) for _ in range(TRIED)) for p in prompts]
-    varied = [(len(set(some)), at) for at, some in enumerate(tried) if len(set(some)) > 1]
-    chosen = [at for _, at in sorted(varied)[:LAW_PROMPTS]]
+    varied = {at: kinds for at, some in enumerate(tried) if (kinds := len(set(some))) > 1}
+    # Neither sure, so that drafts matter, nor so varied that no text comes again.
+    chosen = sorted(varied, key=lambda at: abs(varied[at] - TRIED // 2))[:LAW_PROMPTS]
     name = "law, as plain"
     if not chosen:
         return Result(name, Status.INCONCLUSIVE, "plain's answers at temperature 1 do not vary")
+    count *= LAW_PROMPTS
     asked = [prompts[chosen[i % len(chosen)]] for i in range(count)]
     mine = await together(ask(server, prompt) for prompt in asked)
     due = await together(ask(plain, prompt) for prompt in asked)
