@@ -76,8 +76,8 @@ def llama_cpp(*arguments: str) -> Iterator[str]:
             export_gguf(checkpoint, file, GGUF)
         command = [
             str(install.program("llama-server")), "--model", str(files["target"]),
-            "--host", "127.0.0.1", "--no-ui", "--metrics", "--parallel", "8", "--ctx-size", "8192",
-            "--fit", "off", "--threads", "1", "--threads-batch", "1",
+            "--alias", "pocket", "--host", "127.0.0.1", "--no-ui", "--metrics", "--parallel", "8",
+            "--ctx-size", "8192", "--fit", "off", "--threads", "1", "--threads-batch", "1",
             "--cache-type-k", "f32", "--cache-type-v", "f32",
             *(argument.format(**files) for argument in arguments), "--port",
         ]  # fmt: skip
@@ -107,6 +107,7 @@ def vllm(speculative: dict[str, Any], plugin: bool = False, filled: bool = False
     command = [
         # -P: beside that script lies a module vllm, which is not the package.
         python, "-P", str(FOLDER / "runners" / "vllm_command.py"), "serve", str(pocket.PATH),
+        "--served-model-name", "pocket",
         "--host", "127.0.0.1", "--dtype", DTYPE, "--max-model-len", "512", "--max-num-seqs", "8",
         "--enforce-eager", "--generation-config", "vllm",
         *(["--speculative-config", json.dumps(speculative)] if speculative else []), "--port",

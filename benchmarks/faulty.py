@@ -1,7 +1,7 @@
 """``outrider serve`` with a fault in place of the ratio rule: python -m benchmarks.faulty serve ...
 
-The variable ``FAULT_OF_OUTRIDER`` names the fault, as ``outrider verify --fault`` does. The engine's
-process imports this module too, and reads it there.
+The variable ``FAULT_OF_OUTRIDER`` names the fault, as ``outrider verify --fault`` does. The process
+of the engine imports this module too, and reads it there.
 """
 
 import os

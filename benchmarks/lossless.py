@@ -7,6 +7,7 @@ first with the second as its reference. All seeds are fixed: a second run gives 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -205,17 +207,24 @@ def measured(engine: Engine, samples: int) -> dict[str, Any]:
             url, reference=reference, laws=LAWS, samples=samples, seed=SEED,
             progress=lambda what: install.say(f"{engine.name}: {what}"),
         )  # fmt: skip
-    told = report.as_json()
-    for name in ("endpoint", "reference"):  # ports, which differ from run to run
-        del told[name]
-    return {**entry, "report": told}
+    told = json.dumps(report.as_json())
+    for address, name in ((url, "the server"), (reference, "plain")):  # ports differ by the run
+        told = told.replace(address, name)
+    return {**entry, "report": json.loads(told)}
 
 
 def verdicts(entry: dict[str, Any]) -> list[str]:
-    """Return the verdict of each column, with what was drafted meanwhile."""
+    """Return the verdict of each column."""
     if "report" not in entry:
         return ["not run"] * len(COLUMNS)
     return [column["verdict"] for column in entry["report"]["columns"]]
+
+
+def _cells(entry: dict[str, Any]) -> Iterator[str]:
+    """Yield the verdict of each column, with the tokens drafted where the server tells them."""
+    drafted = [column["drafted"] for column in entry.get("report", {}).get("columns", [])]
+    for verdict, count in zip_longest(verdicts(entry), drafted):
+        yield verdict if count is None else f"{verdict} ({count:,})"
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
@@ -253,7 +262,7 @@ def _table(some: list[dict[str, Any]]) -> Iterator[str]:
         name, words = entry["engine"], entry["command"].split()[-1]
         file = f"[{name}.json](../benchmarks/results/lossless/{name}.json)"
         rows.append(
-            [name, entry["version"], entry["drafts"], *verdicts(entry), f"`lossless {words}`", file]
+            [name, entry["version"], entry["drafts"], *_cells(entry), f"`lossless {words}`", file]
         )
     return table(names, rows)
 
@@ -262,12 +271,12 @@ def _why(some: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the witness of each verdict that is not ``holds``."""
     for entry in some:
         if "report" not in entry:
-            yield f"- `{entry['engine']}` was not run: {entry['not_run']}."
+            yield f"- {entry['engine']} was not run: {entry['not_run']}."
             continue
         for column in entry["report"]["columns"]:
             if column["verdict"] != "holds":
-                seen = " ".join(column["seen"].split())
-                yield f"- `{entry['engine']}`, {column['name']}, {column['verdict']}: {seen}"
+                seen = re.sub(r"([\\`*_<\[\]])", r"\\\1", " ".join(column["seen"].split()))
+                yield f"- {entry['engine']}, {column['name']}, {column['verdict']}: {seen}"
 
 
 def main(

@@ -37,6 +37,7 @@ from .source import (
 
 FALSE_ALARM = 1e-6  # probability of any false alarm of the law tests of an audit
 URL = re.compile(r"https?://.*|[\w.-]+:\d+(/.*)?", re.DOTALL)
+LEFT_ALARM = FALSE_ALARM / 2  # what is left of it where later tokens are not told
 SAMPLES = 512  # answers to each set of options
 GREEDY_TOKENS = 32  # tokens of a greedy answer
 FORMED_ANSWERS = 16  # structured answers
@@ -122,7 +123,7 @@ class _Audit:
         if without is not None and untold:
             results += await self._check(
                 "law, as plain",
-                lambda: plain.law(server, without, eight, self.samples, rng, FALSE_ALARM),
+                lambda: plain.law(server, without, eight, self.samples, rng, LEFT_ALARM),
             )
         return results
 
