@@ -29,7 +29,15 @@ def test_every_file_is_of_an_engine_and_small() -> None:
     for file in RESULTS.glob("*.json"):
         assert file.stem in ENGINES
         assert file.stat().st_size < 50_000
-    assert {entry["engine"] for entry in entries(RESULTS)} == {f.stem for f in RESULTS.glob("*")}
+    assert {entry["engine"] for entry in entries(RESULTS)} == {f.stem for f in RESULTS.glob("*.json")}
+
+
+def test_second_runs_gave_the_same_verdicts() -> None:
+    published = {entry["engine"]: entry for entry in entries(RESULTS)}
+    second = entries(RESULTS / "again")
+    assert second
+    for entry in second:
+        assert verdicts(entry) == verdicts(published[entry["engine"]])
 
 
 def test_a_fault_is_caught_at_temperature_above_0() -> None:
