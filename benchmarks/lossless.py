@@ -42,6 +42,7 @@ SEED = 0
 RESULTS = Path(__file__).parent / "results" / "lossless"
 COLUMNS = ("T = 0", "T > 0", "per seed", "structured")
 FAULT = "fault-"
+COMMAND = "python -m benchmarks lossless "
 REPOSITORY, REVISION = "outrider/pocket", "0" * 40
 Running = Callable[[], AbstractContextManager[str]]
 
@@ -194,9 +195,10 @@ ENGINES = {
 
 def measured(engine: Engine, samples: int) -> dict[str, Any]:
     """Return an engine's entry: its audit, or why there is none."""
+    more = "" if samples == SAMPLES else f" --samples {samples}"
     entry: dict[str, Any] = {
         "engine": engine.name, "version": engine.version(), "drafts": engine.drafts,
-        "command": f"python -m benchmarks lossless {engine.name}", "samples": samples,
+        "command": f"{COMMAND}{engine.name}{more}", "samples": samples,
         "machine": machine(),
     }  # fmt: skip
     why = engine.absent or (install.missing(engine.peer) if engine.peer else None)
@@ -259,7 +261,7 @@ def _table(some: list[dict[str, Any]]) -> Iterator[str]:
     names = ("engine", "version", "drafts", *COLUMNS, "command", "file")
     rows = []
     for entry in some:
-        name, words = entry["engine"], entry["command"].split()[-1]
+        name, words = entry["engine"], entry["command"].removeprefix(COMMAND)
         file = f"[{name}.json](../benchmarks/results/lossless/{name}.json)"
         rows.append(
             [name, entry["version"], entry["drafts"], *_cells(entry), f"`lossless {words}`", file]

@@ -88,7 +88,7 @@ class Pipeline:
                 openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids))
             )
             result = self.pipeline.generate(inputs, self.config(body))
-            if self.mode != "plain":
+            if self.mode == "draft":
                 metrics = result.extended_perf_metrics
                 self.counts["draft_tokens"] += metrics.get_num_draft_tokens()
                 self.counts["accepted_tokens"] += metrics.get_num_accepted_tokens()
@@ -106,7 +106,7 @@ class Pipeline:
         return {"object": "text_completion", "choices": [choice], "usage": usage}
 
     def page(self) -> str:
-        """Return the metrics under vLLM's names."""
+        """Return the metrics under vLLM's names; the pipeline counts in its mode draft alone."""
         return "".join(
             f"vllm:spec_decode_num_{name}_total {count}\n" for name, count in self.counts.items()
         )
@@ -125,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_GET(self) -> None:
-        if self.path == "/metrics":
+        if self.path == "/metrics" and self.pipeline.mode == "draft":
             self.answer(200, self.pipeline.page().encode())
         elif self.path in ("/health", "/v1/models"):
             self.answer(200, json.dumps({"data": [{"id": "model"}]}).encode())
