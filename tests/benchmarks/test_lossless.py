@@ -67,7 +67,7 @@ def test_an_engine_is_audited_and_one_that_is_absent_says_why(
     assert "- a, per seed, fails: seed, as plain: 16 of 16 answers wrong" in said
     assert "- b was not run: it drafts nothing." in said
     report: dict[str, Any] = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
-    assert report["command"] == "python -m benchmarks lossless a"
+    assert report["command"] == "python -m benchmarks lossless a --samples 64"
 
 
 def test_bad_usage_is_a_sentence(tmp_path: Path) -> None:
