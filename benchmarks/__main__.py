@@ -35,6 +35,7 @@ BENCHMARKS = {
     "gpu": ("gpu.command", "what is promised of a GPU, checked on one in under four minutes"),
     "plugged": ("plugged", "vLLM with Outrider's plugin beside vLLM without it"),
     "audits": ("audits", "outrider verify --endpoint against servers of other engines"),
+    "lossless": ("lossless", "lossless-bench: engines with drafts against themselves without"),
     "cases": ("cases", "the recorded cases of outrider ops diagnose, from real servers"),
     "tables": ("peers.markdown", "the tables of a peers report"),
     "install": ("install", "other engines, and clients of others to try the server with"),

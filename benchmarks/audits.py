@@ -19,17 +19,19 @@ import typer
 
 from outrider import pocket
 from outrider.audit.endpoint import SAMPLES, EndpointReport, Status, verify_endpoint
+from outrider.checkpoints.gguf_export import export_gguf
 from outrider.cli.common import write
 from outrider.errors import ConfigError
 
 from . import install
-from .peers.known import FOLDER, peers
+from .peers.known import FOLDER
 from .plugged import plugged
 from .served import Served
 
 START_SECONDS = 300.0
 K = "4"
 DTYPE = "float32"
+GGUF = "BF16"  # holds the pocket pair's weights as they are
 DRAFTER = pocket.PATH / "drafter"
 
 
@@ -67,19 +69,20 @@ def started(command: list[str], log: Path, environment: dict[str, str]) -> Itera
 @contextmanager
 def llama_cpp(*arguments: str) -> Iterator[str]:
     """Run llama-server on the pocket target; ``{drafter}`` among the arguments is its drafter."""
-    peer = peers()["llama.cpp"]
-    files = {
-        name: str(peer.convert(folder, DTYPE) / "model.gguf")
-        for name, folder in (("target", pocket.PATH), ("drafter", DRAFTER))
-    }
-    command = [
-        str(install.program("llama-server")), "--model", files["target"], "--host", "127.0.0.1",
-        "--no-ui", "--metrics", "--parallel", "8", "--ctx-size", "8192", "--fit", "off",
-        "--threads", "1", "--threads-batch", "1", "--cache-type-k", "f32", "--cache-type-v", "f32",
-        *(argument.format(**files) for argument in arguments), "--port",
-    ]  # fmt: skip
-    with TemporaryDirectory() as folder, started(command, Path(folder) / "log", {}) as url:
-        yield url
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        files = {"target": folder / "target.gguf", "drafter": folder / "drafter.gguf"}
+        for file, checkpoint in zip(files.values(), (pocket.PATH, DRAFTER), strict=True):
+            export_gguf(checkpoint, file, GGUF)
+        command = [
+            str(install.program("llama-server")), "--model", str(files["target"]),
+            "--alias", "pocket", "--host", "127.0.0.1", "--no-ui", "--metrics", "--parallel", "8",
+            "--ctx-size", "8192", "--fit", "off", "--threads", "1", "--threads-batch", "1",
+            "--cache-type-k", "f32", "--cache-type-v", "f32",
+            *(argument.format(**files) for argument in arguments), "--port",
+        ]  # fmt: skip
+        with started(command, folder / "log", {}) as url:
+            yield url
 
 
 FILLED = {
@@ -104,6 +107,7 @@ def vllm(speculative: dict[str, Any], plugin: bool = False, filled: bool = False
     command = [
         # -P: beside that script lies a module vllm, which is not the package.
         python, "-P", str(FOLDER / "runners" / "vllm_command.py"), "serve", str(pocket.PATH),
+        "--served-model-name", "pocket",
         "--host", "127.0.0.1", "--dtype", DTYPE, "--max-model-len", "512", "--max-num-seqs", "8",
         "--enforce-eager", "--generation-config", "vllm",
         *(["--speculative-config", json.dumps(speculative)] if speculative else []), "--port",

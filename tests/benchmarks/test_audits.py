@@ -18,9 +18,9 @@ BATCHED = {"seed, among others"}
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("llama.cpp-plain", {"json_schema"}),
-        ("llama.cpp-draft", {"json_schema", "logprobs"}),
-        ("llama.cpp-ngram", {"json_schema", "logprobs"}),
+        ("llama.cpp-plain", set()),
+        ("llama.cpp-draft", {"logprobs"}),
+        ("llama.cpp-ngram", {"logprobs"}),
         ("vllm-draft", {"law", "seed, alone"}),
     ],
 )

@@ -33,6 +33,7 @@ class Faults:
         greedy: a draft stands where it is among the two likeliest tokens, at any temperature.
         blind: penalties do not see drafted tokens: they end with the first token.
         crowded: a seed counts only while the server has one request.
+        reseeds: seeds repeat their answers, and give others than those of a right server.
         certain: log probabilities are 0 from the second token on.
         ignored: fields without effect.
         refused: fields that are answered with 400.
@@ -50,6 +51,7 @@ class Faults:
     overshoots: bool = False
     copies: bool = False
     breaks_json: bool = False
+    reseeds: bool = False
     certain: bool = False
     ignored: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
@@ -179,7 +181,7 @@ class Toy:
         rng = self.rng
         seed = body.get("seed")
         if seed is not None and not (faults.crowded and faults.running > 1):
-            rng = np.random.default_rng([seed, 0 if faults.copies else index])
+            rng = np.random.default_rng([seed + faults.reseeds, 0 if faults.copies else index])
         elif faults.copies:
             rng = np.random.default_rng(5)
         length = body["max_tokens"] + 2 * (faults.overshoots and body["max_tokens"] > 2)

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 SHOWN = 5  # violations and ties of each check that are spelt out
 LARGEST_SEED = 2**64 - 1
 SAMPLES, MANY = 512, 4096
-COLOURS = {"passed": "green", "failed": "bold red", "not offered": "dim", "inconclusive": "yellow"}
+COLOURS = {
+    "passed": "green", "failed": "bold red", "differs": "yellow", "not offered": "dim",
+    "inconclusive": "yellow", "holds": "green", "fails": "bold red", "cannot be told": "yellow",
+}  # fmt: skip
 
 
 def tested(check: Check, draws: int) -> str:
@@ -96,6 +99,18 @@ def endpoint_table(report: EndpointReport) -> Table:
     return grid
 
 
+def columns_table(report: EndpointReport) -> Table:
+    """Return the verdicts about drafts, a line each."""
+    grid = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    grid.add_column("with drafts", no_wrap=True)
+    grid.add_column("verdict", no_wrap=True)
+    grid.add_column("evidence", overflow="fold")
+    for column in report.columns:
+        verdict = Text(column.verdict, COLOURS[column.verdict])
+        grid.add_row(column.name, verdict, Text(column.seen))
+    return grid
+
+
 def drafts(report: EndpointReport) -> str:
     """Return what the server says about its drafts during the audit."""
     said = report.speculation
@@ -110,6 +125,8 @@ def show_endpoint(report: EndpointReport) -> None:
     console = report_console(on_stderr=False)
     console.print(f"{report.verdict}\n", style="bold")
     console.print(endpoint_table(report))
+    console.print()
+    console.print(columns_table(report))
     console.print(
         "\nwould have shown: an error so large, with 90 % probability; a false alarm of a law test "
         "once in a million audits",

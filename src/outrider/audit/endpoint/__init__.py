@@ -1,6 +1,6 @@
 """The audit of somebody's server: does it say what its model says, speculation or not?"""
 
 from .audit import SAMPLES, verify_endpoint
-from .outcome import EndpointReport, Result, Status
+from .outcome import Column, EndpointReport, Result, Status, Verdict
 
-__all__ = ["SAMPLES", "EndpointReport", "Result", "Status", "verify_endpoint"]
+__all__ = ["SAMPLES", "Column", "EndpointReport", "Result", "Status", "Verdict", "verify_endpoint"]

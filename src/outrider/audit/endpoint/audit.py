@@ -9,14 +9,15 @@ meant.
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ...errors import ConfigError, EndpointError, shown
 from ...ops.metrics.acceptance import acceptance, scrape
 from ...sampling.seeds import fresh_seed
-from . import behaviour
+from . import behaviour, columns, plain
 from .answers import EndpointCompletion
 from .distributions import Biased, Laws, Prompt
 from .outcome import EndpointReport, Result, Status
@@ -36,6 +37,7 @@ from .source import (
 
 FALSE_ALARM = 1e-6  # probability of any false alarm of the law tests of an audit
 URL = re.compile(r"https?://.*|[\w.-]+:\d+(/.*)?", re.DOTALL)
+LEFT_ALARM = FALSE_ALARM / 2  # what is left of it where later tokens are not told
 SAMPLES = 512  # answers to each set of options
 GREEDY_TOKENS = 32  # tokens of a greedy answer
 FORMED_ANSWERS = 16  # structured answers
@@ -43,6 +45,8 @@ FEWEST_SAMPLES = 64
 MOST_SAMPLES = 1_000_000
 
 Progress = Callable[[str], None]
+Check = Callable[[], Awaitable[Result | list[Result]]]
+Checks = dict[str, Check]
 TEXTS = (
     "red, green, blue, red, blue, green, red,",
     "heads tails tails heads tails heads heads tails",
@@ -90,8 +94,16 @@ class _Audit:
             answers.extend(said)
             return [result, behaviour.told(laws, eight, said)]
 
-        checks: dict[str, Callable[[], Awaitable[Result | list[Result]]]] = {
-            "greedy": tokens,
+        checks: Checks = {"greedy": tokens}
+        if (without := self._plain()) is not None:
+            checks |= {
+                "greedy, as plain": lambda: plain.greedy(
+                    server, without, laws, eight, GREEDY_TOKENS
+                ),
+                "seed, as plain": lambda: plain.seeds(server, without, eight, rng),
+                "json_schema, as plain": lambda: plain.forms(server, without, eight),
+            }
+        checks |= {
             "max_tokens": lambda: behaviour.limits(server, eight),
             "stop": lambda: behaviour.stops(server, eight[: len(answers)], answers, GREEDY_TOKENS),
             "n": lambda: behaviour.samples(server, laws, prompts, FALSE_ALARM),
@@ -105,12 +117,32 @@ class _Audit:
         sampled = Sampled(
             server, laws, prompts, biased, self.samplings, self.samples, seeded, rng, FALSE_ALARM
         )
-        return results + await self._check("law", sampled.run)
+        laws_told = await self._check("law", sampled.run)
+        results += laws_told
+        untold = not any(result.failed or columns.shows_law(result) for result in laws_told)
+        if without is not None and untold:
+            results += await self._check(
+                "law, as plain",
+                lambda: plain.law(server, without, eight, self.samples, rng, LEFT_ALARM),
+            )
+        return results
 
-    async def _check(
-        self, name: str, check: Callable[[], Awaitable[Result | list[Result]]]
-    ) -> list[Result]:
+    def _plain(self) -> plain.Plain | None:
+        """Return the same server without drafts, which gives whole answers; None if unknown."""
+        source = self.reference
+        if isinstance(source, WithoutSpeculation) and not self.server.has_switch:
+            return None
+        return source if isinstance(source, AuditedServer | WithoutSpeculation) else None
+
+    async def _check(self, name: str, check: Check) -> list[Result]:
+        """Return the results of a check, each with the tokens that were drafted meanwhile."""
         self.progress(f"checking {name}")
+        before = await scrape(self.server.client)
+        results = await self._results(name, check)
+        drafted = _drafted(acceptance(before, await scrape(self.server.client)))
+        return [replace(result, drafted=drafted) for result in results]
+
+    async def _results(self, name: str, check: Check) -> list[Result]:
         try:
             outcome = await check()
         except RefusedRequest as error:
@@ -152,6 +184,14 @@ class _Audit:
         return prompts, biased
 
 
+def _drafted(told: dict[str, Any]) -> int | None:
+    """Return the tokens that a server drafted by its metrics; None where they do not tell."""
+    if "NOT ACTIVE" in told["spec_decode_source"]:
+        return 0
+    drafted = told.get("spec_decode_draft_tokens")
+    return None if drafted is None else int(drafted)
+
+
 async def _audit(
     server: AuditedServer, reference: str | None, key: str | None, samplings: Sequence[Sampling],
     samples: int, seed: int, progress: Progress,
@@ -172,7 +212,8 @@ async def _audit(
         results = await _Audit(server, other, samplings, samples, rng, progress).run()
         drafts = acceptance(before, await scrape(server.client))
         return EndpointReport(
-            server.name, server.model, other.name, seed, server.requests, results, drafts
+            server.name, server.model, other.name, seed, server.requests, results,
+            columns.columns(results), drafts,
         )  # fmt: skip
     except TimeUp:
         raise EndpointError(

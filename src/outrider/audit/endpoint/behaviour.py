@@ -27,6 +27,12 @@ SCHEMA: dict[str, Any] = {
     "required": ["colour", "warm"],
     "additionalProperties": False,
 }
+NAMED_SCHEMA: dict[str, Any] = {
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "colour", "strict": True, "schema": SCHEMA},
+    }
+}
 QUESTION = "Name a colour and say whether it is warm. Answer with JSON."
 FORMED_TOKENS = 96  # tokens in which a formed answer has to end
 PATTERN = "[0-9]{3}-[0-9]{4}"
@@ -146,8 +152,7 @@ def valid(text: str) -> bool:
 
 async def schema(server: AuditedServer, count: int) -> Result:
     """Check that answers follow a JSON schema; chats are tried first."""
-    named = {"name": "colour", "strict": True, "schema": SCHEMA}
-    fields = {"temperature": 1.0, "response_format": {"type": "json_schema", "json_schema": named}}
+    fields = {"temperature": 1.0, **NAMED_SCHEMA}
 
     async def chat() -> tuple[str, str | None]:
         return await server.chat(QUESTION, FORMED_TOKENS, **fields)

@@ -11,6 +11,7 @@ class Status(StrEnum):
 
     PASSED = "passed"
     FAILED = "failed"
+    DIFFERS = "differs"
     NOT_OFFERED = "not offered"
     INCONCLUSIVE = "inconclusive"
 
@@ -21,6 +22,8 @@ class Result:
 
     ``samples`` counts the tokens, answers or pairs that were compared; ``detects`` is the smallest
     error that so many would have shown with 90 % probability, ``visible`` the same from 0 to 1.
+    ``drafted`` counts the tokens that the server says it drafted meanwhile. What ``DIFFERS`` is no
+    error: another draw from the same law.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Result:
     samples: int = 0
     detects: str = ""
     visible: float | None = None
+    drafted: int | None = None
 
     @property
     def failed(self) -> bool:
@@ -55,6 +59,27 @@ def counted(name: str, wrong: Sequence[str], trials: int, unit: str, right: str)
     return Result(name, Status.FAILED, seen, trials, detects, rate)
 
 
+class Verdict(StrEnum):
+    """What an audit says about one property."""
+
+    HOLDS = "holds"
+    FAILS = "fails"
+    UNKNOWN = "cannot be told"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One property: its verdict, the evidence or the witness, and the tokens drafted.
+
+    ``drafted`` is of the check with the most; None where the server does not tell it.
+    """
+
+    name: str
+    verdict: Verdict
+    seen: str
+    drafted: int | None = None
+
+
 @dataclass(frozen=True)
 class EndpointReport:
     """The outcome of an audit; ``speculation`` has acceptance by the keys of ``bench serve``."""
@@ -65,6 +90,7 @@ class EndpointReport:
     seed: int
     requests: int
     results: list[Result]
+    columns: list[Column]
     speculation: dict[str, Any]
 
     def having(self, status: Status) -> list[Result]:
@@ -92,4 +118,5 @@ class EndpointReport:
             "verdict": self.verdict,
             "passed": self.passed,
             "results": [vars(result) for result in self.results],
+            "columns": [vars(column) for column in self.columns],
         }

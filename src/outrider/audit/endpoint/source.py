@@ -189,6 +189,10 @@ class WithoutSpeculation:
             fields["speculation"] = {"enabled": False}
         return await self.server.complete(prompt, tokens, **fields)
 
+    async def chat(self, text: str, tokens: int, **fields: Any) -> tuple[str, str | None]:
+        """Return text and finish reason of an answer of a chat, which the switch keeps plain."""
+        return await self.server.chat(text, tokens, speculation={"enabled": False}, **fields)
+
     async def close(self) -> None:
         """Leave the server to its owner."""
 
