@@ -262,7 +262,7 @@ def _table(some: list[dict[str, Any]]) -> Iterator[str]:
     rows = []
     for entry in some:
         name, words = entry["engine"], entry["command"].removeprefix(COMMAND)
-        file = f"[{name}.json](../benchmarks/results/lossless/{name}.json)"
+        file = f"`benchmarks/results/lossless/{name}.json`"
         rows.append(
             [name, entry["version"], entry["drafts"], *_cells(entry), f"`lossless {words}`", file]
         )
