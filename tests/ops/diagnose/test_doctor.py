@@ -20,6 +20,7 @@ from outrider.ops.diagnose.doctor import (
     WARN,
     Finding,
     _checkpoint,
+    _compiler,
     _files,
     _fits,
     _gpus,
@@ -135,6 +136,14 @@ def test_a_native_step_that_is_missing_is_told(
     assert found.status == status
     assert words in found.found
     assert bool(found.remedy) == (status != OK)
+
+
+def test_a_compiler_is_wanted_only_where_the_step_is_not_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert _compiler(PROBE).status == OK
+    assert _compiler(PROBE | {"isa": None}).status == WARN
 
 
 def test_gpus_are_told_and_so_is_a_torch_that_cannot_use_them(

@@ -64,7 +64,7 @@ def doctor(
     if drafter is not None and model is None:
         raise ConfigError("a drafter is checked against its target; give MODEL too.")
     probe = _probe([each for each in (model, drafter) if each is not None])
-    findings = [*versions(), *_native(probe), _compiler(), *_gpus(probe)]
+    findings = [*versions(), *_native(probe), _compiler(probe), *_gpus(probe)]
     room = free_memory()
     memory = Finding("memory", f"{room / 2**30:.1f} GiB free")
     findings += [memory, *_disk(), _files(), _port(host, port)]
@@ -169,9 +169,11 @@ def _native(probe: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("threads", str(probe["threads"]))
 
 
-def _compiler() -> Finding:
+def _compiler(probe: dict[str, Any]) -> Finding:
     path = next(filter(None, map(shutil.which, COMPILERS)), None)
     if path is None:
+        if probe.get("isa"):
+            return Finding("compiler", "none; the native step is built")
         return _finding("compiler", "none", "compiler")
     text, why = _run([path, "--version"])
     return Finding("compiler", text.splitlines()[0] if text else why)
