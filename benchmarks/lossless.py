@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -88,11 +87,7 @@ def transformers(**drafts: int) -> Iterator[str]:
 class FaultyServed(Served):
     """Outrider's server with the fault that ``VARIABLE`` names."""
 
-    def _begin(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.faulty", *words],
-            stderr=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
+    module = "benchmarks.faulty"
 
 
 RATIO = ("--drafter", str(DRAFTER), "--num-speculative-tokens", K, "--acceptance-rule", "rejection")

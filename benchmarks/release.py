@@ -53,7 +53,7 @@ NOTE = (
 
 
 class Cell(NamedTuple):
-    """What is compared: a pair by name, a temperature, and requests at once."""
+    """One comparison: a pair by name, a temperature, and requests at once."""
 
     pair: str
     temperature: float

@@ -26,7 +26,11 @@ class Served(AbstractContextManager["Served", None]):
     Args:
         arguments: of the command, behind ``--port 0``.
         environment: variables that it has beside this process's.
+
+    ``module`` is the one that is run.
     """
+
+    module = "outrider"
 
     def __init__(self, *arguments: str | Path, **environment: str) -> None:
         self.lines: list[str] = []
@@ -46,7 +50,7 @@ class Served(AbstractContextManager["Served", None]):
     def _begin(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
         """Start the process."""
         return subprocess.Popen(
-            [sys.executable, "-m", "outrider", *words],
+            [sys.executable, "-m", self.module, *words],
             stderr=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""What is promised of a GPU, checked on one: noise, kernel, torch path, bandwidth, the rule."""
+"""Checks of what is promised of a GPU: noise, kernel, torch path, bandwidth, the rule."""

@@ -41,7 +41,7 @@ class Check(NamedTuple):
 
 
 class End(NamedTuple):
-    """How a check ended, and why where that is not plain."""
+    """The end of a check: its verdict, with the reason where that is not plain."""
 
     verdict: Verdict
     reason: str = ""
@@ -49,7 +49,7 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a check."""
+    """The outcome of a check: its end, its seconds and its parts."""
 
     name: str
     end: End

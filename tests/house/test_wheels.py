@@ -13,7 +13,8 @@ from outrider.native.choice import SETS
 
 ISAS = SETS["x86_64"]
 TAG = "manylinux_2_28_x86_64"
-FIT = f"echo 'is consistent with the following platform tag: \"{TAG}\".'"
+SAID = 'outrider-{tag}.whl is consistent with\nthe following platform tag: "{found}".'
+"""What auditwheel says, in the lines that it breaks."""
 
 
 @pytest.fixture
@@ -21,9 +22,14 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands in for auditwheel: finds every wheel fit."""
     monkeypatch.setattr(wheels, "check_detection", lambda wheel: None)
     program = tmp_path / "python"
-    program.write_text(f"#!/bin/sh\n{FIT}\n")
-    program.chmod(0o755)
+    program.touch(0o755)
+    says(program, "manylinux_2_27_x86_64")
     return program
+
+
+def says(program: Path, found: str) -> None:
+    """Have auditwheel's stand-in find a tag."""
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{SAID.format(tag=TAG, found=found)}\nEND\n")
 
 
 def wheel(folder: Path, sets: tuple[str, ...]) -> Path:
@@ -37,22 +43,25 @@ def wheel(folder: Path, sets: tuple[str, ...]) -> Path:
 
 def test_a_wheel_has_every_set(tmp_path: Path, python: Path) -> None:
     assert wheels.SETS == SETS
-    wheels.check(python, wheel(tmp_path, ISAS), "x86_64", TAG)
+    wheels.check(python, wheel(tmp_path, ISAS), "x86_64")
     for wrong in (ISAS[1:], (*ISAS, "sse2")):
         with pytest.raises(wheels.Failed, match="has the sets"):
-            wheels.check(python, wheel(tmp_path, wrong), "x86_64", TAG)
+            wheels.check(python, wheel(tmp_path, wrong), "x86_64")
 
 
 def test_a_wheel_is_small(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheels, "MOST_BYTES", 100)
     with pytest.raises(wheels.Failed, match="more than 100"):
-        wheels.check(python, wheel(tmp_path, ISAS), "x86_64", TAG)
+        wheels.check(python, wheel(tmp_path, ISAS), "x86_64")
 
 
 def test_a_wheel_runs_where_its_tag_says(tmp_path: Path, python: Path) -> None:
-    python.write_text(python.read_text().replace("2_28", "2_36"))
-    with pytest.raises(wheels.Failed, match="auditwheel does not find"):
-        wheels.check(python, wheel(tmp_path, ISAS), "x86_64", TAG)
+    says(python, TAG)
+    wheels.check(python, wheel(tmp_path, ISAS), "x86_64")
+    for found in ("manylinux_2_29_x86_64", "manylinux_2_28_aarch64", "linux_x86_64"):
+        says(python, found)
+        with pytest.raises(wheels.Failed, match="auditwheel does not find"):
+            wheels.check(python, wheel(tmp_path, ISAS), "x86_64")
 
 
 def test_a_step_that_fails_is_shown() -> None:

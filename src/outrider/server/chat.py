@@ -126,7 +126,9 @@ class Chat(Dialogue):
 
     def usage(self, output: int | None = None) -> dict[str, Any]:
         """See ``ApiCall.usage``; SGLang's clients find the tokens of thoughts at the top."""
-        return super().usage(output) | {"reasoning_tokens": self.num_thought_tokens}
+        used = super().usage(output)
+        details = used["completion_tokens_details"]
+        return used | {"reasoning_tokens": details.get("reasoning_tokens", 0)}
 
     def _thoughts(self, text: str) -> dict[str, Any]:
         """Return the fields of thoughts, by the names of vLLM and of DeepSeek's clients."""

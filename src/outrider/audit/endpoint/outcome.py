@@ -60,7 +60,7 @@ def counted(name: str, wrong: Sequence[str], trials: int, unit: str, right: str)
 
 
 class Verdict(StrEnum):
-    """What an audit says about one property."""
+    """The outcome of an audit for one property."""
 
     HOLDS = "holds"
     FAILS = "fails"
