@@ -26,8 +26,8 @@ import typer
 from prometheus_client.parser import text_string_to_metric_families
 from tqdm import tqdm
 
+from outrider.base.freed_memory import TRIM_SECONDS
 from outrider.cli.common import Out, write_json
-from outrider.engine.worker.freed_memory import TRIM_SECONDS
 
 from ..common import POCKET, Model, Seed, percentiles
 from ..served import Served, metrics, unrest
@@ -148,16 +148,21 @@ class Fuzzer:
         }  # fmt: skip
 
     async def fill_cache(self) -> None:
-        """Use every page of the server's cache: those that were used once stay resident."""
+        """Use every page of the server's caches: those that were used once stay resident."""
         with urlopen(f"{self.url}/metrics") as answer:
             families = text_string_to_metric_families(answer.read().decode())
         (cache,) = next(each for each in families if each.name == CACHE).samples
         tokens = int(cache.labels["block_size"]) * int(cache.labels["num_gpu_blocks"])
+        with urlopen(f"{self.url}/v1/speculation") as answer:
+            drafters = json.load(answer)["drafters"].items()
+        # A drafter from a folder has a cache of its own.
+        own = [name for name, state in drafters if state["folder"]] or ["auto"]
         rng = random.Random(self.bodies.seed)
         async with Connection(self.url) as connection:
-            for _ in range(2 * tokens // FILLING_TOKENS):
+            for name in own * (2 * tokens // FILLING_TOKENS):
                 ids = [rng.randrange(1, 256) for _ in range(FILLING_TOKENS)]
                 body = {"prompt": ids, "max_tokens": 32, "ignore_eos": True, "temperature": 0}
+                body["speculation"] = {"drafter": name, "num_speculative_tokens": 1}
                 await connection.post("/v1/completions", json.dumps(body).encode())
 
     async def all(self, indices: Iterator[int], connections: int, bar: tqdm[Any]) -> None:

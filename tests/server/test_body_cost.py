@@ -21,7 +21,7 @@ from outrider.checkpoints.tokenizers import read_codec
 from outrider.params import SAMPLING
 from outrider.server.admission import ALWAYS, BodyRoom, Held, Queue
 from outrider.server.app import create_app
-from outrider.server.bodies import MOST_BRACKETS, parse, read
+from outrider.server.bodies import MOST_BRACKETS, BodyRoute, parse, read
 from outrider.server.build import build
 from outrider.server.errors import LONGEST_SENTENCE, Refusal, error_body, sentence
 from outrider.server.options import resolve
@@ -169,6 +169,26 @@ def test_a_wrong_body_has_few_errors(name: str) -> None:
     except Refusal:
         pass
     assert len(found) <= 5
+
+
+def test_a_long_field_of_any_body_has_few_errors(tiny_llama: Path) -> None:
+    llm, settings = build(tiny_llama, "tiny", resolve({}, {}, None))
+    routes = [each for each in create_app(llm, settings).routes if isinstance(each, BodyRoute)]
+    models = {each.body_field.field_info.annotation for each in routes if each.body_field}
+    assert len(models) >= 10
+    many = []
+    for model in models:
+        for name in model.model_fields:
+            for member in (1, "a", None, {"role": "user"}):
+                for long in ([member] * 50, {str(i): member for i in range(50)}):
+                    try:
+                        read(model, json.dumps({name: long}).encode())
+                    except RequestValidationError as error:
+                        if len(error.errors()) > 10:
+                            many.append((model.__name__, name, member))
+                    except Refusal:
+                        pass
+    assert not many
 
 
 def test_brackets_in_texts_are_not_counted() -> None:

@@ -91,6 +91,10 @@ def _options(
 
 def main() -> None:
     """Entry point of ``outrider`` and ``python -m outrider``."""
+    if sys.argv[1:2] == ["serve"]:
+        from ..base.freed_memory import use_system_allocator
+
+        use_system_allocator()
     sys.unraisablehook = interrupt_again
     # Closed standard streams are opened on /dev/null, so that no file gets their descriptors.
     if sys.stdin is None:

@@ -15,7 +15,7 @@ from .errors import Refusal
 from .protocol import REQUEST_ID, CompletionRequest, Wire, checked, ranged
 from .reader import Reader
 from .service import Service
-from .shapes import Prompts, Whole
+from .shapes import Prompts, Texts, Whole
 from .unsupported import Unless
 
 NAMES = {
@@ -39,7 +39,7 @@ MOST_STREAMED = 1 << 13
 class GenerateRequest(Wire):
     """The body of ``POST /generate``."""
 
-    text: str | list[str] | None = None
+    text: str | Texts | None = None
     input_ids: Prompts | None = None
     sampling_params: dict[str, Any] | None = None
     stream: bool = False

@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
-from pydantic_core import from_json
 
 from ..base.limits import LARGEST_INT, LONGEST_NUMBER, REQUEST
 from ..errors import ConfigError, shown
 from ..params import DEFAULT_MAX_TOKENS, FORMS, SAMPLING, SamplingParams
 from . import shapes
+from .bodies import value_of
 from .errors import Refusal
 from .shapes import MOST_PROMPTS, Ids, Messages, Parts, Real, Samples, Whole, Words, check_schema
 from .unsupported import BLANKS, NotInChats, NotInCompletions, Unless, Unsupported
@@ -280,7 +280,7 @@ def _read(form: dict[str, Any]) -> dict[str, Any]:
     """Return a form with its schema parsed, if it was given as text."""
     with suppress(ValueError):
         if isinstance(form.get("json"), str):
-            return {**form, "json": from_json(form["json"])}
+            return {**form, "json": value_of(form["json"])}
     return form
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import uvicorn
 
 from ..async_llm import AsyncLLM
-from ..engine.worker.freed_memory import trim_regularly
+from ..base.freed_memory import trim_regularly
 from ..errors import ConfigError, OutriderError
 from .app import create_app
 from .http import bounded, files

@@ -7,10 +7,10 @@ import json
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, Strict
-from pydantic_core import from_json
 
 from ..base.limits import BIAS, LARGEST_DRAFT, LARGEST_INT, MOST_IDS, MOST_WORDS
 from ..params import SAMPLING
+from .bodies import value_of
 from .errors import Refusal
 
 MOST_PROMPTS = 128
@@ -19,6 +19,8 @@ MOST_BIASES = 1024
 MOST_CHOICES = 1 << 14
 MOST_PARTS = 1 << 12
 MOST_TOOLS = 128
+MOST_TAGS = 16
+"""Keys of metadata, as with OpenAI."""
 DEEPEST_SCHEMA = 64
 LARGEST_SCHEMA = 1 << 16
 LONGEST_TIMEOUT = 10**7
@@ -33,7 +35,7 @@ def check_schema(schema: str | dict[str, Any] | None, name: str) -> int:
             f"the schema has {len(text)} characters; give at most {LARGEST_SCHEMA}.", name
         )
     try:
-        deep = _nests_below(from_json(text), DEEPEST_SCHEMA)
+        deep = _nests_below(value_of(text), DEEPEST_SCHEMA)
     except ValueError as error:  # other mistakes are StructuredOutputsParams' to explain
         deep = "recursion limit" in str(error)
     if deep:
@@ -80,11 +82,15 @@ Messages = Annotated[
 ]
 
 
-def _few(value: Any) -> Any:
-    """Return the object; refuse one with many fields, each of which could be an error."""
-    if isinstance(value, dict) and len(value) > MOST_BIASES:
-        raise ValueError(f"it has {len(value)} ids; give at most {MOST_BIASES}")
-    return value
+def _few(most: int, what: str) -> BeforeValidator:
+    """Return a check that refuses many fields, each of which could be an error."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise ValueError(f"it has {len(value)} {what}; give at most {most}")
+        return value
+
+    return BeforeValidator(check)
 
 
 def _counted(value: Any) -> Any:
@@ -100,4 +106,5 @@ Prompts = Annotated[str | Ids | Texts | IdLists, BeforeValidator(_counted)]
 Bias = Annotated[
     Any, Field(json_schema_extra={"type": "number", "minimum": BIAS.least, "maximum": BIAS.most})
 ]
-Biases = Annotated[dict[str, Bias], Field(max_length=MOST_BIASES), BeforeValidator(_few)]
+Biases = Annotated[dict[str, Bias], Field(max_length=MOST_BIASES), _few(MOST_BIASES, "ids")]
+Metadata = Annotated[dict[str, str], Field(max_length=MOST_TAGS), _few(MOST_TAGS, "keys")]

@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 
 from tqdm import tqdm
 
+from ...base.freed_memory import trim_regularly
 from ...base.stderr import guard
 from ...base.types import Request, SequenceState
 from ...errors import OutriderError, RequestError
@@ -35,7 +36,6 @@ from ..drafting import MAX_REASON
 from ..engine import Engine
 from ..setup import set_up
 from ..successor import Opened, successor, warm_up
-from .freed_memory import trim_regularly
 from .heartbeat import Pulse
 from .messages import (
     Abort,

@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from fastapi import Request as HttpRequest
-from pydantic_core import from_json
 
 from ...errors import OutriderError
 from ..blocks import Block, BlockCall, Change
+from ..bodies import value_of
 from ..errors import error_body, of_messages
 from ..service import Service
 from .body import MessagesRequest
@@ -126,5 +126,5 @@ def _object(text: str) -> dict[str, Any]:
     """Return the object of a call's arguments; {} where they are cut off."""
     value: Any = {}
     with suppress(ValueError):
-        value = from_json(text or "{}")
+        value = value_of(text or "{}")
     return value if isinstance(value, dict) else {}

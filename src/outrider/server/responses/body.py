@@ -71,7 +71,7 @@ class ResponsesRequest(Other):
     stream_options: StreamOptions | None = None
     store: bool | None = None
     previous_response_id: str | None = Field(None, max_length=128)
-    metadata: dict[str, str] | None = None
+    metadata: shapes.Metadata | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     user: str | None = None
     safety_identifier: str | None = None

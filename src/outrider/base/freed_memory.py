@@ -1,0 +1,50 @@
+"""Freed memory goes back to the system, in servers that run for weeks.
+
+Python's own allocator takes memory by the MiB, and keeps each MiB of which a byte is in use: after
+some large requests, a few small objects hold all that the requests took. A server has its objects
+allocated by glibc instead, which gives back every page that is free.
+
+It does so when it is told: what a thread has freed stays in the process unless it lies at the end
+of the thread's heap. Large blocks are mapped one by one, and go back when they are freed; glibc
+stops mapping blocks of a size of which one was freed, up to 32 MiB, unless the threshold is set.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+
+TRIM_SECONDS = 5.0  # a trim takes some milliseconds of a core
+M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 4 << 20
+ALLOCATOR = "PYTHONMALLOC"
+
+
+def use_system_allocator() -> None:
+    """Start this program anew with glibc as Python's allocator, in the same process.
+
+    Nothing happens where another libc is used, or where the environment names an allocator.
+    """
+    if ALLOCATOR not in os.environ and sys.executable and _trim() is not None:
+        os.environ[ALLOCATOR] = "malloc"  # read when an interpreter starts; workers inherit it
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def trim_regularly() -> None:
+    """Start a thread that gives freed memory back every few seconds, where glibc is the libc."""
+    trim = _trim()
+    if trim is not None:
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+        threading.Thread(target=_run, args=(trim,), name="outrider-trim", daemon=True).start()
+
+
+def _trim() -> ctypes._NamedFuncPointer | None:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def _run(trim: ctypes._NamedFuncPointer) -> None:
+    while True:
+        time.sleep(TRIM_SECONDS)
+        trim(ctypes.c_size_t(0))
