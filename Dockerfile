@@ -1,5 +1,6 @@
 # Outrider's server on CPUs: docker build -t outrider . (docs/container.md)
-# deploy/rehearse.py builds and runs it without a Docker daemon.
+# The guard alone: docker build --target guard -t outrider-guard .
+# deploy/rehearse.py builds and runs both without a Docker daemon.
 
 ARG BASE=debian:bookworm-slim
 
@@ -27,7 +28,39 @@ COPY src src
 RUN pip --python /opt/outrider/bin/python install --no-cache-dir --no-deps . \
  && ls /opt/outrider/lib/python3*/site-packages/outrider/native/outrider_portable.so
 
-FROM ${BASE}
+FROM ${BASE} AS guard-build
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends python3-pip \
+ && rm -rf /var/lib/apt/lists/*
+RUN python3 -m venv --without-pip /opt/outrider
+WORKDIR /build
+ENV PIP_CONSTRAINT=/build/constraints.txt PIP_BUILD_CONSTRAINT=/build/constraints.txt
+COPY constraints.txt ./
+# All that the guard imports.
+ARG GUARD_NEEDS="httpx prometheus-client pydantic pyyaml rich typer"
+RUN pip --python /opt/outrider/bin/python install --no-cache-dir $GUARD_NEEDS
+COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
+COPY src src
+# There is no compiler, so no native step either; the pocket pair stays behind.
+RUN rm -r src/outrider/pocket/model src/outrider/native/src \
+ && pip --python /opt/outrider/bin/python install --no-cache-dir --no-deps .
+# Python, what it loads, and nothing else of the system: no shell, no packages.
+COPY deploy/guard-root.sh ./
+RUN sh guard-root.sh /guard
+
+FROM scratch AS guard
+COPY --from=guard-build /guard /
+ENV PATH=/opt/outrider/bin \
+    HOME=/tmp \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+WORKDIR /tmp
+USER 10001:10001
+EXPOSE 9109
+ENTRYPOINT ["outrider"]
+CMD ["ops", "guard", "--help"]
+
+FROM ${BASE} AS server
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3 \
  && rm -rf /var/lib/apt/lists/*

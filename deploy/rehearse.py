@@ -1,12 +1,13 @@
-"""Builds the image and runs it as in production, without a Docker daemon: buildah and runc.
+"""Builds the images and runs them as in production, without a Docker daemon: buildah and runc.
 
     sudo python deploy/rehearse.py
     sudo python deploy/rehearse.py --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
-All arguments are those of ``buildah build``. The server then runs as the image's user and process
-1, without capabilities, on a read-only root and in a network that leads nowhere. The health check
-must pass, a completion must come, nothing outside of /tmp may be writable, and SIGTERM must end it
-with 0. The image is removed; its base stays.
+All arguments are those of ``buildah build``. Server and guard then run as the image's user and
+process 1, without capabilities, on a read-only root and in a network that leads nowhere. The
+server's health check must pass and a completion come, the guard must tell Prometheus that its
+engine is down; nothing outside of /tmp may be writable, and SIGTERM must end them with 0. An image
+without torch may have so many MB and no more. The images are removed; their base stays.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 TOOLS = ("buildah", "runc")
 START_SECONDS, STOP_SECONDS = 180, 60
+SERVER_MB, GUARD_MB = 350, 120
 TMP = {
     "destination": "/tmp", "type": "tmpfs", "source": "tmp",
     "options": ["mode=1777", "noexec", "nosuid", "nodev"],
@@ -37,6 +39,21 @@ request = urllib.request.Request(
     "http://127.0.0.1:8000/v1/completions", body, {"Content-Type": "application/json"})
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 print(opener.open(request, timeout=60).read().decode())
+"""
+POLICY = """
+folder = "/tmp/guard"
+listen = "127.0.0.1:9109"
+interval = 0.5
+[engine]
+url = "http://127.0.0.1:8000"
+"""
+FIGURES = """
+import http.client
+connection = http.client.HTTPConnection("127.0.0.1", 9109)
+connection.request("GET", "/metrics")
+figures = connection.getresponse().read().decode()
+assert "outrider_guard_" in figures
+print(figures)
 """
 WRITABLE = """
 import os
@@ -67,32 +84,35 @@ def call(*command: str | Path) -> str:
     return done.stdout.strip()
 
 
-def build(scratch: Path, arguments: Sequence[str]) -> str:
-    """Build the image and return its id.
+def build(scratch: Path, target: str, arguments: Sequence[str]) -> str:
+    """Build an image and return its id.
 
     Raises:
         Failed: a line of the Dockerfile failed.
     """
     file = scratch / "image"
     options = ("--format", "docker", "--isolation", "chroot", "--layers=false", "--iidfile", file)
-    command = ["buildah", "build", *map(str, options), *arguments, str(REPOSITORY)]
-    if subprocess.call(command):
+    command = ["buildah", "build", "--target", target, *map(str, options), *arguments]
+    if subprocess.call([*command, str(REPOSITORY)]):
         raise Failed("the image cannot be built.")
     return file.read_text().strip()
 
 
-def bundle(scratch: Path, root: str, config: dict[str, Any]) -> None:
-    """Write what runc runs: the image's command on a read-only root, without capabilities."""
+def bundle(scratch: Path, root: str, config: dict[str, Any], words: Sequence[str]) -> None:
+    """Write what runc runs: the image's program on a read-only root, without capabilities."""
     call("runc", "spec", "--bundle", scratch)
     spec = json.loads((scratch / "config.json").read_text())
     user, group = map(int, config["User"].split(":"))
     spec["root"] = {"path": root, "readonly": True}
     spec["process"] = {
-        "args": [*config["Entrypoint"], *config["Cmd"]], "env": config["Env"],
+        "args": [*config["Entrypoint"], *words], "env": config["Env"],
         "cwd": config["WorkingDir"], "user": {"uid": user, "gid": group},
         "capabilities": {}, "noNewPrivileges": True,
     }  # fmt: skip
-    spec["mounts"] = [*(m for m in spec["mounts"] if m["type"] != "cgroup"), TMP]
+    policy = scratch / "policy.toml"
+    policy.write_text(POLICY)
+    given = {"destination": "/policy.toml", "source": str(policy), "options": ["bind", "ro"]}
+    spec["mounts"] = [*(m for m in spec["mounts"] if m["type"] != "cgroup"), TMP, given]
     (scratch / "config.json").write_text(json.dumps(spec))
 
 
@@ -125,15 +145,15 @@ def until(what: str, process: subprocess.Popen[bytes], *command: str) -> str:
             time.sleep(0.5)
 
 
-def try_out(scratch: Path, config: dict[str, Any]) -> None:
-    """Start the image, use it, end it.
+def try_out(scratch: Path, config: dict[str, Any], use: Callable[..., None]) -> None:
+    """Start an image, use it, end it.
 
     Raises:
         Failed: something is not as it must be.
     """
     name = scratch.name
     with running(scratch, name) as process:
-        until("the health check", process, "runc", "exec", name, *config["Healthcheck"]["Test"][1:])
+        use(process, name, config)
         pid = json.loads(call("runc", "state", name))["pid"]
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         status = dict(line.split(":\t", 1) for line in lines)
@@ -144,11 +164,6 @@ def try_out(scratch: Path, config: dict[str, Any]) -> None:
         writable = call("runc", "exec", name, "python", "-c", WRITABLE)
         if writable != "/tmp":
             raise Failed(f"more than /tmp is writable: {writable}")
-        # A server that loads is alive already, and answers when it is ready.
-        answer = json.loads(
-            until("a completion", process, "runc", "exec", name, "python", "-c", COMPLETE)
-        )
-        print(f"==> a completion: {json.dumps(answer['choices'][0]['text'])}", flush=True)
         call("runc", "kill", name, "TERM")
         try:
             code = process.wait(STOP_SECONDS)
@@ -156,6 +171,47 @@ def try_out(scratch: Path, config: dict[str, Any]) -> None:
             raise Failed(f"it still runs {STOP_SECONDS} s after SIGTERM") from None
         if code:
             raise Failed(f"the exit status is {code}, not 0")
+
+
+def use_server(process: subprocess.Popen[bytes], name: str, config: dict[str, Any]) -> None:
+    """Have the server answer: one that loads is alive, and answers when it is ready."""
+    until("the health check", process, "runc", "exec", name, *config["Healthcheck"]["Test"][1:])
+    complete = ("runc", "exec", name, "python", "-c", COMPLETE)
+    answer = json.loads(until("a completion", process, *complete))
+    print(f"==> a completion: {json.dumps(answer['choices'][0]['text'])}", flush=True)
+
+
+def use_guard(process: subprocess.Popen[bytes], name: str, config: dict[str, Any]) -> None:
+    """Have the guard tell what it sees."""
+    figures = until("the figures", process, "runc", "exec", name, "python", "-c", FIGURES)
+    print(f"==> {figures.count(chr(10))} lines for Prometheus", flush=True)
+
+
+def rehearse(
+    target: str, words: Sequence[str], use: Callable[..., None], most: int | None,
+    arguments: Sequence[str],
+) -> None:  # fmt: skip
+    """Build an image of at most so many MB, and run its program with these arguments.
+
+    Raises:
+        Failed: something is not as it must be.
+    """
+    with tempfile.TemporaryDirectory(prefix="outrider-") as place:
+        scratch = Path(place)
+        image = build(scratch, target, arguments)
+        config = json.loads(call("buildah", "inspect", "--type", "image", image))["Docker"]
+        container = call("buildah", "from", "--pull=never", image)
+        try:
+            root = call("buildah", "mount", container)
+            size = int(call("du", "--summarize", "--block-size=1", root).split()[0]) / 1e6
+            print(f"==> {target}: {size:.0f} MB", flush=True)
+            if most is not None and size > most:
+                raise Failed(f"the image has more than {most} MB")
+            bundle(scratch, root, config["config"], words)
+            try_out(scratch, config["config"], use)
+        finally:
+            call("buildah", "rm", container)
+            call("buildah", "rmi", image)
 
 
 def missing() -> str | None:
@@ -173,21 +229,15 @@ def main() -> int:
     if why := missing():
         print(why, file=sys.stderr)
         return 1
-    with tempfile.TemporaryDirectory(prefix="outrider-") as place:
-        scratch = Path(place)
-        try:
-            image = build(scratch, sys.argv[1:])
-            config = json.loads(call("buildah", "inspect", "--type", "image", image))["Docker"]
-            container = call("buildah", "from", "--pull=never", image)
-            try:
-                bundle(scratch, call("buildah", "mount", container), config["config"])
-                try_out(scratch, config["config"])
-            finally:
-                call("buildah", "rm", container)
-                call("buildah", "rmi", image)
-        except Failed as error:
-            print(f"FAILED: {error}", file=sys.stderr)
-            return 1
+    arguments = sys.argv[1:]
+    most = None if any("TORCH_INDEX=" in word for word in arguments) else SERVER_MB
+    try:
+        rehearse("server", ["serve"], use_server, most, arguments)
+        guard = ["ops", "guard", "run", "--policy", "/policy.toml"]
+        rehearse("guard", guard, use_guard, GUARD_MB, arguments)
+    except Failed as error:
+        print(f"FAILED: {error}", file=sys.stderr)
+        return 1
     print("==> everything in the Dockerfile works")
     return 0
 

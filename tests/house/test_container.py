@@ -9,6 +9,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -39,11 +42,12 @@ def unit() -> configparser.ConfigParser:
 
 def test_the_image_is_as_careful_as_it_should_be() -> None:
     assert len(instructions("FROM")) > 1
-    user, group = instructions("USER")[-1].split(":")
-    assert int(user) >= 1000
-    assert int(group) >= 1000
-    assert instructions("ENTRYPOINT") == ['["outrider"]']
-    assert instructions("CMD") == ['["serve"]']
+    for each in instructions("USER"):
+        user, group = each.split(":")
+        assert int(user) >= 1000
+        assert int(group) >= 1000
+    assert instructions("ENTRYPOINT") == ['["outrider"]'] * 2
+    assert instructions("CMD")[-1] == '["serve"]'
     (health,) = instructions("HEALTHCHECK")
     program = re.search(r'CMD \["python", "-c", "(.*)"\]$', health)
     assert program is not None
@@ -69,6 +73,50 @@ def test_what_is_copied_is_there_and_is_let_through() -> None:
     }
     assert copied == let_through
     assert all((REPOSITORY / source).exists() for source in copied)
+
+
+GUARD = """
+import sys
+from importlib import import_module
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1:]:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+from pathlib import Path
+import outrider.cli.guard, outrider.ops.guard, outrider.ops.planning.advice
+for file in Path(outrider.ops.guard.__path__[0]).glob("*.py"):
+    import_module(f"outrider.ops.guard.{file.stem}")
+"""
+
+
+def needed(names: Iterable[str]) -> set[str]:
+    """Distributions, and what they need."""
+    found: set[str] = set()
+    todo = [*names]
+    while todo:
+        name = re.split(r"[^\w.-]", todo.pop())[0].lower().replace("_", "-")
+        if name not in found:
+            found.add(name)
+            with suppress(metadata.PackageNotFoundError):  # another system's
+                wanted = metadata.requires(name) or ()
+                todo += [each for each in wanted if "extra ==" not in each]
+    return found
+
+
+def test_the_guard_s_image_has_what_it_imports() -> None:
+    (needs,) = (line for line in instructions("ARG") if line.startswith("GUARD_NEEDS"))
+    kept = needed(needs.partition("=")[2].strip('"').split())
+    modules = metadata.packages_distributions()
+    gone = [
+        module
+        for module, homes in modules.items()
+        if module != "outrider" and not {home.lower().replace("_", "-") for home in homes} & kept
+    ]
+    assert "numpy" in gone
+    subprocess.run([sys.executable, "-c", GUARD, *gone], check=True)
 
 
 def test_the_unit_starts_a_server_that_can_drain() -> None:

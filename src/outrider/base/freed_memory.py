@@ -25,9 +25,12 @@ ALLOCATOR = "PYTHONMALLOC"
 def use_system_allocator() -> None:
     """Start this program anew with glibc as Python's allocator, in the same process.
 
-    Nothing happens where another libc is used, or where the environment names an allocator.
+    Nothing happens where another libc is used, where the environment names an allocator, or where
+    ``sys.argv`` is not of the process's own making.
     """
-    if ALLOCATOR not in os.environ and sys.executable and _trim() is not None:
+    words = sys.argv[1:]
+    own = sys.orig_argv[len(sys.orig_argv) - len(words) :] == words
+    if own and ALLOCATOR not in os.environ and sys.executable and _trim() is not None:
         os.environ[ALLOCATOR] = "malloc"  # read when an interpreter starts; workers inherit it
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
