@@ -27,6 +27,8 @@ COPY src src
 # Without a compiler there would be none, and no model would run: that fails here.
 RUN pip --python /opt/outrider/bin/python install --no-cache-dir --no-deps . \
  && ls /opt/outrider/lib/python3*/site-packages/outrider/native/outrider_portable.so
+# Libraries' own tests stay behind.
+RUN find /opt/outrider -type d -name tests -prune -exec rm -r {} +
 
 FROM ${BASE} AS guard-build
 RUN apt-get update \
@@ -63,6 +65,7 @@ CMD ["ops", "guard", "--help"]
 FROM ${BASE} AS server
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3 \
+ && apt-get clean \
  && rm -rf /var/lib/apt/lists/*
 # Libraries ask for the name of their user.
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin outrider

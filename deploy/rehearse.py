@@ -203,7 +203,7 @@ def rehearse(
         container = call("buildah", "from", "--pull=never", image)
         try:
             root = call("buildah", "mount", container)
-            size = int(call("du", "--summarize", "--block-size=1", root).split()[0]) / 1e6
+            size = int(call("du", "--summarize", "--bytes", root).split()[0]) / 1e6
             print(f"==> {target}: {size:.0f} MB", flush=True)
             if most is not None and size > most:
                 raise Failed(f"the image has more than {most} MB")
