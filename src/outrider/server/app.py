@@ -38,6 +38,7 @@ from .messages.body import MessagesRequest, Prompt
 from .messages.call import Messages
 from .responses.body import ResponsesRequest
 from .responses.call import Responses, cancelled, chat_of, forgotten
+from .score import Score, ScoreRequest, ScoringRequest
 from .security import Gate
 from .service import Service
 from .settings import Settings
@@ -181,6 +182,16 @@ def _of_sglang(app: FastAPI, service: Service) -> None:
     async def generate(body: GenerateRequest, http: Request) -> Response:
         """Go on behind texts or token ids, as SGLang does."""
         return await answered(Generate(service, body, http), http)
+
+    @app.post("/v1/score")
+    async def score(body: ScoreRequest, http: Request) -> Response:
+        """Return how likely labels are behind items, as SGLang does."""
+        return await answered(Score(service, body, http), http)
+
+    @app.post("/generative_scoring")
+    async def scoring(body: ScoringRequest, http: Request) -> Response:
+        """Return how likely the first label is behind items, as vLLM does."""
+        return await answered(Score(service, body, http), http)
 
     @app.get("/get_model_info", include_in_schema=False)
     @app.get("/model_info")
