@@ -33,7 +33,8 @@ def post(client: TestClient, path: str, **body: Any) -> Any:
 
 def probabilities(client: TestClient, prompt: str | list[int]) -> list[float]:
     """What a completion says of the labels as its first token."""
-    body = {"prompt": prompt, "max_tokens": 1, "logprobs": -1, "return_tokens_as_token_ids": True}
+    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+    body |= {"logprobs": -1, "return_tokens_as_token_ids": True}
     (choice,) = post(client, "/v1/completions", **body)["choices"]
     (top,) = choice["logprobs"]["top_logprobs"]
     return [math.exp(top[f"token_id:{label}"]) for label in LABELS]
