@@ -5,9 +5,9 @@
 
 All arguments are those of ``buildah build``. Server and guard then run as the image's user and
 process 1, without capabilities, on a read-only root and in a network that leads nowhere. The
-server's health check must pass and a completion come, the guard must tell Prometheus that its
-engine is down; nothing outside of /tmp may be writable, and SIGTERM must end them with 0. An image
-without torch may have so many MB and no more. The images are removed; their base stays.
+server's health check must pass and a completion come, the guard must have figures for Prometheus;
+nothing outside of /tmp may be writable, and SIGTERM must end them with 0. Images have a largest
+size, that of the server where it is without torch. The images are removed; their base stays.
 """
 
 from __future__ import annotations
